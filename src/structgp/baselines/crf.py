@@ -1,0 +1,365 @@
+"""The rival to beat: a linear-chain CRF with a cross-validated regulariser.
+
+    p(y | x)  is proportional to  exp( sum_t sum_a x_ta w[a, y_t]  +  sum_{t>0} G[y_{t-1}, y_t] )
+
+trained by python-crfsuite (L-BFGS) to minimise -log p(y | x) + c2 (|w|^2 + |G|^2). Every pair of
+attribute and label, and of label and label, has a weight, whether training data shows it or not.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, issparse
+from scipy.special import logsumexp
+
+from structgp.errors import InputError
+
+C2_GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+# What CRFsuite reads: names of attributes (each of value 1) or name -> value.
+Item = list[str] | Mapping[str, Any]
+
+
+class LinearCRF:
+    """Linear-chain CRF behind the estimator's interface.
+
+    A sequence of X is one of
+
+    - a list of tokens that are lists or tuples of strings: the string s in place j is the
+      attribute ``j=s``, so that columns are told apart;
+    - a (T, D) scipy-sparse or dense array, or a list of T rows of one: attribute ``d`` has the
+      value in column d;
+    - a list of feature dicts, as python-crfsuite takes them.
+
+    Parameters
+    ----------
+    c2 : weight of the squared parameters, or several: then the one with the fewest wrong tokens in
+        cross-validation is taken. Of equally good ones it is the largest, the simplest model. With
+        a single training sequence nothing can be held out, and the middle one is taken.
+    n_folds : folds of that cross-validation (fewer if there are fewer sequences), split at random
+        by sequence.
+    decode : 'viterbi', the most probable labelling of the sequence, or 'marginal', the most
+        probable label of each token; the cross-validation uses it too.
+    random_state : seed of the folds.
+    n_jobs : processes for the cross-validation, -1 for one a core; None runs it in this one.
+
+    Attributes (after ``fit``)
+    ----------
+    classes_ : labels seen in training, sorted.
+    c2_ : the regulariser used.
+    cv_scores_ : c2 -> token error over all held-out tokens; empty if there was no choice to make.
+    model_ : the trained model, in CRFsuite's file format.
+    """
+
+    classes_: list[Any]
+    c2_: float
+    cv_scores_: dict[float, float]
+    model_: bytes
+
+    def __init__(
+        self,
+        c2: float | Sequence[float] = C2_GRID,
+        *,
+        n_folds: int = 5,
+        decode: str = "viterbi",
+        random_state: int = 0,
+        n_jobs: int | None = None,
+    ) -> None:
+        self.c2 = c2
+        self.n_folds = n_folds
+        self.decode = decode
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+
+    def fit(self, X: Iterable[Any], y: Iterable[Sequence[Any]]) -> LinearCRF:
+        """Choose c2 by cross-validation, then train on everything."""
+        _crfsuite()
+        grid = self._checked_grid()
+        items, labels = _all_items(X), [list(labels) for labels in y]
+        _check_lengths(items, labels)
+        self.classes_ = _classes(labels)
+        number = {label: str(v) for v, label in enumerate(self.classes_)}
+        pairs = [
+            (x, [number[label] for label in labels])
+            for x, labels in zip(items, labels, strict=True)
+            if x
+        ]
+        self.c2_, self.cv_scores_ = self._choose(pairs, grid)
+        (self.model_,) = _train(pairs, [self.c2_])
+        return self
+
+    def predict(self, X: Iterable[Any]) -> list[list[Any]]:
+        """Labels, one list a sequence, decoded as ``decode`` says."""
+        self._check_fitted()
+        paths = _decode(self.model_, _all_items(X), self.decode)
+        return [[self.classes_[int(v)] for v in path] for path in paths]
+
+    def predict_marginals(self, X: Iterable[Any]) -> list[list[dict[Any, float]]]:
+        """p(y_t = label | x) as a dict label -> probability for each token of each sequence."""
+        self._check_fitted()
+        tagger = _tagger(self.model_)
+        numbers = list(map(str, range(len(self.classes_))))
+        return [
+            [dict(zip(self.classes_, row, strict=True)) for row in _marginals(tagger, x, numbers)]
+            for x in _all_items(X)
+        ]
+
+    def sequence_log_probs(
+        self, X: Iterable[Any], y: Iterable[Sequence[Any]]
+    ) -> list[float | None]:
+        """log p(y | x) of each sequence; None where y has a label never seen in training.
+
+        Computed in log space, since CRFsuite's own probability of a labelling is 0 for sequences
+        of some hundred tokens. O(T V^2) a sequence.
+        """
+        self._check_fitted()
+        items, labels = _all_items(X), [list(labels) for labels in y]
+        _check_lengths(items, labels)
+        number = {label: v for v, label in enumerate(self.classes_)}
+        tagger = _tagger(self.model_)
+        transition = _transition_scores(tagger, len(number))
+        return [
+            _log_prob(_unary_scores(tagger, x, len(number)), transition, [number[v] for v in path])
+            if number.keys() >= set(path)
+            else None
+            for x, path in zip(items, labels, strict=True)
+        ]
+
+    def _checked_grid(self) -> list[float]:
+        grid = sorted({float(c2) for c2 in np.atleast_1d(np.asarray(self.c2, dtype=np.float64))})
+        if not grid or not all(0 <= c2 < math.inf for c2 in grid):
+            raise InputError("c2", f"{self.c2!r} is not usable", "give numbers of 0 or more")
+        if self.decode not in ("viterbi", "marginal"):
+            raise InputError("decode", f"{self.decode!r} is not known", "use viterbi or marginal")
+        if self.n_folds < 2:
+            raise InputError("n_folds", f"{self.n_folds} is too few", "give at least 2")
+        return grid
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "model_"):
+            raise InputError("LinearCRF", "not fitted yet", "call fit(X, y) first")
+
+    def _choose(
+        self, pairs: list[tuple[list[Item], list[str]]], grid: list[float]
+    ) -> tuple[float, dict[float, float]]:
+        """The c2 with the lowest token error over held-out folds, and the error of each c2."""
+        if len(grid) == 1 or len(pairs) == 1:
+            return grid[len(grid) // 2], {}
+        order = np.random.default_rng(self.random_state).permutation(len(pairs))
+        tasks = []
+        for held_out in np.array_split(order, min(self.n_folds, len(pairs))):
+            rest = np.setdiff1d(order, held_out)
+            tasks.append(([pairs[i] for i in rest], [pairs[i] for i in held_out]))
+        if self.n_jobs in (None, 1):
+            wrong = [_count_errors(*task, grid, self.decode) for task in tasks]
+        else:
+            # joblib's workers are fresh processes: no forked locks of torch's threads, and a
+            # caller's script needs no __main__ guard. max_nbytes keeps it from writing files.
+            from joblib import Parallel, delayed
+
+            wrong = Parallel(n_jobs=self.n_jobs, max_nbytes=None)(
+                delayed(_count_errors)(*task, grid, self.decode) for task in tasks
+            )
+        totals = np.sum(wrong, axis=0)
+        n_tokens = sum(len(x) for x, _ in pairs)
+        scores = {c2: float(total / n_tokens) for c2, total in zip(grid, totals, strict=True)}
+        return max(c2 for c2 in grid if scores[c2] == min(scores.values())), scores
+
+
+# --- CRFsuite --------------------------------------------------------------------------------
+
+
+def _crfsuite() -> Any:
+    """python-crfsuite, imported only when a CRF is used: it is an optional extra."""
+    try:
+        import pycrfsuite
+    except ImportError as err:
+        raise InputError(
+            "python-crfsuite",
+            "not installed, and the linear CRF needs it",
+            'run pip install "structgp[crf]"',
+        ) from err
+    return pycrfsuite
+
+
+def _train(pairs: list[tuple[list[Item], list[str]]], grid: Sequence[float]) -> list[bytes]:
+    """One model for each c2, trained on the same data."""
+    trainer = _crfsuite().Trainer("lbfgs", verbose=False)
+    for x, labels in pairs:
+        trainer.append(x, labels)
+    models = []
+    with tempfile.TemporaryDirectory(prefix="structgp-crf-") as folder:
+        file = Path(folder) / "model"
+        for c2 in grid:
+            trainer.set_params(
+                {
+                    "c1": 0.0,
+                    "c2": c2,
+                    "feature.possible_states": True,
+                    "feature.possible_transitions": True,
+                }
+            )
+            trainer.train(str(file))
+            models.append(file.read_bytes())
+    return models
+
+
+def _tagger(model: bytes) -> Any:
+    """An open tagger; the caller keeps ``model`` alive, since the tagger reads from its memory."""
+    tagger = _crfsuite().Tagger()
+    tagger.open_inmemory(model)
+    return tagger
+
+
+def _decode(model: bytes, items: Iterable[list[Item]], decode: str) -> list[list[str]]:
+    """Label numbers, as strings, of each sequence."""
+    tagger = _tagger(model)
+    if decode == "viterbi":
+        return [tagger.tag(x) if x else [] for x in items]
+    labels = sorted(tagger.labels(), key=int)
+    return [
+        [labels[v] for v in np.argmax(_marginals(tagger, x, labels), axis=1)] if x else []
+        for x in items
+    ]
+
+
+def _marginals(tagger: Any, x: list[Item], labels: Sequence[str]) -> list[list[float]]:
+    """p(y_t = label | x) of one sequence, T rows of one value a label."""
+    if not x:
+        return []
+    tagger.set(x)
+    return [[tagger.marginal(label, t) for label in labels] for t in range(len(x))]
+
+
+def _count_errors(
+    train: list[tuple[list[Item], list[str]]],
+    held_out: list[tuple[list[Item], list[str]]],
+    grid: Sequence[float],
+    decode: str,
+) -> list[int]:
+    """Wrong tokens in ``held_out`` for each c2, trained on ``train``."""
+    counts = []
+    for model in _train(train, grid):
+        paths = _decode(model, [x for x, _ in held_out], decode)
+        wrong = 0
+        for (_, truth), path in zip(held_out, paths, strict=True):
+            wrong += sum(a != b for a, b in zip(truth, path, strict=True))
+        counts.append(wrong)
+    return counts
+
+
+# A sequence of one token has p(y | x) proportional to exp(unary score), and two tokens without
+# attributes exp(transition score): so CRFsuite's probabilities of such short sequences give its
+# scores up to constants, which cancel in log p(y | x).
+
+
+def _unary_scores(tagger: Any, x: list[Item], n_labels: int) -> NDArray[np.float64]:
+    labels = list(map(str, range(n_labels)))
+    p = np.array([_marginals(tagger, [token], labels)[0] for token in x]).reshape(-1, n_labels)
+    with np.errstate(divide="ignore"):
+        return np.log(p)
+
+
+def _transition_scores(tagger: Any, n_labels: int) -> NDArray[np.float64]:
+    labels = list(map(str, range(n_labels)))
+    tagger.set([{}, {}])
+    p = np.array([[tagger.probability([a, b]) for b in labels] for a in labels])
+    with np.errstate(divide="ignore"):
+        return np.log(p)
+
+
+def _log_prob(
+    unary: NDArray[np.float64], transition: NDArray[np.float64], path: Sequence[int]
+) -> float:
+    """log p(path) of a chain with these (T, V) and (V, V) scores."""
+    if not path:
+        return 0.0
+    score, ahead = unary[0, path[0]], unary[0]
+    for t in range(1, len(path)):
+        score = score + transition[path[t - 1], path[t]] + unary[t, path[t]]
+        ahead = logsumexp(ahead[:, None] + transition, axis=0) + unary[t]
+    return float(score - logsumexp(ahead))
+
+
+# --- what users pass -> what CRFsuite reads ---------------------------------------------------
+
+
+def _all_items(X: Iterable[Any]) -> list[list[Item]]:
+    return [_items(x, f"X[{i}]") for i, x in enumerate(X)]
+
+
+def _items(x: Any, place: str) -> list[Item]:
+    """One sequence in any of the accepted forms -> CRFsuite's items."""
+    if issparse(x) or (isinstance(x, np.ndarray) and x.dtype.kind in "fiub"):
+        if x.ndim != 2:
+            raise InputError(place, f"an array of {x.ndim} dimensions", "give tokens by features")
+        return _matrix_items(csr_array(x), place)
+    if isinstance(x, str):
+        raise InputError(place, "a string is not a sequence of tokens", "give a list of tokens")
+    return [_token_item(token, f"{place}[{t}]") for t, token in enumerate(x)]
+
+
+def _token_item(token: Any, place: str) -> Item:
+    if isinstance(token, Mapping):
+        for name, value in token.items():
+            if not isinstance(name, str):
+                raise InputError(place, f"the feature name {name!r} is no string", "use strings")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(place, f"feature {name!r} is {value}", "use finite numbers")
+        return token
+    if issparse(token):
+        return _matrix_items(csr_array(token.reshape((1, -1))), place)[0]
+    remedy = "give a list of strings, a feature dict or a row of numbers"
+    if isinstance(token, str):
+        raise InputError(place, f"the token is the bare string {token!r}", remedy)
+    try:
+        values = list(token)
+        if all(isinstance(value, str) for value in values):
+            return [f"{j}={value}" for j, value in enumerate(values)]
+        row = np.asarray(values, dtype=np.float64).reshape(1, len(values))
+    except (TypeError, ValueError) as err:
+        raise InputError(place, f"a token of type {type(token).__name__}", remedy) from err
+    return _matrix_items(csr_array(row), place)[0]
+
+
+def _matrix_items(matrix: csr_array, place: str) -> list[Item]:
+    matrix = matrix.astype(np.float64)
+    matrix.sum_duplicates()
+    if not np.isfinite(matrix.data).all():
+        raise InputError(place, "a value is not finite", "use finite numbers")
+    names, values = list(map(str, matrix.indices.tolist())), matrix.data.tolist()
+    spans = zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)
+    return [
+        {name: v for name, v in zip(names[a:b], values[a:b], strict=True) if v} for a, b in spans
+    ]
+
+
+def _check_lengths(items: list[list[Item]], labels: list[list[Any]]) -> None:
+    if len(items) != len(labels):
+        raise InputError(
+            "y", f"{len(labels)} sequences where X has {len(items)}", "give labels for each"
+        )
+    for i, (x, path) in enumerate(zip(items, labels, strict=True)):
+        if len(x) != len(path):
+            raise InputError(
+                f"y[{i}]",
+                f"{len(path)} labels where X[{i}] has {len(x)} tokens",
+                "give one label for each token",
+            )
+
+
+def _classes(labels: list[list[Any]]) -> list[Any]:
+    try:
+        classes = sorted({label for path in labels for label in path})
+    except TypeError as err:
+        raise InputError("y", f"labels of mixed types ({err})", "use strings") from err
+    if not classes:
+        raise InputError("y", "no labels", "give at least one labelled token")
+    return classes

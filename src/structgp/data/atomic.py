@@ -1,0 +1,100 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import IO, Any, BinaryIO, Literal, TextIO, overload
+
+from structgp.errors import InputError
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space or choose another disk",
+    errno.EDQUOT: "free some space or choose another disk",
+    errno.ENOENT: "create its folder first",
+    errno.ENOTDIR: "name a file in an existing folder",
+    errno.EISDIR: "name a file, not a folder",
+    errno.EACCES: "choose a place you may write to",
+    errno.EPERM: "choose a place you may write to",
+    errno.EROFS: "choose a place you may write to",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+@overload
+def atomic_write(
+    path: str | os.PathLike[str], mode: Literal["wb"]
+) -> AbstractContextManager[BinaryIO]: ...
+@overload
+def atomic_write(
+    path: str | os.PathLike[str], mode: Literal["w"], *, encoding: str = ...
+) -> AbstractContextManager[TextIO]: ...
+@contextmanager  # type: ignore[misc]
+def atomic_write(
+    path: str | os.PathLike[str], mode: Literal["w", "wb"], *, encoding: str = "utf-8"
+) -> Iterator[IO[Any]]:
+    """Open ``path`` for writing; the file takes its place when the block ends without an error.
+
+    The text goes to a temporary file in the same folder, which replaces ``path`` at the end (after
+    an fsync, so one disk flush a file). When the block raises, or the disk is full, the temporary
+    file is removed and a file that was at ``path`` is as it was. A file that is replaced hands on
+    its permissions; a symbolic link keeps pointing to the file it names. What cannot be replaced,
+    such as ``/dev/stdout`` or a named pipe, is written to directly.
+
+    Parameters
+    ----------
+    path : the file to write.
+    mode : ``"wb"`` for bytes, ``"w"`` for text; text gets no translation of line ends.
+    encoding : of text.
+
+    Raises
+    ------
+    InputError
+        With ``path`` as its place, for every ``OSError`` of the file itself. One that the block
+        raises about another file passes unchanged.
+    """
+    if mode not in ("w", "wb"):
+        raise ValueError(f"mode {mode!r}; use 'w' or 'wb'")
+    text = {} if mode == "wb" else {"encoding": encoding, "newline": ""}
+    place = os.fspath(path)
+    target = os.path.realpath(place)
+    temporary = os.path.join(os.path.dirname(target), f".structgp-{secrets.token_hex(8)}.tmp")
+    try:
+        before = _stat(place)
+        if before is not None and not stat.S_ISREG(before.st_mode):
+            with open(place, mode, **text) as handle:  # type: ignore[call-overload]
+                yield handle
+            return
+        # A rename asks only for rights on the folder; a file marked read-only is to stay as it is.
+        if before is not None and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
+        try:
+            with open(temporary, mode.replace("w", "x"), **text) as handle:  # type: ignore[call-overload]
+                yield handle
+                handle.flush()
+                os.fsync(handle.fileno())
+            if before is not None:
+                os.chmod(temporary, stat.S_IMODE(before.st_mode))
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        if error.filename not in (None, place, target, temporary):
+            raise
+        reason = error.strerror or str(error)
+        remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
+        raise InputError(place, f"cannot be written ({reason})", remedy) from error
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None

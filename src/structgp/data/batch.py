@@ -1,0 +1,69 @@
+"""Sequences of different lengths -> rectangular batches with a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences, padded at the end to the longest one.
+
+    x : (B, T, W) rows; y : (B, T) labels, 0 at padding; mask : (B, T) true at real positions;
+    index : (B,) where each sequence stands in the data.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+def pad(
+    rows: Sequence[np.ndarray],
+    labels: Sequence[np.ndarray] | None,
+    pad_row: Callable[[int], np.ndarray],
+    index: Sequence[int],
+) -> Batch:
+    """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,)) as one batch.
+
+    ``pad_row(width)`` gives the row at padded positions; narrower rows are filled up with its end.
+    """
+    lengths = [len(rows[i]) for i in index]
+    B, T = len(index), max(lengths)
+    width = max(rows[i].shape[1] for i in index)
+    x = np.broadcast_to(pad_row(width), (B, T, width)).copy()
+    y = np.zeros((B, T), dtype=np.int64)
+    for b, i in enumerate(index):
+        x[b, : lengths[b], : rows[i].shape[1]] = rows[i]
+        if labels is not None:
+            y[b, : lengths[b]] = labels[i]
+    mask = np.arange(T) < np.array(lengths)[:, None]
+    return Batch(
+        torch.from_numpy(x),
+        torch.from_numpy(y),
+        torch.from_numpy(mask),
+        torch.as_tensor(index, dtype=torch.int64),
+    )
+
+
+def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of non-empty sequences in batches of similar length, at most ``batch_tokens`` padded
+    tokens each (a longer sequence is a batch of its own). Each index comes once."""
+    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
+    batch: list[int] = []
+    for i in order:
+        if batch and (len(batch) + 1) * lengths[i] > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

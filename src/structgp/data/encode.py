@@ -1,0 +1,442 @@
+"""Python objects -> numbers: a sequence becomes a (T, W) matrix of rows, labels become integers.
+
+Every row holds up to three blocks side by side, so that a kernel finds its block by position and no feature
+vocabulary is ever spread out into a dense matrix. The sparse block comes last because its width may
+differ from sequence to sequence:
+
+=============  =============================================================================
+categorical    P columns, the value id of each template (missing: -1)
+dense          D columns, as they are
+sparse         pairs (feature id, value), as many as the fullest row has (unused pairs: -1, 0)
+=============  =============================================================================
+
+A value that training never saw gets an id of its own, above all known ones and unique within its
+sequence: two tokens of a new sentence that share an unknown word still agree in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from structgp.errors import InputError
+
+MAX_TEMPLATES = 64
+"""String-valued dict keys beyond this many are a bag of features rather than templates."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Columns ``start`` to ``stop`` of a row (None: to its end), which hold one ``kind``."""
+
+    kind: str
+    start: int
+    stop: int | None
+    names: tuple[str, ...] = ()
+
+
+@dataclass
+class FeatureEncoder:
+    """Learns from training sequences what their tokens look like; then encodes any sequence.
+
+    Parameters
+    ----------
+    features : how a token that is a list of strings is read: 'columns' (place j is template j, every
+        token has equally many), 'bag' (a set of attributes), or 'auto' (columns where every
+        training token has equally many strings, else bag).
+
+    Attributes (after ``fit``)
+    ----------
+    form : 'strings', 'dicts', 'sparse' or 'dense'.
+    templates : names of the categorical columns.
+    values : one dict a template, value -> id.
+    attributes : dict, name of a sparse feature -> id.
+    has_sparse : whether rows end in a sparse block.
+    width : number of columns of dense or scipy-sparse matrices.
+    """
+
+    features: str = "auto"
+    form: str = ""
+    templates: list[str] = field(default_factory=list)
+    values: list[dict[str, int]] = field(default_factory=list)
+    attributes: dict[str, int] = field(default_factory=dict)
+    has_sparse: bool = False
+    width: int = 0
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def fit(self, X: Sequence[Any]) -> FeatureEncoder:
+        """Learns form and vocabularies from X (see :class:`structgp.StructuredGPClassifier`)."""
+        if self.features not in ("auto", "columns", "bag"):
+            raise InputError(
+                "features", f"{self.features!r} is not known", "use 'auto', 'columns' or 'bag'"
+            )
+        first = next((x for x in X if _length(x)), None)
+        if first is None:
+            raise InputError("X", "no token in it", "pass at least one sequence with one token")
+        self.form = _form_of(first)
+        if self.form == "dense":
+            self.width = _as_dense(first, "X[0]").shape[1]
+        elif self.form == "sparse":
+            self.width = int(first.shape[1])
+            self.has_sparse = True
+        elif self.form == "strings":
+            self._fit_strings(X)
+        else:
+            self._fit_dicts(X)
+        if not self.blocks:
+            raise InputError("X", "no token has any feature", "pass at least one feature")
+        return self
+
+    def _fit_strings(self, X: Sequence[Any]) -> None:
+        widths = {len(token) for x in X for token in x if not isinstance(token, str)}
+        as_columns = self.features == "columns" or (self.features == "auto" and len(widths) == 1)
+        if as_columns and len(widths) == 1 and widths != {0}:
+            self.templates = [str(p) for p in range(widths.pop())]
+            self.values = [{} for _ in self.templates]
+            for n, x in enumerate(X):
+                for t, token in enumerate(x):
+                    self._check_columns(token, f"X[{n}][{t}]")
+                    for known, value in zip(self.values, token, strict=True):
+                        known.setdefault(value, len(known))
+        elif as_columns and self.features == "columns":
+            raise InputError(
+                "X",
+                f"tokens have {', '.join(map(str, sorted(widths)))} strings",
+                "give every token equally many, or use features='bag'",
+            )
+        else:
+            self._learn_attributes(X, _bag)
+
+    def _fit_dicts(self, X: Sequence[Any]) -> None:
+        keys: dict[str, None] = {}
+        for n, x in enumerate(X):
+            for t, token in enumerate(x):
+                _check_mapping(token, f"X[{n}][{t}]")
+                keys.update({k: None for k, v in token.items() if isinstance(v, str)})
+        if 0 < len(keys) <= MAX_TEMPLATES:
+            self.templates = list(keys)
+            self.values = [{} for _ in self.templates]
+            for x in X:
+                for token in x:
+                    for key, known in zip(self.templates, self.values, strict=True):
+                        value = token.get(key)
+                        if isinstance(value, str):
+                            known.setdefault(value, len(known))
+        self._learn_attributes(X, self._loose_attributes)
+
+    def _learn_attributes(
+        self, X: Sequence[Any], attributes_of: Callable[[Any, str], dict[str, float]]
+    ) -> None:
+        for n, x in enumerate(X):
+            for t, token in enumerate(x):
+                for name in attributes_of(token, f"X[{n}][{t}]"):
+                    self.attributes.setdefault(name, len(self.attributes))
+        self.has_sparse = bool(self.attributes)
+
+    def _loose_attributes(self, token: Mapping[str, Any], place: str) -> dict[str, float]:
+        """What of a feature dict is not a template: numbers, flags, lists, nested dicts."""
+        templates = set(self.templates)
+        rest = {
+            k: v for k, v in token.items() if not (k in templates and isinstance(v, str))
+        }  # fmt: skip
+        return _flatten(rest, place)
+
+    # -- the layout of a row -------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of a row, in order."""
+        if self.form == "dense":
+            return [Block("dense", 0, self.width)]
+        blocks, P = [], len(self.templates)
+        if P:
+            blocks.append(Block("categorical", 0, P, tuple(self.templates)))
+        if self.has_sparse:
+            blocks.append(Block("sparse", P, None))
+        return blocks
+
+    def pad_row(self, width: int) -> np.ndarray:
+        """(width,) the row that stands at padded positions: no value anywhere."""
+        if self.form == "dense":
+            return np.zeros(width)
+        P = len(self.templates)
+        return np.concatenate([np.full(P, -1.0), np.tile([-1.0, 0.0], (width - P) // 2)])
+
+    # -- encoding ------------------------------------------------------------------------------
+
+    def transform(self, X: Iterable[Any]) -> list[np.ndarray]:
+        """One (T, W) float64 matrix a sequence. Time linear in the number of feature values."""
+        return [self.encode(x, f"X[{n}]") for n, x in enumerate(X)]
+
+    def encode(self, x: Any, place: str = "x") -> np.ndarray:
+        """(T, W) rows of one sequence; ``place`` names it in errors."""
+        if not _length(x):
+            return np.empty((0, len(self.templates)))
+        form = _form_of(x, place)
+        if form != self.form:
+            raise InputError(
+                place, f"tokens are {form} where training had {self.form}", "use one form throughout"
+            )
+        if form == "dense":
+            return self._encode_dense(x, place)
+        if form == "sparse":
+            return self._encode_sparse(x, place)
+        parts = []
+        if self.templates:
+            parts.append(self._encode_templates(x, place))
+        if self.has_sparse:
+            attributes_of = _bag if form == "strings" else self._loose_attributes
+            parts.append(self._encode_attributes(x, place, attributes_of))
+        return np.concatenate(parts, 1)
+
+    def _encode_dense(self, x: Any, place: str) -> np.ndarray:
+        rows = _as_dense(x, place)
+        self._check_width(rows.shape[1], place)
+        bad = ~np.isfinite(rows)
+        if bad.any():
+            t, d = np.argwhere(bad)[0]
+            raise InputError(
+                f"{place}[{t}]", f"column {d} is {rows[t, d]}", "replace NaN and infinite values"
+            )
+        return rows
+
+    def _encode_sparse(self, x: Any, place: str) -> np.ndarray:
+        matrix = _as_csr(x)
+        self._check_width(matrix.shape[1], place)
+        bad = ~np.isfinite(matrix.data)
+        if bad.any():
+            first = int(np.argmax(bad))
+            t = int(np.searchsorted(matrix.indptr, first, side="right")) - 1
+            raise InputError(
+                f"{place}[{t}]",
+                f"column {matrix.indices[first]} is {matrix.data[first]}",
+                "replace NaN and infinite values",
+            )
+        counts = np.diff(matrix.indptr)
+        row = np.repeat(np.arange(matrix.shape[0]), counts)
+        return _pairs(matrix.shape[0], row, matrix.indices, matrix.data)
+
+    def _encode_templates(self, x: Sequence[Any], place: str) -> np.ndarray:
+        rows = np.full((len(x), len(self.templates)), -1.0)
+        unseen: list[dict[str, int]] = [{} for _ in self.templates]
+        for t, token in enumerate(x):
+            if self.form == "strings":
+                self._check_columns(token, f"{place}[{t}]")
+                items = token
+            else:
+                _check_mapping(token, f"{place}[{t}]")
+                items = [token.get(key) for key in self.templates]
+            for p, value in enumerate(items):
+                if isinstance(value, str):
+                    rows[t, p] = _id_of(value, self.values[p], unseen[p])
+        return rows
+
+    def _encode_attributes(
+        self,
+        x: Sequence[Any],
+        place: str,
+        attributes_of: Callable[[Any, str], dict[str, float]],
+    ) -> np.ndarray:
+        unseen: dict[str, int] = {}
+        row, ids, values = [], [], []
+        for t, token in enumerate(x):
+            for name, value in attributes_of(token, f"{place}[{t}]").items():
+                row.append(t)
+                ids.append(_id_of(name, self.attributes, unseen))
+                values.append(value)
+        return _pairs(len(x), np.array(row, dtype=int), np.array(ids), np.array(values))
+
+    def _check_width(self, width: int, place: str) -> None:
+        if width != self.width:
+            raise InputError(
+                place, f"{width} columns where training had {self.width}", "pass the same features"
+            )
+
+    def _check_columns(self, token: Any, place: str) -> None:
+        if isinstance(token, str) or not all(isinstance(v, str) for v in token):
+            raise InputError(place, f"{token!r} is not a list of strings", "use one form throughout")
+        if len(token) != len(self.templates):
+            raise InputError(
+                place,
+                f"{len(token)} strings where training had {len(self.templates)}",
+                "give every token equally many, or use features='bag'",
+            )
+
+    # -- saving --------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything ``from_json`` needs; ids are positions in the lists."""
+        return {
+            "features": self.features,
+            "form": self.form,
+            "templates": self.templates,
+            "values": [list(known) for known in self.values],
+            "attributes": list(self.attributes),
+            "has_sparse": self.has_sparse,
+            "width": self.width,
+        }
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> FeatureEncoder:
+        return cls(
+            features=state["features"],
+            form=state["form"],
+            templates=list(state["templates"]),
+            values=[{v: i for i, v in enumerate(known)} for known in state["values"]],
+            attributes={v: i for i, v in enumerate(state["attributes"])},
+            has_sparse=state["has_sparse"],
+            width=state["width"],
+        )
+
+
+@dataclass
+class LabelEncoder:
+    """Labels <-> 0..V-1, in sorted order (``classes_``). An unknown label becomes -1."""
+
+    classes: list[str] = field(default_factory=list)
+
+    def fit(self, y: Iterable[Iterable[str]]) -> LabelEncoder:
+        self.classes = sorted({label for labels in y for label in labels})
+        return self
+
+    def transform(self, y: Iterable[Iterable[str]]) -> list[np.ndarray]:
+        index = {label: i for i, label in enumerate(self.classes)}
+        return [np.array([index.get(v, -1) for v in labels], dtype=np.int64) for labels in y]
+
+    def names(self, indices: Iterable[int]) -> list[str]:
+        return [self.classes[i] for i in indices]
+
+
+def check_labels(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:
+    """y as lists of labels, after checking that each fits its sequence of X."""
+    if len(X) != len(y):
+        raise InputError(
+            "y", f"{len(y)} label sequences for {len(X)} sequences of tokens", "pass one for each"
+        )
+    checked = []
+    for n, (x, labels) in enumerate(zip(X, y, strict=True)):
+        if isinstance(labels, str):
+            raise InputError(f"y[{n}]", "a string where a list of labels belongs", "pass a list")
+        if len(labels) != _length(x):
+            raise InputError(
+                f"y[{n}]",
+                f"{len(labels)} labels for {_length(x)} tokens",
+                "give every token exactly one label",
+            )
+        for t, label in enumerate(labels):
+            if not isinstance(label, str):
+                raise InputError(
+                    f"y[{n}][{t}]", f"label {label!r} is not a string", "convert labels with str()"
+                )
+        checked.append([str(label) for label in labels])
+    return checked
+
+
+def _pairs(n: int, row: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """(n, 2A) interleaved ids and values; ``row`` is sorted and says where each pair belongs."""
+    counts = np.bincount(row, minlength=n)
+    slot = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows = np.tile([-1.0, 0.0], (n, max(1, int(counts.max(initial=0)))))
+    rows[row, 2 * slot] = ids
+    rows[row, 2 * slot + 1] = values
+    return rows
+
+
+def _id_of(value: str, known: Mapping[str, int], unseen: dict[str, int]) -> int:
+    found = known.get(value)
+    if found is None:
+        found = unseen.setdefault(value, len(known) + len(unseen))
+    return found
+
+
+def _length(x: Any) -> int:
+    return int(x.shape[0]) if hasattr(x, "shape") else len(x)
+
+
+def _form_of(x: Any, place: str = "X[0]") -> str:
+    if scipy.sparse.issparse(x):
+        return "sparse"
+    if isinstance(x, np.ndarray) and x.dtype.kind in "fiub":
+        return "dense"
+    if isinstance(x, str) or not isinstance(x, Sequence | np.ndarray):
+        raise InputError(
+            place,
+            f"a {type(x).__name__} where a sequence of tokens belongs",
+            "pass a list of feature dicts, a list of lists of strings, or a 2-D array",
+        )
+    token = x[0]
+    if isinstance(token, Mapping):
+        return "dicts"
+    if isinstance(token, Sequence | np.ndarray | set | frozenset) and not isinstance(token, str):
+        kind = next((type(v) for v in token), str)
+        return "strings" if issubclass(kind, str) else "dense"
+    raise InputError(
+        f"{place}[0]",
+        f"a {type(token).__name__} where the features of a token belong",
+        "make each token a dict, a list of strings, or a row of numbers",
+    )
+
+
+def _as_csr(x: Any) -> Any:
+    matrix = scipy.sparse.csr_matrix(x)
+    matrix.sum_duplicates()
+    return matrix
+
+
+def _as_dense(x: Any, place: str) -> np.ndarray:
+    try:
+        rows = np.asarray(x, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(place, f"not a matrix of numbers ({error})", "pass a 2-D array") from None
+    if rows.ndim != 2:
+        raise InputError(place, f"{rows.ndim} dimensions", "pass a 2-D array, one row a token")
+    return rows
+
+
+def _check_mapping(token: Any, place: str) -> None:
+    if not isinstance(token, Mapping):
+        raise InputError(
+            place, f"a {type(token).__name__} where a feature dict belongs", "use one form throughout"
+        )
+
+
+def _bag(token: Any, place: str) -> dict[str, float]:
+    found = {}
+    for name in token:
+        if not isinstance(name, str):
+            raise InputError(place, f"{name!r} is not a string", "use strings throughout")
+        found[name] = 1.0
+    return found
+
+
+def _flatten(token: Mapping[str, Any], place: str, prefix: str = "") -> dict[str, float]:
+    """Feature dict -> name: value, with python-crfsuite's reading of strings, flags, lists, dicts."""
+    found: dict[str, float] = {}
+    for key, value in token.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, str):
+            found[f"{name}:{value}"] = 1.0
+        elif isinstance(value, Mapping):
+            found.update(_flatten(value, place, f"{name}:"))
+        elif isinstance(value, bool | np.bool_ | int | float | np.integer | np.floating):
+            if not math.isfinite(value):
+                raise InputError(
+                    place, f"feature {name!r} is {value}", "replace NaN and infinite values"
+                )
+            if value != 0:
+                found[name] = float(value)
+        elif isinstance(value, list | tuple | set | frozenset):
+            found.update({f"{name}:{v}": 1.0 for v in value})
+        elif value is not None:
+            raise InputError(
+                place,
+                f"feature {name!r} is a {type(value).__name__}",
+                "use strings, numbers, flags, lists of strings or dicts",
+            )
+    return found

@@ -1,0 +1,39 @@
+"""What goes wrong, said once: where, what, and what to do about it.
+
+Every error a user can cause is a :class:`StructgpError` whose text is one line. The command line
+prints that line and exits with status 2; Python users catch it as a ``ValueError``.
+"""
+
+from __future__ import annotations
+
+
+class StructgpError(ValueError):
+    """Base of every error that is the input's fault, not the program's."""
+
+
+class InputError(StructgpError):
+    """Data that cannot be used.
+
+    Parameters
+    ----------
+    place : where, e.g. ``train.conll:4031`` or ``X[3][7]``.
+    problem : what is wrong, e.g. ``3 columns where line 1 has 4``.
+    remedy : what the reader should do.
+    """
+
+    def __init__(self, place: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{place}: {problem}; {remedy}")
+        self.place = place
+        self.problem = problem
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.place, self.problem, self.remedy)
+
+
+class ModelFileError(InputError):
+    """A model file that is missing, damaged, foreign or of a later format."""
+
+
+class StructgpWarning(UserWarning):
+    """Something the user should know that does not stop the work."""

@@ -1,0 +1,143 @@
+"""Sums of kernels over the blocks of a row, and the kernel nobody has to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel, LinearKernel, RBFKernel, ScaleKernel
+from torch import Tensor
+
+from structgp.data.encode import Block
+from structgp.errors import InputError
+from structgp.kernels.sparse import SparseLinearKernel, SparseRBFKernel, inner_product
+from structgp.kernels.template import TemplateKernel
+
+
+class BlockSumKernel(Kernel):
+    """k(x, z) = sum_i k_i(x[bounds_i], z[bounds_i]).
+
+    Like GPyTorch's sums with ``active_dims``, but a bound may be open-ended, as the sparse block's
+    is. ``bounds`` holds one (start, stop) a kernel.
+    """
+
+    def __init__(
+        self, kernels: Sequence[Kernel], bounds: Sequence[tuple[int, int | None]], **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.kernels = torch.nn.ModuleList(kernels)
+        self.bounds = [(start, stop) for start, stop in bounds]
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+        total = None
+        for kernel, (start, stop) in zip(self.kernels, self.bounds, strict=True):
+            part = kernel(x1[..., start:stop], x2[..., start:stop], diag=diag, **params)
+            part = part if isinstance(part, Tensor) else part.to_dense()
+            total = part if total is None else total + part
+        assert total is not None, "a sum of at least one kernel"
+        return total
+
+
+KernelChoice = str | Kernel | Mapping[str, "str | Kernel"]
+
+
+def build_kernel(
+    choice: KernelChoice, blocks: Sequence[Block], rows: Tensor, amplitude: float
+) -> Kernel:
+    """The kernel over whole rows.
+
+    Parameters
+    ----------
+    choice : 'auto', 'linear' or 'rbf' for every block, 'template' or 'template-product' for the
+        categorical one, a GPyTorch kernel where there is one block, or a dict that maps block kinds
+        ('categorical', 'sparse', 'dense') to any of these.
+    rows : (N, W) rows of the data, from which length-scales take their start.
+    amplitude : prior variance of a latent value under a kernel chosen by name, shared out
+        equally over the blocks. A kernel passed as an object keeps its own scale.
+    """
+    kinds = [block.kind for block in blocks]
+    if isinstance(choice, Kernel):
+        if len(blocks) > 1:
+            raise InputError(
+                "kernel",
+                f"one kernel for features of {len(blocks)} kinds ({', '.join(kinds)})",
+                "pass a dict that gives each kind its kernel",
+            )
+        choice = {kinds[0]: choice}
+    if isinstance(choice, str):
+        choice = dict.fromkeys(kinds, choice)
+    stray = sorted(set(choice) - set(kinds))
+    if stray:
+        raise InputError(
+            "kernel", f"no {stray[0]} features in the data", f"name only: {', '.join(kinds)}"
+        )
+    parts = [
+        _block_kernel(choice.get(b.kind, "auto"), b, rows[:, b.start : b.stop], amplitude / len(blocks))
+        for b in blocks
+    ]
+    if len(parts) == 1:
+        return parts[0].double()
+    return BlockSumKernel(parts, [(b.start, b.stop) for b in blocks]).double()
+
+
+def _block_kernel(choice: str | Kernel, block: Block, rows: Tensor, amplitude: float) -> Kernel:
+    if isinstance(choice, Kernel):
+        return choice
+    kernel = _BY_NAME.get((block.kind, choice))
+    if kernel is None:
+        known = sorted({name for kind, name in _BY_NAME if kind == block.kind})
+        raise InputError(
+            "kernel",
+            f"{choice!r} is not a kernel for {block.kind} features",
+            f"use one of {', '.join(known)}, or pass a GPyTorch kernel",
+        )
+    scaled = ScaleKernel(kernel(rows))
+    scaled.outputscale = amplitude
+    return scaled
+
+
+def _dense_rbf(rows: Tensor) -> Kernel:
+    kernel = RBFKernel()
+    kernel.lengthscale = _median(torch.pdist(_some(rows)))
+    return kernel
+
+
+def _sparse_rbf(rows: Tensor) -> Kernel:
+    some = _some(rows)
+    product = inner_product(some, some)
+    norm = product.diagonal()
+    square = norm[:, None] + norm[None, :] - 2 * product
+    kernel = SparseRBFKernel()
+    kernel.lengthscale = _median(square[square > 0].sqrt())
+    return kernel
+
+
+def _dense_linear(rows: Tensor) -> Kernel:
+    kernel = LinearKernel()
+    kernel.variance = 1.0 / rows.square().sum(-1).mean().clamp(min=1e-12)
+    return kernel
+
+
+def _some(rows: Tensor, most: int = 500) -> Tensor:
+    return rows[torch.linspace(0, len(rows) - 1, min(most, len(rows))).long()]
+
+
+def _median(distances: Tensor) -> float:
+    """The median heuristic; 1 where all rows are equal."""
+    distances = distances[distances > 0]
+    return float(distances.median()) if len(distances) else 1.0
+
+
+_BY_NAME = {
+    ("categorical", "auto"): lambda rows: TemplateKernel(rows.shape[1]),
+    ("categorical", "template"): lambda rows: TemplateKernel(rows.shape[1]),
+    ("categorical", "linear"): lambda rows: TemplateKernel(rows.shape[1]),
+    ("categorical", "template-product"): lambda rows: TemplateKernel(rows.shape[1], "product"),
+    ("sparse", "auto"): lambda rows: SparseLinearKernel(),
+    ("sparse", "linear"): lambda rows: SparseLinearKernel(),
+    ("sparse", "rbf"): _sparse_rbf,
+    ("dense", "auto"): _dense_rbf,
+    ("dense", "rbf"): _dense_rbf,
+    ("dense", "linear"): _dense_linear,
+}

@@ -1,0 +1,38 @@
+"""One place where a GPyTorch kernel becomes numbers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import gpytorch
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+
+def covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
+    """(..., N, M) dense covariance k(x1, x2), differentiable in the kernel's parameters.
+
+    Evaluated at once: GPyTorch would put off sums and products and lose time on small blocks.
+    """
+    width = max(x1.shape[-1], x2.shape[-1])
+    with gpytorch.settings.lazily_evaluate_kernels(False):
+        return _dense(kernel(_widen(x1, width), _widen(x2, width)))
+
+
+def variance(kernel: Kernel, x: Tensor) -> Tensor:
+    """(..., N) prior variances k(x_i, x_i)."""
+    return _dense(kernel(x, diag=True))
+
+
+def _widen(x: Tensor, width: int) -> Tensor:
+    """Rows that end in a sparse block, with unused pairs (-1, 0) added up to ``width``."""
+    missing = width - x.shape[-1]
+    if missing == 0:
+        return x
+    unused = x.new_tensor([-1.0, 0.0]).repeat(missing // 2)
+    return torch.cat([x, unused.expand(*x.shape[:-1], missing)], -1)
+
+
+def _dense(value: Any) -> Tensor:
+    return cast(Tensor, value if isinstance(value, Tensor) else value.to_dense())

@@ -1,0 +1,96 @@
+"""Kernel on categorical columns: how far two tokens agree, template by template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.constraints import Positive
+from gpytorch.kernels import Kernel
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+MISSING = -1.0
+"""Id of 'no value here'; it agrees with nothing, itself included."""
+
+
+class TemplateKernel(Kernel):
+    """One non-negative weight a template; normalised, so that k(x, x) = 1.
+
+    Rows hold the P value ids of a token. With a_p(x, z) = [x_p = z_p]:
+
+    * ``additive``: k = sum_p w_p a_p / sum_p w_p: a linear kernel on one-hot features, one
+      relevance weight a template;
+    * ``product``: k = exp(-sum_p w_p (1 - a_p)): tokens must agree in everything that weighs.
+
+    Put a ``ScaleKernel`` around it for the amplitude. Cost O(N M P) time, O(N M) memory, however
+    many distinct values there are; the backward pass compares again instead of keeping P matrices.
+
+    Parameters
+    ----------
+    n_templates : P.
+    mode : 'additive' or 'product'.
+    """
+
+    has_lengthscale = False
+
+    def __init__(self, n_templates: int, mode: str = "additive", **kwargs: Any) -> None:
+        if mode not in ("additive", "product"):
+            raise ValueError(f"mode must be 'additive' or 'product', not {mode!r}")
+        super().__init__(**kwargs)
+        self.n_templates = n_templates
+        self.mode = mode
+        self.register_parameter("raw_weights", torch.nn.Parameter(torch.zeros(n_templates)))
+        self.register_constraint("raw_weights", Positive())
+        self.weights = 1.0 if mode == "additive" else 1.0 / n_templates
+
+    @property
+    def weights(self) -> Tensor:
+        """(P,) positive weights."""
+        return self.raw_weights_constraint.transform(self.raw_weights)
+
+    @weights.setter
+    def weights(self, value: Tensor | float) -> None:
+        value = torch.as_tensor(value).to(self.raw_weights).expand_as(self.raw_weights)
+        self.initialize(raw_weights=self.raw_weights_constraint.inverse_transform(value))
+
+    def forward(
+        self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **_: Any
+    ) -> Tensor:
+        if last_dim_is_batch:
+            raise NotImplementedError("TemplateKernel has no last_dim_is_batch form")
+        weights = self.weights
+        if diag:
+            agree = (x1 == x2) & (x1 != MISSING)
+            agreement = (agree * weights).sum(-1)
+        else:
+            agreement = _Agreement.apply(x1, x2, weights)  # type: ignore[no-untyped-call]
+        if self.mode == "additive":
+            return agreement / weights.sum()
+        return torch.exp(agreement - weights.sum())
+
+
+class _Agreement(torch.autograd.Function):
+    """(..., N, M) sum_p w_p [x1_p = x2_p], without a stack of P comparison matrices."""
+
+    @staticmethod
+    def forward(ctx: Any, x1: Tensor, x2: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x1, x2)
+        total: Tensor | None = None
+        for p in range(weights.shape[0]):
+            term = _agree(x1, x2, p).to(weights.dtype).mul_(weights[p])
+            total = term if total is None else total.add_(term)
+        assert total is not None, "a template kernel has at least one template"
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
+        x1, x2 = ctx.saved_tensors
+        return None, None, torch.stack([grad[_agree(x1, x2, p)].sum() for p in range(x1.shape[-1])])
+
+
+def _agree(x1: Tensor, x2: Tensor, p: int) -> Tensor:
+    # A missing value on the left is replaced by one that occurs nowhere.
+    left = x1[..., p].masked_fill(x1[..., p] == MISSING, float("nan"))
+    return left[..., :, None] == x2[..., None, :, p]

@@ -1,0 +1,207 @@
+"""The linear chain: structured softmax over label sequences (``eq:struct-softmax``).
+
+p(y | f, g) = exp(sum_t f[t, y_t] + sum_t g[y_t-1, y_t]) / Z(f, g).
+
+One recursion, two ways of carrying its numbers:
+
+* probability space, rescaled at each step: a step is one matrix product. Exact to rounding
+  as long as no number under- or overflows, which the spread of the potentials bounds:
+  a forward message at t spans at most exp(range f_t + range g).
+* log space: slower, and right for any potentials, infinite ones included.
+
+``log_partition`` picks the first where that bound allows it. Neither builds a graph of T steps: the
+gradient of log Z is the marginals, so the backward pass IS forward-backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from structgp.structures.base import Structure
+
+# Largest log-ratio between numbers of one message that probability space is trusted with: about two
+# thirds of what the type can span, so that a product of two messages does not underflow either.
+_SAFE_SPREAD = {torch.float64: 450.0, torch.float32: 55.0}
+
+
+class Chain(Structure):
+    """Linear-chain structured softmax. Cost of each method: O(S B T V^2)."""
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return labelling_score(f, g, y, mask) - log_partition(f, g, mask)
+
+    def marginals(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
+        with torch.no_grad():
+            _, messages = _forward(f, g, mask)
+            return messages.node_marginals()
+
+    def decode(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
+        """Viterbi."""
+        with torch.no_grad():
+            return _viterbi(f, g, mask)
+
+
+def labelling_score(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """(S, B) unnormalised log-score of the labelling y (the numerator of the softmax)."""
+    y = torch.where(mask, y, 0)
+    unary = f.gather(-1, y.expand(f.shape[0], -1, -1).unsqueeze(-1)).squeeze(-1)
+    score = torch.where(mask, unary, 0).sum(-1)
+    pairs = g[:, y[:, :-1], y[:, 1:]]  # (S, B, T-1)
+    return score + torch.where(mask[:, 1:], pairs, 0).sum(-1)
+
+
+def log_partition(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
+    """(S, B) log Z, differentiable once in f and g."""
+    return _LogPartition.apply(f, g, mask)  # type: ignore[no-untyped-call]
+
+
+class _LogPartition(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
+        log_z, messages = _forward(f, g, mask)
+        ctx.messages = messages
+        return log_z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        nodes, pairs = ctx.messages.marginals(grad)
+        return grad[..., None, None] * nodes, pairs, None
+
+
+def _forward(f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, _Scaled | _Logs]:
+    spread = (f.amax(-1) - f.amin(-1)).masked_fill(~mask, 0).amax() if f.numel() else f.new_zeros(())
+    spread = spread + (g.amax((-1, -2)) - g.amin((-1, -2))).amax()
+    # `not <=` so that inf - inf = nan takes the careful path as well.
+    careful = not bool(spread <= _SAFE_SPREAD[f.dtype])
+    messages = _Logs(f, g, mask) if careful else _Scaled(f, g, mask)
+    return messages.log_partition(), messages
+
+
+class _Scaled:
+    """Forward-backward in probability space, every forward message scaled to sum to 1."""
+
+    def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
+        self.mask = mask
+        self.f_max = f.amax(-1)  # (S, B, T)
+        self.g_max = g.amax((-1, -2))  # (S,)
+        # Time first: each step then reads one contiguous (S, B, V) slab.
+        self.node = torch.exp(f - self.f_max[..., None]).permute(2, 0, 1, 3).contiguous()
+        self.edge = torch.exp(g - self.g_max[:, None, None])  # (S, V, V)
+        self.alpha = torch.empty_like(self.node)
+        self.scale = self.node.new_empty((*self.node.shape[:-1], 1))
+        alpha = self.node
+        for t in range(self.node.shape[0]):
+            alpha = self.node[0] if t == 0 else torch.bmm(alpha, self.edge).mul_(self.node[t])
+            torch.sum(alpha, -1, keepdim=True, out=self.scale[t])
+            alpha = torch.div(alpha, self.scale[t], out=self.alpha[t])
+
+    def log_partition(self) -> Tensor:
+        # Padding comes last, so the recursion may run into it: its terms are left out here.
+        terms = self.scale.squeeze(-1).log().permute(1, 2, 0) + self.f_max
+        steps = (self.mask.sum(-1) - 1).clamp(min=0)
+        return torch.where(self.mask, terms, 0).sum(-1) + steps * self.g_max[:, None]
+
+    def _incoming(self) -> Tensor:
+        """(T, S, B, V) node * beta / scale: what a position passes back to the one before it."""
+        passed = torch.empty_like(self.node)
+        n_steps = self.node.shape[0]
+        edge_t = self.edge.transpose(-1, -2)
+        here = (self.node / self.scale) * self.mask.T[:, None, :, None]
+        follows = torch.zeros_like(self.mask)
+        follows[:, :-1] = self.mask[:, 1:]
+        beta = torch.ones_like(self.node[0])
+        for t in reversed(range(n_steps)):
+            if t < n_steps - 1:
+                # The last real position has nothing after it: its beta is 1.
+                beta = torch.bmm(passed[t + 1], edge_t)
+                beta.masked_fill_(~follows[:, t, None], 1.0)
+            torch.mul(here[t], beta, out=passed[t])
+        return passed
+
+    def node_marginals(self) -> Tensor:
+        return self._nodes(self._incoming())
+
+    def _nodes(self, passed: Tensor) -> Tensor:
+        # alpha * beta, with beta = passed * scale / node; at t the prediction alpha_{t-1} edge
+        # times passed_t gives the same product without dividing by a node that may be tiny.
+        prior = torch.ones_like(self.alpha)
+        n_steps = self.alpha.shape[0]
+        if n_steps > 1:
+            S, B, V = self.alpha.shape[1:]
+            before = self.alpha[:-1].transpose(0, 1).reshape(S, -1, V)
+            moved = torch.bmm(before, self.edge).reshape(S, n_steps - 1, B, V).transpose(0, 1)
+            prior[1:] = moved
+        return (prior * passed).permute(1, 2, 0, 3)
+
+    def marginals(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Node marginals (S, B, T, V), and pair marginals (S, V, V) summed with weight (S, B)."""
+        passed = self._incoming()
+        S, _, V = self.alpha.shape[1:]
+        before = (self.alpha[:-1] * weight[..., None]).transpose(0, 1).reshape(S, -1, V)
+        after = passed[1:].transpose(0, 1).reshape(S, -1, V)
+        pairs = self.edge * torch.bmm(before.transpose(-1, -2), after)
+        return self._nodes(passed), pairs
+
+
+class _Logs:
+    """Forward-backward in log space: any potentials, -inf included."""
+
+    def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
+        self.f, self.g, self.mask = f, g, mask
+        self.alpha = torch.empty_like(f)
+        alpha = f[:, :, 0]
+        for t in range(f.shape[2]):
+            if t > 0:
+                moved = torch.logsumexp(alpha[..., :, None] + g[:, None], -2) + f[:, :, t]
+                alpha = torch.where(mask[:, t, None], moved, alpha)
+            self.alpha[:, :, t] = alpha
+        self.last = alpha
+
+    def log_partition(self) -> Tensor:
+        log_z = torch.logsumexp(self.last, -1)
+        return torch.where(self.mask.any(-1), log_z, 0)
+
+    def _beta(self) -> Tensor:
+        beta = torch.zeros_like(self.f)
+        for t in reversed(range(self.f.shape[2] - 1)):
+            ahead = self.f[:, :, t + 1] + beta[:, :, t + 1]
+            moved = torch.logsumexp(self.g[:, None] + ahead[..., None, :], -1)
+            beta[:, :, t] = torch.where(self.mask[:, t + 1, None], moved, 0)
+        return beta
+
+    def node_marginals(self) -> Tensor:
+        return self._nodes(self._beta())
+
+    def _nodes(self, beta: Tensor) -> Tensor:
+        log_z = self.log_partition()[..., None, None]
+        return torch.where(self.mask[..., None], torch.exp(self.alpha + beta - log_z), 0)
+
+    def marginals(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        beta, log_z = self._beta(), self.log_partition()[..., None, None]
+        pairs = torch.zeros_like(self.g)
+        for t in range(1, self.f.shape[2]):
+            ahead = (self.f + beta)[:, :, t, None, :] + self.g[:, None]
+            pair = torch.exp(self.alpha[:, :, t - 1, :, None] + ahead - log_z)
+            pair = torch.where(self.mask[:, t, None, None], pair * weight[..., None, None], 0)
+            pairs += pair.sum(1)
+        return self._nodes(beta), pairs
+
+
+def _viterbi(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
+    T = f.shape[2]
+    best = f[:, :, 0]
+    stay = torch.arange(f.shape[-1], device=f.device)
+    came_from = []
+    for t in range(1, T):
+        score, origin = (best[..., :, None] + g[:, None]).max(-2)
+        best = torch.where(mask[:, t, None], score + f[:, :, t], best)
+        came_from.append(torch.where(mask[:, t, None], origin, stay))
+    labels = [best.argmax(-1)]
+    for origin in reversed(came_from):
+        labels.append(origin.gather(-1, labels[-1][..., None]).squeeze(-1))
+    return torch.where(mask, torch.stack(labels[::-1], -1), 0)
