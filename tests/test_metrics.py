@@ -123,8 +123,8 @@ def test_a_chunk_ends_with_its_sequence():
 
 
 def test_span_scores_by_hand():
-    y_true = ["B-A I-A O B-C".split(), "B-A O".split()]
-    y_pred = ["B-A I-A O B-A".split(), "B-A I-A".split()]
+    y_true = [["B-A", "I-A", "O", "B-C"], ["B-A", "O"]]
+    y_pred = [["B-A", "I-A", "O", "B-A"], ["B-A", "I-A"]]
     scores = span_scores(y_true, y_pred)
     assert (scores.n_true, scores.n_pred, scores.n_correct) == (3, 3, 1)
     assert scores.precision == scores.recall == scores.f1 == pytest.approx(1 / 3)
@@ -136,8 +136,8 @@ def test_span_scores_by_hand():
 
 
 def test_a_chunk_that_overlaps_but_differs_is_wrong():
-    assert span_scores(["B-A I-A I-A".split()], ["B-A I-A O".split()]).n_correct == 0
-    assert span_scores(["B-A I-A".split()], ["B-C I-C".split()]).n_correct == 0
+    assert span_scores([["B-A", "I-A", "I-A"]], [["B-A", "I-A", "O"]]).n_correct == 0
+    assert span_scores([["B-A", "I-A"]], [["B-C", "I-C"]]).n_correct == 0
 
 
 def test_no_chunks_gives_zero_as_conlleval_does():
@@ -314,7 +314,7 @@ def test_evaluate_by_hand():
         n_unseen_tokens=1,
     )
     assert json.loads(json.dumps(report.as_dict()))["n_unseen_tokens"] == 1
-    assert list(report.as_dict())[0] == "token_error"
+    assert next(iter(report.as_dict())) == "token_error"
 
 
 def test_evaluate_where_every_label_is_unseen():

@@ -199,9 +199,10 @@ def token_nll(y_true: Labels, marginals: Marginals) -> float:
 
 
 def sequence_nll(log_probs: Sequence[float | None]) -> float:
-    """Mean of -log p(y | x) per sequence in nats; None (a label never seen in training) is left out.
+    """Mean of -log p(y | x) per sequence in nats.
 
-    A log-probability of -inf makes the mean infinite.
+    None (a sequence with a label never seen in training) is left out. A log-probability of
+    -inf makes the mean infinite.
     """
     known = [float(v) for v in log_probs if v is not None]
     if not known:

@@ -443,6 +443,10 @@ SPACE = "put another character such as _ in its place"
             [("a", "b"), ("a",)],
             "row 2: 1 column where the first row has 2; add the missing column or remove the line",
         ),
+        (
+            [("a", "b", "c")],
+            "row 1: 3 columns where the first row has 2; remove the extra column or the line",
+        ),
         ([()], "row 1: no cells; leave the row out"),
         (
             [("a", "\ud800")],
@@ -495,9 +499,9 @@ def test_a_byte_order_mark_first_of_all(tmp_path: Path) -> None:
         f"{path}: sequence 1, row 1: "
         "a byte-order mark in front of the first cell would not read back; remove it"
     )
-    rows = (("a", "\ufeff"), ("\ufeff", "b"))
-    write_columns(path, [rows])
-    assert read_columns(path).sequences[0].rows == rows
+    first, second = (("a", "\ufeff"), ("\ufeff", "b")), (("\ufeff", "b"),)
+    write_columns(path, [first, second])
+    assert [s.rows for s in read_columns(path).sequences] == [first, second]
 
 
 def test_sequences_that_fail_midway_leave_the_old_file(tmp_path: Path) -> None:

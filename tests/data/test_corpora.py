@@ -209,7 +209,7 @@ def test_columns_that_differ_from_the_encoded_file_are_refused(tmp_path):
     data = write(tmp_path) / "columns" / "chunking.data"
     text = data.read_text(encoding="utf-8")
     data.write_text(text + "\nz z B\n", encoding="utf-8")
-    with pytest.raises(InputError, match="4 sequences where .* has 3"):
+    with pytest.raises(InputError, match=r"4 sequences where .* has 3"):
         columns_suite("chunking", tmp_path)
     data.write_text(text + "z z B\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"chunking\.data:6: 3 rows where sequence 2"):

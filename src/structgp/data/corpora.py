@@ -71,8 +71,8 @@ def recipes() -> Recipes:
     folder = resources.files("structgp.data") / "recipes"
 
     def columns(name: str) -> tuple[list[Rows], list[list[str]]]:
-        with (folder / name).open("rb") as stream:
-            return read_columns(stream, encoding="utf-8", name=f"recipes/{name}").split_labels()
+        with resources.as_file(folder / name) as path:
+            return read_columns(path, encoding="utf-8", name=f"recipes/{name}").split_labels()
 
     X_train, y_train = columns("train.conll")
     X_test, y_test = columns("test.conll")
@@ -138,7 +138,7 @@ def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
 
 
 def encoded_suite(task: str, path: str | os.PathLike[str] | None = None) -> EncodedSuite:
-    """Read ``encoded/TASK.npz``; tasks: basenp, chunking, segmentation, japanesene, basenp_large."""
+    """Read ``encoded/TASK.npz``; ``task`` is one of :data:`TASKS`."""
     file = _file(task, path, f"encoded/{task}.npz")
     arrays = _read_arrays(file)
     indptr, indices, offsets = arrays["indptr"], arrays["indices"], arrays["seq_offsets"]
@@ -234,12 +234,18 @@ def _inconsistency(arrays: dict[str, NDArray[np.int64]]) -> str | None:
         return "arrays of the wrong number of dimensions"
     n_tokens, n_sequences = len(labels), len(offsets) - 1
     if len(indptr) != n_tokens + 1 or len(raw) != n_tokens:
-        return f"indptr, labels and labels_raw are for {len(indptr) - 1}, {n_tokens}, {len(raw)} tokens"
+        sizes = f"{len(indptr) - 1}, {n_tokens}, {len(raw)}"
+        return f"indptr, labels and labels_raw are for {sizes} tokens"
     if indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
         return f"indptr does not rise from 0 to the {len(indices)} indices"
     if len(indices) and not 0 <= indices.min() <= indices.max() < np.iinfo(np.int32).max:
         return "a feature number in indices is negative or beyond 32 bits"
-    if n_sequences < 1 or offsets[0] != 0 or offsets[-1] != n_tokens or (np.diff(offsets) < 1).any():
+    if (
+        n_sequences < 1
+        or offsets[0] != 0
+        or offsets[-1] != n_tokens
+        or (np.diff(offsets) < 1).any()
+    ):
         return f"seq_offsets do not rise from 0 to the {n_tokens} tokens"
     if labels.min() < 0 or labels.max() >= n_labels:
         return f"a label outside 0 to {n_labels - 1}"

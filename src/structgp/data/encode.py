@@ -46,9 +46,9 @@ class FeatureEncoder:
 
     Parameters
     ----------
-    features : how a token that is a list of strings is read: 'columns' (place j is template j, every
-        token has equally many), 'bag' (a set of attributes), or 'auto' (columns where every
-        training token has equally many strings, else bag).
+    features : how a token that is a list of strings is read: 'columns' (place j is template j,
+        every token has equally many), 'bag' (a set of attributes), or 'auto' (columns where every
+        training token has equally many strings and none is a set, else bag).
 
     Attributes (after ``fit``)
     ----------
@@ -76,12 +76,14 @@ class FeatureEncoder:
             raise InputError(
                 "features", f"{self.features!r} is not known", "use 'auto', 'columns' or 'bag'"
             )
-        first = next((x for x in X if _length(x)), None)
-        if first is None:
+        lengths = [_length(x, f"X[{n}]") for n, x in enumerate(X)]
+        if not any(lengths):
             raise InputError("X", "no token in it", "pass at least one sequence with one token")
-        self.form = _form_of(first)
+        n = next(n for n, length in enumerate(lengths) if length)
+        first, place = X[n], f"X[{n}]"
+        self.form = _form_of(first, place)
         if self.form == "dense":
-            self.width = _as_dense(first, "X[0]").shape[1]
+            self.width = _as_dense(first, place).shape[1]
         elif self.form == "sparse":
             self.width = int(first.shape[1])
             self.has_sparse = True
@@ -94,8 +96,15 @@ class FeatureEncoder:
         return self
 
     def _fit_strings(self, X: Sequence[Any]) -> None:
-        widths = {len(token) for x in X for token in x if not isinstance(token, str)}
-        as_columns = self.features == "columns" or (self.features == "auto" and len(widths) == 1)
+        widths, ordered = set(), True
+        for n, x in enumerate(X):
+            for t, token in enumerate(x):
+                _check_strings(token, f"X[{n}][{t}]")
+                widths.add(len(token))
+                ordered = ordered and not isinstance(token, set | frozenset)
+        as_columns = self.features == "columns" or (
+            self.features == "auto" and len(widths) == 1 and ordered
+        )
         if as_columns and len(widths) == 1 and widths != {0}:
             self.templates = [str(p) for p in range(widths.pop())]
             self.values = [{} for _ in self.templates]
@@ -176,7 +185,7 @@ class FeatureEncoder:
 
     def encode(self, x: Any, place: str = "x") -> np.ndarray:
         """(T, W) rows of one sequence; ``place`` names it in errors."""
-        if not _length(x):
+        if not _length(x, place):
             return np.empty((0, len(self.templates)))
         form = _form_of(x, place)
         if form != self.form:
@@ -259,7 +268,10 @@ class FeatureEncoder:
             )
 
     def _check_columns(self, token: Any, place: str) -> None:
-        if isinstance(token, str) or not all(isinstance(v, str) for v in token):
+        _check_strings(token, place)
+        if isinstance(token, set | frozenset):
+            raise InputError(place, "a set has no columns", "pass a list, or use features='bag'")
+        if not all(isinstance(v, str) for v in token):
             raise InputError(place, f"{token!r} is not a list of strings", "use one form throughout")
         if len(token) != len(self.templates):
             raise InputError(
@@ -321,12 +333,14 @@ def check_labels(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:
         )
     checked = []
     for n, (x, labels) in enumerate(zip(X, y, strict=True)):
-        if isinstance(labels, str):
-            raise InputError(f"y[{n}]", "a string where a list of labels belongs", "pass a list")
-        if len(labels) != _length(x):
+        if isinstance(labels, str) or not hasattr(labels, "__len__"):
+            kind = type(labels).__name__
+            raise InputError(f"y[{n}]", f"a {kind} where a list of labels belongs", "pass a list")
+        n_tokens = _length(x, f"X[{n}]")
+        if len(labels) != n_tokens:
             raise InputError(
                 f"y[{n}]",
-                f"{len(labels)} labels for {_length(x)} tokens",
+                f"{len(labels)} labels for {n_tokens} tokens",
                 "give every token exactly one label",
             )
         for t, label in enumerate(labels):
@@ -355,21 +369,27 @@ def _id_of(value: str, known: Mapping[str, int], unseen: dict[str, int]) -> int:
     return found
 
 
-def _length(x: Any) -> int:
+def _length(x: Any, place: str) -> int:
+    if not (hasattr(x, "shape") and len(x.shape)) and not hasattr(x, "__len__"):
+        raise _not_a_sequence(x, place)
     return int(x.shape[0]) if hasattr(x, "shape") else len(x)
 
 
-def _form_of(x: Any, place: str = "X[0]") -> str:
+def _not_a_sequence(x: Any, place: str) -> InputError:
+    return InputError(
+        place,
+        f"a {type(x).__name__} where a sequence of tokens belongs",
+        "pass a list of feature dicts, a list of lists of strings, or a 2-D array",
+    )
+
+
+def _form_of(x: Any, place: str) -> str:
     if scipy.sparse.issparse(x):
         return "sparse"
     if isinstance(x, np.ndarray) and x.dtype.kind in "fiub":
         return "dense"
     if isinstance(x, str) or not isinstance(x, Sequence | np.ndarray):
-        raise InputError(
-            place,
-            f"a {type(x).__name__} where a sequence of tokens belongs",
-            "pass a list of feature dicts, a list of lists of strings, or a 2-D array",
-        )
+        raise _not_a_sequence(x, place)
     token = x[0]
     if isinstance(token, Mapping):
         return "dicts"
@@ -385,7 +405,9 @@ def _form_of(x: Any, place: str = "X[0]") -> str:
 
 def _as_csr(x: Any) -> Any:
     matrix = scipy.sparse.csr_matrix(x)
-    matrix.sum_duplicates()
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()  # it may share its arrays with x, which is not ours to change
+        matrix.sum_duplicates()
     return matrix
 
 
@@ -406,7 +428,13 @@ def _check_mapping(token: Any, place: str) -> None:
         )
 
 
+def _check_strings(token: Any, place: str) -> None:
+    if isinstance(token, str) or not isinstance(token, Sequence | np.ndarray | set | frozenset):
+        raise InputError(place, f"{token!r} is not a list of strings", "use one form throughout")
+
+
 def _bag(token: Any, place: str) -> dict[str, float]:
+    _check_strings(token, place)
     found = {}
     for name in token:
         if not isinstance(name, str):

@@ -100,7 +100,7 @@ class TrueChain:
         return ahead
 
     def _sample(self, ids: Integers, lengths: Integers, rng: np.random.Generator) -> Integers:
-        """Labels (B, T) drawn from p(y | x) for value numbers (B, T, P), padded past ``lengths``."""
+        """Labels (B, T) drawn from p(y | x); value numbers (B, T, P), padded past lengths."""
         ahead = self._forward(self._scores(ids))
         n, width, _ = ahead.shape
         y = np.zeros((n, width), dtype=np.int64)
@@ -135,7 +135,12 @@ class Generated:
 
 
 def true_chain(
-    *, n_labels: int = 5, n_templates: int = 6, n_values: int = 200, strength: float = 3.0, seed: int
+    *,
+    n_labels: int = 5,
+    n_templates: int = 6,
+    n_values: int = 200,
+    strength: float = 3.0,
+    seed: int,
 ) -> TrueChain:
     """The chain that :func:`generate` and :func:`generate_stream` use for these arguments."""
     for name, number in (

@@ -25,3 +25,15 @@ def cholesky(matrix: Tensor) -> Tensor:
                 "covariance is not positive semi-definite even with a jitter of 1e-3 of its diagonal"
             )
         jitter *= 10
+
+
+def factor_of_inverse(precision: Tensor) -> Tensor:
+    """Lower triangular L with L L^T = precision^-1, for (..., n, n) positive definite matrices.
+
+    One Cholesky and one triangular solve: with rows and columns reversed, the factor of the
+    precision comes out upper triangular, and its inverse transpose is the lower one wanted.
+    """
+    symmetric = 0.5 * (precision + precision.mT)
+    upper = torch.linalg.cholesky(symmetric.flip(-1, -2)).flip(-1, -2)
+    eye = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
+    return torch.linalg.solve_triangular(upper, eye.expand_as(upper), upper=True).mT

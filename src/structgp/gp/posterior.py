@@ -34,8 +34,9 @@ class Conditional:
     projection: Tensor
     residual: Tensor
 
-    def to(self, dtype: torch.dtype) -> Conditional:
-        return Conditional(self.projection.to(dtype), self.residual.to(dtype))
+    def scaled(self, factor: Tensor) -> Conditional:
+        """The same under a kernel whose amplitude is ``factor`` squared times as large."""
+        return Conditional(factor * self.projection, factor * self.residual)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,12 @@ class SequenceGaussian:
     @property
     def covariance(self) -> Tensor:
         """(B, V, T, T). Cost O(B T V M^2): for tests and score estimators, not for the fast path."""
-        spread = self.conditional.projection[:, None] @ self.factor.tril()
+        B, T, M = self.conditional.projection.shape
+        V = len(self.m)
+        # One matrix product over all labels: broadcasting would copy the factors B times.
+        stacked = self.factor.tril().permute(1, 0, 2).reshape(M, V * M)
+        spread = (self.conditional.projection.reshape(B * T, M) @ stacked).reshape(B, T, V, M)
+        spread = spread.transpose(1, 2)
         rest = self.conditional.residual @ self.conditional.residual.mT
         return spread @ spread.mT + rest[:, None]
 
@@ -105,6 +111,9 @@ class Posterior(nn.Module):
     pairwise_sd : prior standard deviation of a label-to-label score (K_bin = sd^2 I); 0 turns
         pairwise scores off.
     dtype : of the variational parameters; kernel matrices are always float64.
+
+    Two hyper-parameters live here because no kernel matrix has to be computed again when they move:
+    ``log_amplitude``, the log of a factor on the whole kernel, and ``pairwise_sd``.
     """
 
     inducing: Tensor
@@ -124,6 +133,7 @@ class Posterior(nn.Module):
         self.kernel = kernel
         self.register_buffer("inducing", inducing)
         self.register_buffer("pairwise_sd", torch.tensor(pairwise_sd, dtype=dtype))
+        self.log_amplitude = nn.Parameter(torch.zeros((), dtype=dtype))
         self.m = nn.Parameter(torch.zeros(V, M, dtype=dtype))
         self.factor = nn.Parameter(torch.eye(M, dtype=dtype).repeat(V, 1, 1))
         self.pair_mean = nn.Parameter(torch.zeros(V, V, dtype=dtype))
@@ -138,7 +148,10 @@ class Posterior(nn.Module):
         return self.m.shape[1]
 
     def conditional(self, x: Tensor, mask: Tensor) -> Conditional:
-        """p(f | u) at rows x (B, T, W). Cost O(B T M (W + M) + B T^3), in float64."""
+        """p(f | u) at rows x (B, T, W) under the kernel as it is, before ``log_amplitude``.
+
+        Cost O(B T M (W + M) + B T^3), in float64.
+        """
         B, T, W = x.shape
         factor = cholesky(covariance(self.kernel, self.inducing, self.inducing))
         cross = covariance(self.kernel, x.reshape(B * T, W), self.inducing)
@@ -148,17 +161,24 @@ class Posterior(nn.Module):
         both = mask[:, :, None] & mask[:, None, :]
         open_part = torch.where(both, prior - projection @ projection.mT, 0)
         # The jitter is a share of the PRIOR variance: with Z = X nothing is left open, and a share
-        # of nothing would not make the factor exist.
-        padding = torch.diag_embed((~mask).to(prior.dtype))
-        size = torch.where(mask, prior.diagonal(dim1=-1, dim2=-2), 0).amax()
-        jitter = 1e-8 * torch.diag_embed(mask.to(prior.dtype)) * size.clamp(min=1e-12)
-        residual = cholesky(open_part + jitter + padding)
+        # of nothing would not make the factor exist. Each sequence has its own, whatever else is
+        # in the batch.
+        size = torch.where(mask, prior.diagonal(dim1=-1, dim2=-2), 0).amax(-1).clamp(min=1e-12)
+        open_part = open_part + torch.diag_embed(1e-8 * size[:, None] * mask)
+        # Padding gets the mean of the diagonal, which leaves the jitter of `cholesky` as it is.
+        mean = open_part.diagonal(dim1=-1, dim2=-2).sum(-1) / mask.sum(-1).clamp(min=1)
+        mean = torch.where(mask.any(-1), mean, 1).detach()
+        residual = cholesky(open_part + torch.diag_embed(mean[:, None] * ~mask))
         residual = torch.where(both, residual, 0)
         return Conditional(projection, residual)
 
     def at(self, conditional: Conditional) -> SequenceGaussian:
         """q(f) of the sequences that ``conditional`` was computed for."""
-        return SequenceGaussian(conditional, self.m, self.factor)
+        return SequenceGaussian(self.amplified(conditional), self.m, self.factor)
+
+    def amplified(self, conditional: Conditional) -> Conditional:
+        """``conditional`` under the amplitude that was learned."""
+        return conditional.scaled((0.5 * self.log_amplitude).exp())
 
     def sample_pairwise(self, noise: Noise) -> Tensor:
         """(S, V, V) draws of the label-to-label scores."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import gpytorch
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import AdditiveKernel, Kernel
 from torch import Tensor
 
 
@@ -15,6 +16,11 @@ def covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
 
     Evaluated at once: GPyTorch would put off sums and products and lose time on small blocks.
     """
+    if isinstance(kernel, AdditiveKernel):
+        # Term by term: GPyTorch's own sum factorises the whole matrix, for nothing and with a
+        # warning where rows repeat, when a term after the first is a LinearKernel.
+        terms = (covariance(term, x1, x2) for term in kernel.kernels)
+        return functools.reduce(torch.add, terms)
     width = max(x1.shape[-1], x2.shape[-1])
     with gpytorch.settings.lazily_evaluate_kernels(False):
         return _dense(kernel(_widen(x1, width), _widen(x2, width)))

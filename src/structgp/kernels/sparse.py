@@ -12,6 +12,8 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+_ROWS_AT_ONCE = 512
+
 
 def pack(ids: Tensor, values: Tensor) -> Tensor:
     """(N, A) ids and (N, A) values -> (N, 2A) packed rows."""
@@ -26,11 +28,12 @@ def unpack(x: Tensor) -> tuple[Tensor, Tensor]:
 def inner_product(x1: Tensor, x2: Tensor) -> Tensor:
     """(..., N, M) inner products of packed sparse rows.
 
-    Two matrices: a sparse-dense product, O(N A M) time and O(U M) memory, U the number of distinct
-    features in x2. Batches (the T x T blocks of sequences): comparison, O(N M A^2) time.
+    Two matrices: sparse-dense products with some rows of x2 at a time, O(N A M) time and, besides
+    the result, the memory of those rows spread out over the features that occur in them. Batches
+    (the T x T blocks of sequences): comparison, O(N M A^2) time.
     """
     if x1.dim() == 2 and x2.dim() == 2:
-        return _matrix_product(x1, x2)
+        return torch.cat([_matrix_product(x1, rows) for rows in x2.split(_ROWS_AT_ONCE)], 1)
     ids1, values1 = unpack(x1)
     ids2, values2 = unpack(x2)
     total = None

@@ -6,8 +6,21 @@ Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Minus the second derivatives of log p(y | f, g), averaged over draws.
+
+    unary : (B, V, T, T), for each label over the positions of its sequence; positive semi-definite.
+    pairwise : (V, V), for each pair of labels, summed over the batch.
+    """
+
+    unary: Tensor
+    pairwise: Tensor
 
 
 class Structure(ABC):
@@ -40,3 +53,12 @@ class Structure(ABC):
     def decode(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         """(S, B, T) the most probable labelling of each draw; 0 at padding."""
         raise NotImplementedError(f"{type(self).__name__} offers no decoder")
+
+    def curvature(self, f: Tensor, g: Tensor, mask: Tensor) -> Curvature:
+        """Second derivatives, where they do not depend on y and log p is concave in (f, g)."""
+        raise NotImplementedError(f"{type(self).__name__} offers no curvature")
+
+    @property
+    def has_curvature(self) -> bool:
+        """Whether ``curvature`` is there, which is what second-order inference asks."""
+        return type(self).curvature is not Structure.curvature

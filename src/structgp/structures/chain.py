@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from structgp.structures.base import Structure
+from structgp.structures.base import Curvature, Structure
+from structgp.structures.moments import chain_curvature
 
 # Largest log-ratio between numbers of one message that probability space is trusted with: about two
 # thirds of what the type can span, so that a product of two messages does not underflow either.
@@ -43,6 +44,12 @@ class Chain(Structure):
         """Viterbi."""
         with torch.no_grad():
             return _viterbi(f, g, mask)
+
+    def curvature(self, f: Tensor, g: Tensor, mask: Tensor) -> Curvature:
+        """Exact chain second moments; cost O(S B T^2 V^3)."""
+        with torch.no_grad():
+            _, messages = _forward(f, g, mask)
+            return chain_curvature(*messages.walk(), mask)
 
 
 def labelling_score(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -74,7 +81,9 @@ class _LogPartition(torch.autograd.Function):
 
 
 def _forward(f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, _Scaled | _Logs]:
-    spread = (f.amax(-1) - f.amin(-1)).masked_fill(~mask, 0).amax() if f.numel() else f.new_zeros(())
+    # Whatever stands at padding, infinite or nan, has no part in any of it.
+    f = f.masked_fill(~mask[..., None], 0)
+    spread = (f.amax(-1) - f.amin(-1)).amax() if f.numel() else f.new_zeros(())
     spread = spread + (g.amax((-1, -2)) - g.amin((-1, -2))).amax()
     # `not <=` so that inf - inf = nan takes the careful path as well.
     careful = not bool(spread <= _SAFE_SPREAD[f.dtype])
@@ -138,6 +147,14 @@ class _Scaled:
             prior[1:] = moved
         return (prior * passed).permute(1, 2, 0, 3)
 
+    def walk(self) -> tuple[Tensor, Tensor]:
+        """The posterior as a Markov chain: node marginals (S, B, T, V), and transition matrices
+        (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
+        passed = self._incoming()
+        weight = self.edge[:, None, None] * passed[1:].permute(1, 2, 0, 3)[..., None, :]
+        total = weight.sum(-1, keepdim=True)
+        return self._nodes(passed), weight / torch.where(total > 0, total, 1)
+
     def marginals(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Node marginals (S, B, T, V), and pair marginals (S, V, V) summed with weight (S, B)."""
         passed = self._incoming()
@@ -180,6 +197,13 @@ class _Logs:
     def _nodes(self, beta: Tensor) -> Tensor:
         log_z = self.log_partition()[..., None, None]
         return torch.where(self.mask[..., None], torch.exp(self.alpha + beta - log_z), 0)
+
+    def walk(self) -> tuple[Tensor, Tensor]:
+        beta = self._beta()
+        weight = self.g[:, None, None] + (self.f + beta)[:, :, 1:, None, :]
+        # A label that nothing can follow is never visited: its row may be anything finite.
+        step = torch.softmax(weight, -1).nan_to_num(0)
+        return self._nodes(beta), torch.where(self.mask[:, 1:, None, None], step, 0)
 
     def marginals(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         beta, log_z = self._beta(), self.log_partition()[..., None, None]

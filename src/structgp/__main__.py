@@ -1,0 +1,5 @@
+"""``python -m structgp``."""
+
+from structgp.cli import main
+
+main()

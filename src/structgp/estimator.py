@@ -1,0 +1,337 @@
+"""The scikit-learn face of the library."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from structgp import metrics
+from structgp import model as model_file
+from structgp._version import __version__
+from structgp.data.encode import FeatureEncoder, LabelEncoder, check_labels
+from structgp.errors import InputError, StructgpWarning
+from structgp.gp import Posterior, choose_inducing
+from structgp.kernels.blocks import KernelChoice, build_kernel
+from structgp.model import STRUCTURES, Model
+from structgp.optimizers import StepInfo
+from structgp.training import Callback, History, choose_optimizer, make_batches, train
+
+logger = logging.getLogger("structgp")
+
+_BATCH_TOKENS = 1_000
+_INDUCING_CANDIDATES = 8_000
+_CHOICES = {
+    "inference": ("auto", "second-order", "adam"),
+    "average": ("draws", "mean"),
+    "decode": ("marginal", "viterbi"),
+    "likelihood": tuple(STRUCTURES),
+}
+
+
+class StructuredGPClassifier(BaseEstimator):
+    """Sequence labelling with Gaussian-process potentials and a posterior over them.
+
+    Each label has a latent function with a sparse GP prior over the features of a token, each pair of
+    labels a Gaussian score; given those, a labelling is scored by ``likelihood``. ``fit`` finds the
+    variational posterior; predictions average over it.
+
+    Parameters
+    ----------
+    kernel : 'auto' (one weight a template on categorical features, normalised linear on sparse ones, RBF
+        on dense ones), 'linear', 'rbf', 'template', 'template-product', any GPyTorch kernel, or a dict
+        from kind of feature ('categorical', 'sparse', 'dense') to one of these.
+    likelihood : 'chain', the linear-chain structured softmax.
+    inference : 'auto', 'second-order' (needs a structure that gives its curvature) or 'adam'.
+    n_inducing : most inducing inputs M, picked from the training tokens. If they can all be
+        reproduced by fewer, fewer are used, and the model is the full GP.
+    amplitude : prior variance of a latent value, where the kernel is chosen by name.
+    pairwise_sd : prior standard deviation of a label-to-label score; 0 leaves them out.
+    learn_scales : learn amplitude and pairwise scale on the evidence bound, from these values.
+    features : how a token given as a list of strings is read: 'columns' (place j is template j),
+        'bag' (a set of attributes), or 'auto' (columns if every token has equally many).
+    n_draws : draws of the latent functions that a prediction averages over.
+    average : 'draws', or 'mean' to plug in the posterior mean.
+    decode : 'marginal' (the most probable label of each token) or 'viterbi' (the most probable
+        whole labelling under the posterior mean).
+    random_state : seed; equal seeds give equal fits.
+    verbose : report every step through the logger 'structgp', to standard error if nothing
+        else listens.
+
+    Attributes
+    ----------
+    classes_ : labels seen in training, sorted.
+    training_log_ : what the optimiser did and why: 'optimizer', 'reason', 'stopped', 'steps',
+        'elbo' and 'fresh_elbo' (which bracket the optimum in expectation), 'kl_inducing',
+        'kl_pairwise', 'amplitude_factor', 'pairwise_sd', 'n_inducing', 'inducing_residual',
+        'evaluations', 'seconds', and 'dev' if dev data was passed.
+    model_ : the fitted :class:`structgp.model.Model`.
+
+    Notes
+    -----
+    X is a list (or generator) of sequences; a sequence is a list of feature dicts, a list of lists of
+    strings, or a 2-D dense or scipy-sparse array with one row a token. y is a list of lists of
+    strings. In a dict, string values are templates, named by their key; numbers and flags are
+    numeric features; lists and nested dicts are read as python-crfsuite reads them.
+    """
+
+    def __init__(
+        self,
+        kernel: KernelChoice = "auto",
+        likelihood: str = "chain",
+        inference: str = "auto",
+        n_inducing: int = 1000,
+        amplitude: float = 10.0,
+        pairwise_sd: float = 1.0,
+        learn_scales: bool = True,
+        features: str = "auto",
+        n_draws: int = 64,
+        average: str = "draws",
+        decode: str = "marginal",
+        random_state: int = 0,
+        verbose: bool = False,
+    ) -> None:
+        self.kernel = kernel
+        self.likelihood = likelihood
+        self.inference = inference
+        self.n_inducing = n_inducing
+        self.amplitude = amplitude
+        self.pairwise_sd = pairwise_sd
+        self.learn_scales = learn_scales
+        self.features = features
+        self.n_draws = n_draws
+        self.average = average
+        self.decode = decode
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Iterable[Any],
+        y: Iterable[Sequence[str]],
+        X_dev: Iterable[Any] | None = None,
+        y_dev: Iterable[Sequence[str]] | None = None,
+        *,
+        callback: Callback | None = None,
+    ) -> StructuredGPClassifier:
+        """Fits the posterior. Dev data is scored at the end, into ``training_log_['dev']``.
+
+        ``callback`` is called with every :class:`structgp.optimizers.StepInfo`; if it returns True
+        the fit stops there and what has been reached is kept.
+        """
+        self._check_parameters()
+        X, y = _as_list(X), list(y)
+        labels_of = check_labels(X, y)
+        labels = LabelEncoder().fit(labels_of)
+        encoder = FeatureEncoder(self.features).fit(X)
+        if len(labels.classes) < 2:
+            raise InputError(
+                "y",
+                f"every token has the same label, {labels.classes[0]!r}: only one class",
+                "pass data with at least two labels",
+            )
+        rows = encoder.transform(X)
+        batches = make_batches(rows, labels.transform(labels_of), encoder.pad_row, _BATCH_TOKENS)
+        posterior, residual = self._prior(encoder, rows, len(labels.classes))
+        optimizer, reason = choose_optimizer(
+            self.inference, STRUCTURES[self.likelihood](), learn_scales=self.learn_scales
+        )
+        generator = torch.Generator().manual_seed(self.random_state)
+        with self._reporting(callback) as report:
+            history = train(
+                posterior,
+                STRUCTURES[self.likelihood](),
+                batches,
+                optimizer,
+                reason,
+                generator=generator,
+                callback=report,
+            )
+        if history.stopped == "limit":
+            warnings.warn(
+                f"the {history.optimizer} optimiser stopped at its limit of {len(history.steps)} "
+                "steps before the bound settled; see training_log_",
+                StructgpWarning,
+                stacklevel=2,
+            )
+        self.classes_ = np.array(labels.classes)
+        self.training_log_ = _log(history, posterior, residual)
+        info = {k: v for k, v in self.training_log_.items() if k != "steps"}
+        info |= {"n_sequences": len(rows), "n_tokens": sum(map(len, rows)), "version": __version__}
+        self.model_ = Model(
+            encoder,
+            labels,
+            posterior.requires_grad_(False),
+            self.likelihood,
+            self.n_draws,
+            self.random_state,
+            info,
+        )
+        if X_dev is not None and y_dev is not None:
+            self.training_log_["dev"] = self.evaluate(X_dev, y_dev).as_dict()
+        return self
+
+    def _prior(
+        self, encoder: FeatureEncoder, rows: list[np.ndarray], n_labels: int
+    ) -> tuple[Posterior, float]:
+        width = max(r.shape[1] for r in rows)
+        tokens = np.concatenate([_widen(r, encoder.pad_row(width)) for r in rows if len(r)])
+        if len(tokens) > _INDUCING_CANDIDATES:
+            rng = np.random.default_rng(self.random_state)
+            tokens = tokens[rng.choice(len(tokens), _INDUCING_CANDIDATES, replace=False)]
+        candidates = torch.from_numpy(tokens)
+        kernel = build_kernel(copy.deepcopy(self.kernel), encoder.blocks, candidates, self.amplitude)
+        kernel.requires_grad_(False)
+        chosen = choose_inducing(kernel, candidates, self.n_inducing)
+        posterior = Posterior(
+            kernel, candidates[chosen.index], n_labels, pairwise_sd=self.pairwise_sd
+        )
+        return posterior, chosen.residual
+
+    def _check_parameters(self) -> None:
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise InputError(name, f"{value!r} is not known", f"use one of {', '.join(known)}")
+        for name, least in {"n_inducing": 1, "n_draws": 1}.items():
+            if getattr(self, name) < least:
+                raise InputError(name, f"{getattr(self, name)} is too small", f"use {least} or more")
+        if not self.amplitude > 0:
+            raise InputError("amplitude", f"{self.amplitude} is not positive", "use a variance, e.g. 10")
+        if not self.pairwise_sd >= 0:
+            raise InputError("pairwise_sd", f"{self.pairwise_sd} is negative", "use 0 or more")
+
+    @contextmanager
+    def _reporting(self, callback: Callback | None) -> Iterator[Callback]:
+        """The callback to train with; while it lives, ``verbose`` makes the logger heard."""
+
+        def report(info: StepInfo) -> bool | None:
+            logger.info("step %d: bound %.2f", info.iteration + 1, info.elbo)
+            return callback(info) if callback is not None else None
+
+        if not self.verbose or logger.hasHandlers():
+            yield report
+            return
+        handler = logging.StreamHandler(sys.stderr)
+        level = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            yield report
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+    # -- predicting ----------------------------------------------------------------------------
+
+    def predict(self, X: Iterable[Any]) -> list[list[str]]:
+        """Labels of every token of every sequence."""
+        check_is_fitted(self, "model_")
+        X = _as_list(X)
+        if self.decode == "viterbi":
+            best = self.model_.viterbi(X)
+        else:
+            best = [p.argmax(-1) for p in self.model_.marginals(X, self.average)]
+        return [self.model_.labels.names(indices) for indices in best]
+
+    def predict_single(self, x: Any) -> list[str]:
+        """Labels of one sequence."""
+        return self.predict([x])[0]
+
+    def predict_marginals(self, X: Iterable[Any]) -> list[list[dict[str, float]]]:
+        """For every token a dict from label to its probability."""
+        check_is_fitted(self, "model_")
+        classes = self.model_.labels.classes
+        return [
+            [dict(zip(classes, map(float, p), strict=True)) for p in sequence]
+            for sequence in self.model_.marginals(_as_list(X), self.average)
+        ]
+
+    def predict_marginals_single(self, x: Any) -> list[dict[str, float]]:
+        """For every token of one sequence a dict from label to its probability."""
+        return self.predict_marginals([x])[0]
+
+    def sequence_log_probs(
+        self, X: Iterable[Any], y: Iterable[Sequence[str]]
+    ) -> list[float | None]:
+        """log p(y | x) of each whole labelling, averaged over the posterior; None where a label was
+        never seen in training."""
+        check_is_fitted(self, "model_")
+        X, y = _as_list(X), list(y)
+        return self.model_.log_probs(X, check_labels(X, y), self.average)
+
+    def score(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> float:
+        """Token accuracy."""
+        X, y = _as_list(X), list(y)
+        return 1.0 - metrics.token_error(check_labels(X, y), self.predict(X))
+
+    def evaluate(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> metrics.Report:
+        """Token error, span scores, NLL and calibration on labelled data."""
+        X, y = _as_list(X), list(y)
+        truth = check_labels(X, y)
+        return metrics.evaluate(
+            truth, self.predict(X), self.predict_marginals(X), self.sequence_log_probs(X, y)
+        )
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``."""
+        check_is_fitted(self, "model_")
+        plain = (str, int, float, bool)
+        params = {k: v for k, v in self.get_params(deep=False).items() if isinstance(v, plain)}
+        self.model_.extra["params"] = params
+        self.model_.save(path)
+
+
+def load(path: str | Path) -> StructuredGPClassifier:
+    """The fitted estimator in a file that ``save`` or ``structgp train`` wrote."""
+    model = model_file.load(path)
+    params = {"kernel": model.posterior.kernel} | model.extra.get("params", {})
+    estimator = StructuredGPClassifier(**params)
+    estimator.model_ = model
+    estimator.classes_ = np.array(model.labels.classes)
+    estimator.training_log_ = dict(model.info)
+    model.posterior.requires_grad_(False)
+    return estimator
+
+
+def _as_list(X: Iterable[Any]) -> list[Any]:
+    return [x if hasattr(x, "__len__") or hasattr(x, "shape") else list(x) for x in X]
+
+
+def _widen(rows: np.ndarray, pad_row: np.ndarray) -> np.ndarray:
+    missing = pad_row[rows.shape[1] :]
+    return np.concatenate([rows, np.tile(missing, (len(rows), 1))], 1)
+
+
+def _log(history: History, posterior: Posterior, residual: float) -> dict[str, Any]:
+    with torch.no_grad():
+        return {
+            "optimizer": history.optimizer,
+            "reason": history.reason,
+            "stopped": history.stopped,
+            "steps": history.steps,
+            "elbo": history.elbo,
+            "fresh_elbo": history.fresh_elbo,
+            "kl_inducing": float(posterior.kl_inducing()),
+            "kl_pairwise": float(posterior.kl_pairwise()),
+            "amplitude_factor": float(posterior.log_amplitude.exp()),
+            "pairwise_sd": float(posterior.pairwise_sd),
+            "n_inducing": posterior.n_inducing,
+            "inducing_residual": residual,
+            "evaluations": history.evaluations,
+            "seconds": history.seconds,
+        }

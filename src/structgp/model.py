@@ -1,0 +1,202 @@
+"""The fitted model: a value that can be saved, loaded and asked.
+
+A model file is one safetensors file: the tensors, and under the metadata key ``structgp`` a JSON
+object with everything else. It holds no code and is read without pickle. A digest over both says
+whether the file is still what was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from structgp import predict
+from structgp._version import __version__
+from structgp.data.atomic import atomic_write
+from structgp.data.batch import Batch, by_length, pad
+from structgp.data.encode import FeatureEncoder, LabelEncoder
+from structgp.errors import ModelFileError
+from structgp.gp import Posterior
+from structgp.kernels.describe import describe, rebuild
+from structgp.structures import Chain, Structure
+
+FORMAT = 1
+STRUCTURES: dict[str, type[Structure]] = {"chain": Chain}
+
+_BATCH_TOKENS = 2_000
+
+
+@dataclass
+class Model:
+    """A fitted posterior with the encoders that lead to it.
+
+    n_draws, seed : of the draws that predictions average over. info : what is worth keeping of the
+    fit (bound, time, versions). extra : what the caller wants kept with the model, such as the
+    source of a feature template; JSON values only.
+    """
+
+    encoder: FeatureEncoder
+    labels: LabelEncoder
+    posterior: Posterior
+    likelihood: str = "chain"
+    n_draws: int = 64
+    seed: int = 0
+    info: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    # -- answers -------------------------------------------------------------------------------
+
+    @cached_property
+    def structure(self) -> Structure:
+        return STRUCTURES[self.likelihood]()
+
+    def draws(self, average: str) -> predict.Draws:
+        """'draws': joint draws of (f, g); 'mean': the posterior mean plugged in."""
+        if average == "mean":
+            return predict.Draws.mean(self.posterior)
+        return predict.Draws.sample(self.posterior, self.n_draws, self.seed)
+
+    def marginals(self, X: Sequence[Any], average: str = "draws") -> list[np.ndarray]:
+        """(T, V) label probabilities of each sequence."""
+        draws = self.draws(average)
+
+        def ask(batch: Batch) -> Tensor:
+            return predict.marginals(self.posterior, self.structure, draws, batch)
+
+        return self._each(X, ask, np.empty((0, len(self.labels.classes))))
+
+    def viterbi(self, X: Sequence[Any]) -> list[np.ndarray]:
+        """(T,) label indices of the best whole labelling of each sequence."""
+
+        def ask(batch: Batch) -> Tensor:
+            return predict.viterbi(self.posterior, self.structure, batch)
+
+        return self._each(X, ask, np.empty(0, dtype=np.int64))
+
+    def log_probs(
+        self, X: Sequence[Any], y: Sequence[Sequence[str]], average: str = "draws"
+    ) -> list[float | None]:
+        """log p(y | x) of each labelling; None where a label was never seen in training."""
+        encoded = self.labels.transform(y)
+        draws = self.draws(average)
+
+        def ask(batch: Batch) -> Tensor:
+            return predict.log_prob(self.posterior, self.structure, draws, batch)
+
+        rows = self.encoder.transform(X)
+        answers: list[float | None] = [0.0 if not len(r) else None for r in rows]
+        known = [len(r) if (e >= 0).all() else 0 for r, e in zip(rows, encoded, strict=True)]
+        for index in by_length(known, _BATCH_TOKENS):
+            values = ask(pad(rows, encoded, self.encoder.pad_row, index))
+            for i, value in zip(index, values.tolist(), strict=True):
+                answers[i] = value
+        return answers
+
+    def _each(self, X: Sequence[Any], ask: Any, empty: np.ndarray) -> list[np.ndarray]:
+        rows = self.encoder.transform(X)
+        answers = [empty] * len(rows)
+        for batch in self._batches(rows):
+            values = ask(batch).numpy()
+            for b, i in enumerate(batch.index.tolist()):
+                answers[i] = values[b, : len(rows[i])]
+        return answers
+
+    def _batches(self, rows: Sequence[np.ndarray]) -> Iterator[Batch]:
+        for index in by_length([len(r) for r in rows], _BATCH_TOKENS):
+            yield pad(rows, None, self.encoder.pad_row, index)
+
+    # -- the file ------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Writes one file, atomically: an existing one stays as it was if anything fails."""
+        tensors = {k: v.detach().contiguous() for k, v in self.posterior.state_dict().items()}
+        header = {
+            "format": FORMAT,
+            "version": __version__,
+            "likelihood": self.likelihood,
+            "kernel": describe(self.posterior.kernel),
+            "encoder": self.encoder.to_json(),
+            "labels": self.labels.classes,
+            "n_draws": self.n_draws,
+            "seed": self.seed,
+            "info": self.info,
+            "extra": self.extra,
+        }
+        text = json.dumps(header, ensure_ascii=False, sort_keys=True)
+        metadata = {"structgp": text, "digest": _digest(text, tensors)}
+        content = safetensors.torch.save(tensors, metadata)
+        with atomic_write(path, "wb") as file:
+            file.write(content)
+
+
+def load(path: str | Path) -> Model:
+    """Reads a model file; ModelFileError, in one line, if it is not one or was damaged."""
+    place = str(path)
+    try:
+        with safetensors.safe_open(place, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise ModelFileError(place, "no such file", "check the path") from None
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise ModelFileError(place, reason, "check the path and its permissions") from None
+    except safetensors.SafetensorError:
+        raise ModelFileError(
+            place, "not a structgp model, or cut short", "train it again, or copy it again"
+        ) from None
+    if "structgp" not in metadata:
+        raise ModelFileError(
+            place, "a safetensors file of another program", "pass a file that structgp wrote"
+        )
+    text = metadata["structgp"]
+    if metadata.get("digest") != _digest(text, tensors):
+        raise ModelFileError(place, "altered since it was written", "copy or train it again")
+    header = json.loads(text)
+    if header["format"] > FORMAT:
+        raise ModelFileError(
+            place,
+            f"format {header['format']}, written by structgp {header['version']}",
+            f"update structgp (this is {__version__}, which reads up to format {FORMAT})",
+        )
+    return _from_parts(header, tensors)
+
+
+def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
+    posterior = Posterior(
+        rebuild(header["kernel"]),
+        tensors["inducing"],
+        len(header["labels"]),
+        pairwise_sd=float(tensors["pairwise_sd"]),
+        dtype=tensors["m"].dtype,
+    )
+    posterior.load_state_dict(tensors)
+    return Model(
+        encoder=FeatureEncoder.from_json(header["encoder"]),
+        labels=LabelEncoder(header["labels"]),
+        posterior=posterior,
+        likelihood=header["likelihood"],
+        n_draws=header["n_draws"],
+        seed=header["seed"],
+        info=header["info"],
+        extra=header["extra"],
+    )
+
+
+def _digest(text: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()

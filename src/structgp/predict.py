@@ -1,0 +1,90 @@
+"""From a posterior to answers: averaged marginals, decodings, probabilities of labellings.
+
+Everything is an average over S joint draws of (f, g) from q. The draws are functions, fixed once
+from a seed: every sequence meets the same ones, so an answer does not depend on what else is in
+the batch, on the order, or on padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structgp.data.batch import Batch
+from structgp.gp import Posterior
+from structgp.structures import Structure
+
+
+@dataclass(frozen=True)
+class Draws:
+    """S draws of the latent functions, in antithetic pairs.
+
+    inducing : (S, V, M) whitened inducing values; pairwise : (S, V, V); seed : of the part of f that the
+    inducing values leave open. S = 1 with ``plug_in`` is the posterior mean instead of a draw.
+    """
+
+    inducing: Tensor
+    pairwise: Tensor
+    seed: int
+    plug_in: bool = False
+
+    @staticmethod
+    def sample(posterior: Posterior, n: int, seed: int) -> Draws:
+        """n draws, rounded up to an even number. Cost O(n V M^2)."""
+        half = (n + 1) // 2
+        rng = np.random.default_rng(seed)
+        V, M = posterior.m.shape
+        with torch.no_grad():
+            eps = torch.from_numpy(rng.standard_normal((half, V, M))).to(posterior.m)
+            spread = torch.einsum("vmk,svk->svm", posterior.factor.tril(), eps)
+            pair = torch.from_numpy(rng.standard_normal((half, V, V))).to(posterior.m)
+            spread_pair = posterior.pair_log_sd.exp() * pair * (posterior.pairwise_sd > 0)
+            return Draws(
+                torch.cat([posterior.m + spread, posterior.m - spread]),
+                torch.cat([posterior.pair_mean + spread_pair, posterior.pair_mean - spread_pair]),
+                seed,
+            )
+
+    @staticmethod
+    def mean(posterior: Posterior) -> Draws:
+        """The posterior mean, as one 'draw'."""
+        with torch.no_grad():
+            return Draws(posterior.m[None].clone(), posterior.pair_mean[None].clone(), 0, True)
+
+    def unary(self, posterior: Posterior, batch: Batch) -> Tensor:
+        """(S, B, T, V) the drawn functions at the rows of a batch, joint over positions."""
+        with torch.no_grad():
+            conditional = posterior.amplified(posterior.conditional(batch.x, batch.mask))
+            projection = conditional.projection.to(self.inducing)
+            f = torch.einsum("btm,svm->sbtv", projection, self.inducing)
+            if self.plug_in:
+                return f
+            S, V = self.pairwise.shape[:2]
+            # Position by position from a generator of its own: a longer sequence only adds numbers.
+            rng = np.random.default_rng([self.seed, 1])
+            eps = torch.from_numpy(rng.standard_normal((batch.mask.shape[1], S // 2, V)))
+            rest = torch.einsum("btu,usv->sbtv", conditional.residual, eps).to(f)
+            return f + torch.cat([rest, -rest])
+
+
+def marginals(posterior: Posterior, structure: Structure, draws: Draws, batch: Batch) -> Tensor:
+    """(B, T, V) label probabilities, averaged over draws: Bayes-optimal token by token."""
+    f = draws.unary(posterior, batch)
+    return structure.marginals(f, draws.pairwise, batch.mask).mean(0)
+
+
+def viterbi(posterior: Posterior, structure: Structure, batch: Batch) -> Tensor:
+    """(B, T) the best whole labelling under the posterior mean."""
+    mean = Draws.mean(posterior)
+    return structure.decode(mean.unary(posterior, batch), mean.pairwise, batch.mask)[0]
+
+
+def log_prob(posterior: Posterior, structure: Structure, draws: Draws, batch: Batch) -> Tensor:
+    """(B,) log of the probability of labelling ``batch.y``, averaged over draws."""
+    f = draws.unary(posterior, batch)
+    with torch.no_grad():
+        values = structure.log_prob(f, draws.pairwise, batch.y, batch.mask)
+        return torch.logsumexp(values, 0) - np.log(len(values))

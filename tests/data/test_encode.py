@@ -1,0 +1,448 @@
+"""Every form of input becomes the rows it should, and every mistake is named with its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from structgp.data import encode
+from structgp.data.encode import Block, FeatureEncoder, LabelEncoder, check_labels
+from structgp.errors import InputError
+
+NOT_A_SEQUENCE = (
+    "where a sequence of tokens belongs; "
+    "pass a list of feature dicts, a list of lists of strings, or a 2-D array"
+)
+
+
+def rows_of(X: Any, features: str = "auto") -> list[list[list[float]]]:
+    encoder = FeatureEncoder(features=features).fit(X)
+    encoded = encoder.transform(X)
+    assert all(rows.dtype == np.float64 for rows in encoded)
+    return [rows.tolist() for rows in encoded]
+
+
+def error_of(X: Any, *, fitted_on: Any = None, features: str = "auto") -> str:
+    """What is said of X, by an encoder fitted on it or on something else."""
+    with pytest.raises(InputError) as caught:
+        FeatureEncoder(features=features).fit(X if fitted_on is None else fitted_on).transform(X)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# -- dicts -----------------------------------------------------------------------------------------
+
+
+def test_dicts_of_strings_are_templates() -> None:
+    X = [[{"word": "a", "tag": "X"}, {"tag": "Y", "word": "b"}], [{"word": "a"}, {"tag": "X"}]]
+    encoder = FeatureEncoder().fit(X)
+    assert encoder.form == "dicts"
+    assert encoder.templates == ["word", "tag"]
+    assert encoder.blocks == [Block("categorical", 0, 2, ("word", "tag"))]
+    assert [r.tolist() for r in encoder.transform(X)] == [[[0, 0], [1, 1]], [[0, -1], [-1, 0]]]
+
+
+def test_dicts_of_everything_else_are_attributes() -> None:
+    X = [
+        [
+            {"number": 2.5, "flag": True, "off": False, "nothing": None, "zero": 0},
+            {"list": ["p", "q", "p"], "nested": {"deep": {"er": 3}, "text": "t"}},
+            {"number": np.float32(0.5), "count": np.int64(2), "bool": np.bool_(True)},
+        ]
+    ]
+    encoder = FeatureEncoder().fit(X)
+    assert encoder.attributes == {
+        "number": 0,
+        "flag": 1,
+        "list:p": 2,
+        "list:q": 3,
+        "nested:deep:er": 4,
+        "nested:text:t": 5,
+        "count": 6,
+        "bool": 7,
+    }
+    assert encoder.blocks == [Block("sparse", 0, None)]
+    assert encoder.transform(X)[0].tolist() == [
+        [0, 2.5, 1, 1, -1, 0, -1, 0],
+        [2, 1, 3, 1, 4, 3, 5, 1],
+        [0, 0.5, 6, 2, 7, 1, -1, 0],
+    ]
+
+
+def test_dicts_of_both() -> None:
+    X = [[{"w": "a", "size": 2}, {"w": "b"}], [{"w": 3}]]
+    encoder = FeatureEncoder().fit(X)
+    assert encoder.blocks == [Block("categorical", 0, 1, ("w",)), Block("sparse", 1, None)]
+    # A template that is a number somewhere is an attribute there.
+    assert [r.tolist() for r in encoder.transform(X)] == [
+        [[0, 0, 2], [1, -1, 0]],
+        [[-1, 1, 3]],
+    ]
+
+
+def test_many_string_keys_are_a_bag() -> None:
+    limit = encode.MAX_TEMPLATES
+    few = FeatureEncoder().fit([[{f"k{i}": "v" for i in range(limit)}]])
+    assert [b.kind for b in few.blocks] == ["categorical"]
+    many = FeatureEncoder().fit([[{f"k{i}": "v" for i in range(limit + 1)}]])
+    assert [b.kind for b in many.blocks] == ["sparse"]
+    assert list(many.attributes) == [f"k{i}:v" for i in range(limit + 1)]
+
+
+# -- lists of strings ------------------------------------------------------------------------------
+
+
+def test_lists_of_equally_many_strings_are_columns() -> None:
+    X = [[["a", "x"], ["b", "x"]], [("b", "y")]]
+    expected = [[[0, 0], [1, 0]], [[1, 1]]]
+    assert rows_of(X) == rows_of(X, "columns") == expected
+    assert rows_of([np.array(x) for x in X]) == expected
+    assert rows_of([np.array(x, dtype=object) for x in X]) == expected
+    assert FeatureEncoder().fit(X).blocks == [Block("categorical", 0, 2, ("0", "1"))]
+
+
+def test_lists_of_different_lengths_are_a_bag() -> None:
+    X = [[["a", "x"], ["b"]], [[], ["x", "x", "c", "b"]]]
+    assert rows_of(X) == [
+        [[0, 1, 1, 1], [2, 1, -1, 0]],
+        [[-1, 0, -1, 0, -1, 0], [1, 1, 3, 1, 2, 1]],
+    ]
+    assert FeatureEncoder().fit(X).blocks == [Block("sparse", 0, None)]
+
+
+def test_a_bag_can_be_asked_for() -> None:
+    assert rows_of([[["a", "x"], ["x", "b"]]], "bag") == [[[0, 1, 1, 1], [1, 1, 2, 1]]]
+
+
+def test_sets_are_a_bag_whatever_their_size() -> None:
+    X = [[{"a"}, {"b"}], [frozenset({"a"})]]
+    assert FeatureEncoder().fit(X).blocks == [Block("sparse", 0, None)]
+    assert rows_of(X) == [[[0, 1], [1, 1]], [[0, 1]]]
+    assert error_of(X, features="columns") == (
+        "X[0][0]: a set has no columns; pass a list, or use features='bag'"
+    )
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array([[1.0, 2.0], [3.0, -4.0]]),
+        np.array([[1, 2], [3, -4]], dtype=np.int32),
+        np.array([[1, 2], [3, -4]], dtype=np.float32),
+        np.array([[1, 2], [3, -4]], dtype=object),
+        [[1.0, 2.0], [3.0, -4.0]],
+        [(1, 2), (3, -4)],
+        [np.array([1.0, 2.0]), np.array([3.0, -4.0])],
+    ],
+)
+def test_matrices_of_numbers(x: Any) -> None:
+    encoder = FeatureEncoder().fit([x])
+    assert encoder.form == "dense"
+    assert encoder.blocks == [Block("dense", 0, 2)]
+    assert rows_of([x]) == [[[1, 2], [3, -4]]]
+
+
+@pytest.mark.parametrize(
+    "form", ["csr_matrix", "csr_array", "coo_matrix", "coo_array", "csc_matrix", "lil_array"]
+)
+@pytest.mark.parametrize("dtype", [float, np.float32, int])
+def test_scipy_sparse(form: str, dtype: type) -> None:
+    x = getattr(scipy.sparse, form)(np.array([[0, 2, 0], [0, 0, 0], [3, 0, -1]], dtype=dtype))
+    encoder = FeatureEncoder().fit([x])
+    assert (encoder.form, encoder.width) == ("sparse", 3)
+    assert encoder.blocks == [Block("sparse", 0, None)]
+    assert encoder.transform([x])[0].tolist() == [[1, 2, -1, 0], [-1, 0, -1, 0], [0, 3, 2, -1]]
+
+
+def test_duplicates_are_summed_and_the_input_left_alone() -> None:
+    def arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return np.array([1.0, 2.0, 5.0]), np.array([1, 1, 0]), np.array([0, 3])
+
+    x = scipy.sparse.csr_matrix(arrays(), shape=(1, 3))
+    assert rows_of([x]) == [[[0, 5, 1, 3]]]
+    for stored, original in zip((x.data, x.indices, x.indptr), arrays(), strict=True):
+        np.testing.assert_array_equal(stored, original)
+    place = (np.array([0, 0]), np.array([1, 1]))
+    x = scipy.sparse.coo_array((np.array([1.0, 2.0]), place), shape=(2, 3))
+    assert rows_of([x]) == [[[1, 3], [-1, 0]]]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 0.0, 1.5, -2.0]), min_size=4, max_size=4), min_size=1)
+)
+def test_sparse_rows_hold_what_the_matrix_holds(dense: list[list[float]]) -> None:
+    (rows,) = FeatureEncoder().fit([x := scipy.sparse.csr_array(np.array(dense))]).transform([x])
+    spread = np.zeros((len(dense), 4))
+    for t, row in enumerate(rows):
+        for feature, value in zip(row[0::2], row[1::2], strict=True):
+            if feature >= 0:
+                spread[t, int(feature)] += value
+    np.testing.assert_array_equal(spread, dense)
+
+
+# -- values that training never saw ----------------------------------------------------------------
+
+
+def test_unseen_values_of_a_template() -> None:
+    encoder = FeatureEncoder().fit([[["a", "x"], ["b", "x"]]])
+    x = [["new", "x"], ["a", "other"], ["newer", "x"], ["new", "other"]]
+    assert encoder.encode(x).tolist() == [[2, 0], [0, 1], [3, 0], [2, 1]]
+    # Ids of one sequence say nothing about the next.
+    assert encoder.encode([["newer", "x"]]).tolist() == [[2, 0]]
+
+
+def test_unseen_attributes() -> None:
+    encoder = FeatureEncoder().fit([[{"a": 1, "b": 1}]])
+    x = [{"b": 2, "new": 3}, {"newer": 1, "new": 4}]
+    assert encoder.encode(x).tolist() == [[1, 2, 2, 3], [3, 1, 2, 4]]
+    bag = FeatureEncoder(features="bag").fit([[["a"]]])
+    assert bag.encode([["p", "a"], ["q", "p"]]).tolist() == [[1, 1, 0, 1], [2, 1, 1, 1]]
+
+
+def test_a_string_key_that_training_never_saw() -> None:
+    only_templates = FeatureEncoder().fit([[{"w": "a"}]])
+    assert only_templates.encode([{"w": "a", "other": "x"}]).tolist() == [[0]]
+    with_attributes = FeatureEncoder().fit([[{"w": "a", "n": 1}]])
+    assert with_attributes.encode([{"w": "a", "other": "x"}]).tolist() == [[0, 1, 1]]
+
+
+# -- nothing ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "X",
+    [
+        [[], [{"w": "a", "n": 1.0}]],
+        [[], [["a", "b"]]],
+        [np.empty((0, 2)), np.ones((1, 2))],
+        [scipy.sparse.csr_matrix((0, 3)), scipy.sparse.csr_matrix(np.eye(3))],
+    ],
+)
+def test_an_empty_sequence_has_no_rows(X: Any) -> None:
+    encoder = FeatureEncoder().fit(X)
+    empty, full = encoder.transform(X)
+    assert len(empty) == 0
+    assert len(full) > 0
+    assert len(encoder.encode([])) == 0
+
+
+def test_no_token_and_no_feature() -> None:
+    for X in ([], [[]], [[], np.empty((0, 2))]):
+        assert error_of(X) == "X: no token in it; pass at least one sequence with one token"
+    for X in ([[{}]], [[{"a": None}, {"b": 0, "c": False}]], [[[], []]]):
+        assert error_of(X) == "X: no token has any feature; pass at least one feature"
+
+
+def test_pad_row_holds_no_value() -> None:
+    dicts = FeatureEncoder().fit([[{"w": "a", "v": "b", "n": 1}]])
+    assert dicts.pad_row(2).tolist() == [-1, -1]
+    assert dicts.pad_row(6).tolist() == [-1, -1, -1, 0, -1, 0]
+    assert FeatureEncoder().fit([np.ones((1, 3))]).pad_row(3).tolist() == [0, 0, 0]
+    assert FeatureEncoder().fit([[["a"], []]]).pad_row(4).tolist() == [-1, 0, -1, 0]
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+INFINITE = "replace NaN and infinite values"
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        ([np.array([[1, 2], [np.nan, 0]])], f"X[0][1]: column 0 is nan; {INFINITE}"),
+        ([[[1.0]], [[2.0], [-np.inf]]], f"X[1][1]: column 0 is -inf; {INFINITE}"),
+        (
+            [scipy.sparse.csr_matrix(np.array([[0, 2, 0], [0, 0, 0], [1, 0, np.inf]]))],
+            f"X[0][2]: column 2 is inf; {INFINITE}",
+        ),
+        (
+            [[{"a": 1.0}], [{"a": 1.0}, {"b": {"c": float("nan")}}]],
+            f"X[1][1]: feature 'b:c' is nan; {INFINITE}",
+        ),
+        ([[{"w": "a", "n": np.float32("inf")}]], f"X[0][0]: feature 'n' is inf; {INFINITE}"),
+        (
+            [[{"a": object()}]],
+            "X[0][0]: feature 'a' is a object; "
+            "use strings, numbers, flags, lists of strings or dicts",
+        ),
+        ([np.zeros(3)], "X[0]: 1 dimensions; pass a 2-D array, one row a token"),
+        ([np.zeros((2, 2, 2))], "X[0]: 3 dimensions; pass a 2-D array, one row a token"),
+        (["text"], f"X[0]: a str {NOT_A_SEQUENCE}"),
+        ([[], "text"], f"X[1]: a str {NOT_A_SEQUENCE}"),
+        ([5], f"X[0]: a int {NOT_A_SEQUENCE}"),
+        ([[["a"]], None], f"X[1]: a NoneType {NOT_A_SEQUENCE}"),
+        ([{"a": 1}], f"X[0]: a dict {NOT_A_SEQUENCE}"),
+        (
+            [["the", "cat"]],
+            "X[0][0]: a str where the features of a token belong; "
+            "make each token a dict, a list of strings, or a row of numbers",
+        ),
+        (
+            [[], [1, 2]],
+            "X[1][0]: a int where the features of a token belong; "
+            "make each token a dict, a list of strings, or a row of numbers",
+        ),
+    ],
+)
+def test_values_that_cannot_be(X: Any, message: str) -> None:
+    assert error_of(X) == message
+
+
+def test_a_ragged_matrix() -> None:
+    message = error_of([np.empty((0, 2)), [[1.0, 2.0], [1.0]]])
+    assert message.startswith("X[1]: not a matrix of numbers (")
+    assert message.endswith("; pass a 2-D array")
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        ([[{"a": 1}, ["x"]]], "X[0][1]: a list where a feature dict belongs; "),
+        ([[{"a": 1}], [["x"]]], "X[1][0]: a list where a feature dict belongs; "),
+        ([[["a", "b"], "cd"]], "X[0][1]: 'cd' is not a list of strings; "),
+        ([[["a", "b"], ["c"], "cd"]], "X[0][2]: 'cd' is not a list of strings; "),
+        ([[["a", "b"], {"k": 1, "l": 2}]], "X[0][1]: {'k': 1, 'l': 2} is not a list of strings; "),
+        ([[["a", "b"]], [{"k": "v"}]], "X[1][0]: {'k': 'v'} is not a list of strings; "),
+        ([[["a", "b"], 5]], "X[0][1]: 5 is not a list of strings; "),
+        ([[["a", "b"], ["c", 1]]], "X[0][1]: ['c', 1] is not a list of strings; "),
+        (
+            [np.eye(2), scipy.sparse.csr_array(np.eye(2))],
+            "X[1]: tokens are sparse where training had dense; ",
+        ),
+        ([np.eye(2), [["a", "b"]]], "X[1]: tokens are strings where training had dense; "),
+        (
+            [scipy.sparse.csr_array(np.eye(2)), [{"a": 1}]],
+            "X[1]: tokens are dicts where training had sparse; ",
+        ),
+    ],
+)
+def test_two_forms_in_one_data_set(X: Any, message: str) -> None:
+    assert error_of(X) == f"{message}use one form throughout"
+
+
+def test_a_number_in_a_bag() -> None:
+    X = [[["a"], ["b", 3]]]
+    assert error_of(X) == "X[0][1]: 3 is not a string; use strings throughout"
+
+
+def test_another_form_than_in_training() -> None:
+    forms: dict[str, Any] = {
+        "dicts": [[{"w": "a"}]],
+        "strings": [[["a", "b"]]],
+        "dense": [np.eye(2)],
+        "sparse": [scipy.sparse.csr_matrix(np.eye(2))],
+    }
+    for trained, fitted_on in forms.items():
+        for form, X in forms.items():
+            if form != trained:
+                assert error_of(X, fitted_on=fitted_on) == (
+                    f"X[0]: tokens are {form} where training had {trained}; use one form throughout"
+                )
+
+
+def test_another_width_than_in_training() -> None:
+    same = "pass the same features"
+    message = f"X[1]: 3 columns where training had 2; {same}"
+    assert error_of([np.eye(2), np.eye(3)]) == message
+    assert error_of([scipy.sparse.csr_array(np.eye(n)) for n in (2, 3)]) == message
+    assert error_of([[["a"], ["a", "b"]]], fitted_on=[[["a", "b"]]]) == (
+        "X[0][0]: 1 strings where training had 2; "
+        "give every token equally many, or use features='bag'"
+    )
+
+
+def test_columns_of_different_lengths() -> None:
+    remedy = "give every token equally many, or use features='bag'"
+    X = [[["a"], ["b", "c"]], [["d", "e", "f"]]]
+    assert error_of(X, features="columns") == f"X: tokens have 1, 2, 3 strings; {remedy}"
+    assert error_of([[[], []]], features="columns") == f"X: tokens have 0 strings; {remedy}"
+
+
+def test_an_unknown_reading() -> None:
+    assert error_of([[["a"]]], features="rows") == (
+        "features: 'rows' is not known; use 'auto', 'columns' or 'bag'"
+    )
+
+
+# -- saving ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("X", "new", "features"),
+    [
+        (
+            [[{"w": "é", "n": 2.0, "l": ["x"]}, {"w": "b", "t": "N"}]],
+            [[{"w": "?", "n": 1, "m": 2}, {"t": "N"}]],
+            "auto",
+        ),
+        ([[["a", "x"], ["b", "x"]]], [[["b", "?"], ["?", "x"]]], "auto"),
+        ([[["a", "x"], ["b"]]], [[["b", "?"], [], ["x"]]], "bag"),
+        ([np.eye(2)], [np.ones((3, 2))], "auto"),
+        ([scipy.sparse.csr_matrix(np.eye(3))], [scipy.sparse.csr_matrix(np.ones((1, 3)))], "auto"),
+    ],
+)
+def test_json_round_trip(X: Any, new: Any, features: str) -> None:
+    encoder = FeatureEncoder(features=features).fit(X)
+    read = FeatureEncoder.from_json(json.loads(json.dumps(encoder.to_json())))
+    assert read == encoder
+    assert read.blocks == encoder.blocks
+    for data in (X, new):
+        for one, other in zip(encoder.transform(data), read.transform(data), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+# -- labels ----------------------------------------------------------------------------------------
+
+
+def test_labels_are_numbered_in_order() -> None:
+    encoder = LabelEncoder().fit([["O", "B"], [], ["I", "O"]])
+    assert encoder.classes == ["B", "I", "O"]
+    encoded = encoder.transform([["O", "B"], [], ["?", "I"]])
+    assert [labels.tolist() for labels in encoded] == [[2, 0], [], [-1, 1]]
+    assert all(labels.dtype == np.int64 for labels in encoded)
+    assert encoder.names([2, 0, 1]) == ["O", "B", "I"]
+    assert encoder.names(np.array([1, 1])) == ["I", "I"]
+
+
+def test_labels_that_fit() -> None:
+    X = [[["a"], ["b"]], np.ones((1, 2)), []]
+    y = [("A", "B"), np.array(["C"]), []]
+    checked = check_labels(X, y)
+    assert checked == [["A", "B"], ["C"], []]
+    assert all(type(label) is str for labels in checked for label in labels)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "message"),
+    [
+        ([[["a"]]], [], "y: 0 label sequences for 1 sequences of tokens; pass one for each"),
+        ([[["a"]]], ["A"], "y[0]: a str where a list of labels belongs; pass a list"),
+        ([[["a"]]], [None], "y[0]: a NoneType where a list of labels belongs; pass a list"),
+        (
+            [np.eye(2), np.eye(2)],
+            [["A", "B"], ["A"]],
+            "y[1]: 1 labels for 2 tokens; give every token exactly one label",
+        ),
+        (
+            [[["a"], ["b"]]],
+            [["A", 1]],
+            "y[0][1]: label 1 is not a string; convert labels with str()",
+        ),
+        ([5], [["A"]], f"X[0]: a int {NOT_A_SEQUENCE}"),
+    ],
+)
+def test_labels_that_do_not_fit(X: Any, y: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_labels(X, y)
+    assert str(caught.value) == message

@@ -1,0 +1,55 @@
+"""Cholesky factors with and without jitter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structgp.gp.linalg import RELATIVE_JITTER, cholesky, factor_of_inverse
+
+
+def covariances() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(3, 4, 4, generator=generator, dtype=torch.float64)
+    return root @ root.mT + 0.1 * torch.eye(4, dtype=torch.float64)
+
+
+def test_factor() -> None:
+    K = covariances()
+    L = cholesky(K)
+    assert (L.triu(1) == 0).all()
+    size = K.diagonal(dim1=-1, dim2=-2).mean(-1)
+    expected = K + RELATIVE_JITTER * size[:, None, None] * torch.eye(4, dtype=torch.float64)
+    torch.testing.assert_close(L @ L.mT, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_singular_matrices_have_one(size: float) -> None:
+    K = torch.full((5, 5), size, dtype=torch.float64)
+    L = cholesky(K)
+    torch.testing.assert_close(L @ L.mT, K, rtol=1e-6, atol=0)
+
+
+def test_slightly_indefinite_matrices_have_one() -> None:
+    K = torch.diag(torch.tensor([1.0, 1.0, -1e-6], dtype=torch.float64))
+    L = cholesky(K)
+    torch.testing.assert_close(L @ L.mT, K, rtol=0, atol=2e-5)
+
+
+def test_a_matrix_that_is_no_covariance() -> None:
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive semi-definite"):
+        cholesky(torch.diag(torch.tensor([1.0, -0.5], dtype=torch.float64)))
+
+
+def test_gradient() -> None:
+    K = covariances().requires_grad_()
+    # The jitter is held fixed in the gradient, so that it has a part of 1e-8 left out.
+    assert torch.autograd.gradcheck(lambda K: cholesky(0.5 * (K + K.mT)), K, rtol=1e-4)
+
+
+def test_factor_of_inverse() -> None:
+    P = covariances()
+    L = factor_of_inverse(P)
+    assert (L.triu(1).abs() < 1e-14).all()
+    torch.testing.assert_close(L @ L.mT, torch.linalg.inv(P))
+    torch.testing.assert_close(factor_of_inverse(P[0]), L[0])
