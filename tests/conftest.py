@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores; threads of several processes that wait for each other are slower than one.
+    torch.set_num_threads(1)
 
 with warnings.catch_warnings():
     # Warnings are errors here, and GPyTorch's import compiles a function in a way torch gives up.

@@ -13,16 +13,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpytorch.kernels import Kernel
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from structgp import metrics
 from structgp import model as model_file
 from structgp._version import __version__
-from structgp.data.encode import FeatureEncoder, LabelEncoder, check_labels
+from structgp.data.encode import FeatureEncoder
+from structgp.data.labels import LabelEncoder, check_labels
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp import Posterior, choose_inducing
-from structgp.kernels.blocks import KernelChoice, build_kernel
+from structgp.gp import Posterior, Relaxation, choose_inducing, has_shape, learn_shape
+from structgp.kernels import variance
+from structgp.kernels.blocks import KernelChoice, build_kernel, rescale
 from structgp.model import STRUCTURES, Model
 from structgp.optimizers import StepInfo
 from structgp.training import Callback, History, choose_optimizer, make_batches, train
@@ -55,9 +59,12 @@ class StructuredGPClassifier(BaseEstimator):
     inference : 'auto', 'second-order' (needs a structure that gives its curvature) or 'adam'.
     n_inducing : most inducing inputs M, picked from the training tokens. If they can all be
         reproduced by fewer, fewer are used, and the model is the full GP.
-    amplitude : prior variance of a latent value, where the kernel is chosen by name.
+    amplitude : prior variance of a latent value, where the kernel is chosen by name; 'auto' gives
+        every active feature a weight of variance 1.
     pairwise_sd : prior standard deviation of a label-to-label score; 0 leaves them out.
-    learn_scales : learn amplitude and pairwise scale on the evidence bound, from these values.
+    learn_kernel : learn the kernel's shape (template weights, length-scales, balance of blocks) on
+        the evidence of a Gaussian relaxation before the fit. Its amplitude stays.
+    learn_scales : let amplitude and pairwise scale move with the evidence bound during the fit.
     features : how a token given as a list of strings is read: 'columns' (place j is template j),
         'bag' (a set of attributes), or 'auto' (columns if every token has equally many).
     n_draws : draws of the latent functions that a prediction averages over.
@@ -72,7 +79,8 @@ class StructuredGPClassifier(BaseEstimator):
     ----------
     classes_ : labels seen in training, sorted.
     training_log_ : what the optimiser did and why: 'optimizer', 'reason', 'stopped', 'steps',
-        'elbo' and 'fresh_elbo' (which bracket the optimum in expectation), 'kl_inducing',
+        'elbo' and 'fresh_elbo' (which bracket the optimum in expectation), 'relaxation' (evidence
+        before and after, if the kernel was learned), 'kl_inducing',
         'kl_pairwise', 'amplitude_factor', 'pairwise_sd', 'n_inducing', 'inducing_residual',
         'evaluations', 'seconds', and 'dev' if dev data was passed.
     model_ : the fitted :class:`structgp.model.Model`.
@@ -91,9 +99,10 @@ class StructuredGPClassifier(BaseEstimator):
         likelihood: str = "chain",
         inference: str = "auto",
         n_inducing: int = 1000,
-        amplitude: float = 10.0,
-        pairwise_sd: float = 1.0,
-        learn_scales: bool = True,
+        amplitude: float | str = "auto",
+        pairwise_sd: float = 1.5,
+        learn_kernel: bool = True,
+        learn_scales: bool = False,
         features: str = "auto",
         n_draws: int = 64,
         average: str = "draws",
@@ -107,6 +116,7 @@ class StructuredGPClassifier(BaseEstimator):
         self.n_inducing = n_inducing
         self.amplitude = amplitude
         self.pairwise_sd = pairwise_sd
+        self.learn_kernel = learn_kernel
         self.learn_scales = learn_scales
         self.features = features
         self.n_draws = n_draws
@@ -143,12 +153,14 @@ class StructuredGPClassifier(BaseEstimator):
                 "pass data with at least two labels",
             )
         rows = encoder.transform(X)
-        batches = make_batches(rows, labels.transform(labels_of), encoder.pad_row, _BATCH_TOKENS)
-        posterior, residual = self._prior(encoder, rows, len(labels.classes))
+        encoded = labels.transform(labels_of)
+        batches = make_batches(rows, encoded, encoder.pad_row, _BATCH_TOKENS)
+        generator = torch.Generator().manual_seed(self.random_state)
+        kernel, relaxation = self._kernel(encoder, rows, encoded, generator)
+        posterior, residual = self._prior(kernel, encoder, rows, len(labels.classes))
         optimizer, reason = choose_optimizer(
             self.inference, STRUCTURES[self.likelihood](), learn_scales=self.learn_scales
         )
-        generator = torch.Generator().manual_seed(self.random_state)
         with self._reporting(callback) as report:
             history = train(
                 posterior,
@@ -167,7 +179,7 @@ class StructuredGPClassifier(BaseEstimator):
                 stacklevel=2,
             )
         self.classes_ = np.array(labels.classes)
-        self.training_log_ = _log(history, posterior, residual)
+        self.training_log_ = _log(history, posterior, residual, relaxation)
         info = {k: v for k, v in self.training_log_.items() if k != "steps"}
         info |= {"n_sequences": len(rows), "n_tokens": sum(map(len, rows)), "version": __version__}
         self.model_ = Model(
@@ -183,17 +195,40 @@ class StructuredGPClassifier(BaseEstimator):
             self.training_log_["dev"] = self.evaluate(X_dev, y_dev).as_dict()
         return self
 
+    def _kernel(
+        self,
+        encoder: FeatureEncoder,
+        rows: list[np.ndarray],
+        labels: list[np.ndarray],
+        generator: torch.Generator,
+    ) -> tuple[Kernel, Relaxation | None]:
+        """The kernel with its shape learned, at the amplitude it started with."""
+        tokens = _tokens(encoder, rows)
+        choice = copy.deepcopy(self.kernel)
+        kernel = build_kernel(choice, encoder.blocks, tokens, self.amplitude)
+        if not self.learn_kernel or not has_shape(kernel):
+            return kernel.requires_grad_(False), None
+        lengths = [len(r) for r in rows if len(r)]
+        some = tokens[:: max(1, len(tokens) // 1000)]
+        before = float(variance(kernel, some).detach().mean())
+        relaxation = learn_shape(
+            kernel,
+            tokens.split(lengths),
+            [torch.from_numpy(y) for y in labels if len(y)],
+            generator,
+        )
+        after = float(variance(kernel, some).detach().mean())
+        return rescale(kernel, before / after).requires_grad_(False), relaxation
+
     def _prior(
-        self, encoder: FeatureEncoder, rows: list[np.ndarray], n_labels: int
+        self, kernel: Kernel, encoder: FeatureEncoder, rows: list[np.ndarray], n_labels: int
     ) -> tuple[Posterior, float]:
-        width = max(r.shape[1] for r in rows)
-        tokens = np.concatenate([_widen(r, encoder.pad_row(width)) for r in rows if len(r)])
-        if len(tokens) > _INDUCING_CANDIDATES:
+        candidates = _tokens(encoder, rows)
+        if len(candidates) > _INDUCING_CANDIDATES:
             rng = np.random.default_rng(self.random_state)
-            tokens = tokens[rng.choice(len(tokens), _INDUCING_CANDIDATES, replace=False)]
-        candidates = torch.from_numpy(tokens)
-        kernel = build_kernel(copy.deepcopy(self.kernel), encoder.blocks, candidates, self.amplitude)
-        kernel.requires_grad_(False)
+            candidates = candidates[
+                torch.from_numpy(rng.choice(len(candidates), _INDUCING_CANDIDATES, replace=False))
+            ]
         chosen = choose_inducing(kernel, candidates, self.n_inducing)
         posterior = Posterior(
             kernel, candidates[chosen.index], n_labels, pairwise_sd=self.pairwise_sd
@@ -207,9 +242,14 @@ class StructuredGPClassifier(BaseEstimator):
                 raise InputError(name, f"{value!r} is not known", f"use one of {', '.join(known)}")
         for name, least in {"n_inducing": 1, "n_draws": 1}.items():
             if getattr(self, name) < least:
-                raise InputError(name, f"{getattr(self, name)} is too small", f"use {least} or more")
-        if not self.amplitude > 0:
-            raise InputError("amplitude", f"{self.amplitude} is not positive", "use a variance, e.g. 10")
+                raise InputError(
+                    name, f"{getattr(self, name)} is too small", f"use {least} or more"
+                )
+        auto = isinstance(self.amplitude, str) and self.amplitude == "auto"
+        if not auto and (isinstance(self.amplitude, str) or not self.amplitude > 0):
+            raise InputError(
+                "amplitude", f"{self.amplitude!r} is no variance", "use a number above 0, or 'auto'"
+            )
         if not self.pairwise_sd >= 0:
             raise InputError("pairwise_sd", f"{self.pairwise_sd} is negative", "use 0 or more")
 
@@ -312,12 +352,22 @@ def _as_list(X: Iterable[Any]) -> list[Any]:
     return [x if hasattr(x, "__len__") or hasattr(x, "shape") else list(x) for x in X]
 
 
+def _tokens(encoder: FeatureEncoder, rows: list[np.ndarray]) -> Tensor:
+    """(N, W) all tokens, one after the other."""
+    width = max(r.shape[1] for r in rows)
+    return torch.from_numpy(
+        np.concatenate([_widen(r, encoder.pad_row(width)) for r in rows if len(r)])
+    )
+
+
 def _widen(rows: np.ndarray, pad_row: np.ndarray) -> np.ndarray:
     missing = pad_row[rows.shape[1] :]
     return np.concatenate([rows, np.tile(missing, (len(rows), 1))], 1)
 
 
-def _log(history: History, posterior: Posterior, residual: float) -> dict[str, Any]:
+def _log(
+    history: History, posterior: Posterior, residual: float, relaxation: Relaxation | None
+) -> dict[str, Any]:
     with torch.no_grad():
         return {
             "optimizer": history.optimizer,
@@ -326,6 +376,7 @@ def _log(history: History, posterior: Posterior, residual: float) -> dict[str, A
             "steps": history.steps,
             "elbo": history.elbo,
             "fresh_elbo": history.fresh_elbo,
+            "relaxation": None if relaxation is None else vars(relaxation),
             "kl_inducing": float(posterior.kl_inducing()),
             "kl_pairwise": float(posterior.kl_pairwise()),
             "amplitude_factor": float(posterior.log_amplitude.exp()),

@@ -24,7 +24,8 @@ from structgp import predict
 from structgp._version import __version__
 from structgp.data.atomic import atomic_write
 from structgp.data.batch import Batch, by_length, pad
-from structgp.data.encode import FeatureEncoder, LabelEncoder
+from structgp.data.encode import FeatureEncoder
+from structgp.data.labels import LabelEncoder
 from structgp.errors import ModelFileError
 from structgp.gp import Posterior
 from structgp.kernels.describe import describe, rebuild

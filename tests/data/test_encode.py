@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structgp.data import encode
-from structgp.data.encode import Block, FeatureEncoder, LabelEncoder, check_labels
+from structgp.data.encode import Block, FeatureEncoder
+from structgp.data.labels import LabelEncoder, check_labels
 from structgp.errors import InputError
 
 NOT_A_SEQUENCE = (

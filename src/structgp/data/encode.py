@@ -16,14 +16,22 @@ sequence: two tokens of a new sentence that share an unknown word still agree in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 
+from structgp.data.forms import (
+    as_csr,
+    as_dense,
+    bag,
+    check_mapping,
+    check_strings,
+    flatten,
+    form_of,
+    length,
+)
 from structgp.errors import InputError
 
 MAX_TEMPLATES = 64
@@ -76,14 +84,14 @@ class FeatureEncoder:
             raise InputError(
                 "features", f"{self.features!r} is not known", "use 'auto', 'columns' or 'bag'"
             )
-        lengths = [_length(x, f"X[{n}]") for n, x in enumerate(X)]
+        lengths = [length(x, f"X[{n}]") for n, x in enumerate(X)]
         if not any(lengths):
             raise InputError("X", "no token in it", "pass at least one sequence with one token")
         n = next(n for n, length in enumerate(lengths) if length)
         first, place = X[n], f"X[{n}]"
-        self.form = _form_of(first, place)
+        self.form = form_of(first, place)
         if self.form == "dense":
-            self.width = _as_dense(first, place).shape[1]
+            self.width = as_dense(first, place).shape[1]
         elif self.form == "sparse":
             self.width = int(first.shape[1])
             self.has_sparse = True
@@ -99,7 +107,7 @@ class FeatureEncoder:
         widths, ordered = set(), True
         for n, x in enumerate(X):
             for t, token in enumerate(x):
-                _check_strings(token, f"X[{n}][{t}]")
+                check_strings(token, f"X[{n}][{t}]")
                 widths.add(len(token))
                 ordered = ordered and not isinstance(token, set | frozenset)
         as_columns = self.features == "columns" or (
@@ -120,13 +128,13 @@ class FeatureEncoder:
                 "give every token equally many, or use features='bag'",
             )
         else:
-            self._learn_attributes(X, _bag)
+            self._learn_attributes(X, bag)
 
     def _fit_dicts(self, X: Sequence[Any]) -> None:
         keys: dict[str, None] = {}
         for n, x in enumerate(X):
             for t, token in enumerate(x):
-                _check_mapping(token, f"X[{n}][{t}]")
+                check_mapping(token, f"X[{n}][{t}]")
                 keys.update({k: None for k, v in token.items() if isinstance(v, str)})
         if 0 < len(keys) <= MAX_TEMPLATES:
             self.templates = list(keys)
@@ -154,7 +162,7 @@ class FeatureEncoder:
         rest = {
             k: v for k, v in token.items() if not (k in templates and isinstance(v, str))
         }  # fmt: skip
-        return _flatten(rest, place)
+        return flatten(rest, place)
 
     # -- the layout of a row -------------------------------------------------------------------
 
@@ -185,12 +193,14 @@ class FeatureEncoder:
 
     def encode(self, x: Any, place: str = "x") -> np.ndarray:
         """(T, W) rows of one sequence; ``place`` names it in errors."""
-        if not _length(x, place):
+        if not length(x, place):
             return np.empty((0, len(self.templates)))
-        form = _form_of(x, place)
+        form = form_of(x, place)
         if form != self.form:
             raise InputError(
-                place, f"tokens are {form} where training had {self.form}", "use one form throughout"
+                place,
+                f"tokens are {form} where training had {self.form}",
+                "use one form throughout",
             )
         if form == "dense":
             return self._encode_dense(x, place)
@@ -200,12 +210,12 @@ class FeatureEncoder:
         if self.templates:
             parts.append(self._encode_templates(x, place))
         if self.has_sparse:
-            attributes_of = _bag if form == "strings" else self._loose_attributes
+            attributes_of = bag if form == "strings" else self._loose_attributes
             parts.append(self._encode_attributes(x, place, attributes_of))
         return np.concatenate(parts, 1)
 
     def _encode_dense(self, x: Any, place: str) -> np.ndarray:
-        rows = _as_dense(x, place)
+        rows = as_dense(x, place)
         self._check_width(rows.shape[1], place)
         bad = ~np.isfinite(rows)
         if bad.any():
@@ -216,7 +226,7 @@ class FeatureEncoder:
         return rows
 
     def _encode_sparse(self, x: Any, place: str) -> np.ndarray:
-        matrix = _as_csr(x)
+        matrix = as_csr(x)
         self._check_width(matrix.shape[1], place)
         bad = ~np.isfinite(matrix.data)
         if bad.any():
@@ -239,7 +249,7 @@ class FeatureEncoder:
                 self._check_columns(token, f"{place}[{t}]")
                 items = token
             else:
-                _check_mapping(token, f"{place}[{t}]")
+                check_mapping(token, f"{place}[{t}]")
                 items = [token.get(key) for key in self.templates]
             for p, value in enumerate(items):
                 if isinstance(value, str):
@@ -268,11 +278,13 @@ class FeatureEncoder:
             )
 
     def _check_columns(self, token: Any, place: str) -> None:
-        _check_strings(token, place)
+        check_strings(token, place)
         if isinstance(token, set | frozenset):
             raise InputError(place, "a set has no columns", "pass a list, or use features='bag'")
         if not all(isinstance(v, str) for v in token):
-            raise InputError(place, f"{token!r} is not a list of strings", "use one form throughout")
+            raise InputError(
+                place, f"{token!r} is not a list of strings", "use one form throughout"
+            )
         if len(token) != len(self.templates):
             raise InputError(
                 place,
@@ -307,51 +319,6 @@ class FeatureEncoder:
         )
 
 
-@dataclass
-class LabelEncoder:
-    """Labels <-> 0..V-1, in sorted order (``classes_``). An unknown label becomes -1."""
-
-    classes: list[str] = field(default_factory=list)
-
-    def fit(self, y: Iterable[Iterable[str]]) -> LabelEncoder:
-        self.classes = sorted({label for labels in y for label in labels})
-        return self
-
-    def transform(self, y: Iterable[Iterable[str]]) -> list[np.ndarray]:
-        index = {label: i for i, label in enumerate(self.classes)}
-        return [np.array([index.get(v, -1) for v in labels], dtype=np.int64) for labels in y]
-
-    def names(self, indices: Iterable[int]) -> list[str]:
-        return [self.classes[i] for i in indices]
-
-
-def check_labels(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:
-    """y as lists of labels, after checking that each fits its sequence of X."""
-    if len(X) != len(y):
-        raise InputError(
-            "y", f"{len(y)} label sequences for {len(X)} sequences of tokens", "pass one for each"
-        )
-    checked = []
-    for n, (x, labels) in enumerate(zip(X, y, strict=True)):
-        if isinstance(labels, str) or not hasattr(labels, "__len__"):
-            kind = type(labels).__name__
-            raise InputError(f"y[{n}]", f"a {kind} where a list of labels belongs", "pass a list")
-        n_tokens = _length(x, f"X[{n}]")
-        if len(labels) != n_tokens:
-            raise InputError(
-                f"y[{n}]",
-                f"{len(labels)} labels for {n_tokens} tokens",
-                "give every token exactly one label",
-            )
-        for t, label in enumerate(labels):
-            if not isinstance(label, str):
-                raise InputError(
-                    f"y[{n}][{t}]", f"label {label!r} is not a string", "convert labels with str()"
-                )
-        checked.append([str(label) for label in labels])
-    return checked
-
-
 def _pairs(n: int, row: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
     """(n, 2A) interleaved ids and values; ``row`` is sorted and says where each pair belongs."""
     counts = np.bincount(row, minlength=n)
@@ -366,105 +333,4 @@ def _id_of(value: str, known: Mapping[str, int], unseen: dict[str, int]) -> int:
     found = known.get(value)
     if found is None:
         found = unseen.setdefault(value, len(known) + len(unseen))
-    return found
-
-
-def _length(x: Any, place: str) -> int:
-    if not (hasattr(x, "shape") and len(x.shape)) and not hasattr(x, "__len__"):
-        raise _not_a_sequence(x, place)
-    return int(x.shape[0]) if hasattr(x, "shape") else len(x)
-
-
-def _not_a_sequence(x: Any, place: str) -> InputError:
-    return InputError(
-        place,
-        f"a {type(x).__name__} where a sequence of tokens belongs",
-        "pass a list of feature dicts, a list of lists of strings, or a 2-D array",
-    )
-
-
-def _form_of(x: Any, place: str) -> str:
-    if scipy.sparse.issparse(x):
-        return "sparse"
-    if isinstance(x, np.ndarray) and x.dtype.kind in "fiub":
-        return "dense"
-    if isinstance(x, str) or not isinstance(x, Sequence | np.ndarray):
-        raise _not_a_sequence(x, place)
-    token = x[0]
-    if isinstance(token, Mapping):
-        return "dicts"
-    if isinstance(token, Sequence | np.ndarray | set | frozenset) and not isinstance(token, str):
-        kind = next((type(v) for v in token), str)
-        return "strings" if issubclass(kind, str) else "dense"
-    raise InputError(
-        f"{place}[0]",
-        f"a {type(token).__name__} where the features of a token belong",
-        "make each token a dict, a list of strings, or a row of numbers",
-    )
-
-
-def _as_csr(x: Any) -> Any:
-    matrix = scipy.sparse.csr_matrix(x)
-    if not matrix.has_canonical_format:
-        matrix = matrix.copy()  # it may share its arrays with x, which is not ours to change
-        matrix.sum_duplicates()
-    return matrix
-
-
-def _as_dense(x: Any, place: str) -> np.ndarray:
-    try:
-        rows = np.asarray(x, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(place, f"not a matrix of numbers ({error})", "pass a 2-D array") from None
-    if rows.ndim != 2:
-        raise InputError(place, f"{rows.ndim} dimensions", "pass a 2-D array, one row a token")
-    return rows
-
-
-def _check_mapping(token: Any, place: str) -> None:
-    if not isinstance(token, Mapping):
-        raise InputError(
-            place, f"a {type(token).__name__} where a feature dict belongs", "use one form throughout"
-        )
-
-
-def _check_strings(token: Any, place: str) -> None:
-    if isinstance(token, str) or not isinstance(token, Sequence | np.ndarray | set | frozenset):
-        raise InputError(place, f"{token!r} is not a list of strings", "use one form throughout")
-
-
-def _bag(token: Any, place: str) -> dict[str, float]:
-    _check_strings(token, place)
-    found = {}
-    for name in token:
-        if not isinstance(name, str):
-            raise InputError(place, f"{name!r} is not a string", "use strings throughout")
-        found[name] = 1.0
-    return found
-
-
-def _flatten(token: Mapping[str, Any], place: str, prefix: str = "") -> dict[str, float]:
-    """Feature dict -> name: value, with python-crfsuite's reading of strings, flags, lists, dicts."""
-    found: dict[str, float] = {}
-    for key, value in token.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, str):
-            found[f"{name}:{value}"] = 1.0
-        elif isinstance(value, Mapping):
-            found.update(_flatten(value, place, f"{name}:"))
-        elif isinstance(value, bool | np.bool_ | int | float | np.integer | np.floating):
-            if not math.isfinite(value):
-                raise InputError(
-                    place, f"feature {name!r} is {value}", "replace NaN and infinite values"
-                )
-            if value != 0:
-                found[name] = float(value)
-        elif isinstance(value, list | tuple | set | frozenset):
-            found.update({f"{name}:{v}": 1.0 for v in value})
-        elif value is not None:
-            raise InputError(
-                place,
-                f"feature {name!r} is a {type(value).__name__}",
-                "use strings, numbers, flags, lists of strings or dicts",
-            )
     return found

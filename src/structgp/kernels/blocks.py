@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from gpytorch.kernels import Kernel, LinearKernel, RBFKernel, ScaleKernel
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from structgp.data.encode import Block
 from structgp.errors import InputError
-from structgp.kernels.sparse import SparseLinearKernel, SparseRBFKernel, inner_product
+from structgp.kernels.sparse import SparseLinearKernel, SparseRBFKernel, inner_product, unpack
 from structgp.kernels.template import TemplateKernel
 
 
@@ -39,11 +39,11 @@ class BlockSumKernel(Kernel):
         return total
 
 
-KernelChoice = str | Kernel | Mapping[str, "str | Kernel"]
+KernelChoice: TypeAlias = str | Kernel | Mapping[str, str | Kernel]
 
 
 def build_kernel(
-    choice: KernelChoice, blocks: Sequence[Block], rows: Tensor, amplitude: float
+    choice: KernelChoice, blocks: Sequence[Block], rows: Tensor, amplitude: float | str = "auto"
 ) -> Kernel:
     """The kernel over whole rows.
 
@@ -53,8 +53,10 @@ def build_kernel(
         categorical one, a GPyTorch kernel where there is one block, or a dict that maps block kinds
         ('categorical', 'sparse', 'dense') to any of these.
     rows : (N, W) rows of the data, from which length-scales take their start.
-    amplitude : prior variance of a latent value under a kernel chosen by name, shared out
-        equally over the blocks. A kernel passed as an object keeps its own scale.
+    amplitude : prior variance of a latent value under kernels chosen by name, shared out equally over
+        the blocks; 'auto' gives every active feature a weight of variance 1, as a linear CRF's
+        regulariser does: P for P templates, the mean squared norm of sparse rows, 10 for dense ones. A
+        kernel passed as an object keeps its own scale.
     """
     kinds = [block.kind for block in blocks]
     if isinstance(choice, Kernel):
@@ -73,7 +75,12 @@ def build_kernel(
             "kernel", f"no {stray[0]} features in the data", f"name only: {', '.join(kinds)}"
         )
     parts = [
-        _block_kernel(choice.get(b.kind, "auto"), b, rows[:, b.start : b.stop], amplitude / len(blocks))
+        _block_kernel(
+            choice.get(b.kind, "auto"),
+            b,
+            rows[:, b.start : b.stop],
+            amplitude if isinstance(amplitude, str) else amplitude / len(blocks),
+        )
         for b in blocks
     ]
     if len(parts) == 1:
@@ -81,7 +88,9 @@ def build_kernel(
     return BlockSumKernel(parts, [(b.start, b.stop) for b in blocks]).double()
 
 
-def _block_kernel(choice: str | Kernel, block: Block, rows: Tensor, amplitude: float) -> Kernel:
+def _block_kernel(
+    choice: str | Kernel, block: Block, rows: Tensor, amplitude: float | str
+) -> Kernel:
     if isinstance(choice, Kernel):
         return choice
     kernel = _BY_NAME.get((block.kind, choice))
@@ -93,8 +102,25 @@ def _block_kernel(choice: str | Kernel, block: Block, rows: Tensor, amplitude: f
             f"use one of {', '.join(known)}, or pass a GPyTorch kernel",
         )
     scaled = ScaleKernel(kernel(rows))
-    scaled.outputscale = amplitude
+    scaled.outputscale = _unit_weights(block, rows) if isinstance(amplitude, str) else amplitude
     return scaled
+
+
+def _unit_weights(block: Block, rows: Tensor) -> float:
+    if block.kind == "categorical":
+        return float(rows.shape[1])
+    if block.kind == "sparse":
+        return max(1.0, float(unpack(rows)[1].square().sum(-1).mean()))
+    return 10.0
+
+
+def rescale(kernel: Kernel, factor: float) -> Kernel:
+    """``factor`` times the kernel: its outermost scale changed, or one put around it."""
+    if not isinstance(kernel, ScaleKernel):
+        kernel = ScaleKernel(kernel).double()
+        kernel.outputscale = 1.0
+    kernel.outputscale = kernel.outputscale.detach() * factor
+    return kernel
 
 
 def _dense_rbf(rows: Tensor) -> Kernel:

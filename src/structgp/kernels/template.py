@@ -64,7 +64,7 @@ class TemplateKernel(Kernel):
             agree = (x1 == x2) & (x1 != MISSING)
             agreement = (agree * weights).sum(-1)
         else:
-            agreement = _Agreement.apply(x1, x2, weights)  # type: ignore[no-untyped-call]
+            agreement = _Agreement.apply(x1, x2, weights)
         if self.mode == "additive":
             return agreement / weights.sum()
         return torch.exp(agreement - weights.sum())
@@ -87,7 +87,8 @@ class _Agreement(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
         x1, x2 = ctx.saved_tensors
-        return None, None, torch.stack([grad[_agree(x1, x2, p)].sum() for p in range(x1.shape[-1])])
+        sums = [(grad * _agree(x1, x2, p)).sum() for p in range(x1.shape[-1])]
+        return None, None, torch.stack(sums)
 
 
 def _agree(x1: Tensor, x2: Tensor, p: int) -> Tensor:

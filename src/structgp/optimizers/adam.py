@@ -71,7 +71,7 @@ class Adam:
         i = state.queue.pop()
         state.optimizer.zero_grad()
         bound = problem.bound(i, self.n_draws, state.generator)
-        (-bound.elbo).backward()  # type: ignore[no-untyped-call]
+        (-bound.elbo).backward()
         state.optimizer.step()
         state.recent.append(float(bound.elbo.detach()))
         state.iteration += 1

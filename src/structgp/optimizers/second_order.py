@@ -95,9 +95,7 @@ class SecondOrder:
         change = abs(elbo - state.elbo) / problem.n_sequences
         converged = change < self.tolerance
         finished = converged or state.iteration + 1 >= self.max_rounds
-        info = StepInfo(
-            state.iteration, elbo, state.evaluations + evaluations, finished, converged
-        )
+        info = StepInfo(state.iteration, elbo, state.evaluations + evaluations, finished, converged)
         return replace(state, iteration=state.iteration + 1, elbo=elbo, evaluations=0), info
 
 
@@ -151,7 +149,7 @@ def _fit_means(
         grad = torch.cat([grad_m, (pair_scale * grads[1]).reshape(-1), grad_log])
         return -float(value), -grad.numpy()
 
-    options = {"maxcor": 20}
+    options: dict[str, float] = {"maxcor": 20}
     options |= {"maxiter": 15, "ftol": 1e-4} if rough else {"maxiter": 50, "ftol": 1e-6}
     zero = np.zeros(V * M + V * V + 1)
     result = scipy.optimize.minimize(negative, zero, jac=True, method="L-BFGS-B", options=options)

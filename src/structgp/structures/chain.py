@@ -63,7 +63,7 @@ def labelling_score(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 
 def log_partition(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     """(S, B) log Z, differentiable once in f and g."""
-    return _LogPartition.apply(f, g, mask)  # type: ignore[no-untyped-call]
+    return _LogPartition.apply(f, g, mask)
 
 
 class _LogPartition(torch.autograd.Function):

@@ -1,0 +1,1 @@
+"""Experiments on the paper's data, run from a checkout."""

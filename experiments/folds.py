@@ -1,0 +1,78 @@
+"""One default on the paper's five folds: error, NLL, calibration and time of each task.
+
+    python -m experiments.folds --data DIR [--task TASK ...] [--fold K ...] [--columns] [--against crf]
+
+Features are the paper's encoded ones, or with ``--columns`` the raw columns through their CRF++ template.
+The CRF is python-crfsuite's, its regulariser cross-validated on the training half of each fold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from structgp import StructuredGPClassifier, metrics
+from structgp.baselines.crf import LinearCRF
+from structgp.data.corpora import columns_suite, encoded_suite
+
+TASKS = ("basenp", "chunking", "segmentation", "japanesene")
+FIGURES = ("token_error", "token_nll", "ece")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.folds", description=__doc__)
+    parser.add_argument("--data", help="folder of the paper's data (default: STRUCTGP_DATA)")
+    parser.add_argument("--task", nargs="+", choices=TASKS, default=TASKS)
+    parser.add_argument("--fold", nargs="+", type=int, choices=range(5), default=range(5))
+    parser.add_argument("--columns", action="store_true", help="raw columns and templates")
+    parser.add_argument("--against", choices=["crf"], help="a rival on the same folds")
+    options = parser.parse_args(arguments)
+    methods = {"structgp": StructuredGPClassifier}
+    if options.against:
+        methods["linear CRF"] = lambda: LinearCRF(n_jobs=-1)
+    print(f"{'task':<14}{'method':<12}{'error %':>14}{'NLL':>8}{'ECE':>8}{'seconds a fold':>24}")
+    for task in options.task:
+        X, y, folds = _load(task, options.data, options.columns)
+        for name, method in methods.items():
+            runs = [_run(method(), X, y, *folds[k]) for k in options.fold]
+            _print_row(task, name, runs)
+
+
+def _load(task: str, data: str | None, columns: bool) -> tuple[list[Any], list[list[str]], Any]:
+    if columns:
+        raw = columns_suite(task, data)
+        return [raw.template.expand(x) for x in raw.X], raw.y, raw.folds
+    encoded = encoded_suite(task, data)
+    return list(encoded.X), encoded.y, encoded.folds
+
+
+def _run(method: Any, X: list[Any], y: list[list[str]], train: Any, test: Any) -> dict[str, float]:
+    began = time.perf_counter()
+    method.fit([X[i] for i in train], [y[i] for i in train])
+    seconds = time.perf_counter() - began
+    X_test, y_test = [X[i] for i in test], [y[i] for i in test]
+    marginals = method.predict_marginals(X_test)
+    return {
+        "token_error": metrics.token_error(y_test, method.predict(X_test)),
+        "token_nll": metrics.token_nll(y_test, marginals),
+        "ece": metrics.calibration(y_test, marginals).ece,
+        "seconds": seconds,
+    }
+
+
+def _print_row(task: str, name: str, runs: list[dict[str, float]]) -> None:
+    error, nll, ece = (statistics.mean(run[figure] for run in runs) for figure in FIGURES)
+    spread = statistics.stdev(run["token_error"] for run in runs) if len(runs) > 1 else 0.0
+    seconds = [run["seconds"] for run in runs]
+    print(
+        f"{task:<14}{name:<12}{100 * error:>7.2f} ({100 * spread:.2f}){nll:>8.3f}{ece:>8.3f}"
+        f"{statistics.mean(seconds):>12.1f} (most {max(seconds):.1f})",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

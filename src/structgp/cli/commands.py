@@ -1,0 +1,270 @@
+"""The commands: train, tag, evaluate, demo."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from structgp._version import __version__
+from structgp.cli.shared import (
+    Group,
+    check_columns,
+    check_two_labels,
+    check_writable,
+    chunks,
+    features,
+    fit_with_progress,
+    load_with_template,
+    output_stream,
+    print_reports,
+    read_labelled,
+    say_fit,
+    score,
+    score_crf,
+)
+from structgp.data import ingredients
+from structgp.data.columns import ColumnSequence, format_sequence, iter_columns
+from structgp.data.corpora import recipes
+from structgp.data.templates import Template
+from structgp.errors import InputError
+from structgp.estimator import StructuredGPClassifier
+
+_TAG_CHUNK = 200
+_DEMO_LINES = (
+    "2 1/2 cups self-raising flour, sifted",
+    "1 (400 g) tin plum tomatoes, roughly chopped",
+    "a good handful of fresh mint leaves (optional)",
+)
+
+_ENCODING = click.option(
+    "--encoding",
+    default="utf-8",
+    show_default=True,
+    help="Encoding of every file read and written.",
+)
+_MODEL = click.option(
+    "-m", "--model", "model_path", required=True, type=click.Path(), help="Model file."
+)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="structgp")
+def main() -> None:
+    """Label sequences, and know how sure the labels are.
+
+    Files hold one token a line, columns separated by spaces or tabs, a blank line between sequences,
+    and the label in the last column. Templates are CRF++'s.
+    """
+
+
+# -- train -------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("template_path", metavar="TEMPLATE", type=click.Path())
+@click.argument("train_path", metavar="TRAIN", type=click.Path())
+@click.option("-o", "--output", required=True, type=click.Path(), help="Model file to write.")
+@click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score afterwards.")
+@click.option("--inducing", default=1000, show_default=True, help="Most inducing inputs.")
+@click.option(
+    "--kernel",
+    type=click.Choice(["template", "template-product"]),
+    default="template",
+    show_default=True,
+    help="How agreement in the templates adds up: summed, or multiplied.",
+)
+@click.option(
+    "--inference",
+    type=click.Choice(["auto", "second-order", "adam"]),
+    default="auto",
+    show_default=True,
+    help="Optimiser of the evidence bound.",
+)
+@click.option("--seed", default=0, show_default=True, help="Equal seeds give equal models.")
+@_ENCODING
+def train(
+    template_path: str,
+    train_path: str,
+    output: str,
+    dev_path: str | None,
+    inducing: int,
+    kernel: str,
+    inference: str,
+    seed: int,
+    encoding: str,
+) -> None:
+    """Fit a model to the labelled file TRAIN, with features from TEMPLATE.
+
+    Ctrl-C stops early and keeps what has been reached.
+    """
+    check_writable(output)
+    template = Template.read(template_path, encoding=encoding)
+    data = read_labelled(train_path, template, encoding)
+    dev = read_labelled(dev_path, template, encoding) if dev_path else None
+    X, y = features(template, data)
+    check_two_labels(y, data.name)
+    estimator = StructuredGPClassifier(
+        kernel=kernel,
+        n_inducing=inducing,
+        # Without a B line there are no label-to-label scores.
+        pairwise_sd=1.5 if template.has_bigram else 0.0,
+        inference=inference,
+        features="columns",
+        random_state=seed,
+    )
+    fit_with_progress(estimator, X, y)
+    estimator.model_.extra |= {"template": template.text, "n_columns": data.n_columns - 1}
+    estimator.save(output)
+    say_fit(estimator, len(X), sum(map(len, y)))
+    click.echo(f"wrote {output}", err=True)
+    if dev is not None:
+        print_reports({"structgp": score(estimator, *features(template, dev), dev.name)})
+
+
+# -- tag ---------------------------------------------------------------------------------------
+
+
+@main.command()
+@_MODEL
+@click.argument("files", nargs=-1, type=click.Path())
+@click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
+@click.option(
+    "-v",
+    "--verbose",
+    "level",
+    type=click.IntRange(0, 2),
+    default=0,
+    help="1: probability of the labelling and of each label; 2: of every label.",
+)
+@click.option(
+    "--viterbi", is_flag=True, help="The best whole labelling instead of the best label each."
+)
+@_ENCODING
+def tag(
+    model_path: str,
+    files: Sequence[str],
+    output: str | None,
+    level: int,
+    viterbi: bool,
+    encoding: str,
+) -> None:
+    """Label FILES, or standard input. Output is laid out as crf_test does: the columns, a tab, the
+    label; with -v1 or -v2 probabilities after it."""
+    estimator, template, n_columns = load_with_template(model_path)
+    estimator.decode = "viterbi" if viterbi else "marginal"
+    sources: Sequence[Any] = files or [sys.stdin.buffer]
+
+    def sequences() -> Iterator[tuple[ColumnSequence, str]]:
+        for source in sources:
+            name = source if isinstance(source, str) else "<stdin>"
+            for sequence in iter_columns(source, encoding=encoding, name=name):
+                check_columns(sequence, n_columns, name)
+                yield sequence, name
+
+    with output_stream(output, encoding) as out:
+        for chunk in chunks(sequences(), _TAG_CHUNK):
+            rows = [sequence.rows for sequence, _ in chunk]
+            X = [template.expand(r) for r in rows]
+            for lines in _tagged(estimator, rows, X, level):
+                out.write(lines + "\n")
+            out.flush()
+
+
+def _tagged(
+    estimator: StructuredGPClassifier, rows: Sequence[Any], X: list[Any], level: int
+) -> Iterator[str]:
+    """One block of lines a sequence, without the blank line after it."""
+    labels = estimator.predict(X)
+    if level == 0:
+        for r, y in zip(rows, labels, strict=True):
+            yield format_sequence([(*row, label) for row, label in zip(r, y, strict=True)])
+        return
+    marginals = estimator.predict_marginals(X)
+    log_probs = estimator.model_.log_probs(X, labels, estimator.average)
+    for r, y, p, log_prob in zip(rows, labels, marginals, log_probs, strict=True):
+        cells = []
+        for row, label, probabilities in zip(r, y, p, strict=True):
+            every = probabilities.items() if level == 2 else ()
+            extra = [f"{name}/{value:.6f}" for name, value in every]
+            cells.append((*row, label, f"{label}/{probabilities[label]:.6f}", *extra))
+        assert log_prob is not None, "a predicted label is a known one"
+        yield f"# {math.exp(log_prob):.6f}\n{format_sequence(cells)}"
+
+
+# -- evaluate ----------------------------------------------------------------------------------
+
+
+@main.command("evaluate")
+@_MODEL
+@click.argument("test_path", metavar="TEST", type=click.Path())
+@click.option(
+    "--against",
+    type=click.Choice(["crf"]),
+    help="Also train a linear CRF, its regulariser cross-validated, on the same data.",
+)
+@click.option("--train", "train_path", type=click.Path(), help="Training file, for --against.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@_ENCODING
+def evaluate_command(
+    model_path: str,
+    test_path: str,
+    against: str | None,
+    train_path: str | None,
+    as_json: bool,
+    encoding: str,
+) -> None:
+    """Score a model on the labelled file TEST."""
+    if against and not train_path:
+        raise InputError(
+            "--against", "nothing to train the rival on", "add --train with the training file"
+        )
+    estimator, template, _ = load_with_template(model_path)
+    test = read_labelled(test_path, template, encoding)
+    X, y = features(template, test)
+    reports = {"structgp": score(estimator, X, y, test.name)}
+    if train_path:
+        data = read_labelled(train_path, template, encoding)
+        reports["linear CRF"] = score_crf(*features(template, data), X, y)
+    if as_json:
+        click.echo(json.dumps({name: r.as_dict() for name, r in reports.items()}, indent=2))
+    else:
+        print_reports(reports)
+
+
+# -- demo --------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
+def demo(seed: int) -> None:
+    """Train on the embedded corpus of recipe ingredients, score, and label three new lines."""
+    corpus = recipes()
+    X = [corpus.template.expand(rows) for rows in corpus.X_train]
+    X_test = [corpus.template.expand(rows) for rows in corpus.X_test]
+    click.echo(
+        f"Recipe ingredients: {len(X)} lines to learn from, {len(X_test)} to test on; "
+        "labels for quantity, unit, name, preparation, comment.\n"
+    )
+    estimator = StructuredGPClassifier(features="columns", random_state=seed)
+    fit_with_progress(estimator, X, corpus.y_train)
+    say_fit(estimator, len(X), sum(map(len, corpus.y_train)))
+    reports = {"structgp": score(estimator, X_test, corpus.y_test, "recipes/test.conll")}
+    try:
+        reports["linear CRF"] = score_crf(X, corpus.y_train, X_test, corpus.y_test)
+    except InputError as error:
+        click.echo(f"structgp: warning: no linear CRF beside it: {error}", err=True)
+    click.echo()
+    print_reports(reports)
+    for line in _DEMO_LINES:
+        tokens = ingredients.tokenize(line)
+        x = corpus.template.expand(ingredients.columns(tokens))
+        click.echo(f"\n{line}")
+        labels, marginals = estimator.predict_single(x), estimator.predict_marginals_single(x)
+        for token, label, p in zip(tokens, labels, marginals, strict=True):
+            second = sorted(p, key=p.__getitem__)[-2]
+            click.echo(f"  {token:<14}{label:<11}{p[label]:5.2f}   or {second} {p[second]:.2f}")

@@ -1,0 +1,210 @@
+"""What the commands share: reading, checking, progress, tables.
+
+Errors of the input are one line on standard error and exit status 2.
+"""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+from tqdm import tqdm
+
+from structgp.baselines.crf import LinearCRF
+from structgp.data.atomic import atomic_write
+from structgp.data.columns import ColumnFile, ColumnSequence, read_columns
+from structgp.data.templates import Template
+from structgp.errors import InputError, StructgpError, StructgpWarning
+from structgp.estimator import StructuredGPClassifier, load
+from structgp.metrics import Report, evaluate
+from structgp.optimizers import StepInfo
+
+
+class Group(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", StructgpWarning)
+                warnings.showwarning = _show_warning
+                return super().invoke(ctx)
+        except StructgpError as error:
+            click.echo(f"structgp: error: {error}", err=True)
+            ctx.exit(2)
+        except BrokenPipeError:
+            # The reader of our output went away; there is nobody left to tell.
+            sys.stderr.close()
+            ctx.exit(1)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    click.echo(f"structgp: warning: {message}", err=True)
+
+
+def read_labelled(path: str, template: Template, encoding: str) -> ColumnFile:
+    data = read_columns(path, encoding=encoding)
+    if data.n_columns < 2:
+        raise InputError(
+            f"{data.name}:{data.sequences[0].line}",
+            "one column where tokens and labels are needed",
+            "add the label as last column",
+        )
+    template.check_columns(data.n_columns - 1, data.name)
+    return data
+
+
+def features(template: Template, data: ColumnFile) -> tuple[list[Any], list[list[str]]]:
+    rows, labels = data.split_labels()
+    return [template.expand(r) for r in rows], labels
+
+
+def check_two_labels(y: Sequence[Sequence[str]], name: str) -> None:
+    found = {label for labels in y for label in labels}
+    if len(found) < 2:
+        raise InputError(
+            name,
+            f"every token has the same label, {found.pop()!r}",
+            "check that the label is the last column, and give examples of a second label",
+        )
+
+
+def check_columns(sequence: ColumnSequence, n_columns: int, name: str) -> None:
+    width = len(sequence.rows[0])
+    if width < n_columns:
+        raise InputError(
+            f"{name}:{sequence.line}",
+            f"{width} columns where the model was trained on {n_columns} and a label",
+            "give it the same columns as the training file; the label may be left out",
+        )
+
+
+def check_writable(path: str) -> None:
+    """Before minutes of work, not after: the folder is there and takes a file."""
+    with atomic_write(Path(path).with_name(Path(path).name + ".probe"), "wb"):
+        pass
+    Path(path).with_name(Path(path).name + ".probe").unlink()
+
+
+def load_with_template(path: str) -> tuple[StructuredGPClassifier, Template, int]:
+    estimator = load(path)
+    extra = estimator.model_.extra
+    if "template" not in extra:
+        raise InputError(
+            path,
+            "a model without a feature template, saved from Python",
+            "use it from Python, or train one with 'structgp train'",
+        )
+    return estimator, Template.parse(extra["template"], f"{path} (template)"), extra["n_columns"]
+
+
+def fit_with_progress(
+    estimator: StructuredGPClassifier, X: list[Any], y: Sequence[Sequence[str]]
+) -> None:
+    """Fits with a progress bar on a terminal, plain lines elsewhere; Ctrl-C stops after the step."""
+    interrupted = False
+
+    def stop(*_: Any) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+        click.echo("\nstopping after this step; Ctrl-C again gives up", err=True)
+
+    bar = tqdm(unit=" steps", disable=not sys.stderr.isatty(), leave=False)
+
+    def show(info: StepInfo) -> bool:
+        bar.update()
+        bar.set_postfix_str(f"bound {info.elbo:.1f}")
+        # Hundreds of stochastic steps are not worth a line each.
+        if bar.disable and (info.iteration < 10 or info.iteration % 50 == 0 or info.finished):
+            click.echo(f"step {info.iteration + 1}: bound {info.elbo:.1f}", err=True)
+        return interrupted
+
+    previous = signal.signal(signal.SIGINT, stop)
+    try:
+        estimator.fit(X, y, callback=show)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        bar.close()
+
+
+def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) -> None:
+    log = estimator.training_log_
+    click.echo(
+        f"{n_sequences} sequences, {n_tokens} tokens, {len(estimator.classes_)} labels; "
+        f"{log['n_inducing']} inducing inputs leave {log['inducing_residual']:.1%} of the variance; "
+        f"{log['optimizer']} ({log['reason']}): {log['stopped']} after {len(log['steps'])} steps, "
+        f"{log['seconds']:.1f} s; bound {log['elbo']:.1f} (fresh draws {log['fresh_elbo']:.1f})",
+        err=True,
+    )
+
+
+def score(estimator: StructuredGPClassifier, X: list[Any], y: list[list[str]], name: str) -> Report:
+    report = estimator.evaluate(X, y)
+    if report.n_unseen_tokens:
+        known = set(estimator.classes_)
+        unseen = sorted({label for labels in y for label in labels} - known)
+        click.echo(
+            f"structgp: warning: {name}: {report.n_unseen_tokens} tokens have labels that training "
+            f"never saw ({', '.join(unseen)}); they count as errors and are left out of the NLL",
+            err=True,
+        )
+    return report
+
+
+def score_crf(
+    X: list[Any], y: Sequence[Sequence[str]], X_test: list[Any], y_test: list[list[str]]
+) -> Report:
+    crf = LinearCRF(n_jobs=-1).fit(X, y)
+    return evaluate(
+        y_test,
+        crf.predict(X_test),
+        crf.predict_marginals(X_test),
+        crf.sequence_log_probs(X_test, y_test),
+    )
+
+
+def print_reports(reports: dict[str, Report]) -> None:
+    rows = (
+        ("token error", "token_error", "{:.2%}"),
+        ("span F1", "span_f1", "{:.2%}"),
+        ("span precision", "span_precision", "{:.2%}"),
+        ("span recall", "span_recall", "{:.2%}"),
+        ("token NLL", "token_nll", "{:.4f}"),
+        ("sequence NLL", "sequence_nll", "{:.3f}"),
+        ("ECE (15 bins)", "ece", "{:.4f}"),
+    )
+    click.echo(f"{'':<16}" + "".join(f"{name:>14}" for name in reports))
+    for title, key, form in rows:
+        values = [getattr(report, key) for report in reports.values()]
+        cells = ["-" if value is None else form.format(value) for value in values]
+        click.echo(f"{title:<16}" + "".join(f"{cell:>14}" for cell in cells))
+    first = next(iter(reports.values()))
+    click.echo(f"({first.n_sequences} sequences, {first.n_tokens} tokens)")
+
+
+@contextmanager
+def output_stream(path: str | None, encoding: str) -> Iterator[TextIO]:
+    if path is None:
+        stream = io.TextIOWrapper(sys.stdout.buffer, encoding=encoding, newline="\n")
+        try:
+            yield stream
+        finally:
+            # Flushes, and leaves standard output open.
+            stream.detach()
+        return
+    with atomic_write(path, "w", encoding=encoding) as file:
+        yield file
+
+
+def chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk

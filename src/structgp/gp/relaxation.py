@@ -1,0 +1,136 @@
+"""The kernel learned on the evidence of a Gaussian relaxation of the problem.
+
+Which templates matter, and how far apart two tokens may be, is a question about the kernel that does not
+need the structured likelihood: replace it by Gaussian regression of the one-hot labels of single
+tokens, and the evidence is closed form,
+
+    log N(Y; 0, K + s2 I),   Y (N, V) centred one-hot labels, one Cholesky for all V columns,
+
+so that a few dozen gradient steps cost a few N^3. Only the SHAPE of the kernel is taken from it: the
+size of a regression function says nothing about the size of a log-potential.
+
+The noise has a floor. Labels also depend on their neighbours' labels, so the features of one token must
+not be asked to explain them fully; without the floor, templates that single out each token (long
+n-grams) explain everything and predict nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.optimize
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor, nn
+
+from structgp.gp.linalg import cholesky
+from structgp.kernels import covariance, variance
+
+NOISE_FLOOR = 0.25
+"""Least share of the labels' variance that is left to noise."""
+
+MAX_TOKENS = 1_000
+MAX_STEPS = 25
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """evidence : before and after; steps : evaluations; tokens : how many stood for the data."""
+
+    evidence: tuple[float, float]
+    steps: int
+    tokens: int
+
+
+def has_shape(kernel: Kernel) -> bool:
+    """Whether the kernel has parameters beyond a factor on the whole of it."""
+    return len(_learnable(kernel)) > 0
+
+
+def learn_shape(
+    kernel: Kernel, rows: Sequence[Tensor], labels: Sequence[Tensor], generator: torch.Generator
+) -> Relaxation:
+    """Moves the kernel's parameters, in place, to the relaxation's optimum.
+
+    Parameters
+    ----------
+    rows, labels : one (T, W) and one (T,) tensor a sequence. At most ``MAX_TOKENS`` tokens, of sequences
+        drawn at random, are used. Cost O(steps * N^2 (N + W)).
+    """
+    x, y = _some_tokens(rows, labels, generator)
+    targets = nn.functional.one_hot(y).to(x.dtype)
+    targets = targets - targets.mean(0)
+    targets = targets / targets.square().mean().sqrt().clamp(min=1e-12)
+    with torch.no_grad():
+        size = float(variance(kernel, x).mean())
+    scale = nn.Parameter(x.new_tensor(math.log(0.5 / max(size, 1e-12))))
+    noise = nn.Parameter(x.new_tensor(0.0))
+    parameters = [*_learnable(kernel), scale, noise]
+    flags = [p.requires_grad for p in parameters]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+
+    def negative(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        _place(parameters, flat)
+        noise_variance = NOISE_FLOOR + (1 - NOISE_FLOOR) * noise.sigmoid()
+        evidence = _log_evidence(kernel, x, targets, scale.exp(), noise_variance)
+        grads = torch.autograd.grad(evidence, parameters, allow_unused=True)
+        flat_grads = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)
+        ]
+        return -float(evidence.detach()), -_flatten(flat_grads)
+
+    start = _flatten([p.detach() for p in parameters])
+    before = -negative(start)[0]
+    result = scipy.optimize.minimize(
+        negative, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_STEPS}
+    )
+    _place(parameters, result.x)
+    for parameter, flag in zip(parameters, flags, strict=True):
+        parameter.requires_grad_(flag)
+    return Relaxation((before, -float(result.fun)), int(result.nfev), len(x))
+
+
+def _log_evidence(
+    kernel: Kernel, x: Tensor, targets: Tensor, scale: Tensor, noise: Tensor
+) -> Tensor:
+    N, V = targets.shape
+    eye = torch.eye(N, dtype=x.dtype)
+    factor = cholesky(scale * covariance(kernel, x, x) + noise * eye)
+    fit = torch.linalg.solve_triangular(factor, targets, upper=False).square().sum()
+    return -0.5 * fit - V * factor.diagonal().log().sum() - 0.5 * N * V * math.log(2 * math.pi)
+
+
+def _some_tokens(
+    rows: Sequence[Tensor], labels: Sequence[Tensor], generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    chosen: list[int] = []
+    total = 0
+    for i in torch.randperm(len(rows), generator=generator).tolist():
+        if chosen and total + len(rows[i]) > MAX_TOKENS:
+            continue
+        chosen.append(i)
+        total += len(rows[i])
+    chosen.sort()
+    return torch.cat([rows[i] for i in chosen]), torch.cat([labels[i] for i in chosen])
+
+
+def _learnable(kernel: Kernel) -> list[nn.Parameter]:
+    """All parameters but the outermost factor, which ``scale`` stands for."""
+    return [p for name, p in kernel.named_parameters() if name != "raw_outputscale"]
+
+
+def _place(parameters: Sequence[nn.Parameter], flat: np.ndarray) -> None:
+    with torch.no_grad():
+        offset = 0
+        for p in parameters:
+            piece = torch.from_numpy(flat[offset : offset + p.numel()])
+            p.copy_(piece.view_as(p))
+            offset += p.numel()
+
+
+def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
+    return torch.cat([t.reshape(-1) for t in tensors]).double().numpy()
