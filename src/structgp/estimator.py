@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,9 @@ class StructuredGPClassifier(BaseEstimator):
         the fit stops there and what has been reached is kept.
         """
         self._check_parameters()
+        if (X_dev is None) != (y_dev is None):
+            given, missing = ("y_dev", "X_dev") if X_dev is None else ("X_dev", "y_dev")
+            raise InputError(missing, f"missing where {given} is given", "pass both or neither")
         X, y = _as_list(X), list(y)
         labels_of = check_labels(X, y)
         labels = LabelEncoder().fit(labels_of)
@@ -155,7 +159,7 @@ class StructuredGPClassifier(BaseEstimator):
         rows = encoder.transform(X)
         encoded = labels.transform(labels_of)
         batches = make_batches(rows, encoded, encoder.pad_row, _BATCH_TOKENS)
-        generator = torch.Generator().manual_seed(self.random_state)
+        generator = torch.Generator().manual_seed(int(self.random_state))
         kernel, relaxation = self._kernel(encoder, rows, encoded, generator)
         posterior, residual = self._prior(kernel, encoder, rows, len(labels.classes))
         optimizer, reason = choose_optimizer(
@@ -178,6 +182,7 @@ class StructuredGPClassifier(BaseEstimator):
                 StructgpWarning,
                 stacklevel=2,
             )
+        posterior.round_factor()
         self.classes_ = np.array(labels.classes)
         self.training_log_ = _log(history, posterior, residual, relaxation)
         info = {k: v for k, v in self.training_log_.items() if k != "steps"}
@@ -187,8 +192,8 @@ class StructuredGPClassifier(BaseEstimator):
             labels,
             posterior.requires_grad_(False),
             self.likelihood,
-            self.n_draws,
-            self.random_state,
+            int(self.n_draws),
+            int(self.random_state),
             info,
         )
         if X_dev is not None and y_dev is not None:
@@ -240,18 +245,19 @@ class StructuredGPClassifier(BaseEstimator):
             value = getattr(self, name)
             if value not in known:
                 raise InputError(name, f"{value!r} is not known", f"use one of {', '.join(known)}")
-        for name, least in {"n_inducing": 1, "n_draws": 1}.items():
-            if getattr(self, name) < least:
+        for name, least in {"n_inducing": 1, "n_draws": 1, "random_state": 0}.items():
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < least:
                 raise InputError(
-                    name, f"{getattr(self, name)} is too small", f"use {least} or more"
+                    name, f"{value!r} is not possible", f"use a whole number, {least} or more"
                 )
-        auto = isinstance(self.amplitude, str) and self.amplitude == "auto"
-        if not auto and (isinstance(self.amplitude, str) or not self.amplitude > 0):
+        amplitude, sd = self.amplitude, self.pairwise_sd
+        if not (isinstance(amplitude, Real) and 0 < amplitude < np.inf) and amplitude != "auto":
             raise InputError(
-                "amplitude", f"{self.amplitude!r} is no variance", "use a number above 0, or 'auto'"
+                "amplitude", f"{amplitude!r} is no variance", "use a number above 0, or 'auto'"
             )
-        if not self.pairwise_sd >= 0:
-            raise InputError("pairwise_sd", f"{self.pairwise_sd} is negative", "use 0 or more")
+        if not (isinstance(sd, Real) and 0 <= sd < np.inf):
+            raise InputError("pairwise_sd", f"{sd!r} is no deviation", "use a number, 0 or more")
 
     @contextmanager
     def _reporting(self, callback: Callback | None) -> Iterator[Callback]:
@@ -331,7 +337,11 @@ class StructuredGPClassifier(BaseEstimator):
         """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``."""
         check_is_fitted(self, "model_")
         plain = (str, int, float, bool)
-        params = {k: v for k, v in self.get_params(deep=False).items() if isinstance(v, plain)}
+        params = {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in self.get_params(deep=False).items()
+            if isinstance(value, (*plain, np.generic))
+        }
         self.model_.extra["params"] = params
         self.model_.save(path)
 
@@ -349,7 +359,8 @@ def load(path: str | Path) -> StructuredGPClassifier:
 
 
 def _as_list(X: Iterable[Any]) -> list[Any]:
-    return [x if hasattr(x, "__len__") or hasattr(x, "shape") else list(x) for x in X]
+    """X with generators read out; what is no sequence at all stays for the encoder to name."""
+    return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
 
 
 def _tokens(encoder: FeatureEncoder, rows: list[np.ndarray]) -> Tensor:

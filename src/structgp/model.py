@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from structgp import predict
@@ -120,7 +121,12 @@ class Model:
 
     def save(self, path: str | Path) -> None:
         """Writes one file, atomically: an existing one stays as it was if anything fails."""
-        tensors = {k: v.detach().contiguous() for k, v in self.posterior.state_dict().items()}
+        # Copies, since a ScaleKernel shares the active_dims of the kernel in it.
+        state = self.posterior.state_dict()
+        tensors = {
+            k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in state.items()
+        }
+        tensors["factor"] = _pack(tensors["factor"])
         header = {
             "format": FORMAT,
             "version": __version__,
@@ -181,7 +187,8 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
         pairwise_sd=float(tensors["pairwise_sd"]),
         dtype=tensors["m"].dtype,
     )
-    posterior.load_state_dict(tensors)
+    factor = _unpack(tensors["factor"], posterior.n_inducing)
+    posterior.load_state_dict(tensors | {"factor": factor})
     return Model(
         encoder=FeatureEncoder.from_json(header["encoder"]),
         labels=LabelEncoder(header["labels"]),
@@ -192,6 +199,20 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
         info=header["info"],
         extra=header["extra"],
     )
+
+
+def _pack(factor: Tensor) -> Tensor:
+    """(V, M, M) lower triangular float64 -> (V, M (M + 1) / 2) float32, exact after
+    ``Posterior.round_factor``: a quarter of the space."""
+    row, column = torch.tril_indices(*factor.shape[-2:])
+    return factor[:, row, column].float().contiguous()
+
+
+def _unpack(packed: Tensor, M: int) -> Tensor:
+    factor = packed.new_zeros((len(packed), M, M), dtype=torch.float64)
+    row, column = torch.tril_indices(M, M)
+    factor[:, row, column] = packed.double()
+    return factor
 
 
 def _digest(text: str, tensors: dict[str, Tensor]) -> str:

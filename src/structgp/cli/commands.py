@@ -28,7 +28,7 @@ from structgp.cli.shared import (
     score_crf,
 )
 from structgp.data import ingredients
-from structgp.data.columns import ColumnSequence, format_sequence, iter_columns
+from structgp.data.columns import ColumnSequence, check_encoding, format_sequence, iter_columns
 from structgp.data.corpora import recipes
 from structgp.data.templates import Template
 from structgp.errors import InputError
@@ -41,10 +41,17 @@ _DEMO_LINES = (
     "a good handful of fresh mint leaves (optional)",
 )
 
+
+def _known_encoding(_: click.Context, __: click.Parameter, encoding: str) -> str:
+    check_encoding(encoding, "--encoding")
+    return encoding
+
+
 _ENCODING = click.option(
     "--encoding",
     default="utf-8",
     show_default=True,
+    callback=_known_encoding,
     help="Encoding of every file read and written.",
 )
 _MODEL = click.option(
@@ -154,7 +161,7 @@ def tag(
     encoding: str,
 ) -> None:
     """Label FILES, or standard input. Output is laid out as crf_test does: the columns, a tab, the
-    label; with -v1 or -v2 probabilities after it."""
+    label; with -v1 or -v2 its probability after a slash."""
     estimator, template, n_columns = load_with_template(model_path)
     estimator.decode = "viterbi" if viterbi else "marginal"
     sources: Sequence[Any] = files or [sys.stdin.buffer]
@@ -191,7 +198,7 @@ def _tagged(
         for row, label, probabilities in zip(r, y, p, strict=True):
             every = probabilities.items() if level == 2 else ()
             extra = [f"{name}/{value:.6f}" for name, value in every]
-            cells.append((*row, label, f"{label}/{probabilities[label]:.6f}", *extra))
+            cells.append((*row, f"{label}/{probabilities[label]:.6f}", *extra))
         assert log_prob is not None, "a predicted label is a known one"
         yield f"# {math.exp(log_prob):.6f}\n{format_sequence(cells)}"
 
@@ -223,11 +230,11 @@ def evaluate_command(
         raise InputError(
             "--against", "nothing to train the rival on", "add --train with the training file"
         )
-    estimator, template, _ = load_with_template(model_path)
-    test = read_labelled(test_path, template, encoding)
+    estimator, template, n_columns = load_with_template(model_path)
+    test = read_labelled(test_path, template, encoding, n_columns)
     X, y = features(template, test)
     reports = {"structgp": score(estimator, X, y, test.name)}
-    if train_path:
+    if against and train_path:
         data = read_labelled(train_path, template, encoding)
         reports["linear CRF"] = score_crf(*features(template, data), X, y)
     if as_json:

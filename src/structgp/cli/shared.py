@@ -6,13 +6,13 @@ Errors of the input are one line on standard error and exit status 2.
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
-from pathlib import Path
 from typing import Any, TextIO
 
 import click
@@ -48,13 +48,22 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"structgp: warning: {message}", err=True)
 
 
-def read_labelled(path: str, template: Template, encoding: str) -> ColumnFile:
+def read_labelled(
+    path: str, template: Template, encoding: str, n_columns: int | None = None
+) -> ColumnFile:
+    """A file with labels. ``n_columns`` of a model, where there is one, shows whether a label is there."""
     data = read_columns(path, encoding=encoding)
     if data.n_columns < 2:
         raise InputError(
             f"{data.name}:{data.sequences[0].line}",
             "one column where tokens and labels are needed",
             "add the label as last column",
+        )
+    if n_columns is not None and data.n_columns <= n_columns:
+        raise InputError(
+            f"{data.name}:{data.sequences[0].line}",
+            f"{data.n_columns} columns where the model was trained on {n_columns} and a label",
+            "give it the same columns as the training file, the label last",
         )
     template.check_columns(data.n_columns - 1, data.name)
     return data
@@ -85,11 +94,14 @@ def check_columns(sequence: ColumnSequence, n_columns: int, name: str) -> None:
         )
 
 
+class _Unwritten(Exception):
+    """Ends a write before the file takes its place."""
+
+
 def check_writable(path: str) -> None:
     """Before minutes of work, not after: the folder is there and takes a file."""
-    with atomic_write(Path(path).with_name(Path(path).name + ".probe"), "wb"):
-        pass
-    Path(path).with_name(Path(path).name + ".probe").unlink()
+    with suppress(_Unwritten), atomic_write(path, "wb"):
+        raise _Unwritten
 
 
 def load_with_template(path: str) -> tuple[StructuredGPClassifier, Template, int]:
@@ -192,16 +204,39 @@ def print_reports(reports: dict[str, Report]) -> None:
 
 @contextmanager
 def output_stream(path: str | None, encoding: str) -> Iterator[TextIO]:
-    if path is None:
-        stream = io.TextIOWrapper(sys.stdout.buffer, encoding=encoding, newline="\n")
-        try:
+    """The file at ``path``, whole or not at all, or standard output."""
+    opened = atomic_write(path, "w", encoding=encoding) if path else _standard_output(encoding)
+    try:
+        with opened as stream:
             yield stream
-        finally:
-            # Flushes, and leaves standard output open.
-            stream.detach()
-        return
-    with atomic_write(path, "w", encoding=encoding) as file:
-        yield file
+    except UnicodeEncodeError as error:
+        lost = error.object[error.start : error.end]
+        raise InputError(
+            path or "<stdout>",
+            f"{lost!r} cannot be written in {encoding}",
+            "convert the data to utf-8, which has every character",
+        ) from None
+
+
+@contextmanager
+def _standard_output(encoding: str) -> Iterator[TextIO]:
+    stream = io.TextIOWrapper(sys.stdout.buffer, encoding=encoding, newline="\n")
+    try:
+        yield stream
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        with suppress(OSError):
+            # What is left in the buffer would fail once more when the program ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        reason = error.strerror or str(error)
+        raise InputError(
+            "<stdout>", f"cannot be written ({reason})", "choose another place with -o"
+        ) from error
+    finally:
+        # Flushes, and leaves standard output open.
+        stream.detach()
 
 
 def chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -160,7 +160,7 @@ def write_columns(
         At ``path`` when it cannot be written.
     """
     path_name = os.fspath(path)
-    _check_encoding(encoding, path_name)
+    check_encoding(encoding, path_name)
     width = 0
     with atomic_write(path, "w", encoding=encoding) as out:
         for number, sequence in enumerate(sequences, start=1):
@@ -201,7 +201,7 @@ def iter_lines(
 
 def _raw_lines(source: Source, encoding: str, name: str) -> Iterator[str]:
     if isinstance(source, (str, os.PathLike)):
-        _check_encoding(encoding, name)
+        check_encoding(encoding, name)
         try:
             stream = open(source, "rb")  # noqa: SIM115
         except OSError as error:
@@ -209,7 +209,7 @@ def _raw_lines(source: Source, encoding: str, name: str) -> Iterator[str]:
         with stream:
             yield from _decoded_lines(stream, encoding, name)
     elif hasattr(source, "read") and isinstance(source.read(0), bytes):
-        _check_encoding(encoding, name)
+        check_encoding(encoding, name)
         yield from _decoded_lines(source, encoding, name)
     else:
         yield from _text_lines(source, name)
@@ -288,7 +288,8 @@ def _name_of(source: Source) -> str:
     return "<stream>" if hasattr(source, "read") else "<lines>"
 
 
-def _check_encoding(encoding: str, place: str) -> None:
+def check_encoding(encoding: str, place: str) -> None:
+    """Raise an :class:`InputError` at ``place`` where Python has no such encoding of text."""
     try:
         "".encode(encoding)  # refuses what is a codec but not of text, such as hex
     except (LookupError, ValueError) as error:

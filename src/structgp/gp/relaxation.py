@@ -115,7 +115,8 @@ def _some_tokens(
         chosen.append(i)
         total += len(rows[i])
     chosen.sort()
-    return torch.cat([rows[i] for i in chosen]), torch.cat([labels[i] for i in chosen])
+    x, y = torch.cat([rows[i] for i in chosen]), torch.cat([labels[i] for i in chosen])
+    return x[:MAX_TOKENS], y[:MAX_TOKENS]  # one sequence alone may be longer
 
 
 def _learnable(kernel: Kernel) -> list[nn.Parameter]:

@@ -69,6 +69,12 @@ def build_kernel(
         choice = {kinds[0]: choice}
     if isinstance(choice, str):
         choice = dict.fromkeys(kinds, choice)
+    if not isinstance(choice, Mapping):
+        raise InputError(
+            "kernel",
+            f"{choice!r} is no kernel",
+            "pass a name such as 'auto', a GPyTorch kernel, or a dict that gives each kind its kernel",
+        )
     stray = sorted(set(choice) - set(kinds))
     if stray:
         raise InputError(

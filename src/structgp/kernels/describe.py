@@ -36,7 +36,7 @@ def describe(kernel: Kernel) -> dict[str, Any]:
         copy.load_state_dict(kernel.state_dict())
     except Exception as error:  # whatever a foreign constructor raises, the answer is the same
         problem = str(error)
-    if problem is not None or _describe(copy) != description:
+    if problem is not None or not _same_code(copy, kernel):
         raise InputError(
             "kernel",
             f"a {type(kernel).__name__} with these arguments cannot be saved",
@@ -54,6 +54,21 @@ def rebuild(description: Mapping[str, Any]) -> Kernel:
     arguments = {name: _decode(value) for name, value in description["arguments"].items()}
     positional = [rebuild(child) for child in description["positional"]]
     return kernel_class(*positional, **arguments).double()
+
+
+def _same_code(copy: Kernel, kernel: Kernel) -> bool:
+    """Whether equal parameters make them equal functions: the same classes inside and, since a
+    constraint is not part of a description, the same ways from raw parameters to real ones."""
+    return _describe(copy) == _describe(kernel) and _code(copy) == _code(kernel)
+
+
+def _code(kernel: Kernel) -> list[Any]:
+    found = []
+    for name, part in kernel.named_modules(remove_duplicate=False):
+        transform = getattr(part, "_transform", None)
+        known = type(transform) if isinstance(transform, torch.nn.Module) else transform
+        found.append((name, type(part), known))
+    return found
 
 
 def _known_classes() -> dict[str, type[Kernel]]:

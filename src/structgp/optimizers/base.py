@@ -31,7 +31,11 @@ class Problem:
         return sum(len(batch) for batch in self.batches)
 
     def bound(self, i: int, n_draws: int, generator: torch.Generator) -> Bound:
-        """The bound estimated from batch i alone, differentiable in the posterior."""
+        """The bound estimated from batch i alone, differentiable in the posterior.
+
+        Unbiased over batches that come equally often, however many sequences each has: a batch
+        stands for as many times itself as there are batches.
+        """
         batch, q = self.batches[i], self.posterior
         B, T = batch.mask.shape
         noise = Noise.draw(
@@ -44,7 +48,7 @@ class Problem:
             batch.y,
             batch.mask,
             noise,
-            scale=self.n_sequences / B,
+            scale=len(self.batches),
         )
 
     def fresh_bound(self, n_draws: int, generator: torch.Generator) -> float:
@@ -52,8 +56,7 @@ class Problem:
         optimum."""
         with torch.no_grad():
             bounds = [self.bound(i, n_draws, generator) for i in range(len(self.batches))]
-        share = [len(batch) / self.n_sequences for batch in self.batches]
-        return sum(w * float(b.elbo) for w, b in zip(share, bounds, strict=True))
+        return sum(float(b.elbo) for b in bounds) / len(bounds)
 
 
 @dataclass(frozen=True)

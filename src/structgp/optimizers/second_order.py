@@ -154,8 +154,10 @@ def _fit_means(
     zero = np.zeros(V * M + V * V + 1)
     result = scipy.optimize.minimize(negative, zero, jac=True, method="L-BFGS-B", options=options)
     place(result.x)
-    # The means' part of the two divergences is in the value already.
+    # The means' part of the two divergences is in the value already, and so is the amplitude's prior,
+    # which the bound knows nothing of.
     rest = q.kl_inducing() - 0.5 * q.m.square().sum()
+    rest = rest - 0.5 * (q.log_amplitude / AMPLITUDE_PRIOR_SD).square()
     if has_pairs:
         rest = rest + q.kl_pairwise() - 0.5 * (q.pair_mean / q.pairwise_sd).square().sum()
     return -float(result.fun) - float(rest), calls * len(pair_offset) * problem.n_sequences

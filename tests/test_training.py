@@ -1,0 +1,269 @@
+"""The loop: callbacks, history, what is kept between steps, and the bound on fresh draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from structgp import training
+from structgp.data.batch import Batch
+from structgp.data.encode import FeatureEncoder
+from structgp.data.generate import generate
+from structgp.data.labels import LabelEncoder
+from structgp.gp import Posterior, choose_inducing
+from structgp.kernels.blocks import build_kernel
+from structgp.optimizers import Adam, Optimizer, Problem, SecondOrder, StepInfo
+from structgp.structures import Chain, Structure
+from structgp.training import History, choose_optimizer, make_batches, train
+
+OPTIMIZERS = {
+    "adam": Adam(max_steps=12, window=4, tolerance=0.5),
+    "second-order": SecondOrder(),
+}
+
+
+def case(
+    *, n_labels: int = 3, pairwise_sd: float = 1.0, batch_tokens: int = 12
+) -> tuple[Posterior, list[Batch]]:
+    data = generate(
+        6, n_labels=n_labels, mean_length=3, n_templates=2, n_values=4, strength=2.0, seed=3
+    )
+    encoder = FeatureEncoder().fit(data.X)
+    rows = encoder.transform(data.X)
+    labels = LabelEncoder(list(data.chain.labels)).transform(data.y)
+    tokens = torch.from_numpy(np.concatenate(rows))
+    kernel = build_kernel("auto", encoder.blocks, tokens, 2.0).requires_grad_(False)
+    chosen = choose_inducing(kernel, tokens, 4)
+    posterior = Posterior(kernel, tokens[chosen.index], n_labels, pairwise_sd=pairwise_sd)
+    return posterior, make_batches(rows, labels, encoder.pad_row, batch_tokens)
+
+
+def fit(optimizer: Optimizer, seed: int = 0, **kwargs: Any) -> tuple[Posterior, History]:
+    posterior, batches = case()
+    generator = torch.Generator().manual_seed(seed)
+    history = train(posterior, Chain(), batches, optimizer, "a test", generator=generator, **kwargs)
+    return posterior, history
+
+
+def disturb(posterior: Posterior) -> None:
+    generator = torch.Generator().manual_seed(5)
+
+    def noise(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator, dtype=like.dtype)
+
+    with torch.no_grad():
+        posterior.m += 0.7 * noise(posterior.m)
+        posterior.factor += 0.3 * noise(posterior.factor).tril()
+        posterior.log_amplitude += 0.4
+
+
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+@every_optimizer
+def test_callback_sees_every_step(optimizer: Optimizer) -> None:
+    seen: list[StepInfo] = []
+    _, history = fit(optimizer, callback=seen.append)
+    assert seen == history.steps
+    assert len(seen) > 1
+    assert history.optimizer == optimizer.name
+    assert history.reason == "a test"
+    assert history.elbo == seen[-1].elbo
+    assert history.seconds > 0
+
+
+@every_optimizer
+def test_callback_can_stop(optimizer: Optimizer) -> None:
+    def stop_after_two(info: StepInfo) -> bool:
+        return info.iteration == 1
+
+    posterior, history = fit(optimizer, callback=stop_after_two)
+    assert history.stopped == "interrupted"
+    assert len(history.steps) == 2
+    assert np.isfinite(history.fresh_elbo)
+    assert (posterior.m != 0).any(), "what was reached is not kept"
+
+
+@every_optimizer
+def test_a_callback_that_agrees_with_the_end_interrupts_nothing(optimizer: Optimizer) -> None:
+    _, history = fit(optimizer, callback=lambda info: info.finished)
+    assert history.stopped in ("converged", "limit")
+    assert history.steps[-1].finished
+
+
+def test_why_it_stopped() -> None:
+    assert fit(SecondOrder())[1].stopped == "converged"
+    assert fit(SecondOrder(max_rounds=1))[1].stopped == "limit"
+    assert fit(Adam(max_steps=3))[1].stopped == "limit"
+
+
+@every_optimizer
+def test_evaluations_add_up(optimizer: Optimizer) -> None:
+    _, history = fit(optimizer)
+    assert history.evaluations == sum(step.evaluations for step in history.steps) > 0
+    if isinstance(optimizer, Adam):
+        # Whole passes, with 8 draws of each of 6 sequences.
+        n_batches = len(case()[1])
+        assert len(history.steps) % n_batches == 0
+        assert history.evaluations == 8 * 6 * len(history.steps) / n_batches
+
+
+@every_optimizer
+def test_keeping_conditionals_changes_nothing(
+    optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    original = Posterior.conditional
+
+    def counted(self: Posterior, x: Tensor, mask: Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        return original(self, x, mask)
+
+    monkeypatch.setattr(Posterior, "conditional", counted)
+    kept, kept_history = fit(optimizer)
+    n_batches = len(case()[1])
+    assert calls == n_batches > 1
+    monkeypatch.setattr(training, "CACHE_BYTES", 0)
+    calls = 0
+    computed, computed_history = fit(optimizer)
+    assert calls > 2 * n_batches
+    for name, value in kept.state_dict().items():
+        assert torch.equal(value, computed.state_dict()[name]), name
+    assert kept_history.steps == computed_history.steps
+    assert kept_history.fresh_elbo == computed_history.fresh_elbo
+
+
+@every_optimizer
+def test_the_generator_decides(optimizer: Optimizer) -> None:
+    first, second, other = (fit(optimizer, seed) for seed in (0, 0, 1))
+    assert torch.equal(first[0].m, second[0].m)
+    assert first[1].steps == second[1].steps
+    assert first[1].fresh_elbo == second[1].fresh_elbo
+    assert not torch.equal(first[0].m, other[0].m)
+
+
+# -- the bound on fresh draws -------------------------------------------------------------------
+
+
+def test_fresh_bound_against_quadrature() -> None:
+    """Two labels and no pairwise scores: log p is a sum over tokens of log sigmoid(+-(f_0 - f_1)),
+    and the expectation of each is a one-dimensional integral."""
+    posterior, batches = case(n_labels=2, pairwise_sd=0.0)
+    disturb(posterior)
+    assert len({len(batch) for batch in batches}) > 1
+    with torch.no_grad():
+        kept = [posterior.conditional(batch.x, batch.mask) for batch in batches]
+        nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+        exact = -float(posterior.kl_inducing())
+        for batch, conditional in zip(batches, kept, strict=True):
+            q = posterior.at(conditional)
+            variances = q.covariance.diagonal(dim1=-1, dim2=-2).sum(1)[batch.mask].numpy()
+            away = (q.mean[..., 0] - q.mean[..., 1])[batch.mask].numpy()
+            sign = np.where(batch.y[batch.mask].numpy() == 0, 1, -1)
+            margin = sign[:, None] * (away[:, None] + np.sqrt(variances)[:, None] * nodes)
+            exact -= float((np.logaddexp(0, -margin) @ (weights / weights.sum())).sum())
+    problem = Problem(posterior, Chain(), batches, lambda i: kept[i])
+    generator = torch.Generator().manual_seed(0)
+    few = [problem.fresh_bound(4, generator) for _ in range(400)]
+    error = np.std(few) / np.sqrt(len(few))
+    assert np.mean(few) == pytest.approx(exact, abs=4 * error)
+    assert error < 0.005 * abs(exact)
+    assert problem.fresh_bound(20_000, generator) == pytest.approx(exact, rel=0.003)
+
+
+def test_the_reported_fresh_bound_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the posterior as it ended, on draws that come after all others."""
+    posterior, batches = case()
+    seen: list[tuple[int, Tensor]] = []
+    original = Problem.fresh_bound
+
+    def watched(self: Problem, n_draws: int, generator: torch.Generator) -> float:
+        seen.append((n_draws, self.posterior.m.detach().clone()))
+        return original(self, n_draws, generator)
+
+    monkeypatch.setattr(Problem, "fresh_bound", watched)
+    generator = torch.Generator().manual_seed(0)
+    history = train(posterior, Chain(), batches, SecondOrder(), "", generator=generator)
+    ((n_draws, m),) = seen
+    assert torch.equal(m, posterior.m)
+    with torch.no_grad():
+        kept = [posterior.conditional(batch.x, batch.mask) for batch in batches]
+    problem = Problem(posterior, Chain(), batches, lambda i: kept[i])
+    many = [original(problem, n_draws, generator) for _ in range(200)]
+    assert abs(history.fresh_elbo - np.mean(many)) < 4 * np.std(many)
+
+
+def test_fitted_and_fresh_bounds_bracket_the_optimum() -> None:
+    """In expectation: the fitted draws flatter, fresh ones do not."""
+    fitted, fresh = [], []
+    for seed in range(40):
+        _, history = fit(SecondOrder(n_draws=2, learn_scales=False), seed)
+        fitted.append(history.elbo)
+        fresh.append(history.fresh_elbo)
+    best, batches = case()
+    generator = torch.Generator().manual_seed(0)
+    optimizer = SecondOrder(n_draws=512, learn_scales=False, tolerance=1e-4)
+    train(best, Chain(), batches, optimizer, "", generator=generator)
+    with torch.no_grad():
+        kept = [best.conditional(batch.x, batch.mask) for batch in batches]
+    optimum = Problem(best, Chain(), batches, lambda i: kept[i]).fresh_bound(20_000, generator)
+    assert np.mean(fresh) < optimum + 0.02
+    assert np.mean(fitted) > optimum - 0.02
+    assert np.mean(fitted) > np.mean(fresh)
+
+
+# -- choices and batches ------------------------------------------------------------------------
+
+
+class ValueOnly(Structure):
+    """The least a structure can be."""
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return Chain().log_prob(f, g, y, mask)
+
+
+@pytest.mark.parametrize("learn_scales", [True, False])
+def test_choice_of_optimizer(learn_scales: bool) -> None:
+    def choose(inference: str, structure: Structure) -> tuple[Optimizer, str]:
+        return choose_optimizer(inference, structure, learn_scales=learn_scales)
+
+    second, adam = SecondOrder(learn_scales=learn_scales), Adam(learn_scales=learn_scales)
+    assert choose("auto", Chain()) == (second, "the structure gives its curvature")
+    assert choose("auto", ValueOnly()) == (adam, "the structure gives no curvature")
+    assert choose("second-order", Chain()) == (second, "asked for")
+    assert choose("adam", Chain()) == (adam, "asked for")
+
+
+def test_auto_fits_a_structure_without_curvature() -> None:
+    posterior, batches = case()
+    optimizer, reason = choose_optimizer("auto", ValueOnly())
+    generator = torch.Generator().manual_seed(0)
+    history = train(posterior, ValueOnly(), batches, optimizer, reason, generator=generator)
+    assert history.optimizer == "adam"
+    assert history.stopped == "converged"
+
+
+def test_second_order_without_curvature_says_what_is_missing() -> None:
+    posterior, batches = case()
+    with pytest.raises(NotImplementedError, match="ValueOnly offers no curvature"):
+        train(posterior, ValueOnly(), batches, SecondOrder(), "", generator=torch.Generator())
+
+
+def test_batches_hold_every_sequence_once() -> None:
+    rows = [np.full((n, 2), float(i)) for i, n in enumerate([3, 0, 1, 5, 2, 3])]
+    labels = [np.full(len(r), i) for i, r in enumerate(rows)]
+    batches = make_batches(rows, labels, lambda width: np.full(width, -1.0), 6)
+    seen = torch.cat([batch.index for batch in batches]).tolist()
+    assert sorted(seen) == [0, 2, 3, 4, 5]  # the one without tokens is left out
+    for batch in batches:
+        assert batch.mask.numel() <= 6
+        for b, i in enumerate(batch.index.tolist()):
+            assert int(batch.mask[b].sum()) == len(rows[i])
+            assert (batch.x[b][batch.mask[b]] == i).all()
+            assert (batch.y[b][batch.mask[b]] == i).all()
+            assert (batch.x[b][~batch.mask[b]] == -1).all()
