@@ -80,8 +80,9 @@ def refused(path, *parts) -> ModelFileError:
     assert caught.value.remedy
     for part in parts:
         assert part in text
-    with pytest.raises(ModelFileError, match="^" + "".join(f"[{c}]" for c in text[:1])):
+    with pytest.raises(ModelFileError) as again:
         model.load(path)
+    assert str(again.value) == text
     return caught.value
 
 
@@ -337,7 +338,7 @@ def test_a_file_cannot_name_a_class_to_build(content, tmp_path):
     path = tmp_path / "model"
     evil = {"class": "os.system", "arguments": {}, "positional": []}
     rewritten(content, path, kernel=evil)
-    with pytest.raises(InputError, match="unknown kernel 'os.system'"):
+    with pytest.raises(InputError, match=r"unknown kernel 'os\.system'"):
         structgp.load(path)
 
 
@@ -406,7 +407,7 @@ def test_a_kernel_that_cannot_be_described_is_refused_at_save(data, content, tmp
     X = dense(data.X)
     estimator = fit(X, data.y, kernel=ScaleKernel(Custom()))
     estimator.predict(X)
-    with pytest.raises(InputError, match="^kernel: a ScaleKernel .* cannot be saved; build it"):
+    with pytest.raises(InputError, match=r"^kernel: a ScaleKernel .* cannot be saved; build it"):
         estimator.save(path)
     assert path.read_bytes() == content
     assert [p.name for p in tmp_path.iterdir()] == ["model"]

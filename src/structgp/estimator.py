@@ -29,7 +29,7 @@ from structgp.gp import Posterior, Relaxation, choose_inducing, has_shape, learn
 from structgp.kernels import variance
 from structgp.kernels.blocks import KernelChoice, build_kernel, rescale
 from structgp.model import STRUCTURES, Model
-from structgp.optimizers import StepInfo
+from structgp.optimizers import LearnScales, StepInfo
 from structgp.training import Callback, History, choose_optimizer, make_batches, train
 
 logger = logging.getLogger("structgp")
@@ -41,6 +41,7 @@ _CHOICES = {
     "average": ("draws", "mean"),
     "decode": ("marginal", "viterbi"),
     "likelihood": tuple(STRUCTURES),
+    "learn_scales": ("pairwise", True, False),
 }
 
 
@@ -65,7 +66,8 @@ class StructuredGPClassifier(BaseEstimator):
     pairwise_sd : prior standard deviation of a label-to-label score; 0 leaves them out.
     learn_kernel : learn the kernel's shape (template weights, length-scales, balance of blocks) on
         the evidence of a Gaussian relaxation before the fit. Its amplitude stays.
-    learn_scales : let amplitude and pairwise scale move with the evidence bound during the fit.
+    learn_scales : which scales move with the evidence bound during the fit: 'pairwise' (the
+        label-to-label scale), True (the amplitude too) or False (none).
     features : how a token given as a list of strings is read: 'columns' (place j is template j),
         'bag' (a set of attributes), or 'auto' (columns if every token has equally many).
     n_draws : draws of the latent functions that a prediction averages over.
@@ -103,7 +105,7 @@ class StructuredGPClassifier(BaseEstimator):
         amplitude: float | str = "auto",
         pairwise_sd: float = 1.5,
         learn_kernel: bool = True,
-        learn_scales: bool = False,
+        learn_scales: LearnScales = "pairwise",
         features: str = "auto",
         n_draws: int = 64,
         average: str = "draws",
@@ -244,7 +246,9 @@ class StructuredGPClassifier(BaseEstimator):
         for name, known in _CHOICES.items():
             value = getattr(self, name)
             if value not in known:
-                raise InputError(name, f"{value!r} is not known", f"use one of {', '.join(known)}")
+                raise InputError(
+                    name, f"{value!r} is not known", f"use one of {', '.join(map(str, known))}"
+                )
         for name, least in {"n_inducing": 1, "n_draws": 1, "random_state": 0}.items():
             value = getattr(self, name)
             if not isinstance(value, Integral) or value < least:

@@ -185,7 +185,6 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
         tensors["inducing"],
         len(header["labels"]),
         pairwise_sd=float(tensors["pairwise_sd"]),
-        dtype=tensors["m"].dtype,
     )
     factor = _unpack(tensors["factor"], posterior.n_inducing)
     posterior.load_state_dict(tensors | {"factor": factor})

@@ -11,7 +11,7 @@ import torch
 
 from structgp.data.batch import Batch, by_length, pad
 from structgp.gp import Conditional, Posterior
-from structgp.optimizers import Adam, Optimizer, Problem, SecondOrder, StepInfo
+from structgp.optimizers import Adam, LearnScales, Optimizer, Problem, SecondOrder, StepInfo
 from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
@@ -58,7 +58,7 @@ def make_batches(
 
 
 def choose_optimizer(
-    inference: str, structure: Structure, *, learn_scales: bool = True
+    inference: str, structure: Structure, *, learn_scales: LearnScales = "pairwise"
 ) -> tuple[Optimizer, str]:
     """The optimiser for ``inference`` ('auto', 'second-order' or 'adam'), and why."""
     if inference == "auto":

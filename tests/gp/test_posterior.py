@@ -306,5 +306,3 @@ def test_pairwise_scores_can_be_off() -> None:
 def test_sizes() -> None:
     posterior = random_posterior(rbf_kernel())
     assert (posterior.n_labels, posterior.n_inducing) == (V, M)
-    single = Posterior(rbf_kernel(), posterior.inducing, V, dtype=torch.float32)
-    assert single.m.dtype == single.factor.dtype == single.pair_mean.dtype == torch.float32

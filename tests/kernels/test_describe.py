@@ -180,12 +180,12 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_come_back_as_another_function_is_refused(name):
     kernel = REFUSED[name]().double()
-    with pytest.raises(InputError, match="^kernel: .* cannot be saved; build it from") as caught:
+    with pytest.raises(InputError, match=r"^kernel: .* cannot be saved; build it from") as caught:
         describe(kernel)
     assert type(kernel).__name__ in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["Kernel42", "os.system", "Module", "Interval", "__doc__", ""])
 def test_only_known_kernels_are_built(name):
-    with pytest.raises(InputError, match="^kernel: unknown kernel .*; update structgp$"):
+    with pytest.raises(InputError, match=r"^kernel: unknown kernel .*; update structgp$"):
         rebuild({"class": name, "arguments": {}, "positional": []})

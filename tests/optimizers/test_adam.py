@@ -148,7 +148,7 @@ def test_amplitude_is_learned(cases: ModuleType) -> None:
     """It moves, and not downhill."""
     moved, fixed = cases.make_problem(n_sequences=8), cases.make_problem(n_sequences=8)
     options = {"n_draws": 16, "tolerance": 0.01, "max_steps": 600}
-    cases.finish(Adam(**options), moved)
+    cases.finish(Adam(learn_scales=True, **options), moved)
     cases.finish(Adam(learn_scales=False, **options), fixed)
     assert abs(float(moved.posterior.log_amplitude.detach())) > 0.1
     assert cases.many_draw_bound(moved) > cases.many_draw_bound(fixed) - 0.05

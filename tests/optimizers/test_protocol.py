@@ -90,13 +90,14 @@ def test_the_same_seed_gives_the_same_fit(make: Callable[..., Any], cases: Modul
 def test_kernel_and_inducing_inputs_stay(make: Callable[..., Any], cases: ModuleType) -> None:
     problem = cases.make_problem()
     before = cases.numbers(problem.posterior)
-    cases.finish(make(), problem)
+    cases.finish(make(learn_scales=True), problem)
     after = cases.numbers(problem.posterior)
     assert any(name.startswith("kernel.") for name in before)
     for name, value in before.items():
         if name.startswith("kernel.") or name == "inducing":
             assert torch.equal(value, after[name]), name
-    for name in ("m", "factor", "pair_mean", "pair_log_sd", "log_amplitude"):
+    moved = ("m", "factor", "pair_mean", "pair_log_sd", "log_amplitude", "pairwise_sd")
+    for name in moved:
         assert not torch.equal(before[name], after[name]), name
 
 
@@ -111,6 +112,17 @@ def test_scales_can_be_left_alone(make: Callable[..., Any], cases: ModuleType) -
     for name in ("log_amplitude", "pairwise_sd"):
         assert torch.equal(before[name], after[name]), name
     assert not torch.equal(before["m"], after["m"])
+
+
+@every_optimizer
+def test_pairwise_scale_moves_alone_by_default(make: Callable[..., Any], cases: ModuleType) -> None:
+    problem = cases.make_problem()
+    before = cases.numbers(problem.posterior)
+    assert make().learn_scales == "pairwise"
+    cases.finish(make(), problem)
+    after = cases.numbers(problem.posterior)
+    assert torch.equal(before["log_amplitude"], after["log_amplitude"])
+    assert not torch.equal(before["pairwise_sd"], after["pairwise_sd"])
 
 
 @every_optimizer

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from structgp.optimizers import Adam, Problem, SecondOrder
+from structgp.optimizers.scales import PAIRWISE_PRIOR_SCORES, fit_pairwise_sd
 from structgp.optimizers.second_order import (
     AMPLITUDE_PRIOR_SD,
-    PAIRWISE_PRIOR_SCORES,
     SecondOrderState,
-    _fit_pairwise_sd,
     _offsets,
     _value_and_gradients,
 )
@@ -308,7 +307,7 @@ def test_scales_are_learned_uphill(amplitude: float, cases: ModuleType) -> None:
         return Problem(problem.posterior, problem.structure, problem.batches, lambda i: kept[i])
 
     learned, fixed = start(), start()
-    cases.finish(SecondOrder(n_draws=64, tolerance=0.002), learned)
+    cases.finish(SecondOrder(n_draws=64, tolerance=0.002, learn_scales=True), learned)
     cases.finish(SecondOrder(n_draws=64, tolerance=0.002, learn_scales=False), fixed)
     assert abs(float(learned.posterior.log_amplitude.detach())) > 1e-3
     assert abs(float(learned.posterior.pairwise_sd) - 1) > 0.02
@@ -358,7 +357,7 @@ def test_pairwise_scale_ends_where_its_divergence_is_least(cases: ModuleType) ->
         q.pair_mean += torch.linspace(-2, 2, 9, dtype=torch.float64).view(3, 3)
         q.pair_log_sd -= 0.7
         for _ in range(60):
-            _fit_pairwise_sd(q)
+            fit_pairwise_sd(q)
 
     second = (q.pair_mean.square() + (2 * q.pair_log_sd).exp()).detach()
 
@@ -377,5 +376,5 @@ def test_pairwise_scale_is_consistent_at_the_end(cases: ModuleType) -> None:
     q = problem.posterior
     before = float(q.pairwise_sd)
     with torch.no_grad():
-        _fit_pairwise_sd(q)
+        fit_pairwise_sd(q)
     assert before == pytest.approx(float(q.pairwise_sd), rel=1e-3)

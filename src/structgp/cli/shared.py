@@ -94,14 +94,14 @@ def check_columns(sequence: ColumnSequence, n_columns: int, name: str) -> None:
         )
 
 
-class _Unwritten(Exception):
+class _UnwrittenError(Exception):
     """Ends a write before the file takes its place."""
 
 
 def check_writable(path: str) -> None:
     """Before minutes of work, not after: the folder is there and takes a file."""
-    with suppress(_Unwritten), atomic_write(path, "wb"):
-        raise _Unwritten
+    with suppress(_UnwrittenError), atomic_write(path, "wb"):
+        raise _UnwrittenError
 
 
 def load_with_template(path: str) -> tuple[StructuredGPClassifier, Template, int]:

@@ -110,7 +110,6 @@ class Posterior(nn.Module):
     n_labels : V.
     pairwise_sd : prior standard deviation of a label-to-label score (K_bin = sd^2 I); 0 turns
         pairwise scores off.
-    dtype : of the variational parameters; kernel matrices are always float64.
 
     Two hyper-parameters live here because no kernel matrix has to be computed again when they move:
     ``log_amplitude``, the log of a factor on the whole kernel, and ``pairwise_sd``.
@@ -126,9 +125,9 @@ class Posterior(nn.Module):
         n_labels: int,
         *,
         pairwise_sd: float = 1.0,
-        dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
+        dtype = torch.float64
         M, V = len(inducing), n_labels
         self.kernel = kernel
         self.register_buffer("inducing", inducing)

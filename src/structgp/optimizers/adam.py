@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from structgp.optimizers.base import Problem, StepInfo
+from structgp.optimizers.scales import LearnScales, fit_pairwise_sd
 
 
 @dataclass
@@ -42,7 +43,8 @@ class Adam:
         mean bound.
     tolerance : a look must find the mean bound risen by this much, in nats per sequence.
     max_steps : stop here at the latest.
-    learn_scales : whether the kernel's amplitude moves too.
+    learn_scales : False, 'pairwise' (the pairwise scale moves, at each look), or True (the
+        amplitude too, at each step).
     """
 
     learning_rate: float = 0.05
@@ -51,7 +53,7 @@ class Adam:
     tolerance: float = 0.05
     max_steps: int = 3000
     reductions: int = 3
-    learn_scales: bool = True
+    learn_scales: LearnScales = "pairwise"
     name = "adam"
 
     def start(self, problem: Problem, generator: torch.Generator) -> AdamState:
@@ -59,7 +61,7 @@ class Adam:
         groups = [
             {"params": [q.m, q.pair_mean], "lr": rate},
             {"params": [q.factor, q.pair_log_sd], "lr": rate / 3},
-            {"params": [q.log_amplitude] if self.learn_scales else [], "lr": rate / 3},
+            {"params": [q.log_amplitude] if self.learn_scales is True else [], "lr": rate / 3},
         ]
         return AdamState(torch.optim.Adam(groups, betas=(0.9, 0.99)), generator)
 
@@ -89,5 +91,7 @@ class Adam:
             state.reductions += 1
             for group in state.optimizer.param_groups:
                 group["lr"] *= 0.3
+        if self.learn_scales:
+            fit_pairwise_sd(problem.posterior)
         state.previous = max(mean, state.previous)
         state.recent = []

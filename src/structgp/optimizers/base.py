@@ -61,7 +61,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What one step did. ``elbo`` is the bound on the draws the step used; ``evaluations`` counts
+    """What one step did. ``elbo`` is the bound on the draws the step used (Adam: its mean over recent
+    steps); ``evaluations`` counts
     sequences times draws whose likelihood was computed; ``finished`` ends the loop, and
     ``converged`` says whether that was by agreement or by hitting a limit."""
 

@@ -10,8 +10,8 @@ moves climbs to its optimum in a handful of rounds:
    of the bound to zero and use Price's theorem). The structure gives that curvature in closed form.
 
 It starts from the means that fit best with no noise at all. In every round the amplitude of the
-kernel moves with the means (every draw is proportional to its square root), and the pairwise scale
-moves to its optimum in closed form: both are learned on the bound, at no extra cost.
+kernel can move with the means (every draw is proportional to its square root), and the pairwise scale
+to its optimum in closed form: both are learned on the bound, at no extra cost.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from structgp.gp import Posterior, SequenceGaussian
+from structgp.gp import SequenceGaussian
 from structgp.gp.linalg import cholesky, factor_of_inverse
 from structgp.optimizers.base import Problem, StepInfo
+from structgp.optimizers.scales import LearnScales, fit_pairwise_sd
 
 AMPLITUDE_PRIOR_SD = 1.5
 """Prior standard deviation of the log-amplitude around where it starts: a factor of 4.5 or so."""
 
 AMPLITUDE_STEP = 0.1
 """Scale of the log-amplitude in L-BFGS: its curvature is some hundreds, the means' is 1."""
-
-PAIRWISE_PRIOR_SCORES = 4.0
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,13 @@ class SecondOrder:
     n_draws : S, draws that stand for the posterior; antithetic, so even.
     tolerance : stop when a round changes the bound by less, in nats per sequence.
     max_rounds : stop here at the latest.
-    learn_scales : whether amplitude and pairwise scale move.
+    learn_scales : False, 'pairwise' (the pairwise scale moves), or True (the amplitude too).
     """
 
     n_draws: int = 16
     tolerance: float = 0.02
     max_rounds: int = 20
-    learn_scales: bool = True
+    learn_scales: LearnScales = "pairwise"
     name = "second-order"
 
     def start(self, problem: Problem, generator: torch.Generator) -> SecondOrderState:
@@ -78,20 +77,26 @@ class SecondOrder:
         with torch.no_grad():
             zeros = q.m.new_zeros
             none = [zeros(1, *batch.mask.shape, V) for batch in problem.batches]
-            _, evaluations = _fit_means(problem, none, zeros(1, V, V), rough=True)
+            _, evaluations = _fit_means(problem, none, zeros(1, V, V), steps=15, tolerance=1e-4)
             _fit_covariances(problem, none, zeros(1, V, V))
         return SecondOrderState(noise, mirrored(V, V), evaluations=evaluations)
 
     def step(self, problem: Problem, state: SecondOrderState) -> tuple[SecondOrderState, StepInfo]:
         """One round. Cost: O(V (N M^2 + M^3)) for the covariances, and for each of some 10 to 30
         L-BFGS steps O(N M V) plus S likelihoods of every sequence."""
-        learn = self.learn_scales
         with torch.no_grad():
             offsets, pair_offset = _offsets(problem, state)
-            elbo, evaluations = _fit_means(problem, offsets, pair_offset, learn=learn)
+            elbo, evaluations = _fit_means(
+                problem,
+                offsets,
+                pair_offset,
+                steps=50,
+                tolerance=min(1e-5, 5e-4 * self.tolerance),
+                learn_amplitude=self.learn_scales is True,
+            )
             _fit_covariances(problem, offsets, pair_offset)
-            if learn:
-                _fit_pairwise_sd(problem.posterior)
+            if self.learn_scales:
+                fit_pairwise_sd(problem.posterior)
         change = abs(elbo - state.elbo) / problem.n_sequences
         converged = change < self.tolerance
         finished = converged or state.iteration + 1 >= self.max_rounds
@@ -118,11 +123,13 @@ def _fit_means(
     offsets: list[Tensor],
     pair_offset: Tensor,
     *,
-    rough: bool = False,
-    learn: bool = False,
+    steps: int,
+    tolerance: float,
+    learn_amplitude: bool = False,
 ) -> tuple[float, int]:
-    """Maximises the bound over m, pair_mean and, if ``learn``, the amplitude, in place.
+    """Maximises the bound over m, pair_mean and, if ``learn_amplitude``, the amplitude, in place.
 
+    At most ``steps`` L-BFGS steps, until one gains less than ``tolerance`` of the value.
     Returns the bound, of the draws the offsets stand for, and the number of likelihoods computed.
     """
     q = problem.posterior
@@ -145,12 +152,11 @@ def _fit_means(
         place(flat)
         value, grads = _value_and_gradients(problem, offsets, pair_offset)
         grad_m = (factor.mT @ grads[0][..., None]).reshape(-1)
-        grad_log = AMPLITUDE_STEP * grads[2].reshape(1) * learn
+        grad_log = AMPLITUDE_STEP * grads[2].reshape(1) * learn_amplitude
         grad = torch.cat([grad_m, (pair_scale * grads[1]).reshape(-1), grad_log])
         return -float(value), -grad.numpy()
 
-    options: dict[str, float] = {"maxcor": 20}
-    options |= {"maxiter": 15, "ftol": 1e-4} if rough else {"maxiter": 50, "ftol": 1e-6}
+    options = {"maxcor": 20, "maxiter": steps, "ftol": tolerance}
     zero = np.zeros(V * M + V * V + 1)
     result = scipy.optimize.minimize(negative, zero, jac=True, method="L-BFGS-B", options=options)
     place(result.x)
@@ -213,16 +219,3 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
     q.factor.copy_(factor_of_inverse(precision))
     if q.pairwise_sd > 0:
         q.pair_log_sd.copy_(-0.5 * pair_precision.log())
-
-
-def _fit_pairwise_sd(q: Posterior) -> None:
-    """Moves the pairwise scale towards where the bound is largest, which is known in closed form since
-    the scale enters KL(q(g) || p(g)) alone. A prior worth ``PAIRWISE_PRIOR_SCORES`` scores of size 1
-    keeps it in place where V is small. Over-relaxed by as much as q(g) is still the prior: to that
-    extent it follows the scale, and plain fixed-point iteration would creep."""
-    if q.pairwise_sd == 0:
-        return
-    total = (q.pair_mean.square() + (2 * q.pair_log_sd).exp()).sum() + PAIRWISE_PRIOR_SCORES
-    best = (total / (q.pair_mean.numel() + PAIRWISE_PRIOR_SCORES)).sqrt()
-    untouched = ((2 * q.pair_log_sd).exp() / q.pairwise_sd.square()).mean().clamp(max=1)
-    q.pairwise_sd.copy_(q.pairwise_sd * (best / q.pairwise_sd) ** (1 + untouched))
