@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from structgp import StructuredGPClassifier, metrics
+from structgp import StructgpError, StructuredGPClassifier, metrics
 from structgp.baselines.crf import LinearCRF
 from structgp.data.corpora import columns_suite, encoded_suite
 
@@ -75,4 +76,7 @@ def _print_row(task: str, name: str, runs: list[dict[str, float]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except StructgpError as error:
+        sys.exit(f"experiments: {error}")

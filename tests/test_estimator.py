@@ -17,6 +17,7 @@ from sklearn.model_selection import GridSearchCV
 import structgp.estimator
 from structgp import InputError, StructgpWarning, StructuredGPClassifier
 from structgp.data.generate import generate, true_chain
+from structgp.kernels import variance
 from structgp.optimizers import Adam, SecondOrder
 
 P, K, D = 3, 20, 5
@@ -532,6 +533,24 @@ def test_amplitude_is_the_prior_variance(learn_kernel, train):
     assert float(kernel.outputscale) == pytest.approx(2.5)
 
 
+def test_learning_the_balance_of_blocks_keeps_the_amplitude(train):
+    X = mixed(train[0])
+
+    def fit(learn_kernel):
+        estimator = StructuredGPClassifier(amplitude=2.5, n_draws=2, learn_kernel=learn_kernel)
+        model = estimator.fit(X, train[1]).model_
+        kernel = model.posterior.kernel
+        found = [variance(kernel, torch.from_numpy(r)) for r in model.encoder.transform(X)]
+        return float(torch.cat(found).mean()), kernel
+
+    before, fixed = fit(False)
+    after, learned = fit(True)
+    assert [float(part.outputscale) for part in fixed.kernels] == pytest.approx([1.25, 1.25])
+    assert after == pytest.approx(before)
+    categorical, rest = learned.base_kernel.kernels
+    assert abs(float(categorical.outputscale) - float(rest.outputscale)) > 0.1
+
+
 def test_inducing_inputs(fitted, train):
     log = fitted.training_log_
     distinct = len({token for x in train[0] for token in x})
@@ -845,3 +864,40 @@ def test_a_fit_that_fails_leaves_the_last_one(train, test):
     before = estimator.predict(test[0])
     refused(lambda: estimator.fit(train[0], train[1][1:]))
     assert estimator.predict(test[0]) == before
+
+
+# -- after the fit -----------------------------------------------------------------------------------
+
+
+def test_parameters_of_prediction_may_change_after_the_fit(train):
+    model = StructuredGPClassifier().fit(*train)
+    many = model.predict_marginals(train[0])
+    few = model.set_params(n_draws=2).predict_marginals(train[0])
+    assert few != many
+    assert model.set_params(n_draws=64).predict_marginals(train[0]) == many
+    with pytest.raises(
+        InputError, match=r"^decode: 'foo' is not known; use one of marginal, viterbi$"
+    ):
+        model.set_params(decode="foo").predict(train[0])
+
+
+def test_scales_given_as_numpy_flags(train):
+    plain, numpy = (
+        StructuredGPClassifier(amplitude=0.1, learn_scales=flag).fit(*train).training_log_
+        for flag in (True, np.True_)
+    )
+    assert numpy["amplitude_factor"] == plain["amplitude_factor"] != 1
+
+
+def test_features_that_say_nothing_are_no_crash():
+    y = [["A", "B", "A"], ["B", "A", "A"]]
+    silent = [scipy.sparse.csr_array((3, 5)), scipy.sparse.csr_array((3, 5))]
+    assert len(StructuredGPClassifier().fit(silent, y).predict(silent)[0]) == 3
+    zeros = [np.zeros((3, 2)), np.zeros((3, 2))]
+    assert len(StructuredGPClassifier(kernel="linear").fit(zeros, y).predict(zeros)[0]) == 3
+
+
+def test_verbose_is_heard_when_the_root_logger_is_not(train, caplog, capsys):
+    logging.getLogger().setLevel(logging.WARNING)
+    StructuredGPClassifier(verbose=True).fit(*train)
+    assert "step 1: bound" in capsys.readouterr().err

@@ -139,7 +139,7 @@ def test_plug_in_mean(posterior, batch, oracles):
     assert draws.inducing.shape == (1, V, M)
     p = predict.marginals(posterior, Chain(), draws, batch).numpy()
     log_prob = predict.log_prob(posterior, Chain(), draws, batch).numpy()
-    best = predict.viterbi(posterior, Chain(), batch).numpy()
+    best = predict.viterbi(posterior, Chain(), Draws.mean(posterior), batch).numpy()
     for b, n in enumerate(LENGTHS):
         x, y = sequence(batch, b)
         mean, _ = gaussian_by_hand(posterior, x)
@@ -191,7 +191,8 @@ def test_what_stands_in_the_padding_changes_nothing(posterior, batch):
             atol=1e-13,
         )
     assert torch.equal(
-        predict.viterbi(posterior, Chain(), batch), predict.viterbi(posterior, Chain(), other)
+        predict.viterbi(posterior, Chain(), Draws.mean(posterior), batch),
+        predict.viterbi(posterior, Chain(), Draws.mean(posterior), other),
     )
 
 

@@ -55,12 +55,13 @@ class StructuredGPClassifier(BaseEstimator):
     Parameters
     ----------
     kernel : 'auto' (one weight a template on categorical features, normalised linear on sparse ones, RBF
-        on dense ones), 'linear', 'rbf', 'template', 'template-product', any GPyTorch kernel, or a dict
+        on dense ones), 'linear', 'rbf', 'template', 'template-product', on dense features any GPyTorch
+        kernel, or a dict
         from kind of feature ('categorical', 'sparse', 'dense') to one of these.
     likelihood : 'chain', the linear-chain structured softmax.
     inference : 'auto', 'second-order' (needs a structure that gives its curvature) or 'adam'.
-    n_inducing : most inducing inputs M, picked from the training tokens. If they can all be
-        reproduced by fewer, fewer are used, and the model is the full GP.
+    n_inducing : most inducing inputs M, picked from the training tokens (from 8,000 of them at random
+        where there are more). If fewer reproduce them all, the model is the full GP.
     amplitude : prior variance of a latent value, where the kernel is chosen by name; 'auto' gives
         every active feature a weight of variance 1.
     pairwise_sd : prior standard deviation of a label-to-label score; 0 leaves them out.
@@ -92,8 +93,12 @@ class StructuredGPClassifier(BaseEstimator):
     -----
     X is a list (or generator) of sequences; a sequence is a list of feature dicts, a list of lists of
     strings, or a 2-D dense or scipy-sparse array with one row a token. y is a list of lists of
-    strings. In a dict, string values are templates, named by their key; numbers and flags are
-    numeric features; lists and nested dicts are read as python-crfsuite reads them.
+    strings. In a dict, string values are templates, named by their key (beyond 64 keys: a bag of
+    attributes); numbers and flags are numeric features; lists and nested dicts are read as
+    python-crfsuite reads them. A model read from a file has no 'steps' in its log, and as its
+    ``kernel`` the fitted one if it was not given by name.
+
+    Memory is O(V M^2) for the posterior and O(V T^2) for a sequence of T tokens.
     """
 
     def __init__(
@@ -225,7 +230,8 @@ class StructuredGPClassifier(BaseEstimator):
             generator,
         )
         after = float(variance(kernel, some).detach().mean())
-        return rescale(kernel, before / after).requires_grad_(False), relaxation
+        factor = before / after if after > 0 else 1.0
+        return rescale(kernel, factor).requires_grad_(False), relaxation
 
     def _prior(
         self, kernel: Kernel, encoder: FeatureEncoder, rows: list[np.ndarray], n_labels: int
@@ -251,7 +257,7 @@ class StructuredGPClassifier(BaseEstimator):
                 )
         for name, least in {"n_inducing": 1, "n_draws": 1, "random_state": 0}.items():
             value = getattr(self, name)
-            if not isinstance(value, Integral) or value < least:
+            if not isinstance(value, Integral) or not least <= int(value) < 2**63:
                 raise InputError(
                     name, f"{value!r} is not possible", f"use a whole number, {least} or more"
                 )
@@ -271,7 +277,8 @@ class StructuredGPClassifier(BaseEstimator):
             logger.info("step %d: bound %.2f", info.iteration + 1, info.elbo)
             return callback(info) if callback is not None else None
 
-        if not self.verbose or logger.hasHandlers():
+        heard = logger.hasHandlers() and logger.isEnabledFor(logging.INFO)
+        if not self.verbose or heard:
             yield report
             return
         handler = logging.StreamHandler(sys.stderr)
@@ -288,13 +295,19 @@ class StructuredGPClassifier(BaseEstimator):
 
     def predict(self, X: Iterable[Any]) -> list[list[str]]:
         """Labels of every token of every sequence."""
-        check_is_fitted(self, "model_")
-        X = _as_list(X)
+        model, X = self._ready(), _as_list(X)
         if self.decode == "viterbi":
-            best = self.model_.viterbi(X)
+            best = model.viterbi(X)
         else:
-            best = [p.argmax(-1) for p in self.model_.marginals(X, self.average)]
-        return [self.model_.labels.names(indices) for indices in best]
+            best = [p.argmax(-1) for p in model.marginals(X, self.average)]
+        return [model.labels.names(indices) for indices in best]
+
+    def _ready(self) -> Model:
+        """The fitted model, under the parameters as they are now."""
+        check_is_fitted(self, "model_")
+        self._check_parameters()
+        self.model_.n_draws = int(self.n_draws)
+        return self.model_
 
     def predict_single(self, x: Any) -> list[str]:
         """Labels of one sequence."""
@@ -302,11 +315,11 @@ class StructuredGPClassifier(BaseEstimator):
 
     def predict_marginals(self, X: Iterable[Any]) -> list[list[dict[str, float]]]:
         """For every token a dict from label to its probability."""
-        check_is_fitted(self, "model_")
-        classes = self.model_.labels.classes
+        model = self._ready()
+        classes = model.labels.classes
         return [
             [dict(zip(classes, map(float, p), strict=True)) for p in sequence]
-            for sequence in self.model_.marginals(_as_list(X), self.average)
+            for sequence in model.marginals(_as_list(X), self.average)
         ]
 
     def predict_marginals_single(self, x: Any) -> list[dict[str, float]]:
@@ -318,9 +331,8 @@ class StructuredGPClassifier(BaseEstimator):
     ) -> list[float | None]:
         """log p(y | x) of each whole labelling, averaged over the posterior; None where a label was
         never seen in training."""
-        check_is_fitted(self, "model_")
-        X, y = _as_list(X), list(y)
-        return self.model_.log_probs(X, check_labels(X, y), self.average)
+        model, X, y = self._ready(), _as_list(X), list(y)
+        return model.log_probs(X, check_labels(X, y), self.average)
 
     def score(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> float:
         """Token accuracy."""
@@ -340,12 +352,8 @@ class StructuredGPClassifier(BaseEstimator):
     def save(self, path: str | Path) -> None:
         """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``."""
         check_is_fitted(self, "model_")
-        plain = (str, int, float, bool)
-        params = {
-            name: value.item() if isinstance(value, np.generic) else value
-            for name, value in self.get_params(deep=False).items()
-            if isinstance(value, (*plain, np.generic))
-        }
+        params = {k: v for k, v in self.get_params(deep=False).items() if _is_plain(v)}
+        params = {k: v.item() if isinstance(v, np.generic) else v for k, v in params.items()}
         self.model_.extra["params"] = params
         self.model_.save(path)
 
@@ -360,6 +368,13 @@ def load(path: str | Path) -> StructuredGPClassifier:
     estimator.training_log_ = dict(model.info)
     model.posterior.requires_grad_(False)
     return estimator
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold it: numbers, strings, and dicts of names of kernels."""
+    if isinstance(value, dict):
+        return all(isinstance(v, str) for v in value.values())
+    return isinstance(value, str | int | float | bool | np.generic)
 
 
 def _as_list(X: Iterable[Any]) -> list[Any]:

@@ -55,6 +55,9 @@ class Model:
     seed: int = 0
     info: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    _kept: dict[tuple[str, int, int], predict.Draws] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     # -- answers -------------------------------------------------------------------------------
 
@@ -63,10 +66,17 @@ class Model:
         return STRUCTURES[self.likelihood]()
 
     def draws(self, average: str) -> predict.Draws:
-        """'draws': joint draws of (f, g); 'mean': the posterior mean plugged in."""
-        if average == "mean":
-            return predict.Draws.mean(self.posterior)
-        return predict.Draws.sample(self.posterior, self.n_draws, self.seed)
+        """'draws': joint draws of (f, g); 'mean': the posterior mean plugged in. Kept for the next
+        call: a fitted posterior does not change any more."""
+        key = (average, self.n_draws, self.seed)
+        if key not in self._kept:
+            self._kept.clear()
+            self._kept[key] = (
+                predict.Draws.mean(self.posterior)
+                if average == "mean"
+                else predict.Draws.sample(self.posterior, self.n_draws, self.seed)
+            )
+        return self._kept[key]
 
     def marginals(self, X: Sequence[Any], average: str = "draws") -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
@@ -80,8 +90,10 @@ class Model:
     def viterbi(self, X: Sequence[Any]) -> list[np.ndarray]:
         """(T,) label indices of the best whole labelling of each sequence."""
 
+        mean = self.draws("mean")
+
         def ask(batch: Batch) -> Tensor:
-            return predict.viterbi(self.posterior, self.structure, batch)
+            return predict.viterbi(self.posterior, self.structure, mean, batch)
 
         return self._each(X, ask, np.empty(0, dtype=np.int64))
 
@@ -139,7 +151,7 @@ class Model:
             "info": self.info,
             "extra": self.extra,
         }
-        text = json.dumps(header, ensure_ascii=False, sort_keys=True)
+        text = json.dumps(header, sort_keys=True)
         metadata = {"structgp": text, "digest": _digest(text, tensors)}
         content = safetensors.torch.save(tensors, metadata)
         with atomic_write(path, "wb") as file:

@@ -22,12 +22,14 @@ from structgp.structures import Structure
 class Draws:
     """S draws of the latent functions, in antithetic pairs.
 
-    inducing : (S, V, M) whitened inducing values; pairwise : (S, V, V); seed : of the part of f that the
-    inducing values leave open. S = 1 with ``plug_in`` is the posterior mean instead of a draw.
+    inducing : (S, V, M) whitened inducing values; pairwise : (S, V, V); prior_factor : (M, M) L_zz; seed :
+    of the part of f that the inducing values leave open. S = 1 with ``plug_in`` is the posterior
+    mean instead of a draw.
     """
 
     inducing: Tensor
     pairwise: Tensor
+    prior_factor: Tensor
     seed: int
     plug_in: bool = False
 
@@ -45,6 +47,7 @@ class Draws:
             return Draws(
                 torch.cat([posterior.m + spread, posterior.m - spread]),
                 torch.cat([posterior.pair_mean + spread_pair, posterior.pair_mean - spread_pair]),
+                posterior.prior_factor(),
                 seed,
             )
 
@@ -52,12 +55,14 @@ class Draws:
     def mean(posterior: Posterior) -> Draws:
         """The posterior mean, as one 'draw'."""
         with torch.no_grad():
-            return Draws(posterior.m[None].clone(), posterior.pair_mean[None].clone(), 0, True)
+            m, pair_mean = posterior.m[None].clone(), posterior.pair_mean[None].clone()
+            return Draws(m, pair_mean, posterior.prior_factor(), 0, True)
 
     def unary(self, posterior: Posterior, batch: Batch) -> Tensor:
         """(S, B, T, V) the drawn functions at the rows of a batch, joint over positions."""
         with torch.no_grad():
-            conditional = posterior.amplified(posterior.conditional(batch.x, batch.mask))
+            conditional = posterior.conditional(batch.x, batch.mask, self.prior_factor)
+            conditional = posterior.amplified(conditional)
             projection = conditional.projection.to(self.inducing)
             f = torch.einsum("btm,svm->sbtv", projection, self.inducing)
             if self.plug_in:
@@ -76,9 +81,8 @@ def marginals(posterior: Posterior, structure: Structure, draws: Draws, batch: B
     return structure.marginals(f, draws.pairwise, batch.mask).mean(0)
 
 
-def viterbi(posterior: Posterior, structure: Structure, batch: Batch) -> Tensor:
-    """(B, T) the best whole labelling under the posterior mean."""
-    mean = Draws.mean(posterior)
+def viterbi(posterior: Posterior, structure: Structure, mean: Draws, batch: Batch) -> Tensor:
+    """(B, T) the best whole labelling under the posterior mean, ``Draws.mean``."""
     return structure.decode(mean.unary(posterior, batch), mean.pairwise, batch.mask)[0]
 
 

@@ -53,3 +53,17 @@ def test_factor_of_inverse() -> None:
     assert (L.triu(1).abs() < 1e-14).all()
     torch.testing.assert_close(L @ L.mT, torch.linalg.inv(P))
     torch.testing.assert_close(factor_of_inverse(P[0]), L[0])
+
+
+def test_each_matrix_of_a_batch_has_its_own_jitter() -> None:
+    eye = torch.eye(3, dtype=torch.float64)
+    bad = torch.ones(3, 3, dtype=torch.float64) - 1e-6 * eye
+    together = cholesky(torch.stack([eye, bad]))
+    assert torch.equal(together[0], cholesky(eye[None])[0])
+    torch.testing.assert_close(together[1] @ together[1].mT, bad, atol=1e-4, rtol=0)
+
+
+def test_a_matrix_of_zeros_has_a_factor() -> None:
+    factor = cholesky(torch.zeros(2, 4, 4, dtype=torch.float64))
+    assert factor.isfinite().all()
+    assert factor.abs().max() < 1e-3

@@ -75,7 +75,10 @@ def test_evidence_is_the_normal_density(monkeypatch: pytest.MonkeyPatch) -> None
     for call in (recorder.calls[0], recorder.calls[-1]):
         assert call["value"] == pytest.approx(density(call), rel=1e-6)
     assert result.evidence[0] == recorder.calls[0]["value"]
-    assert result.evidence[1] == max(call["value"] for call in recorder.calls)
+    # The weak prior is no part of what is reported: the evidence at the place that was kept.
+    values = [call["value"] for call in recorder.calls]
+    assert result.evidence[1] == pytest.approx(max(values), abs=5)
+    assert min(abs(result.evidence[1] - value) for value in values) < 1e-6
     assert result.steps == len(recorder.calls) - 1  # the first is the look before
     assert result.steps <= 2 * relaxation.MAX_STEPS
 
@@ -270,14 +273,14 @@ def test_the_answer_does_not_depend_on_the_outermost_factor() -> None:
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_flags_are_given_back(flag: bool) -> None:
+def test_frozen_parameters_stay(flag: bool) -> None:
     kernel = template_kernel().requires_grad_(flag)
     kernel.raw_outputscale.requires_grad_(not flag)
     before = kernel.base_kernel.raw_weights.detach().clone()
     learn_shape(kernel, *one_template_data(8), seeded())
     assert kernel.base_kernel.raw_weights.requires_grad is flag
     assert kernel.raw_outputscale.requires_grad is not flag
-    assert not torch.equal(kernel.base_kernel.raw_weights, before), "frozen parameters move too"
+    assert torch.equal(kernel.base_kernel.raw_weights, before) is not flag
     assert kernel.base_kernel.raw_weights.grad is None
 
 

@@ -253,8 +253,22 @@ def test_tag_writes_a_file(files, write, tmp_path):
 
 
 def test_tag_of_nothing_is_nothing(files, write):
-    assert ok("tag", "-m", files.model, write("empty", "")).stdout == ""
     assert ok("tag", "-m", files.model, stdin=b"\n\n").stdout == ""
+    empty = write("empty", "")
+    refused("tag", "-m", files.model, empty, says=[empty, "no tokens in it"])
+
+
+def test_tag_answers_a_pipe_as_it_comes(files):
+    """The first sequence is answered while the second is still to come."""
+    command = [sys.executable, "-m", "structgp", "tag", "-m", str(files.model)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        first, second = columns(files.X_test[:1]), columns(files.X_test[1:2])
+        process.stdin.write(first.encode() + b"\n")
+        process.stdin.flush()
+        answer = [process.stdout.readline() for _ in first.strip().splitlines()]
+        assert all(line.count(b"\t") == 2 for line in answer)
+        rest, _ = process.communicate(second.encode())
+    assert len(rest.strip().splitlines()) == len(second.strip().splitlines())
 
 
 def test_tabs_spaces_and_missing_blank_lines(files, write):

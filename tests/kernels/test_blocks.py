@@ -140,6 +140,8 @@ def test_a_kernel_object_keeps_its_own_scale() -> None:
     kernel = build_kernel(mine, [DENSE], dense_rows(), 100.0)
     assert kernel.outputscale.item() == pytest.approx(0.7)
     assert next(kernel.parameters()).dtype == torch.float64
+    mine = ScaleKernel(SparseRBFKernel())
+    mine.outputscale = 0.7
     within = build_kernel({"sparse": mine}, [CATEGORICAL, SPARSE], mixed_rows(), 4.0)
     assert within.kernels[1].outputscale.item() == pytest.approx(0.7)
     assert within.kernels[0].outputscale.item() == pytest.approx(2.0)
@@ -183,3 +185,25 @@ def test_choices_that_cannot_be(choice: Any, blocks: list[Block], message: str) 
     with pytest.raises(InputError) as caught:
         build_kernel(choice, blocks, mixed_rows(), 1.0)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("kernel", "block", "message"),
+    [
+        (RBFKernel(), CATEGORICAL, "a RBFKernel on categorical features, whose rows hold ids; use"),
+        (
+            ScaleKernel(RBFKernel()),
+            SPARSE,
+            "a RBFKernel on sparse features, whose rows hold ids; use",
+        ),
+        (RBFKernel(ard_num_dims=7), DENSE, "RBFKernel does not work on these features"),
+        (RBFKernel(active_dims=(99,)), DENSE, "RBFKernel does not work on these features"),
+        (TemplateKernel(9), CATEGORICAL, "TemplateKernel does not work on these features"),
+    ],
+)
+def test_a_kernel_that_does_not_fit_the_data_says_so(kernel, block, message) -> None:
+    rows = dense_rows() if block is DENSE else mixed_rows()[:, block.start : block.stop]
+    whole = Block(block.kind, 0, None)
+    with pytest.raises(InputError, match=r"^kernel: ") as caught:
+        build_kernel(kernel, [whole], rows, 1.0)
+    assert message in str(caught.value)

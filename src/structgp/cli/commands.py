@@ -118,12 +118,12 @@ def train(
     estimator = StructuredGPClassifier(
         kernel=kernel,
         n_inducing=inducing,
-        # Without a B line there are no label-to-label scores.
-        pairwise_sd=1.5 if template.has_bigram else 0.0,
         inference=inference,
         features="columns",
         random_state=seed,
     )
+    if not template.has_bigram:
+        estimator.set_params(pairwise_sd=0.0)  # no B line, no label-to-label scores
     fit_with_progress(estimator, X, y)
     estimator.model_.extra |= {"template": template.text, "n_columns": data.n_columns - 1}
     estimator.save(output)
@@ -166,16 +166,21 @@ def tag(
     estimator.decode = "viterbi" if viterbi else "marginal"
     sources: Sequence[Any] = files or [sys.stdin.buffer]
 
-    def sequences() -> Iterator[tuple[ColumnSequence, str]]:
+    def sequences() -> Iterator[ColumnSequence]:
         for source in sources:
             name = source if isinstance(source, str) else "<stdin>"
+            empty = True
             for sequence in iter_columns(source, encoding=encoding, name=name):
                 check_columns(sequence, n_columns, name)
-                yield sequence, name
+                empty = False
+                yield sequence
+            if empty and files:
+                raise InputError(name, "no tokens in it", "give a file with something to label")
 
     with output_stream(output, encoding) as out:
-        for chunk in chunks(sequences(), _TAG_CHUNK):
-            rows = [sequence.rows for sequence, _ in chunk]
+        # What comes through a pipe is answered as it comes.
+        for chunk in chunks(sequences(), _TAG_CHUNK if files else 1):
+            rows = [sequence.rows for sequence in chunk]
             X = [template.expand(r) for r in rows]
             for lines in _tagged(estimator, rows, X, level):
                 out.write(lines + "\n")

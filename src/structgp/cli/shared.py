@@ -38,7 +38,12 @@ class Group(click.Group):
         except StructgpError as error:
             click.echo(f"structgp: error: {error}", err=True)
             ctx.exit(2)
-        except BrokenPipeError:
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                reason = error.strerror or str(error)
+                click.echo(f"structgp: error: output: {reason}; choose another place", err=True)
+                _silence_stdout()
+                ctx.exit(2)
             # The reader of our output went away; there is nobody left to tell.
             sys.stderr.close()
             ctx.exit(1)
@@ -227,9 +232,7 @@ def _standard_output(encoding: str) -> Iterator[TextIO]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        with suppress(OSError):
-            # What is left in the buffer would fail once more when the program ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         reason = error.strerror or str(error)
         raise InputError(
             "<stdout>", f"cannot be written ({reason})", "choose another place with -o"
@@ -237,6 +240,12 @@ def _standard_output(encoding: str) -> Iterator[TextIO]:
     finally:
         # Flushes, and leaves standard output open.
         stream.detach()
+
+
+def _silence_stdout() -> None:
+    """What is left in the buffer would fail once more when the program ends."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

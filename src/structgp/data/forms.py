@@ -71,6 +71,9 @@ def check_mapping(token: Any, place: str) -> None:
             f"a {type(token).__name__} where a feature dict belongs",
             "use one form throughout",
         )
+    stray = next((key for key in token if not isinstance(key, str)), None)
+    if stray is not None:
+        raise InputError(place, f"feature name {stray!r} is not a string", "convert it with str()")
 
 
 def check_strings(token: Any, place: str) -> None:

@@ -14,7 +14,7 @@ from structgp.errors import InputError
 
 @dataclass
 class LabelEncoder:
-    """Labels <-> 0..V-1, in sorted order (``classes_``). An unknown label becomes -1."""
+    """Labels <-> 0..V-1, in sorted order (``classes``). An unknown label becomes -1."""
 
     classes: list[str] = field(default_factory=list)
 

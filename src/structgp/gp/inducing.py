@@ -29,7 +29,7 @@ def choose_inducing(
 ) -> InducingChoice:
     """Picks the row whose variance given the rows picked so far is largest, again and again.
 
-    Stops at ``most`` rows, or when no row keeps more than ``tolerance`` of its prior variance: the
+    Stops at ``most`` rows, or when no row keeps more than ``tolerance`` of the largest prior variance: the
     sparse GP then is the full GP. Duplicates are never picked twice. Cost O(N M^2) time, O(N M)
     memory.
 

@@ -54,7 +54,7 @@ class SequenceGaussian:
 
     @property
     def covariance(self) -> Tensor:
-        """(B, V, T, T). Cost O(B T V M^2): for tests and score estimators, not for the fast path."""
+        """(B, V, T, T). Cost O(B T V M^2): once a round in the second-order fit."""
         B, T, M = self.conditional.projection.shape
         V = len(self.m)
         # One matrix product over all labels: broadcasting would copy the factors B times.
@@ -146,13 +146,17 @@ class Posterior(nn.Module):
     def n_inducing(self) -> int:
         return self.m.shape[1]
 
-    def conditional(self, x: Tensor, mask: Tensor) -> Conditional:
+    def prior_factor(self) -> Tensor:
+        """(M, M) L_zz, the lower factor of k(Z, Z). Cost O(M^3)."""
+        return cholesky(covariance(self.kernel, self.inducing, self.inducing))
+
+    def conditional(self, x: Tensor, mask: Tensor, factor: Tensor | None = None) -> Conditional:
         """p(f | u) at rows x (B, T, W) under the kernel as it is, before ``log_amplitude``.
 
-        Cost O(B T M (W + M) + B T^3), in float64.
+        ``factor`` is ``prior_factor()``, if it is at hand. Cost O(B T M (W + M) + B T^3), in float64.
         """
         B, T, W = x.shape
-        factor = cholesky(covariance(self.kernel, self.inducing, self.inducing))
+        factor = self.prior_factor() if factor is None else factor
         cross = covariance(self.kernel, x.reshape(B * T, W), self.inducing)
         projection = torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
         projection = projection.reshape(B, T, -1) * mask[..., None]

@@ -32,6 +32,10 @@ from structgp.kernels import covariance, variance
 NOISE_FLOOR = 0.25
 """Least share of the labels' variance that is left to noise."""
 
+PRIOR_SD = 5.0
+"""Prior standard deviation of the raw (about logarithmic) parameters around where they start: weak, but
+enough to keep a length-scale that nothing holds from running away."""
+
 MAX_TOKENS = 1_000
 MAX_STEPS = 25
 
@@ -55,6 +59,8 @@ def learn_shape(
 ) -> Relaxation:
     """Moves the kernel's parameters, in place, to the relaxation's optimum.
 
+    Parameters with ``requires_grad`` off stay; priors registered with GPyTorch are not used.
+
     Parameters
     ----------
     rows, labels : one (T, W) and one (T,) tensor a sequence. At most ``MAX_TOKENS`` tokens, of sequences
@@ -69,9 +75,7 @@ def learn_shape(
     scale = nn.Parameter(x.new_tensor(math.log(0.5 / max(size, 1e-12))))
     noise = nn.Parameter(x.new_tensor(0.0))
     parameters = [*_learnable(kernel), scale, noise]
-    flags = [p.requires_grad for p in parameters]
-    for parameter in parameters:
-        parameter.requires_grad_(True)
+    start = _flatten([p.detach() for p in parameters])
 
     def negative(flat: np.ndarray) -> tuple[float, np.ndarray]:
         _place(parameters, flat)
@@ -81,17 +85,18 @@ def learn_shape(
         flat_grads = [
             torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)
         ]
-        return -float(evidence.detach()), -_flatten(flat_grads)
+        away = (flat - start) / PRIOR_SD
+        value = float(evidence.detach()) - 0.5 * float(away @ away)
+        return -value, -_flatten(flat_grads) + away / PRIOR_SD
 
-    start = _flatten([p.detach() for p in parameters])
     before = -negative(start)[0]
     result = scipy.optimize.minimize(
         negative, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_STEPS}
     )
     _place(parameters, result.x)
-    for parameter, flag in zip(parameters, flags, strict=True):
-        parameter.requires_grad_(flag)
-    return Relaxation((before, -float(result.fun)), int(result.nfev), len(x))
+    away = (result.x - start) / PRIOR_SD
+    after = -float(result.fun) + 0.5 * float(away @ away)
+    return Relaxation((before, after), int(result.nfev), len(x))
 
 
 def _log_evidence(
@@ -120,8 +125,9 @@ def _some_tokens(
 
 
 def _learnable(kernel: Kernel) -> list[nn.Parameter]:
-    """All parameters but the outermost factor, which ``scale`` stands for."""
-    return [p for name, p in kernel.named_parameters() if name != "raw_outputscale"]
+    """All parameters that may move but the outermost factor, which ``scale`` stands for."""
+    named = kernel.named_parameters()
+    return [p for name, p in named if name != "raw_outputscale" and p.requires_grad]
 
 
 def _place(parameters: Sequence[nn.Parameter], flat: np.ndarray) -> None:

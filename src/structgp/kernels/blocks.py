@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from gpytorch.kernels import Kernel, LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import ConstantKernel, Kernel, LinearKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from structgp.data.encode import Block
 from structgp.errors import InputError
+from structgp.kernels.evaluate import covariance
 from structgp.kernels.sparse import SparseLinearKernel, SparseRBFKernel, inner_product, unpack
 from structgp.kernels.template import TemplateKernel
 
@@ -89,15 +90,60 @@ def build_kernel(
         )
         for b in blocks
     ]
-    if len(parts) == 1:
-        return parts[0].double()
-    return BlockSumKernel(parts, [(b.start, b.stop) for b in blocks]).double()
+    whole = parts[0]
+    if len(parts) > 1:
+        whole = BlockSumKernel(parts, [(b.start, b.stop) for b in blocks])
+    _check_on(whole.double(), rows)
+    return whole
+
+
+def _check_on(kernel: Kernel, rows: Tensor) -> None:
+    """One trial on two rows, so that a kernel that does not fit the data says so before the work."""
+    two = rows[[0, -1]]
+    try:
+        with torch.no_grad():
+            value = covariance(kernel, two, two)
+        problem = None if value.shape == (2, 2) else f"its values have shape {tuple(value.shape)}"
+        if problem is None and not bool(value.isfinite().all()):
+            problem = "its values are not finite"
+    except (RuntimeError, IndexError, ValueError) as error:
+        problem = str(error).splitlines()[0]
+    if problem:
+        raise InputError(
+            "kernel",
+            f"{type(kernel).__name__} does not work on these features ({problem})",
+            "check its dimensions against the number of columns, and the features for huge values",
+        )
+
+
+def _check_kind(kernel: Kernel, block: Block) -> None:
+    """Categorical and sparse rows hold ids: only kernels that know it may see them."""
+    ours = {
+        "categorical": (TemplateKernel,),
+        "sparse": (SparseLinearKernel, SparseRBFKernel),
+    }.get(block.kind)
+    if ours is None:
+        return
+    leaves = [k for k in kernel.modules() if isinstance(k, Kernel) and not _parts(k)]
+    for leaf in leaves:
+        if not isinstance(leaf, (*ours, ConstantKernel)):
+            names = " or ".join(k.__name__ for k in ours)
+            raise InputError(
+                "kernel",
+                f"a {type(leaf).__name__} on {block.kind} features, whose rows hold ids",
+                f"use {names}, or pass dense arrays",
+            )
+
+
+def _parts(kernel: Kernel) -> list[Kernel]:
+    return [k for k in kernel.modules() if isinstance(k, Kernel) and k is not kernel]
 
 
 def _block_kernel(
     choice: str | Kernel, block: Block, rows: Tensor, amplitude: float | str
 ) -> Kernel:
     if isinstance(choice, Kernel):
+        _check_kind(choice, block)
         return choice
     kernel = _BY_NAME.get((block.kind, choice))
     if kernel is None:

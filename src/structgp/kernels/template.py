@@ -60,6 +60,8 @@ class TemplateKernel(Kernel):
         if last_dim_is_batch:
             raise NotImplementedError("TemplateKernel has no last_dim_is_batch form")
         weights = self.weights
+        if x1.shape[-1] != len(weights):
+            raise ValueError(f"rows of {x1.shape[-1]} columns for {len(weights)} templates")
         if diag:
             agree = (x1 == x2) & (x1 != MISSING)
             agreement = (agree * weights).sum(-1)

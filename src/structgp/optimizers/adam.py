@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from structgp.optimizers.base import Problem, StepInfo
-from structgp.optimizers.scales import LearnScales, fit_pairwise_sd
+from structgp.optimizers.scales import LearnScales, fit_pairwise_sd, moves_amplitude
 
 
 @dataclass
@@ -61,7 +61,10 @@ class Adam:
         groups = [
             {"params": [q.m, q.pair_mean], "lr": rate},
             {"params": [q.factor, q.pair_log_sd], "lr": rate / 3},
-            {"params": [q.log_amplitude] if self.learn_scales is True else [], "lr": rate / 3},
+            {
+                "params": [q.log_amplitude] if moves_amplitude(self.learn_scales) else [],
+                "lr": rate / 3,
+            },
         ]
         return AdamState(torch.optim.Adam(groups, betas=(0.9, 0.99)), generator)
 

@@ -12,6 +12,10 @@ LearnScales: TypeAlias = bool | Literal["pairwise"]
 PAIRWISE_PRIOR_SCORES = 4.0
 
 
+def moves_amplitude(learn: LearnScales) -> bool:
+    return learn != "pairwise" and bool(learn)
+
+
 def fit_pairwise_sd(q: Posterior) -> None:
     """Moves the pairwise scale towards where the bound is largest, which is known in closed form since
     the scale enters KL(q(g) || p(g)) alone. A prior worth ``PAIRWISE_PRIOR_SCORES`` scores of size 1

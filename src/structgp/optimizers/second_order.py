@@ -26,7 +26,7 @@ from torch import Tensor
 from structgp.gp import SequenceGaussian
 from structgp.gp.linalg import cholesky, factor_of_inverse
 from structgp.optimizers.base import Problem, StepInfo
-from structgp.optimizers.scales import LearnScales, fit_pairwise_sd
+from structgp.optimizers.scales import LearnScales, fit_pairwise_sd, moves_amplitude
 
 AMPLITUDE_PRIOR_SD = 1.5
 """Prior standard deviation of the log-amplitude around where it starts: a factor of 4.5 or so."""
@@ -92,7 +92,7 @@ class SecondOrder:
                 pair_offset,
                 steps=50,
                 tolerance=min(1e-5, 5e-4 * self.tolerance),
-                learn_amplitude=self.learn_scales is True,
+                learn_amplitude=moves_amplitude(self.learn_scales),
             )
             _fit_covariances(problem, offsets, pair_offset)
             if self.learn_scales:
