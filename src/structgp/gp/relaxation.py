@@ -32,7 +32,7 @@ from structgp.kernels import covariance, variance
 NOISE_FLOOR = 0.25
 """Least share of the labels' variance that is left to noise."""
 
-PRIOR_SD = 5.0
+PRIOR_SD = 10.0
 """Prior standard deviation of the raw (about logarithmic) parameters around where they start: weak, but
 enough to keep a length-scale that nothing holds from running away."""
 
