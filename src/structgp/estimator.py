@@ -14,10 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from structgp import metrics
 from structgp import model as model_file
@@ -25,17 +23,16 @@ from structgp._version import __version__
 from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder, check_labels
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp import Posterior, Relaxation, choose_inducing, has_shape, learn_shape
-from structgp.kernels import variance
-from structgp.kernels.blocks import KernelChoice, build_kernel, rescale
+from structgp.gp import Posterior, Relaxation
+from structgp.kernels.blocks import KernelChoice
 from structgp.model import STRUCTURES, Model
 from structgp.optimizers import LearnScales, StepInfo
+from structgp.prior import choose_kernel, flat_tokens, pick_inducing
 from structgp.training import Callback, History, choose_optimizer, make_batches, train
 
 logger = logging.getLogger("structgp")
 
 _BATCH_TOKENS = 1_000
-_INDUCING_CANDIDATES = 8_000
 _CHOICES = {
     "inference": ("auto", "second-order", "adam"),
     "average": ("draws", "mean"),
@@ -167,8 +164,20 @@ class StructuredGPClassifier(BaseEstimator):
         encoded = labels.transform(labels_of)
         batches = make_batches(rows, encoded, encoder.pad_row, _BATCH_TOKENS)
         generator = torch.Generator().manual_seed(int(self.random_state))
-        kernel, relaxation = self._kernel(encoder, rows, encoded, generator)
-        posterior, residual = self._prior(kernel, encoder, rows, len(labels.classes))
+        tokens = flat_tokens(encoder, rows)
+        kernel, relaxation = choose_kernel(
+            copy.deepcopy(self.kernel),
+            encoder.blocks,
+            tokens,
+            encoded,
+            amplitude=self.amplitude,
+            learn=self.learn_kernel,
+            generator=generator,
+        )
+        chosen = pick_inducing(kernel, tokens, self.n_inducing, seed=self.random_state)
+        posterior = Posterior(
+            kernel, chosen.rows, len(labels.classes), pairwise_sd=self.pairwise_sd
+        )
         optimizer, reason = choose_optimizer(
             self.inference, STRUCTURES[self.likelihood](), learn_scales=self.learn_scales
         )
@@ -191,7 +200,7 @@ class StructuredGPClassifier(BaseEstimator):
             )
         posterior.round_factor()
         self.classes_ = np.array(labels.classes)
-        self.training_log_ = _log(history, posterior, residual, relaxation)
+        self.training_log_ = _log(history, posterior, chosen.residual, relaxation)
         info = {k: v for k, v in self.training_log_.items() if k != "steps"}
         info |= {"n_sequences": len(rows), "n_tokens": sum(map(len, rows)), "version": __version__}
         self.model_ = Model(
@@ -206,47 +215,6 @@ class StructuredGPClassifier(BaseEstimator):
         if X_dev is not None and y_dev is not None:
             self.training_log_["dev"] = self.evaluate(X_dev, y_dev).as_dict()
         return self
-
-    def _kernel(
-        self,
-        encoder: FeatureEncoder,
-        rows: list[np.ndarray],
-        labels: list[np.ndarray],
-        generator: torch.Generator,
-    ) -> tuple[Kernel, Relaxation | None]:
-        """The kernel with its shape learned, at the amplitude it started with."""
-        tokens = _tokens(encoder, rows)
-        choice = copy.deepcopy(self.kernel)
-        kernel = build_kernel(choice, encoder.blocks, tokens, self.amplitude)
-        if not self.learn_kernel or not has_shape(kernel):
-            return kernel.requires_grad_(False), None
-        lengths = [len(r) for r in rows if len(r)]
-        some = tokens[:: max(1, len(tokens) // 1000)]
-        before = float(variance(kernel, some).detach().mean())
-        relaxation = learn_shape(
-            kernel,
-            tokens.split(lengths),
-            [torch.from_numpy(y) for y in labels if len(y)],
-            generator,
-        )
-        after = float(variance(kernel, some).detach().mean())
-        factor = before / after if after > 0 else 1.0
-        return rescale(kernel, factor).requires_grad_(False), relaxation
-
-    def _prior(
-        self, kernel: Kernel, encoder: FeatureEncoder, rows: list[np.ndarray], n_labels: int
-    ) -> tuple[Posterior, float]:
-        candidates = _tokens(encoder, rows)
-        if len(candidates) > _INDUCING_CANDIDATES:
-            rng = np.random.default_rng(self.random_state)
-            candidates = candidates[
-                torch.from_numpy(rng.choice(len(candidates), _INDUCING_CANDIDATES, replace=False))
-            ]
-        chosen = choose_inducing(kernel, candidates, self.n_inducing)
-        posterior = Posterior(
-            kernel, candidates[chosen.index], n_labels, pairwise_sd=self.pairwise_sd
-        )
-        return posterior, chosen.residual
 
     def _check_parameters(self) -> None:
         for name, known in _CHOICES.items():
@@ -380,19 +348,6 @@ def _is_plain(value: Any) -> bool:
 def _as_list(X: Iterable[Any]) -> list[Any]:
     """X with generators read out; what is no sequence at all stays for the encoder to name."""
     return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
-
-
-def _tokens(encoder: FeatureEncoder, rows: list[np.ndarray]) -> Tensor:
-    """(N, W) all tokens, one after the other."""
-    width = max(r.shape[1] for r in rows)
-    return torch.from_numpy(
-        np.concatenate([_widen(r, encoder.pad_row(width)) for r in rows if len(r)])
-    )
-
-
-def _widen(rows: np.ndarray, pad_row: np.ndarray) -> np.ndarray:
-    missing = pad_row[rows.shape[1] :]
-    return np.concatenate([rows, np.tile(missing, (len(rows), 1))], 1)
 
 
 def _log(
