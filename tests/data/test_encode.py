@@ -447,3 +447,21 @@ def test_labels_that_do_not_fit(X: Any, y: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
         check_labels(X, y)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (
+            np.array([[1.0], [1e200]]),
+            r"^X\[0\]\[1\]: column 0 is 1e\+200, too large; rescale the feature$",
+        ),
+        (
+            scipy.sparse.coo_array(np.array([1.0, 2.0])),
+            r"^X\[0\]: 1 dimensions; pass a 2-D array, one row a token$",
+        ),
+    ],
+)
+def test_numbers_no_kernel_can_use(x: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        FeatureEncoder().fit([x]).transform([x])

@@ -34,6 +34,9 @@ from structgp.data.forms import (
 )
 from structgp.errors import InputError
 
+LARGEST = 1e100
+"""Dense values beyond this have no square in floating point, and kernels square them."""
+
 MAX_TEMPLATES = 64
 """String-valued dict keys beyond this many are a bag of features rather than templates."""
 
@@ -222,6 +225,12 @@ class FeatureEncoder:
             t, d = np.argwhere(bad)[0]
             raise InputError(
                 f"{place}[{t}]", f"column {d} is {rows[t, d]}", "replace NaN and infinite values"
+            )
+        huge = np.abs(rows) > LARGEST
+        if huge.any():
+            t, d = np.argwhere(huge)[0]
+            raise InputError(
+                f"{place}[{t}]", f"column {d} is {rows[t, d]}, too large", "rescale the feature"
             )
         return rows
 

@@ -28,6 +28,8 @@ def not_a_sequence(x: Any, place: str) -> InputError:
 
 def form_of(x: Any, place: str) -> str:
     if scipy.sparse.issparse(x):
+        if x.ndim != 2:
+            raise InputError(place, f"{x.ndim} dimensions", "pass a 2-D array, one row a token")
         return "sparse"
     if isinstance(x, np.ndarray) and x.dtype.kind in "fiub":
         return "dense"
