@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -12,9 +11,9 @@ from types import ModuleType
 import pytest
 import torch
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers share the cores; threads of several processes that wait for each other are slower than one.
-    torch.set_num_threads(1)
+# Sums then have one order, matrices this small are slower on several threads, and the workers of
+# pytest-xdist do not wait for each other's.
+torch.set_num_threads(1)
 
 with warnings.catch_warnings():
     # Warnings are errors here, and GPyTorch's import compiles a function in a way torch gives up.
@@ -24,10 +23,21 @@ with warnings.catch_warnings():
 
 @pytest.fixture(scope="session")
 def oracles() -> ModuleType:
-    """The module ``oracles.py`` beside this file."""
-    name = "structgp_test_oracles"
+    """``oracles.py``: everything by enumeration."""
+    return _load("oracles.py")
+
+
+@pytest.fixture(scope="session")
+def cases() -> ModuleType:
+    """``optimizers/cases.py``: small problems that every optimiser is tried on."""
+    return _load("optimizers/cases.py")
+
+
+def _load(path: str) -> ModuleType:
+    """A module of this folder that is no test; importlib mode puts none on the path."""
+    name = "structgp_tests." + path.removesuffix(".py").replace("/", ".")
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("oracles.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -88,15 +88,6 @@ FORMS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Sums then have one order; and matrices this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def data():
     return generate(30, n_labels=3, n_values=K, n_templates=P, mean_length=5, seed=0)

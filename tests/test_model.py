@@ -26,14 +26,6 @@ from structgp.data import atomic
 from structgp.data.generate import generate
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def data():
     return generate(16, n_labels=3, n_values=12, n_templates=3, mean_length=4, seed=1)

@@ -14,7 +14,6 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 
 import structgp
@@ -33,14 +32,6 @@ U03:%x[1,1]
 B
 """
 SMALL = ("--inducing", "30")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def columns(X, y=None, *, separator=" ", end="\n"):

@@ -162,7 +162,7 @@ class LinearCRF:
         else:
             # joblib's workers are fresh processes: no forked locks of torch's threads, and a
             # caller's script needs no __main__ guard. max_nbytes keeps it from writing files.
-            from joblib import Parallel, delayed  # type: ignore[import-untyped]
+            from joblib import Parallel, delayed
 
             wrong = Parallel(n_jobs=self.n_jobs, max_nbytes=None)(
                 delayed(_count_errors)(*task, grid, self.decode) for task in tasks
