@@ -324,3 +324,17 @@ def test_one_label_only_is_no_mistake() -> None:
     rows, labels = one_template_data(5)
     result = learn_shape(template_kernel(), rows, [torch.zeros_like(y) for y in labels], seeded())
     assert np.isfinite(result.evidence).all()
+
+
+def test_the_prior_holds_what_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tight prior keeps the weights where they start; the weak one lets them go."""
+
+    def moved() -> float:
+        kernel = template_kernel()
+        before = kernel.base_kernel.raw_weights.detach().clone()
+        learn_shape(kernel, *one_template_data(12), seeded())
+        return float((kernel.base_kernel.raw_weights.detach() - before).abs().max())
+
+    free = moved()
+    monkeypatch.setattr(relaxation, "PRIOR_SD", 1e-3)
+    assert moved() < 1e-2 < free

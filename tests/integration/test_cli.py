@@ -765,3 +765,28 @@ def test_demo():
     result = ok("demo")
     assert "token error" in result.stdout
     assert "self-raising" in result.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_under_the_table_of_evaluate(files):
+    command = [
+        sys.executable,
+        "-m",
+        "structgp",
+        "evaluate",
+        "-m",
+        str(files.model),
+        str(files.test),
+    ]
+    with open("/dev/full", "wb") as full_disk:
+        result = subprocess.run(command, stdout=full_disk, stderr=subprocess.PIPE, check=False)
+    assert result.returncode == 2
+    (line,) = result.stderr.decode().splitlines()
+    assert line.startswith("structgp: error: output: No space left on device; ")
+
+
+def test_a_seed_too_large(files, tmp_path):
+    model = tmp_path / "model"
+    arguments = ("train", files.template, files.train, "-o", model, "--seed", "9" * 20)
+    refused(*arguments, says=["random_state", "whole number"])
+    assert not model.exists()
