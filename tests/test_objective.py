@@ -75,8 +75,8 @@ def test_inducing_at_x_is_the_full_gaussian_process(oracles: ModuleType) -> None
     points = rows.numpy()
     K = np.exp(-0.5 * ((points[:, None] - points[None]) ** 2).sum(-1))
     L = np.linalg.cholesky(K)
-    b = np.stack([L @ m for m in posterior.m.detach().numpy()])
-    root = np.stack([L @ np.tril(factor) for factor in posterior.factor.detach().numpy()])
+    b = np.stack([L @ m for m in posterior.m[0].detach().numpy()])
+    root = np.stack([L @ np.tril(factor) for factor in posterior.factor[0].detach().numpy()])
     kl = sum(log_normal_ratio(b[j], root[j] @ root[j].T, K) for j in range(V))
     assert bound.kl_inducing.item() == pytest.approx(kl, rel=1e-6)
 
@@ -127,7 +127,7 @@ def test_never_above_the_evidence() -> None:
     for mean, sd in [(0.0, 1.0), (0.2, 0.9), (1.0, 0.3)]:
         posterior = Posterior(kernel, x[0], V)
         with torch.no_grad():
-            posterior.m.copy_(torch.tensor([[mean], [-mean]]))
+            posterior.m.copy_(torch.tensor([[[mean], [-mean]]]))
             posterior.factor.fill_(sd)
             conditional = posterior.conditional(x, mask)
             bound = evidence_lower_bound(posterior, Chain().log_prob, conditional, y, mask, noise)

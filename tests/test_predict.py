@@ -68,8 +68,8 @@ def gaussian_by_hand(q: Posterior, x: np.ndarray) -> tuple[np.ndarray, np.ndarra
     to_white = np.linalg.inv(np.linalg.cholesky(k(z, z)))
     A = k(x, z) @ to_white.T
     amplitude = np.exp(0.4)
-    mean = np.sqrt(amplitude) * A @ q.m.numpy().T
-    factor = np.tril(q.factor.numpy())
+    mean = np.sqrt(amplitude) * A @ q.m[0].numpy().T
+    factor = np.tril(q.factor[0].numpy())
     S = factor @ factor.transpose(0, 2, 1)
     return mean, amplitude * (k(x, x) - A @ A.T + A @ S @ A.T)
 
@@ -230,7 +230,7 @@ def test_no_pairwise_scores(posterior, batch, oracles):
     q.load_state_dict(
         posterior.state_dict()
         | {
-            "pairwise_sd": torch.tensor(0.0, dtype=torch.float64),
+            "log_pairwise_sd": torch.tensor(-torch.inf, dtype=torch.float64),
             "pair_mean": torch.zeros(V, V, dtype=torch.float64),
             "pair_log_sd": torch.full((V, V), -torch.inf, dtype=torch.float64),
         }
@@ -260,3 +260,130 @@ def test_seed_decides_what_the_inducing_values_leave_open(posterior, batch):
     f, g = draws.unary(posterior, batch), other.unary(posterior, batch)
     assert (f - g).abs().max() > 0.01
     assert torch.equal(f, draws.unary(posterior, batch))
+
+
+# -- mixtures and other covariances --------------------------------------------------------------
+
+
+def mixture(**given) -> Posterior:
+    """Two components apart, the second of weight 0.3; nothing is at its starting value."""
+    generator = torch.Generator().manual_seed(6)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    kernel = ScaleKernel(RBFKernel()).double()
+    kernel.outputscale, kernel.base_kernel.lengthscale = 1.7, 0.8
+    q = Posterior(kernel, normal(M, W), V, pairwise_sd=0.9, n_components=2, **given)
+    with torch.no_grad():
+        q.m.copy_(1.5 * normal(*q.m.shape))
+        q.factor += 0.4 * normal(*q.factor.shape)
+        q.weight_logits.copy_(torch.tensor([0.7, 0.3], dtype=torch.float64).log())
+        q.pair_mean.copy_(normal(V, V))
+        if q.pairs_are_full:
+            q.pair_factor.copy_(0.5 * normal(V * V, V * V))
+    return q.requires_grad_(False)
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+@pytest.mark.parametrize("pairwise_covariance", ["full", "diagonal"])
+def test_draws_from_a_mixture_have_its_moments(covariance, pairwise_covariance):
+    """40,000 draws in pairs, 0.7 and 0.3 of them from each component: the mean is exact."""
+    n = 40_000
+    q = mixture(covariance=covariance, pairwise_covariance=pairwise_covariance)
+    draws = Draws.sample(q, n, seed=0)
+    assert draws.inducing.shape == (n, V, M)
+    weights = q.weights.numpy()
+    flat = q.m.reshape(2, -1).numpy()
+    lower = torch.diag_embed(q.factor) if q.is_diagonal else q.factor.tril()
+    inside = (lower @ lower.mT).numpy()
+    mean = weights @ flat
+    expected = np.einsum("k,ki,kj->ij", weights, flat - mean, flat - mean)
+    for j in range(V):
+        here = slice(j * M, (j + 1) * M)
+        expected[here, here] += np.tensordot(weights, inside[:, j], 1)
+    v = draws.inducing.reshape(n, -1).numpy()
+    np.testing.assert_allclose(v.mean(0), mean, atol=1e-9)
+    products = (v - mean)[:, :, None] * (v - mean)[:, None]
+    # Both of a pair count as one; the choice of component has no spread of its own here.
+    error = products.std(0) / np.sqrt(n / 2)
+    assert (np.abs(products.mean(0) - expected) <= 4 * error).all()
+
+    pairs = q.pairwise()
+    g = (draws.pairwise - pairs.mean).reshape(n, -1).numpy()
+    expected = pairs.covariance.numpy()
+    expected = expected if pairs.is_full else np.diag(expected.ravel())
+    sd = np.sqrt(expected.diagonal())
+    error = np.sqrt((np.outer(sd, sd) ** 2 + expected**2) / (n / 2))
+    assert (np.abs(g.T @ g / n - expected) <= 4 * error).all()
+
+
+def components_of(draws: Draws, q: Posterior) -> np.ndarray:
+    """(S / 2,) which component's mean is the middle of each pair."""
+    half = len(draws.inducing) // 2
+    middle = 0.5 * (draws.inducing[:half] + draws.inducing[half:])
+    away = (middle[:, None] - q.m).abs().amax((-1, -2))
+    assert (away.amin(1) < 1e-12).all()
+    return away.argmin(1).numpy()
+
+
+def test_pairs_are_of_one_component_and_components_unbiased():
+    """Ten draws are five pairs: 3.5 and 1.5 of them in expectation, so 3 or 4 and 1 or 2. Over 400
+    seeds the mean has a standard error of 0.5 / sqrt 400."""
+    q = mixture()
+    counts = [int((components_of(Draws.sample(q, 10, s), q) == 1).sum()) for s in range(400)]
+    assert set(counts) == {1, 2}
+    assert np.mean(counts) == pytest.approx(1.5, abs=4 * 0.5 / 20)
+
+
+def test_the_seed_decides_the_components_too():
+    q = mixture()
+    drawn = [components_of(Draws.sample(q, 10, seed), q).tolist() for seed in range(8)]
+    assert len({tuple(d) for d in drawn}) > 1
+    assert drawn == [components_of(Draws.sample(q, 10, seed), q).tolist() for seed in range(8)]
+    one, again = Draws.sample(q, 10, 3), Draws.sample(q, 10, 3)
+    assert torch.equal(one.inducing, again.inducing)
+
+
+def test_a_component_of_no_weight_is_never_drawn():
+    q = mixture()
+    with torch.no_grad():
+        q.weight_logits.copy_(torch.tensor([-1000.0, 0.0]))
+    assert (components_of(Draws.sample(q, 200, 0), q) == 1).all()
+
+
+def test_equal_components_are_one():
+    """The same numbers too, since the choice of component comes after the noise."""
+    q = mixture()
+    one = Posterior(q.kernel, q.inducing, V, pairwise_sd=0.9).requires_grad_(False)
+    one.m.copy_(q.m[:1])
+    one.factor.copy_(q.factor[:1])
+    one.pair_mean.copy_(q.pair_mean)
+    q.m.copy_(q.m[:1].clone().expand_as(q.m))
+    q.factor.copy_(q.factor[:1].clone().expand_as(q.factor))
+    draws, others = Draws.sample(q, 6, 1), Draws.sample(one, 6, 1)
+    torch.testing.assert_close(draws.inducing, others.inducing, rtol=0, atol=1e-14)
+    assert torch.equal(draws.pairwise, others.pairwise)
+
+
+def test_the_mean_of_a_mixture(batch):
+    q = mixture()
+    draws = Draws.mean(q)
+    torch.testing.assert_close(draws.inducing[0], 0.7 * q.m[0] + 0.3 * q.m[1])
+    mean = q.at(q.conditional(batch.x, batch.mask)).mean
+    expected = torch.tensordot(q.weights, mean, 1)
+    torch.testing.assert_close(draws.unary(q, batch)[0], expected)
+
+
+def test_marginals_of_a_mixture_are_the_mixture_of_marginals(batch):
+    """40,000 draws a side, so four standard errors of a probability are at most 0.015."""
+    q = mixture()
+    found = predict.marginals(q, Chain(), Draws.sample(q, 40_000, 0), batch)
+    expected = torch.zeros_like(found)
+    for k, weight in enumerate(q.weights):
+        part = Posterior(q.kernel, q.inducing, V, pairwise_sd=0.9).requires_grad_(False)
+        part.m.copy_(q.m[k : k + 1])
+        part.factor.copy_(q.factor[k : k + 1])
+        part.pair_mean.copy_(q.pair_mean)
+        expected += weight * predict.marginals(part, Chain(), Draws.sample(part, 40_000, k), batch)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.015)

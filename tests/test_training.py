@@ -162,8 +162,8 @@ def test_fresh_bound_against_quadrature() -> None:
         exact = -float(posterior.kl_inducing())
         for batch, conditional in zip(batches, kept, strict=True):
             q = posterior.at(conditional)
-            variances = q.covariance.diagonal(dim1=-1, dim2=-2).sum(1)[batch.mask].numpy()
-            away = (q.mean[..., 0] - q.mean[..., 1])[batch.mask].numpy()
+            variances = q.covariance[0].diagonal(dim1=-1, dim2=-2).sum(1)[batch.mask].numpy()
+            away = (q.mean[0, ..., 0] - q.mean[0, ..., 1])[batch.mask].numpy()
             sign = np.where(batch.y[batch.mask].numpy() == 0, 1, -1)
             margin = sign[:, None] * (away[:, None] + np.sqrt(variances)[:, None] * nodes)
             exact -= float((np.logaddexp(0, -margin) @ (weights / weights.sum())).sum())

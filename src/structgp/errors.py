@@ -6,6 +6,8 @@ prints that line and exits with status 2; Python users catch it as a ``ValueErro
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class StructgpError(ValueError):
     """Base of every error that is the input's fault, not the program's."""
@@ -27,12 +29,26 @@ class InputError(StructgpError):
         self.problem = problem
         self.remedy = remedy
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return type(self), (self.place, self.problem, self.remedy)
 
 
 class ModelFileError(InputError):
     """A model file that is missing, damaged, foreign or of a later format."""
+
+
+class LikelihoodError(InputError):
+    """A user's likelihood that raised an error or returned what is no log-probability.
+
+    ``sequence`` is the position in its batch of the sequence it happened on, None if unknown.
+    """
+
+    def __init__(self, place: str, problem: str, remedy: str, sequence: int | None = None) -> None:
+        super().__init__(place, problem, remedy)
+        self.sequence = sequence
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.place, self.problem, self.remedy, self.sequence)
 
 
 class StructgpWarning(UserWarning):

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from structgp.gp import Posterior
 from structgp.kernels.describe import describe, rebuild
 from structgp.structures import Chain, Structure
 
-FORMAT = 1
+FORMAT = 2
 STRUCTURES: dict[str, type[Structure]] = {"chain": Chain}
 
 _BATCH_TOKENS = 2_000
@@ -42,9 +41,11 @@ _BATCH_TOKENS = 2_000
 class Model:
     """A fitted posterior with the encoders that lead to it.
 
-    n_draws, seed : of the draws that predictions average over. info : what is worth keeping of the
-    fit (bound, time, versions). extra : what the caller wants kept with the model, such as the
-    source of a feature template; JSON values only.
+    likelihood : the name of what the posterior was fitted with, 'custom' for a user's function; for
+    the reader. predict_with : the structure that answers, one of ``STRUCTURES``; predictor : another
+    one in its place, which a file does not keep. n_draws, seed : of the draws that predictions average
+    over. info : what is worth keeping of the fit (bound, time, versions). extra : what the caller
+    wants kept with the model, such as the source of a feature template; JSON values only.
     """
 
     encoder: FeatureEncoder
@@ -55,15 +56,18 @@ class Model:
     seed: int = 0
     info: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    predict_with: str = "chain"
+    predictor: Structure | None = None
     _kept: dict[tuple[str, int, int], predict.Draws] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     # -- answers -------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def structure(self) -> Structure:
-        return STRUCTURES[self.likelihood]()
+        """What predictions are asked of."""
+        return STRUCTURES[self.predict_with]() if self.predictor is None else self.predictor
 
     def draws(self, average: str) -> predict.Draws:
         """'draws': joint draws of (f, g); 'mean': the posterior mean plugged in. Kept for the next
@@ -138,11 +142,13 @@ class Model:
         tensors = {
             k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in state.items()
         }
-        tensors["factor"] = _pack(tensors["factor"])
+        tensors["factor"] = _pack(tensors["factor"], self.posterior.is_diagonal)
         header = {
             "format": FORMAT,
             "version": __version__,
             "likelihood": self.likelihood,
+            "predict_with": self.predict_with,
+            "posterior": _options(self.posterior),
             "kernel": describe(self.posterior.kernel),
             "encoder": self.encoder.to_json(),
             "labels": self.labels.classes,
@@ -182,11 +188,23 @@ def load(path: str | Path) -> Model:
     if metadata.get("digest") != _digest(text, tensors):
         raise ModelFileError(place, "altered since it was written", "copy or train it again")
     header = json.loads(text)
+    if header["format"] < FORMAT:
+        raise ModelFileError(
+            place,
+            f"format {header['format']}, written by an earlier development version of structgp",
+            "train it again",
+        )
     if header["format"] > FORMAT:
         raise ModelFileError(
             place,
             f"format {header['format']}, written by structgp {header['version']}",
             f"update structgp (this is {__version__}, which reads up to format {FORMAT})",
+        )
+    if header["predict_with"] not in STRUCTURES:
+        raise ModelFileError(
+            place,
+            f"predicts with {header['predict_with']!r}, which structgp {__version__} does not know",
+            f"update structgp (it was written by {header['version']})",
         )
     return _from_parts(header, tensors)
 
@@ -196,9 +214,9 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
         rebuild(header["kernel"]),
         tensors["inducing"],
         len(header["labels"]),
-        pairwise_sd=float(tensors["pairwise_sd"]),
+        **header["posterior"],
     )
-    factor = _unpack(tensors["factor"], posterior.n_inducing)
+    factor = _unpack(tensors["factor"], posterior.n_inducing, posterior.is_diagonal)
     posterior.load_state_dict(tensors | {"factor": factor})
     return Model(
         encoder=FeatureEncoder.from_json(header["encoder"]),
@@ -209,20 +227,34 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
         seed=header["seed"],
         info=header["info"],
         extra=header["extra"],
+        predict_with=header["predict_with"],
     )
 
 
-def _pack(factor: Tensor) -> Tensor:
-    """(V, M, M) lower triangular float64 -> (V, M (M + 1) / 2) float32, exact after
-    ``Posterior.round_factor``: a quarter of the space."""
+def _options(posterior: Posterior) -> dict[str, Any]:
+    """What ``Posterior`` has to be given for the tensors to fit."""
+    return {
+        "n_components": posterior.n_components,
+        "covariance": "diagonal" if posterior.is_diagonal else "full",
+        "pairwise_covariance": "full" if posterior.pairs_are_full else "diagonal",
+    }
+
+
+def _pack(factor: Tensor, diagonal: bool) -> Tensor:
+    """(K, V, M, M) lower triangular float64 -> (K, V, M (M + 1) / 2) float32, exact after
+    ``Posterior.round_factor``: a quarter of the space. Standard deviations (K, V, M): float32."""
+    if diagonal:
+        return factor.float()
     row, column = torch.tril_indices(*factor.shape[-2:])
-    return factor[:, row, column].float().contiguous()
+    return factor[..., row, column].float().contiguous()
 
 
-def _unpack(packed: Tensor, M: int) -> Tensor:
-    factor = packed.new_zeros((len(packed), M, M), dtype=torch.float64)
+def _unpack(packed: Tensor, M: int, diagonal: bool) -> Tensor:
+    if diagonal:
+        return packed.double()
+    factor = packed.new_zeros((*packed.shape[:-1], M, M), dtype=torch.float64)
     row, column = torch.tril_indices(M, M)
-    factor[:, row, column] = packed.double()
+    factor[..., row, column] = packed.double()
     return factor
 
 

@@ -35,28 +35,34 @@ class Draws:
 
     @staticmethod
     def sample(posterior: Posterior, n: int, seed: int) -> Draws:
-        """n draws, rounded up to an even number. Cost O(n V M^2)."""
+        """n draws, rounded up to an even number, a pair always from one component of the mixture.
+        Cost O(n V M^2)."""
         half = (n + 1) // 2
         rng = np.random.default_rng(seed)
-        V, M = posterior.m.shape
+        _, V, M = posterior.m.shape
         with torch.no_grad():
             eps = torch.from_numpy(rng.standard_normal((half, V, M))).to(posterior.m)
-            spread = torch.einsum("vmk,svk->svm", posterior.factor.tril(), eps)
             pair = torch.from_numpy(rng.standard_normal((half, V, V))).to(posterior.m)
-            spread_pair = posterior.pair_log_sd.exp() * pair * (posterior.pairwise_sd > 0)
+            component = _components(posterior.weights, half, rng)
+            centre, spread = posterior.m[component], torch.empty_like(eps)
+            for k, factor in enumerate(posterior.factor):
+                here = component == k
+                spread[here] = _spread(factor, eps[here])
+            g = posterior.pairwise()
             return Draws(
-                torch.cat([posterior.m + spread, posterior.m - spread]),
-                torch.cat([posterior.pair_mean + spread_pair, posterior.pair_mean - spread_pair]),
+                torch.cat([centre + spread, centre - spread]),
+                torch.cat([g.place(pair), g.place(-pair)]),
                 posterior.prior_factor(),
                 seed,
             )
 
     @staticmethod
     def mean(posterior: Posterior) -> Draws:
-        """The posterior mean, as one 'draw'."""
+        """The posterior mean, of a mixture sum_k pi_k m_k, as one 'draw'."""
         with torch.no_grad():
-            m, pair_mean = posterior.m[None].clone(), posterior.pair_mean[None].clone()
-            return Draws(m, pair_mean, posterior.prior_factor(), 0, True)
+            m = torch.einsum("k,kvm->vm", posterior.weights, posterior.m)
+            g = posterior.pairwise().mean.clone()
+            return Draws(m[None], g[None], posterior.prior_factor(), 0, True)
 
     def unary(self, posterior: Posterior, batch: Batch) -> Tensor:
         """(S, B, T, V) the drawn functions at the rows of a batch, joint over positions."""
@@ -73,6 +79,21 @@ class Draws:
             eps = torch.from_numpy(rng.standard_normal((batch.mask.shape[1], S // 2, V)))
             rest = torch.einsum("btu,usv->sbtv", conditional.residual, eps).to(f)
             return f + torch.cat([rest, -rest])
+
+
+def _components(weights: Tensor, n: int, rng: np.random.Generator) -> Tensor:
+    """(n,) a component for each draw, by systematic resampling: component k comes n pi_k times,
+    rounded up or down so that this is its expectation."""
+    edges = weights.cumsum(0).numpy()[:-1]
+    places = (np.arange(n) + rng.random()) / n
+    return torch.from_numpy(np.searchsorted(edges, places, side="right"))
+
+
+def _spread(factor: Tensor, eps: Tensor) -> Tensor:
+    """(S, V, M) L eps, with L (V, M, M) lower triangular or (V, M) standard deviations."""
+    if factor.dim() == 2:
+        return factor * eps
+    return torch.einsum("vmk,svk->svm", factor.tril(), eps)
 
 
 def marginals(posterior: Posterior, structure: Structure, draws: Draws, batch: Batch) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
-from structgp.gp.divergences import kl_diagonal, kl_whitened
+from structgp.gp.divergences import kl_diagonal, kl_full, kl_whitened
 
 V, M = 3, 4
 
@@ -69,6 +69,48 @@ def test_diagonal_against_sampling() -> None:
     assert_within_four_errors(draws, kl_diagonal(mean, sd, prior_sd))
 
 
+def full() -> tuple[Tensor, Tensor, Tensor]:
+    mean, _, prior_sd = diagonal()
+    generator = torch.Generator().manual_seed(2)
+    factor = torch.randn(V * V, V * V, generator=generator, dtype=torch.float64).tril()
+    return mean, factor, prior_sd
+
+
+def test_full_against_torch() -> None:
+    mean, factor, prior_sd = full()
+    eye = torch.eye(V * V, dtype=torch.float64)
+    q = MultivariateNormal(mean.flatten(), covariance_matrix=factor @ factor.mT)
+    prior = MultivariateNormal(torch.zeros_like(mean).flatten(), prior_sd.square() * eye)
+    torch.testing.assert_close(kl_full(mean, factor, prior_sd), kl_divergence(q, prior))
+
+
+def test_full_of_independent_scores_is_diagonal() -> None:
+    mean, sd, prior_sd = diagonal()
+    found = kl_full(mean, torch.diag(sd.flatten()), prior_sd)
+    torch.testing.assert_close(found, kl_diagonal(mean, sd, prior_sd))
+
+
+def test_whitened_standard_deviations() -> None:
+    mean, factor = whitened()
+    sd = factor.diagonal(dim1=-1, dim2=-2)
+    torch.testing.assert_close(kl_whitened(mean, sd), kl_whitened(mean, torch.diag_embed(sd)))
+
+
+def test_the_papers_gradients_of_the_pairwise_divergence() -> None:
+    """-K_bin^-1 m and (S^-1 - K_bin^-1) / 2, of minus the divergence: right as printed, though the
+    supplement's first line for it lost the sign."""
+    mean, factor, prior_sd = full()
+    factor = factor + 2 * torch.eye(V * V, dtype=torch.float64)
+    S = (factor @ factor.mT).requires_grad_()
+    mean.requires_grad_()
+    value = -kl_full(mean, torch.linalg.cholesky(S), prior_sd)
+    grad_mean, grad_S = torch.autograd.grad(value, (mean, S))
+    torch.testing.assert_close(grad_mean, -mean.detach() / prior_sd.square())
+    eye = torch.eye(V * V, dtype=torch.float64)
+    expected = 0.5 * (torch.linalg.inv(S.detach()) - eye / prior_sd.square())
+    torch.testing.assert_close(grad_S, expected)
+
+
 def test_nothing_learned_costs_nothing() -> None:
     eye = torch.eye(M, dtype=torch.float64).repeat(V, 1, 1)
     assert kl_whitened(torch.zeros(V, M, dtype=torch.float64), eye).item() == 0
@@ -80,3 +122,4 @@ def test_gradients() -> None:
     mean, factor = (x.requires_grad_() for x in whitened())
     assert torch.autograd.gradcheck(kl_whitened, (mean, factor))
     assert torch.autograd.gradcheck(kl_diagonal, tuple(x.requires_grad_() for x in diagonal()))
+    assert torch.autograd.gradcheck(kl_full, tuple(x.requires_grad_() for x in full()))

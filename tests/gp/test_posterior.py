@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import Kernel, LinearKernel, RBFKernel, ScaleKernel
 from torch import Tensor
+from torch.distributions import (
+    Categorical,
+    Independent,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+    kl_divergence,
+)
 
-from structgp.gp import Noise, Posterior, choose_inducing
+from structgp.gp import Noise, Posterior, SequenceGaussian, choose_inducing
 from structgp.kernels import TemplateKernel
 
 LENGTHS = (4, 1, 3)
@@ -33,89 +43,154 @@ def inputs(seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.arange(T) < torch.tensor(LENGTHS)[:, None]
 
 
-def random_posterior(kernel: Kernel, seed: int = 1, inducing: Tensor | None = None) -> Posterior:
+FORMS = {
+    "one full": {},
+    "one diagonal": {"covariance": "diagonal"},
+    "two full": {"n_components": 2, "pairwise_covariance": "full"},
+    "two diagonal": {"n_components": 2, "covariance": "diagonal", "pairwise_covariance": "full"},
+}
+"""Arguments of ``Posterior``, by name."""
+
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def random_posterior(
+    kernel: Kernel, seed: int = 1, inducing: Tensor | None = None, form: str = "one full"
+) -> Posterior:
     generator = torch.Generator().manual_seed(seed)
     if inducing is None:
         inducing = 1.5 * torch.randn(M, W, generator=generator, dtype=torch.float64)
-    posterior = Posterior(kernel, inducing, V, pairwise_sd=0.8)
+    posterior = Posterior(kernel, inducing, V, pairwise_sd=0.8, **FORMS[form])
     with torch.no_grad():
-        for parameter in (posterior.m, posterior.factor, posterior.pair_mean):
+        names = ["m", "factor", "pair_mean", "weight_logits"]
+        names += ["pair_factor"] if posterior.pairs_are_full else []
+        for name in names:
+            parameter = getattr(posterior, name)
             parameter += torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        posterior.pair_log_sd += 0.1
+        if not posterior.pairs_are_full:
+            posterior.pair_log_sd += 0.1
     return posterior
 
 
-def unwhitened(posterior: Posterior, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (T, V) and covariance (V, T, T) at x (T, W), from q(u) = N(mu_j, S_j)."""
+def unwhitened(posterior: Posterior, x: np.ndarray, k: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (T, V) and covariance (V, T, T) at x (T, W), from component k, N(mu_j, S_j) of u."""
     Z = posterior.inducing.numpy()
     K_zz, K_xz = rbf(Z, Z), rbf(x, Z)
     L = np.linalg.cholesky(K_zz)
     A = K_xz @ np.linalg.inv(K_zz)
     K_tilde = rbf(x, x) - A @ K_xz.T
     means, covariances = [], []
-    for m, factor in zip(posterior.m.detach(), posterior.factor.detach(), strict=True):
-        mu, root = L @ m.numpy(), L @ np.tril(factor.numpy())
+    for m, factor in zip(posterior.m[k].detach(), posterior.factor[k].detach(), strict=True):
+        lower = np.diag(factor.numpy()) if posterior.is_diagonal else np.tril(factor.numpy())
+        mu, root = L @ m.numpy(), L @ lower
         means.append(A @ mu)
         covariances.append(K_tilde + A @ (root @ root.T) @ A.T)
     return np.stack(means, -1), np.stack(covariances)
 
 
-def test_mean_and_covariance_against_the_dense_formula() -> None:
+@every_form
+def test_mean_and_covariance_against_the_dense_formula(form: str) -> None:
     x, mask = inputs()
-    posterior = random_posterior(rbf_kernel())
+    posterior = random_posterior(rbf_kernel(), form=form)
+    K = posterior.n_components
     with torch.no_grad():
         q = posterior.at(posterior.conditional(x, mask))
         mean, covariance = q.mean, q.covariance
-    assert mean.shape == (B, T, V)
-    assert covariance.shape == (B, V, T, T)
-    for b, n in enumerate(LENGTHS):
-        expected_mean, expected_covariance = unwhitened(posterior, x[b, :n].numpy())
-        np.testing.assert_allclose(mean[b, :n], expected_mean, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(covariance[b, :, :n, :n], expected_covariance, rtol=0, atol=2e-6)
-        assert (mean[b, n:] == 0).all()
-        assert (covariance[b, :, n:] == 0).all()
-        assert (covariance[b, :, :, n:] == 0).all()
+    assert mean.shape == (K, B, T, V)
+    assert covariance.shape == (K, B, V, T, T)
+    for k in range(K):
+        for b, n in enumerate(LENGTHS):
+            expected_mean, expected_covariance = unwhitened(posterior, x[b, :n].numpy(), k)
+            np.testing.assert_allclose(mean[k, b, :n], expected_mean, rtol=1e-6, atol=1e-6)
+            found = covariance[k, b, :, :n, :n]
+            np.testing.assert_allclose(found, expected_covariance, rtol=0, atol=2e-6)
+            assert (mean[k, b, n:] == 0).all()
+            assert (covariance[k, b, :, n:] == 0).all()
+            assert (covariance[k, b, :, :, n:] == 0).all()
 
 
-def test_the_prior_is_where_nothing_was_learned() -> None:
+@every_form
+def test_mean_and_covariance_have_gradients_in_everything(form: str) -> None:
+    """In the parameters of q, the amplitude and the kernel."""
     x, mask = inputs()
-    posterior = Posterior(rbf_kernel(), inputs(5)[0][0], V)
+    posterior = random_posterior(rbf_kernel(), form=form)
+    names = ["m", "factor", "log_amplitude", "kernel.raw_lengthscale"]
+    parameters = tuple(p for name, p in posterior.named_parameters() if name in names)
+    assert len(parameters) == len(names)
+
+    def both(*values: Tensor) -> tuple[Tensor, Tensor]:
+        given = dict(zip(sorted(names, key=order.index), values, strict=True))
+        q = torch.func.functional_call(
+            At(posterior), {"q." + n: v for n, v in given.items()}, (x, mask)
+        )
+        return q.mean, q.covariance
+
+    order = [name for name, _ in posterior.named_parameters()]
+    assert torch.autograd.gradcheck(both, parameters, atol=1e-5)
+
+
+class At(torch.nn.Module):
+    """``Posterior.at`` as a call, for parameters to be replaced in."""
+
+    def __init__(self, q: Posterior) -> None:
+        super().__init__()
+        self.q = q
+
+    def forward(self, x: Tensor, mask: Tensor) -> SequenceGaussian:
+        return self.q.at(self.q.conditional(x, mask))
+
+
+@every_form
+def test_the_prior_is_where_nothing_was_learned(form: str) -> None:
+    """In every family, and at no cost."""
+    x, mask = inputs()
+    posterior = Posterior(rbf_kernel(), inputs(5)[0][0], V, **FORMS[form])
     with torch.no_grad():
         q = posterior.at(posterior.conditional(x, mask))
-    assert (q.mean == 0).all()
-    expected = rbf(x[0].numpy(), x[0].numpy())
-    for j in range(V):
-        np.testing.assert_allclose(q.covariance[0, j].detach(), expected, rtol=0, atol=1e-6)
-    assert posterior.kl_inducing().item() == 0
-    assert posterior.kl_pairwise().item() == 0
+        assert (q.mean == 0).all()
+        expected = rbf(x[0].numpy(), x[0].numpy())
+        for covariance in q.covariance[:, 0].flatten(0, 1):
+            np.testing.assert_allclose(covariance, expected, rtol=0, atol=1e-6)
+        assert posterior.kl_inducing().item() == pytest.approx(0, abs=1e-13)
+        assert posterior.kl_pairwise().item() == 0
+        pairs = posterior.pairwise().covariance
+    assert torch.equal(pairs, torch.eye(V * V) if "two" in form else torch.ones(V, V))
 
 
-def test_only_the_lower_triangle_counts() -> None:
+@pytest.mark.parametrize("form", ["one full", "two full"])
+def test_only_the_lower_triangle_counts(form: str) -> None:
     x, mask = inputs()
-    posterior = random_posterior(rbf_kernel())
+    posterior = random_posterior(rbf_kernel(), form=form)
+
+    def everything() -> list[Tensor]:
+        q, pairs = posterior.at(conditional), posterior.pairwise()
+        answer = [q.covariance, posterior.kl_inducing(), posterior.kl_pairwise(), pairs.covariance]
+        noise = Noise.draw(2, B, T, V, M, generator=torch.Generator(), dtype=torch.float64)
+        answer += [pairs.place(noise.pairwise)]
+        return answer if posterior.n_components > 1 else [*answer, q.rsample(noise)]
+
     with torch.no_grad():
         conditional = posterior.conditional(x, mask)
-        noise = Noise.draw(2, B, T, V, M, generator=torch.Generator(), dtype=torch.float64)
-        before = posterior.at(conditional).rsample(noise), posterior.at(conditional).covariance
-        divergence = posterior.kl_inducing()
+        before = everything()
         posterior.factor += 5 * torch.ones(M, M, dtype=torch.float64).triu(1)
-        after = posterior.at(conditional).rsample(noise), posterior.at(conditional).covariance
-    for one, other in zip(before, after, strict=True):
-        torch.testing.assert_close(one, other)
-    torch.testing.assert_close(posterior.kl_inducing().detach(), divergence)
+        if posterior.pairs_are_full:
+            posterior.pair_factor += 5 * torch.ones(V * V, V * V, dtype=torch.float64).triu(1)
+        for one, other in zip(before, everything(), strict=True):
+            torch.testing.assert_close(one, other)
 
 
-def test_draws_have_the_joint_mean_and_covariance() -> None:
+@pytest.mark.parametrize("form", ["one full", "one diagonal"])
+def test_draws_have_the_joint_mean_and_covariance(form: str) -> None:
     """20,000 draws in antithetic pairs: the mean is exact, the covariance has 10,000 terms."""
     S = 20_000
     x, mask = inputs()
-    posterior = random_posterior(rbf_kernel())
+    posterior = random_posterior(rbf_kernel(), form=form)
     generator = torch.Generator().manual_seed(0)
     noise = Noise.draw(S, B, T, V, M, generator=generator, dtype=torch.float64)
     with torch.no_grad():
         q = posterior.at(posterior.conditional(x, mask))
         f = q.rsample(noise).numpy()
-        mean, covariance = q.mean.numpy(), q.covariance.numpy()
+        mean, covariance = q.mean[0].numpy(), q.covariance[0].numpy()
     assert f.shape == (S, B, T, V)
     np.testing.assert_allclose(f.mean(0), mean, rtol=0, atol=1e-10)
     assert (f[:, ~mask.numpy()] == 0).all()
@@ -148,7 +223,7 @@ def test_each_part_of_the_doubt_is_drawn() -> None:
         conditional = posterior.conditional(x, mask)
         q = posterior.at(conditional)
         zero = torch.zeros_like
-        spread = conditional.projection[0] @ posterior.factor[1].tril()
+        spread = conditional.projection[0] @ posterior.factor[0, 1].tril()
         cases = [
             (Noise(noise.inducing, zero(noise.rest), noise.pairwise), spread @ spread.mT),
             (
@@ -157,7 +232,7 @@ def test_each_part_of_the_doubt_is_drawn() -> None:
             ),
         ]
         for part, expected in cases:
-            away = q.rsample(part)[:, 0, :, 1] - q.mean[0, :, 1]
+            away = q.rsample(part)[:, 0, :, 1] - q.mean[0, 0, :, 1]
             found = away.mT @ away / S
             size = expected.diagonal().sqrt()
             error = ((torch.outer(size, size).square() + expected.square()) / (S / 2)).sqrt()
@@ -235,12 +310,13 @@ def test_a_sequence_without_features() -> None:
     with torch.no_grad():
         q = posterior.at(posterior.conditional(rows, torch.ones(2, 2, dtype=torch.bool)))
     assert q.covariance.isfinite().all()
-    np.testing.assert_allclose(q.covariance[1].detach(), 0, atol=1e-7)
-    np.testing.assert_allclose(q.mean[1].detach(), 0, atol=1e-7)
+    np.testing.assert_allclose(q.covariance[0, 1].detach(), 0, atol=1e-7)
+    np.testing.assert_allclose(q.mean[0, 1].detach(), 0, atol=1e-7)
 
 
-def test_inducing_at_all_distinct_rows_reproduces_q_of_u() -> None:
-    """Whatever q(u) is, q(f) at the same rows is it: nothing is left open."""
+@pytest.mark.parametrize("K", [1, 2])
+def test_inducing_at_all_distinct_rows_reproduces_q_of_u(K: int) -> None:
+    """Whatever each component of q(u) is, q(f) at the same rows is it: nothing is left open."""
     x, mask = inputs()
     x[2, 1] = x[0, 3]
     x[2, 2] = x[0, 0]
@@ -250,12 +326,12 @@ def test_inducing_at_all_distinct_rows_reproduces_q_of_u() -> None:
     assert len(choice.index) == len(rows) - 2
     Z = rows[choice.index]
     rng = np.random.default_rng(0)
-    mu = rng.normal(size=(V, len(Z)))
-    root = np.tril(rng.normal(size=(V, len(Z), len(Z))))
-    posterior = Posterior(kernel, Z, V)
+    mu = rng.normal(size=(K, V, len(Z)))
+    root = np.tril(rng.normal(size=(K, V, len(Z), len(Z))))
+    posterior = Posterior(kernel, Z, V, n_components=K)
     L = np.linalg.cholesky(rbf(Z.numpy(), Z.numpy()))
     with torch.no_grad():
-        posterior.m.copy_(torch.tensor(np.linalg.solve(L, mu.T).T))
+        posterior.m.copy_(torch.tensor(np.linalg.solve(L, mu[..., None])[..., 0]))
         posterior.factor.copy_(torch.tensor(np.linalg.solve(L, root)))
         conditional = posterior.conditional(x, mask)
         q = posterior.at(conditional)
@@ -264,10 +340,12 @@ def test_inducing_at_all_distinct_rows_reproduces_q_of_u() -> None:
     where = [[int((row == Z).all(-1).nonzero()) for row in x[b, :n]] for b, n in enumerate(LENGTHS)]
     for b, index in enumerate(where):
         n = LENGTHS[b]
-        np.testing.assert_allclose(mean[b, :n], mu[:, index].T, rtol=0, atol=1e-4)
-        for j in range(V):
-            expected = (root[j] @ root[j].T)[np.ix_(index, index)]
-            np.testing.assert_allclose(covariance[b, j, :n, :n], expected, rtol=0, atol=1e-3)
+        for k in range(K):
+            np.testing.assert_allclose(mean[k, b, :n], mu[k][:, index].T, rtol=0, atol=1e-4)
+            for j in range(V):
+                expected = (root[k, j] @ root[k, j].T)[np.ix_(index, index)]
+                found = covariance[k, b, j, :n, :n]
+                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
 
 
 def test_log_amplitude_is_a_factor_on_the_kernel() -> None:
@@ -282,27 +360,187 @@ def test_log_amplitude_is_a_factor_on_the_kernel() -> None:
         torch.testing.assert_close(q.covariance, p.covariance, rtol=1e-6, atol=1e-6)
 
 
-def test_pairwise_draws() -> None:
+# -- pairwise scores -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["one full", "two full"])
+def test_pairwise_draws(form: str) -> None:
+    """20,000 draws in pairs: the mean is exact, each second moment has 10,000 terms."""
     S = 20_000
-    posterior = random_posterior(rbf_kernel())
+    posterior = random_posterior(rbf_kernel(), form=form)
     noise = Noise.draw(S, 1, 1, V, M, generator=torch.Generator(), dtype=torch.float64)
     with torch.no_grad():
-        g = posterior.sample_pairwise(noise)
+        q = posterior.pairwise()
+        g = q.place(noise.pairwise)
         assert g.shape == (S, V, V)
         torch.testing.assert_close(g.mean(0), posterior.pair_mean.detach())
-        sd = posterior.pair_log_sd.exp()
-    error = 4 / np.sqrt(2 * S / 2)
-    np.testing.assert_allclose(g.std(0) / sd, 1, rtol=0, atol=error)
-    np.testing.assert_allclose(sd, 0.8 * np.exp(0.1), rtol=1e-12)
+        away = (g - q.mean).flatten(1).numpy()
+        expected = q.covariance if q.is_full else torch.diag(q.covariance.flatten())
+    expected = expected.numpy()
+    np.testing.assert_allclose(q.variance.flatten(), expected.diagonal(), rtol=1e-12)
+    sd = np.sqrt(expected.diagonal())
+    error = np.sqrt((np.outer(sd, sd) ** 2 + expected**2) / (S / 2))
+    assert (np.abs(away.T @ away / S - expected) <= 4 * error).all()
+    if q.is_full:
+        lower = np.tril(posterior.pair_factor.detach().numpy())
+        np.testing.assert_allclose(expected, lower @ lower.T, rtol=1e-12)
+        assert (np.abs(expected - np.diag(sd**2)) > 12 * error.min()).any()
+    else:
+        np.testing.assert_allclose(sd, 0.8 * np.exp(0.1), rtol=1e-12)
 
 
-def test_pairwise_scores_can_be_off() -> None:
-    posterior = Posterior(rbf_kernel(), inputs()[0][0], V, pairwise_sd=0.0)
-    noise = Noise.draw(4, 1, 1, V, T, generator=torch.Generator(), dtype=torch.float64)
-    assert (posterior.sample_pairwise(noise) == 0).all()
-    assert posterior.kl_pairwise().item() == 0
+@pytest.mark.parametrize("pairwise_covariance", ["diagonal", "full"])
+def test_pairwise_scores_can_be_off(pairwise_covariance: Any) -> None:
+    """From the start, or later on, when q(g) is somewhere else already."""
+    given = {"pairwise_covariance": pairwise_covariance}
+    never = Posterior(rbf_kernel(), inputs()[0][0], V, pairwise_sd=0.0, **given)
+    later = Posterior(rbf_kernel(), inputs()[0][0], V, **given)
+    with torch.no_grad():
+        later.pair_mean += 1
+        later.log_pairwise_sd.fill_(-torch.inf)
+        noise = torch.ones(4, V, V, dtype=torch.float64)
+        for posterior in (never, later):
+            assert not posterior.has_pairs
+            assert posterior.pairwise_sd == 0
+            assert (posterior.pairwise().place(noise) == 0).all()
+            assert (posterior.pairwise().covariance == 0).all()
+            assert posterior.kl_pairwise().item() == 0
 
 
-def test_sizes() -> None:
-    posterior = random_posterior(rbf_kernel())
-    assert (posterior.n_labels, posterior.n_inducing) == (V, M)
+@pytest.mark.parametrize("form", ["one full", "two full"])
+def test_kl_pairwise_against_torch(form: str) -> None:
+    """V^2 dimensions: the paper's constant is V."""
+    posterior = random_posterior(rbf_kernel(), form=form)
+    q = posterior.pairwise()
+    covariance = q.covariance if q.is_full else torch.diag(q.covariance.flatten())
+    prior = 0.8**2 * torch.eye(V * V, dtype=torch.float64)
+    expected = kl_divergence(
+        MultivariateNormal(q.mean.flatten(), covariance),
+        MultivariateNormal(torch.zeros(V * V, dtype=torch.float64), prior),
+    )
+    torch.testing.assert_close(posterior.kl_pairwise(), expected)
+
+
+def test_the_pairwise_scale_has_a_gradient() -> None:
+    for form in ("one full", "two full"):
+        posterior = random_posterior(rbf_kernel(), form=form)
+        (found,) = torch.autograd.grad(posterior.kl_pairwise(), posterior.log_pairwise_sd)
+        with torch.no_grad():
+            q = posterior.pairwise()
+            # d KL / d log s = V^2 - (sum of second moments) / s^2.
+            second = (q.mean.square() + q.variance).sum()
+            torch.testing.assert_close(found, V * V - second / 0.8**2)
+
+
+# -- the divergence of q(u) --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["one full", "one diagonal"])
+def test_one_component_costs_its_exact_divergence(form: str) -> None:
+    """And the bounds cost what they leave: nothing, and (1 - log 2) / 2 a dimension."""
+    posterior = random_posterior(rbf_kernel(), form=form)
+    factor = posterior.factor[0].detach()
+    lower = torch.diag_embed(factor) if posterior.is_diagonal else factor.tril()
+    zero, eye = torch.zeros(M, dtype=torch.float64), torch.eye(M, dtype=torch.float64)
+    q = MultivariateNormal(posterior.m[0].detach(), lower @ lower.mT)
+    exact = kl_divergence(q, MultivariateNormal(zero, eye)).sum()
+    with torch.no_grad():
+        for entropy in ("auto", "exact", "bhattacharyya"):
+            torch.testing.assert_close(posterior.kl_inducing(entropy), exact)
+        loose = 0.5 * (1 - np.log(2)) * V * M
+        torch.testing.assert_close(posterior.kl_inducing("jensen"), exact + loose)
+
+
+@pytest.mark.parametrize("form", ["two full", "two diagonal"])
+def test_a_mixture_costs_no_less_than_its_divergence(form: str) -> None:
+    """100,000 draws; the better bound is the one that is used."""
+    posterior = random_posterior(rbf_kernel(), form=form).requires_grad_(False)
+    lower = torch.diag_embed(posterior.factor) if posterior.is_diagonal else posterior.factor.tril()
+    q = MixtureSameFamily(
+        Categorical(posterior.weights),
+        Independent(MultivariateNormal(posterior.m, lower @ lower.mT), 1),
+    )
+    torch.manual_seed(0)
+    v = q.sample((100_000,))
+    draws = q.log_prob(v) - Normal(0.0, 1.0).log_prob(v).sum((-1, -2))
+    error = draws.std() / len(draws) ** 0.5
+    found = posterior.kl_inducing()
+    assert draws.mean() - 4 * error < found < draws.mean() + 0.7  # log 2: one bit at most
+    assert found < posterior.kl_inducing("jensen")
+    assert found == posterior.kl_inducing("bhattacharyya")
+
+
+@every_form
+@pytest.mark.parametrize("entropy", ["auto", "bhattacharyya", "jensen"])
+def test_gradients_of_the_divergence(form: str, entropy: Any) -> None:
+    posterior = random_posterior(rbf_kernel(), form=form)
+
+    def value(m: Tensor, factor: Tensor, logits: Tensor) -> Tensor:
+        given = {"q.m": m, "q.factor": factor, "q.weight_logits": logits}
+        return torch.func.functional_call(Cost(posterior), given, (entropy,))
+
+    parameters = posterior.m, posterior.factor, posterior.weight_logits
+    assert torch.autograd.gradcheck(value, parameters)
+
+
+class Cost(torch.nn.Module):
+    """``Posterior.kl_inducing`` as a call, for parameters to be replaced in."""
+
+    def __init__(self, q: Posterior) -> None:
+        super().__init__()
+        self.q = q
+
+    def forward(self, entropy: Any) -> Tensor:
+        return self.q.kl_inducing(entropy)
+
+
+def test_no_exact_divergence_of_a_mixture() -> None:
+    posterior = random_posterior(rbf_kernel(), form="two full")
+    with pytest.raises(ValueError, match="'exact' has no closed form with 2 components"):
+        posterior.kl_inducing("exact")
+
+
+# -- forms ------------------------------------------------------------------------------------------
+
+
+@every_form
+def test_sizes(form: str) -> None:
+    posterior = random_posterior(rbf_kernel(), form=form)
+    K, diagonal, full = 1 + ("two" in form), "diagonal" in form, "two" in form
+    assert (posterior.n_components, posterior.n_labels, posterior.n_inducing) == (K, V, M)
+    assert (posterior.is_diagonal, posterior.pairs_are_full) == (diagonal, full)
+    assert posterior.factor.shape == ((K, V, M) if diagonal else (K, V, M, M))
+    assert posterior.weights.sum().item() == pytest.approx(1)
+    torch.testing.assert_close(posterior.log_weights.exp(), posterior.weights)
+    names = {name for name, _ in posterior.named_parameters() if not name.startswith("kernel.")}
+    assert names == {
+        "m",
+        "factor",
+        "weight_logits",
+        "pair_mean",
+        "pair_factor" if full else "pair_log_sd",
+        "log_amplitude",
+        "log_pairwise_sd",
+    }
+
+
+@every_form
+def test_rounding_keeps_the_family(form: str) -> None:
+    posterior = random_posterior(rbf_kernel(), form=form)
+    before = posterior.factor.detach().clone()
+    posterior.round_factor()
+    lower = before if posterior.is_diagonal else before.tril()
+    assert torch.equal(posterior.factor, lower.float().double())
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"covariance": "banded"}, "covariance: 'banded' is not known; use 'full' or 'diagonal'"),
+        ({"pairwise_covariance": None}, "pairwise_covariance: None is not known"),
+        ({"n_components": 0}, "n_components: 0 is too few"),
+    ],
+)
+def test_options_that_are_not_there(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Posterior(rbf_kernel(), inputs()[0][0], V, **given)

@@ -41,7 +41,7 @@ class Regression(Structure):
         unary = -0.5 * away.square().sum((-1, -2)) / LABEL_NOISE
         return unary - 0.5 * (g - self.pair).square().sum((-1, -2))[:, None]
 
-    def curvature(self, f: Tensor, g: Tensor, mask: Tensor) -> Curvature:
+    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
         unary = torch.diag_embed(mask.double() / LABEL_NOISE)
         V = f.shape[-1]
         return Curvature(
@@ -63,8 +63,8 @@ class ValueOnly(Structure):
 class Counted(ValueOnly):
     """The same with the chain's curvature."""
 
-    def curvature(self, f: Tensor, g: Tensor, mask: Tensor) -> Curvature:
-        return Chain().curvature(f, g, mask)
+    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
+        return Chain().curvature(f, g, y, mask)
 
 
 def make_problem(
@@ -158,7 +158,7 @@ def exact_regression(problem: Problem) -> Exact:
     K = AMPLITUDE * (x[:, None] == x[None]).mean(-1)
     noisy = K + LABEL_NOISE * np.eye(N)
     solved = np.linalg.solve(noisy, targets)
-    prior = float(problem.posterior.pairwise_sd) ** 2
+    prior = float(problem.posterior.pairwise_sd.detach()) ** 2
     n = problem.n_sequences
     pair = problem.structure.pair.numpy()
     # exp(log_prob) is a Gaussian density in the targets but for its constant; the n equal targets
@@ -182,8 +182,8 @@ def at_tokens(problem: Problem) -> tuple[np.ndarray, list[np.ndarray]]:
     with torch.no_grad():
         for i, batch in enumerate(problem.batches):
             q = problem.posterior.at(problem.conditional(i))
-            means.append(q.mean[batch.mask].numpy())
-            covariance = q.covariance.numpy()
+            means.append(q.mean[0][batch.mask].numpy())
+            covariance = q.covariance[0].numpy()
             for b, T in enumerate(batch.mask.sum(-1).tolist()):
                 covariances.append(covariance[b, :, :T, :T])
     return np.concatenate(means), covariances

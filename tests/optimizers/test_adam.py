@@ -133,7 +133,9 @@ def test_the_bound_of_batches_averages_to_the_whole(cases: ModuleType) -> None:
         q = problem.posterior
         for i, batch in enumerate(problem.batches):
             at = q.at(problem.conditional(i))
-            away = torch.where(batch.mask[..., None], at.mean - problem.structure.table[batch.y], 0)
+            away = torch.where(
+                batch.mask[..., None], at.mean[0] - problem.structure.table[batch.y], 0
+            )
             spread = at.covariance.diagonal(dim1=-1, dim2=-2).sum()
             expected -= 0.5 * float(away.square().sum() + spread) / cases.LABEL_NOISE
             pair = (q.pair_mean - problem.structure.pair).square() + (2 * q.pair_log_sd).exp()

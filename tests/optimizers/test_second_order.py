@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from structgp.errors import InputError
+from structgp.gp import Posterior
 from structgp.optimizers import Adam, Problem, SecondOrder
 from structgp.optimizers.scales import PAIRWISE_PRIOR_SCORES, fit_pairwise_sd
 from structgp.optimizers.second_order import (
@@ -77,10 +81,35 @@ def test_gaussian_likelihood_with_few_inducing_inputs(cases: ModuleType) -> None
     A = np.linalg.solve(np.linalg.cholesky(agreement(Z, Z)), agreement(Z, x)).T
     S = np.linalg.inv(np.eye(len(Z)) + A.T @ A / cases.LABEL_NOISE)
     mean = S @ A.T @ targets / cases.LABEL_NOISE
-    np.testing.assert_allclose(q.m.detach().T, mean, rtol=0, atol=1e-6)
-    factor = q.factor.detach().tril().numpy()
+    np.testing.assert_allclose(q.m[0].detach().T, mean, rtol=0, atol=1e-6)
+    factor = q.factor[0].detach().tril().numpy()
     for j in range(2):
         np.testing.assert_allclose(factor[j] @ factor[j].T, S, rtol=0, atol=1e-6)
+
+
+def diagonal(problem: Problem) -> Problem:
+    """The same problem for a posterior of diagonal covariances."""
+    old = problem.posterior
+    sd = float(old.pairwise_sd.detach())
+    q = Posterior(old.kernel, old.inducing, old.n_labels, pairwise_sd=sd, covariance="diagonal")
+    return replace(problem, posterior=q)
+
+
+def test_gaussian_likelihood_with_diagonal_covariances(cases: ModuleType) -> None:
+    """The best diagonal S has the inverse diagonal of the precision; the best mean is the same."""
+    problem = diagonal(cases.make_problem(cases.Regression(2), n_labels=2, n_sequences=6))
+    cases.finish(to_the_end(n_draws=16), problem)
+    q = problem.posterior
+    A = problem.conditional(0).projection[problem.batches[0].mask].numpy()
+    targets = problem.structure.table[problem.batches[0].y[problem.batches[0].mask]].numpy()
+    precision = np.eye(A.shape[1]) + A.T @ A / cases.LABEL_NOISE
+    mean = np.linalg.solve(precision, A.T @ targets / cases.LABEL_NOISE)
+    np.testing.assert_allclose(q.m[0].detach().T, mean, rtol=0, atol=1e-6)
+    variance = q.factor[0].detach().square().numpy()
+    for j in range(2):
+        np.testing.assert_allclose(variance[j], 1 / np.diag(precision), rtol=1e-6)
+    # The diagonal of the inverse is something else.
+    assert np.abs(1 / np.diag(precision) - np.diag(np.linalg.inv(precision))).max() > 0.03
 
 
 # -- the optimum of the chain's bound -----------------------------------------------------------
@@ -107,8 +136,12 @@ def bound_gradients(
 
 
 @pytest.mark.parametrize("n_labels", [2, 3])
-def test_the_gradient_vanishes_where_it_ends(n_labels: int, cases: ModuleType) -> None:
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_the_gradient_vanishes_where_it_ends(
+    n_labels: int, covariance: str, cases: ModuleType
+) -> None:
     problem = cases.make_problem(n_labels=n_labels)
+    problem = diagonal(problem) if covariance == "diagonal" else problem
     cases.finish(to_the_end(), problem)
     draws, repeats = 500, 40
     # What the draws it was fitted on leave of the gradient has the spread of an average over them.
@@ -133,6 +166,53 @@ def test_not_below_adam_after_a_long_run(cases: ModuleType) -> None:
     assert ours > before + 0.5
 
 
+def test_diagonal_covariances_reach_no_higher(cases: ModuleType) -> None:
+    """A smaller family: not above the full one, and above where it started."""
+    full, less = cases.make_problem(n_sequences=8), diagonal(cases.make_problem(n_sequences=8))
+    before = cases.many_draw_bound(less)
+    cases.finish(to_the_end(n_draws=512), full)
+    steps = cases.finish(to_the_end(n_draws=512), less)
+    assert steps[-1].converged
+    ours, theirs = cases.many_draw_bound(less), cases.many_draw_bound(full)
+    assert before + 0.5 < ours <= theirs + 0.01
+
+
+def test_diagonal_covariances_end_at_a_local_optimum(cases: ModuleType) -> None:
+    """No change of the widths, up or down, raises the bound on very many draws."""
+    problem = diagonal(cases.make_problem())
+    cases.finish(to_the_end(), problem)
+    q = problem.posterior
+    best = cases.many_draw_bound(problem)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        kept = q.factor.clone()
+        for size in (0.1, 0.3):
+            for _ in range(4):
+                noise = torch.randn(kept.shape, generator=generator, dtype=torch.float64)
+                for sign in (1, -1):
+                    q.factor.copy_(kept * torch.exp(sign * size * noise))
+                    assert cases.many_draw_bound(problem) < best - 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"n_components": 2}, "a posterior of 2 components"),
+        ({"pairwise_covariance": "full"}, "a full covariance of the pairwise scores"),
+    ],
+)
+def test_posteriors_it_cannot_fit(options: dict[str, Any], text: str, cases: ModuleType) -> None:
+    problem = cases.make_problem()
+    old = problem.posterior
+    problem = replace(
+        problem, posterior=Posterior(old.kernel, old.inducing, old.n_labels, **options)
+    )
+    with pytest.raises(
+        InputError, match=f"inference: 'second-order' cannot fit {text}; use 'adam'"
+    ):
+        SecondOrder().start(problem, torch.Generator())
+
+
 def test_few_draws_come_close_to_many(cases: ModuleType) -> None:
     few, many = cases.make_problem(), cases.make_problem()
     cases.finish(SecondOrder(learn_scales=False), few)
@@ -152,11 +232,11 @@ def bound_by_hand(
     """The bound at the means and the amplitude of now and the covariances of ``before``, on the
     draws of ``state``, every probability by enumeration."""
     q = problem.posterior
-    V, M = q.m.shape
-    m, amplitude = q.m.detach().numpy(), float(q.log_amplitude.detach().exp())
+    _, V, M = q.m.shape
+    m, amplitude = q.m[0].detach().numpy(), float(q.log_amplitude.detach().exp())
     pair_mean, pair_sd = q.pair_mean.detach().numpy(), before["pair_log_sd"].exp().numpy()
-    prior_sd = float(before["pairwise_sd"])
-    L = np.tril(before["factor"].numpy())
+    prior_sd = float(before["log_pairwise_sd"].exp())
+    L = np.tril(before["factor"][0].numpy())
     total = 0.0
     for i, batch in enumerate(problem.batches):
         A = problem.conditional(i).projection.numpy()
@@ -210,6 +290,7 @@ def test_gradients_against_finite_differences(name: str, cases: ModuleType) -> N
         _, gradients = _value_and_gradients(problem, offsets, pair_offset)
         analytic = gradients[["m", "pair_mean", "log_amplitude"].index(name)]
         parameter = getattr(problem.posterior, name)
+        parameter = parameter[0] if name == "m" else parameter
         numeric, h = torch.zeros_like(parameter), 1e-5
         for place in np.ndindex(*parameter.shape):
             for sign in (1, -1):
@@ -240,7 +321,7 @@ def test_the_value_is_the_bound_but_for_constants(cases: ModuleType) -> None:
             expected = 0.0
             for i, batch in enumerate(problem.batches):
                 f = (0.5 * q.log_amplitude).exp() * (
-                    problem.conditional(i).projection @ q.m.T + offsets[i]
+                    problem.conditional(i).projection @ q.m[0].T + offsets[i]
                 )
                 g = q.pair_mean + pair_offset
                 log_prob = problem.structure.log_prob(f, g, batch.y, batch.mask)
@@ -261,7 +342,7 @@ def test_draws_have_the_posteriors_covariance(cases: ModuleType) -> None:
     with torch.no_grad():
         problem.posterior.log_amplitude.zero_()
         (offset,), pair_offset = _offsets(problem, state)
-        expected = problem.posterior.at(problem.conditional(0)).covariance
+        expected = problem.posterior.at(problem.conditional(0)).covariance[0]
         found = torch.einsum("sbtv,sbuv->bvtu", offset, offset) / len(offset)
         torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
         assert expected[:, :, 0, 1].abs().max() > 0.2
@@ -310,7 +391,7 @@ def test_scales_are_learned_uphill(amplitude: float, cases: ModuleType) -> None:
     cases.finish(SecondOrder(n_draws=64, tolerance=0.002, learn_scales=True), learned)
     cases.finish(SecondOrder(n_draws=64, tolerance=0.002, learn_scales=False), fixed)
     assert abs(float(learned.posterior.log_amplitude.detach())) > 1e-3
-    assert abs(float(learned.posterior.pairwise_sd) - 1) > 0.02
+    assert abs(float(learned.posterior.pairwise_sd.detach()) - 1) > 0.02
     gain = cases.many_draw_bound(learned, 5000) - cases.many_draw_bound(fixed, 5000)
     assert gain > (-0.05 if amplitude == 1 else 0.1)
 
@@ -337,7 +418,7 @@ def test_amplitude_ends_where_bound_and_prior_balance(cases: ModuleType) -> None
         )
         (offset,), _ = _offsets(problem, state)
         (batch,) = problem.batches
-        base = problem.conditional(0).projection @ q.m.T + offset
+        base = problem.conditional(0).projection @ q.m[0].T + offset
         g = torch.zeros(len(base), q.n_labels, q.n_labels, dtype=torch.float64)
 
         def value(log_amplitude: float) -> float:
@@ -350,31 +431,40 @@ def test_amplitude_ends_where_bound_and_prior_balance(cases: ModuleType) -> None
     assert found == pytest.approx(best, abs=0.06)
 
 
-def test_pairwise_scale_ends_where_its_divergence_is_least(cases: ModuleType) -> None:
-    problem = cases.make_problem(n_sequences=8)
-    q = problem.posterior
+@pytest.mark.parametrize("pairwise_covariance", ["full", "diagonal"])
+def test_pairwise_scale_ends_where_its_divergence_is_least(
+    pairwise_covariance: Any, cases: ModuleType
+) -> None:
+    old = cases.make_problem(n_sequences=8).posterior
+    q = Posterior(old.kernel, old.inducing, 3, pairwise_covariance=pairwise_covariance)
     with torch.no_grad():
         q.pair_mean += torch.linspace(-2, 2, 9, dtype=torch.float64).view(3, 3)
-        q.pair_log_sd -= 0.7
+        if q.pairs_are_full:
+            generator = torch.Generator().manual_seed(0)
+            q.pair_factor += 0.3 * torch.randn(9, 9, generator=generator, dtype=torch.float64)
+        else:
+            q.pair_log_sd -= 0.7
         for _ in range(60):
             fit_pairwise_sd(q)
-
-    second = (q.pair_mean.square() + (2 * q.pair_log_sd).exp()).detach()
+        lower = (
+            q.pair_factor.tril() if q.pairs_are_full else torch.diag(q.pair_log_sd.exp().flatten())
+        )
+        second = q.pair_mean.square().flatten() + (lower @ lower.mT).diagonal()
 
     def value(sd: float) -> float:
         """-KL(q(g) || p(g)) but for constants, and as much for the prior's made-up scores."""
         scores = second.numel() + PAIRWISE_PRIOR_SCORES
         return -0.5 * (float(second.sum()) + PAIRWISE_PRIOR_SCORES) / sd**2 - scores * np.log(sd)
 
-    assert float(q.pairwise_sd) == pytest.approx(golden(value, 0.2, 5), rel=1e-4)
-    assert abs(float(q.pairwise_sd) - 1) > 0.1
+    assert float(q.pairwise_sd.detach()) == pytest.approx(golden(value, 0.2, 5), rel=1e-4)
+    assert abs(float(q.pairwise_sd.detach()) - 1) > 0.1
 
 
 def test_pairwise_scale_is_consistent_at_the_end(cases: ModuleType) -> None:
     problem = cases.make_problem(n_sequences=8)
     cases.finish(to_the_end(learn_scales=True, n_draws=64), problem)
     q = problem.posterior
-    before = float(q.pairwise_sd)
+    before = float(q.pairwise_sd.detach())
     with torch.no_grad():
         fit_pairwise_sd(q)
-    assert before == pytest.approx(float(q.pairwise_sd), rel=1e-3)
+    assert before == pytest.approx(float(q.pairwise_sd.detach()), rel=1e-3)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from structgp.structures import Chain, chain
+from structgp.structures import Chain, Curvature, chain
 from structgp.structures.chain import _Logs, _Scaled, labelling_score, log_partition
 
 TOLERANCE = 1e-10
@@ -237,7 +237,7 @@ def test_padding_changes_nothing(case: Case, extra: int, seed: int) -> None:
         value = Chain().log_prob(f, g, torch.tensor(y), mask)
         grad_f, grad_g = torch.autograd.grad(value.sum(), (f, g))
         assert (grad_f[:, ~mask] == 0).all()
-        moments = Chain().curvature(f, g, mask)
+        moments = Chain().curvature(f, g, torch.tensor(y), mask)
         results.append(
             [
                 value.detach(),
@@ -265,7 +265,7 @@ def test_whatever_stands_at_padding_is_ignored(junk: float) -> None:
         g.requires_grad_()
         value = Chain().log_prob(f, g, y, mask)
         grads = torch.autograd.grad(value.sum(), (f, g))
-        moments = Chain().curvature(f, g, mask)
+        moments = Chain().curvature(f, g, y, mask)
         parts = [value, *grads, Chain().marginals(f, g, mask), Chain().decode(f, g, mask)]
         results.append([*parts, moments.unary, moments.pairwise])
     for clean, junky in zip(*results, strict=True):
@@ -347,12 +347,17 @@ def test_single_precision_is_close_to_double(size: float, close: float) -> None:
         torch.testing.assert_close(single, double, rtol=close, atol=close)
 
 
+def curvature_of(case: Case) -> Curvature:
+    f, g, mask = case.tensors()
+    return Chain().curvature(f, g, torch.zeros_like(mask, dtype=torch.int64), mask)
+
+
 @generated
 @given(st.one_of(cases(size=3.0), cases()))
 @example(UNDERFLOW)
 @example(NOTHING)
 def test_curvature_is_the_covariance_of_labels(oracles: ModuleType, case: Case) -> None:
-    curvature = Chain().curvature(*case.tensors())
+    curvature = curvature_of(case)
     S, B, T, V = case.f.shape
     unary, pairwise = np.zeros((B, V, T, T)), np.zeros((V, V))
     for row in case.tables(oracles):
@@ -368,7 +373,7 @@ def test_curvature_of_forbidden_transitions(oracles: ModuleType) -> None:
     case = random_case(6, (4, 2), 3, S=1)
     case.g[:, 0, :2] = -np.inf
     case.g[:, 2, 1] = -np.inf
-    curvature = Chain().curvature(*case.tensors())
+    curvature = curvature_of(case)
     ((long, short),) = case.tables(oracles)
     np.testing.assert_allclose(curvature.unary[0], long.node_covariance, rtol=0, atol=TOLERANCE)
     expected = (long.count_variance + short.count_variance).astype(float)
@@ -379,7 +384,7 @@ def test_curvature_where_a_label_ends_the_sequence(oracles: ModuleType) -> None:
     """Nothing may follow label 1."""
     case = random_case(9, (4,), 3, S=1)
     case.g[:, 1] = -np.inf
-    curvature = Chain().curvature(*case.tensors())
+    curvature = curvature_of(case)
     ((table,),) = case.tables(oracles)
     np.testing.assert_allclose(curvature.unary[0], table.node_covariance, rtol=0, atol=TOLERANCE)
     expected = table.count_variance.astype(float)
@@ -392,7 +397,7 @@ def test_curvature_is_minus_the_hessian(size: float) -> None:
     f, g, mask = case.tensors()
     _, B, T, V = f.shape
     y = torch.zeros(B, T, dtype=torch.int64)
-    curvature = Chain().curvature(f, g, mask)
+    curvature = Chain().curvature(f, g, y, mask)
     assert torch.linalg.eigvalsh(curvature.unary).min() > -1e-12
     assert (curvature.pairwise > -1e-12).all()
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import structgp.structures
-from structgp.structures import Chain, Structure
+from structgp.errors import InputError
+from structgp.structures import BlackBox, Chain, Piecewise, Structure, as_structure
 
 S, V = 2, 3
 LENGTHS = (4, 1, 3)
@@ -27,7 +28,16 @@ class Entry:
     normalized: bool = True
 
 
-STRUCTURES = {"Chain": Entry(Chain)}
+def softmax_at_each_position(f: Tensor, g: Tensor, y: Tensor) -> Tensor:
+    """One sequence, f (S, T, V); the pairwise values count for nothing."""
+    return f.log_softmax(-1)[:, torch.arange(len(y)), y].sum(-1) + 0 * g.sum((1, 2))
+
+
+STRUCTURES = {
+    "BlackBox": Entry(lambda: BlackBox(softmax_at_each_position)),
+    "Chain": Entry(Chain),
+    "Piecewise": Entry(Piecewise, normalized=False),
+}
 
 each_structure = pytest.mark.parametrize("entry", STRUCTURES.values(), ids=STRUCTURES.keys())
 
@@ -104,13 +114,15 @@ def test_gradients(entry: Entry) -> None:
     f, g, y, mask = latents()
     f.requires_grad_()
     g.requires_grad_()
+    assert entry.make().has_gradient
     assert torch.autograd.gradcheck(lambda f, g: entry.make().log_prob(f, g, y, mask), (f, g))
 
 
 @each_structure
 def test_marginals_are_sums_of_probabilities(entry: Entry, oracles: ModuleType) -> None:
     structure = entry.make()
-    if not offers(structure, "marginals"):
+    assert structure.has_marginals == offers(structure, "marginals")
+    if not structure.has_marginals:
         pytest.skip("offers no marginals")
     f, g, _, mask = latents()
     marginals = structure.marginals(f, g, mask)
@@ -127,7 +139,8 @@ def test_marginals_are_sums_of_probabilities(entry: Entry, oracles: ModuleType) 
 @each_structure
 def test_decoded_labelling_is_the_most_probable(entry: Entry, oracles: ModuleType) -> None:
     structure = entry.make()
-    if not offers(structure, "decode"):
+    assert structure.has_decoder == offers(structure, "decode")
+    if not structure.has_decoder:
         pytest.skip("offers no decoder")
     f, g, _, mask = latents()
     decoded = structure.decode(f, g, mask)
@@ -145,9 +158,9 @@ def test_curvature_is_symmetric_and_positive(entry: Entry) -> None:
     assert structure.has_curvature == offers(structure, "curvature")
     if not structure.has_curvature:
         pytest.skip("offers no curvature")
-    f, g, _, mask = latents()
+    f, g, y, mask = latents()
     B, T = mask.shape
-    curvature = structure.curvature(f, g, mask)
+    curvature = structure.curvature(f, g, y, mask)
     assert curvature.unary.shape == (B, V, T, T)
     assert curvature.pairwise.shape == (V, V)
     torch.testing.assert_close(curvature.unary, curvature.unary.mT)
@@ -169,11 +182,17 @@ def test_a_structure_needs_log_prob_only() -> None:
     # No pairwise scores: the chain is a softmax at each position.
     chain = Chain().log_prob(f, torch.zeros_like(g), y, mask)
     torch.testing.assert_close(structure.log_prob(f, g, y, mask), chain)
-    assert not structure.has_curvature
-    assert Chain().has_curvature
-    for method in ("marginals", "decode", "curvature"):
+    assert structure.has_gradient
+    for offer in ("has_curvature", "has_marginals", "has_decoder"):
+        assert not getattr(structure, offer)
+        assert getattr(Chain(), offer)
+    for method, arguments in (
+        ("marginals", (f, g, mask)),
+        ("decode", (f, g, mask)),
+        ("curvature", (f, g, y, mask)),
+    ):
         with pytest.raises(NotImplementedError, match="Independent offers no"):
-            getattr(structure, method)(f, g, mask)
+            getattr(structure, method)(*arguments)
 
 
 def test_a_structure_without_log_prob_cannot_be_made() -> None:
@@ -182,3 +201,47 @@ def test_a_structure_without_log_prob_cannot_be_made() -> None:
 
     with pytest.raises(TypeError, match="abstract"):
         Nothing()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("chain", Chain), ("piecewise", Piecewise)])
+def test_a_name_stands_for_a_structure(name: str, kind: type[Structure]) -> None:
+    assert type(as_structure(name)) is kind
+
+
+def test_a_structure_stands_for_itself() -> None:
+    structure = Chain()
+    assert as_structure(structure, n_jobs=2) is structure
+
+
+def test_a_function_stands_for_a_black_box() -> None:
+    structure = as_structure(softmax_at_each_position, n_jobs=2)
+    assert isinstance(structure, BlackBox)
+    assert structure.function is softmax_at_each_position
+    assert not structure.batched
+    assert structure.n_jobs == 2
+
+
+def test_a_callable_says_that_it_takes_batches() -> None:
+    class Batched:
+        batched = True
+
+        def __call__(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+            return Chain().log_prob(f, g, y, mask)
+
+    structure = as_structure(Batched())
+    assert isinstance(structure, BlackBox)
+    assert structure.batched
+    expected = Chain().log_prob(*latents())
+    torch.testing.assert_close(structure.log_prob(*latents()), expected)
+
+
+@pytest.mark.parametrize("likelihood", [Chain, Piecewise, dict])
+def test_a_class_is_no_likelihood(likelihood: type) -> None:
+    with pytest.raises(InputError, match=f"pass an instance, as {likelihood.__name__}"):
+        as_structure(likelihood)
+
+
+@pytest.mark.parametrize("likelihood", ["chian", None, 3, torch.zeros(2)])
+def test_what_is_no_likelihood(likelihood: object) -> None:
+    with pytest.raises(InputError, match="'chain', 'piecewise', a Structure or a function"):
+        as_structure(likelihood)

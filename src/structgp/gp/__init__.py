@@ -1,13 +1,24 @@
 """Sparse Gaussian processes: inducing inputs, the variational posterior, divergences."""
 
 from structgp.gp.inducing import InducingChoice, choose_inducing
-from structgp.gp.posterior import Conditional, Noise, Posterior, SequenceGaussian
+from structgp.gp.posterior import (
+    Conditional,
+    CovarianceForm,
+    Entropy,
+    Noise,
+    PairwiseGaussian,
+    Posterior,
+    SequenceGaussian,
+)
 from structgp.gp.relaxation import Relaxation, has_shape, learn_shape
 
 __all__ = [
     "Conditional",
+    "CovarianceForm",
+    "Entropy",
     "InducingChoice",
     "Noise",
+    "PairwiseGaussian",
     "Posterior",
     "Relaxation",
     "SequenceGaussian",

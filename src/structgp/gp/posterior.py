@@ -1,26 +1,40 @@
 """q(u) and q(g), and what they say about the latent values of one sequence.
 
-Whitened: u_j = L_zz v_j with v_j ~ N(0, I) a priori and q(v_j) = N(m_j, L_j L_j^T). With
-A = k(X_n, Z) L_zz^-T, the latent values of label j over one sequence are JOINTLY Gaussian
-(``eq:bkjn-skjn``):
+Whitened: u_j = L_zz v_j with v_j ~ N(0, I) a priori, and q(v) = sum_k pi_k prod_j N(m_kj, S_kj), a
+mixture of K components with S_kj = L_kj L_kj^T. With A = k(X_n, Z) L_zz^-T, the latent values of
+label j over one sequence are, in component k, JOINTLY Gaussian (``eq:bkjn-skjn``):
 
-    mean A m_j,   covariance  K_nn - A A^T  +  A L_j L_j^T A^T.
+    mean A m_kj,   covariance  K_nn - A A^T  +  A S_kj A^T.
 
 The first part of the covariance is what the inducing values leave open, the second is our doubt
-about them. Letters: B sequences, T positions, V labels, M inducing inputs, S draws.
+about them. Pairwise scores have one Gaussian, q(g) = N(m_bin, S_bin). Letters: B sequences, T
+positions, V labels, M inducing inputs, K components, S draws.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
-from structgp.gp.divergences import kl_diagonal, kl_whitened
+from structgp.errors import InputError
+from structgp.gp.divergences import (
+    cross_entropy,
+    entropy_bhattacharyya,
+    entropy_jensen,
+    kl_diagonal,
+    kl_full,
+    kl_whitened,
+)
 from structgp.gp.linalg import cholesky
 from structgp.kernels import covariance
+
+CovarianceForm: TypeAlias = Literal["full", "diagonal"]
+
+Entropy: TypeAlias = Literal["auto", "exact", "bhattacharyya", "jensen"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,11 @@ class Conditional:
 
 @dataclass(frozen=True)
 class SequenceGaussian:
-    """q of the unary latent values of B sequences: independent over labels, joint over positions."""
+    """q of the unary latent values of B sequences: a mixture of K Gaussians, each independent over
+    labels and joint over positions.
+
+    m : (K, V, M); factor : (K, V, M, M) lower triangular, or (K, V, M) standard deviations.
+    """
 
     conditional: Conditional
     m: Tensor
@@ -49,31 +67,80 @@ class SequenceGaussian:
 
     @property
     def mean(self) -> Tensor:
-        """(B, T, V)."""
-        return self.conditional.projection @ self.m.T
+        """(K, B, T, V). Cost O(K B T V M)."""
+        K, V, M = self.m.shape
+        B, T, _ = self.conditional.projection.shape
+        flat = self.conditional.projection.reshape(B * T, M) @ self.m.reshape(K * V, M).T
+        return flat.reshape(B, T, K, V).permute(2, 0, 1, 3)
 
     @property
     def covariance(self) -> Tensor:
-        """(B, V, T, T). Cost O(B T V M^2): once a round in the second-order fit."""
-        B, T, M = self.conditional.projection.shape
-        V = len(self.m)
-        # One matrix product over all labels: broadcasting would copy the factors B times.
-        stacked = self.factor.tril().permute(1, 0, 2).reshape(M, V * M)
-        spread = (self.conditional.projection.reshape(B * T, M) @ stacked).reshape(B, T, V, M)
-        spread = spread.transpose(1, 2)
+        """(K, B, V, T, T). Cost O(K B T V M (M + T)), or O(K B T^2 V M) with standard deviations."""
         rest = self.conditional.residual @ self.conditional.residual.mT
-        return spread @ spread.mT + rest[:, None]
+        parts = []
+        for factor in self.factor:
+            spread = self._spread(factor)
+            parts.append(spread @ spread.mT + rest[:, None])
+        return torch.stack(parts)
+
+    def _spread(self, factor: Tensor) -> Tensor:
+        """(B, V, T, M) A L_j of one component."""
+        projection = self.conditional.projection
+        if factor.dim() == 2:
+            return projection[:, None] * factor[:, None]
+        B, T, M = projection.shape
+        V = len(factor)
+        # One matrix product over all labels: broadcasting would copy the factors B times.
+        stacked = factor.tril().permute(1, 0, 2).reshape(M, V * M)
+        spread = (projection.reshape(B * T, M) @ stacked).reshape(B, T, V, M)
+        return spread.transpose(1, 2)
 
     def rsample(self, noise: Noise) -> Tensor:
-        """(S, B, T, V) joint draws f = A (m + L eps_v) + R eps_f. Cost O(S B V M (M + T))."""
+        """(S, B, T, V) joint draws f = A (m + L eps_v) + R eps_f of the one component there is.
+        Cost O(S B V M (M + T))."""
+        (m,), (factor,) = self.m, self.factor
         S, B, V, M = noise.inducing.shape
         # (V, S B, M): one matrix product a label.
-        spread = noise.inducing.permute(2, 0, 1, 3).reshape(V, S * B, M) @ self.factor.tril().mT
-        v = self.m[:, None] + spread
+        eps = noise.inducing.permute(2, 0, 1, 3).reshape(V, S * B, M)
+        spread = eps * factor[:, None] if factor.dim() == 2 else eps @ factor.tril().mT
+        v = m[:, None] + spread
         v = v.reshape(V, S, B, M).permute(2, 3, 1, 0).reshape(B, M, S * V)
         rest = noise.rest.permute(1, 2, 0, 3).reshape(B, -1, S * V)
         f = self.conditional.projection @ v + self.conditional.residual @ rest
         return f.reshape(B, -1, S, V).permute(2, 0, 1, 3)
+
+
+@dataclass(frozen=True)
+class PairwiseGaussian:
+    """q(g) of the label-to-label scores.
+
+    mean : (V, V), row = from, column = to. factor : (V, V) standard deviations, or (V^2, V^2) lower
+    triangular, scores read row by row.
+    """
+
+    mean: Tensor
+    factor: Tensor
+
+    @property
+    def is_full(self) -> bool:
+        return self.factor.shape != self.mean.shape
+
+    @property
+    def variance(self) -> Tensor:
+        """(V, V) of each score alone."""
+        square = self.factor.square()
+        return square.sum(-1).view_as(self.mean) if self.is_full else square
+
+    @property
+    def covariance(self) -> Tensor:
+        """(V^2, V^2), or the variances (V, V) where that is all there is."""
+        return self.factor @ self.factor.mT if self.is_full else self.variance
+
+    def place(self, noise: Tensor) -> Tensor:
+        """(S, V, V) draws from standard normal numbers (S, V, V). Cost O(S V^4) if full."""
+        if not self.is_full:
+            return self.mean + self.factor * noise
+        return self.mean + (noise.flatten(1) @ self.factor.mT).view_as(noise)
 
 
 @dataclass(frozen=True)
@@ -101,7 +168,8 @@ class Noise:
 
 
 class Posterior(nn.Module):
-    """The variational posterior: one Gaussian for the inducing values, one for pairwise scores.
+    """The variational posterior: a mixture of Gaussians for the inducing values, one Gaussian for the
+    pairwise scores.
 
     Parameters
     ----------
@@ -110,13 +178,24 @@ class Posterior(nn.Module):
     n_labels : V.
     pairwise_sd : prior standard deviation of a label-to-label score (K_bin = sd^2 I); 0 turns
         pairwise scores off.
+    n_components : K. All components start at the prior, with equal weights: who wants more than one
+        has to move them apart, since equal components have equal gradients.
+    covariance : of the inducing values of each label, 'full' or 'diagonal'. Diagonal means in the
+        WHITENED coordinates: there the prior is N(0, I), so that it is in the family and what was
+        not learned costs nothing. A diagonal covariance of u itself could never be the prior's.
+    pairwise_covariance : of the V^2 pairwise scores, 'diagonal' or 'full'.
 
-    Two hyper-parameters live here because no kernel matrix has to be computed again when they move:
-    ``log_amplitude``, the log of a factor on the whole kernel, and ``pairwise_sd``.
+    All are parameters: ``weight_logits`` (K,); ``m`` (K, V, M); ``factor``, (K, V, M, M) whose lower
+    triangle counts, or (K, V, M) standard deviations of either sign; ``pair_mean`` (V, V); and
+    ``pair_log_sd`` (V, V) or ``pair_factor`` (V^2, V^2), whose lower triangle counts. K V M^2 numbers
+    with full covariances, K V M with diagonal ones. So are two hyper-parameters that live here
+    because no kernel matrix has to be computed again when they move: ``log_amplitude``, the log of
+    a factor on the whole kernel, and ``log_pairwise_sd``, -inf where there are no pairwise scores.
     """
 
     inducing: Tensor
-    pairwise_sd: Tensor
+    pair_log_sd: nn.Parameter
+    pair_factor: nn.Parameter
 
     def __init__(
         self,
@@ -125,26 +204,71 @@ class Posterior(nn.Module):
         n_labels: int,
         *,
         pairwise_sd: float = 1.0,
+        n_components: int = 1,
+        covariance: CovarianceForm = "full",
+        pairwise_covariance: CovarianceForm = "diagonal",
     ) -> None:
         super().__init__()
+        _check_form("covariance", covariance)
+        _check_form("pairwise_covariance", pairwise_covariance)
+        if n_components < 1:
+            raise InputError("n_components", f"{n_components} is too few", "use 1 or more")
         dtype = torch.float64
-        M, V = len(inducing), n_labels
+        M, V, K = len(inducing), n_labels, n_components
         self.kernel = kernel
         self.register_buffer("inducing", inducing)
-        self.register_buffer("pairwise_sd", torch.tensor(pairwise_sd, dtype=dtype))
         self.log_amplitude = nn.Parameter(torch.zeros((), dtype=dtype))
-        self.m = nn.Parameter(torch.zeros(V, M, dtype=dtype))
-        self.factor = nn.Parameter(torch.eye(M, dtype=dtype).repeat(V, 1, 1))
+        self.log_pairwise_sd = nn.Parameter(torch.tensor(pairwise_sd, dtype=dtype).log())
+        self.weight_logits = nn.Parameter(torch.zeros(K, dtype=dtype))
+        self.m = nn.Parameter(torch.zeros(K, V, M, dtype=dtype))
+        prior = torch.eye(M, dtype=dtype) if covariance == "full" else torch.ones(M, dtype=dtype)
+        self.factor = nn.Parameter(prior.expand(K, V, *prior.shape).clone())
         self.pair_mean = nn.Parameter(torch.zeros(V, V, dtype=dtype))
-        self.pair_log_sd = nn.Parameter(torch.full((V, V), pairwise_sd, dtype=dtype).log())
+        if pairwise_covariance == "full":
+            self.pair_factor = nn.Parameter(pairwise_sd * torch.eye(V * V, dtype=dtype))
+        else:
+            self.pair_log_sd = nn.Parameter(torch.full((V, V), pairwise_sd, dtype=dtype).log())
 
     @property
-    def n_labels(self) -> int:
+    def n_components(self) -> int:
         return self.m.shape[0]
 
     @property
-    def n_inducing(self) -> int:
+    def n_labels(self) -> int:
         return self.m.shape[1]
+
+    @property
+    def n_inducing(self) -> int:
+        return self.m.shape[2]
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether ``factor`` holds standard deviations."""
+        return self.factor.dim() == 3
+
+    @property
+    def pairs_are_full(self) -> bool:
+        """Whether q(g) has ``pair_factor`` in the place of ``pair_log_sd``."""
+        return hasattr(self, "pair_factor")
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether there are pairwise scores at all."""
+        return bool(self.log_pairwise_sd.detach() > -torch.inf)
+
+    @property
+    def pairwise_sd(self) -> Tensor:
+        """() prior standard deviation of a pairwise score; 0 where there are none."""
+        return self.log_pairwise_sd.exp()
+
+    @property
+    def log_weights(self) -> Tensor:
+        return self.weight_logits.log_softmax(0)
+
+    @property
+    def weights(self) -> Tensor:
+        """(K,) pi, which sum to 1."""
+        return self.weight_logits.softmax(0)
 
     def prior_factor(self) -> Tensor:
         """(M, M) L_zz, the lower factor of k(Z, Z). Cost O(M^3)."""
@@ -183,24 +307,54 @@ class Posterior(nn.Module):
         """``conditional`` under the amplitude that was learned."""
         return conditional.scaled((0.5 * self.log_amplitude).exp())
 
+    def pairwise(self) -> PairwiseGaussian:
+        """q(g); zeros without doubt where ``pairwise_sd`` is 0."""
+        factor = self.pair_factor.tril() if self.pairs_are_full else self.pair_log_sd.exp()
+        if not self.has_pairs:
+            return PairwiseGaussian(torch.zeros_like(self.pair_mean), torch.zeros_like(factor))
+        return PairwiseGaussian(self.pair_mean, factor)
+
     def sample_pairwise(self, noise: Noise) -> Tensor:
         """(S, V, V) draws of the label-to-label scores."""
-        if self.pairwise_sd == 0:
-            return torch.zeros_like(noise.pairwise)
-        return self.pair_mean + self.pair_log_sd.exp() * noise.pairwise
+        return self.pairwise().place(noise.pairwise)
 
     def round_factor(self) -> None:
         """Rounds the factor to float32 (a ten-millionth of a standard deviation), in place, so that a
         file may hold it in half the space and still give the same answers to the last bit."""
         with torch.no_grad():
-            self.factor.copy_(self.factor.tril().float())
+            self.factor.copy_(self._lower().float())
 
-    def kl_inducing(self) -> Tensor:
-        """KL(q(u) || p(u)), exact."""
-        return kl_whitened(self.m, self.factor.tril())
+    def kl_inducing(self, entropy: Entropy = "auto") -> Tensor:
+        """KL(q(u) || p(u)) (``klun``), or with a mixture a bound above it: cross-entropy minus entropy.
+
+        entropy : 'exact', for K = 1 only; 'bhattacharyya', exact at K = 1, cost O(K^2 V M^3);
+        'jensen', the paper's (``eq:entropy``); 'auto', the first of these that K allows.
+        """
+        if entropy == "auto":
+            entropy = "exact" if self.n_components == 1 else "bhattacharyya"
+        if entropy == "exact" and self.n_components > 1:
+            raise InputError(
+                "entropy",
+                f"'exact' has no closed form with {self.n_components} components",
+                "use 'bhattacharyya' or 'jensen'",
+            )
+        if entropy == "exact":
+            return kl_whitened(self.m, self._lower())
+        bounds = {"jensen": entropy_jensen, "bhattacharyya": entropy_bhattacharyya}
+        mixture = self.log_weights, self.m, self._lower()
+        return cross_entropy(*mixture) - bounds[entropy](*mixture)
 
     def kl_pairwise(self) -> Tensor:
-        """KL(q(g) || p(g)), exact."""
-        if self.pairwise_sd == 0:
+        """KL(q(g) || p(g)), exact (``klbin``)."""
+        if not self.has_pairs:
             return self.pair_mean.new_zeros(())
-        return kl_diagonal(self.pair_mean, self.pair_log_sd.exp(), self.pairwise_sd)
+        q = self.pairwise()
+        return (kl_full if q.is_full else kl_diagonal)(q.mean, q.factor, self.pairwise_sd)
+
+    def _lower(self) -> Tensor:
+        return self.factor if self.is_diagonal else self.factor.tril()
+
+
+def _check_form(name: str, form: str) -> None:
+    if form not in ("full", "diagonal"):
+        raise InputError(name, f"{form!r} is not known", "use 'full' or 'diagonal'")

@@ -8,10 +8,14 @@ moves climbs to its optimum in a handful of rounds:
    posterior covariance makes round.
 2. covariances: at the optimum, S_j^-1 = I + sum_n A_n^T E[-d^2 log p / df_nj^2] A_n (set the gradient
    of the bound to zero and use Price's theorem). The structure gives that curvature in closed form.
+   A diagonal S_j has its optimum at the inverse of that matrix's DIAGONAL: only those entries of
+   the gradient are there to be zero. (The diagonal of the inverse would be larger.)
 
 It starts from the means that fit best with no noise at all. In every round the amplitude of the
 kernel can move with the means (every draw is proportional to its square root), and the pairwise scale
 to its optimum in closed form: both are learned on the bound, at no extra cost.
+
+For a posterior of one component with a diagonal q(g).
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from structgp.gp import SequenceGaussian
+from structgp.errors import InputError
+from structgp.gp import Posterior, SequenceGaussian
 from structgp.gp.linalg import cholesky, factor_of_inverse
 from structgp.optimizers.base import Problem, StepInfo
 from structgp.optimizers.scales import LearnScales, fit_pairwise_sd, moves_amplitude
@@ -66,6 +71,7 @@ class SecondOrder:
     name = "second-order"
 
     def start(self, problem: Problem, generator: torch.Generator) -> SecondOrderState:
+        _check(problem.posterior)
         q, half = problem.posterior, max(1, self.n_draws // 2)
 
         def mirrored(*shape: int) -> Tensor:
@@ -82,8 +88,8 @@ class SecondOrder:
         return SecondOrderState(noise, mirrored(V, V), evaluations=evaluations)
 
     def step(self, problem: Problem, state: SecondOrderState) -> tuple[SecondOrderState, StepInfo]:
-        """One round. Cost: O(V (N M^2 + M^3)) for the covariances, and for each of some 10 to 30
-        L-BFGS steps O(N M V) plus S likelihoods of every sequence."""
+        """One round. Cost: O(V (N M^2 + M^3)) for the covariances, O(V N M T) for diagonal ones, and for
+        each of some 10 to 30 L-BFGS steps O(N M V) plus S likelihoods of every sequence."""
         with torch.no_grad():
             offsets, pair_offset = _offsets(problem, state)
             elbo, evaluations = _fit_means(
@@ -104,6 +110,16 @@ class SecondOrder:
         return replace(state, iteration=state.iteration + 1, elbo=elbo, evaluations=0), info
 
 
+def _check(q: Posterior) -> None:
+    """The closed forms are those of one Gaussian, with independent pairwise scores."""
+    for name, given in {
+        f"a posterior of {q.n_components} components": q.n_components > 1,
+        "a full covariance of the pairwise scores": q.pairs_are_full,
+    }.items():
+        if given:
+            raise InputError("inference", f"'second-order' cannot fit {name}", "use 'adam'")
+
+
 def _offsets(problem: Problem, state: SecondOrderState) -> tuple[list[Tensor], Tensor]:
     """What each draw adds to the mean: f as (S, B, T, V) a batch, g as (S, V, V).
 
@@ -113,9 +129,9 @@ def _offsets(problem: Problem, state: SecondOrderState) -> tuple[list[Tensor], T
     offsets = []
     for i, noise in enumerate(state.noise):
         gaussian = SequenceGaussian(problem.conditional(i), q.m, q.factor)
-        factor = cholesky(gaussian.covariance)  # (B, V, T, T), JOINT over positions
+        factor = cholesky(gaussian.covariance[0])  # (B, V, T, T), JOINT over positions
         offsets.append(torch.einsum("bvtu,sbuv->sbtv", factor, noise))
-    return offsets, q.pair_log_sd.exp() * state.pair_noise * (q.pairwise_sd > 0)
+    return offsets, q.pairwise().factor * state.pair_noise
 
 
 def _fit_means(
@@ -133,16 +149,19 @@ def _fit_means(
     Returns the bound, of the draws the offsets stand for, and the number of likelihoods computed.
     """
     q = problem.posterior
-    V, M = q.m.shape
-    factor, m, pair_mean = q.factor.clone(), q.m.clone(), q.pair_mean.clone()
-    log_amplitude = q.log_amplitude.clone()
-    has_pairs = bool(q.pairwise_sd > 0)
-    pair_scale = q.pair_log_sd.exp() if has_pairs else torch.zeros_like(pair_mean)
+    _, V, M = q.m.shape
+    factor = q.factor[0].clone()
+    m, pair_mean, log_amplitude = q.m[0].clone(), q.pair_mean.clone(), q.log_amplitude.clone()
+    pair_scale = q.pairwise().factor
     calls = 0
+
+    def times(factor: Tensor, v: Tensor) -> Tensor:
+        """(V, M)."""
+        return factor * v if q.is_diagonal else (factor @ v[..., None]).squeeze(-1)
 
     def place(flat: np.ndarray) -> None:
         step_m, step_pair, step_log = torch.from_numpy(flat).split([V * M, V * V, 1])
-        q.m.copy_(m + (factor @ step_m.view(V, M, 1)).squeeze(-1))
+        q.m[0] = m + times(factor, step_m.view(V, M))
         q.pair_mean.copy_(pair_mean + pair_scale * step_pair.view(V, V))
         q.log_amplitude.copy_(log_amplitude + AMPLITUDE_STEP * step_log.squeeze())
 
@@ -151,7 +170,7 @@ def _fit_means(
         calls += 1
         place(flat)
         value, grads = _value_and_gradients(problem, offsets, pair_offset)
-        grad_m = (factor.mT @ grads[0][..., None]).reshape(-1)
+        grad_m = times(factor if q.is_diagonal else factor.mT, grads[0]).reshape(-1)
         grad_log = AMPLITUDE_STEP * grads[2].reshape(1) * learn_amplitude
         grad = torch.cat([grad_m, (pair_scale * grads[1]).reshape(-1), grad_log])
         return -float(value), -grad.numpy()
@@ -164,7 +183,7 @@ def _fit_means(
     # which the bound knows nothing of.
     rest = q.kl_inducing() - 0.5 * q.m.square().sum()
     rest = rest - 0.5 * (q.log_amplitude / AMPLITUDE_PRIOR_SD).square()
-    if has_pairs:
+    if q.has_pairs:
         rest = rest + q.kl_pairwise() - 0.5 * (q.pair_mean / q.pairwise_sd).square().sum()
     return -float(result.fun) - float(rest), calls * len(pair_offset) * problem.n_sequences
 
@@ -172,20 +191,20 @@ def _fit_means(
 def _value_and_gradients(
     problem: Problem, offsets: list[Tensor], pair_offset: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """The bound up to what the covariances add, and its gradients in m (V, M), pair_mean (V, V)
+    """The bound up to what the covariances add, and its gradients in m[0] (V, M), pair_mean (V, V)
     and log_amplitude ()."""
     q = problem.posterior
     scale = (0.5 * q.log_amplitude).exp()
     value = -0.5 * (q.m.square().sum() + (q.log_amplitude / AMPLITUDE_PRIOR_SD).square())
-    grad_m, grad_log = -q.m.clone(), -q.log_amplitude / AMPLITUDE_PRIOR_SD**2
+    grad_m, grad_log = -q.m[0], -q.log_amplitude / AMPLITUDE_PRIOR_SD**2
     grad_pair = torch.zeros_like(q.pair_mean)
-    if q.pairwise_sd > 0:
+    if q.has_pairs:
         value = value - 0.5 * (q.pair_mean / q.pairwise_sd).square().sum()
         grad_pair -= q.pair_mean / q.pairwise_sd.square()
     for i, (batch, offset) in enumerate(zip(problem.batches, offsets, strict=True)):
         projection = problem.conditional(i).projection
-        f = (scale * (projection @ q.m.T + offset)).requires_grad_()
-        g = (q.pair_mean + pair_offset).requires_grad_()
+        f = (scale * (projection @ q.m[0].T + offset)).requires_grad_()
+        g = (q.pairwise().mean + pair_offset).requires_grad_()
         with torch.enable_grad():
             total = problem.structure.log_prob(f, g, batch.y, batch.mask).mean(0).sum()
             grad_f, grad_g = torch.autograd.grad(total, (f, g))
@@ -199,23 +218,27 @@ def _value_and_gradients(
 def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tensor) -> None:
     """Sets factor and pair_log_sd to what the curvature at the draws asks for, in place."""
     q = problem.posterior
-    V, M = q.m.shape
+    _, V, M = q.m.shape
     scale = (0.5 * q.log_amplitude).exp()
-    precision = torch.eye(M, dtype=q.m.dtype).repeat(V, 1, 1)
+    eye = torch.ones(M, dtype=q.m.dtype) if q.is_diagonal else torch.eye(M, dtype=q.m.dtype)
+    precision = eye.repeat(V, *[1] * eye.dim())
     pair_precision = q.pairwise_sd.clamp(min=1e-300) ** -2 * torch.ones_like(q.pair_mean)
-    g = q.pair_mean + pair_offset
+    g = q.pairwise().mean + pair_offset
     for i, (batch, offset) in enumerate(zip(problem.batches, offsets, strict=True)):
         projection = problem.conditional(i).projection
-        f = scale * (projection @ q.m.T + offset)
-        curvature = problem.structure.curvature(f, g, batch.mask)
+        f = scale * (projection @ q.m[0].T + offset)
+        curvature = problem.structure.curvature(f, g, batch.y, batch.mask)
         B, T, _ = projection.shape
         # (B, V T, T) @ (B, T, M), then one product (M, B T) @ (B T, M) a label.
         bent = (scale.square() * curvature.unary).reshape(B, V * T, T) @ projection
-        bent = bent.reshape(B, V, T, M).transpose(0, 1).reshape(V, B * T, M)
-        flat = projection.reshape(B * T, M).T
-        for j in range(V):
-            precision[j].addmm_(flat, bent[j])
+        if q.is_diagonal:
+            precision += (bent.reshape(B, V, T, M) * projection[:, None]).sum((0, 2))
+        else:
+            bent = bent.reshape(B, V, T, M).transpose(0, 1).reshape(V, B * T, M)
+            flat = projection.reshape(B * T, M).T
+            for j in range(V):
+                precision[j].addmm_(flat, bent[j])
         pair_precision += curvature.pairwise
-    q.factor.copy_(factor_of_inverse(precision))
-    if q.pairwise_sd > 0:
+    q.factor[0] = precision.rsqrt() if q.is_diagonal else factor_of_inverse(precision)
+    if q.has_pairs:
         q.pair_log_sd.copy_(-0.5 * pair_precision.log())

@@ -1,6 +1,9 @@
 """Likelihoods of labelled structures: p(y | f, g), seen by the engine as values only."""
 
 from structgp.structures.base import Curvature, Structure
+from structgp.structures.blackbox import BlackBox
 from structgp.structures.chain import Chain
+from structgp.structures.choose import as_structure
+from structgp.structures.piecewise import Piecewise
 
-__all__ = ["Chain", "Curvature", "Structure"]
+__all__ = ["BlackBox", "Chain", "Curvature", "Piecewise", "Structure", "as_structure"]

@@ -54,9 +54,24 @@ class Structure(ABC):
         """(S, B, T) the most probable labelling of each draw; 0 at padding."""
         raise NotImplementedError(f"{type(self).__name__} offers no decoder")
 
-    def curvature(self, f: Tensor, g: Tensor, mask: Tensor) -> Curvature:
-        """Second derivatives, where they do not depend on y and log p is concave in (f, g)."""
+    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
+        """Second derivatives of ``log_prob`` with the same arguments, where it is concave in (f, g)."""
         raise NotImplementedError(f"{type(self).__name__} offers no curvature")
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether ``log_prob`` can be differentiated by autograd, in f and in g."""
+        return True
+
+    @property
+    def has_marginals(self) -> bool:
+        """Whether ``marginals`` is there."""
+        return type(self).marginals is not Structure.marginals
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether ``decode`` is there."""
+        return type(self).decode is not Structure.decode
 
     @property
     def has_curvature(self) -> bool:

@@ -45,8 +45,8 @@ class Chain(Structure):
         with torch.no_grad():
             return _viterbi(f, g, mask)
 
-    def curvature(self, f: Tensor, g: Tensor, mask: Tensor) -> Curvature:
-        """Exact chain second moments; cost O(S B T^2 V^3)."""
+    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
+        """Exact chain second moments, the same for every y; cost O(S B T^2 V^3)."""
         with torch.no_grad():
             _, messages = _forward(f, g, mask)
             return chain_curvature(*messages.walk(), mask)

@@ -1,0 +1,93 @@
+"""Piecewise pseudo-likelihood of the linear chain (Sutton and McCallum, 2007).
+
+Each factor is normalised on its own, conditional by conditional: the label of a position by its
+unary scores, and each label of a pair given the other by the pairwise scores,
+
+    sum_t [f_t(y_t) - log sum_j exp f_t(j)]
+    + sum_t>1 [2 g(y_t-1, y_t) - log sum_j exp g(y_t-1, j) - log sum_i exp g(i, y_t)].
+
+No recursion over positions, and the normalisers of g serve every sequence of the batch: linear in
+V for each position. Its exponentials do not sum to 1 over labellings: it is a likelihood to train
+with, and f and g are then read as potentials of the chain.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from structgp.structures.base import Curvature, Structure
+
+
+class Piecewise(Structure):
+    """Piecewise pseudo-likelihood. Cost of each method: O(S (B T V + V^2)), and the curvature is
+    written to O(B T^2 V) numbers."""
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        y = torch.where(mask, y, 0)
+        total = _NodeTerms.apply(f, y, mask).sum(-1)
+        # One gather a draw from a (V^2,) table: indexing g by two arrays is far slower backwards.
+        table = (_log_softmax(g, -1) + _log_softmax(g, -2)).flatten(1)
+        places = y[:, :-1] * g.shape[-1] + y[:, 1:]  # (B, T-1)
+        pair = table.gather(-1, places.reshape(1, -1).expand(len(g), -1))
+        pair = pair.reshape(len(g), *places.shape)
+        return total + torch.where(mask[:, 1:], pair, 0).sum(-1)
+
+    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
+        """Exact. Positions do not interact, so ``unary`` is diagonal over them; a pair (i, j) bends
+        with the softmax of row i each time i is left, and of column j each time j is entered."""
+        with torch.no_grad():
+            y = torch.where(mask, y, 0)
+            B, T = mask.shape
+            V = g.shape[-1]
+            bend = _variance(f.masked_fill(~mask[..., None], 0), -1).mean(0) * mask[..., None]
+            unary = f.new_zeros((B, V, T, T))
+            unary.diagonal(dim1=-1, dim2=-2).copy_(bend.mT)  # (B, V, T)
+            followed = mask[:, 1:]
+            left = torch.bincount(y[:, :-1][followed], minlength=V).to(g.dtype)
+            entered = torch.bincount(y[:, 1:][followed], minlength=V).to(g.dtype)
+            rows, columns = _variance(g, -1).mean(0), _variance(g, -2).mean(0)
+            return Curvature(unary, left[:, None] * rows + entered * columns)
+
+
+class _NodeTerms(torch.autograd.Function):
+    """(S, B, T) log-softmax of f at y, 0 at padding; the exponentials serve both passes."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        index = y.expand(f.shape[0], -1, -1).unsqueeze(-1)
+        top = f.amax(-1, keepdim=True)
+        weight = torch.exp_(f - top)
+        total = weight.sum(-1, keepdim=True)
+        value = (f.gather(-1, index) - top - total.log()).squeeze(-1)
+        # No number at padding, or no label possible: neither may put nan into the gradient.
+        broken = ~total.isfinite()
+        if bool(broken.any()):
+            value = torch.where((top == -torch.inf).squeeze(-1), -torch.inf, value)
+            weight, total = weight.masked_fill_(broken, 0), total.masked_fill(broken, 1)
+        ctx.save_for_backward(weight, total, index, mask)
+        return torch.where(mask, value, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        weight, total, index, mask = ctx.saved_tensors
+        grad = torch.where(mask, grad, 0).unsqueeze(-1)
+        return (weight * (-grad / total)).scatter_add_(-1, index, grad), None, None
+
+
+def _log_softmax(x: Tensor, dim: int) -> Tensor:
+    """Log-softmax; where all scores are -inf it is -inf with gradient 0, and not nan."""
+    nothing = x.detach().amax(dim, keepdim=True) == -torch.inf
+    if not bool(nothing.any()):
+        return x.log_softmax(dim)
+    return x.masked_fill(nothing, 0).log_softmax(dim).masked_fill(nothing, -torch.inf)
+
+
+def _variance(x: Tensor, dim: int) -> Tensor:
+    """p (1 - p) of the softmax p, 0 where all scores are -inf."""
+    p = _log_softmax(x, dim).exp()
+    return p * (1 - p)

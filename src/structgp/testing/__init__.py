@@ -1,0 +1,114 @@
+"""Checks that a likelihood of your own keeps what the inference engine takes for granted.
+
+In a test file of yours, one test a check::
+
+    @pytest.mark.parametrize("check", likelihood_checks(my_likelihood), ids=str)
+    def test_likelihood(check):
+        check()
+
+or all at once, with one error that lists every failure: ``check_likelihood(my_likelihood)``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from structgp.errors import StructgpWarning
+from structgp.structures import BlackBox, as_structure
+from structgp.testing import checks
+
+__all__ = ["Check", "check_likelihood", "likelihood_checks"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: call it, and it raises AssertionError if the likelihood fails it."""
+
+    name: str
+    run: Callable[[], None]
+
+    def __call__(self) -> None:
+        with warnings.catch_warnings():
+            # A gradient that is not used has a check of its own.
+            warnings.simplefilter("ignore", StructgpWarning)
+            try:
+                self.run()
+            except AssertionError:
+                raise
+            except Exception as error:
+                raise AssertionError(f"{type(error).__name__}: {error}") from error
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def likelihood_checks(
+    likelihood: Any, n_labels: int = 3, *, normalised: bool = True, seed: int = 0, n_jobs: int = 1
+) -> list[Check]:
+    """The checks that apply to a likelihood.
+
+    Parameters
+    ----------
+    likelihood : whatever :func:`structgp.structures.as_structure` takes.
+    n_labels : V to try it with; V^T labellings are enumerated, up to 1000.
+    normalised : its probabilities sum to 1 over all labellings. False for a pseudo-likelihood.
+    seed : of the latent values it is tried on.
+    n_jobs : the processes a function is to be used with; unless 1, it must also survive pickling.
+    """
+    structure = as_structure(likelihood, n_jobs)
+    single = isinstance(structure, BlackBox) and not structure.batched
+    chosen: dict[str, Callable[..., None]] = {
+        "shape": checks.check_shape,
+        "deterministic": checks.check_deterministic,
+        "draws": checks.check_draws,
+        "inputs": checks.check_inputs,
+        "finite": checks.check_finite,
+        "large": checks.check_large,
+        "gradient": checks.check_gradient,
+    }
+    if not single:
+        chosen["padding"] = checks.check_padding
+    if normalised:
+        chosen["normalised"] = checks.check_normalised
+    if structure.has_curvature:
+        chosen["curvature"] = checks.check_curvature
+    if structure.has_marginals:
+        chosen["marginals"] = checks.check_marginals
+    if structure.has_decoder:
+        chosen["decode"] = checks.check_decode
+    if isinstance(structure, BlackBox) and structure.n_jobs != 1:
+        chosen["pickle"] = checks.check_pickle
+        # All else is tried in this process, where a small call costs nothing.
+        structure = BlackBox(structure.function, batched=structure.batched)
+    trial = checks.Trial(structure, n_labels, seed)
+    return [Check(name, partial(check, trial)) for name, check in chosen.items()]
+
+
+def check_likelihood(
+    likelihood: Any, n_labels: int = 3, *, normalised: bool = True, seed: int = 0, n_jobs: int = 1
+) -> None:
+    """Runs :func:`likelihood_checks`, and raises one AssertionError that lists every failure."""
+    to_run = likelihood_checks(
+        likelihood, n_labels, normalised=normalised, seed=seed, n_jobs=n_jobs
+    )
+    failures: dict[str, list[str]] = {}
+    for check in to_run:
+        if failure := _failure(check):
+            failures.setdefault(failure, []).append(check.name)
+    if failures:
+        n_failed = sum(len(names) for names in failures.values())
+        lines = [f"- {', '.join(names)}: {text}" for text, names in failures.items()]
+        head = f"{n_failed} of {len(to_run)} checks of the likelihood failed"
+        raise AssertionError("\n".join([head, *lines]))
+
+
+def _failure(check: Check) -> str | None:
+    try:
+        check()
+    except AssertionError as error:
+        return str(error) or type(error).__name__
+    return None

@@ -1,0 +1,369 @@
+"""What each check of a likelihood does.
+
+Letters: S draws, B sequences in a batch, T positions (padded), V labels.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structgp.structures import BlackBox, Structure
+
+MOST_LABELLINGS = 1000
+N_TRIES = 100
+LENGTHS = (3, 1, 2)
+
+# Loose enough for a function that computes in single precision.
+CLOSE = 1e-5
+STEP = 5e-3
+CLOSE_SLOPE = 1e-3
+# Of second differences of values, with a step that leaves four digits in double precision.
+CLOSE_BENT = 1e-3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A likelihood, and the latent values to try it on."""
+
+    structure: Structure
+    n_labels: int
+    seed: int
+
+    def inputs(
+        self, S: int = 3, lengths: tuple[int, ...] = LENGTHS, scale: float = 1.0
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """f (S, B, T, V), g (S, V, V), y (B, T), mask (B, T), float64."""
+        generator = torch.Generator().manual_seed(self.seed)
+        B, T, V = len(lengths), max(lengths), self.n_labels
+        f = scale * torch.randn(S, B, T, V, generator=generator, dtype=torch.float64)
+        g = scale * torch.randn(S, V, V, generator=generator, dtype=torch.float64)
+        mask = torch.arange(T) < torch.tensor(lengths)[:, None]
+        y = torch.where(mask, torch.randint(V, (B, T), generator=generator), 0)
+        return f, g, y, mask
+
+    def values(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """``log_prob``, after a look at its form."""
+        with torch.no_grad():
+            values = self.structure.log_prob(f, g, y, mask)
+        expected = tuple(f.shape[:2])
+        if not isinstance(values, Tensor) or tuple(values.shape) != expected:
+            got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise AssertionError(
+                f"log_prob returned {got} where (S, B) = {expected} was expected; return one number"
+                " for each draw and sequence"
+            )
+        if values.dtype != f.dtype:
+            raise AssertionError(
+                f"log_prob returned {values.dtype} for latent values of {f.dtype}; return the type"
+                " of f"
+            )
+        return values
+
+    def every_labelling(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """All y (n, T) of one sequence with f (S, T, V), and their values (S, n)."""
+        T = f.shape[1]
+        y = torch.tensor(list(product(range(self.n_labels), repeat=T)))
+        every = f[:, None].expand(-1, len(y), -1, -1)
+        return y, self.values(every, g, y, torch.ones_like(y, dtype=torch.bool))
+
+    def possible(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """y, with other labels drawn for sequences that it makes impossible in some draw."""
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(N_TRIES):
+            impossible = ~self.values(f, g, y, mask).isfinite().all(0)
+            if not impossible.any():
+                break
+            other = torch.randint(self.n_labels, y.shape, generator=generator)
+            y = torch.where(impossible[:, None] & mask, other, y)
+        return y
+
+    def lengths_to_enumerate(self) -> Iterator[int]:
+        for T in range(1, 5):
+            if T == 1 or self.n_labels**T <= MOST_LABELLINGS:
+                yield T
+
+
+def _same(values: Tensor, expected: Tensor, tolerance: float = CLOSE) -> bool:
+    return torch.allclose(values, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _apart(values: Tensor, expected: Tensor) -> str:
+    """The place where two tensors differ most, in words."""
+    gap = torch.where(values == expected, 0, (values - expected).abs())
+    worst = int(gap.nan_to_num(torch.inf).argmax())
+    return f"{float(values.flatten()[worst]):.6g} where {float(expected.flatten()[worst]):.6g} is right"
+
+
+def _demand(values: Tensor, expected: Tensor, text: str, tolerance: float = CLOSE) -> None:
+    if not _same(values, expected, tolerance):
+        raise AssertionError(text.format(_apart(values, expected)))
+
+
+def check_shape(trial: Trial) -> None:
+    for S, T, dtype in product((1, 7), range(1, 5), (torch.float64, torch.float32)):
+        f, g, y, mask = trial.inputs(S, (T,))
+        trial.values(f.to(dtype), g.to(dtype), y, mask)
+
+
+def check_deterministic(trial: Trial) -> None:
+    first, again = (trial.values(*trial.inputs()) for _ in range(2))
+    if not torch.equal(first, again):
+        raise AssertionError(
+            "the same arguments gave two values; take any random numbers out of the likelihood,"
+            " or draw them once"
+        )
+
+
+def check_draws(trial: Trial) -> None:
+    f, g, y, mask = trial.inputs(S=5)
+    values = trial.values(f, g, y, mask)
+    for draws in ([4, 2, 0, 3, 1], [3, 1], [2]):
+        _demand(
+            trial.values(f[draws], g[draws], y, mask),
+            values[draws],
+            "a draw has another value in other company: {}; compute the value of draw s from f[s]"
+            " and g[s] alone",
+        )
+
+
+def check_inputs(trial: Trial) -> None:
+    structure = trial.structure
+    if isinstance(structure, BlackBox):
+        # The function has copies of the engine's latent values: it is asked directly.
+        f, g, y, mask = trial.inputs(lengths=(3,))
+        given: list[Any] = [f, g, y, mask] if structure.batched else [f[:, 0], g, y[0]]
+        if structure.probe(trial.n_labels) == "numpy":
+            given = [x.numpy().copy() for x in given]
+        call: Callable[..., Any] = structure.function
+    else:
+        given, call = list(trial.inputs()), structure.log_prob
+    before = [np.asarray(x).copy() for x in given]
+    with torch.no_grad():
+        call(*given)
+    for name, old, new in zip(("f", "g", "y", "mask"), before, given, strict=False):
+        if not np.array_equal(old, np.asarray(new)):
+            raise AssertionError(f"{name} was changed in place; work on a copy")
+
+
+def check_finite(trial: Trial) -> None:
+    f, g, _, _ = trial.inputs(S=7, lengths=(2,), scale=3.0)
+    _, values = trial.every_labelling(f[:, 0], g)
+    impossible = (values == -torch.inf).all(0)
+    if impossible.all():
+        raise AssertionError("every labelling is impossible (-inf); let some be possible")
+    if not torch.isfinite(values[:, ~impossible]).all():
+        raise AssertionError(
+            "values are not finite at latent values of some 3, for labellings that are possible in"
+            " other draws; compute in logarithms (logsumexp)"
+        )
+
+
+def check_large(trial: Trial) -> None:
+    f, g, y, mask = trial.inputs(S=7)
+    f, g = 50 * f.sign(), 50 * g.sign()
+    for scale_f, scale_g in ((1, 1), (1, 0), (0, 1)):
+        values = trial.values(scale_f * f, scale_g * g, y, mask)
+        if values.isnan().any() or (values == torch.inf).any():
+            raise AssertionError(
+                "values are nan or +inf at latent values of -50 and 50; compute in logarithms"
+                " (logsumexp)"
+            )
+
+
+def check_padding(trial: Trial) -> None:
+    f, g, y, mask = trial.inputs(lengths=(4, 1, 3))
+    together = trial.values(f, g, y, mask)
+    for b, n in enumerate(mask.sum(-1).tolist()):
+        _demand(
+            trial.values(f[:, [b], :n], g, y[[b], :n], mask[[b], :n]),
+            together[:, [b]],
+            "a sequence has another value alone than in a padded batch: {}; leave out what the mask"
+            " leaves out",
+        )
+    junk = torch.where(mask[..., None], f, 1e3), g, torch.where(mask, y, trial.n_labels - 1), mask
+    _demand(
+        trial.values(*junk),
+        together,
+        "what stands at padding changes the value: {}; leave out what the mask leaves out",
+    )
+    order = [2, 0, 1]
+    _demand(
+        trial.values(f[:, order], g, y[order], mask[order]),
+        together[:, order],
+        "a sequence has another value in another place of the batch: {}; compute each sequence"
+        " for itself",
+    )
+
+
+def check_gradient(trial: Trial) -> None:
+    structure = trial.structure
+    if isinstance(structure, BlackBox):
+        structure.probe(trial.n_labels)
+        if structure.gradient_problem:
+            raise AssertionError(
+                f"the gradient carried is not used: {structure.gradient_problem}; let torch"
+                " compute everything from f and g, or return NumPy numbers"
+            )
+    if not structure.has_gradient:
+        return
+    f, g, y, mask = trial.inputs()
+    y = trial.possible(f, g, y, mask)
+    leaves = f.clone().requires_grad_(), g.clone().requires_grad_()
+    values = structure.log_prob(*leaves, y, mask)
+    if not values.requires_grad:
+        raise AssertionError(
+            "log_prob carries no gradient; compute it with torch from f and g, or let"
+            " has_gradient be False"
+        )
+    weight = torch.linspace(0.5, 1.5, values.numel(), dtype=f.dtype).reshape(values.shape)
+    grads = torch.autograd.grad((values * weight).sum(), leaves, allow_unused=True)
+    for letter, x, grad in zip("fg", (f, g), grads, strict=True):
+        expected = torch.zeros_like(x)
+        # Draws do not mix, so one step moves them all.
+        for place in np.ndindex(*x.shape[1:]):
+            here = (slice(None), *place)
+            step = torch.zeros_like(x)
+            step[here] = STEP
+            ahead, behind = (
+                trial.values(f + h, g, y, mask)
+                if letter == "f"
+                else trial.values(f, g + h, y, mask)
+                for h in (step, -step)
+            )
+            expected[here] = ((ahead - behind) * weight).sum(1) / (2 * STEP)
+        _demand(
+            torch.zeros_like(x) if grad is None else grad,
+            expected,
+            f"the gradient in {letter} is not the slope of the values: {{}}; let torch compute"
+            " everything from f and g, or mend the backward pass",
+            CLOSE_SLOPE,
+        )
+
+
+def check_normalised(trial: Trial) -> None:
+    for T in trial.lengths_to_enumerate():
+        f, g, _, _ = trial.inputs(lengths=(T,))
+        _, values = trial.every_labelling(f[:, 0], g)
+        total = values.exp().sum(1)
+        if not _same(total, torch.ones_like(total)):
+            raise AssertionError(
+                f"the probabilities of all labellings of T = {T} sum to {float(total[0]):.6g};"
+                " subtract the log of the sum over labellings, or pass normalised=False for a"
+                " pseudo-likelihood"
+            )
+
+
+def check_curvature(trial: Trial) -> None:
+    f, g, y, mask = trial.inputs()
+    y = trial.possible(f, g, y, mask)
+    B, T = mask.shape
+    V, h = trial.n_labels, 1e-3
+    curvature = trial.structure.curvature(f, g, y, mask)
+    for name, got, shape in (
+        ("unary", curvature.unary, (B, V, T, T)),
+        ("pairwise", curvature.pairwise, (V, V)),
+    ):
+        if tuple(got.shape) != shape:
+            raise AssertionError(f"curvature.{name} is {tuple(got.shape)}; return {shape}")
+
+    def bend(x: Tensor, one: Any, two: Any, values: Callable[[Tensor], Tensor]) -> Tensor:
+        """(B,) minus the mean second derivative in the places one and two of x, over draws."""
+        total = torch.zeros(B, dtype=f.dtype)
+        for a, b in product((1, -1), repeat=2):
+            moved = x.clone()
+            moved[one] += a * h
+            moved[two] += b * h
+            total -= a * b * values(moved).mean(0) / (4 * h * h)
+        return total
+
+    unary = torch.zeros(B, V, T, T, dtype=f.dtype)
+    for j, t, u in product(range(V), range(T), range(T)):
+        one, two = (slice(None), slice(None), t, j), (slice(None), slice(None), u, j)
+        unary[:, j, t, u] = bend(f, one, two, lambda x: trial.values(x, g, y, mask))
+    pairwise = torch.zeros(V, V, dtype=f.dtype)
+    for i, j in product(range(V), repeat=2):
+        place = (slice(None), i, j)
+        pairwise[i, j] = bend(g, place, place, lambda x: trial.values(f, x, y, mask)).sum()
+    text = "is not minus the second derivative of log_prob: {}; see Curvature for what is meant"
+    _demand(curvature.unary, unary, f"curvature.unary {text}", CLOSE_BENT)
+    _demand(curvature.pairwise, pairwise, f"curvature.pairwise {text}", CLOSE_BENT)
+    least = min(float(torch.linalg.eigvalsh(curvature.unary).min()), float(pairwise.min()))
+    if least < -CLOSE_BENT:
+        raise AssertionError(
+            f"the curvature has an eigenvalue of {least:.3g}: log_prob is not concave; leave"
+            " curvature out"
+        )
+
+
+def check_marginals(trial: Trial) -> None:
+    f, g, _, mask = trial.inputs()
+    marginals = trial.structure.marginals(f, g, mask)
+    if marginals.shape != f.shape:
+        raise AssertionError(
+            f"marginals are {tuple(marginals.shape)}; return (S, B, T, V) = {tuple(f.shape)}"
+        )
+    if not (marginals[:, ~mask] == 0).all():
+        raise AssertionError("marginals at padding are not 0; set them to 0 where mask is false")
+    total = marginals.sum(-1)[:, mask]
+    _demand(total, torch.ones_like(total), "marginals of a position sum to {}; divide by their sum")
+    for b, n in enumerate(mask.sum(-1).tolist()):
+        y, values = trial.every_labelling(f[:, b, :n], g)
+        on = torch.nn.functional.one_hot(y, trial.n_labels).to(f.dtype)
+        expected = torch.einsum("sn,ntv->stv", values.softmax(1), on)
+        _demand(
+            marginals[:, b, :n],
+            expected,
+            "marginals are not the sums of exp(log_prob) over labellings: {}; compute both from"
+            " one model",
+        )
+
+
+def check_decode(trial: Trial) -> None:
+    f, g, _, mask = trial.inputs()
+    decoded = trial.structure.decode(f, g, mask)
+    if decoded.shape != f.shape[:3]:
+        raise AssertionError(
+            f"decode returned {tuple(decoded.shape)}; return (S, B, T) = {tuple(f.shape[:3])}"
+        )
+    if not (decoded[:, ~mask] == 0).all():
+        raise AssertionError("decoded labels at padding are not 0; set them to 0")
+    for b, n in enumerate(mask.sum(-1).tolist()):
+        y, values = trial.every_labelling(f[:, b, :n], g)
+        same = (decoded[:, b, None, :n] == y).all(-1)  # (S, number of labellings)
+        if not same.any(1).all():
+            raise AssertionError(f"decode returned labels outside 0 to {trial.n_labels - 1}")
+        reached = torch.where(same, values, -torch.inf).amax(1)
+        _demand(
+            reached,
+            values.amax(1),
+            "decode does not reach the greatest log_prob: {}; return the most probable labelling",
+        )
+
+
+def check_pickle(trial: Trial) -> None:
+    from joblib import wrap_non_picklable_objects
+
+    inputs = trial.inputs()
+    expected = trial.values(*inputs)
+    try:
+        # joblib's way to its workers, which takes closures and lambdas.
+        wrapped = wrap_non_picklable_objects(trial.structure, keep_wrapper=False)
+        copy = pickle.loads(pickle.dumps(wrapped))
+    except Exception as error:
+        raise AssertionError(
+            f"it cannot be pickled ({type(error).__name__}: {error}), which n_jobs needs; keep"
+            " locks, files and generators out of it, or use n_jobs=1"
+        ) from error
+    _demand(
+        Trial(copy, trial.n_labels, trial.seed).values(*inputs),
+        expected,
+        "a pickled copy has another value: {}; let everything it needs be pickled with it",
+    )
