@@ -6,11 +6,11 @@ import copy
 import logging
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,21 +24,29 @@ from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder, check_labels
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp import Posterior, Relaxation
+from structgp.inference import GRADIENTS, INFERENCE, PRESETS, choose
 from structgp.kernels.blocks import KernelChoice
 from structgp.model import STRUCTURES, Model
-from structgp.optimizers import LearnScales, StepInfo
+from structgp.optimizers import LearnScales, Optimizer, StepInfo
 from structgp.prior import choose_kernel, flat_tokens, pick_inducing
-from structgp.training import Callback, History, choose_optimizer, make_batches, train
+from structgp.structures import BlackBox, Structure, as_structure
+from structgp.training import Callback, History, make_batches, train
 
 logger = logging.getLogger("structgp")
 
+Likelihood: TypeAlias = str | Structure | Callable[..., Any]
+
+N_INDUCING = 1000
 _BATCH_TOKENS = 1_000
 _CHOICES = {
-    "inference": ("auto", "second-order", "adam"),
     "average": ("draws", "mean"),
+    "covariance": ("full", "diagonal"),
     "decode": ("marginal", "viterbi"),
-    "likelihood": tuple(STRUCTURES),
-    "learn_scales": ("pairwise", True, False),
+    "entropy": ("auto", "exact", "bhattacharyya", "jensen"),
+    "gradient": GRADIENTS,
+    "learn_kernel": ("auto", True, False),
+    "learn_scales": ("auto", "pairwise", True, "all", False),
+    "pairwise_covariance": ("diagonal", "full"),
 }
 
 
@@ -55,23 +63,48 @@ class StructuredGPClassifier(BaseEstimator):
         on dense ones), 'linear', 'rbf', 'template', 'template-product', on dense features any GPyTorch
         kernel, or a dict
         from kind of feature ('categorical', 'sparse', 'dense') to one of these.
-    likelihood : 'chain', the linear-chain structured softmax.
-    inference : 'auto', 'second-order' (needs a structure that gives its curvature) or 'adam'.
+    likelihood : 'chain', the linear-chain structured softmax; 'piecewise', its piecewise
+        pseudo-likelihood; a :class:`structgp.structures.Structure`; or any function
+        ``log_prob(f, g, y)`` of one sequence, with f (S, T, V), g (S, V, V) and y (T,) indices into
+        ``classes_``, that returns S log-probabilities, in torch or NumPy, with or without a gradient.
+        With an attribute ``batched = True`` it is ``log_prob(f, g, y, mask)`` on (S, B, T, V),
+        (S, V, V), (B, T), (B, T) and returns (S, B). See :mod:`structgp.testing`.
+    predict_with : what reads drawn latent values as label probabilities: 'auto' (the likelihood itself
+        if it offers marginals, else the chain), 'chain', or a structure.
+    inference : 'auto' (second-order where the likelihood gives its curvature, else natural),
+        'second-order', 'natural', 'adam', 'sgd', 'saga', 'lbfgs'; 'paper-batch' and 'paper-stochastic',
+        with the number of draws, of inducing inputs, the gradient and the schedule that the paper
+        states; or an optimiser from :mod:`structgp.optimizers`.
+    gradient : of the expected log-likelihood: 'auto' ('pathwise' where the likelihood can be
+        differentiated, else 'surrogate'), 'pathwise', or from values alone 'score', 'control-variate'
+        (the paper's), 'leave-one-out', 'antithetic-orthogonal', 'sobol', 'surrogate-piecewise',
+        'surrogate-quadratic', 'surrogate'.
+    n_gradient_draws : draws S a gradient is estimated from; None for what suits it.
     n_inducing : most inducing inputs M, picked from the training tokens (from 8,000 of them at random
-        where there are more). If fewer reproduce them all, the model is the full GP.
+        where there are more). If fewer reproduce them all, the model is the full GP. None for 1000,
+        or what a preset has.
+    n_components : K of the mixture that the posterior is.
+    covariance : of the inducing values of a label, 'full' or 'diagonal' (in whitened coordinates).
+    pairwise_covariance : of the label-to-label scores, 'diagonal' or 'full'.
+    entropy : of the mixture: 'auto' (exact for one component, else 'bhattacharyya'), 'jensen' (the
+        paper's, looser).
     amplitude : prior variance of a latent value, where the kernel is chosen by name; 'auto' gives
         every active feature a weight of variance 1.
     pairwise_sd : prior standard deviation of a label-to-label score; 0 leaves them out.
     learn_kernel : learn the kernel's shape (template weights, length-scales, balance of blocks) on
-        the evidence of a Gaussian relaxation before the fit. Its amplitude stays.
-    learn_scales : which scales move with the evidence bound during the fit: 'pairwise' (the
-        label-to-label scale), True (the amplitude too) or False (none).
+        the evidence of a Gaussian relaxation before the fit. Its amplitude stays. 'auto' is True, but
+        for the paper's presets.
+    learn_scales : what moves with the evidence bound during the fit: 'pairwise' (the label-to-label
+        scale), True (the amplitude too), 'all' (the kernel's own parameters too, with 'adam', 'lbfgs'
+        and 'paper-batch') or False (nothing). 'auto' is 'pairwise', or what a preset has.
     features : how a token given as a list of strings is read: 'columns' (place j is template j),
         'bag' (a set of attributes), or 'auto' (columns if every token has equally many).
     n_draws : draws of the latent functions that a prediction averages over.
     average : 'draws', or 'mean' to plug in the posterior mean.
     decode : 'marginal' (the most probable label of each token) or 'viterbi' (the most probable
         whole labelling under the posterior mean).
+    n_jobs : processes that share the sequences where the likelihood is a NumPy function of one
+        sequence; -1 for one a core.
     random_state : seed; equal seeds give equal fits.
     verbose : report every step through the logger 'structgp', to standard error if nothing
         else listens.
@@ -79,7 +112,7 @@ class StructuredGPClassifier(BaseEstimator):
     Attributes
     ----------
     classes_ : labels seen in training, sorted.
-    training_log_ : what the optimiser did and why: 'optimizer', 'reason', 'stopped', 'steps',
+    training_log_ : what the optimiser did and why: 'optimizer', 'reason', 'gradient', 'stopped', 'steps',
         'elbo' and 'fresh_elbo' (which bracket the optimum in expectation), 'relaxation' (evidence
         before and after, if the kernel was learned), 'kl_inducing',
         'kl_pairwise', 'amplitude_factor', 'pairwise_sd', 'n_inducing', 'inducing_residual',
@@ -101,24 +134,39 @@ class StructuredGPClassifier(BaseEstimator):
     def __init__(
         self,
         kernel: KernelChoice = "auto",
-        likelihood: str = "chain",
-        inference: str = "auto",
-        n_inducing: int = 1000,
+        likelihood: Likelihood = "chain",
+        predict_with: str | Structure = "auto",
+        inference: str | Optimizer = "auto",
+        gradient: str = "auto",
+        n_gradient_draws: int | None = None,
+        n_inducing: int | None = None,
+        n_components: int = 1,
+        covariance: str = "full",
+        pairwise_covariance: str = "diagonal",
+        entropy: str = "auto",
         amplitude: float | str = "auto",
         pairwise_sd: float = 1.5,
-        learn_kernel: bool = True,
-        learn_scales: LearnScales = "pairwise",
+        learn_kernel: bool | str = "auto",
+        learn_scales: LearnScales | str = "auto",
         features: str = "auto",
         n_draws: int = 64,
         average: str = "draws",
         decode: str = "marginal",
+        n_jobs: int = 1,
         random_state: int = 0,
         verbose: bool = False,
     ) -> None:
         self.kernel = kernel
         self.likelihood = likelihood
+        self.predict_with = predict_with
         self.inference = inference
+        self.gradient = gradient
+        self.n_gradient_draws = n_gradient_draws
         self.n_inducing = n_inducing
+        self.n_components = n_components
+        self.covariance = covariance
+        self.pairwise_covariance = pairwise_covariance
+        self.entropy = entropy
         self.amplitude = amplitude
         self.pairwise_sd = pairwise_sd
         self.learn_kernel = learn_kernel
@@ -127,6 +175,7 @@ class StructuredGPClassifier(BaseEstimator):
         self.n_draws = n_draws
         self.average = average
         self.decode = decode
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
 
@@ -160,9 +209,12 @@ class StructuredGPClassifier(BaseEstimator):
                 f"every token has the same label, {labels.classes[0]!r}: only one class",
                 "pass data with at least two labels",
             )
+        structure = as_structure(self.likelihood, self.n_jobs)
+        predictor = self._predictor(structure)
+        if isinstance(structure, BlackBox):
+            structure.probe(len(labels.classes))
         rows = encoder.transform(X)
         encoded = labels.transform(labels_of)
-        batches = make_batches(rows, encoded, encoder.pad_row, _BATCH_TOKENS)
         generator = torch.Generator().manual_seed(int(self.random_state))
         tokens = flat_tokens(encoder, rows)
         kernel, relaxation = choose_kernel(
@@ -171,23 +223,40 @@ class StructuredGPClassifier(BaseEstimator):
             tokens,
             encoded,
             amplitude=self.amplitude,
-            learn=self.learn_kernel,
+            learn=self._setting("learn_kernel", True),
             generator=generator,
         )
-        chosen = pick_inducing(kernel, tokens, self.n_inducing, seed=self.random_state)
+        most = self._setting("n_inducing", N_INDUCING)
+        chosen = pick_inducing(kernel, tokens, most, seed=self.random_state)
         posterior = Posterior(
-            kernel, chosen.rows, len(labels.classes), pairwise_sd=self.pairwise_sd
+            kernel,
+            chosen.rows,
+            len(labels.classes),
+            pairwise_sd=self.pairwise_sd,
+            n_components=self.n_components,
+            covariance=self.covariance,  # type: ignore[arg-type]
+            pairwise_covariance=self.pairwise_covariance,  # type: ignore[arg-type]
         )
-        optimizer, reason = choose_optimizer(
-            self.inference, STRUCTURES[self.likelihood](), learn_scales=self.learn_scales
+        choice = choose(
+            self.inference,
+            structure,
+            posterior,
+            gradient=self.gradient,
+            n_gradient_draws=self.n_gradient_draws,
+            learn_scales=self._setting("learn_scales", "pairwise"),
         )
+        one_by_one = getattr(choice.optimizer, "one_sequence_a_batch", False)
+        most_tokens = 1 if one_by_one else _BATCH_TOKENS
+        batches = make_batches(rows, encoded, encoder.pad_row, most_tokens)
         with self._reporting(callback) as report:
             history = train(
                 posterior,
-                STRUCTURES[self.likelihood](),
+                structure,
                 batches,
-                optimizer,
-                reason,
+                choice.optimizer,
+                choice.reason,
+                estimator=choice.estimator,
+                entropy=self.entropy,  # type: ignore[arg-type]
                 generator=generator,
                 callback=report,
             )
@@ -207,23 +276,71 @@ class StructuredGPClassifier(BaseEstimator):
             encoder,
             labels,
             posterior.requires_grad_(False),
-            self.likelihood,
+            self.likelihood if isinstance(self.likelihood, str) else "custom",
             int(self.n_draws),
             int(self.random_state),
             info,
+            predictor=predictor,
         )
         if X_dev is not None and y_dev is not None:
             self.training_log_["dev"] = self.evaluate(X_dev, y_dev).as_dict()
         return self
 
+    def _setting(self, name: str, usual: Any) -> Any:
+        """The parameter ``name``, or if it is left open what the preset has, or what is usual."""
+        value = getattr(self, name)
+        if value is not None and value != "auto":
+            return value
+        inference = self.inference
+        if isinstance(inference, str) and inference in PRESETS:
+            return getattr(PRESETS[inference], name)
+        return usual
+
+    def _predictor(self, structure: Structure) -> Structure | None:
+        """What predictions are asked of; None for the chain."""
+        if isinstance(self.predict_with, Structure):
+            chosen = self.predict_with
+        elif self.predict_with == "chain" or not structure.has_marginals:
+            return None
+        else:
+            chosen = structure
+        if not chosen.has_marginals:
+            raise InputError(
+                "predict_with",
+                f"{type(chosen).__name__} offers no marginals",
+                "use 'chain', or a structure that does",
+            )
+        return None if type(chosen) in STRUCTURES.values() else chosen
+
     def _check_parameters(self) -> None:
-        for name, known in _CHOICES.items():
+        choices: dict[str, tuple[Any, ...]] = dict(_CHOICES)
+        if isinstance(self.inference, str):
+            choices["inference"] = INFERENCE
+        if isinstance(self.predict_with, str):
+            choices["predict_with"] = ("auto", *STRUCTURES)
+        for name, known in choices.items():
             value = getattr(self, name)
             if value not in known:
                 raise InputError(
                     name, f"{value!r} is not known", f"use one of {', '.join(map(str, known))}"
                 )
-        for name, least in {"n_inducing": 1, "n_draws": 1, "random_state": 0}.items():
+        if not isinstance(self.predict_with, str | Structure):
+            raise InputError(
+                "predict_with", f"{self.predict_with!r} is no structure", "use 'auto' or 'chain'"
+            )
+        if not isinstance(self.inference, str) and not callable(
+            getattr(self.inference, "step", None)
+        ):
+            raise InputError(
+                "inference",
+                f"{self.inference!r} is no optimiser",
+                f"use one of {', '.join(INFERENCE)}",
+            )
+        numbers = {"n_draws": 1, "random_state": 0, "n_components": 1}
+        for name in ("n_inducing", "n_gradient_draws"):
+            if getattr(self, name) is not None:
+                numbers[name] = 1
+        for name, least in numbers.items():
             value = getattr(self, name)
             if not isinstance(value, Integral) or not least <= int(value) < 2**63:
                 raise InputError(
@@ -357,6 +474,7 @@ def _log(
         return {
             "optimizer": history.optimizer,
             "reason": history.reason,
+            "gradient": history.gradient,
             "stopped": history.stopped,
             "steps": history.steps,
             "elbo": history.elbo,

@@ -33,6 +33,7 @@ from structgp.data.corpora import recipes
 from structgp.data.templates import Template
 from structgp.errors import InputError
 from structgp.estimator import StructuredGPClassifier
+from structgp.inference import INFERENCE
 
 _TAG_CHUNK = 200
 _DEMO_LINES = (
@@ -77,7 +78,9 @@ def main() -> None:
 @click.argument("train_path", metavar="TRAIN", type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="Model file to write.")
 @click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score afterwards.")
-@click.option("--inducing", default=1000, show_default=True, help="Most inducing inputs.")
+@click.option(
+    "--inducing", type=int, help="Most inducing inputs.  [default: 1000, or what a preset has]"
+)
 @click.option(
     "--kernel",
     type=click.Choice(["template", "template-product"]),
@@ -87,10 +90,17 @@ def main() -> None:
 )
 @click.option(
     "--inference",
-    type=click.Choice(["auto", "second-order", "adam"]),
+    type=click.Choice(INFERENCE),
     default="auto",
     show_default=True,
     help="Optimiser of the evidence bound.",
+)
+@click.option(
+    "--likelihood",
+    type=click.Choice(["chain", "piecewise"]),
+    default="chain",
+    show_default=True,
+    help="Structured softmax, or its piecewise pseudo-likelihood.",
 )
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal models.")
 @_ENCODING
@@ -99,9 +109,10 @@ def train(
     train_path: str,
     output: str,
     dev_path: str | None,
-    inducing: int,
+    inducing: int | None,
     kernel: str,
     inference: str,
+    likelihood: str,
     seed: int,
     encoding: str,
 ) -> None:
@@ -119,6 +130,7 @@ def train(
         kernel=kernel,
         n_inducing=inducing,
         inference=inference,
+        likelihood=likelihood,
         features="columns",
         random_state=seed,
     )

@@ -95,20 +95,6 @@ class SequenceGaussian:
         spread = (projection.reshape(B * T, M) @ stacked).reshape(B, T, V, M)
         return spread.transpose(1, 2)
 
-    def rsample(self, noise: Noise) -> Tensor:
-        """(S, B, T, V) joint draws f = A (m + L eps_v) + R eps_f of the one component there is.
-        Cost O(S B V M (M + T))."""
-        (m,), (factor,) = self.m, self.factor
-        S, B, V, M = noise.inducing.shape
-        # (V, S B, M): one matrix product a label.
-        eps = noise.inducing.permute(2, 0, 1, 3).reshape(V, S * B, M)
-        spread = eps * factor[:, None] if factor.dim() == 2 else eps @ factor.tril().mT
-        v = m[:, None] + spread
-        v = v.reshape(V, S, B, M).permute(2, 3, 1, 0).reshape(B, M, S * V)
-        rest = noise.rest.permute(1, 2, 0, 3).reshape(B, -1, S * V)
-        f = self.conditional.projection @ v + self.conditional.residual @ rest
-        return f.reshape(B, -1, S, V).permute(2, 0, 1, 3)
-
 
 @dataclass(frozen=True)
 class PairwiseGaussian:
@@ -136,35 +122,14 @@ class PairwiseGaussian:
         """(V^2, V^2), or the variances (V, V) where that is all there is."""
         return self.factor @ self.factor.mT if self.is_full else self.variance
 
+    def to(self, dtype: torch.dtype) -> PairwiseGaussian:
+        return PairwiseGaussian(self.mean.to(dtype), self.factor.to(dtype))
+
     def place(self, noise: Tensor) -> Tensor:
         """(S, V, V) draws from standard normal numbers (S, V, V). Cost O(S V^4) if full."""
         if not self.is_full:
             return self.mean + self.factor * noise
         return self.mean + (noise.flatten(1) @ self.factor.mT).view_as(noise)
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Standard normal numbers behind draws of (f, g), in antithetic pairs where S is even.
-
-    inducing : (S, B, V, M); rest : (S, B, T, V); pairwise : (S, V, V).
-    """
-
-    inducing: Tensor
-    rest: Tensor
-    pairwise: Tensor
-
-    @staticmethod
-    def draw(
-        S: int, B: int, T: int, V: int, M: int, *, generator: torch.Generator, dtype: torch.dtype
-    ) -> Noise:
-        half = (S + 1) // 2
-
-        def mirrored(*shape: int) -> Tensor:
-            noise = torch.randn(half, *shape, generator=generator, dtype=dtype)
-            return torch.cat([noise, -noise])[:S]
-
-        return Noise(mirrored(B, V, M), mirrored(B, T, V), mirrored(V, V))
 
 
 class Posterior(nn.Module):
@@ -313,10 +278,6 @@ class Posterior(nn.Module):
         if not self.has_pairs:
             return PairwiseGaussian(torch.zeros_like(self.pair_mean), torch.zeros_like(factor))
         return PairwiseGaussian(self.pair_mean, factor)
-
-    def sample_pairwise(self, noise: Noise) -> Tensor:
-        """(S, V, V) draws of the label-to-label scores."""
-        return self.pairwise().place(noise.pairwise)
 
     def round_factor(self) -> None:
         """Rounds the factor to float32 (a ten-millionth of a standard deviation), in place, so that a

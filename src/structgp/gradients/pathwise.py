@@ -1,30 +1,45 @@
 """Pathwise gradients: differentiate through the draws.
 
-E_q[log p(y | f, g)] with f = b + L eps is estimated by averaging log p over draws of eps; because
-the draws are functions of the parameters, autograd carries the gradient through. Needs a
-``log_prob`` that can be differentiated; 8 to 32 draws do what score estimators need thousands for.
+Needs a likelihood that can be differentiated; 8 to 32 draws then do what score estimators need
+thousands for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from torch import Tensor
+import torch
 
-LogProb = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+from structgp.gradients.designs import Design, draw, replicate_sizes
+from structgp.gradients.moments import Estimate, Moments, Target, combine, path_moments
+
+REPLICATES = 8
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """value : (B,) estimate of E_q[log p] for each sequence, differentiable.
-    spread : (B,) standard deviation of log p over the draws."""
+class Pathwise:
+    """E[grad l] and E[sym(eps grad l^T)] over antithetic draws."""
 
-    value: Tensor
-    spread: Tensor
+    name: str = "pathwise"
+    design: Design = "antithetic"
+    n_draws: int = 8
+    needs_gradient = True
+    parts = None
+    uses_memory = False
 
+    def with_draws(self, n_draws: int) -> Pathwise:
+        return replace(self, n_draws=n_draws)
 
-def expected_log_prob(log_prob: LogProb, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Estimate:
-    """Averages log p over reparametrised draws f (S, B, T, V), g (S, V, V) (``eq:ellhat``)."""
-    values = log_prob(f, g, y, mask)
-    return Estimate(values.mean(0), values.detach().std(0, correction=0))
+    def __call__(
+        self, target: Target, generator: torch.Generator, memory: Moments | None = None
+    ) -> Estimate:
+        """Cost: S likelihoods of every sequence with their gradient. ``memory`` is not used."""
+        sizes = replicate_sizes(self.n_draws, REPLICATES, self.design)
+        parts, values = [], []
+        for draws in draw(target, self.design, sizes, generator):
+            moments, l = path_moments(target, draws, target.log_prob)
+            parts.append(moments)
+            values.append(l)
+        mean, variance = combine(parts, sizes)
+        every = torch.cat(values)
+        return Estimate(mean, variance, every.std(0, correction=0), every.numel())

@@ -2,7 +2,22 @@
 
 from structgp.optimizers.adam import Adam
 from structgp.optimizers.base import Optimizer, Problem, StepInfo
+from structgp.optimizers.blocks import Blocks
+from structgp.optimizers.mixture import Mixture
+from structgp.optimizers.natural import Natural
 from structgp.optimizers.scales import LearnScales
 from structgp.optimizers.second_order import SecondOrder
+from structgp.optimizers.stochastic import Stochastic
 
-__all__ = ["Adam", "LearnScales", "Optimizer", "Problem", "SecondOrder", "StepInfo"]
+__all__ = [
+    "Adam",
+    "Blocks",
+    "LearnScales",
+    "Mixture",
+    "Natural",
+    "Optimizer",
+    "Problem",
+    "SecondOrder",
+    "StepInfo",
+    "Stochastic",
+]

@@ -1,7 +1,7 @@
-"""Adam on the bound: stochastic in draws and sequences, for any structure with a gradient.
+"""Adam on the bound: stochastic in draws and sequences, for any structure and posterior.
 
-Nothing is asked of the likelihood but that it can be differentiated. The learning rate falls when
-the bound stops rising, and the third time the optimiser stops by itself.
+The learning rate falls when the bound stops rising, and the third time the optimiser stops by
+itself.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from dataclasses import dataclass, field
 import torch
 
 from structgp.optimizers.base import Problem, StepInfo
-from structgp.optimizers.scales import LearnScales, fit_pairwise_sd, moves_amplitude
+from structgp.optimizers.plateau import Plateau
+from structgp.optimizers.scales import (
+    LearnScales,
+    fit_pairwise_sd,
+    hyper_parameters,
+    moves_kernel,
+)
 
 
 @dataclass
 class AdamState:
-    """One batch a step in shuffled order; ``recent`` holds the bounds since the last look."""
+    """One batch a step in shuffled order."""
 
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
+    plateau: Plateau
     queue: list[int] = field(default_factory=list)
-    recent: list[float] = field(default_factory=list)
-    previous: float = -float("inf")
     reductions: int = 0
     iteration: int = 0
-
-    @property
-    def recent_mean(self) -> float:
-        return sum(self.recent) / len(self.recent) if self.recent else self.previous
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,18 @@ class Adam:
 
     Parameters
     ----------
-    learning_rate : of the means; factors and scales move at a third of it.
-    n_draws : S per step.
+    learning_rate : of the means; factors, weights and scales move at a third of it.
     window : at least this many steps, and whole passes over the data, between two looks at the
         mean bound.
     tolerance : a look must find the mean bound risen by this much, in nats per sequence.
     max_steps : stop here at the latest.
-    learn_scales : False, 'pairwise' (the pairwise scale moves, at each look), or True (the
-        amplitude too, at each step).
+    reductions : stop at this many looks that found no rise; each also cuts the learning rate.
+    learn_scales : False, 'pairwise' (the pairwise scale moves, at each look), True (the amplitude
+        too, at each step) or 'all' (the kernel's own parameters too, which costs a kernel matrix a
+        step).
     """
 
     learning_rate: float = 0.05
-    n_draws: int = 8
     window: int = 30
     tolerance: float = 0.05
     max_steps: int = 3000
@@ -58,43 +59,44 @@ class Adam:
 
     def start(self, problem: Problem, generator: torch.Generator) -> AdamState:
         q, rate = problem.posterior, self.learning_rate
+        spread = q.pair_factor if q.pairs_are_full else q.pair_log_sd
+        scales = [p for p in hyper_parameters(q, self.learn_scales) if p is not q.log_pairwise_sd]
         groups = [
             {"params": [q.m, q.pair_mean], "lr": rate},
-            {"params": [q.factor, q.pair_log_sd], "lr": rate / 3},
-            {
-                "params": [q.log_amplitude] if moves_amplitude(self.learn_scales) else [],
-                "lr": rate / 3,
-            },
+            {"params": [q.factor, spread, q.weight_logits, *scales], "lr": rate / 3},
         ]
-        return AdamState(torch.optim.Adam(groups, betas=(0.9, 0.99)), generator)
+        plateau = Plateau(self.window, self.tolerance * problem.n_sequences)
+        return AdamState(torch.optim.Adam(groups, betas=(0.9, 0.99)), generator, plateau)
 
     def step(self, problem: Problem, state: AdamState) -> tuple[AdamState, StepInfo]:
-        """One gradient step on one batch. Cost O(S B (V M^2 + T V M)) plus S B likelihoods."""
+        """One gradient step on one batch. Cost O(B T V M^2 + K^2 V M^3 if K > 1) and the estimator's."""
         if not state.queue:
             order = torch.randperm(len(problem.batches), generator=state.generator)
             state.queue = order.tolist()
         i = state.queue.pop()
         state.optimizer.zero_grad()
-        bound = problem.bound(i, self.n_draws, state.generator)
+        moves = moves_kernel(self.learn_scales)
+        bound = problem.bound(i, state.generator, move_kernel=moves)
         (-bound.elbo).backward()
         state.optimizer.step()
-        state.recent.append(float(bound.elbo.detach()))
+        if moves and not state.queue:
+            problem.conditional.refresh()
+        state.plateau.add(float(bound.elbo.detach()))
+        elbo = state.plateau.mean
         state.iteration += 1
-        if not state.queue and len(state.recent) >= self.window:
+        if not state.queue and state.plateau.is_full:
             self._look(problem, state)
         converged = state.reductions >= self.reductions
         finished = converged or state.iteration >= self.max_steps
-        evaluations = self.n_draws * len(problem.batches[i])
-        info = StepInfo(state.iteration - 1, state.recent_mean, evaluations, finished, converged)
-        return state, info
+        if finished and moves:
+            problem.conditional.refresh()
+        evaluations = bound.estimate.evaluations
+        return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, converged)
 
     def _look(self, problem: Problem, state: AdamState) -> None:
-        mean = state.recent_mean
-        if mean - state.previous < self.tolerance * problem.n_sequences:
+        if state.plateau.look():
             state.reductions += 1
             for group in state.optimizer.param_groups:
                 group["lr"] *= 0.3
         if self.learn_scales:
             fit_pairwise_sd(problem.posterior)
-        state.previous = max(mean, state.previous)
-        state.recent = []

@@ -2,69 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from structgp.data.batch import Batch
-from structgp.gp import Conditional, Noise, Posterior
-from structgp.objective import Bound, evidence_lower_bound
-from structgp.structures import Structure
+from structgp.errors import LikelihoodError
+from structgp.gp import Conditional, Entropy, Posterior
+from structgp.gradients import Estimate, Estimator, Pathwise, Target
+from structgp.objective import Bound, Latents, evidence_lower_bound, latents
+from structgp.optimizers.sites import Sites
+from structgp.structures import PARTS, Structure
+
+CACHE_BYTES = 1 << 30
+"""Up to here p(f | u) of every batch is kept; beyond it is computed again when needed."""
+
+MEMORY_RATE = 0.3
+"""How far the running quadratic of a batch moves to each new estimate."""
 
 
-@dataclass(frozen=True)
+class Conditionals:
+    """p(f | u) of each batch, kept where there is room. ``refresh`` when the kernel has moved."""
+
+    def __init__(self, posterior: Posterior, batches: Sequence[Batch]) -> None:
+        self.posterior, self.batches = posterior, batches
+        self.refresh()
+
+    def refresh(self) -> None:
+        q = self.posterior
+        numbers = sum(b.mask.numel() * (q.n_inducing + b.mask.shape[1]) for b in self.batches)
+        with torch.no_grad():
+            self._prior_factor = q.prior_factor()
+            room = numbers * 8 <= CACHE_BYTES
+            self._kept = [self._compute(b) for b in self.batches] if room else None
+
+    def _compute(self, batch: Batch) -> Conditional:
+        with torch.no_grad():
+            return self.posterior.conditional(batch.x, batch.mask, self._prior_factor)
+
+    def __call__(self, i: int) -> Conditional:
+        return self._compute(self.batches[i]) if self._kept is None else self._kept[i]
+
+
+@dataclass
 class Problem:
     """All the training data, against which a posterior is fitted.
 
-    ``conditional(i)`` is p(f | u) on batch i; ``n_sequences`` counts all sequences.
+    estimator : of the expected log-likelihood and its gradients. entropy : of a mixture, see
+    ``Posterior.kl_inducing``. memory : the running quadratic of each batch, for estimators that use it.
     """
 
     posterior: Posterior
     structure: Structure
     batches: Sequence[Batch]
-    conditional: Callable[[int], Conditional]
+    estimator: Estimator = field(default_factory=Pathwise)
+    entropy: Entropy = "auto"
+    memory: dict[int, Sites] = field(default_factory=dict)
+    conditional: Conditionals = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.conditional = Conditionals(self.posterior, self.batches)
 
     @property
     def n_sequences(self) -> int:
         return sum(len(batch) for batch in self.batches)
 
-    def bound(self, i: int, n_draws: int, generator: torch.Generator) -> Bound:
+    def latents(self, i: int, *, move_kernel: bool = False) -> Latents:
+        """q(f) on batch i; differentiable in the kernel's parameters too if ``move_kernel``."""
+        batch, q = self.batches[i], self.posterior
+        here = q.conditional(batch.x, batch.mask) if move_kernel else self.conditional(i)
+        return latents(q, here, batch.mask)
+
+    def target(self, i: int, latent: Latents) -> Target:
+        """log p of batch i as a function of standard normal numbers, components one after another."""
+        batch, q = self.batches[i], self.posterior
+        K, B = q.n_components, len(batch)
+        y, mask = batch.y.repeat(K, 1), batch.mask.repeat(K, 1)
+
+        def log_prob(unary: Tensor, pairwise: Tensor) -> Tensor:
+            f, g = latent.place(unary, pairwise)
+            try:
+                values = self.structure.log_prob(f, g, y, mask)
+            except LikelihoodError as error:
+                raise self._located(error, batch) from error
+            return self._finite(values, batch)
+
+        functions = PARTS.get(self.estimator.parts or "")
+
+        def parts(unary: Tensor, pairwise: Tensor) -> Tensor:
+            assert functions is not None
+            return functions(*latent.place(unary, pairwise), y, mask)
+
+        return Target(
+            log_prob,
+            mask,
+            q.weights.detach().repeat_interleave(B),
+            q.n_labels,
+            q.pairs_are_full,
+            None if functions is None else parts,
+        )
+
+    def estimate(
+        self, i: int, latent: Latents, generator: torch.Generator, memory: Sites | None = None
+    ) -> Estimate:
+        """E[log p] of batch i with slope and bend. ``memory`` : what is known of it already; by default
+        the running quadratic of earlier estimates."""
+        target = self.target(i, latent)
+        if not self.estimator.uses_memory:
+            return self.estimator(target, generator)
+        known = self.memory.get(i) if memory is None else memory
+        about = None if known is None else latent.moments(known.sensitivity(latent))
+        found = self.estimator(target, generator, about)
+        if memory is None:
+            new = Sites.of(latent, latent.sensitivity(found.moments))
+            self.memory[i] = new if known is None else known.towards(new, MEMORY_RATE)
+        return found
+
+    def bound(self, i: int, generator: torch.Generator, *, move_kernel: bool = False) -> Bound:
         """The bound estimated from batch i alone, differentiable in the posterior.
 
         Unbiased over batches that come equally often, however many sequences each has: a batch
         stands for as many times itself as there are batches.
         """
-        batch, q = self.batches[i], self.posterior
-        B, T = batch.mask.shape
-        noise = Noise.draw(
-            n_draws, B, T, q.n_labels, q.n_inducing, generator=generator, dtype=q.m.dtype
-        )
+        latent = self.latents(i, move_kernel=move_kernel)
+        found = self.estimate(i, latent, generator)
         return evidence_lower_bound(
-            q,
-            self.structure.log_prob,
-            self.conditional(i),
-            batch.y,
-            batch.mask,
-            noise,
-            scale=len(self.batches),
+            self.posterior, latent, found, scale=len(self.batches), entropy=self.entropy
         )
 
     def fresh_bound(self, n_draws: int, generator: torch.Generator) -> float:
         """The bound on draws that nothing was fitted to: unbiased, so in expectation at most the
         optimum."""
+        q, total, half = self.posterior, 0.0, max(1, n_draws // 2)
+        V, dtype = q.n_labels, q.m.dtype
         with torch.no_grad():
-            bounds = [self.bound(i, n_draws, generator) for i in range(len(self.batches))]
-        return sum(float(b.elbo) for b in bounds) / len(bounds)
+            for i in range(len(self.batches)):
+                target = self.target(i, self.latents(i))
+                shape = half, *target.mask.shape, V
+                unary = torch.randn(shape, generator=generator, dtype=dtype)
+                pairs = torch.randn(half, V, V, generator=generator, dtype=dtype)
+                mirrored = torch.cat([unary, -unary]), torch.cat([pairs, -pairs])
+                total += float(target.log_prob(*mirrored).mean(0) @ target.weight)
+            return total - float(q.kl_inducing(self.entropy)) - float(q.kl_pairwise())
+
+    def _finite(self, values: Tensor, batch: Batch) -> Tensor:
+        bad = ~values.detach().isfinite()
+        if not bool(bad.any()):
+            return values
+        draw, row = bad.nonzero()[0].tolist()
+        share = 100 * float(bad[:, row].double().mean())
+        raise self._located(
+            LikelihoodError(
+                "likelihood",
+                f"log p is {float(values[draw, row].detach())} at {share:.3g} % of the draws, so that "
+                "its expectation, and with it the bound, does not exist",
+                "return finite numbers for training data: compute in log space, or mix in a small "
+                "probability of any labelling",
+                row,
+            ),
+            batch,
+        )
+
+    def _located(self, error: LikelihoodError, batch: Batch) -> LikelihoodError:
+        """The same error, naming the sequence of the data it happened on."""
+        if error.sequence is None:
+            return error
+        b = error.sequence % len(batch)
+        n, length = int(batch.index[b]), int(batch.mask[b].sum())
+        place = f"{error.place}, training sequence {n + 1} ({length} tokens)"
+        return LikelihoodError(place, error.problem, error.remedy, n)
 
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What one step did. ``elbo`` is the bound on the draws the step used (Adam: its mean over recent
-    steps); ``evaluations`` counts
-    sequences times draws whose likelihood was computed; ``finished`` ends the loop, and
-    ``converged`` says whether that was by agreement or by hitting a limit."""
+    """What one step did. ``elbo`` is the bound on the draws the step used (stochastic optimisers: its
+    mean over recent steps); ``evaluations`` counts sequences times draws whose likelihood was computed;
+    ``finished`` ends the loop, and ``converged`` says whether that was by agreement or by hitting a
+    limit."""
 
     iteration: int
     elbo: float
@@ -76,7 +193,8 @@ class StepInfo:
 class Optimizer(Protocol):
     """Steps that return state and diagnostics; the parameters themselves live in the posterior."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def start(self, problem: Problem, generator: torch.Generator) -> Any: ...
 

@@ -1,21 +1,48 @@
-"""The pairwise scale, learned in closed form."""
+"""Which hyper-parameters move with the bound, and the pairwise scale's closed form."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
 import torch
+from torch import nn
 
+from structgp.errors import InputError
 from structgp.gp import Posterior
 
-LearnScales: TypeAlias = bool | Literal["pairwise"]
-"""Which scales move during a fit: none, the pairwise one, or (True) the amplitude too."""
+LearnScales: TypeAlias = bool | Literal["pairwise", "all"]
+"""What moves during a fit: none, the pairwise scale, (True) the amplitude too, or all of these and the
+kernel's own parameters."""
 
 PAIRWISE_PRIOR_SCORES = 4.0
 
 
 def moves_amplitude(learn: LearnScales) -> bool:
     return learn != "pairwise" and bool(learn)
+
+
+def moves_kernel(learn: LearnScales) -> bool:
+    return learn == "all"
+
+
+def hyper_parameters(q: Posterior, learn: LearnScales) -> list[nn.Parameter]:
+    """Those that ``learn`` stands for; the kernel's are made to take gradients."""
+    chosen = [q.log_pairwise_sd] if learn and q.has_pairs else []
+    if moves_amplitude(learn):
+        chosen.append(q.log_amplitude)
+    if moves_kernel(learn):
+        q.kernel.requires_grad_(True)
+        chosen += list(q.kernel.parameters())
+    return chosen
+
+
+def refuse_kernel(learn: LearnScales, name: str) -> None:
+    if moves_kernel(learn):
+        raise InputError(
+            "learn_scales",
+            f"'all' is more than {name!r} inference can move",
+            "use inference='adam' or 'paper-batch', or another learn_scales",
+        )
 
 
 def fit_pairwise_sd(q: Posterior) -> None:

@@ -4,6 +4,7 @@ from structgp.structures.base import Curvature, Structure
 from structgp.structures.blackbox import BlackBox
 from structgp.structures.chain import Chain
 from structgp.structures.choose import as_structure
+from structgp.structures.composite import PARTS
 from structgp.structures.piecewise import Piecewise
 
-__all__ = ["BlackBox", "Chain", "Curvature", "Piecewise", "Structure", "as_structure"]
+__all__ = ["PARTS", "BlackBox", "Chain", "Curvature", "Piecewise", "Structure", "as_structure"]

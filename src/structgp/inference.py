@@ -1,0 +1,154 @@
+"""Which optimiser and which gradient estimator fit a likelihood, and the paper's presets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from structgp.errors import InputError
+from structgp.gp import Posterior
+from structgp.gradients import ESTIMATORS, Estimator, Pathwise, choose_estimator
+from structgp.optimizers import (
+    Adam,
+    Blocks,
+    LearnScales,
+    Mixture,
+    Natural,
+    Optimizer,
+    SecondOrder,
+    Stochastic,
+)
+from structgp.structures import Structure
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a preset changes beside the optimiser: S, M, its estimator, and which hyper-parameters
+    move. learn_kernel : whether the kernel's shape is learned before the fit."""
+
+    gradient: str
+    n_gradient_draws: int
+    n_inducing: int
+    learn_kernel: bool
+    learn_scales: LearnScales
+
+
+PRESETS = {
+    "paper-batch": Preset("control-variate", 10_000, 500, False, "all"),
+    "paper-stochastic": Preset("control-variate", 4_000, 500, False, False),
+}
+"""The paper's two settings (supplement, 'Experimental set-up')."""
+
+INFERENCE = (
+    "auto",
+    "second-order",
+    "natural",
+    "adam",
+    "sgd",
+    "saga",
+    "lbfgs",
+    *PRESETS,
+)
+GRADIENTS = ("auto", *ESTIMATORS)
+
+NATURAL_PATHWISE_DRAWS = 32
+LBFGS_PATHWISE_DRAWS = 32
+
+
+@dataclass(frozen=True)
+class Choice:
+    """optimizer, estimator, and in a few words why."""
+
+    optimizer: Optimizer
+    estimator: Estimator
+    reason: str
+
+
+def choose(
+    inference: str | Optimizer,
+    structure: Structure,
+    posterior: Posterior,
+    *,
+    gradient: str = "auto",
+    n_gradient_draws: int | None = None,
+    learn_scales: LearnScales = "pairwise",
+) -> Choice:
+    """The optimiser and estimator for ``inference`` and ``gradient``, names or 'auto'.
+
+    'auto' takes the second-order fit if the structure gives its curvature, else natural gradients:
+    pathwise where the likelihood can be differentiated, surrogate plus residual where it only has
+    values. A mixture starts from one component fitted so, and goes on with Adam.
+    """
+    estimator = choose_estimator(
+        _gradient_name(inference, gradient), has_gradient=structure.has_gradient
+    )
+    if estimator.needs_gradient and not structure.has_gradient:
+        raise InputError(
+            "gradient",
+            f"{estimator.name!r} needs a likelihood that can be differentiated",
+            "use gradient='auto', or write the likelihood in torch",
+        )
+    closed = structure.has_curvature and not posterior.pairs_are_full and gradient == "auto"
+    how = "pathwise gradients" if estimator.needs_gradient else "gradients from values alone"
+    optimizer: Optimizer
+    if not isinstance(inference, str):
+        optimizer, reason = inference, "given"
+    elif inference == "auto":
+        if closed:
+            optimizer = SecondOrder(learn_scales=learn_scales)
+            reason = "the structure gives its curvature"
+        else:
+            optimizer, reason = Natural(learn_scales=learn_scales), how
+        if posterior.n_components > 1:
+            optimizer = Mixture(optimizer, then=Adam(0.01, learn_scales=learn_scales))
+            reason += "; a mixture starts from one component"
+    else:
+        optimizer, reason = _named(inference, learn_scales), "asked for"
+        if inference not in ("second-order",):
+            reason += f"; {how}"
+        if inference in ("second-order", "natural") and posterior.n_components > 1:
+            optimizer = Mixture(optimizer, then=Adam(0.01, learn_scales=learn_scales))
+    return Choice(optimizer, _with_draws(estimator, optimizer, inference, n_gradient_draws), reason)
+
+
+def _gradient_name(inference: str | Optimizer, gradient: str) -> str:
+    if gradient == "auto" and isinstance(inference, str) and inference in PRESETS:
+        return PRESETS[inference].gradient
+    return gradient
+
+
+def _named(inference: str, learn_scales: LearnScales) -> Optimizer:
+    own_pace: dict[str, Any] = {
+        "mean_step": "auto",
+        "covariance_step": "auto",
+        "unary_steps": None,
+        "pairwise_steps": None,
+    }
+    make: dict[str, Callable[[], Optimizer]] = {
+        "second-order": lambda: SecondOrder(learn_scales=learn_scales),
+        "natural": lambda: Natural(learn_scales=learn_scales),
+        "adam": lambda: Adam(learn_scales=learn_scales),
+        "sgd": lambda: Stochastic(False, **own_pace, learn_scales=learn_scales, name="sgd"),
+        "saga": lambda: Stochastic(True, **own_pace, learn_scales=learn_scales, name="saga"),
+        "lbfgs": lambda: Blocks(learn_scales=learn_scales),
+        "paper-batch": lambda: Blocks(learn_scales=learn_scales, name="paper-batch"),
+        "paper-stochastic": lambda: Stochastic(learn_scales=learn_scales, name="paper-stochastic"),
+    }
+    return make[inference]()
+
+
+def _with_draws(
+    estimator: Estimator, optimizer: Optimizer, inference: str | Optimizer, wanted: int | None
+) -> Estimator:
+    if wanted is not None:
+        return estimator.with_draws(wanted)
+    if isinstance(inference, str) and inference in PRESETS:
+        return estimator.with_draws(PRESETS[inference].n_gradient_draws)
+    if isinstance(estimator, Pathwise):
+        first = optimizer.first if isinstance(optimizer, Mixture) else optimizer
+        if isinstance(first, Natural):
+            return replace(estimator, n_draws=NATURAL_PATHWISE_DRAWS)
+        if isinstance(first, Blocks):
+            return replace(estimator, n_draws=LBFGS_PATHWISE_DRAWS)
+    return estimator

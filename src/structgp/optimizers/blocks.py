@@ -1,0 +1,201 @@
+"""The paper's batch schedule: L-BFGS over blocks of parameters, one block after the other.
+
+A global iteration gives the unary block (inducing means and covariances, mixture weights) 50 steps
+of L-BFGS, the pairwise block 10, the hyper-parameters 5. Every evaluation uses the same draws, so
+that L-BFGS sees a function and not noise. It ends when two global iterations in a row have the same
+objective, when the unary parameters stand still, or when the time is up; the best parameters seen at
+the end of a block are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from structgp.optimizers.base import Problem, StepInfo
+from structgp.optimizers.mixture import separate
+from structgp.optimizers.scales import LearnScales, hyper_parameters, moves_kernel
+
+
+@dataclass
+class BlocksState:
+    """seed : of the draws. best, best_elbo : parameters with the highest objective. elbo : of the last
+    global iteration."""
+
+    seed: int
+    best: dict[str, Tensor]
+    began: float
+    best_elbo: float = -np.inf
+    elbo: float = -np.inf
+    iteration: int = 0
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """L-BFGS over blocks; the defaults are the paper's.
+
+    Parameters
+    ----------
+    unary_steps, pairwise_steps, hyper_steps : L-BFGS iterations of each block a global iteration.
+    objective_tolerance : stop when the objective changes by less between two global iterations.
+    parameter_tolerance : stop when the unary parameters change by less on average.
+    max_seconds, max_iterations : stop here at the latest; the time is looked at between blocks, and
+        between the evaluations within one.
+    learn_scales : what the block of hyper-parameters is; 'all' is the paper's.
+    """
+
+    unary_steps: int = 50
+    pairwise_steps: int = 10
+    hyper_steps: int = 5
+    objective_tolerance: float = 1e-5
+    parameter_tolerance: float = 1e-3
+    max_seconds: float = 5.5 * 3600
+    max_iterations: int = 1000
+    learn_scales: LearnScales = "all"
+    name: str = "lbfgs"
+
+    def start(self, problem: Problem, generator: torch.Generator) -> BlocksState:
+        seed = int(torch.randint(2**31, (), generator=generator))
+        separate(problem, generator)
+        return BlocksState(seed, _copy(problem), time.monotonic())
+
+    def step(self, problem: Problem, state: BlocksState) -> tuple[BlocksState, StepInfo]:
+        """One global iteration: 65 L-BFGS steps, each of one evaluation of the bound or more."""
+        q = problem.posterior
+        before = [q.m.detach().clone(), q.factor.detach().clone()]
+        evaluations = 0
+        for parameters, steps, moves in self._blocks(problem):
+            if not parameters or self._is_late(state):
+                continue
+            elbo, count = self._climb(problem, state, parameters, steps, moves)
+            evaluations += count
+            if elbo > state.best_elbo:
+                state.best, state.best_elbo = _copy(problem), elbo
+        changed = [
+            (a - b.detach()).abs().mean() for a, b in zip(before, (q.m, q.factor), strict=True)
+        ]
+        settled = abs(state.best_elbo - state.elbo) < self.objective_tolerance
+        still = float(torch.stack(changed).mean()) < self.parameter_tolerance
+        state.elbo, state.iteration = state.best_elbo, state.iteration + 1
+        converged = (settled or still) and not self._is_late(state)
+        finished = converged or self._is_late(state) or state.iteration >= self.max_iterations
+        if finished:
+            q.load_state_dict(state.best)
+            problem.conditional.refresh()
+        info = StepInfo(state.iteration - 1, state.best_elbo, evaluations, finished, converged)
+        return state, info
+
+    def _is_late(self, state: BlocksState) -> bool:
+        return time.monotonic() - state.began > self.max_seconds
+
+    def _blocks(self, problem: Problem) -> list[tuple[list[torch.nn.Parameter], int, bool]]:
+        """Parameters, steps, and whether the kernel is among them."""
+        q = problem.posterior
+        unary = [q.m, q.factor] + ([q.weight_logits] if q.n_components > 1 else [])
+        spread = q.pair_factor if q.pairs_are_full else q.pair_log_sd
+        pairwise = [q.pair_mean, spread] if q.has_pairs else []
+        hyper = hyper_parameters(q, self.learn_scales)
+        return [
+            (unary, self.unary_steps, False),
+            (pairwise, self.pairwise_steps, False),
+            (hyper, self.hyper_steps, moves_kernel(self.learn_scales)),
+        ]
+
+    def _climb(
+        self,
+        problem: Problem,
+        state: BlocksState,
+        parameters: list[torch.nn.Parameter],
+        steps: int,
+        move_kernel: bool,
+    ) -> tuple[float, int]:
+        """L-BFGS on one block, the rest held; the bound reached and the likelihoods computed."""
+        count = 0
+        start = _flatten([p.detach() for p in parameters])
+        best_value, best_flat = np.inf, start
+
+        def negative(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            nonlocal count, best_value, best_flat
+            _unflatten(flat, parameters)
+            value, grads, evaluations = _value_and_gradients(
+                problem, parameters, state.seed, move_kernel
+            )
+            count += evaluations
+            if not np.isfinite(value):
+                return 1e300, np.zeros_like(flat)
+            if -value < best_value:
+                best_value, best_flat = -value, flat.copy()
+            if self._is_late(state):
+                raise _OutOfTimeError
+            return -value, -_flatten(grads)
+
+        options = {"maxiter": steps, "maxcor": 10}
+        with contextlib.suppress(_OutOfTimeError):
+            scipy.optimize.minimize(negative, start, jac=True, method="L-BFGS-B", options=options)
+        _unflatten(best_flat, parameters)
+        if move_kernel:
+            problem.conditional.refresh()
+        return -best_value, count
+
+
+class _OutOfTimeError(Exception):
+    """The time limit was reached within a block."""
+
+
+def _value_and_gradients(
+    problem: Problem, parameters: Sequence[torch.nn.Parameter], seed: int, move_kernel: bool
+) -> tuple[float, list[Tensor], int]:
+    """The bound on the draws of ``seed``, and its gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    total, grads, evaluations = 0.0, [torch.zeros_like(p) for p in parameters], 0
+    n = len(problem.batches)
+    for i in range(n):
+        bound = problem.bound(i, generator, move_kernel=move_kernel)
+        # Each batch stands for all of them: the mean over batches is the bound.
+        found = torch.autograd.grad(bound.elbo / n, list(parameters), allow_unused=True)
+        grads = [a if b is None else a + b for a, b in zip(grads, found, strict=True)]
+        total += float(bound.elbo.detach()) / n
+        evaluations += bound.estimate.evaluations
+    return total, grads, evaluations
+
+
+def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
+    """One float64 vector; of square factors the lower triangle."""
+    return torch.cat([_packed(t).double().reshape(-1) for t in tensors]).numpy()
+
+
+def _unflatten(flat: np.ndarray, parameters: Sequence[torch.nn.Parameter]) -> None:
+    values, start = torch.from_numpy(flat), 0
+    with torch.no_grad():
+        for p in parameters:
+            size = _packed(p).numel()
+            part = values[start : start + size].to(p)
+            start += size
+            if _is_square(p):
+                row, column = torch.tril_indices(*p.shape[-2:])
+                p[..., row, column] = part.reshape(*p.shape[:-2], -1)
+            else:
+                p.copy_(part.view_as(p))
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    if not _is_square(tensor):
+        return tensor
+    row, column = torch.tril_indices(*tensor.shape[-2:])
+    return tensor[..., row, column]
+
+
+def _is_square(tensor: Tensor) -> bool:
+    """Whether it holds lower triangular factors: (K, V, M, M)."""
+    return tensor.dim() == 4
+
+
+def _copy(problem: Problem) -> dict[str, Tensor]:
+    return {k: v.detach().clone() for k, v in problem.posterior.state_dict().items()}

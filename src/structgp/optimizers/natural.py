@@ -1,0 +1,213 @@
+"""Natural gradients through quadratic sites: second order for any likelihood, from values alone.
+
+Each batch is held as a quadratic in its latent values (``Sites``). A step estimates the quadratic
+that fits log p under the posterior as it is, moves the one held a part of the way to it, and sets the
+posterior to the exact answer for the quadratics held:
+
+    S_j^-1 = I + sum_n A_n^T Lambda_nj A_n,    m_j = S_j sum_n A_n^T r_nj.
+
+That is a natural-gradient step in the bound (Khan and Lin, 2017), and the part of the way is its
+length. Noise in the estimates is averaged over steps, the more so the shorter they are; and where
+the estimator works from values alone, the quadratics held are its control variate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from structgp.errors import InputError
+from structgp.gp.linalg import factor_of_inverse
+from structgp.optimizers.base import Problem, StepInfo
+from structgp.optimizers.plateau import Plateau
+from structgp.optimizers.scales import (
+    LearnScales,
+    fit_pairwise_sd,
+    moves_amplitude,
+    refuse_kernel,
+)
+from structgp.optimizers.sites import Sites
+
+LEAST_PRECISION = 0.05
+"""A posterior may be wider than the prior, under a likelihood that is not concave, but not wider than
+1 / sqrt(this) times. Estimates that ask for more are noise."""
+
+SHORTEST = 1e-3
+
+AMPLITUDE_PRIOR_SD = 1.5
+AMPLITUDE_STEP = 0.3
+
+
+@dataclass
+class NaturalState:
+    """sites : of each batch, None before the first step. rate : part of the way."""
+
+    generator: torch.Generator
+    plateau: Plateau
+    rate: float
+    sites: list[Sites | None]
+    iteration: int = 0
+    reductions: int = 0
+    amplitude_momentum: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+
+@dataclass(frozen=True)
+class Natural:
+    """Natural gradients, one pass over all batches a step.
+
+    Parameters
+    ----------
+    rate : of the first steps. All labels move at once, each as if the others stood still: above
+        one half that overshoots.
+    window, tolerance : every so many steps the mean bound must have risen by so many nats per
+        sequence, or the rate is halved.
+    reductions : stop when that has happened so often.
+    max_steps : stop here at the latest.
+    learn_scales : False, 'pairwise' or True (the amplitude too).
+    """
+
+    rate: float = 0.5
+    window: int = 6
+    tolerance: float = 0.02
+    reductions: int = 4
+    max_steps: int = 150
+    learn_scales: LearnScales = "pairwise"
+    name = "natural"
+
+    def start(self, problem: Problem, generator: torch.Generator) -> NaturalState:
+        if problem.posterior.n_components > 1:
+            raise InputError(
+                "inference", "'natural' fits one component", "use inference='adam' for a mixture"
+            )
+        refuse_kernel(self.learn_scales, self.name)
+        plateau = Plateau(self.window, self.tolerance * problem.n_sequences)
+        return NaturalState(generator, plateau, self.rate, [None] * len(problem.batches))
+
+    def step(self, problem: Problem, state: NaturalState) -> tuple[NaturalState, StepInfo]:
+        """Cost O(V (N M^2 + M^3)) and the estimator's on every batch."""
+        q = problem.posterior
+        with torch.no_grad():
+            elbo = -float(q.kl_inducing(problem.entropy)) - float(q.kl_pairwise())
+            evaluations, amplitude_slope, targets = 0, 0.0, []
+            for i, known in enumerate(state.sites):
+                latent = problem.latents(i)
+                found = problem.estimate(i, latent, state.generator, memory=known)
+                at = latent.sensitivity(found.moments)
+                targets.append(Sites.of(latent, at))
+                elbo += float(found.moments.value.sum())
+                evaluations += found.evaluations
+                # Every draw is proportional to the root of the amplitude.
+                amplitude_slope += 0.5 * float((at.mean * latent.mean).sum())
+                amplitude_slope += float((at.covariance * latent.covariance).sum())
+            self._move(problem, state, targets)
+            if moves_amplitude(self.learn_scales):
+                self._move_amplitude(problem, state, amplitude_slope)
+            if self.learn_scales:
+                fit_pairwise_sd(q)
+        problem.memory.clear()
+        state.plateau.add(elbo)
+        state.iteration += 1
+        if state.plateau.is_full and state.plateau.look():
+            state.reductions += 1
+            state.rate *= 0.5
+        converged = state.reductions >= self.reductions
+        finished = converged or state.iteration >= self.max_steps
+        return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, converged)
+
+    def _move(self, problem: Problem, state: NaturalState, targets: list[Sites]) -> None:
+        """Sites part of the way to ``targets``, and the posterior to the answer for them. Shorter
+        steps where noise would leave no posterior."""
+        rate = state.rate
+        while True:
+            # The first sites of all come from nothing: quadratics of zero.
+            moved = [
+                (_nothing(new) if old is None else old).towards(new, rate)
+                for old, new in zip(state.sites, targets, strict=True)
+            ]
+            if set_posterior(problem, moved) or rate < SHORTEST:
+                break
+            rate *= 0.5
+        if rate < SHORTEST:
+            return
+        state.rate = min(state.rate, max(rate, SHORTEST))
+        state.sites = list(moved)
+
+    def _move_amplitude(self, problem: Problem, state: NaturalState, slope: float) -> None:
+        """One step of Adam, shorter as the rate is."""
+        q, (first, second) = problem.posterior, state.amplitude_momentum
+        slope -= float(q.log_amplitude) / AMPLITUDE_PRIOR_SD**2
+        first, second = 0.7 * first + 0.3 * slope, 0.9 * second + 0.1 * slope**2
+        state.amplitude_momentum = [first, second]
+        n = state.iteration + 1
+        direction = first / (1 - 0.7**n) / max(1e-12, second / (1 - 0.9**n)) ** 0.5
+        q.log_amplitude.add_(AMPLITUDE_STEP * state.rate * direction)
+
+
+def _nothing(like: Sites) -> Sites:
+    return Sites(*(torch.zeros_like(a) for a in vars(like).values()))
+
+
+def set_posterior(problem: Problem, sites: list[Sites]) -> bool:
+    """The exact posterior for quadratic ``sites``, in place; False, and nothing moved, if there is none.
+
+    Cost O(V (N M^2 + M^3)).
+    """
+    q = problem.posterior
+    _, V, M = q.m.shape
+    scale = (0.5 * q.log_amplitude.detach()).exp()
+    precision = torch.eye(M, dtype=q.m.dtype).repeat(V, 1, 1)
+    linear = torch.zeros_like(q.m[0])
+    for i, site in enumerate(sites):
+        projection = scale * problem.conditional(i).projection
+        B, T, _ = projection.shape
+        flat = projection.reshape(B * T, M)
+        linear += site.linear[0].reshape(B * T, V).T @ flat
+        # (B, V T, T) @ (B, T, M), then one product (M, B T) @ (B T, M) a label.
+        bent = site.precision[0].reshape(B, V * T, T) @ projection
+        bent = bent.reshape(B, V, T, M).transpose(0, 1).reshape(V, B * T, M)
+        for j in range(V):
+            precision[j].addmm_(flat.T, bent[j])
+    precision = 0.5 * (precision + precision.mT)
+    pairs = _pairwise(problem, sites)
+    least = LEAST_PRECISION * torch.eye(M, dtype=q.m.dtype)
+    failed = torch.linalg.cholesky_ex(precision - least)[1]
+    if pairs is None or bool((failed > 0).any()):
+        return False
+    factor = torch.linalg.cholesky_ex(precision)[0]
+    q.m[0] = torch.cholesky_solve(linear[..., None], factor)[..., 0]
+    if q.is_diagonal:
+        # Of all diagonal covariances the one with the precision's diagonal is closest.
+        q.factor[0] = precision.diagonal(dim1=-1, dim2=-2).rsqrt()
+    else:
+        q.factor[0] = factor_of_inverse(precision)
+    if q.has_pairs:
+        mean, spread = pairs
+        q.pair_mean.copy_(mean)
+        if q.pairs_are_full:
+            q.pair_factor.copy_(spread)
+        else:
+            q.pair_log_sd.copy_(spread.log())
+    return True
+
+
+def _pairwise(problem: Problem, sites: list[Sites]) -> tuple[Tensor, Tensor] | None:
+    """Mean and factor of q(g) under the sites; None if there is none."""
+    q = problem.posterior
+    if not q.has_pairs:
+        return q.pair_mean, q.pair_mean
+    prior = q.pairwise_sd.detach() ** -2
+    linear = torch.stack([s.pair_linear for s in sites]).sum(0)
+    precision = torch.stack([s.pair_precision for s in sites]).sum(0)
+    if not q.pairs_are_full:
+        precision = precision + prior
+        if bool((precision <= LEAST_PRECISION * prior).any()):
+            return None
+        return linear / precision, precision.rsqrt()
+    eye = torch.eye(len(precision), dtype=precision.dtype)
+    precision = 0.5 * (precision + precision.T) + prior * eye
+    if int(torch.linalg.cholesky_ex(precision - LEAST_PRECISION * prior * eye)[1]) > 0:
+        return None
+    mean = torch.cholesky_solve(linear.reshape(-1, 1), torch.linalg.cholesky(precision))
+    return mean.view_as(linear), factor_of_inverse(precision)
