@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from structgp.gp import Posterior
 
 
 def labellings(T: int, V: int) -> np.ndarray:
@@ -69,3 +74,73 @@ def _score(f: np.ndarray, g: np.ndarray, y: np.ndarray) -> np.longdouble:
         if t > 0:
             total += g[y[t - 1], label]
     return total
+
+
+def expected_log_prob(
+    posterior: Posterior,
+    x: Tensor,
+    y: Tensor,
+    mask: Tensor,
+    of: Callable[[Tensor, int], Tensor] = lambda log_p, count: log_p,
+    nodes: int = 18,
+) -> Tensor:
+    """(K, B) E_q[of(log p(y_n | f_n, g))] of the chain for each component and sequence, differentiable
+    in all that is behind the posterior. ``of`` also gets the number of labellings.
+
+    Scores of labellings are linear in (f, g), hence jointly Gaussian, and log p depends on a few
+    directions of them only: T + 1 with two labels. Gauss-Hermite over those. No code of the
+    library but the kernel and the parameters; no draws.
+    """
+    amplitude, Z = posterior.log_amplitude.exp(), posterior.inducing
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return amplitude * posterior.kernel(a, b).to_dense()
+
+    root = torch.linalg.cholesky(kernel(Z, Z))
+    pair_mean, pair_covariance = _pairs(posterior)
+    answer = []
+    for m, factor in zip(posterior.m, posterior.factor, strict=True):
+        S = factor.square().diag_embed() if posterior.is_diagonal else _square(factor.tril())
+        for b, T in enumerate(mask.sum(-1).tolist()):
+            rows = x[b, :T]
+            A = torch.linalg.solve_triangular(root, kernel(Z, rows), upper=False).mT
+            rest = kernel(rows, rows) - A @ A.mT
+            mean = torch.cat([(m @ A.mT).flatten(), pair_mean])  # label by label, then g
+            covariance = torch.block_diag(*(rest + A @ S_j @ A.mT for S_j in S), pair_covariance)
+            log_p, weight = _at_nodes(mean, covariance, y[b, :T], len(m), nodes)
+            answer.append(weight @ of(log_p, len(m) ** T))
+    return torch.stack(answer).reshape(posterior.n_components, len(mask))
+
+
+def _square(lower: Tensor) -> Tensor:
+    return lower @ lower.mT
+
+
+def _pairs(posterior: Posterior) -> tuple[Tensor, Tensor]:
+    """Mean (V^2,) and covariance (V^2, V^2) of g; of nothing where it is off."""
+    if not posterior.has_pairs:
+        return posterior.pair_mean.new_zeros(0), posterior.pair_mean.new_zeros(0, 0)
+    if posterior.pairs_are_full:
+        return posterior.pair_mean.flatten(), _square(posterior.pair_factor.tril())
+    return posterior.pair_mean.flatten(), (2 * posterior.pair_log_sd).exp().flatten().diag()
+
+
+def _at_nodes(
+    mean: Tensor, covariance: Tensor, y: Tensor, V: int, nodes: int
+) -> tuple[Tensor, Tensor]:
+    """log p(y) of one sequence at the nodes, and their weights."""
+    T = len(y)
+    table = chain_table(np.zeros((T, V)), np.zeros((V, V)))
+    unary = table.on.transpose(0, 2, 1).reshape(len(table.labels), -1)
+    reads = np.concatenate([unary, table.count.reshape(len(unary), -1)], 1)[:, : len(mean)]
+    (here,) = np.flatnonzero((table.labels == y.numpy()).all(-1))
+    left, size, right = np.linalg.svd(reads - reads[here], full_matrices=False)
+    keep = size > 1e-9
+    directions, back = torch.tensor(right[keep]), torch.tensor(left[:, keep] * size[keep])
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    grid = torch.cartesian_prod(*[torch.tensor(points)] * int(keep.sum()))
+    weight = torch.cartesian_prod(*[torch.tensor(weights / weights.sum())] * int(keep.sum()))
+    grid, weight = grid.reshape(-1, int(keep.sum())), weight.reshape(len(grid), -1).prod(-1)
+    spread = torch.linalg.cholesky(directions @ covariance @ directions.mT)
+    scores = (directions @ mean + grid @ spread.mT) @ back.mT  # less that of y
+    return -torch.logsumexp(scores, -1), weight

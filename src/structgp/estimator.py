@@ -105,6 +105,8 @@ class StructuredGPClassifier(BaseEstimator):
         whole labelling under the posterior mean).
     n_jobs : processes that share the sequences where the likelihood is a NumPy function of one
         sequence; -1 for one a core.
+    device : where latent values are drawn and the likelihood is computed, 'cpu' or a torch device such
+        as 'cuda'; kernel and posterior stay on the CPU.
     random_state : seed; equal seeds give equal fits.
     verbose : report every step through the logger 'structgp', to standard error if nothing
         else listens.
@@ -153,6 +155,7 @@ class StructuredGPClassifier(BaseEstimator):
         average: str = "draws",
         decode: str = "marginal",
         n_jobs: int = 1,
+        device: str = "cpu",
         random_state: int = 0,
         verbose: bool = False,
     ) -> None:
@@ -176,6 +179,7 @@ class StructuredGPClassifier(BaseEstimator):
         self.average = average
         self.decode = decode
         self.n_jobs = n_jobs
+        self.device = device
         self.random_state = random_state
         self.verbose = verbose
 
@@ -257,6 +261,7 @@ class StructuredGPClassifier(BaseEstimator):
                 choice.reason,
                 estimator=choice.estimator,
                 entropy=self.entropy,  # type: ignore[arg-type]
+                device=self.device,
                 generator=generator,
                 callback=report,
             )
@@ -269,7 +274,8 @@ class StructuredGPClassifier(BaseEstimator):
             )
         posterior.round_factor()
         self.classes_ = np.array(labels.classes)
-        self.training_log_ = _log(history, posterior, chosen.residual, relaxation)
+        kl = float(posterior.kl_inducing(self.entropy).detach())  # type: ignore[arg-type]
+        self.training_log_ = _log(history, posterior, kl, chosen.residual, relaxation)
         info = {k: v for k, v in self.training_log_.items() if k != "steps"}
         info |= {"n_sequences": len(rows), "n_tokens": sum(map(len, rows)), "version": __version__}
         self.model_ = Model(
@@ -346,6 +352,18 @@ class StructuredGPClassifier(BaseEstimator):
                 raise InputError(
                     name, f"{value!r} is not possible", f"use a whole number, {least} or more"
                 )
+        jobs = self.n_jobs
+        if not isinstance(jobs, Integral) or int(jobs) == 0:
+            raise InputError(
+                "n_jobs", f"{jobs!r} is no number of processes", "pass 1 or more, or -1"
+            )
+        if self.entropy == "exact" and self.n_components > 1:
+            raise InputError(
+                "entropy",
+                f"'exact' has no closed form with {self.n_components} components",
+                "use 'bhattacharyya' or 'jensen'",
+            )
+        _check_device(self.device)
         amplitude, sd = self.amplitude, self.pairwise_sd
         if not (isinstance(amplitude, Real) and 0 < amplitude < np.inf) and amplitude != "auto":
             raise InputError(
@@ -382,6 +400,9 @@ class StructuredGPClassifier(BaseEstimator):
         """Labels of every token of every sequence."""
         model, X = self._ready(), _as_list(X)
         if self.decode == "viterbi":
+            if not model.structure.has_decoder:
+                name = type(model.structure).__name__
+                raise InputError("decode", f"{name} offers no decoder", "use decode='marginal'")
             best = model.viterbi(X)
         else:
             best = [p.argmax(-1) for p in model.marginals(X, self.average)]
@@ -455,6 +476,16 @@ def load(path: str | Path) -> StructuredGPClassifier:
     return estimator
 
 
+def _check_device(name: Any) -> None:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError):
+        raise InputError(
+            "device", f"{name!r} cannot be used here", "use 'cpu', or 'cuda' where there is a GPU"
+        ) from None
+
+
 def _is_plain(value: Any) -> bool:
     """Whether JSON can hold it: numbers, strings, and dicts of names of kernels."""
     if isinstance(value, dict):
@@ -468,7 +499,11 @@ def _as_list(X: Iterable[Any]) -> list[Any]:
 
 
 def _log(
-    history: History, posterior: Posterior, residual: float, relaxation: Relaxation | None
+    history: History,
+    posterior: Posterior,
+    kl_inducing: float,
+    residual: float,
+    relaxation: Relaxation | None,
 ) -> dict[str, Any]:
     with torch.no_grad():
         return {
@@ -480,7 +515,7 @@ def _log(
             "elbo": history.elbo,
             "fresh_elbo": history.fresh_elbo,
             "relaxation": None if relaxation is None else vars(relaxation),
-            "kl_inducing": float(posterior.kl_inducing()),
+            "kl_inducing": kl_inducing,
             "kl_pairwise": float(posterior.kl_pairwise()),
             "amplitude_factor": float(posterior.log_amplitude.exp()),
             "pairwise_sd": float(posterior.pairwise_sd),

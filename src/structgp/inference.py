@@ -89,14 +89,22 @@ def choose(
             f"{estimator.name!r} needs a likelihood that can be differentiated",
             "use gradient='auto', or write the likelihood in torch",
         )
+    if inference == "second-order" and gradient not in ("auto", "pathwise"):
+        raise InputError(
+            "gradient",
+            f"'second-order' does not use {gradient!r}",
+            "use gradient='auto', or inference='natural'",
+        )
     closed = structure.has_curvature and not posterior.pairs_are_full and gradient == "auto"
     how = "pathwise gradients" if estimator.needs_gradient else "gradients from values alone"
+    own = {} if n_gradient_draws is None else {"n_draws": int(n_gradient_draws)}
+    second = SecondOrder(learn_scales=learn_scales, **own)
     optimizer: Optimizer
     if not isinstance(inference, str):
         optimizer, reason = inference, "given"
     elif inference == "auto":
         if closed:
-            optimizer = SecondOrder(learn_scales=learn_scales)
+            optimizer = second
             reason = "the structure gives its curvature"
         else:
             optimizer, reason = Natural(learn_scales=learn_scales), how
@@ -104,8 +112,9 @@ def choose(
             optimizer = Mixture(optimizer, then=Adam(0.01, learn_scales=learn_scales))
             reason += "; a mixture starts from one component"
     else:
-        optimizer, reason = _named(inference, learn_scales), "asked for"
-        if inference not in ("second-order",):
+        optimizer, reason = second, "asked for"
+        if inference != "second-order":
+            optimizer = _named(inference, learn_scales)
             reason += f"; {how}"
         if inference in ("second-order", "natural") and posterior.n_components > 1:
             optimizer = Mixture(optimizer, then=Adam(0.01, learn_scales=learn_scales))
@@ -126,7 +135,6 @@ def _named(inference: str, learn_scales: LearnScales) -> Optimizer:
         "pairwise_steps": None,
     }
     make: dict[str, Callable[[], Optimizer]] = {
-        "second-order": lambda: SecondOrder(learn_scales=learn_scales),
         "natural": lambda: Natural(learn_scales=learn_scales),
         "adam": lambda: Adam(learn_scales=learn_scales),
         "sgd": lambda: Stochastic(False, **own_pace, learn_scales=learn_scales, name="sgd"),

@@ -58,7 +58,7 @@ class Latents:
         factor = self.factor.flatten(0, 1).to(unary)  # (K B, V, T, T)
         spread = factor @ unary.permute(1, 3, 2, 0)  # (K B, V, T, S)
         pairs = PairwiseGaussian(self.pairs.mean.detach(), self.pairs.factor.detach())
-        return mean + spread.permute(3, 0, 2, 1), pairs.to(unary.dtype).place(pairwise)
+        return mean + spread.permute(3, 0, 2, 1), pairs.to(unary).place(pairwise)
 
     def sensitivity(self, moments: Moments) -> Sensitivity:
         """grad_b = L^-T slope and grad_Sigma = 1/2 L^-T bend L^-1."""

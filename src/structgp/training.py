@@ -65,16 +65,16 @@ def train(
     *,
     estimator: Estimator | None = None,
     entropy: Entropy = "auto",
+    device: str = "cpu",
     generator: torch.Generator,
     callback: Callback | None = None,
 ) -> History:
     """Fits ``posterior`` in place. ``estimator`` : of the expected log-likelihood, pathwise unless given.
+    ``device`` : where latent values are drawn and the likelihood is computed.
     ``callback`` sees every step; if it returns True, the fit stops there and what has been reached is
     kept."""
     began = time.monotonic()
-    problem = Problem(
-        posterior, structure, batches, Pathwise() if estimator is None else estimator, entropy
-    )
+    problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, device)
     history = History(optimizer.name, reason, problem.estimator.name)
     state = optimizer.start(problem, generator)
     while True:

@@ -680,7 +680,8 @@ def test_help_explains_every_option(name):
             assert parameter.help, parameter.name
             for option in parameter.opts:
                 assert option in text
-            assert " ".join(parameter.help.split()) in " ".join(text.split())
+            # Lines may break at any space or hyphen.
+            assert "".join(parameter.help.split()) in "".join(text.split())
         else:
             assert (parameter.metavar or parameter.name).upper() in text
 
@@ -790,3 +791,62 @@ def test_a_seed_too_large(files, tmp_path):
     arguments = ("train", files.template, files.train, "-o", model, "--seed", "9" * 20)
     refused(*arguments, says=["random_state", "whole number"])
     assert not model.exists()
+
+
+# -- likelihoods and inference ---------------------------------------------------------------------
+
+
+def trained(files, path, *options):
+    ok("train", files.template, files.train, "-o", path, *options)
+    return structgp.load(path)
+
+
+def test_train_with_the_piecewise_likelihood(files, tmp_path):
+    model = trained(files, tmp_path / "model", *SMALL, "--likelihood", "piecewise")
+    assert model.model_.likelihood == "piecewise"
+    assert model.get_params()["likelihood"] == "piecewise"
+    assert model.training_log_["optimizer"] == "second-order"
+    chain = structgp.load(files.model)
+    assert chain.model_.likelihood == "chain"
+    assert model.training_log_["elbo"] != chain.training_log_["elbo"]
+    out = ok("tag", "-m", tmp_path / "model", files.test).stdout
+    assert wrong_tokens(out) < wrong_tokens(ok("tag", "-m", files.model, files.test).stdout) + 12
+
+
+def test_train_with_natural_gradients(files, tmp_path):
+    model = trained(files, tmp_path / "model", *SMALL, "--inference", "natural")
+    assert model.training_log_["optimizer"] == "natural"
+    assert model.training_log_["gradient"] == "pathwise"
+    assert model.training_log_["reason"].startswith("asked for")
+    ok("evaluate", "-m", tmp_path / "model", files.test)
+
+
+def test_every_inference_can_be_asked_for():
+    (option,) = (p for p in main.commands["train"].params if p.name == "inference")
+    assert tuple(option.type.choices) == structgp.inference.INFERENCE
+    (option,) = (p for p in main.commands["train"].params if p.name == "likelihood")
+    assert option.type.choices == tuple(structgp.structures.choose.NAMED)
+
+
+def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch):
+    """Without --inducing its own default, or the preset's, is in force."""
+    seen = []
+    original = StructuredGPClassifier.fit
+
+    def watched(self, *args, **kwargs):
+        seen.append(self.n_inducing)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(StructuredGPClassifier, "fit", watched)
+    monkeypatch.setattr(structgp.estimator, "N_INDUCING", 11)
+    model = trained(files, tmp_path / "model")
+    assert seen == [None]
+    assert model.training_log_["n_inducing"] == 11
+    trained(files, tmp_path / "model", "--inducing", "9")
+    assert seen == [None, 9]
+
+
+def test_unknown_likelihoods_are_clicks(files, tmp_path):
+    result = run("train", files.template, files.train, "-o", tmp_path / "m", "--likelihood", "tree")
+    assert result.exit_code == 2
+    assert "'tree' is not one of" in result.stderr

@@ -100,9 +100,7 @@ def fit(
     max_rounds: int = 30,
 ) -> Problem:
     """Second-order inference with draws that belong to sequences rather than places in batches."""
-    with torch.no_grad():
-        kept = [posterior.conditional(batch.x, batch.mask) for batch in batches]
-    problem = Problem(posterior, Chain(), batches, lambda i: kept[i])
+    problem = Problem(posterior, Chain(), batches)
     optimizer = SecondOrder(
         n_draws=len(dice.pairwise),
         tolerance=tolerance,

@@ -12,7 +12,10 @@ from torch import Tensor
 from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
-from structgp.gp import Posterior, choose_inducing
+from structgp.gp import Entropy, Posterior, choose_inducing
+from structgp.gp.posterior import CovarianceForm
+from structgp.gradients import Draws, Estimate, Estimator, Moments, Pathwise, Target
+from structgp.gradients.moments import path_moments
 from structgp.kernels.blocks import build_kernel
 from structgp.optimizers import Problem, StepInfo
 from structgp.structures import Chain, Structure
@@ -24,25 +27,26 @@ AMPLITUDE = 2.0
 
 
 class Regression(Structure):
-    """log p = -sum_tv (f_tv - target_tv)^2 / (2 LABEL_NOISE) - sum_ij (g_ij - pair_ij)^2 / 2.
+    """log p = -sum_tv (f_tv - target_tv)^2 / (2 noise) - sum_ij (g_ij - pair_ij)^2 / 2.
 
     Quadratic, so one Gaussian is the exact posterior: GP regression of the targets, which a label
     picks from a table.
     """
 
-    def __init__(self, n_labels: int) -> None:
+    def __init__(self, n_labels: int, noise: float = LABEL_NOISE) -> None:
         generator = torch.Generator().manual_seed(17)
+        self.noise = noise
         shape = n_labels, n_labels
         self.table = torch.randn(shape, generator=generator, dtype=torch.float64)
         self.pair = torch.randn(shape, generator=generator, dtype=torch.float64)
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         away = torch.where(mask[..., None], f - self.table[y], 0)
-        unary = -0.5 * away.square().sum((-1, -2)) / LABEL_NOISE
+        unary = -0.5 * away.square().sum((-1, -2)) / self.noise
         return unary - 0.5 * (g - self.pair).square().sum((-1, -2))[:, None]
 
     def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
-        unary = torch.diag_embed(mask.double() / LABEL_NOISE)
+        unary = torch.diag_embed(mask.double() / self.noise)
         V = f.shape[-1]
         return Curvature(
             unary[:, None].expand(-1, V, -1, -1), len(mask) * torch.ones_like(self.pair)
@@ -67,9 +71,59 @@ class Counted(ValueOnly):
         return Chain().curvature(f, g, y, mask)
 
 
+class Opaque(ValueOnly):
+    """The chain as a likelihood that cannot be differentiated."""
+
+    @property
+    def has_gradient(self) -> bool:
+        return False
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return super().log_prob(f.detach(), g.detach(), y, mask).detach()
+
+
+@dataclass(frozen=True)
+class Exact:
+    """No estimate: mean, slope and bend of a likelihood that is quadratic in (f, g).
+
+    Points at +-sqrt(n) along each of the n axes have the first and second moments of a standard
+    normal, and of a quadratic nothing else counts.
+    """
+
+    name: str = "exact"
+    n_draws: int = 0
+    needs_gradient = True
+    parts = None
+    uses_memory = False
+
+    def with_draws(self, n_draws: int) -> Exact:
+        return self
+
+    def __call__(
+        self, target: Target, generator: torch.Generator, memory: Moments | None = None
+    ) -> Estimate:
+        B, T = target.mask.shape
+        V = target.n_labels
+        own, pairs = T * V, V * V
+        # Sequences do not see each other: they may share their points.
+        n = own + pairs
+        eye = n**0.5 * torch.eye(n, dtype=torch.float64)
+        points = torch.cat([eye, -eye])
+        unary = points[:, :own].reshape(-1, 1, T, V).expand(-1, B, -1, -1)
+        draws = Draws(unary.contiguous(), points[:, own:].reshape(-1, V, V))
+        moments, values = path_moments(target, draws, target.log_prob)
+        none = moments * 0.0
+        return Estimate(moments, none, values.std(0, correction=0), values.numel())
+
+
 def make_problem(
     structure: Structure | None = None,
     *,
+    estimator: Estimator | None = None,
+    entropy: Entropy = "auto",
+    n_components: int = 1,
+    covariance: CovarianceForm = "full",
+    pairwise_covariance: CovarianceForm = "diagonal",
     n_sequences: int = 4,
     n_labels: int = 3,
     mean_length: float = 3,
@@ -94,11 +148,17 @@ def make_problem(
     tokens = torch.from_numpy(np.concatenate(rows))
     kernel = build_kernel("auto", encoder.blocks, tokens, AMPLITUDE).requires_grad_(False)
     chosen = choose_inducing(kernel, tokens, n_inducing)
-    posterior = Posterior(kernel, tokens[chosen.index], n_labels, pairwise_sd=pairwise_sd)
+    posterior = Posterior(
+        kernel,
+        tokens[chosen.index],
+        n_labels,
+        pairwise_sd=pairwise_sd,
+        n_components=n_components,
+        covariance=covariance,
+        pairwise_covariance=pairwise_covariance,
+    )
     batches = make_batches(rows, labels, encoder.pad_row, batch_tokens)
-    with torch.no_grad():
-        kept = [posterior.conditional(batch.x, batch.mask) for batch in batches]
-    return Problem(posterior, structure or Chain(), batches, lambda i: kept[i])
+    return Problem(posterior, structure or Chain(), batches, estimator or Pathwise(), entropy)
 
 
 def disturb(posterior: Posterior, seed: int = 5) -> None:
@@ -110,10 +170,15 @@ def disturb(posterior: Posterior, seed: int = 5) -> None:
 
     with torch.no_grad():
         posterior.m += 0.7 * noise(posterior.m)
-        posterior.factor += 0.3 * noise(posterior.factor).tril()
+        spread = 0.3 * noise(posterior.factor)
+        posterior.factor += spread if posterior.is_diagonal else spread.tril()
         posterior.pair_mean += 0.5 * noise(posterior.pair_mean)
-        posterior.pair_log_sd += 0.3 * noise(posterior.pair_log_sd)
+        if posterior.pairs_are_full:
+            posterior.pair_factor += 0.3 * noise(posterior.pair_factor).tril()
+        else:
+            posterior.pair_log_sd += 0.3 * noise(posterior.pair_log_sd)
         posterior.log_amplitude += 0.4
+        posterior.weight_logits += 0.5 * noise(posterior.weight_logits)
 
 
 def finish(optimizer: Any, problem: Problem, seed: int = 1) -> list[StepInfo]:
@@ -138,7 +203,7 @@ def numbers(posterior: Posterior) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Exact:
+class Answer:
     """The Gaussian posterior of ``Regression``: mean and covariance at the N tokens (the same for
     all labels), of the pairwise scores, and the log-evidence."""
 
@@ -149,14 +214,15 @@ class Exact:
     log_evidence: float
 
 
-def exact_regression(problem: Problem) -> Exact:
+def exact_regression(problem: Problem) -> Answer:
     """Gaussian process regression from the textbook, on plain arrays."""
     x = np.concatenate([b.x[b.mask].numpy() for b in problem.batches])
     y = np.concatenate([b.y[b.mask].numpy() for b in problem.batches])
     targets = problem.structure.table.numpy()[y]
     N, V = targets.shape
+    noise = problem.structure.noise
     K = AMPLITUDE * (x[:, None] == x[None]).mean(-1)
-    noisy = K + LABEL_NOISE * np.eye(N)
+    noisy = K + noise * np.eye(N)
     solved = np.linalg.solve(noisy, targets)
     prior = float(problem.posterior.pairwise_sd.detach()) ** 2
     n = problem.n_sequences
@@ -164,10 +230,10 @@ def exact_regression(problem: Problem) -> Exact:
     # exp(log_prob) is a Gaussian density in the targets but for its constant; the n equal targets
     # of a pairwise score are one target of variance 1 / n.
     unary = -0.5 * (targets * solved).sum() - 0.5 * V * (
-        np.linalg.slogdet(noisy)[1] - N * np.log(LABEL_NOISE)
+        np.linalg.slogdet(noisy)[1] - N * np.log(noise)
     )
     pairwise = -0.5 * (pair**2 / (prior + 1 / n) + np.log1p(n * prior)).sum()
-    return Exact(
+    return Answer(
         K @ solved,
         K - K @ np.linalg.solve(noisy, K),
         pair * n / (n + 1 / prior),

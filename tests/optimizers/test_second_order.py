@@ -14,6 +14,7 @@ from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.gp import Posterior
+from structgp.gradients import Pathwise
 from structgp.optimizers import Adam, Problem, SecondOrder
 from structgp.optimizers.scales import PAIRWISE_PRIOR_SCORES, fit_pairwise_sd
 from structgp.optimizers.second_order import (
@@ -124,9 +125,9 @@ def bound_gradients(
     names = ("m", "factor", "pair_mean", "pair_log_sd")
     parameters = [getattr(q, name) for name in names]
     generator = torch.Generator().manual_seed(seed)
+    problem = replace(problem, estimator=Pathwise(n_draws=draws))
     rows = [
-        torch.autograd.grad(problem.bound(0, draws, generator).elbo, parameters)
-        for _ in range(repeats)
+        torch.autograd.grad(problem.bound(0, generator).elbo, parameters) for _ in range(repeats)
     ]
     answer = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
@@ -151,14 +152,14 @@ def test_the_gradient_vanishes_where_it_ends(
     ).items():
         limit = 4 * widen * error + 3e-3
         assert (mean.abs() <= limit).all(), (name, (mean.abs() - limit).max())
-        assert limit.max() < 0.15, "too little power"
+        assert limit.max() < 0.2, "too little power"
 
 
 def test_not_below_adam_after_a_long_run(cases: ModuleType) -> None:
     before = cases.many_draw_bound(cases.make_problem())
-    second, adam = cases.make_problem(), cases.make_problem()
+    second, adam = cases.make_problem(), cases.make_problem(estimator=Pathwise(n_draws=16))
     cases.finish(to_the_end(n_draws=512), second)
-    long = Adam(learn_scales=False, n_draws=16, tolerance=0.001, window=100, max_steps=1500)
+    long = Adam(learn_scales=False, tolerance=0.001, window=100, max_steps=1500)
     cases.finish(long, adam)
     ours, theirs = cases.many_draw_bound(second), cases.many_draw_bound(adam)
     assert ours > theirs - 0.01
@@ -383,9 +384,8 @@ def test_scales_are_learned_uphill(amplitude: float, cases: ModuleType) -> None:
     def start() -> Problem:
         problem = cases.make_problem(n_sequences=12, mean_length=5)
         problem.posterior.kernel.outputscale = cases.AMPLITUDE * amplitude
-        with torch.no_grad():
-            kept = [problem.posterior.conditional(b.x, b.mask) for b in problem.batches]
-        return Problem(problem.posterior, problem.structure, problem.batches, lambda i: kept[i])
+        problem.conditional.refresh()
+        return problem
 
     learned, fixed = start(), start()
     cases.finish(SecondOrder(n_draws=64, tolerance=0.002, learn_scales=True), learned)

@@ -122,8 +122,8 @@ class PairwiseGaussian:
         """(V^2, V^2), or the variances (V, V) where that is all there is."""
         return self.factor @ self.factor.mT if self.is_full else self.variance
 
-    def to(self, dtype: torch.dtype) -> PairwiseGaussian:
-        return PairwiseGaussian(self.mean.to(dtype), self.factor.to(dtype))
+    def to(self, like: Tensor) -> PairwiseGaussian:
+        return PairwiseGaussian(self.mean.to(like), self.factor.to(like))
 
     def place(self, noise: Tensor) -> Tensor:
         """(S, V, V) draws from standard normal numbers (S, V, V). Cost O(S V^4) if full."""

@@ -34,7 +34,8 @@ class Target:
 
     log_prob : l(eps) of B sequences. mask : (B, T). weight : (B,) of each sequence in what is summed
     over sequences. pairs_are_full : whether the bend of the pairwise scores is wanted whole.
-    parts : cheap differentiable functions that resemble l, if there are any.
+    parts : cheap differentiable functions that resemble l, if there are any. dtype : of the draws;
+    they live where the mask does.
     """
 
     log_prob: Function
@@ -106,12 +107,17 @@ def combine(parts: Sequence[Moments], sizes: Sequence[int]) -> tuple[Moments, Mo
         mean = mean + part * w
     if len(parts) == 1:
         return mean, mean.map(lambda a: torch.full_like(a, torch.nan))
-    correction = len(parts) / (len(parts) - 1)
     variance = mean * 0.0
     for part, w in zip(parts, share, strict=True):
         away = part - mean
-        variance = variance + away * away * (w * w * correction)
+        variance = variance + away * away * (w / (len(parts) - 1))
     return mean, variance
+
+
+def variance_of_mean(values: Tensor) -> Tensor:
+    """(B,) of the mean of independent values (S, B); nan where there is only one."""
+    S = len(values)
+    return (values - values.mean(0)).square().sum(0) / (S * (S - 1))
 
 
 def score_moments(target: Target, draws: Draws, values: Tensor) -> Moments:
@@ -149,7 +155,9 @@ def path_moments(target: Target, draws: Draws, function: Function) -> tuple[Mome
         weight = target.weight.to(values)
         total = (values * weight).sum()
         grads = torch.autograd.grad(total, (unary, pairwise), allow_unused=True)
-    grad = torch.zeros_like(unary) if grads[0] is None else grads[0] / weight[:, None, None]
+    # What has no weight has no gradient here either: 0, and not 0 / 0.
+    share = torch.where(weight > 0, weight, 1)[:, None, None]
+    grad = torch.zeros_like(unary) if grads[0] is None else grads[0] / share
     pair_grad = torch.zeros_like(pairwise) if grads[1] is None else grads[1]
     e, d = draws.unary.permute(1, 3, 2, 0), grad.permute(1, 3, 0, 2)
     bend = (e @ d) / S

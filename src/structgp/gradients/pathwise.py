@@ -10,18 +10,26 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from structgp.gradients.designs import Design, draw, replicate_sizes
+from structgp.gradients.designs import Design, draw, replicate_sizes, split
 from structgp.gradients.moments import Estimate, Moments, Target, combine, path_moments
 
-REPLICATES = 8
+REPLICATES = 4
+
+MANY_DRAWS = 32
+"""From so many on, orthogonal directions are worth their making."""
 
 
 @dataclass(frozen=True)
 class Pathwise:
-    """E[grad l] and E[sym(eps grad l^T)] over antithetic draws."""
+    """E[grad l] and E[sym(eps grad l^T)] over draws.
+
+    design : None takes orthogonal directions from 32 draws on, else antithetic pairs. All draws are
+    one replicate of it, since the more directions are orthogonal the better; parts of it give the
+    variance, which is then if anything too large.
+    """
 
     name: str = "pathwise"
-    design: Design = "antithetic"
+    design: Design | None = None
     n_draws: int = 8
     needs_gradient = True
     parts = None
@@ -34,9 +42,10 @@ class Pathwise:
         self, target: Target, generator: torch.Generator, memory: Moments | None = None
     ) -> Estimate:
         """Cost: S likelihoods of every sequence with their gradient. ``memory`` is not used."""
-        sizes = replicate_sizes(self.n_draws, REPLICATES, self.design)
+        design = self.design or ("orthogonal" if self.n_draws >= MANY_DRAWS else "antithetic")
+        sizes = replicate_sizes(self.n_draws, REPLICATES, design)
         parts, values = [], []
-        for draws in draw(target, self.design, sizes, generator):
+        for draws in split(next(draw(target, design, [sum(sizes)], generator)), sizes, design):
             moments, l = path_moments(target, draws, target.log_prob)
             parts.append(moments)
             values.append(l)

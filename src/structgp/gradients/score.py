@@ -26,6 +26,7 @@ from structgp.gradients.moments import (
     combine,
     masked,
     score_moments,
+    variance_of_mean,
 )
 
 Baseline: TypeAlias = Literal["none", "control-variate", "mean"]
@@ -85,7 +86,9 @@ class Score:
             parts = with_values
         mean, variance = combine(parts, sizes)
         l = torch.cat(values)
-        scatter = l.var(0) / len(l)
+        # Points of a replicate that depend on one another say little of each other's scatter.
+        dependent = self.design != "iid"
+        scatter = combine(with_values, sizes)[1].value if dependent else variance_of_mean(l)
         return Estimate(
             replace(mean, value=l.mean(0)),
             replace(variance, value=scatter),

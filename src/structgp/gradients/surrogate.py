@@ -28,6 +28,7 @@ from structgp.gradients.moments import (
     masked,
     path_moments,
     score_moments,
+    variance_of_mean,
 )
 
 Parts: TypeAlias = Literal["piecewise", "composite"]
@@ -81,7 +82,7 @@ class Surrogate:
         every = torch.cat(values)
         return Estimate(
             replace(mean, value=every.mean(0)),
-            replace(variance, value=every.var(0) / len(every)),
+            replace(variance, value=variance_of_mean(every)),
             every.std(0, correction=0),
             every.numel(),
         )
@@ -97,7 +98,7 @@ class _Quadratic:
     count = 4
 
     def __init__(self, target: Target, memory: Moments) -> None:
-        self.memory = memory.map(lambda a: a.to(target.dtype))
+        self.memory = memory.map(lambda a: a.to(target.mask.device, target.dtype))
         steps = (target.mask.sum(-1) - 1).clamp(min=0).to(target.dtype) * (target.weight > 0)
         share = steps / (target.weight.to(steps) @ steps).clamp(min=1e-12)
         self.share = share
@@ -168,7 +169,7 @@ def _regression(
     # Scaled to correlations, and shrunk as if each coefficient had been seen to be 0 once.
     scale = gram.diagonal(dim1=-1, dim2=-2).clamp(min=1e-12).sqrt()
     gram = gram / (scale[:, :, None] * scale[:, None, :])
-    gram = gram + torch.eye(C, dtype=gram.dtype) / count
+    gram = gram + torch.eye(C, dtype=gram.dtype, device=gram.device) / count
     beta = torch.linalg.solve(gram, (cross / scale)[..., None])[..., 0] / scale
     baseline = mean[:, C] - (beta * mean[:, :C]).sum(-1)
     return baseline.to(l), beta.to(l)

@@ -15,10 +15,14 @@ from structgp.gp import Conditional, Entropy, Posterior
 from structgp.gradients import Estimate, Estimator, Pathwise, Target
 from structgp.objective import Bound, Latents, evidence_lower_bound, latents
 from structgp.optimizers.sites import Sites
-from structgp.structures import PARTS, Structure
+from structgp.structures import PARTS, BlackBox, Structure
 
 CACHE_BYTES = 1 << 30
 """Up to here p(f | u) of every batch is kept; beyond it is computed again when needed."""
+
+MANY_DRAWS = 1000
+"""From so many on, values of our own structures are computed in single precision: their rounding is
+far below the noise of the draws."""
 
 MEMORY_RATE = 0.3
 """How far the running quadratic of a batch moves to each new estimate."""
@@ -52,7 +56,8 @@ class Problem:
     """All the training data, against which a posterior is fitted.
 
     estimator : of the expected log-likelihood and its gradients. entropy : of a mixture, see
-    ``Posterior.kl_inducing``. memory : the running quadratic of each batch, for estimators that use it.
+    ``Posterior.kl_inducing``. device : where latent values are drawn and the likelihood is computed; the
+    posterior stays where it is. memory : the running quadratic of each batch, for estimators that use it.
     """
 
     posterior: Posterior
@@ -60,6 +65,7 @@ class Problem:
     batches: Sequence[Batch]
     estimator: Estimator = field(default_factory=Pathwise)
     entropy: Entropy = "auto"
+    device: str | torch.device = "cpu"
     memory: dict[int, Sites] = field(default_factory=dict)
     conditional: Conditionals = field(init=False)
 
@@ -69,6 +75,9 @@ class Problem:
     @property
     def n_sequences(self) -> int:
         return sum(len(batch) for batch in self.batches)
+
+    def on_device(self, *tensors: Tensor) -> list[Tensor]:
+        return [t.to(self.device) for t in tensors]
 
     def latents(self, i: int, *, move_kernel: bool = False) -> Latents:
         """q(f) on batch i; differentiable in the kernel's parameters too if ``move_kernel``."""
@@ -80,7 +89,7 @@ class Problem:
         """log p of batch i as a function of standard normal numbers, components one after another."""
         batch, q = self.batches[i], self.posterior
         K, B = q.n_components, len(batch)
-        y, mask = batch.y.repeat(K, 1), batch.mask.repeat(K, 1)
+        y, mask = self.on_device(batch.y.repeat(K, 1), batch.mask.repeat(K, 1))
 
         def log_prob(unary: Tensor, pairwise: Tensor) -> Tensor:
             f, g = latent.place(unary, pairwise)
@@ -99,11 +108,18 @@ class Problem:
         return Target(
             log_prob,
             mask,
-            q.weights.detach().repeat_interleave(B),
+            q.weights.detach().repeat_interleave(B).to(self.device),
             q.n_labels,
             q.pairs_are_full,
             None if functions is None else parts,
+            self._dtype,
         )
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        estimator, ours = self.estimator, not isinstance(self.structure, BlackBox)
+        single = ours and not estimator.needs_gradient and estimator.n_draws >= MANY_DRAWS
+        return torch.float32 if single else torch.float64
 
     def estimate(
         self, i: int, latent: Latents, generator: torch.Generator, memory: Sites | None = None
@@ -142,8 +158,8 @@ class Problem:
             for i in range(len(self.batches)):
                 target = self.target(i, self.latents(i))
                 shape = half, *target.mask.shape, V
-                unary = torch.randn(shape, generator=generator, dtype=dtype)
-                pairs = torch.randn(half, V, V, generator=generator, dtype=dtype)
+                unary = torch.randn(shape, generator=generator, dtype=dtype).to(self.device)
+                pairs = torch.randn(half, V, V, generator=generator, dtype=dtype).to(self.device)
                 mirrored = torch.cat([unary, -unary]), torch.cat([pairs, -pairs])
                 total += float(target.log_prob(*mirrored).mean(0) @ target.weight)
             return total - float(q.kl_inducing(self.entropy)) - float(q.kl_pairwise())

@@ -19,6 +19,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from structgp.gp import Posterior
 from structgp.optimizers.base import Problem, StepInfo
 from structgp.optimizers.mixture import separate
 from structgp.optimizers.scales import LearnScales, hyper_parameters, moves_kernel
@@ -45,7 +46,9 @@ class Blocks:
     ----------
     unary_steps, pairwise_steps, hyper_steps : L-BFGS iterations of each block a global iteration.
     objective_tolerance : stop when the objective changes by less between two global iterations.
-    parameter_tolerance : stop when the unary parameters change by less on average.
+    parameter_tolerance : stop when the unary parameters change by less on average, the means and the
+        diagonals of the covariance factors each; what is off the diagonals hardly moves, and there
+        is so much of it that an average over all would always be small.
     max_seconds, max_iterations : stop here at the latest; the time is looked at between blocks, and
         between the evaluations within one.
     learn_scales : what the block of hyper-parameters is; 'all' is the paper's.
@@ -69,7 +72,7 @@ class Blocks:
     def step(self, problem: Problem, state: BlocksState) -> tuple[BlocksState, StepInfo]:
         """One global iteration: 65 L-BFGS steps, each of one evaluation of the bound or more."""
         q = problem.posterior
-        before = [q.m.detach().clone(), q.factor.detach().clone()]
+        before = _places(q)
         evaluations = 0
         for parameters, steps, moves in self._blocks(problem):
             if not parameters or self._is_late(state):
@@ -78,11 +81,9 @@ class Blocks:
             evaluations += count
             if elbo > state.best_elbo:
                 state.best, state.best_elbo = _copy(problem), elbo
-        changed = [
-            (a - b.detach()).abs().mean() for a, b in zip(before, (q.m, q.factor), strict=True)
-        ]
+        changed = max(float((a - b).abs().mean()) for a, b in zip(before, _places(q), strict=True))
         settled = abs(state.best_elbo - state.elbo) < self.objective_tolerance
-        still = float(torch.stack(changed).mean()) < self.parameter_tolerance
+        still = changed < self.parameter_tolerance
         state.elbo, state.iteration = state.best_elbo, state.iteration + 1
         converged = (settled or still) and not self._is_late(state)
         finished = converged or self._is_late(state) or state.iteration >= self.max_iterations
@@ -143,6 +144,13 @@ class Blocks:
         if move_kernel:
             problem.conditional.refresh()
         return -best_value, count
+
+
+def _places(q: Posterior) -> list[Tensor]:
+    """Copies of the means and of the diagonals of the factors."""
+    factor = q.factor.detach()
+    diagonal = factor if q.is_diagonal else factor.diagonal(dim1=-1, dim2=-2)
+    return [q.m.detach().clone(), diagonal.clone()]
 
 
 class _OutOfTimeError(Exception):

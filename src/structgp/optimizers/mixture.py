@@ -54,7 +54,13 @@ class Mixture:
     def start(self, problem: Problem, generator: torch.Generator) -> MixtureState:
         q = problem.posterior
         alone = _alone(q)
-        single = Problem(alone, problem.structure, problem.batches, problem.estimator)
+        single = Problem(
+            alone,
+            problem.structure,
+            problem.batches,
+            problem.estimator,
+            device=problem.device,
+        )
         state, info, evaluations = self.first.start(single, generator), None, 0
         while info is None or not info.finished:
             state, info = self.first.step(single, state)
@@ -66,11 +72,12 @@ class Mixture:
         elbo = _judge(problem, seed)
         separate(problem, generator, self.spread)
         adam = self.then.start(problem, generator)
-        return MixtureState(adam, copies, elbo, seed, evaluations)
+        return MixtureState(adam, copies, elbo, seed, evaluations + _judging(problem))
 
     def step(self, problem: Problem, state: MixtureState) -> tuple[MixtureState, StepInfo]:
         state.adam, info = self.then.step(problem, state.adam)
-        info = replace(info, evaluations=info.evaluations + state.evaluations)
+        extra = state.evaluations + (_judging(problem) if info.finished else 0)
+        info = replace(info, evaluations=info.evaluations + extra)
         state.evaluations = 0
         if info.finished and _judge(problem, state.seed) < state.one_elbo:
             problem.posterior.load_state_dict(state.one)
@@ -96,9 +103,14 @@ def _judge(problem: Problem, seed: int) -> float:
     return problem.fresh_bound(JUDGE_DRAWS, torch.Generator().manual_seed(seed))
 
 
+def _judging(problem: Problem) -> int:
+    """Likelihoods that a judgement takes."""
+    return JUDGE_DRAWS * problem.posterior.n_components * problem.n_sequences
+
+
 def _alone(q: Posterior) -> Posterior:
     """A posterior with one component under the same prior."""
-    return Posterior(
+    alone = Posterior(
         q.kernel,
         q.inducing,
         q.n_labels,
@@ -106,6 +118,9 @@ def _alone(q: Posterior) -> Posterior:
         covariance="diagonal" if q.is_diagonal else "full",
         pairwise_covariance="full" if q.pairs_are_full else "diagonal",
     )
+    with torch.no_grad():
+        alone.log_amplitude.copy_(q.log_amplitude)
+    return alone
 
 
 def _copy_into(alone: Posterior, q: Posterior) -> None:

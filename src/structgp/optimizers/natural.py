@@ -20,6 +20,7 @@ from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.gp.linalg import factor_of_inverse
+from structgp.objective import Latents, Sensitivity
 from structgp.optimizers.base import Problem, StepInfo
 from structgp.optimizers.plateau import Plateau
 from structgp.optimizers.scales import (
@@ -30,9 +31,17 @@ from structgp.optimizers.scales import (
 )
 from structgp.optimizers.sites import Sites
 
-LEAST_PRECISION = 0.05
+LEAST_PRECISION = 0.25
 """A posterior may be wider than the prior, under a likelihood that is not concave, but not wider than
-1 / sqrt(this) times. Estimates that ask for more are noise."""
+1 / sqrt(this) times."""
+
+UPWARD_SHARES = (0.5, -1.0)
+"""What is used of the part that bends up where all of it leaves no posterior. -1 turns it round: a
+direction that bends up by much is then one to move little in, as in a saddle-free Newton step. At 0 it
+would be one to move far in."""
+
+WORSE = 4.0
+"""Standard errors by which the bound must have fallen for a step to be taken back."""
 
 SHORTEST = 1e-3
 
@@ -40,14 +49,32 @@ AMPLITUDE_PRIOR_SD = 1.5
 AMPLITUDE_STEP = 0.3
 
 
+@dataclass(frozen=True)
+class Look:
+    """What one pass over the data found at a posterior: the bound and the variance of its estimate, the
+    quadratics that fit there, and the derivative in the log-amplitude. posterior, sites : where it was."""
+
+    elbo: float
+    variance: float
+    targets: list[Sites]
+    latents: list[Latents]
+    amplitude_slope: float
+    evaluations: int
+    posterior: dict[str, Tensor]
+    sites: list[Sites | None]
+
+
 @dataclass
 class NaturalState:
-    """sites : of each batch, None before the first step. rate : part of the way."""
+    """sites : of each batch, None before the first step. rate : part of the way, times ``trust``, which
+    falls where steps do harm. last : the last look whose bound was not worse."""
 
     generator: torch.Generator
     plateau: Plateau
     rate: float
     sites: list[Sites | None]
+    trust: float = 1.0
+    last: Look | None = None
     iteration: int = 0
     reductions: int = 0
     amplitude_momentum: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -87,52 +114,50 @@ class Natural:
 
     def step(self, problem: Problem, state: NaturalState) -> tuple[NaturalState, StepInfo]:
         """Cost O(V (N M^2 + M^3)) and the estimator's on every batch."""
-        q = problem.posterior
         with torch.no_grad():
-            elbo = -float(q.kl_inducing(problem.entropy)) - float(q.kl_pairwise())
-            evaluations, amplitude_slope, targets = 0, 0.0, []
-            for i, known in enumerate(state.sites):
-                latent = problem.latents(i)
-                found = problem.estimate(i, latent, state.generator, memory=known)
-                at = latent.sensitivity(found.moments)
-                targets.append(Sites.of(latent, at))
-                elbo += float(found.moments.value.sum())
-                evaluations += found.evaluations
-                # Every draw is proportional to the root of the amplitude.
-                amplitude_slope += 0.5 * float((at.mean * latent.mean).sum())
-                amplitude_slope += float((at.covariance * latent.covariance).sum())
-            self._move(problem, state, targets)
-            if moves_amplitude(self.learn_scales):
-                self._move_amplitude(problem, state, amplitude_slope)
-            if self.learn_scales:
-                fit_pairwise_sd(q)
+            look = _look(problem, state)
+            last = state.last
+            noise = WORSE * (look.variance + (last.variance if last else 0.0)) ** 0.5
+            if last is not None and look.elbo < last.elbo - noise and state.trust > SHORTEST:
+                # A step that made it worse for certain is taken back, and a shorter one tried.
+                problem.posterior.load_state_dict(last.posterior)
+                state.sites, state.trust = last.sites, 0.5 * state.trust
+                looked, elbo = last, last.elbo
+            else:
+                state.last, looked, elbo = look, look, look.elbo
+                state.trust = min(1.0, 1.5 * state.trust)
+                state.plateau.add(elbo)
+            self._move(problem, state, looked)
         problem.memory.clear()
-        state.plateau.add(elbo)
         state.iteration += 1
         if state.plateau.is_full and state.plateau.look():
             state.reductions += 1
             state.rate *= 0.5
         converged = state.reductions >= self.reductions
         finished = converged or state.iteration >= self.max_steps
-        return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, converged)
+        return state, StepInfo(state.iteration - 1, elbo, look.evaluations, finished, converged)
 
-    def _move(self, problem: Problem, state: NaturalState, targets: list[Sites]) -> None:
-        """Sites part of the way to ``targets``, and the posterior to the answer for them. Shorter
-        steps where noise would leave no posterior."""
-        rate = state.rate
-        while True:
-            # The first sites of all come from nothing: quadratics of zero.
-            moved = [
-                (_nothing(new) if old is None else old).towards(new, rate)
-                for old, new in zip(state.sites, targets, strict=True)
-            ]
-            if set_posterior(problem, moved) or rate < SHORTEST:
-                break
-            rate *= 0.5
-        if rate < SHORTEST:
-            return
-        state.rate = min(state.rate, max(rate, SHORTEST))
+    def _move(self, problem: Problem, state: NaturalState, look: Look) -> None:
+        """Sites part of the way to where the look found them, the posterior to the answer for them,
+        and the scales."""
+        # The first sites of all come from nothing: quadratics of zero.
+        moved = [
+            (_nothing(new) if old is None else old).towards(new, state.rate * state.trust)
+            for old, new in zip(state.sites, look.targets, strict=True)
+        ]
+        if not set_posterior(problem, moved):
+            # Under a likelihood that is not concave, or under noise, the quadratics may bend up by
+            # more than the prior bends down, and have no posterior.
+            split = [_split(site, at) for site, at in zip(moved, look.latents, strict=True)]
+            for share in UPWARD_SHARES:
+                moved = [down.plus(up, share) for down, up in split]
+                if set_posterior(problem, moved):
+                    break
         state.sites = list(moved)
+        if moves_amplitude(self.learn_scales):
+            self._move_amplitude(problem, state, look.amplitude_slope)
+        if self.learn_scales:
+            fit_pairwise_sd(problem.posterior)
 
     def _move_amplitude(self, problem: Problem, state: NaturalState, slope: float) -> None:
         """One step of Adam, shorter as the rate is."""
@@ -142,7 +167,47 @@ class Natural:
         state.amplitude_momentum = [first, second]
         n = state.iteration + 1
         direction = first / (1 - 0.7**n) / max(1e-12, second / (1 - 0.9**n)) ** 0.5
-        q.log_amplitude.add_(AMPLITUDE_STEP * state.rate * direction)
+        q.log_amplitude.add_(AMPLITUDE_STEP * state.rate * state.trust * direction)
+
+
+def _look(problem: Problem, state: NaturalState) -> Look:
+    q = problem.posterior
+    elbo = -float(q.kl_inducing(problem.entropy)) - float(q.kl_pairwise())
+    variance, slope, evaluations = 0.0, 0.0, 0
+    targets, latents = [], []
+    for i, known in enumerate(state.sites):
+        latent = problem.latents(i)
+        found = problem.estimate(i, latent, state.generator, memory=known)
+        at = latent.sensitivity(found.moments)
+        targets.append(Sites.of(latent, at))
+        latents.append(latent)
+        elbo += float(found.moments.value.sum())
+        variance += float(found.variance.value.nan_to_num(0).sum())
+        evaluations += found.evaluations
+        # Every draw is proportional to the root of the amplitude.
+        slope += 0.5 * float((at.mean * latent.mean).sum())
+        slope += float((at.covariance * latent.covariance).sum())
+    here = {k: v.detach().clone() for k, v in q.state_dict().items()}
+    return Look(elbo, variance, targets, latents, slope, evaluations, here, state.sites)
+
+
+def _split(site: Sites, latent: Latents) -> tuple[Sites, Sites]:
+    """The part that bends down and the part that bends up, each around the posterior as it is, where
+    leaving out the second then changes no gradient. Eigenvalues are those in whitened coordinates,
+    where noise is evenly spread."""
+    factor = latent.factor
+    whitened = factor.mT @ site.precision @ factor
+    values, vectors = torch.linalg.eigh(0.5 * (whitened + whitened.mT))
+    back = torch.linalg.solve_triangular(factor.mT, vectors, upper=True)  # L^-T U
+    up = (back * values.clamp(max=0)[..., None, :]) @ back.mT
+    if site.pair_precision.shape == site.pair_linear.shape:
+        pair_up = site.pair_precision.clamp(max=0)
+    else:
+        values, vectors = torch.linalg.eigh(0.5 * (site.pair_precision + site.pair_precision.T))
+        pair_up = (vectors * values.clamp(max=0)) @ vectors.T
+    nothing = torch.zeros_like(latent.mean), torch.zeros_like(latent.pairs.mean)
+    bends_up = Sites.of(latent, Sensitivity(nothing[0], -0.5 * up, nothing[1], -0.5 * pair_up))
+    return site.plus(bends_up, -1.0), bends_up
 
 
 def _nothing(like: Sites) -> Sites:

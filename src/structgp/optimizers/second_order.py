@@ -31,7 +31,13 @@ from structgp.errors import InputError
 from structgp.gp import Posterior, SequenceGaussian
 from structgp.gp.linalg import cholesky, factor_of_inverse
 from structgp.optimizers.base import Problem, StepInfo
-from structgp.optimizers.scales import LearnScales, fit_pairwise_sd, moves_amplitude
+from structgp.optimizers.scales import (
+    LearnScales,
+    fit_pairwise_sd,
+    moves_amplitude,
+    refuse_kernel,
+)
+from structgp.structures import Structure
 
 AMPLITUDE_PRIOR_SD = 1.5
 """Prior standard deviation of the log-amplitude around where it starts: a factor of 4.5 or so."""
@@ -71,7 +77,8 @@ class SecondOrder:
     name = "second-order"
 
     def start(self, problem: Problem, generator: torch.Generator) -> SecondOrderState:
-        _check(problem.posterior)
+        refuse_kernel(self.learn_scales, self.name)
+        _check(problem.posterior, problem.structure)
         q, half = problem.posterior, max(1, self.n_draws // 2)
 
         def mirrored(*shape: int) -> Tensor:
@@ -110,8 +117,15 @@ class SecondOrder:
         return replace(state, iteration=state.iteration + 1, elbo=elbo, evaluations=0), info
 
 
-def _check(q: Posterior) -> None:
-    """The closed forms are those of one Gaussian, with independent pairwise scores."""
+def _check(q: Posterior, structure: Structure) -> None:
+    """The closed forms are those of one Gaussian, with independent pairwise scores, and of a
+    structure that knows its curvature."""
+    if not structure.has_curvature:
+        raise InputError(
+            "inference",
+            f"'second-order' needs the curvature, and {type(structure).__name__} offers none",
+            "use 'natural'",
+        )
     for name, given in {
         f"a posterior of {q.n_components} components": q.n_components > 1,
         "a full covariance of the pairwise scores": q.pairs_are_full,
@@ -206,7 +220,8 @@ def _value_and_gradients(
         f = (scale * (projection @ q.m[0].T + offset)).requires_grad_()
         g = (q.pairwise().mean + pair_offset).requires_grad_()
         with torch.enable_grad():
-            total = problem.structure.log_prob(f, g, batch.y, batch.mask).mean(0).sum()
+            there = problem.on_device(f, g, batch.y, batch.mask)
+            total = problem.structure.log_prob(*there).mean(0).sum().cpu()
             grad_f, grad_g = torch.autograd.grad(total, (f, g))
         value = value + total.detach()
         grad_m += scale * grad_f.sum(0).flatten(0, 1).T @ projection.flatten(0, 1)
@@ -227,10 +242,10 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
     for i, (batch, offset) in enumerate(zip(problem.batches, offsets, strict=True)):
         projection = problem.conditional(i).projection
         f = scale * (projection @ q.m[0].T + offset)
-        curvature = problem.structure.curvature(f, g, batch.y, batch.mask)
+        curvature = problem.structure.curvature(*problem.on_device(f, g, batch.y, batch.mask))
         B, T, _ = projection.shape
         # (B, V T, T) @ (B, T, M), then one product (M, B T) @ (B T, M) a label.
-        bent = (scale.square() * curvature.unary).reshape(B, V * T, T) @ projection
+        bent = (scale.square() * curvature.unary.to(f)).reshape(B, V * T, T) @ projection
         if q.is_diagonal:
             precision += (bent.reshape(B, V, T, M) * projection[:, None]).sum((0, 2))
         else:
@@ -238,7 +253,7 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
             flat = projection.reshape(B * T, M).T
             for j in range(V):
                 precision[j].addmm_(flat, bent[j])
-        pair_precision += curvature.pairwise
+        pair_precision += curvature.pairwise.to(f)
     q.factor[0] = precision.rsqrt() if q.is_diagonal else factor_of_inverse(precision)
     if q.has_pairs:
         q.pair_log_sd.copy_(-0.5 * pair_precision.log())

@@ -45,6 +45,10 @@ class Sites:
             -0.5 * self.pair_precision,
         )
 
+    def plus(self, other: Sites, times: float) -> Sites:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Sites(*(a + times * b for a, b in pairs))
+
     def towards(self, other: Sites, rate: float) -> Sites:
         """(1 - rate) of this and rate of the other."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)

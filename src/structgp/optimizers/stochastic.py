@@ -82,6 +82,8 @@ class StochasticState:
     began: float
     mean_step: float
     covariance_step: float
+    pair_mean_step: float
+    pair_covariance_step: float
     stored: dict[int, Stored] = field(default_factory=dict)
     total: Gradient | None = None
     iteration: int = 0
@@ -101,7 +103,8 @@ class Stochastic:
     remembers : SAGA if True, SGD if False.
     mean_step, covariance_step : step sizes on the gradient of the whole bound, of means and of
         covariance factors, in whitened coordinates; 'auto' takes a third of the inverse of a bound on
-        the curvature, for SAGA's guarantee, and a tenth of that for the factors.
+        the curvature, of inducing values and of pairwise scores each its own, for SAGA's guarantee,
+        and a tenth of that for the factors.
     unary_steps, pairwise_steps : how many steps each block moves, in turn; None moves both at once.
     tolerance : stop when the mean bound over a round (all blocks once, or ten passes) has risen by
         less, in nats per sequence, twice.
@@ -125,15 +128,19 @@ class Stochastic:
     def start(self, problem: Problem, generator: torch.Generator) -> StochasticState:
         refuse_kernel(self.learn_scales, self.name)
         separate(problem, generator)
-        auto = 1 / (3 * curvature_bound(problem)) if "auto" in self._steps else 0.0
         plateau = Plateau(self._round(problem), self.tolerance * problem.n_sequences)
-        mean_step = auto if self.mean_step == "auto" else self.mean_step
-        covariance_step = 0.1 * auto if self.covariance_step == "auto" else self.covariance_step
-        return StochasticState(generator, plateau, time.monotonic(), mean_step, covariance_step)
-
-    @property
-    def _steps(self) -> tuple[float | str, float | str]:
-        return self.mean_step, self.covariance_step
+        fast, slow = self.mean_step, self.covariance_step
+        unary = 1 / (3 * curvature_bound(problem)) if "auto" in (fast, slow) else 0.0
+        pairs = 1 / (3 * pair_curvature_bound(problem))
+        return StochasticState(
+            generator,
+            plateau,
+            time.monotonic(),
+            mean_step=unary if fast == "auto" else fast,
+            covariance_step=0.1 * unary if slow == "auto" else slow,
+            pair_mean_step=pairs if fast == "auto" else fast,
+            pair_covariance_step=0.1 * pairs if slow == "auto" else slow,
+        )
 
     def _round(self, problem: Problem) -> int:
         if self.unary_steps is None or self.pairwise_steps is None:
@@ -213,6 +220,7 @@ class Stochastic:
                     q.weight_logits.add_(fast * (weights * centred - kl_logits))
                 if moves_amplitude(self.learn_scales):
                     q.log_amplitude.add_(fast * ell.amplitude)
+            fast, slow = state.pair_mean_step, state.pair_covariance_step
             if block != "unary" and q.has_pairs:
                 q.pair_mean.add_(fast * (ell.pair_mean - kl_pair))
                 if q.pairs_are_full:
@@ -258,6 +266,15 @@ def curvature_bound(problem: Problem) -> float:
             moved += flat.T @ (flat @ v)
         size, v = float(moved.norm()), moved
     return 1 + 0.25 * scale * size
+
+
+def pair_curvature_bound(problem: Problem) -> float:
+    """The same in a pairwise score, if it bends by at most 1/4 each time one label follows another:
+    1 / sd^2 + 1/4 of the number of times."""
+    q = problem.posterior
+    prior = float(q.pairwise_sd.detach()) ** -2 if q.has_pairs else 1.0
+    steps = sum(int((batch.mask.sum(-1) - 1).clamp(min=0).sum()) for batch in problem.batches)
+    return prior + 0.25 * steps
 
 
 def _through_factor(covariance: Tensor, factor: Tensor, diagonal: bool) -> Tensor:

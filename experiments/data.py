@@ -1,0 +1,88 @@
+"""What every experiment needs: a fold of a task, a problem from a fitted model, a row of a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from structgp import StructuredGPClassifier
+from structgp.data.corpora import columns_suite, encoded_suite
+from structgp.gradients import Estimator, Pathwise
+from structgp.optimizers import Problem
+from structgp.structures import Structure
+from structgp.training import make_batches
+
+TASKS = ("basenp", "chunking", "segmentation", "japanesene")
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Fold:
+    """X, y to train with and X_test, y_test to score on."""
+
+    X: list[Any]
+    y: list[list[str]]
+    X_test: list[Any]
+    y_test: list[list[str]]
+
+
+def load_fold(task: str, data: str | None, fold: int, *, columns: bool = False) -> Fold:
+    """One of the paper's folds, from its encoded features or from raw columns and template."""
+    X: list[Any]
+    if columns:
+        raw = columns_suite(task, data)
+        X, y, folds = [raw.template.expand(x) for x in raw.X], raw.y, raw.folds
+    else:
+        encoded = encoded_suite(task, data)
+        X, y, folds = list(encoded.X), encoded.y, encoded.folds
+    train, test = folds[fold]
+    pick = [[items[i] for i in part] for part in (train, test) for items in (X, y)]
+    return Fold(*pick)
+
+
+def problem_of(
+    model: StructuredGPClassifier,
+    structure: Structure,
+    X: Sequence[Any],
+    y: Sequence[Sequence[str]],
+    estimator: Estimator | None = None,
+    *,
+    batch_tokens: int = 1000,
+) -> Problem:
+    """The fitted posterior against data again."""
+    fitted = model.model_
+    rows, labels = fitted.encoder.transform(X), fitted.labels.transform(y)
+    batches = make_batches(rows, labels, fitted.encoder.pad_row, batch_tokens)
+    return Problem(fitted.posterior, structure, batches, estimator or Pathwise())
+
+
+def bound_per_sequence(problem: Problem, n_draws: int = 512, seed: int = 77) -> float:
+    """The evidence bound on fresh draws, the same for equal seeds, in nats a sequence."""
+    generator = torch.Generator().manual_seed(seed)
+    return problem.fresh_bound(n_draws, generator) / problem.n_sequences
+
+
+def arguments(prog: str, doc: str | None, tasks: Sequence[str]) -> argparse.ArgumentParser:
+    """--data, --task and --fold, which all experiments have."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments.{prog}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data", help="folder of the paper's data (default: STRUCTGP_DATA)")
+    parser.add_argument("--task", nargs="+", choices=TASKS, default=list(tasks))
+    parser.add_argument("--fold", nargs="+", type=int, choices=range(5), default=[0])
+    return parser
+
+
+def keep(name: str, row: dict[str, Any]) -> None:
+    """Adds a row to results/NAME.jsonl."""
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")

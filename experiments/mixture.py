@@ -1,0 +1,50 @@
+"""Two components against one: where K = 2, started from two perturbed copies, ends.
+
+    python -m experiments.mixture --data DIR [--task TASK ...] [--fold K ...]
+
+Bounds are on the same 512 fresh draws, in nats a sequence.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.data import arguments, bound_per_sequence, keep, load_fold, problem_of
+from structgp import StructgpError, StructuredGPClassifier
+from structgp.structures import Chain
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = arguments("mixture", __doc__, ["segmentation", "basenp"])
+    parser.add_argument("--inducing", type=int, default=300)
+    options = parser.parse_args(words)
+    for task in options.task:
+        for k in options.fold:
+            row = compare(task, k, options.data, options.inducing)
+            print(row, flush=True)
+            keep("mixture", row)
+
+
+def compare(task: str, k: int, data: str | None, n_inducing: int) -> dict[str, Any]:
+    fold = load_fold(task, data, k)
+    row: dict[str, Any] = {"task": task, "fold": k, "inducing": n_inducing}
+    for K in (1, 2):
+        model = StructuredGPClassifier(n_components=K, n_inducing=n_inducing)
+        model.fit(fold.X, fold.y)
+        row[f"K = {K}"] = round(bound_per_sequence(problem_of(model, Chain(), fold.X, fold.y)), 3)
+        row[f"seconds, K = {K}"] = round(model.training_log_["seconds"], 1)
+        if K == 2:
+            m = model.model_.posterior.m
+            row["weights"] = [round(w, 3) for w in model.model_.posterior.weights.tolist()]
+            row["distance of the means"] = round(float((m[0] - m[1]).norm()), 3)
+    row["gain"] = round(row["K = 2"] - row["K = 1"], 3)
+    return row
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except StructgpError as error:
+        sys.exit(f"experiments: {error}")

@@ -1,0 +1,95 @@
+"""The paper's two settings on its folds, with its linear kernel of unit variance and unit pairwise scale.
+
+    python -m experiments.presets --data DIR --task japanesene --inference paper-batch
+    python -m experiments.presets --data DIR --task japanesene --inference paper-batch --gradient score
+
+The second line leaves the control variate out. Rows are also added to experiments/results/presets.jsonl.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from experiments.data import arguments, keep, load_fold
+from structgp import StructgpError, StructuredGPClassifier, metrics
+from structgp.inference import GRADIENTS, PRESETS
+from structgp.optimizers import Blocks, StepInfo, Stochastic
+
+PRESET_OPTIMIZERS = {
+    "paper-batch": Blocks(name="paper-batch"),
+    "paper-stochastic": Stochastic(name="paper-stochastic"),
+}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = arguments("presets", __doc__, ["segmentation"])
+    parser.add_argument("--inference", choices=list(PRESETS), default="paper-batch")
+    parser.add_argument("--gradient", choices=GRADIENTS, default="auto")
+    parser.add_argument("--likelihood", choices=["chain", "piecewise"], default="chain")
+    parser.add_argument("--minutes", type=float, default=330, help="time limit of a fit")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args(words)
+    for task in options.task:
+        for k in options.fold:
+            row = run(task, k, options.data, options.inference, options)
+            print(row, flush=True)
+            keep("presets", row)
+
+
+def run(task: str, k: int, data: str | None, inference: str, options: object) -> dict[str, object]:
+    fold = load_fold(task, data, k)
+    preset = PRESETS[inference]
+    gradient = options.gradient if options.gradient != "auto" else preset.gradient
+    seconds = 60 * options.minutes
+    optimizer = replace(
+        PRESET_OPTIMIZERS[inference], max_seconds=seconds, learn_scales=preset.learn_scales
+    )
+    model = StructuredGPClassifier(
+        kernel="linear",
+        pairwise_sd=1.0,
+        likelihood=options.likelihood,
+        inference=optimizer,
+        gradient=gradient,
+        n_gradient_draws=preset.n_gradient_draws,
+        n_inducing=preset.n_inducing,
+        learn_kernel=preset.learn_kernel,
+        device=options.device,
+    )
+    began = time.monotonic()
+
+    def say(step: StepInfo) -> None:
+        if inference == "paper-batch" or step.iteration % 500 == 0:
+            spent = time.monotonic() - began
+            print(
+                f"{task} {k}: step {step.iteration}, bound {step.elbo:.1f}, {spent:.0f} s",
+                flush=True,
+            )
+
+    model.fit(fold.X, fold.y, callback=say)
+    log = model.training_log_
+    marginals = model.predict_marginals(fold.X_test)
+    return {
+        "task": task,
+        "fold": k,
+        "inference": inference,
+        "gradient": gradient,
+        "likelihood": options.likelihood,
+        "token_error": 100 * metrics.token_error(fold.y_test, model.predict(fold.X_test)),
+        "token_nll": metrics.token_nll(fold.y_test, marginals),
+        "bound": log["fresh_elbo"],
+        "stopped": log["stopped"],
+        "steps": len(log["steps"]),
+        "evaluations": log["evaluations"],
+        "seconds": round(log["seconds"]),
+        "device": options.device,
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except StructgpError as error:
+        sys.exit(f"experiments: {error}")

@@ -1,0 +1,126 @@
+"""SAGA against SGD: the variance of a step's direction over the data, memory, and time of a step.
+
+    python -m experiments.stochastic --data DIR [--task TASK ...]
+
+After so many passes of SAGA from the prior, with the posterior and the store held: the direction that each
+sequence would give, with SAGA and with plain SGD, both from one estimate on that sequence (equal cost).
+Variance is the mean squared distance from the mean direction, of the means' part. Then the seconds a step
+takes under the chain and under its piecewise pseudo-likelihood, with the paper's 4,000 draws.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from experiments.data import arguments, keep, load_fold
+from structgp import StructgpError
+from structgp.data.encode import FeatureEncoder
+from structgp.data.labels import LabelEncoder
+from structgp.gp import Posterior
+from structgp.gradients import ESTIMATORS
+from structgp.inference import PRESETS
+from structgp.kernels.blocks import build_kernel
+from structgp.optimizers import Problem, Stochastic
+from structgp.prior import flat_tokens, pick_inducing
+from structgp.structures import Chain, Piecewise, Structure
+from structgp.training import make_batches
+
+PASSES = (1, 3, 10)
+TIMED_STEPS = 40
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = arguments("stochastic", __doc__, ["segmentation", "chunking"])
+    parser.add_argument("--passes", nargs="+", type=int, default=list(PASSES))
+    options = parser.parse_args(words)
+    for task in options.task:
+        for row in (
+            variances(task, options.data, sorted(options.passes)),
+            step_times(task, options.data),
+        ):
+            print(row, flush=True)
+            keep("stochastic", row)
+
+
+def variances(task: str, data: str | None, passes: list[int]) -> dict[str, object]:
+    problem = build(task, data, Chain())
+    saga = Stochastic(
+        mean_step="auto", covariance_step="auto", unary_steps=None, pairwise_steps=None
+    )
+    sgd = replace(saga, remembers=False)
+    state = saga.start(problem, torch.Generator().manual_seed(0))
+    n = len(problem.batches)
+    row: dict[str, object] = {"task": task, "what": "SAGA variance over SGD variance"}
+    for step in range(max(passes) * n):
+        state, _ = saga.step(problem, state)
+        if (step + 1) % n == 0 and (step + 1) // n in passes:
+            with_store = [_direction(saga, problem, state, i) for i in range(n)]
+            without = [_direction(sgd, problem, state, i) for i in range(n)]
+            ratio = _variance(with_store) / _variance(without)
+            row[f"after {(step + 1) // n} passes"] = round(ratio, 4)
+    q = problem.posterior
+    parameters = q.n_labels * (q.n_inducing + q.n_inducing**2) * 8
+    row["stored MB"] = round(state.memory_bytes / 1e6, 2)
+    row["as parameter gradients MB"] = round(n * parameters / 1e6, 1)
+    return row
+
+
+def step_times(task: str, data: str | None) -> dict[str, object]:
+    """Seconds a SAGA step, turn about so that a noisy machine disturbs both alike."""
+    optimizer = Stochastic()
+    runs = {}
+    for name, structure in (("chain", Chain()), ("piecewise", Piecewise())):
+        problem = build(task, data, structure)
+        runs[name] = problem, optimizer.start(problem, torch.Generator().manual_seed(0))
+    seconds = dict.fromkeys(runs, 0.0)
+    for _ in range(TIMED_STEPS):
+        for name, (problem, state) in runs.items():
+            began = time.perf_counter()
+            optimizer.step(problem, state)
+            seconds[name] += time.perf_counter() - began
+    return {
+        "task": task,
+        "what": "seconds a step",
+        **{name: round(s / TIMED_STEPS, 4) for name, s in seconds.items()},
+        "piecewise / chain": round(seconds["piecewise"] / seconds["chain"], 3),
+    }
+
+
+def build(task: str, data: str | None, structure: Structure) -> Problem:
+    """Fold 0 as the stochastic preset has it, at the prior."""
+    preset = PRESETS["paper-stochastic"]
+    fold = load_fold(task, data, 0)
+    encoder, labels = FeatureEncoder().fit(fold.X), LabelEncoder().fit(fold.y)
+    rows, y = encoder.transform(fold.X), labels.transform(fold.y)
+    tokens = flat_tokens(encoder, rows)
+    kernel = build_kernel("linear", encoder.blocks, tokens, "auto").requires_grad_(False)
+    chosen = pick_inducing(kernel, tokens, preset.n_inducing, seed=0)
+    posterior = Posterior(kernel, chosen.rows, len(labels.classes))
+    batches = make_batches(rows, y, encoder.pad_row, 1)
+    estimator = ESTIMATORS[preset.gradient].with_draws(preset.n_gradient_draws)
+    return Problem(posterior, structure, batches, estimator)
+
+
+def _direction(optimizer: Stochastic, problem: Problem, state: object, i: int) -> torch.Tensor:
+    trial = copy.copy(state)
+    trial.stored = dict(state.stored)
+    trial.generator = torch.Generator().manual_seed(1000 + i)
+    return optimizer.direction(problem, trial, i)[0].m
+
+
+def _variance(directions: list[torch.Tensor]) -> float:
+    stacked = torch.stack(directions)
+    return float((stacked - stacked.mean(0)).square().sum((1, 2, 3)).mean())
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except StructgpError as error:
+        sys.exit(f"experiments: {error}")
