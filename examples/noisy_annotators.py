@@ -19,6 +19,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,13 +90,11 @@ def flip(y: Labels, flipped: float, seed: int) -> Labels:
     return [[seen(label) for label in labels] for labels in y]
 
 
-def methods(n_labels: int, seed: int, n_jobs: int = 1) -> dict[str, Callable[[], object]]:
-    """The three, by name; each is made when it is its turn."""
+def methods(n_labels: int, **options: Any) -> dict[str, Callable[[], Any]]:
+    """The three by name; ``options`` are of the first one's classifier."""
     annotator = Annotator(uniform_confusion(n_labels))
     return {
-        "annotator": lambda: StructuredGPClassifier(
-            likelihood=annotator, n_jobs=n_jobs, random_state=seed
-        ),
-        "chain": lambda: StructuredGPClassifier(random_state=seed),
-        "CRF": lambda: LinearCRF(random_state=seed),
+        "annotator": lambda: StructuredGPClassifier(likelihood=annotator, **options),
+        "chain": StructuredGPClassifier,
+        "CRF": LinearCRF,
     }

@@ -67,13 +67,15 @@ class Look:
 @dataclass
 class NaturalState:
     """sites : of each batch, None before the first step. rate : part of the way, times ``trust``, which
-    falls where steps do harm. last : the last look whose bound was not worse."""
+    falls where steps do harm. best : the highest bound seen. last : the last look that was not worse
+    for certain."""
 
     generator: torch.Generator
     plateau: Plateau
     rate: float
     sites: list[Sites | None]
     trust: float = 1.0
+    best: float = -float("inf")
     last: Look | None = None
     iteration: int = 0
     reductions: int = 0
@@ -91,7 +93,8 @@ class Natural:
     window, tolerance : every so many steps the mean bound must have risen by so many nats per
         sequence, or the rate is halved.
     reductions : stop when that has happened so often.
-    max_steps : stop here at the latest.
+    max_steps : stop here at the latest. It also stops, as at a limit, where even the shortest step
+        made the bound worse.
     learn_scales : False, 'pairwise' or True (the amplitude too).
     """
 
@@ -118,23 +121,27 @@ class Natural:
             look = _look(problem, state)
             last = state.last
             noise = WORSE * (look.variance + (last.variance if last else 0.0)) ** 0.5
-            if last is not None and look.elbo < last.elbo - noise and state.trust > SHORTEST:
+            stuck = False
+            if last is not None and look.elbo < state.best - noise:
                 # A step that made it worse for certain is taken back, and a shorter one tried.
                 problem.posterior.load_state_dict(last.posterior)
                 state.sites, state.trust = last.sites, 0.5 * state.trust
                 looked, elbo = last, last.elbo
+                stuck = state.trust < SHORTEST
             else:
                 state.last, looked, elbo = look, look, look.elbo
+                state.best = max(state.best, elbo)
                 state.trust = min(1.0, 1.5 * state.trust)
                 state.plateau.add(elbo)
-            self._move(problem, state, looked)
+            if not stuck:
+                self._move(problem, state, looked)
         problem.memory.clear()
         state.iteration += 1
         if state.plateau.is_full and state.plateau.look():
             state.reductions += 1
             state.rate *= 0.5
         converged = state.reductions >= self.reductions
-        finished = converged or state.iteration >= self.max_steps
+        finished = converged or stuck or state.iteration >= self.max_steps
         return state, StepInfo(state.iteration - 1, elbo, look.evaluations, finished, converged)
 
     def _move(self, problem: Problem, state: NaturalState, look: Look) -> None:
