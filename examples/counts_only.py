@@ -19,6 +19,7 @@ and takes pathwise gradients.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter
@@ -32,19 +33,38 @@ from structgp.data.corpora import recipes
 
 Labels = list[list[str]]
 
+VERY_SMALL = -1e4
+"""Stands for log 0: autograd has no use for infinities."""
+
 
 def log_prob_of_counts(f: Tensor, g: Tensor, y: Tensor) -> Tensor:
     """log p(counts of y | f, g): f (S, T, V), g (S, V, V), y (T,) -> (S,).
 
-    A state is the last label and the counts so far, (n_0 + 1) x ... x (n_V-1 + 1) of them at most.
-    Cost O(S T V^2 prod(n_v + 1)): for few labels and short lines.
+    A state is the last label and how many tokens of each label went by, prod_v (n_v + 1) of them at
+    most. Cost O(S T V^2 prod_v (n_v + 1)): for few labels and short lines.
     """
     S, T, V = f.shape
     counts = torch.bincount(y, minlength=V).tolist()
     shape = [n + 1 for n in counts]
-    impossible = f.new_full((S, 1, *shape), -torch.inf)
+    size = math.prod(shape)
+    stride = [math.prod(shape[v + 1 :]) for v in range(V)]
+    state = torch.arange(size)
+    # From the counts c, a token of label v leads to c with one more v, if there are that many.
+    room = torch.stack([(state // stride[v]) % shape[v] > 0 for v in range(V)])  # (V, size)
+    before = torch.stack([(state - stride[v]).clamp(min=0) for v in range(V)])  # (V, size)
+    f = f - f.logsumexp(-1, keepdim=True)  # a constant of each position cancels
+    counted = torch.full((S, V, size), VERY_SMALL, dtype=f.dtype)
+    counted[:, torch.arange(V), torch.tensor(stride) % size] = f[:, 0]
+    counted = torch.where(room, counted, VERY_SMALL)
+    free = f[:, 0]
+    for t in range(1, T):
+        moved = torch.logsumexp(counted[:, :, None, :] + g[..., None], 1)  # (S, V, size)
+        shifted = moved.gather(-1, before.expand(S, -1, -1)) + f[:, t, :, None]
+        counted = torch.where(room, shifted, VERY_SMALL)
+        free = torch.logsumexp(free[:, :, None] + g, 1) + f[:, t]
+    return counted[..., -1].logsumexp(-1) - free.logsumexp(-1)
 
-    def placed(v: int, scores: Tensor) -> Tensor:
-        """One more token of label v: its count moves up by one, what exceeds it falls away."""
-        kept = scores.narrow(v + 1, 0, counts[v])
-        return torch.cat([impossible[:, 0].narrow(v + 1, 0, 1), kept], v + 1)
+
+def log_counts(y: Sequence[int]) -> float:
+    """log of the number of labellings with these counts: what turns p(counts) into a p(y)."""
+    return math.lgamma(len(y) + 1) - sum(math.lgamma(n + 1) for n in Counter(y).values())

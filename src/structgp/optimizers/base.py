@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -127,15 +127,24 @@ class Problem:
         """E[log p] of batch i with slope and bend. ``memory`` : what is known of it already; by default
         the running quadratic of earlier estimates."""
         target = self.target(i, latent)
-        if not self.estimator.uses_memory:
-            return self.estimator(target, generator)
-        known = self.memory.get(i) if memory is None else memory
+        uses = self.estimator.uses_memory
+        known = (self.memory.get(i) if memory is None else memory) if uses else None
         about = None if known is None else latent.moments(known.sensitivity(latent))
-        found = self.estimator(target, generator, about)
-        if memory is None:
+        found = self._at_home(self.estimator(target, generator, about))
+        if uses and memory is None:
             new = Sites.of(latent, latent.sensitivity(found.moments))
             self.memory[i] = new if known is None else known.towards(new, MEMORY_RATE)
         return found
+
+    def _at_home(self, found: Estimate) -> Estimate:
+        """The estimate in the precision of the posterior, and where it is."""
+        home = self.posterior.m
+        return replace(
+            found,
+            moments=found.moments.map(lambda a: a.to(home)),
+            variance=found.variance.map(lambda a: a.to(home)),
+            spread=found.spread.to(home),
+        )
 
     def bound(self, i: int, generator: torch.Generator, *, move_kernel: bool = False) -> Bound:
         """The bound estimated from batch i alone, differentiable in the posterior.
