@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from structgp import InputError, StructgpError, StructuredGPClassifier, metrics
 from structgp.baselines.crf import LinearCRF
 from structgp.data.corpora import recipes
 
@@ -98,3 +98,48 @@ def methods(n_labels: int, **options: Any) -> dict[str, Callable[[], Any]]:
         "chain": StructuredGPClassifier,
         "CRF": LinearCRF,
     }
+
+
+def coarse(label: str) -> str:
+    """Three labels out of eleven: the ingredient, how much of it, and the rest."""
+    kind = label.rpartition("-")[2]
+    return {"NAME": "NAME", "QTY": "AMOUNT", "UNIT": "AMOUNT"}.get(kind, "OTHER")
+
+
+def main(words: Sequence[str] | None = None) -> dict[str, float]:
+    """Prints token errors against clean test labels, and returns them."""
+    parser = argparse.ArgumentParser(description="Labels from annotators who err.")
+    parser.add_argument("--seed", type=int, default=0, help="of the flips")
+    parser.add_argument("--quick", action="store_true", help="fewer draws")
+    options = parser.parse_args(words)
+    corpus = recipes()
+    X = [corpus.template.expand(x) for x in corpus.X_train[:60]]
+    y = [[coarse(label) for label in labels] for labels in corpus.y_train[:60]]
+    X_test = [corpus.template.expand(x) for x in corpus.X_test]
+    y_test = [[coarse(label) for label in labels] for labels in corpus.y_test]
+    seen = flip(y, FLIPPED, options.seed)
+    n_labels = len({label for labels in seen for label in labels})
+    wrong = metrics.token_error(y, seen)
+    print(f"{len(X)} lines, {100 * wrong:.0f} % of labels wrong; error on {len(X_test)} clean ones")
+    errors = {}
+    draws = 64 if options.quick else 128
+    for name, method in methods(n_labels, n_gradient_draws=draws).items():
+        began = time.perf_counter()
+        try:
+            model = method().fit(X, seen)
+        except InputError as error:
+            if name != "CRF" or error.place != "python-crfsuite":
+                raise
+            print(f"{name:<12}left out: {error.problem}; {error.remedy}")
+            continue
+        errors[name] = metrics.token_error(y_test, model.predict(X_test))
+        seconds = time.perf_counter() - began
+        print(f"{name:<12}{100 * errors[name]:6.1f} %{seconds:8.1f} s", flush=True)
+    return errors
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except StructgpError as error:
+        sys.exit(f"noisy_annotators: {error}")

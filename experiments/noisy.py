@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from examples.noisy_annotators import FLIPPED, flip, methods
+
 from experiments.data import Fold, keep, load_fold
 from structgp import StructgpError, metrics
 

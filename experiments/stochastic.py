@@ -88,18 +88,32 @@ def step_times(task: str, data: str | None) -> dict[str, object]:
     for name, structure in (("chain", Chain()), ("piecewise", Piecewise())):
         problem = build(task, data, structure)
         runs[name] = problem, optimizer.start(problem, torch.Generator().manual_seed(0))
-    seconds = dict.fromkeys(runs, 0.0)
-    for _ in range(TIMED_STEPS):
+    seconds, alone = dict.fromkeys(runs, 0.0), dict.fromkeys(runs, 0.0)
+    for step in range(TIMED_STEPS):
         for name, (problem, state) in runs.items():
             began = time.perf_counter()
             optimizer.step(problem, state)
             seconds[name] += time.perf_counter() - began
+            alone[name] += _likelihood_seconds(problem, step % len(problem.batches))
     return {
         "task": task,
         "what": "seconds a step",
         **{name: round(s / TIMED_STEPS, 4) for name, s in seconds.items()},
         "piecewise / chain": round(seconds["piecewise"] / seconds["chain"], 3),
+        "likelihood alone": round(alone["piecewise"] / alone["chain"], 3),
     }
+
+
+def _likelihood_seconds(problem: Problem, i: int) -> float:
+    """Of the values of batch i at the paper's draws, the draws being there."""
+    batch, V = problem.batches[i], problem.posterior.n_labels
+    S = problem.estimator.n_draws // 10  # as many at a time as the estimator takes
+    f = torch.randn(S, *batch.mask.shape, V)
+    g = torch.randn(S, V, V)
+    began = time.perf_counter()
+    for _ in range(10):
+        problem.structure.log_prob(f, g, batch.y, batch.mask)
+    return time.perf_counter() - began
 
 
 def build(task: str, data: str | None, structure: Structure) -> Problem:

@@ -76,9 +76,9 @@ class StructuredGPClassifier(BaseEstimator):
         with the number of draws, of inducing inputs, the gradient and the schedule that the paper
         states; or an optimiser from :mod:`structgp.optimizers`.
     gradient : of the expected log-likelihood: 'auto' ('pathwise' where the likelihood can be
-        differentiated, else 'surrogate'), 'pathwise', or from values alone 'score', 'control-variate'
-        (the paper's), 'leave-one-out', 'antithetic-orthogonal', 'sobol', 'surrogate-piecewise',
-        'surrogate-quadratic', 'surrogate'.
+        differentiated, else 'surrogate'), 'pathwise', 'pathwise-surrogate' (where each likelihood is
+        dear), or from values alone 'score', 'control-variate' (the paper's), 'leave-one-out',
+        'antithetic-orthogonal', 'sobol', 'surrogate-piecewise', 'surrogate-quadratic', 'surrogate'.
     n_gradient_draws : draws S a gradient is estimated from; None for what suits it.
     n_inducing : most inducing inputs M, picked from the training tokens (from 8,000 of them at random
         where there are more). If fewer reproduce them all, the model is the full GP. None for 1000,

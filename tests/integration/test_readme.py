@@ -21,8 +21,10 @@ def blocks(language: str) -> list[str]:
 
 def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("python")
-    exec(compile(code, "README.md", "exec"), {})
+    names: dict[str, object] = {}
+    for code in blocks("python"):
+        exec(compile(code, "README.md", "exec"), names)
+    assert names["careful"].training_log_["gradient"] == "surrogate"
     shown = capsys.readouterr().out
     assert "QTY" in shown
     assert "NAME" in shown

@@ -13,7 +13,7 @@ import torch
 from structgp.gradients.moments import Draws, Estimate, Moments, Target
 from structgp.gradients.pathwise import Pathwise
 from structgp.gradients.score import Score
-from structgp.gradients.surrogate import Surrogate
+from structgp.gradients.surrogate import PathwiseSurrogate, Surrogate
 
 
 class Estimator(Protocol):
@@ -39,6 +39,7 @@ ESTIMATORS: dict[str, Estimator] = {
     e.name: e
     for e in (
         Pathwise(),
+        PathwiseSurrogate(),
         Score("score", "iid", "none"),
         Score("control-variate", "iid", "control-variate"),
         Score("leave-one-out", "iid", "mean"),

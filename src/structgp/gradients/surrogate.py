@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from structgp.gradients.designs import draw, replicate_sizes
+from structgp.gradients.designs import draw, replicate_sizes, split
 from structgp.gradients.moments import (
     Draws,
     Estimate,
@@ -80,6 +80,55 @@ class Surrogate:
             )
         mean, variance = combine(estimates, sizes)
         every = torch.cat(values)
+        return Estimate(
+            replace(mean, value=every.mean(0)),
+            replace(variance, value=variance_of_mean(every)),
+            every.std(0, correction=0),
+            every.numel(),
+        )
+
+
+@dataclass(frozen=True)
+class PathwiseSurrogate:
+    """The same where the likelihood can be differentiated but costs much: pathwise on the residual at a
+    few draws, and pathwise on the stand-ins at many more.
+
+    n_draws : S, of the likelihood; the stand-ins are computed at ``more`` draws besides.
+    """
+
+    name: str = "pathwise-surrogate"
+    n_draws: int = 16
+    more: int = 2048
+    parts: Parts = "composite"
+    uses_memory = False
+    needs_gradient = True
+
+    def with_draws(self, n_draws: int) -> PathwiseSurrogate:
+        return replace(self, n_draws=n_draws)
+
+    def __call__(
+        self, target: Target, generator: torch.Generator, memory: Moments | None = None
+    ) -> Estimate:
+        """Cost: S likelihoods of every sequence with their gradient, and of the parts S + ``more``.
+        ``memory`` is not used."""
+        sizes = replicate_sizes(self.n_draws, REPLICATES, "antithetic")
+        more = replicate_sizes(self.more, len(sizes), "antithetic")
+        (whole,) = draw(target, "orthogonal", [sum(sizes)], generator)
+        near = list(split(whole, sizes, "orthogonal"))
+        far = draw(target, "antithetic", more, generator)
+        found = [path_moments(target, d, target.log_prob) for d in near]
+        features = [_features(target, d, None) for d in near]
+        products = [_products(l, c) for (_, l), c in zip(found, features, strict=True)]
+        estimates = []
+        for r, (d, extra, (moments, l), c) in enumerate(
+            zip(near, far, found, features, strict=True)
+        ):
+            others = [p for i, p in enumerate(products) if i != r]
+            beta = _regression(others, l, c)[1]
+            stands = _surrogate_moments(target, extra, beta, None)
+            estimates.append(moments - _surrogate_moments(target, d, beta, None) + stands)
+        mean, variance = combine(estimates, sizes)
+        every = torch.cat([l for _, l in found])
         return Estimate(
             replace(mean, value=every.mean(0)),
             replace(variance, value=variance_of_mean(every)),
