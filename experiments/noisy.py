@@ -5,7 +5,7 @@
 The segmentation task, fold 0, the paper's encoded features. Each training label is replaced with
 probability 0.2 by another at random; errors are against the clean labels of the test half. The annotator
 likelihood of ``examples/noisy_annotators.py`` is a NumPy function without a gradient; the rivals are the
-default fit with the chain and the cross-validated linear CRF. A seed takes two to four minutes.
+default fit with the chain and the cross-validated linear CRF. A seed takes some minutes.
 """
 
 from __future__ import annotations

@@ -267,8 +267,8 @@ class StructuredGPClassifier(BaseEstimator):
             )
         if history.stopped == "limit":
             warnings.warn(
-                f"the {history.optimizer} optimiser stopped at its limit of {len(history.steps)} "
-                "steps before the bound settled; see training_log_",
+                f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
+                "the bound settled; see training_log_",
                 StructgpWarning,
                 stacklevel=2,
             )
@@ -341,6 +341,12 @@ class StructuredGPClassifier(BaseEstimator):
                 "inference",
                 f"{self.inference!r} is no optimiser",
                 f"use one of {', '.join(INFERENCE)}",
+            )
+        if not isinstance(self.inference, str) and self.learn_scales != "auto":
+            raise InputError(
+                "learn_scales",
+                f"{self.learn_scales!r} is given beside an optimiser, which has its own",
+                "set it on the optimiser, and leave 'auto' here",
             )
         numbers = {"n_draws": 1, "random_state": 0, "n_components": 1}
         for name in ("n_inducing", "n_gradient_draws"):
@@ -473,6 +479,13 @@ def load(path: str | Path) -> StructuredGPClassifier:
     estimator.classes_ = np.array(model.labels.classes)
     estimator.training_log_ = dict(model.info)
     model.posterior.requires_grad_(False)
+    if model.likelihood == "custom":
+        warnings.warn(
+            f"{path}: was fitted with a likelihood of its own, which a file does not keep: predictions "
+            "are as they were with predict_with='chain', but set it again before another fit",
+            StructgpWarning,
+            stacklevel=2,
+        )
     return estimator
 
 

@@ -89,7 +89,8 @@ def choose(
             f"{estimator.name!r} needs a likelihood that can be differentiated",
             "use gradient='auto', or write the likelihood in torch",
         )
-    if inference == "second-order" and gradient not in ("auto", "pathwise"):
+    second_order = inference == "second-order" or isinstance(inference, SecondOrder)
+    if second_order and gradient not in ("auto", "pathwise"):
         raise InputError(
             "gradient",
             f"'second-order' does not use {gradient!r}",
@@ -102,6 +103,8 @@ def choose(
     optimizer: Optimizer
     if not isinstance(inference, str):
         optimizer, reason = inference, "given"
+        if isinstance(inference, SecondOrder) and n_gradient_draws is not None:
+            optimizer = replace(inference, n_draws=int(n_gradient_draws))
     elif inference == "auto":
         if closed:
             optimizer = second

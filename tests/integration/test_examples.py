@@ -81,3 +81,11 @@ def test_summary_sums_over_labellings() -> None:
 def test_noisy_annotators() -> None:
     errors = NOISY.main(["--quick"])
     assert errors["annotator"] < errors["chain"]
+
+
+@pytest.mark.slow
+def test_unaligned() -> None:
+    errors = UNALIGNED.main(["--quick"])
+    assert errors["summaries"] < min(
+        errors["commonest label"], errors["chain, summaries spread evenly"]
+    )

@@ -57,6 +57,9 @@ class Draws:
     def __len__(self) -> int:
         return len(self.pairwise)
 
+    def first(self, n: int) -> Draws:
+        return Draws(self.unary[:n], self.pairwise[:n])
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -154,7 +157,10 @@ def path_moments(target: Target, draws: Draws, function: Function) -> tuple[Mome
         values = function(unary, pairwise)
         weight = target.weight.to(values)
         total = (values * weight).sum()
-        grads = torch.autograd.grad(total, (unary, pairwise), allow_unused=True)
+        grads: Sequence[Tensor | None] = (None, None)
+        # A function may happen not to depend on its latent values at all.
+        if total.requires_grad:
+            grads = torch.autograd.grad(total, (unary, pairwise), allow_unused=True)
     # What has no weight has no gradient here either: 0, and not 0 / 0.
     share = torch.where(weight > 0, weight, 1)[:, None, None]
     grad = torch.zeros_like(unary) if grads[0] is None else grads[0] / share

@@ -35,6 +35,10 @@ Parts: TypeAlias = Literal["piecewise", "composite"]
 
 REPLICATES = 4
 
+PATHWISE_SHARE, LEAST_PATHWISE = 4, 32
+"""Pathwise gradients of the parts are so much surer than scores of the residual that a quarter of the
+draws of a replicate will do, but not fewer than 32."""
+
 
 @dataclass(frozen=True)
 class Surrogate:
@@ -60,7 +64,7 @@ class Surrogate:
     def __call__(
         self, target: Target, generator: torch.Generator, memory: Moments | None = None
     ) -> Estimate:
-        """Cost: S likelihoods of every sequence; of the parts, S with and S without gradient.
+        """Cost: S likelihoods of every sequence; of the parts S, and S / 4 with gradient.
 
         ``memory`` : slope and bend of l as earlier estimates have them; its value is not used.
         """

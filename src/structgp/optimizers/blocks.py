@@ -5,6 +5,10 @@ of L-BFGS, the pairwise block 10, the hyper-parameters 5. Every evaluation uses 
 that L-BFGS sees a function and not noise. It ends when two global iterations in a row have the same
 objective, when the unary parameters stand still, or when the time is up; the best parameters seen at
 the end of a block are kept.
+
+With score estimates, value and gradient of the same draws do not quite belong together, and a line search
+may find no step that improves: that ends a block, and when it ends all of them the objective stands still.
+Agreement then says that L-BFGS can go no further, with so many draws, and no more.
 """
 
 from __future__ import annotations

@@ -189,7 +189,8 @@ def _look(problem: Problem, state: NaturalState) -> Look:
         targets.append(Sites.of(latent, at))
         latents.append(latent)
         elbo += float(found.moments.value.sum())
-        variance += float(found.variance.value.nan_to_num(0).sum())
+        # Unknown, from one replicate: then nothing is certain.
+        variance += float(found.variance.value.nan_to_num(torch.inf).sum())
         evaluations += found.evaluations
         # Every draw is proportional to the root of the amplitude.
         slope += 0.5 * float((at.mean * latent.mean).sum())

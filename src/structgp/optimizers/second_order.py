@@ -195,7 +195,7 @@ def _fit_means(
     place(result.x)
     # The means' part of the two divergences is in the value already, and so is the amplitude's prior,
     # which the bound knows nothing of.
-    rest = q.kl_inducing() - 0.5 * q.m.square().sum()
+    rest = q.kl_inducing(problem.entropy) - 0.5 * q.m.square().sum()
     rest = rest - 0.5 * (q.log_amplitude / AMPLITUDE_PRIOR_SD).square()
     if q.has_pairs:
         rest = rest + q.kl_pairwise() - 0.5 * (q.pair_mean / q.pairwise_sd).square().sum()
@@ -222,7 +222,11 @@ def _value_and_gradients(
         with torch.enable_grad():
             there = problem.on_device(f, g, batch.y, batch.mask)
             total = problem.structure.log_prob(*there).mean(0).sum().cpu()
-            grad_f, grad_g = torch.autograd.grad(total, (f, g))
+            found = torch.autograd.grad(total, (f, g), allow_unused=True)
+        grad_f, grad_g = (
+            torch.zeros_like(x) if grad is None else grad
+            for x, grad in zip((f, g), found, strict=True)
+        )
         value = value + total.detach()
         grad_m += scale * grad_f.sum(0).flatten(0, 1).T @ projection.flatten(0, 1)
         grad_pair += grad_g.sum(0)

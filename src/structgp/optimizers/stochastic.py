@@ -12,6 +12,7 @@ an A that does not change, V M^2 numbers for what T V + V T^2 say. SGD is the sa
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -29,6 +30,8 @@ from structgp.optimizers.scales import (
     moves_amplitude,
     refuse_kernel,
 )
+
+MOST_FALLS = 20
 
 Block: TypeAlias = Literal["unary", "pairwise"]
 
@@ -75,7 +78,8 @@ class Stored:
 
 @dataclass
 class StochasticState:
-    """stored : of each batch. total : the sum of what is stored, in the posterior's parameters."""
+    """stored : of each batch. total : the sum of what is stored, in the posterior's parameters. best :
+    the parameters at the last look that found the bound risen. falls : how often it fell."""
 
     generator: torch.Generator
     plateau: Plateau
@@ -84,10 +88,12 @@ class StochasticState:
     covariance_step: float
     pair_mean_step: float
     pair_covariance_step: float
+    best: dict[str, Tensor] = field(default_factory=dict)
     stored: dict[int, Stored] = field(default_factory=dict)
     total: Gradient | None = None
     iteration: int = 0
     stalls: int = 0
+    falls: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -107,7 +113,8 @@ class Stochastic:
         and a tenth of that for the factors.
     unary_steps, pairwise_steps : how many steps each block moves, in turn; None moves both at once.
     tolerance : stop when the mean bound over a round (all blocks once, or ten passes) has risen by
-        less, in nats per sequence, twice.
+        less, in nats per sequence, twice. If it has clearly fallen, the best parameters are taken up
+        again, with steps half as long.
     max_seconds, max_steps : stop here at the latest.
     learn_scales : False (the paper's), 'pairwise' or True (the amplitude too).
     """
@@ -140,6 +147,7 @@ class Stochastic:
             covariance_step=0.1 * unary if slow == "auto" else slow,
             pair_mean_step=pairs if fast == "auto" else fast,
             pair_covariance_step=0.1 * pairs if slow == "auto" else slow,
+            best=_copy(problem),
         )
 
     def _round(self, problem: Problem) -> int:
@@ -151,22 +159,54 @@ class Stochastic:
         """One batch. Cost O(B T V M^2 + V M^2) and the estimator's; K^2 V M^3 more if K > 1."""
         n = len(problem.batches)
         # A first pass in order fills the store; after that batches come at random.
-        fills = self.remembers and state.iteration < n
-        i = state.iteration if fills else int(torch.randint(n, (), generator=state.generator))
-        direction, elbo, evaluations = self.direction(problem, state, i)
+        fills = self.remembers and len(state.stored) < n
+        i = len(state.stored) if fills else int(torch.randint(n, (), generator=state.generator))
+        try:
+            direction, elbo, evaluations = self.direction(problem, state, i)
+        except torch.linalg.LinAlgError:
+            # So far off that no covariance is left.
+            self._step_back(problem, state)
+            state.iteration += 1
+            return state, self._info(state, state.plateau.best, 0)
         if not fills:
             self._move(problem, state, direction)
+        elif len(state.stored) == n:
+            # The bound where it starts, which no look may find it below.
+            state.plateau.best = max(state.plateau.best, elbo)
         state.plateau.add(elbo)
         mean = state.plateau.mean
         state.iteration += 1
         if state.plateau.is_full:
-            if self.learn_scales:
-                fit_pairwise_sd(problem.posterior)
-            state.stalls += state.plateau.look()
+            self._look(problem, state)
+        return state, self._info(state, mean, evaluations)
+
+    def _look(self, problem: Problem, state: StochasticState) -> None:
+        if self.learn_scales:
+            fit_pairwise_sd(problem.posterior)
+        plateau = state.plateau
+        noise = statistics.pstdev(plateau.recent) / len(plateau.recent) ** 0.5
+        fell = not plateau.mean > plateau.best - 4 * max(noise, plateau.tolerance)
+        if plateau.look():
+            state.stalls += not fell
+        else:
+            state.best = _copy(problem)
+        if fell:
+            self._step_back(problem, state)
+
+    def _step_back(self, problem: Problem, state: StochasticState) -> None:
+        """To the best parameters, with steps half as long and nothing stored."""
+        problem.posterior.load_state_dict(state.best)
+        for name in ("mean_step", "covariance_step", "pair_mean_step", "pair_covariance_step"):
+            setattr(state, name, 0.5 * getattr(state, name))
+        state.stored, state.total, state.plateau.recent = {}, None, []
+        state.falls += 1
+
+    def _info(self, state: StochasticState, mean: float, evaluations: int) -> StepInfo:
         late = time.monotonic() - state.began > self.max_seconds
         converged = state.stalls >= 2
-        finished = converged or late or state.iteration >= self.max_steps
-        return state, StepInfo(state.iteration - 1, mean, evaluations, finished, converged)
+        late = late or state.iteration >= self.max_steps or state.falls >= MOST_FALLS
+        finished = converged or late
+        return StepInfo(state.iteration - 1, mean, evaluations, finished, converged)
 
     def direction(
         self, problem: Problem, state: StochasticState, i: int
@@ -275,6 +315,10 @@ def pair_curvature_bound(problem: Problem) -> float:
     prior = float(q.pairwise_sd.detach()) ** -2 if q.has_pairs else 1.0
     steps = sum(int((batch.mask.sum(-1) - 1).clamp(min=0).sum()) for batch in problem.batches)
     return prior + 0.25 * steps
+
+
+def _copy(problem: Problem) -> dict[str, Tensor]:
+    return {k: v.detach().clone() for k, v in problem.posterior.state_dict().items()}
 
 
 def _through_factor(covariance: Tensor, factor: Tensor, diagonal: bool) -> Tensor:

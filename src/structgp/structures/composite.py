@@ -45,7 +45,7 @@ def windows(f: Tensor, g: Tensor, y: Tensor, mask: Tensor, width: int) -> Tensor
     f = torch.where(mask[..., None], f, 0)
     lengths = mask.sum(-1)  # (B,)
     width = min(width, T)
-    start = torch.arange(T - width + 1)
+    start = torch.arange(T - width + 1, device=f.device)
     inside = start[None] + width <= lengths[:, None]
     counts = inside | ((start == 0)[None] & (lengths > 0)[:, None])  # (B, n) windows that exist
     n = len(start)
@@ -75,7 +75,7 @@ def windows(f: Tensor, g: Tensor, y: Tensor, mask: Tensor, width: int) -> Tensor
     # The numerator: sums of the scores of y over the window and over its two borders.
     unary = (f * hot).sum(-1)  # (S, B, T); 0 at padding, where f is
     pair = (entering * hot).sum(-1) * mask  # g[y_t-1, y_t]
-    place = torch.arange(T)
+    place = torch.arange(T, device=f.device)
     covered = (place >= start[:, None]) & (place < start[:, None] + width)  # (n, T)
     borders = (place >= start[:, None]) & (place <= start[:, None] + width)
     top_score = unary @ covered.to(f).T + pair @ borders.to(f).T
