@@ -1063,7 +1063,8 @@ def test_a_custom_model_loads_with_the_chain(name, custom, test, tmp_path):
     """A file holds no code: what cannot be kept is left out."""
     estimator = custom(name)
     estimator.save(tmp_path / "model")
-    loaded = structgp.load(tmp_path / "model")
+    with pytest.warns(StructgpWarning, match="likelihood of its own, which a file does not keep"):
+        loaded = structgp.load(tmp_path / "model")
     assert loaded.model_.likelihood == "custom"
     assert isinstance(loaded.model_.structure, Chain)
     assert loaded.get_params()["likelihood"] == "chain"
@@ -1077,10 +1078,11 @@ def test_parameters_that_a_file_cannot_keep(few, test, tmp_path):
     estimator = StructuredGPClassifier(
         likelihood=torch_softmax, predict_with=Softmax(), inference=Natural(max_steps=2), **QUICK
     )
-    with pytest.warns(StructgpWarning, match="limit of 2 steps"):
+    with pytest.warns(StructgpWarning, match="after 2 steps"):
         estimator.fit(*few)
     estimator.save(tmp_path / "model")
-    parameters = structgp.load(tmp_path / "model").get_params()
+    with pytest.warns(StructgpWarning, match="set it again"):
+        parameters = structgp.load(tmp_path / "model").get_params()
     usual = StructuredGPClassifier().get_params()
     for name in ("likelihood", "predict_with", "inference", "n_gradient_draws"):
         assert parameters[name] == usual[name], name
@@ -1313,3 +1315,8 @@ def test_one_seed_one_fit_with_every_engine(parameters, few):
     first, again, other = state(1), state(1), state(2)
     assert all(torch.equal(v, again[k]) for k, v in first.items())
     assert not torch.equal(first["m"], other["m"])
+
+
+def test_an_optimiser_has_its_own_scales(few):
+    estimator = StructuredGPClassifier(inference=Natural(), learn_scales=False)
+    refused(lambda: estimator.fit(*few), "learn_scales", "set it on the optimiser")

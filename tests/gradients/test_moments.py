@@ -240,3 +240,13 @@ def test_through_an_estimator(estimator: Pathwise | Score) -> None:
     if isinstance(estimator, Pathwise):
         torch.testing.assert_close(estimate.moments.slope, function.moments(True).slope)
         assert estimate.variance.slope.max() < 1e-20
+
+
+def test_a_function_of_nothing_has_no_slope() -> None:
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    target = Target(lambda u, g: torch.ones(len(g), 1).double(), mask, torch.ones(1).double(), 2)
+    draws = Draws(torch.randn(4, 1, 2, 2).double(), torch.randn(4, 2, 2).double())
+    moments, values = path_moments(target, draws, target.log_prob)
+    assert (values == 1).all()
+    for part in (moments.slope, moments.bend, moments.pair_slope, moments.pair_bend):
+        assert (part == 0).all()

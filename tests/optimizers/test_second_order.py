@@ -23,6 +23,7 @@ from structgp.optimizers.second_order import (
     _offsets,
     _value_and_gradients,
 )
+from structgp.structures import Chain
 
 FIT_DRAWS = 2048
 
@@ -468,3 +469,26 @@ def test_pairwise_scale_is_consistent_at_the_end(cases: ModuleType) -> None:
     with torch.no_grad():
         fit_pairwise_sd(q)
     assert before == pytest.approx(float(q.pairwise_sd.detach()), rel=1e-3)
+
+
+def test_a_structure_that_leaves_the_pairwise_scores_alone(cases: ModuleType) -> None:
+    class Alone(Chain):
+        def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+            chosen = f.log_softmax(-1).gather(-1, y.expand(len(f), -1, -1)[..., None])[..., 0]
+            return torch.where(mask, chosen, 0).sum(-1)
+
+        def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
+            return super().curvature(f, torch.zeros_like(g), y, mask)
+
+    problem = cases.make_problem(Alone())
+    assert np.isfinite(cases.finish(SecondOrder(), problem)[-1].elbo)
+
+
+def test_the_bound_reported_has_the_entropy_asked_for(cases: ModuleType) -> None:
+    problem = cases.make_problem(estimator=Pathwise(n_draws=16))
+    problem.entropy = "jensen"
+    last = cases.finish(SecondOrder(), problem)[-1].elbo
+    q = problem.posterior
+    loose = 0.5 * (1 - np.log(2)) * q.m.numel()
+    exact = cases.make_problem(estimator=Pathwise(n_draws=16))
+    assert last == pytest.approx(cases.finish(SecondOrder(), exact)[-1].elbo - loose, abs=1e-6)

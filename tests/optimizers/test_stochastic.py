@@ -424,3 +424,26 @@ def test_many_transitions_and_rare_features_do_not_diverge(cases: ModuleType) ->
     optimizer = replace(SAGA, mean_step="auto", covariance_step="auto", learn_scales=False)
     cases.finish(replace(optimizer, max_steps=600), problem)
     assert cases.many_draw_bound(problem, 500) > before + 10
+
+
+class Steep(Chain):
+    """The chain's log-likelihood, twenty times over: far steeper than automatic steps expect."""
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return 20 * super().log_prob(f, g, y, mask)
+
+
+def test_a_bound_that_fell_is_taken_back(cases: ModuleType) -> None:
+    problem = cases.make_problem(Steep(), batch_tokens=1)
+    start = cases.many_draw_bound(problem)
+    optimizer = Stochastic(
+        mean_step=1.0, covariance_step=0.1, unary_steps=None, pairwise_steps=None, max_steps=400
+    )
+    state = optimizer.start(problem, torch.Generator().manual_seed(0))
+    info = None
+    while info is None or not info.finished:
+        state, info = optimizer.step(problem, state)
+    assert state.falls > 0
+    assert state.mean_step == 0.5**state.falls
+    problem.posterior.load_state_dict(state.best)
+    assert cases.many_draw_bound(problem) > start - 20

@@ -169,3 +169,13 @@ def test_parts() -> None:
     for i, width in enumerate(WIDTHS):
         torch.testing.assert_close(all_of_them[..., i + 1], windows(f, g, y, mask, width))
     assert set(PARTS) == {e.parts for e in ESTIMATORS.values()} - {None}
+
+
+def test_everything_stays_where_the_latent_values_are() -> None:
+    """On a device without numbers, which forgives no tensor made elsewhere."""
+    f = torch.empty(2, 3, 4, 5, device="meta")
+    g = torch.empty(2, 5, 5, device="meta")
+    y = torch.zeros(3, 4, dtype=torch.int64, device="meta")
+    mask = torch.ones(3, 4, dtype=torch.bool, device="meta")
+    for width in (1, 2, 3):
+        assert windows(f, g, y, mask, width).shape == (2, 3)

@@ -24,6 +24,9 @@ MANY_DRAWS = 1000
 """From so many on, values of our own structures are computed in single precision: their rounding is
 far below the noise of the draws."""
 
+LARGEST_LATENT = 1e9
+"""Beyond it no likelihood is asked: the optimiser has lost its way."""
+
 MEMORY_RATE = 0.3
 """How far the running quadratic of a batch moves to each new estimate."""
 
@@ -93,6 +96,10 @@ class Problem:
 
         def log_prob(unary: Tensor, pairwise: Tensor) -> Tensor:
             f, g = latent.place(unary, pairwise)
+            if not all(bool(x.detach().abs().max() < LARGEST_LATENT) for x in (f, g)):
+                raise torch.linalg.LinAlgError(
+                    "latent values are out of all bounds: the steps of the optimiser are too long"
+                )
             try:
                 values = self.structure.log_prob(f, g, y, mask)
             except LikelihoodError as error:

@@ -185,13 +185,16 @@ class Stochastic:
             fit_pairwise_sd(problem.posterior)
         plateau = state.plateau
         noise = statistics.pstdev(plateau.recent) / len(plateau.recent) ** 0.5
-        fell = not plateau.mean > plateau.best - 4 * max(noise, plateau.tolerance)
-        if plateau.look():
-            state.stalls += not fell
-        else:
-            state.best = _copy(problem)
+        # The mean of a window may be high and its end, where the parameters are, low.
+        now = statistics.mean(plateau.recent[-len(problem.batches) :])
+        fell = not min(plateau.mean, now) > plateau.best - 4 * max(noise, plateau.tolerance)
+        stalled = plateau.look()
         if fell:
             self._step_back(problem, state)
+        elif stalled:
+            state.stalls += 1
+        else:
+            state.best = _copy(problem)
 
     def _step_back(self, problem: Problem, state: StochasticState) -> None:
         """To the best parameters, with steps half as long and nothing stored."""
