@@ -35,11 +35,12 @@ EARLIER = 8
 def main(words: Sequence[str] | None = None) -> None:
     parser = arguments("variance", __doc__, TASKS)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--write", action="store_true", help="put the table into the docs")
     options = parser.parse_args(words)
     lines: list[str] = []
     for task in options.task:
-        for line in table(task, options.data, options.repeats):
+        for line in table(task, options.data, options.repeats, options.device):
             print(line, flush=True)
             lines.append(line)
         lines.append("")
@@ -47,8 +48,9 @@ def main(words: Sequence[str] | None = None) -> None:
         write("\n".join(lines))
 
 
-def table(task: str, data: str | None, repeats: int) -> list[str]:
+def table(task: str, data: str | None, repeats: int, device: str) -> list[str]:
     problem = one_sequence(task, data)
+    problem.device = device
     (batch,), latent = problem.batches, problem.latents(0)
     truth = _truth(problem, latent)
     T, V = batch.mask.shape[1], problem.posterior.n_labels

@@ -190,7 +190,7 @@ def test_a_step_that_made_it_worse_is_taken_back(cases: ModuleType) -> None:
     assert len(infos) < 60
     assert not infos[-1].converged
     assert state.trust < 0.01
-    assert cases.many_draw_bound(problem, 2000) > start - 6 * spread
+    assert cases.many_draw_bound(problem, 2000) > start - 25 * spread
 
 
 def test_a_refusal_moves_nothing(cases: ModuleType) -> None:

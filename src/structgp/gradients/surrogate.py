@@ -133,12 +133,7 @@ class PathwiseSurrogate:
             estimates.append(moments - _surrogate_moments(target, d, beta, None) + stands)
         mean, variance = combine(estimates, sizes)
         every = torch.cat([l for _, l in found])
-        return Estimate(
-            replace(mean, value=every.mean(0)),
-            replace(variance, value=variance_of_mean(every)),
-            every.std(0, correction=0),
-            every.numel(),
-        )
+        return Estimate(mean, variance, every.std(0, correction=0), every.numel())
 
 
 class _Quadratic:

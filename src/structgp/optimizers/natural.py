@@ -40,7 +40,7 @@ UPWARD_SHARES = (0.5, -1.0)
 direction that bends up by much is then one to move little in, as in a saddle-free Newton step. At 0 it
 would be one to move far in."""
 
-WORSE = 4.0
+WORSE = 6.0
 """Standard errors by which the bound must have fallen for a step to be taken back."""
 
 SHORTEST = 1e-3
@@ -121,20 +121,21 @@ class Natural:
             look = _look(problem, state)
             last = state.last
             noise = WORSE * (look.variance + (last.variance if last else 0.0)) ** 0.5
-            stuck = False
-            if last is not None and look.elbo < state.best - noise:
-                # A step that made it worse for certain is taken back, and a shorter one tried.
+            worse = last is not None and look.elbo < state.best - noise
+            if worse and last is not None:
+                # A step that made it worse for certain is taken back. The next look is at the old
+                # place with fresh draws, and steps from there are shorter. It may have been luck
+                # that the step was measured by: less so each time.
                 problem.posterior.load_state_dict(last.posterior)
-                state.sites, state.trust = last.sites, 0.5 * state.trust
-                looked, elbo = last, last.elbo
-                stuck = state.trust < SHORTEST
+                state.sites, state.last, elbo = last.sites, None, last.elbo
+                state.trust, state.best = 0.5 * state.trust, state.best - noise / 16
             else:
-                state.last, looked, elbo = look, look, look.elbo
+                state.last, elbo = look, look.elbo
                 state.best = max(state.best, elbo)
-                state.trust = min(1.0, 1.5 * state.trust)
+                state.trust = min(1.0, 1.2 * state.trust)
                 state.plateau.add(elbo)
-            if not stuck:
-                self._move(problem, state, looked)
+                self._move(problem, state, look)
+            stuck = state.trust < SHORTEST
         problem.memory.clear()
         state.iteration += 1
         if state.plateau.is_full and state.plateau.look():
