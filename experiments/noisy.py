@@ -33,11 +33,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", help="folder of the paper's data (default: STRUCTGP_DATA)")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the likelihood")
+    parser.add_argument("--device", default="cpu", help="where latent values are drawn")
     options = parser.parse_args(words)
     fold = load_fold(TASK, options.data, 0)
     won = 0
     for seed in options.seeds:
-        row = compare(fold, seed, options.jobs)
+        row = compare(fold, seed, options.jobs, options.device)
         errors = row["token_error"]
         below = errors["annotator"] < min(errors["chain"], errors["CRF"])
         won += below
@@ -48,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> None:
     print(f"annotator: {verdict} ({won} of {len(options.seeds)})")
 
 
-def compare(fold: Fold, seed: int, n_jobs: int = 1) -> dict[str, Any]:
+def compare(fold: Fold, seed: int, n_jobs: int = 1, device: str = "cpu") -> dict[str, Any]:
     """Token error against clean labels, in %, of models that were shown flipped ones."""
     seen = flip(fold.y, FLIPPED, seed)
     n_labels = len({label for labels in seen for label in labels})
@@ -56,7 +57,10 @@ def compare(fold: Fold, seed: int, n_jobs: int = 1) -> dict[str, Any]:
     row |= {"token_error": {}, "seconds": {}}
     for name, method in methods(n_labels, n_jobs=n_jobs).items():
         began = time.perf_counter()
-        model = method().fit(fold.X, seen)
+        model = method()
+        if name == "annotator":
+            model.set_params(device=device)
+        model.fit(fold.X, seen)
         row["seconds"][name] = round(time.perf_counter() - began, 1)
         error = metrics.token_error(fold.y_test, model.predict(fold.X_test))
         row["token_error"][name] = round(100 * error, 2)
