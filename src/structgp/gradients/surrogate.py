@@ -133,6 +133,9 @@ class PathwiseSurrogate:
             estimates.append(moments - _surrogate_moments(target, d, beta, None) + stands)
         mean, variance = combine(estimates, sizes)
         every = torch.cat([l for _, l in found])
+        value, spread = combine([moments for moments, _ in found], sizes)
+        mean = replace(mean, value=value.value)
+        variance = replace(variance, value=spread.value)
         return Estimate(mean, variance, every.std(0, correction=0), every.numel())
 
 
