@@ -23,7 +23,7 @@ from structgp._version import __version__
 from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder, check_labels
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp import Posterior, Relaxation
+from structgp.gp import CovarianceForm, Entropy, Posterior, Relaxation
 from structgp.inference import GRADIENTS, INFERENCE, PRESETS, choose
 from structgp.kernels.blocks import KernelChoice
 from structgp.model import STRUCTURES, Model
@@ -143,9 +143,9 @@ class StructuredGPClassifier(BaseEstimator):
         n_gradient_draws: int | None = None,
         n_inducing: int | None = None,
         n_components: int = 1,
-        covariance: str = "full",
-        pairwise_covariance: str = "diagonal",
-        entropy: str = "auto",
+        covariance: CovarianceForm = "full",
+        pairwise_covariance: CovarianceForm = "diagonal",
+        entropy: Entropy = "auto",
         amplitude: float | str = "auto",
         pairwise_sd: float = 1.5,
         learn_kernel: bool | str = "auto",
@@ -238,8 +238,8 @@ class StructuredGPClassifier(BaseEstimator):
             len(labels.classes),
             pairwise_sd=self.pairwise_sd,
             n_components=self.n_components,
-            covariance=self.covariance,  # type: ignore[arg-type]
-            pairwise_covariance=self.pairwise_covariance,  # type: ignore[arg-type]
+            covariance=self.covariance,
+            pairwise_covariance=self.pairwise_covariance,
         )
         choice = choose(
             self.inference,
@@ -260,7 +260,7 @@ class StructuredGPClassifier(BaseEstimator):
                 choice.optimizer,
                 choice.reason,
                 estimator=choice.estimator,
-                entropy=self.entropy,  # type: ignore[arg-type]
+                entropy=self.entropy,
                 device=self.device,
                 generator=generator,
                 callback=report,
@@ -274,7 +274,7 @@ class StructuredGPClassifier(BaseEstimator):
             )
         posterior.round_factor()
         self.classes_ = np.array(labels.classes)
-        kl = float(posterior.kl_inducing(self.entropy).detach())  # type: ignore[arg-type]
+        kl = float(posterior.kl_inducing(self.entropy).detach())
         self.training_log_ = _log(history, posterior, kl, chosen.residual, relaxation)
         info = {k: v for k, v in self.training_log_.items() if k != "steps"}
         info |= {"n_sequences": len(rows), "n_tokens": sum(map(len, rows)), "version": __version__}

@@ -279,6 +279,10 @@ class Posterior(nn.Module):
             return PairwiseGaussian(torch.zeros_like(self.pair_mean), torch.zeros_like(factor))
         return PairwiseGaussian(self.pair_mean, factor)
 
+    def snapshot(self) -> dict[str, Tensor]:
+        """All parameters as they are now, for ``load_state_dict`` later."""
+        return {name: value.detach().clone() for name, value in self.state_dict().items()}
+
     def round_factor(self) -> None:
         """Rounds the factor to float32 (a ten-millionth of a standard deviation), in place, so that a
         file may hold it in half the space and still give the same answers to the last bit."""

@@ -35,9 +35,9 @@ Parts: TypeAlias = Literal["piecewise", "composite"]
 
 REPLICATES = 4
 
-PATHWISE_SHARE, LEAST_PATHWISE = 4, 32
-"""Pathwise gradients of the parts are so much surer than scores of the residual that a quarter of the
-draws of a replicate will do, but not fewer than 32."""
+PATHWISE_SHARE, LEAST_PATHWISE = 2, 64
+"""Pathwise gradients of the parts are surer than scores of the residual, and dear: half the draws of a
+replicate will do, but not fewer than 64."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Surrogate:
     def __call__(
         self, target: Target, generator: torch.Generator, memory: Moments | None = None
     ) -> Estimate:
-        """Cost: S likelihoods of every sequence; of the parts S, and S / 4 with gradient.
+        """Cost: S likelihoods of every sequence; of the parts S, and half of S with gradient.
 
         ``memory`` : slope and bend of l as earlier estimates have them; its value is not used.
         """
@@ -80,7 +80,8 @@ class Surrogate:
             less, beta = _regression(others, l, c)
             residual = l - less - (c * beta).sum(-1)
             estimates.append(
-                score_moments(target, d, residual) + _surrogate_moments(target, d, beta, quadratic)
+                score_moments(target, d, residual)
+                + _surrogate_moments(target, _some(d), beta, quadratic)
             )
         mean, variance = combine(estimates, sizes)
         every = torch.cat(values)
@@ -196,6 +197,10 @@ def _features(target: Target, draws: Draws, quadratic: _Quadratic | None) -> Ten
         found.append(quadratic(draws))
     shape = (len(draws), len(target.mask), 0)
     return torch.cat(found, -1) if found else draws.unary.new_zeros(shape)
+
+
+def _some(draws: Draws) -> Draws:
+    return draws.first(max(len(draws) // PATHWISE_SHARE, LEAST_PATHWISE))
 
 
 def _products(l: Tensor, c: Tensor) -> tuple[int, Tensor, Tensor]:

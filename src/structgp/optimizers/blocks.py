@@ -71,7 +71,7 @@ class Blocks:
     def start(self, problem: Problem, generator: torch.Generator) -> BlocksState:
         seed = int(torch.randint(2**31, (), generator=generator))
         separate(problem, generator)
-        return BlocksState(seed, _copy(problem), time.monotonic())
+        return BlocksState(seed, problem.posterior.snapshot(), time.monotonic())
 
     def step(self, problem: Problem, state: BlocksState) -> tuple[BlocksState, StepInfo]:
         """One global iteration: 65 L-BFGS steps, each of one evaluation of the bound or more."""
@@ -84,7 +84,7 @@ class Blocks:
             elbo, count = self._climb(problem, state, parameters, steps, moves)
             evaluations += count
             if elbo > state.best_elbo:
-                state.best, state.best_elbo = _copy(problem), elbo
+                state.best, state.best_elbo = problem.posterior.snapshot(), elbo
         changed = max(float((a - b).abs().mean()) for a, b in zip(before, _places(q), strict=True))
         settled = abs(state.best_elbo - state.elbo) < self.objective_tolerance
         still = changed < self.parameter_tolerance
@@ -207,7 +207,3 @@ def _packed(tensor: Tensor) -> Tensor:
 def _is_square(tensor: Tensor) -> bool:
     """Whether it holds lower triangular factors: (K, V, M, M)."""
     return tensor.dim() == 4
-
-
-def _copy(problem: Problem) -> dict[str, Tensor]:
-    return {k: v.detach().clone() for k, v in problem.posterior.state_dict().items()}

@@ -68,7 +68,7 @@ class Mixture:
         _copy_into(alone, q)
         problem.conditional.refresh()
         seed = int(torch.randint(2**31, (), generator=generator))
-        copies = {k: v.detach().clone() for k, v in q.state_dict().items()}
+        copies = q.snapshot()
         elbo = _judge(problem, seed)
         separate(problem, generator, self.spread)
         adam = self.then.start(problem, generator)

@@ -24,6 +24,7 @@ from structgp.objective import Latents, Sensitivity
 from structgp.optimizers.base import Problem, StepInfo
 from structgp.optimizers.plateau import Plateau
 from structgp.optimizers.scales import (
+    AMPLITUDE_PRIOR_SD,
     LearnScales,
     fit_pairwise_sd,
     moves_amplitude,
@@ -45,7 +46,6 @@ WORSE = 6.0
 
 SHORTEST = 1e-3
 
-AMPLITUDE_PRIOR_SD = 1.5
 AMPLITUDE_STEP = 0.3
 
 
@@ -121,8 +121,7 @@ class Natural:
             look = _look(problem, state)
             last = state.last
             noise = WORSE * (look.variance + (last.variance if last else 0.0)) ** 0.5
-            worse = last is not None and look.elbo < state.best - noise
-            if worse and last is not None:
+            if last is not None and look.elbo < state.best - noise:
                 # A step that made it worse for certain is taken back. The next look is at the old
                 # place with fresh draws, and steps from there are shorter. It may have been luck
                 # that the step was measured by: less so each time.
@@ -196,8 +195,7 @@ def _look(problem: Problem, state: NaturalState) -> Look:
         # Every draw is proportional to the root of the amplitude.
         slope += 0.5 * float((at.mean * latent.mean).sum())
         slope += float((at.covariance * latent.covariance).sum())
-    here = {k: v.detach().clone() for k, v in q.state_dict().items()}
-    return Look(elbo, variance, targets, latents, slope, evaluations, here, state.sites)
+    return Look(elbo, variance, targets, latents, slope, evaluations, q.snapshot(), state.sites)
 
 
 def _split(site: Sites, latent: Latents) -> tuple[Sites, Sites]:

@@ -14,6 +14,9 @@ LearnScales: TypeAlias = bool | Literal["pairwise", "all"]
 """What moves during a fit: none, the pairwise scale, (True) the amplitude too, or all of these and the
 kernel's own parameters."""
 
+AMPLITUDE_PRIOR_SD = 1.5
+"""Prior standard deviation of the log-amplitude around where it starts: a factor of 4.5 or so."""
+
 PAIRWISE_PRIOR_SCORES = 4.0
 
 

@@ -32,15 +32,13 @@ from structgp.gp import Posterior, SequenceGaussian
 from structgp.gp.linalg import cholesky, factor_of_inverse
 from structgp.optimizers.base import Problem, StepInfo
 from structgp.optimizers.scales import (
+    AMPLITUDE_PRIOR_SD,
     LearnScales,
     fit_pairwise_sd,
     moves_amplitude,
     refuse_kernel,
 )
 from structgp.structures import Structure
-
-AMPLITUDE_PRIOR_SD = 1.5
-"""Prior standard deviation of the log-amplitude around where it starts: a factor of 4.5 or so."""
 
 AMPLITUDE_STEP = 0.1
 """Scale of the log-amplitude in L-BFGS: its curvature is some hundreds, the means' is 1."""

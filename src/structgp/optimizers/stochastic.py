@@ -147,7 +147,7 @@ class Stochastic:
             covariance_step=0.1 * unary if slow == "auto" else slow,
             pair_mean_step=pairs if fast == "auto" else fast,
             pair_covariance_step=0.1 * pairs if slow == "auto" else slow,
-            best=_copy(problem),
+            best=problem.posterior.snapshot(),
         )
 
     def _round(self, problem: Problem) -> int:
@@ -184,17 +184,16 @@ class Stochastic:
         if self.learn_scales:
             fit_pairwise_sd(problem.posterior)
         plateau = state.plateau
-        noise = statistics.pstdev(plateau.recent) / len(plateau.recent) ** 0.5
         # The mean of a window may be high and its end, where the parameters are, low.
-        now = statistics.mean(plateau.recent[-len(problem.batches) :])
-        fell = not min(plateau.mean, now) > plateau.best - 4 * max(noise, plateau.tolerance)
+        ends = (plateau.recent, plateau.recent[-len(problem.batches) :])
+        fell = any(_is_below(plateau.best, values, plateau.tolerance) for values in ends)
         stalled = plateau.look()
         if fell:
             self._step_back(problem, state)
         elif stalled:
             state.stalls += 1
         else:
-            state.best = _copy(problem)
+            state.best = problem.posterior.snapshot()
 
     def _step_back(self, problem: Problem, state: StochasticState) -> None:
         """To the best parameters, with steps half as long and nothing stored."""
@@ -320,8 +319,10 @@ def pair_curvature_bound(problem: Problem) -> float:
     return prior + 0.25 * steps
 
 
-def _copy(problem: Problem) -> dict[str, Tensor]:
-    return {k: v.detach().clone() for k, v in problem.posterior.state_dict().items()}
+def _is_below(level: float, values: list[float], tolerance: float) -> bool:
+    """Whether the mean of noisy values is so clearly; a mean that is no number always is."""
+    noise = statistics.pstdev(values) / len(values) ** 0.5
+    return not statistics.mean(values) > level - 4 * max(noise, tolerance)
 
 
 def _through_factor(covariance: Tensor, factor: Tensor, diagonal: bool) -> Tensor:
