@@ -21,6 +21,10 @@ from structgp.training import make_batches
 TASKS = ("basenp", "chunking", "segmentation", "japanesene")
 RESULTS = Path(__file__).parent / "results"
 
+PLAIN: dict[str, Any] = {"kernel": "linear", "basis": "label", "learn_scales": "pairwise"}
+"""A prior that every optimiser can work with as it is, so that their bounds can be compared: one fixed
+kernel, and a function for each label, as the paper has it."""
+
 
 @dataclass(frozen=True)
 class Fold:

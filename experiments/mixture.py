@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.data import arguments, bound_per_sequence, keep, load_fold, problem_of
+from experiments.data import PLAIN, arguments, bound_per_sequence, keep, load_fold, problem_of
 from structgp import StructgpError, StructuredGPClassifier
 from structgp.structures import Chain
 
@@ -31,7 +31,7 @@ def compare(task: str, k: int, data: str | None, n_inducing: int) -> dict[str, A
     fold = load_fold(task, data, k)
     row: dict[str, Any] = {"task": task, "fold": k, "inducing": n_inducing}
     for K in (1, 2):
-        model = StructuredGPClassifier(n_components=K, n_inducing=n_inducing)
+        model = StructuredGPClassifier(n_components=K, n_inducing=n_inducing, **PLAIN)
         model.fit(fold.X, fold.y)
         row[f"K = {K}"] = round(bound_per_sequence(problem_of(model, Chain(), fold.X, fold.y)), 3)
         row[f"seconds, K = {K}"] = round(model.training_log_["seconds"], 1)

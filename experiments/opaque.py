@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data import arguments, bound_per_sequence, keep, load_fold, problem_of
+from experiments.data import PLAIN, arguments, bound_per_sequence, keep, load_fold, problem_of
 from structgp import StructgpError, StructuredGPClassifier, metrics
 from structgp.structures import Chain
 
@@ -49,7 +49,7 @@ def compare(task: str, k: int, data: str | None, n_jobs: int) -> dict[str, Any]:
         "pathwise": {"likelihood": "chain", "inference": "natural"},
         "values only": {"likelihood": opaque_chain, "n_jobs": n_jobs},
     }.items():
-        model = StructuredGPClassifier(**choice).fit(fold.X, fold.y)
+        model = StructuredGPClassifier(**choice, **PLAIN).fit(fold.X, fold.y)
         log = model.training_log_
         row[name] = {
             "bound": round(bound_per_sequence(problem_of(model, Chain(), fold.X, fold.y)), 3),

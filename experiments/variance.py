@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.data import TASKS, arguments, load_fold, problem_of
+from experiments.data import PLAIN, TASKS, arguments, load_fold, problem_of
 from structgp import StructgpError, StructuredGPClassifier
 from structgp.gradients import ESTIMATORS, Estimator, Moments, Pathwise
 from structgp.objective import Latents
@@ -86,7 +86,7 @@ def table(task: str, data: str | None, repeats: int, device: str) -> list[str]:
 def one_sequence(task: str, data: str | None) -> Problem:
     """The sequence of median length under a fitted posterior."""
     fold = load_fold(task, data, 0)
-    model = StructuredGPClassifier(n_inducing=500).fit(fold.X, fold.y)
+    model = StructuredGPClassifier(n_inducing=500, **PLAIN).fit(fold.X, fold.y)
     lengths = [len(y) for y in fold.y]
     middle = statistics.median_low(lengths)
     n = lengths.index(middle)

@@ -20,14 +20,15 @@ from sklearn.utils.validation import check_is_fitted
 from structgp import metrics
 from structgp import model as model_file
 from structgp._version import __version__
-from structgp.data.encode import FeatureEncoder
+from structgp.data.encode import Block, FeatureEncoder
 from structgp.data.labels import LabelEncoder, check_labels
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp import CovarianceForm, Entropy, Posterior, Relaxation
-from structgp.inference import GRADIENTS, INFERENCE, PRESETS, choose
-from structgp.kernels.blocks import KernelChoice
+from structgp.gp import CovarianceForm, Entropy, Posterior, Relaxation, contrasts
+from structgp.inference import GRADIENTS, INFERENCE, PRESETS, choose, takes_second_order
+from structgp.kernels.blocks import KernelChoice, kernel_scales
 from structgp.model import STRUCTURES, Model
-from structgp.optimizers import LearnScales, Optimizer, StepInfo
+from structgp.optimizers import LearnScales, Optimizer, SecondOrder, StepInfo
+from structgp.pilot import Pilot, run_pilot
 from structgp.prior import choose_kernel, flat_tokens, pick_inducing
 from structgp.structures import BlackBox, Structure, as_structure
 from structgp.training import Callback, History, make_batches, train
@@ -37,9 +38,13 @@ logger = logging.getLogger("structgp")
 Likelihood: TypeAlias = str | Structure | Callable[..., Any]
 
 N_INDUCING = 1000
+ENOUGH = 0.02
+"""Share of the prior variance that inducing inputs may leave open, under a kernel that is known."""
+
 _BATCH_TOKENS = 1_000
 _CHOICES = {
     "average": ("draws", "mean"),
+    "basis": ("auto", "contrast", "label"),
     "covariance": ("full", "diagonal"),
     "decode": ("marginal", "viterbi"),
     "entropy": ("auto", "exact", "bhattacharyya", "jensen"),
@@ -59,10 +64,11 @@ class StructuredGPClassifier(BaseEstimator):
 
     Parameters
     ----------
-    kernel : 'auto' (one weight a template on categorical features, normalised linear on sparse ones, RBF
-        on dense ones), 'linear', 'rbf', 'template', 'template-product', on dense features any GPyTorch
-        kernel, or a dict
-        from kind of feature ('categorical', 'sparse', 'dense') to one of these.
+    kernel : 'auto' (where the fit is second-order, 'relevance' on categorical and sparse features; else
+        one weight a template on categorical features and normalised linear on sparse ones; RBF on
+        dense ones), 'relevance' (linear, with a scale for each template and a relevance for each
+        feature), 'linear', 'rbf', 'template', 'template-product', on dense features any GPyTorch kernel,
+        or a dict from kind of feature ('categorical', 'sparse', 'dense') to one of these.
     likelihood : 'chain', the linear-chain structured softmax; 'piecewise', its piecewise
         pseudo-likelihood; a :class:`structgp.structures.Structure`; or any function
         ``log_prob(f, g, y)`` of one sequence, with f (S, T, V), g (S, V, V) and y (T,) indices into
@@ -81,22 +87,28 @@ class StructuredGPClassifier(BaseEstimator):
         'antithetic-orthogonal', 'sobol', 'surrogate-piecewise', 'surrogate-quadratic', 'surrogate'.
     n_gradient_draws : draws S a gradient is estimated from; None for what suits it.
     n_inducing : most inducing inputs M, picked from the training tokens (from 8,000 of them at random
-        where there are more). If fewer reproduce them all, the model is the full GP. None for 1000,
-        or what a preset has.
+        where there are more). If fewer reproduce them all, the model is the full GP. None for 1000, or
+        as many as leave 2 % of the prior variance open if those are fewer, or what a preset has.
     n_components : K of the mixture that the posterior is.
-    covariance : of the inducing values of a label, 'full' or 'diagonal' (in whitened coordinates).
+    basis : 'label' gives each label a latent function; 'contrast' leaves out the direction in which all
+        labels move alike, which says nothing: V - 1 functions, the same model, a higher bound. 'auto'
+        is 'contrast' where the likelihood says that it ignores that direction, but for the paper's
+        presets.
+    covariance : of the inducing values of a function, 'full' or 'diagonal' (in whitened coordinates).
     pairwise_covariance : of the label-to-label scores, 'diagonal' or 'full'.
     entropy : of the mixture: 'auto' (exact for one component, else 'bhattacharyya'), 'jensen' (the
         paper's, looser).
-    amplitude : prior variance of a latent value, where the kernel is chosen by name; 'auto' gives
-        every active feature a weight of variance 1.
+    amplitude : prior variance of a latent value, where the kernel is chosen by name, before anything is
+        learned on the bound; 'auto' gives every active feature a weight of variance 1.
     pairwise_sd : prior standard deviation of a label-to-label score; 0 leaves them out.
-    learn_kernel : learn the kernel's shape (template weights, length-scales, balance of blocks) on
-        the evidence of a Gaussian relaxation before the fit. Its amplitude stays. 'auto' is True, but
-        for the paper's presets.
+    learn_kernel : learn the kernel. Length-scales, and without the second-order fit template weights and
+        the balance of blocks, on the evidence of a Gaussian relaxation before the fit; the rest as
+        ``learn_scales`` says. False leaves the kernel as it is chosen, and 'auto' there is a fixed
+        one. 'auto' is True, but for the paper's presets.
     learn_scales : what moves with the evidence bound during the fit: 'pairwise' (the label-to-label
-        scale), True (the amplitude too), 'all' (the kernel's own parameters too, with 'adam', 'lbfgs'
-        and 'paper-batch') or False (nothing). 'auto' is 'pairwise', or what a preset has.
+        scale), True (the amplitude too), 'all' (the kernel too: its scales and relevances with
+        'second-order', all its parameters with 'adam', 'lbfgs' and 'paper-batch') or False (nothing).
+        'auto' is 'all' where the fit is second-order, else 'pairwise', or what a preset has.
     features : how a token given as a list of strings is read: 'columns' (place j is template j),
         'bag' (a set of attributes), or 'auto' (columns if every token has equally many).
     n_draws : draws of the latent functions that a prediction averages over.
@@ -116,7 +128,9 @@ class StructuredGPClassifier(BaseEstimator):
     classes_ : labels seen in training, sorted.
     training_log_ : what the optimiser did and why: 'optimizer', 'reason', 'gradient', 'stopped', 'steps',
         'elbo' and 'fresh_elbo' (which bracket the optimum in expectation), 'relaxation' (evidence
-        before and after, if the kernel was learned), 'kl_inducing',
+        before and after, if the kernel's shape was learned so), 'pilot' (the first fit, on a part of the
+        data), 'kernel_scales' (prior variance of a weight, by template), 'function_scales' (of the
+        functions that labels are made of), 'effective_parameters', 'kl_inducing',
         'kl_pairwise', 'amplitude_factor', 'pairwise_sd', 'n_inducing', 'inducing_residual',
         'evaluations', 'seconds', and 'dev' if dev data was passed.
     model_ : the fitted :class:`structgp.model.Model`.
@@ -143,6 +157,7 @@ class StructuredGPClassifier(BaseEstimator):
         n_gradient_draws: int | None = None,
         n_inducing: int | None = None,
         n_components: int = 1,
+        basis: str = "auto",
         covariance: CovarianceForm = "full",
         pairwise_covariance: CovarianceForm = "diagonal",
         entropy: Entropy = "auto",
@@ -167,6 +182,7 @@ class StructuredGPClassifier(BaseEstimator):
         self.n_gradient_draws = n_gradient_draws
         self.n_inducing = n_inducing
         self.n_components = n_components
+        self.basis = basis
         self.covariance = covariance
         self.pairwise_covariance = pairwise_covariance
         self.entropy = entropy
@@ -221,6 +237,7 @@ class StructuredGPClassifier(BaseEstimator):
         encoded = labels.transform(labels_of)
         generator = torch.Generator().manual_seed(int(self.random_state))
         tokens = flat_tokens(encoder, rows)
+        on_bound = self._learns_on_bound(structure)
         kernel, relaxation = choose_kernel(
             copy.deepcopy(self.kernel),
             encoder.blocks,
@@ -228,18 +245,39 @@ class StructuredGPClassifier(BaseEstimator):
             encoded,
             amplitude=self.amplitude,
             learn=self._setting("learn_kernel", True),
+            on_bound=on_bound,
             generator=generator,
         )
+        basis = self._basis(structure, encoded, len(labels.classes))
+        pairwise_sd = float(self.pairwise_sd)
+        pilot = None
+        if on_bound:
+            pilot = run_pilot(
+                kernel,
+                encoder,
+                rows,
+                encoded,
+                structure,
+                n_labels=len(labels.classes),
+                basis=basis,
+                pairwise_sd=pairwise_sd,
+                batch_tokens=_BATCH_TOKENS,
+                generator=generator,
+            )
+        if pilot is not None:
+            basis, pairwise_sd = pilot.basis, pilot.pairwise_sd
         most = self._setting("n_inducing", N_INDUCING)
-        chosen = pick_inducing(kernel, tokens, most, seed=self.random_state)
+        enough = ENOUGH if self.n_inducing is None and pilot is not None else 0.0
+        chosen = pick_inducing(kernel, tokens, most, seed=self.random_state, enough=enough)
         posterior = Posterior(
             kernel,
             chosen.rows,
             len(labels.classes),
-            pairwise_sd=self.pairwise_sd,
+            pairwise_sd=pairwise_sd,
             n_components=self.n_components,
             covariance=self.covariance,
             pairwise_covariance=self.pairwise_covariance,
+            basis=basis,
         )
         choice = choose(
             self.inference,
@@ -247,7 +285,7 @@ class StructuredGPClassifier(BaseEstimator):
             posterior,
             gradient=self.gradient,
             n_gradient_draws=self.n_gradient_draws,
-            learn_scales=self._setting("learn_scales", "pairwise"),
+            learn_scales=self._setting("learn_scales", "all" if on_bound else "pairwise"),
         )
         one_by_one = getattr(choice.optimizer, "one_sequence_a_batch", False)
         most_tokens = 1 if one_by_one else _BATCH_TOKENS
@@ -275,7 +313,9 @@ class StructuredGPClassifier(BaseEstimator):
         posterior.round_factor()
         self.classes_ = np.array(labels.classes)
         kl = float(posterior.kl_inducing(self.entropy).detach())
-        self.training_log_ = _log(history, posterior, kl, chosen.residual, relaxation)
+        self.training_log_ = _log(
+            history, posterior, kl, chosen.residual, relaxation, pilot, encoder.blocks
+        )
         info = {k: v for k, v in self.training_log_.items() if k != "steps"}
         info |= {"n_sequences": len(rows), "n_tokens": sum(map(len, rows)), "version": __version__}
         self.model_ = Model(
@@ -301,6 +341,32 @@ class StructuredGPClassifier(BaseEstimator):
         if isinstance(inference, str) and inference in PRESETS:
             return getattr(PRESETS[inference], name)
         return usual
+
+    def _learns_on_bound(self, structure: Structure) -> bool:
+        """Whether the fit itself learns what each feature is worth."""
+        full = self.pairwise_covariance == "full"
+        second_order = takes_second_order(self.inference, structure, self.gradient, full)
+        if isinstance(self.inference, SecondOrder):
+            learns = self.inference.learn_scales
+        else:
+            learns = self._setting("learn_scales", "all")
+        return second_order and learns == "all" and self._setting("learn_kernel", True)
+
+    def _basis(
+        self, structure: Structure, labels: Sequence[np.ndarray], n_labels: int
+    ) -> torch.Tensor | None:
+        """The contrasts of the labels, or None for the labels themselves."""
+        chosen = self._setting("basis", "contrast" if structure.ignores_shift else "label")
+        if chosen == "label":
+            return None
+        if not structure.ignores_shift:
+            raise InputError(
+                "basis",
+                f"'contrast' leaves out a direction that {type(structure).__name__} may depend on",
+                "use 'auto' or 'label', or a structure whose ignores_shift is True",
+            )
+        counts = np.bincount(np.concatenate(list(labels)), minlength=n_labels)
+        return contrasts(torch.from_numpy(counts))
 
     def _predictor(self, structure: Structure) -> Structure | None:
         """What predictions are asked of; None for the chain."""
@@ -517,7 +583,10 @@ def _log(
     kl_inducing: float,
     residual: float,
     relaxation: Relaxation | None,
+    pilot: Pilot | None,
+    blocks: Sequence[Block],
 ) -> dict[str, Any]:
+    before = None if pilot is None else pilot.history
     with torch.no_grad():
         return {
             "optimizer": history.optimizer,
@@ -528,12 +597,16 @@ def _log(
             "elbo": history.elbo,
             "fresh_elbo": history.fresh_elbo,
             "relaxation": None if relaxation is None else vars(relaxation),
+            "pilot": None if pilot is None else pilot.summary,
+            "kernel_scales": kernel_scales(posterior.kernel, blocks),
+            "function_scales": posterior.basis.square().sum(0).tolist(),
+            "effective_parameters": float(posterior.effective_parameters()),
             "kl_inducing": kl_inducing,
             "kl_pairwise": float(posterior.kl_pairwise()),
             "amplitude_factor": float(posterior.log_amplitude.exp()),
             "pairwise_sd": float(posterior.pairwise_sd),
             "n_inducing": posterior.n_inducing,
             "inducing_residual": residual,
-            "evaluations": history.evaluations,
-            "seconds": history.seconds,
+            "evaluations": history.evaluations + (before.evaluations if before else 0),
+            "seconds": history.seconds + (before.seconds if before else 0.0),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from structgp.errors import InputError
 from structgp.gp import Posterior
@@ -25,13 +25,14 @@ from structgp.structures import Structure
 @dataclass(frozen=True)
 class Preset:
     """What a preset changes beside the optimiser: S, M, its estimator, and which hyper-parameters
-    move. learn_kernel : whether the kernel's shape is learned before the fit."""
+    move. learn_kernel : whether the kernel's shape is learned before the fit. basis : of the labels."""
 
     gradient: str
     n_gradient_draws: int
     n_inducing: int
     learn_kernel: bool
     learn_scales: LearnScales
+    basis: str = "label"
 
 
 PRESETS = {
@@ -72,7 +73,7 @@ def choose(
     *,
     gradient: str = "auto",
     n_gradient_draws: int | None = None,
-    learn_scales: LearnScales = "pairwise",
+    learn_scales: LearnScales | Literal["auto"] = "auto",
 ) -> Choice:
     """The optimiser and estimator for ``inference`` and ``gradient``, names or 'auto'.
 
@@ -96,10 +97,15 @@ def choose(
             f"'second-order' does not use {gradient!r}",
             "use gradient='auto', or inference='natural'",
         )
-    closed = structure.has_curvature and not posterior.pairs_are_full and gradient == "auto"
+    closed = takes_second_order("auto", structure, gradient, posterior.pairs_are_full)
+    if learn_scales == "auto":
+        found = takes_second_order(inference, structure, gradient, posterior.pairs_are_full)
+        learn_scales = "all" if found else "pairwise"
     how = "pathwise gradients" if estimator.needs_gradient else "gradients from values alone"
     own = {} if n_gradient_draws is None else {"n_draws": int(n_gradient_draws)}
     second = SecondOrder(learn_scales=learn_scales, **own)
+    # What the first stage of a mixture has learned of the kernel stays.
+    after = Adam(0.01, learn_scales="pairwise" if learn_scales == "all" else learn_scales)
     optimizer: Optimizer
     if not isinstance(inference, str):
         optimizer, reason = inference, "given"
@@ -112,7 +118,7 @@ def choose(
         else:
             optimizer, reason = Natural(learn_scales=learn_scales), how
         if posterior.n_components > 1:
-            optimizer = Mixture(optimizer, then=Adam(0.01, learn_scales=learn_scales))
+            optimizer = Mixture(optimizer, then=after)
             reason += "; a mixture starts from one component"
     else:
         optimizer, reason = second, "asked for"
@@ -120,8 +126,17 @@ def choose(
             optimizer = _named(inference, learn_scales)
             reason += f"; {how}"
         if inference in ("second-order", "natural") and posterior.n_components > 1:
-            optimizer = Mixture(optimizer, then=Adam(0.01, learn_scales=learn_scales))
+            optimizer = Mixture(optimizer, then=after)
     return Choice(optimizer, _with_draws(estimator, optimizer, inference, n_gradient_draws), reason)
+
+
+def takes_second_order(
+    inference: str | Optimizer, structure: Structure, gradient: str, pairs_are_full: bool
+) -> bool:
+    """Whether the fit is the second-order one, which learns the kernel on the bound as it goes."""
+    if inference == "auto":
+        return structure.has_curvature and not pairs_are_full and gradient == "auto"
+    return inference == "second-order" or isinstance(inference, SecondOrder)
 
 
 def _gradient_name(inference: str | Optimizer, gradient: str) -> str:

@@ -31,7 +31,7 @@ from structgp.gp import Posterior
 from structgp.kernels.describe import describe, rebuild
 from structgp.structures import Chain, Structure
 
-FORMAT = 2
+FORMAT = 3
 STRUCTURES: dict[str, type[Structure]] = {"chain": Chain}
 
 _BATCH_TOKENS = 2_000
@@ -214,6 +214,7 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
         rebuild(header["kernel"]),
         tensors["inducing"],
         len(header["labels"]),
+        basis=tensors["basis"],
         **header["posterior"],
     )
     factor = _unpack(tensors["factor"], posterior.n_inducing, posterior.is_diagonal)
@@ -241,8 +242,8 @@ def _options(posterior: Posterior) -> dict[str, Any]:
 
 
 def _pack(factor: Tensor, diagonal: bool) -> Tensor:
-    """(K, V, M, M) lower triangular float64 -> (K, V, M (M + 1) / 2) float32, exact after
-    ``Posterior.round_factor``: a quarter of the space. Standard deviations (K, V, M): float32."""
+    """(K, R, M, M) lower triangular float64 -> (K, R, M (M + 1) / 2) float32, exact after
+    ``Posterior.round_factor``: a quarter of the space. Standard deviations (K, R, M): float32."""
     if diagonal:
         return factor.float()
     row, column = torch.tril_indices(*factor.shape[-2:])

@@ -26,7 +26,7 @@ LogProb = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class Sensitivity:
     """Gradients of the expected log-likelihood in the Gaussian of each sequence.
 
-    mean : (K, B, T, V). covariance : (K, B, V, T, T), symmetric. pair_mean : (V, V) and
+    mean : (K, B, T, R). covariance : (K, B, R, T, T), symmetric. pair_mean : (V, V) and
     pair_covariance : (V, V) of the variances, or (V^2, V^2): both summed over components with their
     weights, and over sequences.
     """
@@ -39,11 +39,13 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Latents:
-    """q of the latent values of B sequences (``eq:bkjn-skjn``), and the way there from standard normal
-    numbers. What the estimators see as one batch of K B sequences is component after component.
+    """q of the functions at B sequences (``eq:bkjn-skjn``), and the way from standard normal numbers
+    to the latent values of the labels. What the estimators see as one batch of K B sequences is
+    component after component.
 
-    mean : (K, B, T, V) and covariance : (K, B, V, T, T), differentiable in all that is behind them.
-    factor : (K, B, V, T, T) of the covariance, detached. pairs : q(g). mask : (B, T).
+    mean : (K, B, T, R) and covariance : (K, B, R, T, T), differentiable in all that is behind them.
+    factor : (K, B, R, T, T) of the covariance, detached. pairs : q(g). mask : (B, T). basis : (V, R),
+    None where a label has a function of its own.
     """
 
     mean: Tensor
@@ -51,14 +53,18 @@ class Latents:
     factor: Tensor
     pairs: PairwiseGaussian
     mask: Tensor
+    basis: Tensor | None = None
 
     def place(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor]:
-        """f (S, K B, T, V), g (S, V, V) from standard normal numbers. Cost O(S K B V T^2)."""
+        """f (S, K B, T, V), g (S, V, V) from standard normal numbers (S, K B, T, R), (S, V, V).
+        Cost O(S K B T R (T + V))."""
         mean = self.mean.detach().flatten(0, 1).to(unary)
-        factor = self.factor.flatten(0, 1).to(unary)  # (K B, V, T, T)
-        spread = factor @ unary.permute(1, 3, 2, 0)  # (K B, V, T, S)
+        factor = self.factor.flatten(0, 1).to(unary)  # (K B, R, T, T)
+        spread = factor @ unary.permute(1, 3, 2, 0)  # (K B, R, T, S)
         pairs = PairwiseGaussian(self.pairs.mean.detach(), self.pairs.factor.detach())
-        return mean + spread.permute(3, 0, 2, 1), pairs.to(unary).place(pairwise)
+        h = mean + spread.permute(3, 0, 2, 1)
+        f = h if self.basis is None else h @ self.basis.to(unary).T
+        return f, pairs.to(unary).place(pairwise)
 
     def sensitivity(self, moments: Moments) -> Sensitivity:
         """grad_b = L^-T slope and grad_Sigma = 1/2 L^-T bend L^-1."""
@@ -114,7 +120,7 @@ class Latents:
 
 
 def latents(posterior: Posterior, conditional: Conditional, mask: Tensor) -> Latents:
-    """q(f) of a batch. Cost O(K B V T (M^2 + T^2))."""
+    """q of the functions on a batch. Cost O(K B R T (M^2 + T^2))."""
     gaussian = posterior.at(conditional)
     covariance = gaussian.covariance
     detached = covariance.detach()
@@ -122,7 +128,9 @@ def latents(posterior: Posterior, conditional: Conditional, mask: Tensor) -> Lat
     scale = detached.diagonal(dim1=-1, dim2=-2).sum(-1) / mask.sum(-1).clamp(min=1)[:, None]
     scale = torch.where(mask.any(-1)[:, None], scale, 1)
     fill = torch.diag_embed(scale[..., None] * ~mask[:, None])
-    return Latents(gaussian.mean, covariance, cholesky(detached + fill), posterior.pairwise(), mask)
+    basis = None if posterior.has_label_basis else posterior.basis
+    factor = cholesky(detached + fill)
+    return Latents(gaussian.mean, covariance, factor, posterior.pairwise(), mask, basis)
 
 
 @dataclass(frozen=True)

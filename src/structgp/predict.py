@@ -22,9 +22,9 @@ from structgp.structures import Structure
 class Draws:
     """S draws of the latent functions, in antithetic pairs.
 
-    inducing : (S, V, M) whitened inducing values; pairwise : (S, V, V); prior_factor : (M, M) L_zz; seed :
-    of the part of f that the inducing values leave open. S = 1 with ``plug_in`` is the posterior
-    mean instead of a draw.
+    inducing : (S, R, M) whitened inducing values of the functions; pairwise : (S, V, V); prior_factor :
+    (M, M) L_zz; seed : of the part of f that the inducing values leave open. S = 1 with ``plug_in`` is
+    the posterior mean instead of a draw.
     """
 
     inducing: Tensor
@@ -36,12 +36,12 @@ class Draws:
     @staticmethod
     def sample(posterior: Posterior, n: int, seed: int) -> Draws:
         """n draws, rounded up to an even number, a pair always from one component of the mixture.
-        Cost O(n V M^2)."""
+        Cost O(n R M^2)."""
         half = (n + 1) // 2
         rng = np.random.default_rng(seed)
-        _, V, M = posterior.m.shape
+        (_, R, M), V = posterior.m.shape, posterior.n_labels
         with torch.no_grad():
-            eps = torch.from_numpy(rng.standard_normal((half, V, M))).to(posterior.m)
+            eps = torch.from_numpy(rng.standard_normal((half, R, M))).to(posterior.m)
             pair = torch.from_numpy(rng.standard_normal((half, V, V))).to(posterior.m)
             component = _components(posterior.weights, half, rng)
             centre, spread = posterior.m[component], torch.empty_like(eps)
@@ -60,7 +60,7 @@ class Draws:
     def mean(posterior: Posterior) -> Draws:
         """The posterior mean, of a mixture sum_k pi_k m_k, as one 'draw'."""
         with torch.no_grad():
-            m = torch.einsum("k,kvm->vm", posterior.weights, posterior.m)
+            m = torch.einsum("k,krm->rm", posterior.weights, posterior.m)
             g = posterior.pairwise().mean.clone()
             return Draws(m[None], g[None], posterior.prior_factor(), 0, True)
 
@@ -70,15 +70,15 @@ class Draws:
             conditional = posterior.conditional(batch.x, batch.mask, self.prior_factor)
             conditional = posterior.amplified(conditional)
             projection = conditional.projection.to(self.inducing)
-            f = torch.einsum("btm,svm->sbtv", projection, self.inducing)
+            h = torch.einsum("btm,srm->sbtr", projection, self.inducing)
             if self.plug_in:
-                return f
-            S, V = self.pairwise.shape[:2]
+                return h @ posterior.basis.T
+            S, R = self.inducing.shape[:2]
             # Position by position from a generator of its own: a longer sequence only adds numbers.
             rng = np.random.default_rng([self.seed, 1])
-            eps = torch.from_numpy(rng.standard_normal((batch.mask.shape[1], S // 2, V)))
-            rest = torch.einsum("btu,usv->sbtv", conditional.residual, eps).to(f)
-            return f + torch.cat([rest, -rest])
+            eps = torch.from_numpy(rng.standard_normal((batch.mask.shape[1], S // 2, R)))
+            rest = torch.einsum("btu,usr->sbtr", conditional.residual, eps).to(h)
+            return (h + torch.cat([rest, -rest])) @ posterior.basis.T
 
 
 def _components(weights: Tensor, n: int, rng: np.random.Generator) -> Tensor:
@@ -90,10 +90,10 @@ def _components(weights: Tensor, n: int, rng: np.random.Generator) -> Tensor:
 
 
 def _spread(factor: Tensor, eps: Tensor) -> Tensor:
-    """(S, V, M) L eps, with L (V, M, M) lower triangular or (V, M) standard deviations."""
+    """(S, R, M) L eps, with L (R, M, M) lower triangular or (R, M) standard deviations."""
     if factor.dim() == 2:
         return factor * eps
-    return torch.einsum("vmk,svk->svm", factor.tril(), eps)
+    return torch.einsum("rmk,srk->srm", factor.tril(), eps)
 
 
 def marginals(posterior: Posterior, structure: Structure, draws: Draws, batch: Batch) -> Tensor:

@@ -171,13 +171,13 @@ def test_a_kernel_object_keeps_its_own_scale() -> None:
             {"categorical": "rbf"},
             [CATEGORICAL],
             "kernel: 'rbf' is not a kernel for categorical features; "
-            "use one of auto, linear, template, template-product, or pass a GPyTorch kernel",
+            "use one of auto, linear, relevance, template, template-product, or pass a GPyTorch kernel",
         ),
         (
             "template",
             [CATEGORICAL, SPARSE],
             "kernel: 'template' is not a kernel for sparse features; "
-            "use one of auto, linear, rbf, or pass a GPyTorch kernel",
+            "use one of auto, linear, rbf, relevance, or pass a GPyTorch kernel",
         ),
     ],
 )

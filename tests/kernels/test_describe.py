@@ -29,6 +29,7 @@ from structgp.errors import InputError
 from structgp.kernels import SparseLinearKernel, SparseRBFKernel, TemplateKernel, covariance
 from structgp.kernels.blocks import BlockSumKernel
 from structgp.kernels.describe import _OURS, describe, rebuild
+from structgp.kernels.relevance import RelevanceKernel
 
 OURS = {
     "template": lambda: TemplateKernel(4),
@@ -36,6 +37,8 @@ OURS = {
     "sparse-linear": lambda: SparseLinearKernel(),
     "sparse-linear-raw": lambda: SparseLinearKernel(normalize=False),
     "sparse-rbf": lambda: SparseRBFKernel(),
+    "relevance": lambda: RelevanceKernel([3, 2, 3, 1]),
+    "relevance-sparse": lambda: RelevanceKernel([2], sparse=True),
     "scaled": lambda: ScaleKernel(TemplateKernel(4)),
     "blocks": lambda: BlockSumKernel(
         [ScaleKernel(TemplateKernel(2)), ScaleKernel(SparseRBFKernel())], [(0, 2), (2, None)]

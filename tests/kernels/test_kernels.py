@@ -16,6 +16,7 @@ from torch import Tensor
 
 import structgp.kernels
 from structgp.kernels import (
+    RelevanceKernel,
     SparseLinearKernel,
     SparseRBFKernel,
     TemplateKernel,
@@ -69,6 +70,10 @@ KERNELS = {
         Entry(lambda: SparseLinearKernel(normalize=False), sparse_rows),
     ],
     "SparseRBFKernel": [Entry(SparseRBFKernel, sparse_rows)],
+    "RelevanceKernel": [
+        Entry(lambda: RelevanceKernel([2, 3, 2, 9]), categorical_rows),
+        Entry(lambda: RelevanceKernel([4], sparse=True), sparse_rows),
+    ],
     "BlockSumKernel": [
         Entry(
             lambda: BlockSumKernel(

@@ -158,7 +158,8 @@ def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) 
         f"{n_sequences} sequences, {n_tokens} tokens, {len(estimator.classes_)} labels; "
         f"{log['n_inducing']} inducing inputs leave {log['inducing_residual']:.1%} of the variance; "
         f"{log['optimizer']} ({log['reason']}): {log['stopped']} after {len(log['steps'])} steps, "
-        f"{log['seconds']:.1f} s; bound {log['elbo']:.1f} (fresh draws {log['fresh_elbo']:.1f})",
+        f"{log['seconds']:.1f} s; bound {log['elbo']:.1f} (fresh draws {log['fresh_elbo']:.1f}), "
+        f"{log['effective_parameters']:.0f} effective parameters",
         err=True,
     )
 

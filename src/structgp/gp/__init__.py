@@ -1,5 +1,6 @@
 """Sparse Gaussian processes: inducing inputs, the variational posterior, divergences."""
 
+from structgp.gp.basis import contrasts
 from structgp.gp.inducing import InducingChoice, choose_inducing
 from structgp.gp.posterior import (
     Conditional,
@@ -21,6 +22,7 @@ __all__ = [
     "Relaxation",
     "SequenceGaussian",
     "choose_inducing",
+    "contrasts",
     "has_shape",
     "learn_shape",
 ]

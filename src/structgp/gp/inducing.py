@@ -25,12 +25,13 @@ class InducingChoice:
 
 
 def choose_inducing(
-    kernel: Kernel, rows: Tensor, most: int, *, tolerance: float = 1e-6
+    kernel: Kernel, rows: Tensor, most: int, *, tolerance: float = 1e-6, enough: float = 0.0
 ) -> InducingChoice:
     """Picks the row whose variance given the rows picked so far is largest, again and again.
 
-    Stops at ``most`` rows, or when no row keeps more than ``tolerance`` of the largest prior variance: the
-    sparse GP then is the full GP. Duplicates are never picked twice. Cost O(N M^2) time, O(N M)
+    Stops at ``most`` rows, when no row keeps more than ``tolerance`` of the largest prior variance (the
+    sparse GP then is the full GP), or when they leave a share ``enough`` of the prior variance open.
+    Duplicates are never picked twice. Cost O(N M^2) time, O(N M)
     memory.
 
     Parameters
@@ -45,8 +46,11 @@ def choose_inducing(
         prior_row = _prior_rows(kernel, rows)
         factor = rows.new_zeros((M, len(rows)))
         chosen: list[int] = []
+        total = float(prior.sum())
         for m in range(M):
             pivot = int(left.argmax())
+            if float(left.sum()) <= enough * total:
+                break
             if float(left[pivot]) <= tolerance * float(prior.max()):
                 break
             row = prior_row(pivot)

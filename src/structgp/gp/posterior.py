@@ -1,14 +1,15 @@
 """q(u) and q(g), and what they say about the latent values of one sequence.
 
+The labels are sums of R functions, f = h B^T (``gp.basis``): R = V and B = I gives each label its own.
 Whitened: u_j = L_zz v_j with v_j ~ N(0, I) a priori, and q(v) = sum_k pi_k prod_j N(m_kj, S_kj), a
-mixture of K components with S_kj = L_kj L_kj^T. With A = k(X_n, Z) L_zz^-T, the latent values of
-label j over one sequence are, in component k, JOINTLY Gaussian (``eq:bkjn-skjn``):
+mixture of K components with S_kj = L_kj L_kj^T. With A = k(X_n, Z) L_zz^-T, the values of function
+j over one sequence are, in component k, JOINTLY Gaussian (``eq:bkjn-skjn``):
 
     mean A m_kj,   covariance  K_nn - A A^T  +  A S_kj A^T.
 
 The first part of the covariance is what the inducing values leave open, the second is our doubt
 about them. Pairwise scores have one Gaussian, q(g) = N(m_bin, S_bin). Letters: B sequences, T
-positions, V labels, M inducing inputs, K components, S draws.
+positions, V labels, R functions, M inducing inputs, K components, S draws.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class Conditional:
 
 @dataclass(frozen=True)
 class SequenceGaussian:
-    """q of the unary latent values of B sequences: a mixture of K Gaussians, each independent over
-    labels and joint over positions.
+    """q of the functions at the rows of B sequences: a mixture of K Gaussians, each independent over
+    functions and joint over positions.
 
-    m : (K, V, M); factor : (K, V, M, M) lower triangular, or (K, V, M) standard deviations.
+    m : (K, R, M); factor : (K, R, M, M) lower triangular, or (K, R, M) standard deviations.
     """
 
     conditional: Conditional
@@ -67,15 +68,15 @@ class SequenceGaussian:
 
     @property
     def mean(self) -> Tensor:
-        """(K, B, T, V). Cost O(K B T V M)."""
-        K, V, M = self.m.shape
+        """(K, B, T, R). Cost O(K B T R M)."""
+        K, R, M = self.m.shape
         B, T, _ = self.conditional.projection.shape
-        flat = self.conditional.projection.reshape(B * T, M) @ self.m.reshape(K * V, M).T
-        return flat.reshape(B, T, K, V).permute(2, 0, 1, 3)
+        flat = self.conditional.projection.reshape(B * T, M) @ self.m.reshape(K * R, M).T
+        return flat.reshape(B, T, K, R).permute(2, 0, 1, 3)
 
     @property
     def covariance(self) -> Tensor:
-        """(K, B, V, T, T). Cost O(K B T V M (M + T)), or O(K B T^2 V M) with standard deviations."""
+        """(K, B, R, T, T). Cost O(K B T R M (M + T)), or O(K B T^2 R M) with standard deviations."""
         rest = self.conditional.residual @ self.conditional.residual.mT
         parts = []
         for factor in self.factor:
@@ -84,15 +85,15 @@ class SequenceGaussian:
         return torch.stack(parts)
 
     def _spread(self, factor: Tensor) -> Tensor:
-        """(B, V, T, M) A L_j of one component."""
+        """(B, R, T, M) A L_j of one component."""
         projection = self.conditional.projection
         if factor.dim() == 2:
             return projection[:, None] * factor[:, None]
         B, T, M = projection.shape
-        V = len(factor)
-        # One matrix product over all labels: broadcasting would copy the factors B times.
-        stacked = factor.tril().permute(1, 0, 2).reshape(M, V * M)
-        spread = (projection.reshape(B * T, M) @ stacked).reshape(B, T, V, M)
+        R = len(factor)
+        # One matrix product over all functions: broadcasting would copy the factors B times.
+        stacked = factor.tril().permute(1, 0, 2).reshape(M, R * M)
+        spread = (projection.reshape(B * T, M) @ stacked).reshape(B, T, R, M)
         return spread.transpose(1, 2)
 
 
@@ -149,16 +150,18 @@ class Posterior(nn.Module):
         WHITENED coordinates: there the prior is N(0, I), so that it is in the family and what was
         not learned costs nothing. A diagonal covariance of u itself could never be the prior's.
     pairwise_covariance : of the V^2 pairwise scores, 'diagonal' or 'full'.
+    basis : (V, R), how the labels are made of functions; None for a function a label.
 
-    All are parameters: ``weight_logits`` (K,); ``m`` (K, V, M); ``factor``, (K, V, M, M) whose lower
-    triangle counts, or (K, V, M) standard deviations of either sign; ``pair_mean`` (V, V); and
-    ``pair_log_sd`` (V, V) or ``pair_factor`` (V^2, V^2), whose lower triangle counts. K V M^2 numbers
-    with full covariances, K V M with diagonal ones. So are two hyper-parameters that live here
+    All are parameters: ``weight_logits`` (K,); ``m`` (K, R, M); ``factor``, (K, R, M, M) whose lower
+    triangle counts, or (K, R, M) standard deviations of either sign; ``pair_mean`` (V, V); and
+    ``pair_log_sd`` (V, V) or ``pair_factor`` (V^2, V^2), whose lower triangle counts. K R M^2 numbers
+    with full covariances, K R M with diagonal ones. So are two hyper-parameters that live here
     because no kernel matrix has to be computed again when they move: ``log_amplitude``, the log of
     a factor on the whole kernel, and ``log_pairwise_sd``, -inf where there are no pairwise scores.
     """
 
     inducing: Tensor
+    basis: Tensor
     pair_log_sd: nn.Parameter
     pair_factor: nn.Parameter
 
@@ -172,6 +175,7 @@ class Posterior(nn.Module):
         n_components: int = 1,
         covariance: CovarianceForm = "full",
         pairwise_covariance: CovarianceForm = "diagonal",
+        basis: Tensor | None = None,
     ) -> None:
         super().__init__()
         _check_form("covariance", covariance)
@@ -182,12 +186,15 @@ class Posterior(nn.Module):
         M, V, K = len(inducing), n_labels, n_components
         self.kernel = kernel
         self.register_buffer("inducing", inducing)
+        basis = torch.eye(V, dtype=dtype) if basis is None else basis.to(dtype)
+        self.register_buffer("basis", basis)
+        R = basis.shape[1]
         self.log_amplitude = nn.Parameter(torch.zeros((), dtype=dtype))
         self.log_pairwise_sd = nn.Parameter(torch.tensor(pairwise_sd, dtype=dtype).log())
         self.weight_logits = nn.Parameter(torch.zeros(K, dtype=dtype))
-        self.m = nn.Parameter(torch.zeros(K, V, M, dtype=dtype))
+        self.m = nn.Parameter(torch.zeros(K, R, M, dtype=dtype))
         prior = torch.eye(M, dtype=dtype) if covariance == "full" else torch.ones(M, dtype=dtype)
-        self.factor = nn.Parameter(prior.expand(K, V, *prior.shape).clone())
+        self.factor = nn.Parameter(prior.expand(K, R, *prior.shape).clone())
         self.pair_mean = nn.Parameter(torch.zeros(V, V, dtype=dtype))
         if pairwise_covariance == "full":
             self.pair_factor = nn.Parameter(pairwise_sd * torch.eye(V * V, dtype=dtype))
@@ -200,7 +207,17 @@ class Posterior(nn.Module):
 
     @property
     def n_labels(self) -> int:
-        return self.m.shape[1]
+        return self.basis.shape[0]
+
+    @property
+    def n_functions(self) -> int:
+        return self.basis.shape[1]
+
+    @property
+    def has_label_basis(self) -> bool:
+        """Whether each label has a function of its own."""
+        V, R = self.basis.shape
+        return V == R and bool((self.basis == torch.eye(V).to(self.basis)).all())
 
     @property
     def n_inducing(self) -> int:
@@ -308,6 +325,12 @@ class Posterior(nn.Module):
         bounds = {"jensen": entropy_jensen, "bhattacharyya": entropy_bhattacharyya}
         mixture = self.log_weights, self.m, self._lower()
         return cross_entropy(*mixture) - bounds[entropy](*mixture)
+
+    def effective_parameters(self) -> Tensor:
+        """() how many of the R M inducing values the data determine: sum of 1 - variance / prior variance
+        in whitened coordinates, averaged over components."""
+        determined = 1 - self._lower().square().flatten(2).sum(-1) / self.n_inducing  # (K, R)
+        return self.weights @ determined.sum(-1) * self.n_inducing
 
     def kl_pairwise(self) -> Tensor:
         """KL(q(g) || p(g)), exact (``klbin``)."""

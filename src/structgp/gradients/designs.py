@@ -36,22 +36,22 @@ def draw(
     target: Target, design: Design, sizes: list[int], generator: torch.Generator
 ) -> Iterator[Draws]:
     """One ``Draws`` a replicate, each computed when it is asked for."""
-    (B, T), V, dtype = target.mask.shape, target.n_labels, target.dtype
+    (B, T), V, R, dtype = target.mask.shape, target.n_labels, target.n_functions, target.dtype
     generator = _on_device(generator, target.mask.device)
     for size in sizes:
         if design == "iid":
-            unary = _normal((size, B, T, V), generator, dtype)
+            unary = _normal((size, B, T, R), generator, dtype)
             yield Draws(unary, _normal((size, V, V), generator, dtype))
         elif design == "sobol":
-            unary = _sobol(size, B, T * V, generator, dtype).reshape(size, B, T, V)
+            unary = _sobol(size, B, T * R, generator, dtype).reshape(size, B, T, R)
             yield Draws(unary, _sobol(size, 1, V * V, generator, dtype).reshape(size, V, V))
         else:
             half = size // 2
             if design == "antithetic":
-                unary = _normal((half, B, T, V), generator, dtype)
+                unary = _normal((half, B, T, R), generator, dtype)
                 pairs = _normal((half, V, V), generator, dtype)
             else:
-                unary = _orthogonal(half, B, T * V, generator, dtype).reshape(half, B, T, V)
+                unary = _orthogonal(half, B, T * R, generator, dtype).reshape(half, B, T, R)
                 pairs = _orthogonal(half, 1, V * V, generator, dtype).reshape(half, V, V)
             yield Draws(torch.cat([unary, -unary]), torch.cat([pairs, -pairs]))
 

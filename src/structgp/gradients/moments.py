@@ -13,7 +13,8 @@ amplitude, kernel. Two unbiased forms of both expectations are known:
     score     E[eps l]            E[(eps eps^T - I) l]          values of l
     pathwise  E[grad l]           E[sym(eps grad l^T)]          its gradient
 
-Letters: S draws, B sequences in a batch, T positions (padded), V labels.
+What is written f here may be any R functions that latent values are made of: nothing below asks.
+Letters: S draws, B sequences in a batch, T positions (padded), V labels, R functions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 Function = Callable[[Tensor, Tensor], Tensor]
-"""(S, B, T, V), (S, V, V) standard normal numbers -> (S, B), or (S, B, C) for C functions."""
+"""(S, B, T, R), (S, V, V) standard normal numbers -> (S, B), or (S, B, C) for C functions."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Target:
     """A log-likelihood whose expectation, slope and bend are wanted.
 
     log_prob : l(eps) of B sequences. mask : (B, T). weight : (B,) of each sequence in what is summed
-    over sequences. pairs_are_full : whether the bend of the pairwise scores is wanted whole.
-    parts : cheap differentiable functions that resemble l, if there are any. dtype : of the draws;
-    they live where the mask does.
+    over sequences. n_functions : R, V unless given. pairs_are_full : whether the bend of the pairwise
+    scores is wanted whole. parts : cheap differentiable functions that resemble l, if there are any.
+    dtype : of the draws; they live where the mask does.
     """
 
     log_prob: Function
@@ -45,11 +46,16 @@ class Target:
     pairs_are_full: bool = False
     parts: Function | None = None
     dtype: torch.dtype = torch.float64
+    n_functions: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.n_functions:
+            object.__setattr__(self, "n_functions", self.n_labels)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Standard normal numbers: unary (S, B, T, V), pairwise (S, V, V)."""
+    """Standard normal numbers: unary (S, B, T, R), pairwise (S, V, V)."""
 
     unary: Tensor
     pairwise: Tensor
@@ -63,8 +69,8 @@ class Draws:
 
 @dataclass(frozen=True)
 class Moments:
-    """value : (B,) E[l]. slope : (B, T, V) E[dl / deps]. bend : (B, V, T, T) second derivatives
-    within each label. pair_slope : (V, V) and pair_bend : (V, V), or (V^2, V^2), the same for the
+    """value : (B,) E[l]. slope : (B, T, R) E[dl / deps]. bend : (B, R, T, T) second derivatives
+    within each function. pair_slope : (V, V) and pair_bend : (V, V), or (V^2, V^2), the same for the
     pairwise scores, summed over sequences with their weights."""
 
     value: Tensor

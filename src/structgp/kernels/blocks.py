@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from structgp.data.encode import Block
 from structgp.errors import InputError
 from structgp.kernels.evaluate import covariance
+from structgp.kernels.relevance import RelevanceKernel
 from structgp.kernels.sparse import SparseLinearKernel, SparseRBFKernel, inner_product, unpack
 from structgp.kernels.template import TemplateKernel
 
@@ -44,7 +45,12 @@ KernelChoice: TypeAlias = str | Kernel | Mapping[str, str | Kernel]
 
 
 def build_kernel(
-    choice: KernelChoice, blocks: Sequence[Block], rows: Tensor, amplitude: float | str = "auto"
+    choice: KernelChoice,
+    blocks: Sequence[Block],
+    rows: Tensor,
+    amplitude: float | str = "auto",
+    *,
+    relevance: bool = False,
 ) -> Kernel:
     """The kernel over whole rows.
 
@@ -58,6 +64,8 @@ def build_kernel(
         the blocks; 'auto' gives every active feature a weight of variance 1, as a linear CRF's
         regulariser does: P for P templates, the mean squared norm of sparse rows, 10 for dense ones. A
         kernel passed as an object keeps its own scale.
+    relevance : whether 'auto' stands for 'relevance' on categorical and sparse features, which asks
+        for an optimiser that learns it.
     """
     kinds = [block.kind for block in blocks]
     if isinstance(choice, Kernel):
@@ -83,7 +91,7 @@ def build_kernel(
         )
     parts = [
         _block_kernel(
-            choice.get(b.kind, "auto"),
+            _meant(choice.get(b.kind, "auto"), b.kind, relevance),
             b,
             rows[:, b.start : b.stop],
             amplitude if isinstance(amplitude, str) else amplitude / len(blocks),
@@ -95,6 +103,11 @@ def build_kernel(
         whole = BlockSumKernel(parts, [(b.start, b.stop) for b in blocks])
     _check_on(whole.double(), rows)
     return whole
+
+
+def _meant(choice: str | Kernel, kind: str, relevance: bool) -> str | Kernel:
+    is_auto = isinstance(choice, str) and choice == "auto"
+    return "relevance" if is_auto and relevance and kind != "dense" else choice
 
 
 def _check_on(kernel: Kernel, rows: Tensor) -> None:
@@ -119,8 +132,8 @@ def _check_on(kernel: Kernel, rows: Tensor) -> None:
 def _check_kind(kernel: Kernel, block: Block) -> None:
     """Categorical and sparse rows hold ids: only kernels that know it may see them."""
     ours = {
-        "categorical": (TemplateKernel,),
-        "sparse": (SparseLinearKernel, SparseRBFKernel),
+        "categorical": (TemplateKernel, RelevanceKernel),
+        "sparse": (SparseLinearKernel, SparseRBFKernel, RelevanceKernel),
     }.get(block.kind)
     if ours is None:
         return
@@ -153,9 +166,22 @@ def _block_kernel(
             f"{choice!r} is not a kernel for {block.kind} features",
             f"use one of {', '.join(known)}, or pass a GPyTorch kernel",
         )
+    if kernel is RelevanceKernel:
+        return _relevance(block, rows, amplitude)
     scaled = ScaleKernel(kernel(rows))
     scaled.outputscale = _unit_weights(block, rows) if isinstance(amplitude, str) else amplitude
     return scaled
+
+
+def _relevance(block: Block, rows: Tensor, amplitude: float | str) -> Kernel:
+    if block.kind == "sparse":
+        made = RelevanceKernel([max(0, int(unpack(rows)[0].max())) + 1], sparse=True)
+    else:
+        made = RelevanceKernel([int(n) + 1 for n in rows.amax(0).clamp(min=0)])
+    if not isinstance(amplitude, str):
+        share = amplitude / (1 + _unit_weights(block, rows))
+        made.initialize(log_scale=torch.full_like(made.log_scale, share).log())
+    return made
 
 
 def _unit_weights(block: Block, rows: Tensor) -> float:
@@ -164,6 +190,26 @@ def _unit_weights(block: Block, rows: Tensor) -> float:
     if block.kind == "sparse":
         return max(1.0, float(unpack(rows)[1].square().sum(-1).mean()))
     return 10.0
+
+
+def kernel_scales(kernel: Kernel, blocks: Sequence[Block]) -> dict[str, float]:
+    """What each group of features weighs, where the kernel has a scale for it: by template, by kind for
+    features that have none."""
+    factor = 1.0
+    if isinstance(kernel, ScaleKernel) and isinstance(kernel.base_kernel, BlockSumKernel):
+        factor, kernel = float(kernel.outputscale.detach()), kernel.base_kernel
+    parts = kernel.kernels if isinstance(kernel, BlockSumKernel) else [kernel]
+    found: dict[str, float] = {}
+    for part, block in zip(parts, blocks, strict=True):
+        if isinstance(part, RelevanceKernel):
+            scales = part.scales(block.names or (block.kind,))
+            scales = {name: factor * scale for name, scale in scales.items()}
+            # Two kinds of features have two constants, which add up.
+            constant = scales.pop("label frequency") + found.pop("label frequency", 0.0)
+            found |= scales | {"label frequency": constant}
+        elif isinstance(part, ScaleKernel):
+            found[block.kind] = factor * float(part.outputscale.detach())
+    return found
 
 
 def rescale(kernel: Kernel, factor: float) -> Kernel:
@@ -207,12 +253,14 @@ def _median(distances: Tensor) -> float:
     return float(distances.median()) if len(distances) else 1.0
 
 
-_BY_NAME = {
+_BY_NAME: dict[tuple[str, str], Callable[..., Kernel]] = {
     ("categorical", "auto"): lambda rows: TemplateKernel(rows.shape[1]),
+    ("categorical", "relevance"): RelevanceKernel,
     ("categorical", "template"): lambda rows: TemplateKernel(rows.shape[1]),
     ("categorical", "linear"): lambda rows: TemplateKernel(rows.shape[1]),
     ("categorical", "template-product"): lambda rows: TemplateKernel(rows.shape[1], "product"),
     ("sparse", "auto"): lambda rows: SparseLinearKernel(),
+    ("sparse", "relevance"): RelevanceKernel,
     ("sparse", "linear"): lambda rows: SparseLinearKernel(),
     ("sparse", "rbf"): _sparse_rbf,
     ("dense", "auto"): _dense_rbf,

@@ -16,10 +16,11 @@ import torch
 from gpytorch.kernels import Kernel
 
 from structgp.errors import InputError
-from structgp.kernels import blocks, sparse, template
+from structgp.kernels import blocks, relevance, sparse, template
 
 _OURS = (
     blocks.BlockSumKernel,
+    relevance.RelevanceKernel,
     sparse.SparseLinearKernel,
     sparse.SparseRBFKernel,
     template.TemplateKernel,

@@ -30,19 +30,32 @@ def inner_product(x1: Tensor, x2: Tensor) -> Tensor:
 
     Two matrices: sparse-dense products with some rows of x2 at a time, O(N A M) time and, besides
     the result, the memory of those rows spread out over the features that occur in them. Batches
-    (the T x T blocks of sequences): comparison, O(N M A^2) time.
+    (the T x T blocks of sequences): one by one, both spread out over the features of the sequence.
     """
     if x1.dim() == 2 and x2.dim() == 2:
         return torch.cat([_matrix_product(x1, rows) for rows in x2.split(_ROWS_AT_ONCE)], 1)
-    ids1, values1 = unpack(x1)
-    ids2, values2 = unpack(x2)
-    total = None
-    for a in range(ids1.shape[-1]):
-        same = ids1[..., :, None, None, a] == ids2[..., None, :, :]
-        term = (same * values2[..., None, :, :]).sum(-1).mul_(values1[..., :, None, a])
-        total = term if total is None else total.add_(term)
-    assert total is not None, "packed rows have at least one place"
-    return total
+    shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    left, right = (x.expand(*shape, *x.shape[-2:]).flatten(0, -3) for x in (x1, x2))
+    blocks = [_small_product(a, b) for a, b in zip(left, right, strict=True)]
+    return torch.stack(blocks).reshape(*shape, x1.shape[-2], x2.shape[-2])
+
+
+def _small_product(x1: Tensor, x2: Tensor) -> Tensor:
+    """(N, M), through dense (N, F) and (M, F) matrices of the F features that occur."""
+    ids = [unpack(x)[0].contiguous() for x in (x1, x2)]
+    features = torch.unique(torch.cat([i.flatten() for i in ids]))
+    left, right = (
+        _spread_out(i, unpack(x)[1], features) for i, x in zip(ids, (x1, x2), strict=True)
+    )
+    return left @ right.T
+
+
+def _spread_out(ids: Tensor, values: Tensor, features: Tensor) -> Tensor:
+    """(N, F) dense, from (N, A) ids, all of which are among the (F,) sorted features."""
+    row = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
+    place = row, torch.searchsorted(features, ids)
+    dense = values.new_zeros((len(ids), len(features)))
+    return dense.index_put(place, torch.where(ids >= 0, values, 0), accumulate=True)
 
 
 def _matrix_product(x1: Tensor, x2: Tensor) -> Tensor:
@@ -86,7 +99,7 @@ class SparseLinearKernel(Kernel):
             raise NotImplementedError("SparseLinearKernel has no last_dim_is_batch form")
         if self.normalize:
             x1, x2 = _unit(x1), _unit(x2)
-        return _row_products(x1, x2) if diag else inner_product(x1, x2)
+        return row_products(x1, x2) if diag else inner_product(x1, x2)
 
 
 class SparseRBFKernel(Kernel):
@@ -101,7 +114,7 @@ class SparseRBFKernel(Kernel):
             raise NotImplementedError("SparseRBFKernel has no last_dim_is_batch form")
         norm1, norm2 = _square_norm(x1), _square_norm(x2)
         if diag:
-            square = norm1 + norm2 - 2 * _row_products(x1, x2)
+            square = norm1 + norm2 - 2 * row_products(x1, x2)
             length = self.lengthscale.squeeze(-1)
         else:
             square = norm1[..., :, None] + norm2[..., None, :] - 2 * inner_product(x1, x2)
@@ -119,5 +132,8 @@ def _unit(x: Tensor) -> Tensor:
     return pack(ids, values / torch.where(norm > 0, norm, 1))
 
 
-def _row_products(x1: Tensor, x2: Tensor) -> Tensor:
-    return inner_product(x1[..., None, :], x2[..., None, :])[..., 0, 0]
+def row_products(x1: Tensor, x2: Tensor) -> Tensor:
+    """(..., N) inner products of packed rows, one by one. Cost O(N A^2)."""
+    (ids1, values1), (ids2, values2) = unpack(x1), unpack(x2)
+    same = (ids1[..., :, None] == ids2[..., None, :]) & (ids1[..., :, None] >= 0)
+    return (same * values1[..., :, None] * values2[..., None, :]).sum((-1, -2))

@@ -50,6 +50,11 @@ class Conditionals:
         with torch.no_grad():
             return self.posterior.conditional(batch.x, batch.mask, self._prior_factor)
 
+    @property
+    def prior_factor(self) -> Tensor:
+        """(M, M) L_zz under the kernel as it was at the last refresh."""
+        return self._prior_factor
+
     def __call__(self, i: int) -> Conditional:
         return self._compute(self.batches[i]) if self._kept is None else self._kept[i]
 
@@ -120,6 +125,7 @@ class Problem:
             q.pairs_are_full,
             None if functions is None else parts,
             self._dtype,
+            q.n_functions,
         )
 
     @property
@@ -173,7 +179,7 @@ class Problem:
         with torch.no_grad():
             for i in range(len(self.batches)):
                 target = self.target(i, self.latents(i))
-                shape = half, *target.mask.shape, V
+                shape = half, *target.mask.shape, q.n_functions
                 unary = torch.randn(shape, generator=generator, dtype=dtype).to(self.device)
                 pairs = torch.randn(half, V, V, generator=generator, dtype=dtype).to(self.device)
                 mirrored = torch.cat([unary, -unary]), torch.cat([pairs, -pairs])

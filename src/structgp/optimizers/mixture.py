@@ -117,6 +117,7 @@ def _alone(q: Posterior) -> Posterior:
         pairwise_sd=float(q.pairwise_sd.detach()),
         covariance="diagonal" if q.is_diagonal else "full",
         pairwise_covariance="full" if q.pairs_are_full else "diagonal",
+        basis=q.basis,
     )
     with torch.no_grad():
         alone.log_amplitude.copy_(q.log_amplitude)

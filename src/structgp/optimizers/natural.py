@@ -224,22 +224,22 @@ def _nothing(like: Sites) -> Sites:
 def set_posterior(problem: Problem, sites: list[Sites]) -> bool:
     """The exact posterior for quadratic ``sites``, in place; False, and nothing moved, if there is none.
 
-    Cost O(V (N M^2 + M^3)).
+    Cost O(R (N M^2 + M^3)).
     """
     q = problem.posterior
-    _, V, M = q.m.shape
+    _, R, M = q.m.shape
     scale = (0.5 * q.log_amplitude.detach()).exp()
-    precision = torch.eye(M, dtype=q.m.dtype).repeat(V, 1, 1)
+    precision = torch.eye(M, dtype=q.m.dtype).repeat(R, 1, 1)
     linear = torch.zeros_like(q.m[0])
     for i, site in enumerate(sites):
         projection = scale * problem.conditional(i).projection
         B, T, _ = projection.shape
         flat = projection.reshape(B * T, M)
-        linear += site.linear[0].reshape(B * T, V).T @ flat
-        # (B, V T, T) @ (B, T, M), then one product (M, B T) @ (B T, M) a label.
-        bent = site.precision[0].reshape(B, V * T, T) @ projection
-        bent = bent.reshape(B, V, T, M).transpose(0, 1).reshape(V, B * T, M)
-        for j in range(V):
+        linear += site.linear[0].reshape(B * T, R).T @ flat
+        # (B, R T, T) @ (B, T, M), then one product (M, B T) @ (B T, M) a function.
+        bent = site.precision[0].reshape(B, R * T, T) @ projection
+        bent = bent.reshape(B, R, T, M).transpose(0, 1).reshape(R, B * T, M)
+        for j in range(R):
             precision[j].addmm_(flat.T, bent[j])
     precision = 0.5 * (precision + precision.mT)
     pairs = _pairwise(problem, sites)

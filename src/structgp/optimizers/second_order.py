@@ -11,9 +11,9 @@ moves climbs to its optimum in a handful of rounds:
    A diagonal S_j has its optimum at the inverse of that matrix's DIAGONAL: only those entries of
    the gradient are there to be zero. (The diagonal of the inverse would be larger.)
 
-It starts from the means that fit best with no noise at all. In every round the amplitude of the
-kernel can move with the means (every draw is proportional to its square root), and the pairwise scale
-to its optimum in closed form: both are learned on the bound, at no extra cost.
+It starts from the means that fit best with no noise at all. Between rounds the scales of the kernel
+move on the bound (``evidence``), and the pairwise scale to its optimum in closed form. When those have
+settled, the last rounds are under the kernel as it then is.
 
 For a posterior of one component with a diagonal q(g).
 """
@@ -30,13 +30,15 @@ from torch import Tensor
 from structgp.errors import InputError
 from structgp.gp import Posterior, SequenceGaussian
 from structgp.gp.linalg import cholesky, factor_of_inverse
+from structgp.optimizers import evidence
 from structgp.optimizers.base import Problem, StepInfo
+from structgp.optimizers.evidence import Slopes
 from structgp.optimizers.scales import (
     AMPLITUDE_PRIOR_SD,
     LearnScales,
     fit_pairwise_sd,
     moves_amplitude,
-    refuse_kernel,
+    moves_kernel,
 )
 from structgp.structures import Structure
 
@@ -46,11 +48,13 @@ AMPLITUDE_STEP = 0.1
 
 @dataclass(frozen=True)
 class SecondOrderState:
-    """noise : (S, B, T, V) a batch; pair_noise : (S, V, V); elbo : bound of the last round;
-    evaluations : likelihoods computed since then."""
+    """noise : (S, B, T, R) a batch; pair_noise : (S, V, V); elbo : bound of the last round;
+    evaluations : likelihoods computed since then. slopes : of the last round, from which the kernel is
+    learned; None when that is over."""
 
     noise: list[Tensor]
     pair_noise: Tensor
+    slopes: Slopes | None = None
     iteration: int = 0
     elbo: float = -np.inf
     evaluations: int = 0
@@ -65,17 +69,21 @@ class SecondOrder:
     n_draws : S, draws that stand for the posterior; antithetic, so even.
     tolerance : stop when a round changes the bound by less, in nats per sequence.
     max_rounds : stop here at the latest.
-    learn_scales : False, 'pairwise' (the pairwise scale moves), or True (the amplitude too).
+    learn_scales : False, 'pairwise' (the pairwise scale moves), True (one amplitude too), or 'all' (the
+        scales of the kernel, of its features and of the functions).
+    learning_tolerance, learning_rounds : the kernel is learned until a round changes the bound by less
+        than this, in nats per sequence, or for so many rounds.
     """
 
     n_draws: int = 16
     tolerance: float = 0.02
     max_rounds: int = 20
-    learn_scales: LearnScales = "pairwise"
+    learn_scales: LearnScales = "all"
+    learning_tolerance: float = 0.1
+    learning_rounds: int = 5
     name = "second-order"
 
     def start(self, problem: Problem, generator: torch.Generator) -> SecondOrderState:
-        refuse_kernel(self.learn_scales, self.name)
         _check(problem.posterior, problem.structure)
         q, half = problem.posterior, max(1, self.n_draws // 2)
 
@@ -83,36 +91,44 @@ class SecondOrder:
             noise = torch.randn(half, *shape, generator=generator, dtype=q.m.dtype)
             return torch.cat([noise, -noise])
 
-        V = q.n_labels
-        noise = [mirrored(*batch.mask.shape, V) for batch in problem.batches]
+        V, R = q.basis.shape
+        noise = [mirrored(*batch.mask.shape, R) for batch in problem.batches]
         with torch.no_grad():
             zeros = q.m.new_zeros
-            none = [zeros(1, *batch.mask.shape, V) for batch in problem.batches]
-            _, evaluations = _fit_means(problem, none, zeros(1, V, V), steps=15, tolerance=1e-4)
+            none = [zeros(1, *batch.mask.shape, R) for batch in problem.batches]
+            _, evaluations, _ = _fit_means(problem, none, zeros(1, V, V), steps=15, tolerance=1e-4)
             _fit_covariances(problem, none, zeros(1, V, V))
         return SecondOrderState(noise, mirrored(V, V), evaluations=evaluations)
 
     def step(self, problem: Problem, state: SecondOrderState) -> tuple[SecondOrderState, StepInfo]:
         """One round. Cost: O(V (N M^2 + M^3)) for the covariances, O(V N M T) for diagonal ones, and for
         each of some 10 to 30 L-BFGS steps O(N M V) plus S likelihoods of every sequence."""
+        learns = moves_kernel(self.learn_scales)
         with torch.no_grad():
+            if state.slopes is not None:
+                evidence.learn(problem, state.slopes)
             offsets, pair_offset = _offsets(problem, state)
-            elbo, evaluations = _fit_means(
+            elbo, evaluations, means = _fit_means(
                 problem,
                 offsets,
                 pair_offset,
-                steps=50,
+                steps=15 if learns else 50,
                 tolerance=min(1e-5, 5e-4 * self.tolerance),
-                learn_amplitude=moves_amplitude(self.learn_scales),
+                learn_amplitude=moves_amplitude(self.learn_scales) and not learns,
             )
-            _fit_covariances(problem, offsets, pair_offset)
+            bends = _fit_covariances(problem, offsets, pair_offset)
             if self.learn_scales:
                 fit_pairwise_sd(problem.posterior)
         change = abs(elbo - state.elbo) / problem.n_sequences
-        converged = change < self.tolerance
-        finished = converged or state.iteration + 1 >= self.max_rounds
+        done = state.iteration + 1
+        settled = change < self.learning_tolerance or done >= self.learning_rounds
+        was_learning = state.slopes is not None or state.iteration == 0
+        goes_on = learns and was_learning and not settled
+        converged = change < self.tolerance and not goes_on and state.slopes is None
+        finished = converged or done >= self.max_rounds
         info = StepInfo(state.iteration, elbo, state.evaluations + evaluations, finished, converged)
-        return replace(state, iteration=state.iteration + 1, elbo=elbo, evaluations=0), info
+        slopes = Slopes(means, bends) if goes_on else None
+        return replace(state, slopes=slopes, iteration=done, elbo=elbo, evaluations=0), info
 
 
 def _check(q: Posterior, structure: Structure) -> None:
@@ -133,15 +149,15 @@ def _check(q: Posterior, structure: Structure) -> None:
 
 
 def _offsets(problem: Problem, state: SecondOrderState) -> tuple[list[Tensor], Tensor]:
-    """What each draw adds to the mean: f as (S, B, T, V) a batch, g as (S, V, V).
+    """What each draw adds to the mean: of the functions (S, B, T, R) a batch, of g (S, V, V).
 
-    f is left without the amplitude, which moves while the offsets stay.
+    The functions are left without the amplitude, which moves while the offsets stay.
     """
     q = problem.posterior
     offsets = []
     for i, noise in enumerate(state.noise):
         gaussian = SequenceGaussian(problem.conditional(i), q.m, q.factor)
-        factor = cholesky(gaussian.covariance[0])  # (B, V, T, T), JOINT over positions
+        factor = cholesky(gaussian.covariance[0])  # (B, R, T, T), JOINT over positions
         offsets.append(torch.einsum("bvtu,sbuv->sbtv", factor, noise))
     return offsets, q.pairwise().factor * state.pair_noise
 
@@ -154,26 +170,27 @@ def _fit_means(
     steps: int,
     tolerance: float,
     learn_amplitude: bool = False,
-) -> tuple[float, int]:
+) -> tuple[float, int, list[Tensor]]:
     """Maximises the bound over m, pair_mean and, if ``learn_amplitude``, the amplitude, in place.
 
     At most ``steps`` L-BFGS steps, until one gains less than ``tolerance`` of the value.
-    Returns the bound, of the draws the offsets stand for, and the number of likelihoods computed.
+    Returns the bound, of the draws the offsets stand for, the number of likelihoods computed, and the
+    derivatives (B, T, R) of the expected log-likelihood in the functions of each batch.
     """
     q = problem.posterior
-    _, V, M = q.m.shape
+    (_, R, M), V = q.m.shape, q.n_labels
     factor = q.factor[0].clone()
     m, pair_mean, log_amplitude = q.m[0].clone(), q.pair_mean.clone(), q.log_amplitude.clone()
     pair_scale = q.pairwise().factor
     calls = 0
 
     def times(factor: Tensor, v: Tensor) -> Tensor:
-        """(V, M)."""
+        """(R, M)."""
         return factor * v if q.is_diagonal else (factor @ v[..., None]).squeeze(-1)
 
     def place(flat: np.ndarray) -> None:
-        step_m, step_pair, step_log = torch.from_numpy(flat).split([V * M, V * V, 1])
-        q.m[0] = m + times(factor, step_m.view(V, M))
+        step_m, step_pair, step_log = torch.from_numpy(flat).split([R * M, V * V, 1])
+        q.m[0] = m + times(factor, step_m.view(R, M))
         q.pair_mean.copy_(pair_mean + pair_scale * step_pair.view(V, V))
         q.log_amplitude.copy_(log_amplitude + AMPLITUDE_STEP * step_log.squeeze())
 
@@ -181,31 +198,34 @@ def _fit_means(
         nonlocal calls
         calls += 1
         place(flat)
-        value, grads = _value_and_gradients(problem, offsets, pair_offset)
+        value, grads, _ = _value_and_gradients(problem, offsets, pair_offset)
         grad_m = times(factor if q.is_diagonal else factor.mT, grads[0]).reshape(-1)
         grad_log = AMPLITUDE_STEP * grads[2].reshape(1) * learn_amplitude
         grad = torch.cat([grad_m, (pair_scale * grads[1]).reshape(-1), grad_log])
         return -float(value), -grad.numpy()
 
     options = {"maxcor": 20, "maxiter": steps, "ftol": tolerance}
-    zero = np.zeros(V * M + V * V + 1)
+    zero = np.zeros(R * M + V * V + 1)
     result = scipy.optimize.minimize(negative, zero, jac=True, method="L-BFGS-B", options=options)
     place(result.x)
+    slopes = _value_and_gradients(problem, offsets, pair_offset)[2]
+    calls += 1
     # The means' part of the two divergences is in the value already, and so is the amplitude's prior,
     # which the bound knows nothing of.
     rest = q.kl_inducing(problem.entropy) - 0.5 * q.m.square().sum()
     rest = rest - 0.5 * (q.log_amplitude / AMPLITUDE_PRIOR_SD).square()
     if q.has_pairs:
         rest = rest + q.kl_pairwise() - 0.5 * (q.pair_mean / q.pairwise_sd).square().sum()
-    return -float(result.fun) - float(rest), calls * len(pair_offset) * problem.n_sequences
+    evaluations = calls * len(pair_offset) * problem.n_sequences
+    return -float(result.fun) - float(rest), evaluations, slopes
 
 
 def _value_and_gradients(
     problem: Problem, offsets: list[Tensor], pair_offset: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """The bound up to what the covariances add, and its gradients in m[0] (V, M), pair_mean (V, V)
-    and log_amplitude ()."""
-    q = problem.posterior
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The bound up to what the covariances add, its gradients in m[0] (R, M), pair_mean (V, V)
+    and log_amplitude (), and that of the expected log-likelihood in the functions, (B, T, R) a batch."""
+    q, slopes = problem.posterior, []
     scale = (0.5 * q.log_amplitude).exp()
     value = -0.5 * (q.m.square().sum() + (q.log_amplitude / AMPLITUDE_PRIOR_SD).square())
     grad_m, grad_log = -q.m[0], -q.log_amplitude / AMPLITUDE_PRIOR_SD**2
@@ -215,7 +235,7 @@ def _value_and_gradients(
         grad_pair -= q.pair_mean / q.pairwise_sd.square()
     for i, (batch, offset) in enumerate(zip(problem.batches, offsets, strict=True)):
         projection = problem.conditional(i).projection
-        f = (scale * (projection @ q.m[0].T + offset)).requires_grad_()
+        f = (scale * (projection @ q.m[0].T + offset) @ q.basis.T).requires_grad_()
         g = (q.pairwise().mean + pair_offset).requires_grad_()
         with torch.enable_grad():
             there = problem.on_device(f, g, batch.y, batch.mask)
@@ -226,36 +246,43 @@ def _value_and_gradients(
             for x, grad in zip((f, g), found, strict=True)
         )
         value = value + total.detach()
-        grad_m += scale * grad_f.sum(0).flatten(0, 1).T @ projection.flatten(0, 1)
+        grad_h = grad_f.sum(0) @ q.basis  # (B, T, R)
+        slopes.append(grad_h)
+        grad_m += scale * grad_h.flatten(0, 1).T @ projection.flatten(0, 1)
         grad_pair += grad_g.sum(0)
         grad_log = grad_log + 0.5 * (grad_f * f.detach()).sum()
-    return value, [grad_m, grad_pair, grad_log]
+    return value, [grad_m, grad_pair, grad_log], slopes
 
 
-def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tensor) -> None:
-    """Sets factor and pair_log_sd to what the curvature at the draws asks for, in place."""
+def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tensor) -> list[Tensor]:
+    """Sets factor and pair_log_sd to what the curvature at the draws asks for, in place. Returns that
+    of the functions, (B, R, T, T) a batch."""
     q = problem.posterior
-    _, V, M = q.m.shape
+    _, R, M = q.m.shape
     scale = (0.5 * q.log_amplitude).exp()
     eye = torch.ones(M, dtype=q.m.dtype) if q.is_diagonal else torch.eye(M, dtype=q.m.dtype)
-    precision = eye.repeat(V, *[1] * eye.dim())
+    precision = eye.repeat(R, *[1] * eye.dim())
+    extra = () if q.has_label_basis else problem.on_device(q.basis)
     pair_precision = q.pairwise_sd.clamp(min=1e-300) ** -2 * torch.ones_like(q.pair_mean)
-    g = q.pairwise().mean + pair_offset
+    g, bends = q.pairwise().mean + pair_offset, []
     for i, (batch, offset) in enumerate(zip(problem.batches, offsets, strict=True)):
         projection = problem.conditional(i).projection
-        f = scale * (projection @ q.m[0].T + offset)
-        curvature = problem.structure.curvature(*problem.on_device(f, g, batch.y, batch.mask))
+        f = scale * (projection @ q.m[0].T + offset) @ q.basis.T
+        there = problem.on_device(f, g, batch.y, batch.mask)
+        curvature = problem.structure.curvature(*there, *extra)
         B, T, _ = projection.shape
-        # (B, V T, T) @ (B, T, M), then one product (M, B T) @ (B T, M) a label.
-        bent = (scale.square() * curvature.unary.to(f)).reshape(B, V * T, T) @ projection
+        # (B, R T, T) @ (B, T, M), then one product (M, B T) @ (B T, M) a function.
+        bends.append(curvature.unary.to(f))
+        bent = (scale.square() * bends[-1]).reshape(B, R * T, T) @ projection
         if q.is_diagonal:
-            precision += (bent.reshape(B, V, T, M) * projection[:, None]).sum((0, 2))
+            precision += (bent.reshape(B, R, T, M) * projection[:, None]).sum((0, 2))
         else:
-            bent = bent.reshape(B, V, T, M).transpose(0, 1).reshape(V, B * T, M)
+            bent = bent.reshape(B, R, T, M).transpose(0, 1).reshape(R, B * T, M)
             flat = projection.reshape(B * T, M).T
-            for j in range(V):
+            for j in range(R):
                 precision[j].addmm_(flat, bent[j])
         pair_precision += curvature.pairwise.to(f)
     q.factor[0] = precision.rsqrt() if q.is_diagonal else factor_of_inverse(precision)
     if q.has_pairs:
         q.pair_log_sd.copy_(-0.5 * pair_precision.log())
+    return bends

@@ -1,6 +1,6 @@
 """A log-likelihood as a quadratic in the latent values: what a batch of sequences has to say.
 
-log p(y | f, g) is replaced by r^T f - f^T Lambda f / 2 for each label, and the same in g, so that it
+log p(y | f, g) is replaced by r^T f - f^T Lambda f / 2 for each function, and the same in g, so that it
 has the sensitivities that were estimated. A quadratic stays what it is when the posterior moves, which
 makes it a memory; and a posterior whose likelihood is quadratic is known in closed form, which makes it
 an optimiser. T V + V T^2 numbers a sequence: far fewer than a gradient in the inducing values.
@@ -17,7 +17,7 @@ from structgp.objective import Latents, Sensitivity
 
 @dataclass(frozen=True)
 class Sites:
-    """linear : (K, B, T, V) r; precision : (K, B, V, T, T) Lambda; pair_linear : (V, V) and
+    """linear : (K, B, T, R) r; precision : (K, B, R, T, T) Lambda; pair_linear : (V, V) and
     pair_precision : (V, V), or (V^2, V^2), the same in g, summed over the batch."""
 
     linear: Tensor
@@ -56,7 +56,7 @@ class Sites:
 
 
 def _apply(precision: Tensor, mean: Tensor) -> Tensor:
-    """(K, B, T, V): the precision of each label times its mean."""
+    """(K, B, T, R): the precision of each function times its mean."""
     return (precision @ mean.mT[..., None])[..., 0].mT
 
 

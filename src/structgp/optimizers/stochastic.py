@@ -38,8 +38,8 @@ Block: TypeAlias = Literal["unary", "pairwise"]
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of the expected log-likelihood: value (K,), in each component; m (K, V, M); covariance
-    (K, V, M, M), or (K, V, M) of the variances; pair_mean, pair_covariance; amplitude ()."""
+    """Of the expected log-likelihood: value (K,), in each component; m (K, R, M); covariance
+    (K, R, M, M), or (K, R, M) of the variances; pair_mean, pair_covariance; amplitude ()."""
 
     value: Tensor
     m: Tensor
@@ -284,11 +284,11 @@ def project(problem: Problem, i: int, stored: Stored) -> Gradient:
     q, at = problem.posterior, stored.at
     projection = problem.conditional(i).projection  # (B, T, M)
     B, T, M = projection.shape
-    K, V = q.m.shape[:2]
+    K, R = q.m.shape[:2]
     flat = projection.reshape(B * T, M)
-    m = at.mean.reshape(K, B * T, V).mT @ flat
-    bent = at.covariance @ projection[:, None]  # (K, B, V, T, M)
-    bent = bent.permute(0, 2, 1, 3, 4).reshape(K, V, B * T, M)
+    m = at.mean.reshape(K, B * T, R).mT @ flat
+    bent = at.covariance @ projection[:, None]  # (K, B, R, T, M)
+    bent = bent.permute(0, 2, 1, 3, 4).reshape(K, R, B * T, M)
     covariance = (bent * flat).sum(-2) if q.is_diagonal else flat.T @ bent
     return Gradient(stored.value, m, covariance, at.pair_mean, at.pair_covariance, stored.amplitude)
 
@@ -297,7 +297,7 @@ def curvature_bound(problem: Problem) -> float:
     """Largest curvature of the bound in a whitened mean if each position bends by at most 1/4, as
     a softmax does: 1 + 1/4 of the largest eigenvalue of sum_n A_n^T A_n, by power iteration."""
     q = problem.posterior
-    scale = float(q.log_amplitude.detach().exp())
+    scale = float(q.log_amplitude.detach().exp() * q.basis.square().sum(0).max())
     v = torch.ones(q.n_inducing, dtype=q.m.dtype)
     size = 0.0
     for _ in range(20):

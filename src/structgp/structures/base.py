@@ -15,7 +15,7 @@ from torch import Tensor
 class Curvature:
     """Minus the second derivatives of log p(y | f, g), averaged over draws.
 
-    unary : (B, V, T, T), for each label over the positions of its sequence; positive semi-definite.
+    unary : (B, R, T, T), for each direction over the positions of its sequence; positive semi-definite.
     pairwise : (V, V), for each pair of labels, summed over the batch.
     """
 
@@ -54,14 +54,25 @@ class Structure(ABC):
         """(S, B, T) the most probable labelling of each draw; 0 at padding."""
         raise NotImplementedError(f"{type(self).__name__} offers no decoder")
 
-    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
-        """Second derivatives of ``log_prob`` with the same arguments, where it is concave in (f, g)."""
+    def curvature(
+        self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
+    ) -> Curvature:
+        """Second derivatives of ``log_prob`` with the same arguments, where it is concave in (f, g).
+
+        ``basis`` : (V, R) directions in which the labels move together; None for each label by
+        itself. Only a structure that ``ignores_shift`` is asked for directions.
+        """
         raise NotImplementedError(f"{type(self).__name__} offers no curvature")
 
     @property
     def has_gradient(self) -> bool:
         """Whether ``log_prob`` can be differentiated by autograd, in f and in g."""
         return True
+
+    @property
+    def ignores_shift(self) -> bool:
+        """Whether ``log_prob`` stays what it is when a number is added to all labels of a position."""
+        return False
 
     @property
     def has_marginals(self) -> bool:

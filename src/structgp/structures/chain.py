@@ -45,11 +45,17 @@ class Chain(Structure):
         with torch.no_grad():
             return _viterbi(f, g, mask)
 
-    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
+    def curvature(
+        self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
+    ) -> Curvature:
         """Exact chain second moments, the same for every y; cost O(S B T^2 V^3)."""
         with torch.no_grad():
             _, messages = _forward(f, g, mask)
-            return chain_curvature(*messages.walk(), mask)
+            return chain_curvature(*messages.walk(), mask, basis)
+
+    @property
+    def ignores_shift(self) -> bool:
+        return True
 
 
 def labelling_score(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ With mu the node marginals and C[t, t'] the product of transition matrices from 
 
     Cov(1[y_t = j], 1[y_t' = j]) = mu_t(j) (C[t, t'](j, j) - mu_t'(j)),
 
-and the variance of how often label i is followed by j comes from the same products.
+of a direction b the same with b^T diag(mu_t) C[t, t'] b - (mu_t b) (mu_t' b), and the variance
+of how often label i is followed by j comes from the same products.
 """
 
 from __future__ import annotations
@@ -14,31 +15,48 @@ from torch import Tensor
 
 from structgp.structures.base import Curvature
 
+NEGLIGIBLE = 1e-7
 
-def chain_curvature(node: Tensor, step: Tensor, mask: Tensor) -> Curvature:
-    """Curvature from node marginals (S, B, T, V) and transition matrices (S, B, T-1, V, V).
+
+def chain_curvature(
+    node: Tensor, step: Tensor, mask: Tensor, basis: Tensor | None = None
+) -> Curvature:
+    """Curvature from node marginals (S, B, T, V) and transition matrices (S, B, T-1, V, V), along the
+    columns of ``basis`` (V, R), or of each label.
 
     All pairs (t, t + d) at once for each distance d: O(S B T^2 V^3) time in T batched products,
-    O(S B T V^2) memory.
+    O(S B T V^2) memory. Labels that are far apart forget each other: it ends at the first distance where
+    nothing is larger than ``NEGLIGIBLE``.
     """
     S, B, T, V = node.shape
-    unary = node.new_zeros((B, V, T, T))
-    unary.diagonal(dim1=-1, dim2=-2).copy_((node * (1 - node)).mean(0).mT)
+    R = V if basis is None else basis.shape[1]
+    unary = node.new_zeros((B, R, T, T))
+    along = node if basis is None else node @ basis  # (S, B, T, R) the mean
+    second = node if basis is None else node @ basis.square()
+    unary.diagonal(dim1=-1, dim2=-2).copy_((second - along.square()).mean(0).mT)
 
     pair = node[:, :, :-1, :, None] * step  # (S, B, T-1, V, V): p(y_t = i, y_t+1 = j)
-    expected = pair.sum(2)  # E[number of i -> j] in a sequence
-    square = expected.clone()  # its second moment: equal places, then places d apart
+    # Variance of the number of i -> j in a sequence: equal places, then places d apart.
+    pairwise = (pair - pair.square()).sum((1, 2)).mean(0)
     # reach: C[t, t + d]; short: C[t, t + d - 1]
     short = torch.eye(V, dtype=node.dtype, device=node.device).expand(S, B, T, V, V)
     reach = step
     for d in range(1, T):
-        returns = reach.diagonal(dim1=-1, dim2=-2)
-        both = (node[:, :, :-d] * (returns - node[:, :, d:])).mean(0)
+        if basis is None:
+            product = node[:, :, :-d] * reach.diagonal(dim1=-1, dim2=-2)
+        else:
+            product = ((reach @ basis) * (node[:, :, :-d, :, None] * basis)).sum(-2)
+        both = (product - along[:, :, :-d] * along[:, :, d:]).mean(0)
         both = torch.where(mask[:, d:, None], both, 0).mT
+        largest = float(both.abs().max()) if both.numel() else 0.0
         unary.diagonal(offset=d, dim1=-1, dim2=-2).copy_(both)
         unary.diagonal(offset=-d, dim1=-1, dim2=-2).copy_(both)
         if d < T - 1:
-            again = pair[:, :, :-d] * short[:, :, 1 : T - d].mT * step[:, :, d:]
-            square += 2 * again.sum(2)
+            again = short[:, :, 1 : T - d].mT * step[:, :, d:] - pair[:, :, d:]
+            again = pair[:, :, :-d] * again
+            pairwise = pairwise + 2 * again.sum((1, 2)).mean(0)
+            largest = max(largest, float(again.abs().max()))
             short, reach = reach, reach[:, :, :-1] @ step[:, :, d:]
-    return Curvature(unary, (square - expected.square()).sum(1).mean(0))
+        if largest < NEGLIGIBLE:
+            break
+    return Curvature(unary, pairwise)

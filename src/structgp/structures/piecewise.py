@@ -36,16 +36,24 @@ class Piecewise(Structure):
         pair = pair.reshape(len(g), *places.shape)
         return total + torch.where(mask[:, 1:], pair, 0).sum(-1)
 
-    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
+    @property
+    def ignores_shift(self) -> bool:
+        return True
+
+    def curvature(
+        self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
+    ) -> Curvature:
         """Exact. Positions do not interact, so ``unary`` is diagonal over them; a pair (i, j) bends
         with the softmax of row i each time i is left, and of column j each time j is entered."""
         with torch.no_grad():
             y = torch.where(mask, y, 0)
             B, T = mask.shape
             V = g.shape[-1]
-            bend = _variance(f.masked_fill(~mask[..., None], 0), -1).mean(0) * mask[..., None]
-            unary = f.new_zeros((B, V, T, T))
-            unary.diagonal(dim1=-1, dim2=-2).copy_(bend.mT)  # (B, V, T)
+            f = f.masked_fill(~mask[..., None], 0)
+            bend = _variance(f, -1) if basis is None else _variance_along(f, basis)
+            bend = bend.mean(0) * mask[..., None]
+            unary = f.new_zeros((B, bend.shape[-1], T, T))
+            unary.diagonal(dim1=-1, dim2=-2).copy_(bend.mT)  # (B, R, T)
             followed = mask[:, 1:]
             left = torch.bincount(y[:, :-1][followed], minlength=V).to(g.dtype)
             entered = torch.bincount(y[:, 1:][followed], minlength=V).to(g.dtype)
@@ -91,3 +99,9 @@ def _variance(x: Tensor, dim: int) -> Tensor:
     """p (1 - p) of the softmax p, 0 where all scores are -inf."""
     p = _log_softmax(x, dim).exp()
     return p * (1 - p)
+
+
+def _variance_along(x: Tensor, basis: Tensor) -> Tensor:
+    """(..., R) variance of a direction's entry (V, R) at a label that the softmax draws."""
+    p = _log_softmax(x, -1).exp()
+    return p @ basis.square() - (p @ basis).square()

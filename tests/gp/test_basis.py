@@ -1,0 +1,376 @@
+"""Labels made of contrasts: the axes themselves, and the same model without the direction that says
+nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor
+
+import structgp
+from structgp import InputError, StructuredGPClassifier
+from structgp.data.batch import Batch
+from structgp.data.generate import generate
+from structgp.gp import Posterior, contrasts
+from structgp.gradients import ESTIMATORS
+from structgp.optimizers import Natural, Problem, SecondOrder
+from structgp.optimizers.stochastic import curvature_bound
+from structgp.predict import Draws
+from structgp.structures import Chain
+
+generated = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def bend_of(p: Tensor) -> Tensor:
+    """How a softmax with probabilities p bends."""
+    return p.diag() - p[:, None] * p
+
+
+# -- the axes ----------------------------------------------------------------------------------------
+
+
+@generated
+@given(
+    st.integers(2, 8).flatmap(
+        lambda V: arrays(float, V, elements=st.one_of(st.just(0.0), st.floats(1e-6, 1e6)))
+    )
+)
+@example(np.array([5.0, 0.0, 0.0, 0.0]))
+@example(np.array([3.0, 3.0, 3.0]))
+@example(np.array([1e6, 1e-6]))
+def test_contrasts_are_the_axes_of_the_softmax(frequency: np.ndarray) -> None:
+    assume(frequency.sum() > 0)
+    given = torch.tensor(frequency)
+    B = contrasts(given)
+    V = len(frequency)
+    assert B.shape == (V, V - 1)
+    assert B.dtype == torch.float64
+    torch.testing.assert_close(B.T @ B, torch.eye(V - 1).double(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(B.sum(0), torch.zeros(V - 1).double(), rtol=0, atol=1e-12)
+    bent = B.T @ bend_of(given / given.sum()) @ B
+    torch.testing.assert_close(bent, bent.diagonal().diag(), rtol=0, atol=1e-12)
+    # One of the two directions of each axis, always the same.
+    assert (B.gather(0, B.abs().argmax(0)[None]) > 0).all()
+    assert torch.equal(contrasts(given.clone()), B)
+
+
+def test_counts_are_frequencies() -> None:
+    counts = torch.tensor([7, 1, 4, 0])
+    expected = contrasts(counts.double() / counts.sum())
+    torch.testing.assert_close(contrasts(counts), expected, rtol=0, atol=1e-12)
+
+
+@generated
+@given(st.floats(0, 1e6), st.floats(1e-3, 1e6))
+def test_two_labels_have_one_contrast(one: float, other: float) -> None:
+    B = contrasts(torch.tensor([one, other], dtype=torch.float64))
+    size = torch.full((2, 1), 0.5, dtype=torch.float64).sqrt()
+    torch.testing.assert_close(B.abs(), size, rtol=0, atol=1e-12)
+    assert float(B.prod()) < 0
+
+
+# -- the posterior of the labels -----------------------------------------------------------------------
+
+
+def two_sequences() -> Batch:
+    """Of 3 and of 2 positions."""
+    generator = torch.Generator().manual_seed(3)
+    x = 1.5 * torch.randn(2, 3, 1, generator=generator, dtype=torch.float64)
+    y, mask = torch.tensor([[1, 0, 0], [1, 1, 0]]), torch.arange(3) < torch.tensor([[3], [2]])
+    return Batch(x, y, mask, torch.arange(2))
+
+
+def problem_in(basis: Tensor | None, n_labels: int, *, away: float = 0.0, **form: Any) -> Problem:
+    """Two inducing inputs; the posterior is moved from the prior by noise of size ``away``."""
+    inducing = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    q = Posterior(RBFKernel().double(), inducing, n_labels, basis=basis, **form)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, p in q.named_parameters():
+            if name != "log_pairwise_sd":
+                p += away * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    return Problem(q, Chain(), [two_sequences()])
+
+
+def rotation(n: int) -> Tensor:
+    generator = torch.Generator().manual_seed(8)
+    return torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0]
+
+
+def law_of_labels(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Mean (K, B, T V) and covariance (K, B, T V, T V) of f, read off the way from standard normal
+    numbers to f, which is affine."""
+    latent = problem.latents(0)
+    K, B, T, R = latent.mean.shape
+    V = problem.posterior.n_labels
+    units = torch.eye(T * R, dtype=torch.float64).reshape(-1, 1, T, R).expand(-1, K * B, -1, -1)
+    noise = torch.cat([torch.zeros_like(units[:1]), units])
+    f, _ = latent.place(noise, torch.zeros(len(noise), V, V, dtype=torch.float64))
+    f = torch.where(problem.batches[0].mask.repeat(K, 1)[..., None], f, 0).flatten(2)
+    rest = f[1:] - f[0]
+    covariance = torch.einsum("sbi,sbj->bij", rest, rest)
+    return f[0].unflatten(0, (K, B)), covariance.unflatten(0, (K, B))
+
+
+def law_by_hand(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The same from the Gaussians of the functions."""
+    q, mask = problem.posterior, problem.batches[0].mask
+    gaussian = q.at(problem.conditional(0))
+    mean = gaussian.mean @ q.basis.T
+    both = torch.einsum("kbrts,vr,wr->kbtvsw", gaussian.covariance, q.basis, q.basis)
+    mean = torch.where(mask[..., None], mean, 0)
+    return mean.flatten(2).detach(), both.flatten(4).flatten(2, 3).detach()
+
+
+def assert_same_law(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> None:
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("form", [{}, {"covariance": "diagonal"}, {"n_components": 2}])
+def test_a_rotation_of_the_labels_is_the_same_prior(form: dict[str, Any]) -> None:
+    turned, labels = problem_in(rotation(3), 3, **form), problem_in(None, 3, **form)
+    assert labels.posterior.has_label_basis
+    assert not turned.posterior.has_label_basis
+    assert_same_law(law_of_labels(turned), law_of_labels(labels))
+    _, covariance = law_of_labels(labels)
+    assert covariance.abs().max() > 0.9
+
+
+@pytest.mark.parametrize("form", [{}, {"n_components": 2, "covariance": "diagonal"}])
+def test_labels_are_sums_of_functions(form: dict[str, Any]) -> None:
+    """Under a basis with two columns of different lengths, away from the prior."""
+    basis = contrasts(torch.tensor([3.0, 2.0, 1.0])) * torch.tensor([0.6, 1.7])
+    problem = problem_in(basis, 3, away=0.4, **form)
+    assert (problem.posterior.n_labels, problem.posterior.n_functions) == (3, 2)
+    assert_same_law(law_of_labels(problem), law_by_hand(problem))
+
+
+def test_draws_for_predictions_have_the_same_law() -> None:
+    """Mean and covariance over 40,000 draws within five standard errors or so."""
+    basis = contrasts(torch.tensor([3.0, 2.0, 1.0])) * torch.tensor([0.6, 1.7])
+    problem = problem_in(basis, 3, away=0.4)
+    q, batch = problem.posterior, problem.batches[0]
+    mean, covariance = (part[0] for part in law_by_hand(problem))
+    f = Draws.sample(q, 40_000, 1).unary(q, batch)
+    f = torch.where(batch.mask[..., None], f, 0).flatten(2)
+    torch.testing.assert_close(f.mean(0), mean, rtol=0, atol=1e-9)  # antithetic
+    found = torch.einsum("sbi,sbj->bij", f - mean, f - mean) / len(f)
+    size = float(covariance.abs().max())
+    torch.testing.assert_close(found, covariance, rtol=0, atol=0.04 * size)
+    plugged = Draws.mean(q).unary(q, batch)[0]
+    plugged = torch.where(batch.mask[..., None], plugged, 0).flatten(1)
+    torch.testing.assert_close(plugged, mean, rtol=0, atol=1e-9)
+
+
+def test_contrasts_sum_to_zero_in_every_draw() -> None:
+    problem = problem_in(contrasts(torch.tensor([5.0, 1.0, 2.0])), 3, away=0.5)
+    q, batch, latent = problem.posterior, problem.batches[0], problem.latents(0)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(50, 2, 3, 2, generator=generator, dtype=torch.float64)
+    drawn, _ = latent.place(noise, torch.zeros(50, 3, 3, dtype=torch.float64))
+    for f in (drawn, Draws.sample(q, 50, 0).unary(q, batch), Draws.mean(q).unary(q, batch)):
+        assert f.shape[-1] == 3
+        assert f.abs().max() > 0.1
+        assert f.sum(-1).abs().max() < 1e-12
+
+
+# -- fits -----------------------------------------------------------------------------------------------
+
+
+def frequencies(problem: Problem) -> Tensor:
+    labels = torch.cat([b.y[b.mask] for b in problem.batches])
+    return torch.bincount(labels, minlength=problem.posterior.n_labels)
+
+
+def with_basis(problem: Problem, basis: Tensor | None) -> Problem:
+    """The same data under the same kernel, from the prior."""
+    q = problem.posterior
+    sd = float(q.pairwise_sd.detach())
+    new = Posterior(q.kernel, q.inducing, q.n_labels, pairwise_sd=sd, basis=basis)
+    return Problem(new, problem.structure, problem.batches, problem.estimator)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "draws"),
+    [
+        (SecondOrder(256, tolerance=1e-3, learn_scales=False), 1),
+        (Natural(learn_scales=False), 32),
+    ],
+    ids=["second-order", "natural"],
+)
+def test_contrasts_have_the_higher_bound(optimizer: Any, draws: int, cases: ModuleType) -> None:
+    """The direction that is left out is the prior under both; independent contrasts are nearer to the
+    posterior than independent labels."""
+    made = cases.make_problem(n_sequences=10, estimator=ESTIMATORS["pathwise"].with_draws(draws))
+    bounds = []
+    for basis in (None, contrasts(frequencies(made))):
+        problem = with_basis(made, basis)
+        cases.finish(optimizer, problem)
+        bounds.append(cases.many_draw_bound(problem, 4000))
+    assert bounds[1] > bounds[0] + 0.3
+    # The same model: its evidence is above both bounds, which are not far from each other.
+    assert bounds[1] < bounds[0] + 5
+
+
+def test_pace_of_stochastic_steps() -> None:
+    """1 and a quarter of the largest eigenvalue, which grows with the square of a column."""
+    one = curvature_bound(problem_in(contrasts(torch.ones(3)), 3)) - 1
+    assert one == pytest.approx(curvature_bound(problem_in(None, 3)) - 1, rel=1e-9)
+    longer = contrasts(torch.ones(3)) * torch.tensor([1.0, 3.0])
+    assert curvature_bound(problem_in(longer, 3)) - 1 == pytest.approx(9 * one, rel=1e-9)
+
+
+# -- estimators -----------------------------------------------------------------------------------------
+
+SMALL: dict[str, tuple[int, dict[str, Any]]] = {
+    "two labels": (2, {"pairwise_sd": 0.8}),
+    "two labels, mixture": (2, {"n_components": 2, "covariance": "diagonal"}),
+    "three labels": (3, {"pairwise_sd": 0.0}),
+}
+"""Few enough directions for quadrature: T + 1 with two labels, 2 T with three and no pairs."""
+
+
+def small_problem(name: str, **changes: Any) -> Problem:
+    V, form = SMALL[name]
+    basis = contrasts(torch.arange(1.0, V + 1)) * torch.linspace(0.7, 1.4, V - 1)
+    problem = problem_in(basis, V, away=0.4, **form)
+    batch = problem.batches[0]
+    if V == 3:
+        y = torch.where(batch.mask, torch.tensor([[2, 0, 1], [1, 2, 0]]), 0)[:, :2]
+        batch = Batch(batch.x[:, :2], y, batch.mask[:, :2], batch.index)
+    return Problem(problem.posterior, Chain(), [batch], **changes)
+
+
+def by_quadrature(problem: Problem, oracles: ModuleType) -> Tensor:
+    """(K, B) E_q[log p(y_n | f_n, g)], differentiable in all that is behind the posterior."""
+    q, batch = problem.posterior, problem.batches[0]
+    conditional = q.conditional(batch.x, batch.mask)
+    gaussian = q.at(conditional)
+    pair_mean, pair_covariance = oracles._pairs(q)
+    answer = []
+    for mean, covariance in zip(gaussian.mean, gaussian.covariance, strict=True):
+        for b, T in enumerate(batch.mask.sum(-1).tolist()):
+            f = (mean[b, :T] @ q.basis.T).T.flatten()  # label by label, then g
+            spread = torch.einsum("rts,vr,wr->vtws", covariance[b, :, :T, :T], q.basis, q.basis)
+            spread = spread.flatten(2).flatten(0, 1)
+            log_p, weight = oracles._at_nodes(
+                torch.cat([f, pair_mean]),
+                torch.block_diag(spread, pair_covariance),
+                batch.y[b, :T],
+                q.n_labels,
+                18,
+            )
+            answer.append(weight @ log_p)
+    return torch.stack(answer).reshape(q.n_components, len(batch))
+
+
+@pytest.mark.parametrize("case", SMALL)
+@pytest.mark.parametrize(
+    ("name", "draws", "share"),
+    [("pathwise", 16, 0.1), ("antithetic-orthogonal", 256, 0.2), ("surrogate", 128, 0.1)],
+)
+def test_estimators_are_unbiased(
+    case: str, name: str, draws: int, share: float, oracles: ModuleType
+) -> None:
+    """Each entry of the mean of 50 gradients is within four standard errors of quadrature's, and those
+    are small: all together a tenth or a fifth of the gradient's length."""
+    problem = small_problem(case, estimator=ESTIMATORS[name].with_draws(draws))
+    q = problem.posterior
+    named = {n: p for n, p in q.named_parameters() if n != "log_pairwise_sd"}
+    if not q.has_pairs:
+        named = {n: p for n, p in named.items() if not n.startswith("pair")}
+    exact = by_quadrature(problem, oracles)
+    wanted = torch.autograd.grad((q.weights @ exact).sum(), list(named.values()))
+    latent = problem.latents(0, move_kernel=True)
+    target = problem.target(0, latent)
+    assert target.n_functions == q.n_functions == q.n_labels - 1
+    generator = torch.Generator().manual_seed(0)
+    found, values = [], []
+    for _ in range(50):
+        moments = problem.estimator(target, generator).moments
+        assert moments.slope.shape[-1] == moments.bend.shape[1] == q.n_functions
+        total = latent.expand(moments, q.weights)
+        found.append(torch.autograd.grad(total, list(named.values()), retain_graph=True))
+        values.append(moments.value.reshape(exact.shape))
+    errors = []
+    for parameter, expected, *samples in zip(named, wanted, *found, strict=True):
+        errors.append(standard_error(samples))
+        away = torch.stack(samples).mean(0) - expected
+        assert (away.abs() <= 4 * errors[-1] + 1e-7).all(), parameter
+    assert length(errors) < share * length(wanted)
+    away = torch.stack(values).mean(0) - exact.detach()
+    assert (away.abs() <= 4 * standard_error(values) + 1e-4).all()
+
+
+def length(parts: Sequence[Tensor]) -> float:
+    return float(torch.cat([p.flatten() for p in parts]).norm())
+
+
+def standard_error(samples: list[Tensor]) -> Tensor:
+    return torch.stack(samples).std(0) / len(samples) ** 0.5
+
+
+# -- the classifier --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data() -> Any:
+    return generate(16, n_labels=3, n_values=12, n_templates=3, mean_length=4, seed=1)
+
+
+def fit(data: Any, **parameters: Any) -> StructuredGPClassifier:
+    usual = {"n_inducing": 8, "n_draws": 8}
+    return StructuredGPClassifier(**(usual | parameters)).fit(data.X[:12], data.y[:12])
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"basis": "contrast"},
+        {"basis": "contrast", "inference": "natural", "n_components": 2},
+        {"basis": "contrast", "covariance": "diagonal", "pairwise_sd": 0},
+        {"basis": "label"},
+    ],
+)
+def test_a_file_keeps_the_basis(parameters: dict[str, Any], data: Any, tmp_path: Path) -> None:
+    fitted = fit(data, **parameters)
+    q = fitted.model_.posterior
+    assert q.n_functions == (3 if parameters["basis"] == "label" else 2)
+    path, y = tmp_path / "model", [["L0"] * len(x) for x in data.X]
+    fitted.save(path)
+    loaded = structgp.load(path)
+    assert torch.equal(loaded.model_.posterior.basis, q.basis)
+    assert loaded.predict_marginals(data.X) == fitted.predict_marginals(data.X)
+    assert loaded.sequence_log_probs(data.X, y) == fitted.sequence_log_probs(data.X, y)
+    loaded.decode = fitted.decode = "viterbi"
+    assert loaded.predict(data.X) == fitted.predict(data.X)
+
+
+def test_who_gets_contrasts(data: Any, cases: ModuleType) -> None:
+    """'auto': who ignores the direction that is left out, but for the paper's presets."""
+    labels = [np.array([0, 1, 2, 2])]
+
+    def chosen(structure: Any, **parameters: Any) -> Tensor | None:
+        return StructuredGPClassifier(**parameters)._basis(structure, labels, 3)
+
+    expected = contrasts(torch.tensor([1.0, 1.0, 2.0]))
+    torch.testing.assert_close(chosen(Chain()), expected, rtol=0, atol=1e-12)
+    assert chosen(cases.ValueOnly()) is None
+    assert chosen(Chain(), basis="label") is None
+    assert chosen(Chain(), inference="paper-batch") is None
+    assert chosen(Chain(), inference="paper-batch", basis="contrast") is not None
+    with pytest.raises(InputError, match="a direction that ValueOnly may depend on"):
+        fit(data, basis="contrast", likelihood=cases.ValueOnly())
+    with pytest.raises(InputError, match="basis: 'both' is not known"):
+        fit(data, basis="both")
