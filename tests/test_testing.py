@@ -81,10 +81,11 @@ def test_the_checks_that_apply() -> None:
     assert names(BlackBox(batched_chain, batched=True)) == ALWAYS | {"normalised", "padding"}
     assert names(Chain()) == ALWAYS | {"normalised", "padding"} | {
         "curvature",
+        "shift",
         "marginals",
         "decode",
     }
-    assert names(Piecewise(), normalised=False) == ALWAYS | {"padding", "curvature"}
+    assert names(Piecewise(), normalised=False) == ALWAYS | {"padding", "curvature", "shift"}
 
 
 class Changed(Chain):
@@ -106,8 +107,10 @@ class Changed(Chain):
     def decode(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         return self._changed("decode", super().decode(f, g, mask), mask)
 
-    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
-        return self._changed("curvature", super().curvature(f, g, y, mask))
+    def curvature(
+        self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
+    ) -> Curvature:
+        return self._changed("curvature", super().curvature(f, g, y, mask, basis))
 
 
 class NotConcave(Structure):
@@ -252,6 +255,11 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
         lambda f, g, y: numpy_softmax(f, g, y) - 0.1 * (len(y) == 4),
         "of T = 4 sum to 0.9",
     ),
+    "shift": (
+        "shift",
+        Changed(log_prob=lambda v, f, g, y, mask: v + 0.1 * (f[..., 0] * mask).sum(-1)),
+        "leave it False",
+    ),
     "curvature halved": (
         "curvature",
         Changed(curvature=lambda c: Curvature(c.unary / 2, c.pairwise)),
@@ -324,7 +332,7 @@ def test_all_failures_in_one_error() -> None:
     with pytest.raises(AssertionError) as caught:
         check_likelihood(wrong)
     head, *failures = str(caught.value).split("\n")
-    assert head == "3 of 12 checks of the likelihood failed"
+    assert head == "3 of 13 checks of the likelihood failed"
     failed = [line.removeprefix("- ").partition(":")[0] for line in failures]
     assert failed == ["gradient", "normalised", "decode"]
 

@@ -28,7 +28,7 @@ from structgp.optimizers.stochastic import curvature_bound
 from structgp.predict import Draws
 from structgp.structures import Chain
 
-generated = settings(max_examples=60, deadline=None, derandomize=True)
+generated = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 def bend_of(p: Tensor) -> Tensor:
@@ -148,11 +148,12 @@ def test_a_rotation_of_the_labels_is_the_same_prior(form: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("form", [{}, {"n_components": 2, "covariance": "diagonal"}])
-def test_labels_are_sums_of_functions(form: dict[str, Any]) -> None:
-    """Under a basis with two columns of different lengths, away from the prior."""
-    basis = contrasts(torch.tensor([3.0, 2.0, 1.0])) * torch.tensor([0.6, 1.7])
+@pytest.mark.parametrize("n_functions", [2, 3])
+def test_labels_are_sums_of_functions(n_functions: int, form: dict[str, Any]) -> None:
+    """Under a basis with columns of different lengths, away from the prior."""
+    basis = rotation(3)[:, :n_functions] * torch.tensor([0.6, 1.7, 1.0])[:n_functions]
     problem = problem_in(basis, 3, away=0.4, **form)
-    assert (problem.posterior.n_labels, problem.posterior.n_functions) == (3, 2)
+    assert (problem.posterior.n_labels, problem.posterior.n_functions) == (3, n_functions)
     assert_same_law(law_of_labels(problem), law_by_hand(problem))
 
 
@@ -201,26 +202,22 @@ def with_basis(problem: Problem, basis: Tensor | None) -> Problem:
     return Problem(new, problem.structure, problem.batches, problem.estimator)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "draws"),
-    [
-        (SecondOrder(256, tolerance=1e-3, learn_scales=False), 1),
-        (Natural(learn_scales=False), 32),
-    ],
-    ids=["second-order", "natural"],
-)
-def test_contrasts_have_the_higher_bound(optimizer: Any, draws: int, cases: ModuleType) -> None:
+def test_contrasts_have_the_higher_bound(cases: ModuleType) -> None:
     """The direction that is left out is the prior under both; independent contrasts are nearer to the
-    posterior than independent labels."""
-    made = cases.make_problem(n_sequences=10, estimator=ESTIMATORS["pathwise"].with_draws(draws))
-    bounds = []
-    for basis in (None, contrasts(frequencies(made))):
-        problem = with_basis(made, basis)
-        cases.finish(optimizer, problem)
-        bounds.append(cases.many_draw_bound(problem, 4000))
-    assert bounds[1] > bounds[0] + 0.3
+    posterior than independent labels. Two optimisers agree on both."""
+    made = cases.make_problem(n_sequences=10, estimator=ESTIMATORS["pathwise"].with_draws(32))
+    bounds = np.empty((2, 2))
+    optimizers = SecondOrder(256, tolerance=1e-3, learn_scales=False), Natural(learn_scales=False)
+    for i, optimizer in enumerate(optimizers):
+        for j, basis in enumerate((None, contrasts(frequencies(made)))):
+            problem = with_basis(made, basis)
+            cases.finish(optimizer, problem)
+            bounds[i, j] = cases.many_draw_bound(problem, 4000)
+    gain = bounds[:, 1] - bounds[:, 0]
+    assert (gain > 0.3).all()
     # The same model: its evidence is above both bounds, which are not far from each other.
-    assert bounds[1] < bounds[0] + 5
+    assert (gain < 5).all()
+    np.testing.assert_allclose(bounds[0], bounds[1], rtol=0, atol=0.15)
 
 
 def test_pace_of_stochastic_steps() -> None:
@@ -283,7 +280,7 @@ def by_quadrature(problem: Problem, oracles: ModuleType) -> Tensor:
 def test_estimators_are_unbiased(
     case: str, name: str, draws: int, share: float, oracles: ModuleType
 ) -> None:
-    """Each entry of the mean of 50 gradients is within four standard errors of quadrature's, and those
+    """Each entry of the mean of 40 gradients is within four standard errors of quadrature's, and those
     are small: all together a tenth or a fifth of the gradient's length."""
     problem = small_problem(case, estimator=ESTIMATORS[name].with_draws(draws))
     q = problem.posterior
@@ -297,7 +294,7 @@ def test_estimators_are_unbiased(
     assert target.n_functions == q.n_functions == q.n_labels - 1
     generator = torch.Generator().manual_seed(0)
     found, values = [], []
-    for _ in range(50):
+    for _ in range(40):
         moments = problem.estimator(target, generator).moments
         assert moments.slope.shape[-1] == moments.bend.shape[1] == q.n_functions
         total = latent.expand(moments, q.weights)
@@ -331,7 +328,7 @@ def data() -> Any:
 
 def fit(data: Any, **parameters: Any) -> StructuredGPClassifier:
     usual = {"n_inducing": 8, "n_draws": 8}
-    return StructuredGPClassifier(**(usual | parameters)).fit(data.X[:12], data.y[:12])
+    return StructuredGPClassifier(**(usual | parameters)).fit(data.X[:6], data.y[:6])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def contrasts(frequency: Tensor) -> Tensor:
     They are the principal axes of diag(p) - p p^T, which is how a softmax bends where every token has the
     labels' frequencies: along them its second derivatives do not mix.
     """
-    p = frequency.double() / frequency.sum().clamp(min=1e-300)
+    p = frequency.double() / frequency.double().sum().clamp(min=1e-300)
     V = len(p)
     even = torch.full((V, V), 1 / V, dtype=p.dtype)
     centre = torch.eye(V, dtype=p.dtype) - even

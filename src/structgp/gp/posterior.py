@@ -186,7 +186,12 @@ class Posterior(nn.Module):
         M, V, K = len(inducing), n_labels, n_components
         self.kernel = kernel
         self.register_buffer("inducing", inducing)
-        basis = torch.eye(V, dtype=dtype) if basis is None else basis.to(dtype)
+        if basis is not None and basis.shape[:1] != (V,):
+            raise InputError(
+                "basis", f"{tuple(basis.shape)} for {V} labels", "give it a row for each label"
+            )
+        # A copy: the amplitudes of its columns are learned in place.
+        basis = torch.eye(V, dtype=dtype) if basis is None else basis.to(dtype, copy=True)
         self.register_buffer("basis", basis)
         R = basis.shape[1]
         self.log_amplitude = nn.Parameter(torch.zeros((), dtype=dtype))

@@ -138,6 +138,15 @@ def _check_kind(kernel: Kernel, block: Block) -> None:
     if ours is None:
         return
     leaves = [k for k in kernel.modules() if isinstance(k, Kernel) and not _parts(k)]
+    wrong = [
+        k for k in leaves if isinstance(k, RelevanceKernel) and k.sparse != (block.kind == "sparse")
+    ]
+    if wrong:
+        raise InputError(
+            "kernel",
+            f"a RelevanceKernel with sparse={wrong[0].sparse} on {block.kind} features",
+            f"make it with sparse={not wrong[0].sparse}",
+        )
     for leaf in leaves:
         if not isinstance(leaf, (*ours, ConstantKernel)):
             names = " or ".join(k.__name__ for k in ours)

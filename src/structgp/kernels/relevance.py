@@ -39,6 +39,8 @@ class RelevanceKernel(Kernel):
 
     def __init__(self, sizes: Sequence[int], sparse: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if sparse and len(sizes) != 1:
+            raise ValueError(f"sparse features are one group, not {len(sizes)}")
         self.sizes, self.sparse = [int(n) for n in sizes], bool(sparse)
         G, D = len(self.sizes), sum(self.sizes)
         self.register_parameter("log_scale", torch.nn.Parameter(torch.zeros(G + 1)))
@@ -67,6 +69,8 @@ class RelevanceKernel(Kernel):
             ids, values = unpack(x)
             n = self.sizes[0]
             return torch.where(ids < n, ids, -1.0).long(), values
+        if x.shape[-1] != len(self.sizes):
+            raise ValueError(f"rows of {x.shape[-1]} columns for {len(self.sizes)} templates")
         sizes = torch.tensor(self.sizes, dtype=x.dtype, device=x.device)
         start = sizes.cumsum(0) - sizes
         place = torch.where((x != MISSING) & (x < sizes), x + start, -1.0)

@@ -68,16 +68,16 @@ def learn(problem: Problem, at: Slopes) -> None:
     with torch.no_grad():
         gradient = _gradient(problem, at)
         axes = _axes(problem, at)
-        parts = _parts(problem.posterior.kernel)
+        parts, labels = _parts(problem.posterior.kernel), problem.posterior.has_label_basis
         for part, start, stop in parts:
             rows = [batch.x[..., start:stop] for batch in problem.batches]
             inducing = problem.posterior.inducing[:, start:stop]
             if isinstance(part, RelevanceKernel):
                 _learn_relevance(part, problem, rows, inducing, gradient)
-            elif isinstance(part, ScaleKernel) and len(parts) > 1:
-                # Alone it would do what the functions' amplitudes do.
+            elif isinstance(part, ScaleKernel) and (len(parts) > 1 or labels):
+                # Alone it would do what the functions' amplitudes do, where those move.
                 _learn_scale(part, rows, inducing, gradient)
-        if not problem.posterior.has_label_basis:
+        if not labels:
             problem.posterior.basis.mul_(axes.sqrt())
         problem.conditional.refresh()
         problem.memory.clear()
@@ -101,7 +101,8 @@ def _axes(problem: Problem, at: Slopes) -> Tensor:
     """(R,) by how much the variance of each function should grow."""
     q = problem.posterior
     scale = q.log_amplitude.exp()
-    determined = q.n_inducing - q.factor[0].square().flatten(1).sum(-1)
+    factor = q.factor[0] if q.is_diagonal else q.factor[0].tril()
+    determined = q.n_inducing - factor.square().flatten(1).sum(-1)
     for i, bend in enumerate(at.bend):
         residual = problem.conditional(i).residual
         left = scale * residual @ residual.mT

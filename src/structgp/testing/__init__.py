@@ -74,6 +74,8 @@ def likelihood_checks(
         chosen["padding"] = checks.check_padding
     if normalised:
         chosen["normalised"] = checks.check_normalised
+    if structure.ignores_shift:
+        chosen["shift"] = checks.check_shift
     if structure.has_curvature:
         chosen["curvature"] = checks.check_curvature
     if structure.has_marginals:

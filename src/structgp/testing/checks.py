@@ -261,6 +261,25 @@ def check_normalised(trial: Trial) -> None:
             )
 
 
+def check_shift(trial: Trial) -> None:
+    f, g, y, mask = trial.inputs()
+    y = trial.possible(f, g, y, mask)
+    shift = torch.linspace(-1, 2, f[..., 0].numel(), dtype=f.dtype).reshape(f[..., 0].shape)
+    before, after = trial.values(f, g, y, mask), trial.values(f + shift[..., None], g, y, mask)
+    if not _same(after, before):
+        raise AssertionError(
+            "ignores_shift is True, and log_prob changes when a number is added to all labels of a"
+            " position; leave it False"
+        )
+    if trial.structure.has_curvature:
+        each = torch.eye(trial.n_labels, dtype=f.dtype)
+        along = trial.structure.curvature(f, g, y, mask, each).unary
+        plain = trial.structure.curvature(f, g, y, mask).unary
+        _demand(
+            along, plain, "curvature along the labels is not that of the labels: {}", CLOSE_BENT
+        )
+
+
 def check_curvature(trial: Trial) -> None:
     f, g, y, mask = trial.inputs()
     y = trial.possible(f, g, y, mask)
