@@ -5,7 +5,8 @@
 The segmentation task, fold 0, the paper's encoded features. Each training label is replaced with
 probability 0.2 by another at random; errors are against the clean labels of the test half. The annotator
 likelihood of ``examples/noisy_annotators.py`` is a NumPy function without a gradient; the rivals are the
-default fit with the chain and the cross-validated linear CRF. A seed takes some minutes.
+chain under the same prior, where the likelihood is all that differs, the default fit with the chain,
+whose prior is a better one, and the cross-validated linear CRF. A seed takes some minutes.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from examples.noisy_annotators import FLIPPED, flip, methods
 
 from experiments.data import Fold, keep, load_fold
-from structgp import StructgpError, metrics
+from structgp import StructgpError, StructuredGPClassifier, metrics
 
 TASK = "segmentation"
+SAME = "chain, same prior"
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -40,12 +43,11 @@ def main(words: Sequence[str] | None = None) -> None:
     for seed in options.seeds:
         row = compare(fold, seed, options.jobs, options.device)
         errors = row["token_error"]
-        below = errors["annotator"] < min(errors["chain"], errors["CRF"])
-        won += below
+        won += errors["annotator"] < min(errors[name] for name in errors if name != "annotator")
         shown = "".join(f"  {name} {errors[name]:.2f} %" for name in errors)
         print(f"seed {seed}:{shown}  ({row['seconds']['annotator']:.0f} s)", flush=True)
         keep("noisy", row)
-    verdict = "below both in every seed" if won == len(options.seeds) else "NOT below both in all"
+    verdict = "below all in every seed" if won == len(options.seeds) else "NOT below all in all"
     print(f"annotator: {verdict} ({won} of {len(options.seeds)})")
 
 
@@ -55,7 +57,8 @@ def compare(fold: Fold, seed: int, n_jobs: int = 1, device: str = "cpu") -> dict
     n_labels = len({label for labels in seen for label in labels})
     row: dict[str, Any] = {"task": TASK, "fold": 0, "flipped": FLIPPED, "seed": seed}
     row |= {"token_error": {}, "seconds": {}}
-    for name, method in methods(n_labels, n_jobs=n_jobs).items():
+    same = partial(StructuredGPClassifier, learn_scales="pairwise", basis="label")
+    for name, method in (methods(n_labels, n_jobs=n_jobs) | {SAME: same}).items():
         began = time.perf_counter()
         model = method()
         if name == "annotator":
