@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,17 @@ def arguments(prog: str, doc: str | None, tasks: Sequence[str]) -> argparse.Argu
     parser.add_argument("--task", nargs="+", choices=TASKS, default=list(tasks))
     parser.add_argument("--fold", nargs="+", type=int, choices=range(5), default=[0])
     return parser
+
+
+def each_fold(
+    name: str, options: argparse.Namespace, compare: Callable[[str, int], dict[str, Any]]
+) -> None:
+    """``compare`` of every task and fold that was asked for, printed and kept."""
+    for task in options.task:
+        for k in options.fold:
+            row = compare(task, k)
+            print(row, flush=True)
+            keep(name, row)
 
 
 def keep(name: str, row: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.data import PLAIN, arguments, bound_per_sequence, keep, load_fold, problem_of
+from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
 from structgp import StructgpError, StructuredGPClassifier
 from structgp.structures import Chain
 
@@ -20,11 +20,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = arguments("mixture", __doc__, ["segmentation", "basenp"])
     parser.add_argument("--inducing", type=int, default=300)
     options = parser.parse_args(words)
-    for task in options.task:
-        for k in options.fold:
-            row = compare(task, k, options.data, options.inducing)
-            print(row, flush=True)
-            keep("mixture", row)
+    each_fold("mixture", options, lambda task, k: compare(task, k, options.data, options.inducing))
 
 
 def compare(task: str, k: int, data: str | None, n_inducing: int) -> dict[str, Any]:

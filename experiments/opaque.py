@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data import PLAIN, arguments, bound_per_sequence, keep, load_fold, problem_of
+from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
 from structgp import StructgpError, StructuredGPClassifier, metrics
 from structgp.structures import Chain
 
@@ -34,11 +34,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = arguments("opaque", __doc__, ["segmentation"])
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args(words)
-    for task in options.task:
-        for k in options.fold:
-            row = compare(task, k, options.data, options.jobs)
-            print(row, flush=True)
-            keep("opaque", row)
+    each_fold("opaque", options, lambda task, k: compare(task, k, options.data, options.jobs))
 
 
 def compare(task: str, k: int, data: str | None, n_jobs: int) -> dict[str, Any]:

@@ -54,7 +54,12 @@ class Data:
 
 
 def run(
-    data: Data, kernel: RelevanceKernel, *, basis: Tensor | None, seed: int = 0
+    data: Data,
+    kernel: RelevanceKernel,
+    *,
+    basis: Tensor | None,
+    seed: int = 0,
+    generator: torch.Generator | None = None,
 ) -> Pilot | None:
     return run_pilot(
         kernel,
@@ -66,7 +71,7 @@ def run(
         basis=basis,
         pairwise_sd=1.5,
         batch_tokens=1000,
-        generator=torch.Generator().manual_seed(seed),
+        generator=generator or torch.Generator().manual_seed(seed),
     )
 
 
@@ -90,18 +95,7 @@ def test_none_where_there_is_little_data() -> None:
         data.rows, data.labels = data.rows[:n], data.labels[:n]
         kernel, generator = data.kernel(), torch.Generator().manual_seed(7)
         before, numbers = state(kernel), generator.get_state()
-        found = run_pilot(
-            kernel,
-            data.encoder,
-            data.rows,
-            data.labels,
-            Chain(),
-            n_labels=V,
-            basis=None,
-            pairwise_sd=1.5,
-            batch_tokens=1000,
-            generator=generator,
-        )
+        found = run(data, kernel, basis=None, generator=generator)
         assert (found is not None) == there
         assert torch.equal(generator.get_state(), numbers) != there
         same = [torch.equal(a, b) for a, b in zip(before, state(kernel), strict=True)]

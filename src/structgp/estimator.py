@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,10 +23,11 @@ from structgp.data.encode import Block, FeatureEncoder
 from structgp.data.labels import LabelEncoder, check_labels
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp import CovarianceForm, Entropy, Posterior, Relaxation, contrasts
-from structgp.inference import GRADIENTS, INFERENCE, PRESETS, choose, takes_second_order
+from structgp.inference import PRESETS, choose, takes_second_order
 from structgp.kernels.blocks import KernelChoice, kernel_scales
 from structgp.model import STRUCTURES, Model
 from structgp.optimizers import LearnScales, Optimizer, SecondOrder, StepInfo
+from structgp.parameters import check_parameters
 from structgp.pilot import Pilot, run_pilot
 from structgp.prior import choose_kernel, flat_tokens, pick_inducing
 from structgp.structures import BlackBox, Structure, as_structure
@@ -42,17 +42,6 @@ ENOUGH = 0.02
 """Share of the prior variance that inducing inputs may leave open, under a kernel that is known."""
 
 _BATCH_TOKENS = 1_000
-_CHOICES = {
-    "average": ("draws", "mean"),
-    "basis": ("auto", "contrast", "label"),
-    "covariance": ("full", "diagonal"),
-    "decode": ("marginal", "viterbi"),
-    "entropy": ("auto", "exact", "bhattacharyya", "jensen"),
-    "gradient": GRADIENTS,
-    "learn_kernel": ("auto", True, False),
-    "learn_scales": ("auto", "pairwise", True, "all", False),
-    "pairwise_covariance": ("diagonal", "full"),
-}
 
 
 class StructuredGPClassifier(BaseEstimator):
@@ -215,7 +204,7 @@ class StructuredGPClassifier(BaseEstimator):
         ``callback`` is called with every :class:`structgp.optimizers.StepInfo`; if it returns True
         the fit stops there and what has been reached is kept.
         """
-        self._check_parameters()
+        check_parameters(self)
         if (X_dev is None) != (y_dev is None):
             given, missing = ("y_dev", "X_dev") if X_dev is None else ("X_dev", "y_dev")
             raise InputError(missing, f"missing where {given} is given", "pass both or neither")
@@ -384,66 +373,6 @@ class StructuredGPClassifier(BaseEstimator):
             )
         return None if type(chosen) in STRUCTURES.values() else chosen
 
-    def _check_parameters(self) -> None:
-        choices: dict[str, tuple[Any, ...]] = dict(_CHOICES)
-        if isinstance(self.inference, str):
-            choices["inference"] = INFERENCE
-        if isinstance(self.predict_with, str):
-            choices["predict_with"] = ("auto", *STRUCTURES)
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise InputError(
-                    name, f"{value!r} is not known", f"use one of {', '.join(map(str, known))}"
-                )
-        if not isinstance(self.predict_with, str | Structure):
-            raise InputError(
-                "predict_with", f"{self.predict_with!r} is no structure", "use 'auto' or 'chain'"
-            )
-        if not isinstance(self.inference, str) and not callable(
-            getattr(self.inference, "step", None)
-        ):
-            raise InputError(
-                "inference",
-                f"{self.inference!r} is no optimiser",
-                f"use one of {', '.join(INFERENCE)}",
-            )
-        if not isinstance(self.inference, str) and self.learn_scales != "auto":
-            raise InputError(
-                "learn_scales",
-                f"{self.learn_scales!r} is given beside an optimiser, which has its own",
-                "set it on the optimiser, and leave 'auto' here",
-            )
-        numbers = {"n_draws": 1, "random_state": 0, "n_components": 1}
-        for name in ("n_inducing", "n_gradient_draws"):
-            if getattr(self, name) is not None:
-                numbers[name] = 1
-        for name, least in numbers.items():
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or not least <= int(value) < 2**63:
-                raise InputError(
-                    name, f"{value!r} is not possible", f"use a whole number, {least} or more"
-                )
-        jobs = self.n_jobs
-        if not isinstance(jobs, Integral) or int(jobs) == 0:
-            raise InputError(
-                "n_jobs", f"{jobs!r} is no number of processes", "pass 1 or more, or -1"
-            )
-        if self.entropy == "exact" and self.n_components > 1:
-            raise InputError(
-                "entropy",
-                f"'exact' has no closed form with {self.n_components} components",
-                "use 'bhattacharyya' or 'jensen'",
-            )
-        _check_device(self.device)
-        amplitude, sd = self.amplitude, self.pairwise_sd
-        if not (isinstance(amplitude, Real) and 0 < amplitude < np.inf) and amplitude != "auto":
-            raise InputError(
-                "amplitude", f"{amplitude!r} is no variance", "use a number above 0, or 'auto'"
-            )
-        if not (isinstance(sd, Real) and 0 <= sd < np.inf):
-            raise InputError("pairwise_sd", f"{sd!r} is no deviation", "use a number, 0 or more")
-
     @contextmanager
     def _reporting(self, callback: Callback | None) -> Iterator[Callback]:
         """The callback to train with; while it lives, ``verbose`` makes the logger heard."""
@@ -483,7 +412,7 @@ class StructuredGPClassifier(BaseEstimator):
     def _ready(self) -> Model:
         """The fitted model, under the parameters as they are now."""
         check_is_fitted(self, "model_")
-        self._check_parameters()
+        check_parameters(self)
         self.model_.n_draws = int(self.n_draws)
         return self.model_
 
@@ -553,16 +482,6 @@ def load(path: str | Path) -> StructuredGPClassifier:
             stacklevel=2,
         )
     return estimator
-
-
-def _check_device(name: Any) -> None:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, TypeError, AssertionError):
-        raise InputError(
-            "device", f"{name!r} cannot be used here", "use 'cpu', or 'cuda' where there is a GPU"
-        ) from None
 
 
 def _is_plain(value: Any) -> bool:

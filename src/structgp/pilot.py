@@ -7,7 +7,7 @@ them. Some hundred tokens tell the scales well, and are enough to choose inducin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,8 +69,7 @@ def run_pilot(
     tokens = flat_tokens(encoder, rows)
     chosen = pick_inducing(kernel, tokens, len(tokens), seed=0)
     posterior = Posterior(kernel, chosen.rows, n_labels, pairwise_sd=pairwise_sd, basis=basis)
-    pad_row: Callable[[int], np.ndarray] = encoder.pad_row
-    batches = make_batches(rows, labels, pad_row, batch_tokens)
+    batches = make_batches(rows, labels, encoder.pad_row, batch_tokens)
     history = train(posterior, structure, batches, OPTIMIZER, "a pilot", generator=generator)
     learned = None if basis is None else posterior.basis
     return Pilot(learned, float(posterior.pairwise_sd.detach()), len(tokens), history)

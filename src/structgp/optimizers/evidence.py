@@ -118,7 +118,6 @@ def _gradient(problem: Problem, at: Slopes) -> KernelGradient:
     q, L = problem.posterior, problem.conditional.prior_factor
     m, scale = q.m[0], (0.5 * q.log_amplitude).exp()
     cross, within, through_factor = [], [], torch.zeros_like(L)
-    # I - S_r, of which the data's part of the posterior is made.
     covariances = _covariances(q.factor[0])
     for i, (slope, bend) in enumerate(zip(at.mean, at.bend, strict=True)):
         A = problem.conditional(i).projection

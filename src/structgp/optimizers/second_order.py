@@ -101,8 +101,9 @@ class SecondOrder:
         return SecondOrderState(noise, mirrored(V, V), evaluations=evaluations)
 
     def step(self, problem: Problem, state: SecondOrderState) -> tuple[SecondOrderState, StepInfo]:
-        """One round. Cost: O(V (N M^2 + M^3)) for the covariances, O(V N M T) for diagonal ones, and for
-        each of some 10 to 30 L-BFGS steps O(N M V) plus S likelihoods of every sequence."""
+        """One round. Cost: O(R (N M^2 + M^3)) for the covariances, O(R N M T) for diagonal ones; as much
+        again where the kernel is learned; and for each of some 10 to 30 L-BFGS steps O(N M R) plus S
+        likelihoods of every sequence."""
         learns = moves_kernel(self.learn_scales)
         with torch.no_grad():
             if state.slopes is not None:
