@@ -13,7 +13,7 @@ from structgp import predict
 from structgp.data.batch import Batch, pad
 from structgp.gp import Posterior
 from structgp.kernels import TemplateKernel
-from structgp.predict import Draws
+from structgp.predict import FunctionDraws as Draws
 from structgp.structures import Chain
 
 LENGTHS = (3, 1, 4, 2)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from gpytorch.kernels import Kernel
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
@@ -22,8 +23,9 @@ from structgp._version import __version__
 from structgp.data.encode import Block, FeatureEncoder
 from structgp.data.labels import LabelEncoder, check_labels
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp import CovarianceForm, Entropy, Posterior, Relaxation, contrasts
+from structgp.gp import CovarianceForm, Entropy, Posterior, Relaxation, WeightPosterior, contrasts
 from structgp.inference import PRESETS, choose, takes_second_order
+from structgp.kernels import has_weights
 from structgp.kernels.blocks import KernelChoice, kernel_scales
 from structgp.model import STRUCTURES, Model
 from structgp.optimizers import LearnScales, Optimizer, SecondOrder, StepInfo
@@ -41,7 +43,7 @@ N_INDUCING = 1000
 ENOUGH = 0.02
 """Share of the prior variance that inducing inputs may leave open, under a kernel that is known."""
 
-_BATCH_TOKENS = 1_000
+_BATCH_TOKENS = {"functions": 1_000, "weights": 4_000}
 
 
 class StructuredGPClassifier(BaseEstimator):
@@ -75,6 +77,11 @@ class StructuredGPClassifier(BaseEstimator):
         dear), or from values alone 'score', 'control-variate' (the paper's), 'leave-one-out',
         'antithetic-orthogonal', 'sobol', 'surrogate-piecewise', 'surrogate-quadratic', 'surrogate'.
     n_gradient_draws : draws S a gradient is estimated from; None for what suits it.
+    space : what the posterior is of. 'functions': values of the functions at inducing inputs, for any
+        kernel. 'weights': one weight for each feature, where the kernel is 'relevance': no inducing
+        inputs, time linear in the data, no correlations between weights. 'auto' is 'weights' where the
+        second-order fit learns such a kernel, unless inducing inputs, a full covariance or a mixture
+        are asked for.
     n_inducing : most inducing inputs M, picked from the training tokens (from 8,000 of them at random
         where there are more). If fewer reproduce them all, the model is the full GP. None for 1000, or
         as many as leave 2 % of the prior variance open if those are fewer, or what a preset has.
@@ -84,6 +91,7 @@ class StructuredGPClassifier(BaseEstimator):
         is 'contrast' where the likelihood says that it ignores that direction, but for the paper's
         presets.
     covariance : of the inducing values of a function, 'full' or 'diagonal' (in whitened coordinates).
+        'auto' is 'full', but for 'weights', which have none.
     pairwise_covariance : of the label-to-label scores, 'diagonal' or 'full'.
     entropy : of the mixture: 'auto' (exact for one component, else 'bhattacharyya'), 'jensen' (the
         paper's, looser).
@@ -118,7 +126,7 @@ class StructuredGPClassifier(BaseEstimator):
     training_log_ : what the optimiser did and why: 'optimizer', 'reason', 'gradient', 'stopped', 'steps',
         'elbo' and 'fresh_elbo' (which bracket the optimum in expectation), 'relaxation' (evidence
         before and after, if the kernel's shape was learned so), 'pilot' (the first fit, on a part of the
-        data), 'kernel_scales' (prior variance of a weight, by template), 'function_scales' (of the
+        data), 'space', 'kernel_scales' (prior variance of a weight, by template), 'function_scales' (of the
         functions that labels are made of), 'effective_parameters', 'kl_inducing',
         'kl_pairwise', 'amplitude_factor', 'pairwise_sd', 'n_inducing', 'inducing_residual',
         'evaluations', 'seconds', and 'dev' if dev data was passed.
@@ -133,7 +141,8 @@ class StructuredGPClassifier(BaseEstimator):
     python-crfsuite reads them. A model read from a file has no 'steps' in its log, and as its
     ``kernel`` the fitted one if it was not given by name.
 
-    Memory is O(V M^2) for the posterior and O(V T^2) for a sequence of T tokens.
+    Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, and O(V T^2) for a
+    sequence of T tokens.
     """
 
     def __init__(
@@ -144,10 +153,11 @@ class StructuredGPClassifier(BaseEstimator):
         inference: str | Optimizer = "auto",
         gradient: str = "auto",
         n_gradient_draws: int | None = None,
+        space: str = "auto",
         n_inducing: int | None = None,
         n_components: int = 1,
         basis: str = "auto",
-        covariance: CovarianceForm = "full",
+        covariance: str = "auto",
         pairwise_covariance: CovarianceForm = "diagonal",
         entropy: Entropy = "auto",
         amplitude: float | str = "auto",
@@ -155,7 +165,7 @@ class StructuredGPClassifier(BaseEstimator):
         learn_kernel: bool | str = "auto",
         learn_scales: LearnScales | str = "auto",
         features: str = "auto",
-        n_draws: int = 64,
+        n_draws: int = 128,
         average: str = "draws",
         decode: str = "marginal",
         n_jobs: int = 1,
@@ -169,6 +179,7 @@ class StructuredGPClassifier(BaseEstimator):
         self.inference = inference
         self.gradient = gradient
         self.n_gradient_draws = n_gradient_draws
+        self.space = space
         self.n_inducing = n_inducing
         self.n_components = n_components
         self.basis = basis
@@ -238,9 +249,10 @@ class StructuredGPClassifier(BaseEstimator):
             generator=generator,
         )
         basis = self._basis(structure, encoded, len(labels.classes))
+        space = self._space(kernel, on_bound)
         pairwise_sd = float(self.pairwise_sd)
         pilot = None
-        if on_bound:
+        if on_bound and space == "functions":
             pilot = run_pilot(
                 kernel,
                 encoder,
@@ -250,24 +262,30 @@ class StructuredGPClassifier(BaseEstimator):
                 n_labels=len(labels.classes),
                 basis=basis,
                 pairwise_sd=pairwise_sd,
-                batch_tokens=_BATCH_TOKENS,
+                batch_tokens=_BATCH_TOKENS[space],
                 generator=generator,
             )
         if pilot is not None:
             basis, pairwise_sd = pilot.basis, pilot.pairwise_sd
-        most = self._setting("n_inducing", N_INDUCING)
-        enough = ENOUGH if self.n_inducing is None and pilot is not None else 0.0
-        chosen = pick_inducing(kernel, tokens, most, seed=self.random_state, enough=enough)
-        posterior = Posterior(
-            kernel,
-            chosen.rows,
-            len(labels.classes),
-            pairwise_sd=pairwise_sd,
-            n_components=self.n_components,
-            covariance=self.covariance,
-            pairwise_covariance=self.pairwise_covariance,
-            basis=basis,
-        )
+        common: dict[str, Any] = {
+            "pairwise_sd": pairwise_sd,
+            "n_components": self.n_components,
+            "pairwise_covariance": self.pairwise_covariance,
+            "basis": basis,
+        }
+        residual = 0.0
+        posterior: Posterior
+        if space == "weights":
+            posterior = WeightPosterior(kernel, len(labels.classes), **common)
+        else:
+            most = self._setting("n_inducing", N_INDUCING)
+            enough = ENOUGH if self.n_inducing is None and pilot is not None else 0.0
+            chosen = pick_inducing(kernel, tokens, most, seed=self.random_state, enough=enough)
+            form: CovarianceForm = "diagonal" if self.covariance == "diagonal" else "full"
+            residual = chosen.residual
+            posterior = Posterior(
+                kernel, chosen.rows, len(labels.classes), covariance=form, **common
+            )
         choice = choose(
             self.inference,
             structure,
@@ -277,7 +295,7 @@ class StructuredGPClassifier(BaseEstimator):
             learn_scales=self._setting("learn_scales", "all" if on_bound else "pairwise"),
         )
         one_by_one = getattr(choice.optimizer, "one_sequence_a_batch", False)
-        most_tokens = 1 if one_by_one else _BATCH_TOKENS
+        most_tokens = 1 if one_by_one else _BATCH_TOKENS[space]
         batches = make_batches(rows, encoded, encoder.pad_row, most_tokens)
         with self._reporting(callback) as report:
             history = train(
@@ -303,7 +321,7 @@ class StructuredGPClassifier(BaseEstimator):
         self.classes_ = np.array(labels.classes)
         kl = float(posterior.kl_inducing(self.entropy).detach())
         self.training_log_ = _log(
-            history, posterior, kl, chosen.residual, relaxation, pilot, encoder.blocks
+            history, posterior, kl, residual, relaxation, pilot, encoder.blocks
         )
         info = {k: v for k, v in self.training_log_.items() if k != "steps"}
         info |= {"n_sequences": len(rows), "n_tokens": sum(map(len, rows)), "version": __version__}
@@ -340,6 +358,40 @@ class StructuredGPClassifier(BaseEstimator):
         else:
             learns = self._setting("learn_scales", "all")
         return second_order and learns == "all" and self._setting("learn_kernel", True)
+
+    def _space(self, kernel: Kernel, on_bound: bool) -> str:
+        """'weights' or 'functions'; InputError if what is asked for does not go together."""
+        if self.space == "functions":
+            return "functions"
+        wanted = {
+            "n_inducing": self.n_inducing is not None,
+            "covariance": self.covariance == "full",
+            "n_components": self.n_components > 1,
+        }
+        if self.space == "auto":
+            return (
+                "weights"
+                if on_bound and has_weights(kernel) and not any(wanted.values())
+                else "functions"
+            )
+        for name, asked in wanted.items():
+            if asked:
+                raise InputError(
+                    name, f"{getattr(self, name)!r} is not for space='weights'", "leave it out"
+                )
+        if not has_weights(kernel):
+            raise InputError(
+                "space",
+                "'weights' needs a kernel that is linear in features that can be told apart",
+                "use kernel='relevance' on categorical or sparse features, or space='functions'",
+            )
+        if not on_bound:
+            raise InputError(
+                "space",
+                "'weights' is fitted by second-order inference that learns the kernel",
+                "use inference='auto' with a likelihood that gives its curvature, or space='functions'",
+            )
+        return "weights"
 
     def _basis(
         self, structure: Structure, labels: Sequence[np.ndarray], n_labels: int
@@ -517,6 +569,7 @@ def _log(
             "fresh_elbo": history.fresh_elbo,
             "relaxation": None if relaxation is None else vars(relaxation),
             "pilot": None if pilot is None else pilot.summary,
+            "space": "weights" if isinstance(posterior, WeightPosterior) else "functions",
             "kernel_scales": kernel_scales(posterior.kernel, blocks),
             "function_scales": posterior.basis.square().sum(0).tolist(),
             "effective_parameters": float(posterior.effective_parameters()),

@@ -27,11 +27,11 @@ from structgp.data.batch import Batch, by_length, pad
 from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder
 from structgp.errors import ModelFileError
-from structgp.gp import Posterior
+from structgp.gp import Posterior, WeightPosterior
 from structgp.kernels.describe import describe, rebuild
 from structgp.structures import Chain, Structure
 
-FORMAT = 3
+FORMAT = 4
 STRUCTURES: dict[str, type[Structure]] = {"chain": Chain}
 
 _BATCH_TOKENS = 2_000
@@ -52,7 +52,7 @@ class Model:
     labels: LabelEncoder
     posterior: Posterior
     likelihood: str = "chain"
-    n_draws: int = 64
+    n_draws: int = 128
     seed: int = 0
     info: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -76,9 +76,9 @@ class Model:
         if key not in self._kept:
             self._kept.clear()
             self._kept[key] = (
-                predict.Draws.mean(self.posterior)
+                predict.mean(self.posterior)
                 if average == "mean"
-                else predict.Draws.sample(self.posterior, self.n_draws, self.seed)
+                else predict.sample(self.posterior, self.n_draws, self.seed)
             )
         return self._kept[key]
 
@@ -210,13 +210,14 @@ def load(path: str | Path) -> Model:
 
 
 def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
-    posterior = Posterior(
-        rebuild(header["kernel"]),
-        tensors["inducing"],
-        len(header["labels"]),
-        basis=tensors["basis"],
-        **header["posterior"],
-    )
+    kernel, n_labels = rebuild(header["kernel"]), len(header["labels"])
+    options, basis = header["posterior"], tensors["basis"]
+    posterior: Posterior
+    if options.pop("space") == "weights":
+        options.pop("covariance")
+        posterior = WeightPosterior(kernel, n_labels, basis=basis, **options)
+    else:
+        posterior = Posterior(kernel, tensors["inducing"], n_labels, basis=basis, **options)
     factor = _unpack(tensors["factor"], posterior.n_inducing, posterior.is_diagonal)
     posterior.load_state_dict(tensors | {"factor": factor})
     return Model(
@@ -235,6 +236,7 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
 def _options(posterior: Posterior) -> dict[str, Any]:
     """What ``Posterior`` has to be given for the tensors to fit."""
     return {
+        "space": "weights" if isinstance(posterior, WeightPosterior) else "functions",
         "n_components": posterior.n_components,
         "covariance": "diagonal" if posterior.is_diagonal else "full",
         "pairwise_covariance": "full" if posterior.pairs_are_full else "diagonal",

@@ -16,13 +16,14 @@ from structgp.structures import Structure
 _CHOICES = {
     "average": ("draws", "mean"),
     "basis": ("auto", "contrast", "label"),
-    "covariance": ("full", "diagonal"),
+    "covariance": ("auto", "full", "diagonal"),
     "decode": ("marginal", "viterbi"),
     "entropy": ("auto", "exact", "bhattacharyya", "jensen"),
     "gradient": GRADIENTS,
     "learn_kernel": ("auto", True, False),
     "learn_scales": ("auto", "pairwise", True, "all", False),
     "pairwise_covariance": ("diagonal", "full"),
+    "space": ("auto", "weights", "functions"),
 }
 
 

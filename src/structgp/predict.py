@@ -7,6 +7,7 @@ the batch, on the order, or on padding.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,27 +15,49 @@ import torch
 from torch import Tensor
 
 from structgp.data.batch import Batch
-from structgp.gp import Posterior
+from structgp.gp import Posterior, WeightPosterior, noise_table
 from structgp.structures import Structure
 
 
 @dataclass(frozen=True)
-class Draws:
-    """S draws of the latent functions, in antithetic pairs.
+class Draws(ABC):
+    """S draws of (f, g), in antithetic pairs; S = 1 with ``plug_in`` is the posterior mean instead of a
+    draw. pairwise : (S, V, V)."""
 
-    inducing : (S, R, M) whitened inducing values of the functions; pairwise : (S, V, V); prior_factor :
-    (M, M) L_zz; seed : of the part of f that the inducing values leave open. S = 1 with ``plug_in`` is
-    the posterior mean instead of a draw.
+    pairwise: Tensor
+    plug_in: bool
+
+    @abstractmethod
+    def unary(self, posterior: Posterior, batch: Batch) -> Tensor:
+        """(S, B, T, V) the drawn functions at the rows of a batch, joint over positions."""
+
+
+def sample(posterior: Posterior, n: int, seed: int) -> Draws:
+    """n draws, rounded up to an even number."""
+    kind = WeightDraws if isinstance(posterior, WeightPosterior) else FunctionDraws
+    return kind.sample(posterior, n, seed)
+
+
+def mean(posterior: Posterior) -> Draws:
+    """The posterior mean as one 'draw'."""
+    kind = WeightDraws if isinstance(posterior, WeightPosterior) else FunctionDraws
+    return kind.mean(posterior)
+
+
+@dataclass(frozen=True)
+class FunctionDraws(Draws):
+    """Draws of inducing values.
+
+    inducing : (S, R, M) whitened inducing values of the functions; prior_factor : (M, M) L_zz; seed : of
+    the part of f that the inducing values leave open.
     """
 
     inducing: Tensor
-    pairwise: Tensor
     prior_factor: Tensor
     seed: int
-    plug_in: bool = False
 
     @staticmethod
-    def sample(posterior: Posterior, n: int, seed: int) -> Draws:
+    def sample(posterior: Posterior, n: int, seed: int) -> FunctionDraws:
         """n draws, rounded up to an even number, a pair always from one component of the mixture.
         Cost O(n R M^2)."""
         half = (n + 1) // 2
@@ -49,23 +72,23 @@ class Draws:
                 here = component == k
                 spread[here] = _spread(factor, eps[here])
             g = posterior.pairwise()
-            return Draws(
-                torch.cat([centre + spread, centre - spread]),
+            return FunctionDraws(
                 torch.cat([g.place(pair), g.place(-pair)]),
+                False,
+                torch.cat([centre + spread, centre - spread]),
                 posterior.prior_factor(),
                 seed,
             )
 
     @staticmethod
-    def mean(posterior: Posterior) -> Draws:
+    def mean(posterior: Posterior) -> FunctionDraws:
         """The posterior mean, of a mixture sum_k pi_k m_k, as one 'draw'."""
         with torch.no_grad():
             m = torch.einsum("k,krm->rm", posterior.weights, posterior.m)
             g = posterior.pairwise().mean.clone()
-            return Draws(m[None], g[None], posterior.prior_factor(), 0, True)
+            return FunctionDraws(g[None], True, m[None], posterior.prior_factor(), 0)
 
     def unary(self, posterior: Posterior, batch: Batch) -> Tensor:
-        """(S, B, T, V) the drawn functions at the rows of a batch, joint over positions."""
         with torch.no_grad():
             conditional = posterior.conditional(batch.x, batch.mask, self.prior_factor)
             conditional = posterior.amplified(conditional)
@@ -79,6 +102,45 @@ class Draws:
             eps = torch.from_numpy(rng.standard_normal((batch.mask.shape[1], S // 2, R)))
             rest = torch.einsum("btu,usr->sbtr", conditional.residual, eps).to(h)
             return (h + torch.cat([rest, -rest])) @ posterior.basis.T
+
+
+@dataclass(frozen=True)
+class WeightDraws(Draws):
+    """Draws of weights, a feature's looked up in a table of noise when it is met: no memory grows with
+    the number of features. prior_sd : (M,); table : (rows, R, S / 2)."""
+
+    prior_sd: Tensor
+    table: Tensor
+
+    @staticmethod
+    def sample(posterior: Posterior, n: int, seed: int) -> WeightDraws:
+        half, V = (n + 1) // 2, posterior.n_labels
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            pair = torch.randn(half, V, V, generator=generator, dtype=posterior.m.dtype)
+            g = posterior.pairwise()
+            return WeightDraws(
+                torch.cat([g.place(pair), g.place(-pair)]),
+                False,
+                posterior.prior_factor(),
+                noise_table(posterior.n_functions, half, generator),
+            )
+
+    @staticmethod
+    def mean(posterior: Posterior) -> WeightDraws:
+        with torch.no_grad():
+            g = posterior.pairwise().mean.clone()
+            return WeightDraws(g[None], True, posterior.prior_factor(), g.new_empty(0))
+
+    def unary(self, posterior: Posterior, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            assert isinstance(posterior, WeightPosterior)
+            conditional = posterior.conditional(batch.x, batch.mask, self.prior_sd)
+            here = posterior.amplified(conditional)
+            h = here.times(posterior.m[0])[None]
+            if not self.plug_in:
+                h = h + here.spread(posterior.factor[0].abs(), self.table)
+            return h @ posterior.basis.T
 
 
 def _components(weights: Tensor, n: int, rng: np.random.Generator) -> Tensor:
@@ -102,9 +164,9 @@ def marginals(posterior: Posterior, structure: Structure, draws: Draws, batch: B
     return structure.marginals(f, draws.pairwise, batch.mask).mean(0)
 
 
-def viterbi(posterior: Posterior, structure: Structure, mean: Draws, batch: Batch) -> Tensor:
-    """(B, T) the best whole labelling under the posterior mean, ``Draws.mean``."""
-    return structure.decode(mean.unary(posterior, batch), mean.pairwise, batch.mask)[0]
+def viterbi(posterior: Posterior, structure: Structure, plugged: Draws, batch: Batch) -> Tensor:
+    """(B, T) the best whole labelling under the posterior mean, ``mean(posterior)``."""
+    return structure.decode(plugged.unary(posterior, batch), plugged.pairwise, batch.mask)[0]
 
 
 def log_prob(posterior: Posterior, structure: Structure, draws: Draws, batch: Batch) -> Tensor:

@@ -154,9 +154,11 @@ def fit_with_progress(
 
 def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) -> None:
     log = estimator.training_log_
+    of = f"{log['n_inducing']} inducing inputs leave {log['inducing_residual']:.1%} of the variance"
+    if log["space"] == "weights":
+        of = f"{log['n_inducing']} weights"
     click.echo(
-        f"{n_sequences} sequences, {n_tokens} tokens, {len(estimator.classes_)} labels; "
-        f"{log['n_inducing']} inducing inputs leave {log['inducing_residual']:.1%} of the variance; "
+        f"{n_sequences} sequences, {n_tokens} tokens, {len(estimator.classes_)} labels; {of}; "
         f"{log['optimizer']} ({log['reason']}): {log['stopped']} after {len(log['steps'])} steps, "
         f"{log['seconds']:.1f} s; bound {log['elbo']:.1f} (fresh draws {log['fresh_elbo']:.1f}), "
         f"{log['effective_parameters']:.0f} effective parameters",

@@ -69,6 +69,7 @@ class FeatureEncoder:
     attributes : dict, name of a sparse feature -> id.
     has_sparse : whether rows end in a sparse block.
     width : number of columns of dense or scipy-sparse matrices.
+    columns : those of scipy-sparse matrices that were seen, sorted; the place of one is its id.
     """
 
     features: str = "auto"
@@ -78,6 +79,7 @@ class FeatureEncoder:
     attributes: dict[str, int] = field(default_factory=dict)
     has_sparse: bool = False
     width: int = 0
+    columns: list[int] = field(default_factory=list)
 
     # -- fitting -------------------------------------------------------------------------------
 
@@ -98,6 +100,11 @@ class FeatureEncoder:
         elif self.form == "sparse":
             self.width = int(first.shape[1])
             self.has_sparse = True
+            seen = np.zeros(self.width, dtype=bool)
+            for x in X:
+                if form_of(x, place) == "sparse" and x.shape[1] == self.width:
+                    seen[as_csr(x).indices] = True
+            self.columns = np.flatnonzero(seen).tolist()
         elif self.form == "strings":
             self._fit_strings(X)
         else:
@@ -248,7 +255,16 @@ class FeatureEncoder:
             )
         counts = np.diff(matrix.indptr)
         row = np.repeat(np.arange(matrix.shape[0]), counts)
-        return _pairs(matrix.shape[0], row, matrix.indices, matrix.data)
+        return _pairs(matrix.shape[0], row, self._column_ids(matrix.indices), matrix.data)
+
+    def _column_ids(self, columns: np.ndarray) -> np.ndarray:
+        """The place of each among those seen; behind them, one for every other column."""
+        known = np.asarray(self.columns)
+        if not len(known):
+            return columns.astype(np.int64)
+        place = np.searchsorted(known, columns)
+        seen = known[np.minimum(place, len(known) - 1)] == columns
+        return np.where(seen, place, len(known) + columns)
 
     def _encode_templates(self, x: Sequence[Any], place: str) -> np.ndarray:
         rows = np.full((len(x), len(self.templates)), -1.0)
@@ -313,6 +329,7 @@ class FeatureEncoder:
             "attributes": list(self.attributes),
             "has_sparse": self.has_sparse,
             "width": self.width,
+            "columns": self.columns,
         }
 
     @classmethod
@@ -325,6 +342,7 @@ class FeatureEncoder:
             attributes={v: i for i, v in enumerate(state["attributes"])},
             has_sparse=state["has_sparse"],
             width=state["width"],
+            columns=list(state["columns"]),
         )
 
 

@@ -11,6 +11,7 @@ from structgp.gp.posterior import (
     SequenceGaussian,
 )
 from structgp.gp.relaxation import Relaxation, has_shape, learn_shape
+from structgp.gp.weights import WeightConditional, WeightPosterior, noise_table
 
 __all__ = [
     "Conditional",
@@ -21,8 +22,11 @@ __all__ = [
     "Posterior",
     "Relaxation",
     "SequenceGaussian",
+    "WeightConditional",
+    "WeightPosterior",
     "choose_inducing",
     "contrasts",
     "has_shape",
     "learn_shape",
+    "noise_table",
 ]

@@ -49,6 +49,14 @@ class Conditional:
     projection: Tensor
     residual: Tensor
 
+    def times(self, m: Tensor) -> Tensor:
+        """(B, T, R) A m of whitened inducing values (R, M)."""
+        return self.projection @ m.T
+
+    def transposed_times(self, values: Tensor) -> Tensor:
+        """(R, M) A^T values, of (B, T, R)."""
+        return values.flatten(0, 1).T @ self.projection.flatten(0, 1)
+
     def scaled(self, factor: Tensor) -> Conditional:
         """The same under a kernel whose amplitude is ``factor`` squared times as large."""
         return Conditional(factor * self.projection, factor * self.residual)
@@ -285,6 +293,10 @@ class Posterior(nn.Module):
         residual = cholesky(open_part + torch.diag_embed(mean[:, None] * ~mask))
         residual = torch.where(both, residual, 0)
         return Conditional(projection, residual)
+
+    def conditional_size(self, mask: Tensor, width: int) -> int:
+        """About how many numbers ``conditional`` holds for rows (B, T, W)."""
+        return mask.numel() * (self.n_inducing + mask.shape[1])
 
     def at(self, conditional: Conditional) -> SequenceGaussian:
         """q(f) of the sequences that ``conditional`` was computed for."""

@@ -17,6 +17,10 @@ from structgp.kernels.sparse import SparseLinearKernel, SparseRBFKernel, inner_p
 from structgp.kernels.template import TemplateKernel
 
 
+SELDOM = 2
+"""Times that a value is seen at most to be rare."""
+
+
 class BlockSumKernel(Kernel):
     """k(x, z) = sum_i k_i(x[bounds_i], z[bounds_i]).
 
@@ -186,7 +190,10 @@ def _relevance(block: Block, rows: Tensor, amplitude: float | str) -> Kernel:
     if block.kind == "sparse":
         made = RelevanceKernel([max(0, int(unpack(rows)[0].max())) + 1], sparse=True)
     else:
-        made = RelevanceKernel([int(n) + 1 for n in rows.amax(0).clamp(min=0)])
+        made = RelevanceKernel([int(n) + 1 for n in rows.amax(0).clamp(min=0)], rare=True)
+        place = made.known(rows)[0][:, : rows.shape[1]]
+        counts = torch.bincount(place[place >= 0], minlength=len(made.seldom))
+        made.seldom.copy_(counts <= SELDOM)
     if not isinstance(amplitude, str):
         share = amplitude / (1 + _unit_weights(block, rows))
         made.initialize(log_scale=torch.full_like(made.log_scale, share).log())

@@ -5,6 +5,9 @@
 s_g : the scale of a group of features (a template), r_d : the relevance of one of them, b : the scale of
 label frequencies. As a prior on weights, feature d has variance s r_d; under r_d ~ inverse-gamma(nu / 2,
 nu / 2) a feature's weights are multivariate Student-t: most features say little, some say much.
+
+That a value is seldom seen is a feature too: of names, of new words, of typing errors. It is all that is known
+of a value that was never seen.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from structgp.kernels.template import MISSING
 def degrees_of_freedom(n_functions: int) -> float:
     """nu of the Student-t prior of a feature's R weights: heavy tails where there are many of them, which
     together tell what the feature is worth; a single weight hardly does."""
-    return 1.0 + 3.0 / n_functions
+    return 1.0 + 4.0 * min(1.0, 2.0 / n_functions)
 
 
 class RelevanceKernel(Kernel):
@@ -32,17 +35,28 @@ class RelevanceKernel(Kernel):
 
     Parameters ``log_scale`` (G + 1,), the last is the bias's; ``log_relevance`` (D,), of the known
     features, group after group. A feature that was never seen has relevance 1: what its group has taught
-    of features. Cost of n x m values with A active features a row: O(n m A).
+    of features. With ``rare``, each template has one feature more, behind all others: to be among the
+    values that the buffer ``seldom`` marks, or unknown. Cost of n x m values with A active features a
+    row: O(n m A).
     """
+
+    seldom: Tensor
 
     has_lengthscale = False
 
-    def __init__(self, sizes: Sequence[int], sparse: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, sizes: Sequence[int], sparse: bool = False, rare: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
+        if sparse and rare:
+            raise ValueError("sparse features have no templates that a value could be rare in")
         if sparse and len(sizes) != 1:
             raise ValueError(f"sparse features are one group, not {len(sizes)}")
-        self.sizes, self.sparse = [int(n) for n in sizes], bool(sparse)
+        self.sizes, self.sparse, self.rare = [int(n) for n in sizes], bool(sparse), bool(rare)
         G, D = len(self.sizes), sum(self.sizes)
+        if rare:
+            self.register_buffer("seldom", torch.zeros(D, dtype=torch.bool))
+            D += G
         self.register_parameter("log_scale", torch.nn.Parameter(torch.zeros(G + 1)))
         self.register_parameter("log_relevance", torch.nn.Parameter(torch.zeros(D)))
 
@@ -50,7 +64,16 @@ class RelevanceKernel(Kernel):
     def group(self) -> Tensor:
         """(D,) which group a feature belongs to."""
         sizes = torch.tensor(self.sizes, device=self.log_scale.device)
-        return torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
+        groups = torch.arange(len(sizes), device=sizes.device)
+        found = torch.repeat_interleave(groups, sizes)
+        return torch.cat([found, groups]) if self.rare else found
+
+    @property
+    def slot_scales(self) -> Tensor:
+        """(A,) the scale of the group that the features in each place of ``known`` belong to; (1,) with
+        ``sparse``."""
+        scale = self.log_scale[:-1].exp()
+        return torch.cat([scale, scale]) if self.rare else scale
 
     @property
     def weights(self) -> Tensor:
@@ -73,8 +96,25 @@ class RelevanceKernel(Kernel):
             raise ValueError(f"rows of {x.shape[-1]} columns for {len(self.sizes)} templates")
         sizes = torch.tensor(self.sizes, dtype=x.dtype, device=x.device)
         start = sizes.cumsum(0) - sizes
-        place = torch.where((x != MISSING) & (x < sizes), x + start, -1.0)
-        return place.long(), (x != MISSING).to(x.dtype)
+        place = torch.where((x != MISSING) & (x < sizes), x + start, -1.0).long()
+        there = x != MISSING
+        if self.rare:
+            rare = there & torch.where(place >= 0, self.seldom[place.clamp(min=0)], True)
+            own = torch.arange(len(sizes), device=x.device) + len(self.seldom)
+            place = torch.cat([place, torch.where(rare, own, -1)], -1)
+            there = torch.cat([there, rare], -1)
+        return place, there.to(x.dtype)
+
+    def ids(self, x: Tensor) -> Tensor:
+        """(..., A) a number for each active feature, seen or not, below 0 where there is none; features
+        of different templates have different ones."""
+        if self.sparse:
+            return unpack(x)[0].long()
+        P = len(self.sizes)
+        place = torch.arange(P, device=x.device)
+        # The first P numbers are for being rare.
+        found = torch.where(x == MISSING, -1, (x.long() + 1) * P + place)
+        return torch.cat([found, place.expand_as(found)], -1) if self.rare else found
 
     def forward(
         self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **_: Any
@@ -90,10 +130,7 @@ class RelevanceKernel(Kernel):
         place, values = self.known(x)
         root = (0.5 * self.log_relevance).exp()
         relevance = torch.where(place >= 0, root[place.clamp(min=0)], 1.0)
-        scale = (0.5 * self.log_scale[:-1]).exp()
+        scale = self.slot_scales.sqrt()
         if self.sparse:
             return pack(unpack(x)[0], values * relevance * scale)
-        # Ids of different templates must not meet.
-        P = len(self.sizes)
-        ids = torch.where(x == MISSING, -1.0, x * P + torch.arange(P, dtype=x.dtype))
-        return pack(ids, values * relevance * scale)
+        return pack(self.ids(x).to(x.dtype), values * relevance * scale)

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from structgp.data.batch import Batch
 from structgp.errors import LikelihoodError
-from structgp.gp import Conditional, Entropy, Posterior
+from structgp.gp import (
+    Conditional,
+    Entropy,
+    Posterior,
+    WeightConditional,
+    WeightPosterior,
+    noise_table,
+)
 from structgp.gradients import Estimate, Estimator, Pathwise, Target
 from structgp.objective import Bound, Latents, evidence_lower_bound, latents
 from structgp.optimizers.sites import Sites
@@ -40,7 +47,7 @@ class Conditionals:
 
     def refresh(self) -> None:
         q = self.posterior
-        numbers = sum(b.mask.numel() * (q.n_inducing + b.mask.shape[1]) for b in self.batches)
+        numbers = sum(q.conditional_size(b.mask, b.x.shape[-1]) for b in self.batches)
         with torch.no_grad():
             self._prior_factor = q.prior_factor()
             room = numbers * 8 <= CACHE_BYTES
@@ -79,6 +86,12 @@ class Problem:
 
     def __post_init__(self) -> None:
         self.conditional = Conditionals(self.posterior, self.batches)
+
+    def weights(self, i: int) -> WeightConditional:
+        """``conditional(i)`` where the posterior is of weights."""
+        here: Any = self.conditional(i)
+        assert isinstance(here, WeightConditional)
+        return here
 
     @property
     def n_sequences(self) -> int:
@@ -176,6 +189,8 @@ class Problem:
         optimum."""
         q, total, half = self.posterior, 0.0, max(1, n_draws // 2)
         V, dtype = q.n_labels, q.m.dtype
+        if isinstance(q, WeightPosterior) and q.n_components == 1:
+            return self._fresh_weights_bound(q, half, generator)
         with torch.no_grad():
             for i in range(len(self.batches)):
                 target = self.target(i, self.latents(i))
@@ -184,6 +199,22 @@ class Problem:
                 pairs = torch.randn(half, V, V, generator=generator, dtype=dtype).to(self.device)
                 mirrored = torch.cat([unary, -unary]), torch.cat([pairs, -pairs])
                 total += float(target.log_prob(*mirrored).mean(0) @ target.weight)
+            return total - float(q.kl_inducing(self.entropy)) - float(q.kl_pairwise())
+
+    def _fresh_weights_bound(
+        self, q: WeightPosterior, half: int, generator: torch.Generator
+    ) -> float:
+        """The same, with draws of weights in the place of joint ones of latent values."""
+        V, total = q.n_labels, 0.0
+        with torch.no_grad():
+            table = noise_table(q.n_functions, half, generator)
+            pairs = torch.randn(half, V, V, generator=generator, dtype=q.m.dtype)
+            g = q.pairwise().place(torch.cat([pairs, -pairs]))
+            for i, batch in enumerate(self.batches):
+                here = q.amplified(self.weights(i))
+                h = here.times(q.m[0]) + here.spread(q.factor[0].abs(), table, batch.index)
+                there = self.on_device(h @ q.basis.T, g, batch.y, batch.mask)
+                total += float(self.structure.log_prob(*there).mean(0).sum())
             return total - float(q.kl_inducing(self.entropy)) - float(q.kl_pairwise())
 
     def _finite(self, values: Tensor, batch: Batch) -> Tensor:

@@ -22,13 +22,15 @@ import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
-from structgp.kernels import covariance
+from structgp.gp import WeightPosterior
+from structgp.kernels import covariance, weight_parts, weight_variances
 from structgp.kernels.blocks import BlockSumKernel
 from structgp.kernels.relevance import RelevanceKernel, degrees_of_freedom
 from structgp.optimizers.base import Problem
 
-PRIOR_COUNT = 1.0
-"""Parameters' worth of prior that a scale is right as it is: what nothing determines stays put."""
+PRIOR_COUNT = 10.0
+"""Parameters' worth of prior that a scale is right as it is: what nothing determines stays put, and what
+little determines moves slowly."""
 
 AXIS_PRIOR_COUNT = 2.0
 
@@ -66,6 +68,10 @@ def learn(problem: Problem, at: Slopes) -> None:
     O(R N M^2 + M^3), and O(N M A) for A active features a token.
     """
     with torch.no_grad():
+        if isinstance(problem.posterior, WeightPosterior):
+            _learn_weights(problem.posterior)
+            problem.conditional.refresh()
+            return
         gradient = _gradient(problem, at)
         axes = _axes(problem, at)
         parts, labels = _parts(problem.posterior.kernel), problem.posterior.has_label_basis
@@ -81,6 +87,39 @@ def learn(problem: Problem, at: Slopes) -> None:
             problem.posterior.basis.mul_(axes.sqrt())
         problem.conditional.refresh()
         problem.memory.clear()
+
+
+def _learn_weights(q: WeightPosterior) -> None:
+    """The same where the posterior is of the weights: whitened, E of a weight is m^2 and gamma 1 - s^2.
+
+    Amplitudes of functions, then scales of groups, then relevances, each given the ones before: what one
+    has explained is not explained again. The mean weights stay what they are, and what the data says of
+    their precision. Cost O(R M).
+    """
+    before, grown = weight_variances(q.kernel), q.m.new_ones((q.n_functions, 1))
+    energy = q.m[0].square()  # (R, M)
+    determined = (1 - q.factor[0].square()).clamp(min=0)
+    if not q.has_label_basis:
+        grown = _ratio(energy.sum(1), determined.sum(1), AXIS_PRIOR_COUNT)[:, None]
+        q.basis.mul_(grown.sqrt().T)
+        energy = energy / grown
+    nu = degrees_of_freedom(q.n_functions)
+    for part, _, span in weight_parts(q.kernel):
+        spent, used = energy[:, span].sum(0), determined[:, span].sum(0)
+        constant = part.group.new_full((1,), len(part.sizes))
+        group = torch.cat([part.group, constant])
+        by_group = torch.zeros_like(part.log_scale)
+        growth = _ratio(
+            by_group.index_add(0, group, spent), by_group.index_add(0, group, used), PRIOR_COUNT
+        )
+        part.log_scale.add_(growth.log())
+        old, left = part.log_relevance.exp(), (spent / growth[group])[:-1]
+        new = (nu + old * left) / (nu + used[:-1])
+        new = torch.minimum(torch.maximum(new, old / LARGEST_FACTOR), old * LARGEST_FACTOR)
+        part.log_relevance.copy_(new.log())
+    grown = grown * weight_variances(q.kernel) / before
+    q.m[0] /= grown.sqrt()
+    q.factor[0] = (1 + grown * (q.factor[0].square().reciprocal() - 1).clamp(min=0)).rsqrt()
 
 
 def _parts(kernel: Kernel) -> list[tuple[Kernel, int, int | None]]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.gp import Posterior, SequenceGaussian
+from structgp.gp import Posterior, SequenceGaussian, WeightPosterior, noise_table
 from structgp.gp.linalg import cholesky, factor_of_inverse
 from structgp.optimizers import evidence
 from structgp.optimizers.base import Problem, StepInfo
@@ -48,9 +48,9 @@ AMPLITUDE_STEP = 0.1
 
 @dataclass(frozen=True)
 class SecondOrderState:
-    """noise : (S, B, T, R) a batch; pair_noise : (S, V, V); elbo : bound of the last round;
-    evaluations : likelihoods computed since then. slopes : of the last round, from which the kernel is
-    learned; None when that is over."""
+    """noise : (S, B, T, R) a batch, or in weight space one table for all of them; pair_noise : (S, V, V);
+    elbo : bound of the last round; evaluations : likelihoods computed since then. slopes : of the last
+    round, from which the kernel is learned; None when that is over."""
 
     noise: list[Tensor]
     pair_noise: Tensor
@@ -66,7 +66,8 @@ class SecondOrder:
 
     Parameters
     ----------
-    n_draws : S, draws that stand for the posterior; antithetic, so even.
+    n_draws : S, draws that stand for the posterior; antithetic, so even. None for 16, or 32 with one or two
+        functions, where a likelihood costs little.
     tolerance : stop when a round changes the bound by less, in nats per sequence.
     max_rounds : stop here at the latest.
     learn_scales : False, 'pairwise' (the pairwise scale moves), True (one amplitude too), or 'all' (the
@@ -75,24 +76,29 @@ class SecondOrder:
         than this, in nats per sequence, or for so many rounds.
     """
 
-    n_draws: int = 16
+    n_draws: int | None = None
     tolerance: float = 0.02
     max_rounds: int = 20
     learn_scales: LearnScales = "all"
-    learning_tolerance: float = 0.1
+    learning_tolerance: float = 0.2
     learning_rounds: int = 5
     name = "second-order"
 
     def start(self, problem: Problem, generator: torch.Generator) -> SecondOrderState:
         _check(problem.posterior, problem.structure)
-        q, half = problem.posterior, max(1, self.n_draws // 2)
+        q = problem.posterior
+        n_draws = (32 if q.n_functions <= 2 else 16) if self.n_draws is None else self.n_draws
+        half = max(1, n_draws // 2)
 
         def mirrored(*shape: int) -> Tensor:
             noise = torch.randn(half, *shape, generator=generator, dtype=q.m.dtype)
             return torch.cat([noise, -noise])
 
         V, R = q.basis.shape
-        noise = [mirrored(*batch.mask.shape, R) for batch in problem.batches]
+        if isinstance(q, WeightPosterior):
+            noise = [noise_table(R, half, generator)]
+        else:
+            noise = [mirrored(*batch.mask.shape, R) for batch in problem.batches]
         with torch.no_grad():
             zeros = q.m.new_zeros
             none = [zeros(1, *batch.mask.shape, R) for batch in problem.batches]
@@ -155,12 +161,21 @@ def _offsets(problem: Problem, state: SecondOrderState) -> tuple[list[Tensor], T
     The functions are left without the amplitude, which moves while the offsets stay.
     """
     q = problem.posterior
+    pair_offset = q.pairwise().factor * state.pair_noise
+    if isinstance(q, WeightPosterior):
+        # Sequences are independent given g: with weights of its own in each, what one draw happens to
+        # say of a feature is not said by all of them.
+        (table,) = state.noise
+        return [
+            problem.weights(i).spread(q.factor[0].abs(), table, batch.index)
+            for i, batch in enumerate(problem.batches)
+        ], pair_offset
     offsets = []
     for i, noise in enumerate(state.noise):
         gaussian = SequenceGaussian(problem.conditional(i), q.m, q.factor)
         factor = cholesky(gaussian.covariance[0])  # (B, R, T, T), JOINT over positions
         offsets.append(torch.einsum("bvtu,sbuv->sbtv", factor, noise))
-    return offsets, q.pairwise().factor * state.pair_noise
+    return offsets, pair_offset
 
 
 def _fit_means(
@@ -235,8 +250,8 @@ def _value_and_gradients(
         value = value - 0.5 * (q.pair_mean / q.pairwise_sd).square().sum()
         grad_pair -= q.pair_mean / q.pairwise_sd.square()
     for i, (batch, offset) in enumerate(zip(problem.batches, offsets, strict=True)):
-        projection = problem.conditional(i).projection
-        f = (scale * (projection @ q.m[0].T + offset) @ q.basis.T).requires_grad_()
+        conditional = problem.conditional(i)
+        f = (scale * (conditional.times(q.m[0]) + offset) @ q.basis.T).requires_grad_()
         g = (q.pairwise().mean + pair_offset).requires_grad_()
         with torch.enable_grad():
             there = problem.on_device(f, g, batch.y, batch.mask)
@@ -249,7 +264,7 @@ def _value_and_gradients(
         value = value + total.detach()
         grad_h = grad_f.sum(0) @ q.basis  # (B, T, R)
         slopes.append(grad_h)
-        grad_m += scale * grad_h.flatten(0, 1).T @ projection.flatten(0, 1)
+        grad_m += scale * conditional.transposed_times(grad_h)
         grad_pair += grad_g.sum(0)
         grad_log = grad_log + 0.5 * (grad_f * f.detach()).sum()
     return value, [grad_m, grad_pair, grad_log], slopes
@@ -257,8 +272,10 @@ def _value_and_gradients(
 
 def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tensor) -> list[Tensor]:
     """Sets factor and pair_log_sd to what the curvature at the draws asks for, in place. Returns that
-    of the functions, (B, R, T, T) a batch."""
+    of the functions, (B, R, T, T) a batch; in weight space (B, T, R)."""
     q = problem.posterior
+    if isinstance(q, WeightPosterior):
+        return _fit_weight_variances(problem, q, offsets, pair_offset)
     _, R, M = q.m.shape
     scale = (0.5 * q.log_amplitude).exp()
     eye = torch.ones(M, dtype=q.m.dtype) if q.is_diagonal else torch.eye(M, dtype=q.m.dtype)
@@ -284,6 +301,30 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
                 precision[j].addmm_(flat, bent[j])
         pair_precision += curvature.pairwise.to(f)
     q.factor[0] = precision.rsqrt() if q.is_diagonal else factor_of_inverse(precision)
+    if q.has_pairs:
+        q.pair_log_sd.copy_(-0.5 * pair_precision.log())
+    return bends
+
+
+def _fit_weight_variances(
+    problem: Problem, q: WeightPosterior, offsets: list[Tensor], pair_offset: Tensor
+) -> list[Tensor]:
+    """The same in weight space, from the curvature position by position: where a feature comes twice in a
+    sequence, what its positions have in common is left out. Cost O(S N V^2 + N A R)."""
+    scale = (0.5 * q.log_amplitude).exp()
+    extra = () if q.has_label_basis else problem.on_device(q.basis)
+    precision = torch.ones_like(q.m[0])
+    pair_precision = q.pairwise_sd.clamp(min=1e-300) ** -2 * torch.ones_like(q.pair_mean)
+    g, bends = q.pairwise().mean + pair_offset, []
+    for i, (batch, offset) in enumerate(zip(problem.batches, offsets, strict=True)):
+        conditional = problem.weights(i)
+        f = scale * (conditional.times(q.m[0]) + offset) @ q.basis.T
+        there = problem.on_device(f, g, batch.y, batch.mask)
+        curvature = problem.structure.local_curvature(*there, *extra)
+        bends.append(scale.square() * curvature.unary.to(f))
+        precision += conditional.squares_times(bends[-1])
+        pair_precision += curvature.pairwise.to(f)
+    q.factor[0] = precision.rsqrt()
     if q.has_pairs:
         q.pair_log_sd.copy_(-0.5 * pair_precision.log())
     return bends

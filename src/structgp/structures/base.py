@@ -23,6 +23,14 @@ class Curvature:
     pairwise: Tensor
 
 
+@dataclass(frozen=True)
+class LocalCurvature:
+    """The same position by position. unary : (B, T, R), not negative. pairwise : (V, V)."""
+
+    unary: Tensor
+    pairwise: Tensor
+
+
 class Structure(ABC):
     """A likelihood p(y | f, g) of one labelled structure given its latent values.
 
@@ -63,6 +71,14 @@ class Structure(ABC):
         itself. Only a structure that ``ignores_shift`` is asked for directions.
         """
         raise NotImplementedError(f"{type(self).__name__} offers no curvature")
+
+    def local_curvature(
+        self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
+    ) -> LocalCurvature:
+        """``curvature`` without what positions have in common, which a structure may know at less cost;
+        its pairwise part may then leave it out as well."""
+        whole = self.curvature(f, g, y, mask, basis)
+        return LocalCurvature(whole.unary.diagonal(dim1=-1, dim2=-2).mT, whole.pairwise)
 
     @property
     def has_gradient(self) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from structgp.structures.base import Curvature, Structure
+from structgp.structures.base import Curvature, LocalCurvature, Structure
 from structgp.structures.moments import chain_curvature
 
 # Largest log-ratio between numbers of one message that probability space is trusted with: about two
@@ -52,6 +52,19 @@ class Chain(Structure):
         with torch.no_grad():
             _, messages = _forward(f, g, mask)
             return chain_curvature(*messages.walk(), mask, basis)
+
+    def local_curvature(
+        self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
+    ) -> LocalCurvature:
+        """Variances of each label, and of each pair of neighbours; cost O(S B T V^2)."""
+        with torch.no_grad():
+            _, messages = _forward(f, g, mask)
+            node, step = messages.walk()
+            first = node if basis is None else node @ basis
+            second = node if basis is None else node @ basis.square()
+            pair = node[:, :, :-1, :, None] * step
+            unary = (second - first.square()).clamp(min=0).mean(0)
+            return LocalCurvature(unary, (pair - pair.square()).sum((1, 2)).mean(0))
 
     @property
     def ignores_shift(self) -> bool:
