@@ -904,7 +904,7 @@ def test_parameters_of_prediction_may_change_after_the_fit(train):
     many = model.predict_marginals(train[0])
     few = model.set_params(n_draws=2).predict_marginals(train[0])
     assert few != many
-    assert model.set_params(n_draws=64).predict_marginals(train[0]) == many
+    assert model.set_params(n_draws=128).predict_marginals(train[0]) == many
     with pytest.raises(
         InputError, match=r"^decode: 'foo' is not known; use one of marginal, viterbi$"
     ):
@@ -1282,7 +1282,7 @@ def test_inducing_inputs_by_default(train, monkeypatch):
         estimator.fit(*train, callback=lambda info: True)
         return estimator.training_log_["n_inducing"]
 
-    assert count() == 7
+    assert count(space="functions") == 7
     assert count(inference="paper-stochastic") == 5
     assert count(inference="paper-stochastic", n_inducing=9) == 9
 

@@ -175,7 +175,7 @@ def test_the_classifier_starts_from_its_pilot(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(estimator, "Posterior", start)
     monkeypatch.setattr(estimator, "ENOUGH", 0.2)
     X, y = data.X[:-1], data.y[:-1]
-    fitted = StructuredGPClassifier(n_draws=8).fit(X, y)
+    fitted = StructuredGPClassifier(n_draws=8, space="functions").fit(X, y)
     ((found, kernel),) = seen
     assert found is not None
     ((basis, pairwise_sd),) = started

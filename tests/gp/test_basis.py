@@ -25,7 +25,7 @@ from structgp.gp import Posterior, contrasts
 from structgp.gradients import ESTIMATORS
 from structgp.optimizers import Natural, Problem, SecondOrder
 from structgp.optimizers.stochastic import curvature_bound
-from structgp.predict import Draws
+from structgp.predict import FunctionDraws as Draws
 from structgp.structures import Chain
 
 generated = settings(max_examples=40, deadline=None, derandomize=True)

@@ -143,7 +143,7 @@ def assert_same(
 
 
 def marginals(posterior: Posterior, data: Data, batch_tokens: int = 1000) -> list[np.ndarray]:
-    draws = predict.Draws.sample(posterior, 64, 0)
+    draws = predict.sample(posterior, 64, 0)
     answer: list[np.ndarray] = [np.empty(0)] * len(data.rows)
     for batch in batches_of(data, batch_tokens):
         p = predict.marginals(posterior, Chain(), draws, batch).numpy()
@@ -162,7 +162,7 @@ def test_without_pairwise_scores_marginals_are_softmax() -> None:
     fit(posterior, batches_of(data), Dice.roll(data, 32), learn_scales=False)
     with torch.no_grad():
         posterior.m *= 4  # six sequences teach little
-    draws = predict.Draws.sample(posterior, 20_000, 0)
+    draws = predict.sample(posterior, 20_000, 0)
     nodes, weights = np.polynomial.hermite_e.hermegauss(16)
     grid = np.stack(np.meshgrid(nodes, nodes, nodes, indexing="ij"), -1).reshape(-1, V)
     weight = np.einsum("i,j,k->ijk", weights, weights, weights).ravel() / weights.sum() ** 3

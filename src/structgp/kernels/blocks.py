@@ -16,7 +16,6 @@ from structgp.kernels.relevance import RelevanceKernel
 from structgp.kernels.sparse import SparseLinearKernel, SparseRBFKernel, inner_product, unpack
 from structgp.kernels.template import TemplateKernel
 
-
 SELDOM = 2
 """Times that a value is seen at most to be rare."""
 
@@ -195,7 +194,7 @@ def _relevance(block: Block, rows: Tensor, amplitude: float | str) -> Kernel:
         counts = torch.bincount(place[place >= 0], minlength=len(made.seldom))
         made.seldom.copy_(counts <= SELDOM)
     if not isinstance(amplitude, str):
-        share = amplitude / (1 + _unit_weights(block, rows))
+        share = amplitude / (1 + float(made.known(rows)[1].square().sum(-1).mean()))
         made.initialize(log_scale=torch.full_like(made.log_scale, share).log())
     return made
 

@@ -6,8 +6,8 @@ s_g : the scale of a group of features (a template), r_d : the relevance of one 
 label frequencies. As a prior on weights, feature d has variance s r_d; under r_d ~ inverse-gamma(nu / 2,
 nu / 2) a feature's weights are multivariate Student-t: most features say little, some say much.
 
-That a value is seldom seen is a feature too: of names, of new words, of typing errors. It is all that is known
-of a value that was never seen.
+That a value is seldom seen is a feature too: of names, of new words, of typing errors. It is all that is
+known of a value that was never seen.
 """
 
 from __future__ import annotations

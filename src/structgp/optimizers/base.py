@@ -93,6 +93,11 @@ class Problem:
         assert isinstance(here, WeightConditional)
         return here
 
+    def numbers(self, i: int) -> Tensor:
+        """(B,) the sequences of batch i, numbered through all batches."""
+        before = sum(len(batch) for batch in self.batches[:i])
+        return before + torch.arange(len(self.batches[i]))
+
     @property
     def n_sequences(self) -> int:
         return sum(len(batch) for batch in self.batches)
@@ -212,7 +217,7 @@ class Problem:
             g = q.pairwise().place(torch.cat([pairs, -pairs]))
             for i, batch in enumerate(self.batches):
                 here = q.amplified(self.weights(i))
-                h = here.times(q.m[0]) + here.spread(q.factor[0].abs(), table, batch.index)
+                h = here.times(q.m[0]) + here.spread(q.factor[0].abs(), table, self.numbers(i))
                 there = self.on_device(h @ q.basis.T, g, batch.y, batch.mask)
                 total += float(self.structure.log_prob(*there).mean(0).sum())
             return total - float(q.kl_inducing(self.entropy)) - float(q.kl_pairwise())

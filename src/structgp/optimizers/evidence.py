@@ -28,9 +28,11 @@ from structgp.kernels.blocks import BlockSumKernel
 from structgp.kernels.relevance import RelevanceKernel, degrees_of_freedom
 from structgp.optimizers.base import Problem
 
-PRIOR_COUNT = 10.0
-"""Parameters' worth of prior that a scale is right as it is: what nothing determines stays put, and what
-little determines moves slowly."""
+PRIOR_COUNT = 1.0
+"""Parameters' worth of prior that a scale is right as it is: what nothing determines stays put."""
+
+WEIGHTS_PRIOR_COUNT = 10.0
+"""The same in weight space, where a posterior without correlations is too sure of what it has found."""
 
 AXIS_PRIOR_COUNT = 2.0
 
@@ -110,7 +112,9 @@ def _learn_weights(q: WeightPosterior) -> None:
         group = torch.cat([part.group, constant])
         by_group = torch.zeros_like(part.log_scale)
         growth = _ratio(
-            by_group.index_add(0, group, spent), by_group.index_add(0, group, used), PRIOR_COUNT
+            by_group.index_add(0, group, spent),
+            by_group.index_add(0, group, used),
+            WEIGHTS_PRIOR_COUNT,
         )
         part.log_scale.add_(growth.log())
         old, left = part.log_relevance.exp(), (spent / growth[group])[:-1]

@@ -167,8 +167,8 @@ def _offsets(problem: Problem, state: SecondOrderState) -> tuple[list[Tensor], T
         # say of a feature is not said by all of them.
         (table,) = state.noise
         return [
-            problem.weights(i).spread(q.factor[0].abs(), table, batch.index)
-            for i, batch in enumerate(problem.batches)
+            problem.weights(i).spread(q.factor[0].abs(), table, problem.numbers(i))
+            for i in range(len(problem.batches))
         ], pair_offset
     offsets = []
     for i, noise in enumerate(state.noise):
