@@ -32,7 +32,7 @@ from structgp.optimizers import LearnScales, Optimizer, SecondOrder, StepInfo
 from structgp.parameters import check_parameters
 from structgp.pilot import Pilot, run_pilot
 from structgp.prior import choose_kernel, flat_tokens, pick_inducing
-from structgp.structures import BlackBox, Structure, as_structure
+from structgp.structures import BlackBox, Differences, Structure, as_structure
 from structgp.training import Callback, History, make_batches, train
 
 logger = logging.getLogger("structgp")
@@ -42,6 +42,9 @@ Likelihood: TypeAlias = str | Structure | Callable[..., Any]
 N_INDUCING = 1000
 ENOUGH = 0.02
 """Share of the prior variance that inducing inputs may leave open, under a kernel that is known."""
+
+CHEAP_DIFFERENCES = 400
+"""Values a gradient may take, for each draw and sequence, for differences to be the way."""
 
 _BATCH_TOKENS = {"functions": 1_000, "weights": 4_000}
 
@@ -79,9 +82,9 @@ class StructuredGPClassifier(BaseEstimator):
     n_gradient_draws : draws S a gradient is estimated from; None for what suits it.
     space : what the posterior is of. 'functions': values of the functions at inducing inputs, for any
         kernel. 'weights': one weight for each feature, where the kernel is 'relevance': no inducing
-        inputs, time linear in the data, no correlations between weights. 'auto' is 'weights' where the
-        second-order fit learns such a kernel, unless inducing inputs, a full covariance or a mixture
-        are asked for.
+        inputs, time linear in the data, no correlations between weights. 'auto' is 'weights' where
+        the second-order fit learns such a kernel, unless inducing inputs, a full covariance or a
+        mixture are asked for.
     n_inducing : most inducing inputs M, picked from the training tokens (from 8,000 of them at random
         where there are more). If fewer reproduce them all, the model is the full GP. None for 1000, or
         as many as leave 2 % of the prior variance open if those are fewer, or what a preset has.
@@ -235,6 +238,7 @@ class StructuredGPClassifier(BaseEstimator):
             structure.probe(len(labels.classes))
         rows = encoder.transform(X)
         encoded = labels.transform(labels_of)
+        structure = self._with_differences(structure, encoder.blocks, rows, len(labels.classes))
         generator = torch.Generator().manual_seed(int(self.random_state))
         tokens = flat_tokens(encoder, rows)
         on_bound = self._learns_on_bound(structure)
@@ -323,6 +327,8 @@ class StructuredGPClassifier(BaseEstimator):
         self.training_log_ = _log(
             history, posterior, kl, residual, relaxation, pilot, encoder.blocks
         )
+        if isinstance(structure, Differences):
+            self.training_log_["gradient"] = "differences"
         info = {k: v for k, v in self.training_log_.items() if k != "steps"}
         info |= {"n_sequences": len(rows), "n_tokens": sum(map(len, rows)), "version": __version__}
         self.model_ = Model(
@@ -352,44 +358,73 @@ class StructuredGPClassifier(BaseEstimator):
     def _learns_on_bound(self, structure: Structure) -> bool:
         """Whether the fit itself learns what each feature is worth."""
         full = self.pairwise_covariance == "full"
-        second_order = takes_second_order(self.inference, structure, self.gradient, full)
+        second_order = isinstance(structure, Differences) or takes_second_order(
+            self.inference, structure, self.gradient, full
+        )
         if isinstance(self.inference, SecondOrder):
             learns = self.inference.learn_scales
         else:
             learns = self._setting("learn_scales", "all")
         return second_order and learns == "all" and self._setting("learn_kernel", True)
 
-    def _space(self, kernel: Kernel, on_bound: bool) -> str:
-        """'weights' or 'functions'; InputError if what is asked for does not go together."""
-        if self.space == "functions":
-            return "functions"
-        wanted = {
+    def _with_differences(
+        self,
+        structure: Structure,
+        blocks: Sequence[Block],
+        rows: Sequence[np.ndarray],
+        n_labels: int,
+    ) -> Structure:
+        """A likelihood that has only values, with differences for slopes where those are cheap and
+        nothing asks for another way."""
+        tokens, sequences = sum(map(len, rows)), max(1, sum(len(r) > 0 for r in rows))
+        left_open = (self.inference, self.gradient, self.learn_scales, self.learn_kernel) == (
+            "auto",
+        ) * 4
+        if (
+            not isinstance(structure, BlackBox)
+            or structure.has_gradient
+            or not left_open
+            or self.kernel not in ("auto", "relevance")
+            or self._needs_functions() is not None
+            or self.pairwise_covariance == "full"
+            or any(block.kind == "dense" for block in blocks)
+            or Differences.evaluations(tokens / sequences, n_labels) > CHEAP_DIFFERENCES
+        ):
+            return structure
+        return Differences(structure)
+
+    def _needs_functions(self) -> str | None:
+        """The parameter that asks for inducing inputs, if one does."""
+        asked = {
+            "space": self.space == "functions",
             "n_inducing": self.n_inducing is not None,
             "covariance": self.covariance == "full",
             "n_components": self.n_components > 1,
         }
-        if self.space == "auto":
-            return (
-                "weights"
-                if on_bound and has_weights(kernel) and not any(wanted.values())
-                else "functions"
+        return next((name for name, wanted in asked.items() if wanted), None)
+
+    def _space(self, kernel: Kernel, on_bound: bool) -> str:
+        """'weights' or 'functions'; InputError if what is asked for does not go together."""
+        other = self._needs_functions()
+        possible = on_bound and has_weights(kernel)
+        if self.space != "weights":
+            return "weights" if possible and other is None else "functions"
+        if other is not None:
+            raise InputError(
+                other, f"{getattr(self, other)!r} is not for space='weights'", "leave it out"
             )
-        for name, asked in wanted.items():
-            if asked:
-                raise InputError(
-                    name, f"{getattr(self, name)!r} is not for space='weights'", "leave it out"
-                )
         if not has_weights(kernel):
             raise InputError(
                 "space",
                 "'weights' needs a kernel that is linear in features that can be told apart",
                 "use kernel='relevance' on categorical or sparse features, or space='functions'",
             )
-        if not on_bound:
+        if not possible:
             raise InputError(
                 "space",
-                "'weights' is fitted by second-order inference that learns the kernel",
-                "use inference='auto' with a likelihood that gives its curvature, or space='functions'",
+                "'weights' is for the second-order fit that learns the kernel",
+                "use inference='auto' with a likelihood that gives its curvature, or "
+                "space='functions'",
             )
         return "weights"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from structgp.errors import InputError
-from structgp.gp import Posterior
+from structgp.gp import Posterior, WeightPosterior
 from structgp.gradients import ESTIMATORS, Estimator, Pathwise, choose_estimator
 from structgp.optimizers import (
     Adam,
@@ -19,7 +19,7 @@ from structgp.optimizers import (
     SecondOrder,
     Stochastic,
 )
-from structgp.structures import Structure
+from structgp.structures import Differences, Structure
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ def choose(
             "use gradient='auto', or inference='natural'",
         )
     closed = takes_second_order("auto", structure, gradient, posterior.pairs_are_full)
+    closed = closed or (isinstance(posterior, WeightPosterior) and structure.has_local_curvature)
     if learn_scales == "auto":
         found = takes_second_order(inference, structure, gradient, posterior.pairs_are_full)
         learn_scales = "all" if found else "pairwise"
@@ -115,6 +116,8 @@ def choose(
         if closed:
             optimizer = second
             reason = "the structure gives its curvature"
+            if isinstance(structure, Differences):
+                reason = "values alone, and few enough of them tell slope and curvature"
         else:
             optimizer, reason = Natural(learn_scales=learn_scales), how
         if posterior.n_components > 1:

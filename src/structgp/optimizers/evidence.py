@@ -63,17 +63,21 @@ class KernelGradient:
     dual: Tensor
 
 
-def learn(problem: Problem, at: Slopes) -> None:
+def learn(problem: Problem, at: Slopes | None = None) -> Tensor:
     """One step for all scales: of the kernel's parts, their features and the functions' amplitudes.
+    Returns by how much the variance of each function has grown, (R,).
 
-    ``at`` : at the posterior as it is, which is to be about the best under the kernel as it is. Cost
-    O(R N M^2 + M^3), and O(N M A) for A active features a token.
+    ``at`` : at the posterior as it is, which is to be about the best under the kernel as it is; in weight
+    space it is not needed. Cost O(R N M^2 + M^3), and O(N M A) for A active features a token; in weight
+    space O(R M).
     """
     with torch.no_grad():
         if isinstance(problem.posterior, WeightPosterior):
-            _learn_weights(problem.posterior)
+            grown = _learn_weights(problem.posterior)
             problem.conditional.refresh()
-            return
+            problem.memory.clear()
+            return grown
+        assert at is not None, "inducing inputs are learned from slopes"
         gradient = _gradient(problem, at)
         axes = _axes(problem, at)
         parts, labels = _parts(problem.posterior.kernel), problem.posterior.has_label_basis
@@ -85,26 +89,28 @@ def learn(problem: Problem, at: Slopes) -> None:
             elif isinstance(part, ScaleKernel) and (len(parts) > 1 or labels):
                 # Alone it would do what the functions' amplitudes do, where those move.
                 _learn_scale(part, rows, inducing, gradient)
-        if not labels:
-            problem.posterior.basis.mul_(axes.sqrt())
+        if labels:
+            axes = torch.ones_like(axes)
+        problem.posterior.basis.mul_(axes.sqrt())
         problem.conditional.refresh()
         problem.memory.clear()
+        return axes
 
 
-def _learn_weights(q: WeightPosterior) -> None:
+def _learn_weights(q: WeightPosterior) -> Tensor:
     """The same where the posterior is of the weights: whitened, E of a weight is m^2 and gamma 1 - s^2.
 
     Amplitudes of functions, then scales of groups, then relevances, each given the ones before: what one
     has explained is not explained again. The mean weights stay what they are, and what the data says of
     their precision. Cost O(R M).
     """
-    before, grown = weight_variances(q.kernel), q.m.new_ones((q.n_functions, 1))
+    before, axes = weight_variances(q.kernel), q.m.new_ones((q.n_functions, 1))
     energy = q.m[0].square()  # (R, M)
     determined = (1 - q.factor[0].square()).clamp(min=0)
     if not q.has_label_basis:
-        grown = _ratio(energy.sum(1), determined.sum(1), AXIS_PRIOR_COUNT)[:, None]
-        q.basis.mul_(grown.sqrt().T)
-        energy = energy / grown
+        axes = _ratio(energy.sum(1), determined.sum(1), AXIS_PRIOR_COUNT)[:, None]
+        q.basis.mul_(axes.sqrt().T)
+        energy = energy / axes
     nu = degrees_of_freedom(q.n_functions)
     for part, _, span in weight_parts(q.kernel):
         spent, used = energy[:, span].sum(0), determined[:, span].sum(0)
@@ -121,9 +127,10 @@ def _learn_weights(q: WeightPosterior) -> None:
         new = (nu + old * left) / (nu + used[:-1])
         new = torch.minimum(torch.maximum(new, old / LARGEST_FACTOR), old * LARGEST_FACTOR)
         part.log_relevance.copy_(new.log())
-    grown = grown * weight_variances(q.kernel) / before
+    grown = axes * weight_variances(q.kernel) / before
     q.m[0] /= grown.sqrt()
     q.factor[0] = (1 + grown * (q.factor[0].square().reciprocal() - 1).clamp(min=0)).rsqrt()
+    return axes[:, 0]
 
 
 def _parts(kernel: Kernel) -> list[tuple[Kernel, int, int | None]]:

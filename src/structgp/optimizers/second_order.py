@@ -141,7 +141,8 @@ class SecondOrder:
 def _check(q: Posterior, structure: Structure) -> None:
     """The closed forms are those of one Gaussian, with independent pairwise scores, and of a
     structure that knows its curvature."""
-    if not structure.has_curvature:
+    in_weights = isinstance(q, WeightPosterior)
+    if not (structure.has_local_curvature if in_weights else structure.has_curvature):
         raise InputError(
             "inference",
             f"'second-order' needs the curvature, and {type(structure).__name__} offers none",

@@ -5,6 +5,16 @@ from structgp.structures.blackbox import BlackBox
 from structgp.structures.chain import Chain
 from structgp.structures.choose import as_structure
 from structgp.structures.composite import PARTS
+from structgp.structures.differences import Differences
 from structgp.structures.piecewise import Piecewise
 
-__all__ = ["PARTS", "BlackBox", "Chain", "Curvature", "Piecewise", "Structure", "as_structure"]
+__all__ = [
+    "PARTS",
+    "BlackBox",
+    "Chain",
+    "Curvature",
+    "Differences",
+    "Piecewise",
+    "Structure",
+    "as_structure",
+]

@@ -104,3 +104,8 @@ class Structure(ABC):
     def has_curvature(self) -> bool:
         """Whether ``curvature`` is there, which is what second-order inference asks."""
         return type(self).curvature is not Structure.curvature
+
+    @property
+    def has_local_curvature(self) -> bool:
+        """Whether ``local_curvature`` is there, which is all that it asks in weight space."""
+        return self.has_curvature or type(self).local_curvature is not Structure.local_curvature

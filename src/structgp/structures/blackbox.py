@@ -93,6 +93,11 @@ class BlackBox(Structure):
         return self._found.gradient_problem if self._found else None
 
     @property
+    def ignores_shift(self) -> bool:
+        """Whether it was so wherever it was tried, by ``probe``; False where it has not been."""
+        return self._found is not None and self._found.ignores_shift
+
+    @property
     def has_gradient(self) -> bool:
         return self.kind == "torch with gradient"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,6 +18,10 @@ Kind = Literal["torch with gradient", "numpy", "torch, values only"]
 N_POSITIONS = 3
 N_TRIES = 32
 
+N_SHIFTS = 6
+SHIFT = 3.0
+SAME = 1e-5
+
 # Differences this wide leave three digits to a function that computes in single precision.
 STEP = 1e-3
 CLOSE = 2e-3
@@ -26,10 +30,12 @@ CLOSE = 2e-3
 @dataclass(frozen=True)
 class Found:
     """kind : what the function works with. gradient_problem : why the gradient that it carries is
-    not used, None if it carries none or it is right."""
+    not used, None if it carries none or it is right. ignores_shift : whether no trial changed when
+    a number was added to all labels of a position."""
 
     kind: Kind
     gradient_problem: str | None = None
+    ignores_shift: bool = False
 
 
 def find_kind(caller: Caller, n_labels: int) -> Found:
@@ -41,7 +47,9 @@ def find_kind(caller: Caller, n_labels: int) -> Found:
     with warnings.catch_warnings():
         # NumPy code warns of tensors that it was never meant for.
         warnings.simplefilter("ignore")
-        return _find_kind(caller, n_labels)
+        found = _find_kind(caller, n_labels)
+        shift = Example(caller, n_labels).ignores_shift(found.kind)
+        return replace(found, ignores_shift=shift)
 
 
 def _find_kind(caller: Caller, n_labels: int) -> Found:
@@ -119,6 +127,27 @@ class Example:
         y = next(self._labellings())
         mask = None if self.mask is None else self.mask.numpy()
         self.caller.numpy(self.f.numpy(), self.g.numpy(), y.numpy(), mask)
+
+    def ignores_shift(self, kind: Kind) -> bool:
+        """Whether values stay what they are, for every labelling tried that has finite ones."""
+        shape = (*self.f.shape[:-1], 1)
+        moved, tried = self._padded(self.f + SHIFT * self._normal(*shape)), 0
+        for y, _ in zip(self._labellings(), range(N_SHIFTS), strict=False):
+            before, after = (self._plain(kind, f, y) for f in (self.f, moved))
+            finite = before.isfinite()
+            tried += int(finite.sum())
+            same = torch.isclose(before, after, rtol=SAME, atol=SAME, equal_nan=True)
+            if not bool(same.all()):
+                return False
+        return tried > 0
+
+    def _plain(self, kind: Kind, f: Tensor, y: Tensor) -> Tensor:
+        """Values as numbers, whatever the function works with."""
+        if kind == "numpy":
+            mask = None if self.mask is None else self.mask.numpy()
+            values = self.caller.numpy(f.numpy(), self.g.numpy(), y.numpy(), mask)
+            return torch.as_tensor(values, dtype=torch.float64)
+        return self._values(f, self.g, y, grad=False).detach().double()
 
     def _values(self, f: Tensor, g: Tensor, y: Tensor, *, grad: bool) -> Tensor:
         if not grad:
