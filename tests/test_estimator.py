@@ -1021,8 +1021,12 @@ def test_one_likelihood_in_every_form_is_one_fit(custom, test):
     for name, close in {"batched": 1e-9, "numpy": 0.05}.items():
         other = array(custom(name).predict_marginals(test[0]))
         assert np.abs(one - other).max() < close, name
-    own = custom("structure").set_params(predict_with="chain")
-    assert own.training_log_["elbo"] == pytest.approx(custom("torch").training_log_["elbo"])
+    # A structure says itself that it ignores shifts; of a function it was found out.
+    own = custom("structure").training_log_
+    assert len(own["function_scales"]) == 3
+    found = custom("torch").training_log_
+    assert len(found["function_scales"]) == 2
+    assert own["elbo"] - 0.5 < found["elbo"] < own["elbo"] + 5
 
 
 def test_a_likelihood_by_name_or_as_an_object(custom, fitted, few, test):

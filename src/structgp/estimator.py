@@ -28,7 +28,7 @@ from structgp.inference import PRESETS, choose, takes_second_order
 from structgp.kernels import has_weights
 from structgp.kernels.blocks import KernelChoice, kernel_scales
 from structgp.model import STRUCTURES, Model
-from structgp.optimizers import LearnScales, Optimizer, SecondOrder, StepInfo
+from structgp.optimizers import LearnScales, Minibatch, Optimizer, SecondOrder, StepInfo
 from structgp.parameters import check_parameters
 from structgp.pilot import Pilot, run_pilot
 from structgp.prior import choose_kernel, flat_tokens, pick_inducing
@@ -72,9 +72,10 @@ class StructuredGPClassifier(BaseEstimator):
     predict_with : what reads drawn latent values as label probabilities: 'auto' (the likelihood itself
         if it offers marginals, else the chain), 'chain', or a structure.
     inference : 'auto' (second-order where the likelihood gives its curvature, else natural),
-        'second-order', 'natural', 'adam', 'sgd', 'saga', 'lbfgs'; 'paper-batch' and 'paper-stochastic',
-        with the number of draws, of inducing inputs, the gradient and the schedule that the paper
-        states; or an optimiser from :mod:`structgp.optimizers`.
+        'second-order', 'minibatch' (the same batch by batch, in weight space), 'natural', 'adam', 'sgd',
+        'saga', 'lbfgs'; 'paper-batch' and 'paper-stochastic', with the number of draws, of inducing
+        inputs, the gradient and the schedule that the paper states; or an optimiser from
+        :mod:`structgp.optimizers`.
     gradient : of the expected log-likelihood: 'auto' ('pathwise' where the likelihood can be
         differentiated, else 'surrogate'), 'pathwise', 'pathwise-surrogate' (where each likelihood is
         dear), or from values alone 'score', 'control-variate' (the paper's), 'leave-one-out',
@@ -300,6 +301,8 @@ class StructuredGPClassifier(BaseEstimator):
         )
         one_by_one = getattr(choice.optimizer, "one_sequence_a_batch", False)
         most_tokens = 1 if one_by_one else _BATCH_TOKENS[space]
+        if isinstance(choice.optimizer, Minibatch):
+            most_tokens = choice.optimizer.batch_tokens
         batches = make_batches(rows, encoded, encoder.pad_row, most_tokens)
         with self._reporting(callback) as report:
             history = train(
@@ -361,7 +364,7 @@ class StructuredGPClassifier(BaseEstimator):
         second_order = isinstance(structure, Differences) or takes_second_order(
             self.inference, structure, self.gradient, full
         )
-        if isinstance(self.inference, SecondOrder):
+        if isinstance(self.inference, SecondOrder | Minibatch):
             learns = self.inference.learn_scales
         else:
             learns = self._setting("learn_scales", "all")

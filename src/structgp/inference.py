@@ -13,6 +13,7 @@ from structgp.optimizers import (
     Adam,
     Blocks,
     LearnScales,
+    Minibatch,
     Mixture,
     Natural,
     Optimizer,
@@ -44,6 +45,7 @@ PRESETS = {
 INFERENCE = (
     "auto",
     "second-order",
+    "minibatch",
     "natural",
     "adam",
     "sgd",
@@ -136,10 +138,12 @@ def choose(
 def takes_second_order(
     inference: str | Optimizer, structure: Structure, gradient: str, pairs_are_full: bool
 ) -> bool:
-    """Whether the fit is the second-order one, which learns the kernel on the bound as it goes."""
+    """Whether the fit has the curvature in closed form, and learns the kernel on the bound as it goes."""
     if inference == "auto":
         return structure.has_curvature and not pairs_are_full and gradient == "auto"
-    return inference == "second-order" or isinstance(inference, SecondOrder)
+    if isinstance(inference, str):
+        return inference in ("second-order", "minibatch")
+    return isinstance(inference, SecondOrder | Minibatch)
 
 
 def _gradient_name(inference: str | Optimizer, gradient: str) -> str:
@@ -156,6 +160,7 @@ def _named(inference: str, learn_scales: LearnScales) -> Optimizer:
         "pairwise_steps": None,
     }
     make: dict[str, Callable[[], Optimizer]] = {
+        "minibatch": lambda: Minibatch(learn_scales=learn_scales),
         "natural": lambda: Natural(learn_scales=learn_scales),
         "adam": lambda: Adam(learn_scales=learn_scales),
         "sgd": lambda: Stochastic(False, **own_pace, learn_scales=learn_scales, name="sgd"),

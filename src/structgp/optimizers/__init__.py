@@ -3,6 +3,7 @@
 from structgp.optimizers.adam import Adam
 from structgp.optimizers.base import Optimizer, Problem, StepInfo
 from structgp.optimizers.blocks import Blocks
+from structgp.optimizers.minibatch import Minibatch
 from structgp.optimizers.mixture import Mixture
 from structgp.optimizers.natural import Natural
 from structgp.optimizers.scales import LearnScales
@@ -13,6 +14,7 @@ __all__ = [
     "Adam",
     "Blocks",
     "LearnScales",
+    "Minibatch",
     "Mixture",
     "Natural",
     "Optimizer",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -123,11 +124,8 @@ class Problem:
                 raise torch.linalg.LinAlgError(
                     "latent values are out of all bounds: the steps of the optimiser are too long"
                 )
-            try:
-                values = self.structure.log_prob(f, g, y, mask)
-            except LikelihoodError as error:
-                raise self._located(error, batch) from error
-            return self._finite(values, batch)
+            with self.locating(i):
+                return self._finite(self.structure.log_prob(f, g, y, mask), batch)
 
         functions = PARTS.get(self.estimator.parts or "")
 
@@ -222,26 +220,36 @@ class Problem:
                 total += float(self.structure.log_prob(*there).mean(0).sum())
             return total - float(q.kl_inducing(self.entropy)) - float(q.kl_pairwise())
 
+    def log_prob(self, i: int, f: Tensor, g: Tensor) -> Tensor:
+        """(S, B) log p of batch i at f (S, B, T, V) and g (S, V, V), checked to be finite."""
+        batch = self.batches[i]
+        there = self.on_device(f, g, batch.y, batch.mask)
+        return self._finite(self.structure.log_prob(*there), batch)
+
     def _finite(self, values: Tensor, batch: Batch) -> Tensor:
         bad = ~values.detach().isfinite()
         if not bool(bad.any()):
             return values
         draw, row = bad.nonzero()[0].tolist()
         share = 100 * float(bad[:, row].double().mean())
-        raise self._located(
-            LikelihoodError(
-                "likelihood",
-                f"log p is {float(values[draw, row].detach())} at {share:.3g} % of the draws, so that "
-                "its expectation, and with it the bound, does not exist",
-                "return finite numbers for training data: compute in log space, or mix in a small "
-                "probability of any labelling",
-                row,
-            ),
-            batch,
+        raise LikelihoodError(
+            "likelihood",
+            f"log p is {float(values[draw, row].detach())} at {share:.3g} % of the draws, so that "
+            "its expectation, and with it the bound, does not exist",
+            "return finite numbers for training data: compute in log space, or mix in a small "
+            "probability of any labelling",
+            row,
         )
 
+    @contextmanager
+    def locating(self, i: int) -> Iterator[None]:
+        """Errors of the likelihood on batch i name the sequence of the data they happened on."""
+        try:
+            yield
+        except LikelihoodError as error:
+            raise self._located(error, self.batches[i]) from error
+
     def _located(self, error: LikelihoodError, batch: Batch) -> LikelihoodError:
-        """The same error, naming the sequence of the data it happened on."""
         if error.sequence is None:
             return error
         b = error.sequence % len(batch)

@@ -250,13 +250,12 @@ def _value_and_gradients(
     if q.has_pairs:
         value = value - 0.5 * (q.pair_mean / q.pairwise_sd).square().sum()
         grad_pair -= q.pair_mean / q.pairwise_sd.square()
-    for i, (batch, offset) in enumerate(zip(problem.batches, offsets, strict=True)):
+    for i, offset in enumerate(offsets):
         conditional = problem.conditional(i)
         f = (scale * (conditional.times(q.m[0]) + offset) @ q.basis.T).requires_grad_()
         g = (q.pairwise().mean + pair_offset).requires_grad_()
-        with torch.enable_grad():
-            there = problem.on_device(f, g, batch.y, batch.mask)
-            total = problem.structure.log_prob(*there).mean(0).sum().cpu()
+        with problem.locating(i), torch.enable_grad():
+            total = problem.log_prob(i, f, g).mean(0).sum().cpu()
             found = torch.autograd.grad(total, (f, g), allow_unused=True)
         grad_f, grad_g = (
             torch.zeros_like(x) if grad is None else grad

@@ -1,0 +1,254 @@
+"""Weights fitted batch by batch, each batch's say kept as a site: old out, new in.
+
+The posterior is the prior times one Gaussian factor a batch, its site: a precision and a linear term for
+each weight that occurs in the batch. A visit takes the batch's site out, which leaves a Gaussian that knows
+all but this batch; fits the batch under it as its prior, means by L-BFGS on draws, precisions from the
+curvature, as ``second_order`` does for all data at once; and puts what has changed back as the new site.
+Where no visit changes anything any more, the sum of all slopes is zero: that is the optimum of the whole
+bound (partitioned variational inference, Bui et al. 2018).
+
+Memory: the sites, 2 R numbers for each weight that a batch has, and one batch of draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from structgp.errors import InputError
+from structgp.gp import WeightPosterior, noise_table
+from structgp.gp.weights import SparseRows
+from structgp.optimizers import evidence
+from structgp.optimizers.base import Problem, StepInfo
+from structgp.optimizers.scales import LearnScales, fit_pairwise_sd, moves_kernel
+
+SALT = 1_000_003
+"""Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
+
+
+@dataclass
+class Site:
+    """What one batch says. rows : what it holds of the F weights ``index`` (F,). precision, linear :
+    (F, R); pair_precision, pair_linear : (V, V). value : E[log p] when it was last visited."""
+
+    index: Tensor
+    rows: SparseRows
+    precision: Tensor
+    linear: Tensor
+    pair_precision: Tensor
+    pair_linear: Tensor
+    value: float = 0.0
+
+
+@dataclass
+class MinibatchState:
+    """precision, linear : (M, R), pair_precision, pair_linear : (V, V), of all sites together. order :
+    batches still to come in this pass. bounds : at the end of each pass since the kernel last moved."""
+
+    generator: torch.Generator
+    table: Tensor
+    sites: list[Site]
+    precision: Tensor
+    linear: Tensor
+    pair_precision: Tensor
+    pair_linear: Tensor
+    order: list[int] = field(default_factory=list)
+    bounds: list[float] = field(default_factory=list)
+    passes: int = 0
+    learned: int = 0
+    iteration: int = 0
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Sites batch by batch, in weight space.
+
+    Parameters
+    ----------
+    batch_tokens : tokens of a batch, about.
+    n_draws : S of each visit, antithetic, so even.
+    steps : of L-BFGS in a visit, at most.
+    tolerance : the bound has settled when a pass changes it by less, in nats per sequence.
+    max_passes : stop here at the latest.
+    learn_scales : as 'second-order' has it: False, 'pairwise' or 'all'.
+    learning_rounds : with 'all', the kernel moves so often, after a pass each.
+    """
+
+    batch_tokens: int = 500
+    n_draws: int = 16
+    steps: int = 8
+    tolerance: float = 0.1
+    max_passes: int = 30
+    learn_scales: LearnScales = "all"
+    learning_rounds: int = 5
+    name = "minibatch"
+
+    def start(self, problem: Problem, generator: torch.Generator) -> MinibatchState:
+        q = problem.posterior
+        _check(problem)
+        (_, R, M), V = q.m.shape, q.n_labels
+        zeros = q.m.new_zeros
+        table = noise_table(R, max(1, self.n_draws // 2), generator)
+        sites = [_empty_site(problem, i) for i in range(len(problem.batches))]
+        sums = zeros((M, R)), zeros((M, R)), zeros((V, V)), zeros((V, V))
+        return MinibatchState(generator, table, sites, *sums)
+
+    def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
+        """One visit. Cost O(steps S B T (V^2 + A R))."""
+        q = problem.posterior
+        assert isinstance(q, WeightPosterior)
+        if not state.order:
+            shuffled = torch.randperm(len(problem.batches), generator=state.generator)
+            state.order = shuffled.tolist()
+        i = state.order.pop()
+        settled = False
+        with torch.no_grad():
+            evaluations = self._visit(problem, q, state, i)
+            value = sum(site.value for site in state.sites)
+            elbo = value - float(q.kl_inducing(problem.entropy)) - float(q.kl_pairwise())
+            if not state.order:
+                state.passes += 1
+                settled = self._end_pass(problem, q, state, elbo)
+        state.iteration += 1
+        finished = settled or (state.passes >= self.max_passes and not state.order)
+        return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, settled)
+
+    def _visit(self, problem: Problem, q: WeightPosterior, state: MinibatchState, i: int) -> int:
+        """Takes the site of batch i out and puts a new one in. Returns likelihoods computed."""
+        site, batch = state.sites[i], problem.batches[i]
+        index, V = site.index, q.n_labels
+        prior_sd = q.prior_factor()[index, None]
+        # What is known without this batch, and of it without the pairwise scores' say.
+        without = prior_sd.square().reciprocal() + state.precision[index] - site.precision
+        centre = (state.linear[index] - site.linear) / without
+        pair_without = q.pairwise_sd.clamp(min=1e-150) ** -2 + state.pair_precision
+        pair_without = pair_without - site.pair_precision
+        pair_centre = (state.pair_linear - site.pair_linear) / pair_without
+
+        half = state.table.shape[-1]
+        noise = torch.randn(half, V, V, generator=state.generator, dtype=q.m.dtype)
+        pair_offset = q.pairwise().factor * torch.cat([noise, -noise])
+        keys = problem.numbers(i) + SALT * (state.passes + 1)
+        offset = problem.weights(i).spread(q.factor[0].abs(), state.table, keys)
+        start = prior_sd * q.m[0].T[index]  # (F, R) weights themselves
+        scale = prior_sd * q.factor[0].T[index].abs()
+        pair_start, pair_scale = q.pair_mean.clone(), q.pairwise().factor
+        calls, shape = 0, batch.mask.shape
+
+        def latent(weights: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
+            h = site.rows.times(weights).view(*shape, -1) + offset
+            return h @ q.basis.T, pairs + pair_offset
+
+        def unflat(flat: np.ndarray) -> tuple[Tensor, Tensor]:
+            step, pair_step = torch.from_numpy(flat).split([start.numel(), V * V])
+            return start + scale * step.view_as(start), pair_start + pair_scale * pair_step.view(
+                V, V
+            )
+
+        def negative(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            nonlocal calls
+            calls += 1
+            weights, pairs = unflat(flat)
+            f, g = (x.requires_grad_() for x in latent(weights, pairs))
+            with problem.locating(i), torch.enable_grad():
+                total = problem.log_prob(i, f, g).mean(0).sum().cpu()
+                grad_f, grad_g = torch.autograd.grad(total, (f, g), allow_unused=True)
+            away, pair_away = weights - centre, pairs - pair_centre
+            value = float(total.detach()) - 0.5 * float((without * away.square()).sum())
+            slope = (grad_f.sum(0) @ q.basis).flatten(0, 1).contiguous()
+            gradient = scale * (site.rows.transposed_times(slope) - without * away)
+            pair_gradient = torch.zeros_like(pairs)
+            if q.has_pairs:
+                value -= 0.5 * float((pair_without * pair_away.square()).sum())
+                pair_gradient = -pair_without * pair_away
+                pair_gradient += 0 if grad_g is None else grad_g.sum(0)
+            both = [gradient.reshape(-1), (pair_scale * pair_gradient).reshape(-1)]
+            return -value, -torch.cat(both).numpy()
+
+        options = {"maxcor": 10, "maxiter": self.steps}
+        zero = np.zeros(start.numel() + V * V)
+        best = scipy.optimize.minimize(negative, zero, jac=True, method="L-BFGS-B", options=options)
+        weights, pairs = unflat(best.x)
+        f, g = latent(weights, pairs)
+        extra = () if q.has_label_basis else problem.on_device(q.basis)
+        there = problem.on_device(f, g, batch.y, batch.mask)
+        curvature = problem.structure.local_curvature(*there, *extra)
+        bend = curvature.unary.to(f).flatten(0, 1).contiguous()
+        new = Site(index, site.rows, site.rows.squares_times(bend), weights, pairs, pairs)
+        new.linear = (without + new.precision) * weights - without * centre
+        new.pair_precision = curvature.pairwise.to(f).clamp(min=0)
+        new.pair_linear = (pair_without + new.pair_precision) * pairs - pair_without * pair_centre
+        new.value = float(problem.log_prob(i, f, g).mean(0).sum())
+        state.precision[index] += new.precision - site.precision
+        state.linear[index] += new.linear - site.linear
+        state.pair_precision += new.pair_precision - site.pair_precision
+        state.pair_linear += new.pair_linear - site.pair_linear
+        state.sites[i] = new
+        _place(q, state)
+        return (calls + 1) * 2 * half * len(batch)
+
+    def _end_pass(
+        self, problem: Problem, q: WeightPosterior, state: MinibatchState, elbo: float
+    ) -> bool:
+        """Whether it is over."""
+        if self.learn_scales:
+            fit_pairwise_sd(q)
+        learns = moves_kernel(self.learn_scales) and state.learned < self.learning_rounds
+        state.bounds.append(elbo)
+        if learns and len(state.bounds) >= 2:
+            grown = evidence.learn(problem)
+            for site in state.sites:
+                site.precision, site.linear = site.precision * grown, site.linear * grown.sqrt()
+            state.precision *= grown
+            state.linear *= grown.sqrt()
+            state.learned, state.bounds = state.learned + 1, []
+            _place(q, state)
+        if len(state.bounds) < 2:
+            return False
+        return abs(state.bounds[-1] - state.bounds[-2]) < self.tolerance * problem.n_sequences
+
+
+def _place(q: WeightPosterior, state: MinibatchState) -> None:
+    """The posterior that prior and sites make."""
+    prior_sd = q.prior_factor()[:, None]
+    precision = 1 + prior_sd.square() * state.precision.clamp(min=0)
+    q.m[0] = (prior_sd * state.linear / precision).T
+    q.factor[0] = precision.rsqrt().T
+    if q.has_pairs:
+        pairs = q.pairwise_sd**-2 + state.pair_precision.clamp(min=0)
+        q.pair_mean.copy_(state.pair_linear / pairs)
+        q.pair_log_sd.copy_(-0.5 * pairs.log())
+
+
+def _empty_site(problem: Problem, i: int) -> Site:
+    q, found = problem.posterior, problem.weights(i).features
+    place, value = found.place.flatten(0, 1), found.value.flatten(0, 1)
+    index, local = torch.unique(place, return_inverse=True)
+    known = int((index < 0).sum())  # -1 comes first, where there is any
+    index, local = index[known:], local - known
+    R, V = q.n_functions, q.n_labels
+    zeros = q.m.new_zeros
+    rows = SparseRows(local, value, len(index))
+    return Site(
+        index, rows, zeros((len(index), R)), zeros((len(index), R)), zeros((V, V)), zeros((V, V))
+    )
+
+
+def _check(problem: Problem) -> None:
+    q, structure = problem.posterior, problem.structure
+    if not isinstance(q, WeightPosterior) or q.pairs_are_full or q.n_components > 1:
+        raise InputError(
+            "inference",
+            "'minibatch' fits weights, with one component and a diagonal covariance of pairwise scores",
+            "use kernel='relevance' and space='weights', or inference='saga'",
+        )
+    if not structure.has_local_curvature:
+        raise InputError(
+            "inference",
+            f"'minibatch' needs the curvature, and {type(structure).__name__} offers none",
+            "use 'saga' or 'adam'",
+        )
