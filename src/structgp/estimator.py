@@ -239,10 +239,11 @@ class StructuredGPClassifier(BaseEstimator):
             structure.probe(len(labels.classes))
         rows = encoder.transform(X)
         encoded = labels.transform(labels_of)
-        structure = self._with_differences(structure, encoder.blocks, rows, len(labels.classes))
+        lengths = [len(r) for r in rows]
+        structure = self._with_differences(structure, encoder.blocks, lengths, len(labels.classes))
         generator = torch.Generator().manual_seed(int(self.random_state))
         tokens = flat_tokens(encoder, rows)
-        on_bound = self._learns_on_bound(structure)
+        on_bound = self._learns_on_bound(structure, encoder.blocks)
         kernel, relaxation = choose_kernel(
             copy.deepcopy(self.kernel),
             encoder.blocks,
@@ -331,7 +332,7 @@ class StructuredGPClassifier(BaseEstimator):
             history, posterior, kl, residual, relaxation, pilot, encoder.blocks
         )
         if isinstance(structure, Differences):
-            self.training_log_["gradient"] = "differences"
+            self.training_log_ |= {"gradient": "differences", "evaluations": structure.n_values}
         info = {k: v for k, v in self.training_log_.items() if k != "steps"}
         info |= {"n_sequences": len(rows), "n_tokens": sum(map(len, rows)), "version": __version__}
         self.model_ = Model(
@@ -358,43 +359,44 @@ class StructuredGPClassifier(BaseEstimator):
             return getattr(PRESETS[inference], name)
         return usual
 
-    def _learns_on_bound(self, structure: Structure) -> bool:
+    def _learns_on_bound(self, structure: Structure, blocks: Sequence[Block]) -> bool:
         """Whether the fit itself learns what each feature is worth."""
-        full = self.pairwise_covariance == "full"
-        second_order = isinstance(structure, Differences) or takes_second_order(
-            self.inference, structure, self.gradient, full
-        )
         if isinstance(self.inference, SecondOrder | Minibatch):
             learns = self.inference.learn_scales
         else:
             learns = self._setting("learn_scales", "all")
-        return second_order and learns == "all" and self._setting("learn_kernel", True)
+        if learns != "all" or not self._setting("learn_kernel", True):
+            return False
+        full = self.pairwise_covariance == "full"
+        if takes_second_order(self.inference, structure, self.gradient, full):
+            return True
+        return structure.has_local_curvature and self._may_be_weights(blocks)
+
+    def _may_be_weights(self, blocks: Sequence[Block]) -> bool:
+        """Whether nothing stands against the second-order fit in weight space but what it asks of the
+        likelihood."""
+        return (
+            (self.inference, self.gradient) == ("auto", "auto")
+            and self.learn_scales in ("auto", "all")
+            and self.learn_kernel in ("auto", True)
+            and isinstance(self.kernel, str)
+            and self.kernel in ("auto", "relevance")
+            and self._needs_functions() is None
+            and self.pairwise_covariance != "full"
+            and all(block.kind != "dense" for block in blocks)
+        )
 
     def _with_differences(
-        self,
-        structure: Structure,
-        blocks: Sequence[Block],
-        rows: Sequence[np.ndarray],
-        n_labels: int,
+        self, structure: Structure, blocks: Sequence[Block], lengths: Sequence[int], n_labels: int
     ) -> Structure:
         """A likelihood that has only values, with differences for slopes where those are cheap and
         nothing asks for another way."""
-        tokens, sequences = sum(map(len, rows)), max(1, sum(len(r) > 0 for r in rows))
-        left_open = (self.inference, self.gradient, self.learn_scales, self.learn_kernel) == (
-            "auto",
-        ) * 4
-        if (
-            not isinstance(structure, BlackBox)
-            or structure.has_gradient
-            or not left_open
-            or self.kernel not in ("auto", "relevance")
-            or self._needs_functions() is not None
-            or self.pairwise_covariance == "full"
-            or any(block.kind == "dense" for block in blocks)
-            or Differences.evaluations(tokens / sequences, n_labels) > CHEAP_DIFFERENCES
-        ):
+        if not isinstance(structure, BlackBox) or structure.has_gradient:
             return structure
-        return Differences(structure)
+        # A long sequence takes many values for each of its many positions.
+        length = sum(n * n for n in lengths) / max(1, sum(lengths))
+        cheap = Differences.evaluations(length, n_labels) <= CHEAP_DIFFERENCES
+        return Differences(structure) if cheap and self._may_be_weights(blocks) else structure
 
     def _needs_functions(self) -> str | None:
         """The parameter that asks for inducing inputs, if one does."""
@@ -416,18 +418,19 @@ class StructuredGPClassifier(BaseEstimator):
             raise InputError(
                 other, f"{getattr(self, other)!r} is not for space='weights'", "leave it out"
             )
+        if not on_bound:
+            raise InputError(
+                "space",
+                "'weights' is for the fit that learns the kernel in closed form, and another one is asked "
+                "for (by inference, gradient, learn_scales or learn_kernel), or the likelihood has no "
+                "curvature",
+                "leave those at 'auto', or use space='functions'",
+            )
         if not has_weights(kernel):
             raise InputError(
                 "space",
                 "'weights' needs a kernel that is linear in features that can be told apart",
                 "use kernel='relevance' on categorical or sparse features, or space='functions'",
-            )
-        if not possible:
-            raise InputError(
-                "space",
-                "'weights' is for the second-order fit that learns the kernel",
-                "use inference='auto' with a likelihood that gives its curvature, or "
-                "space='functions'",
             )
         return "weights"
 
@@ -441,7 +444,7 @@ class StructuredGPClassifier(BaseEstimator):
         if not structure.ignores_shift:
             raise InputError(
                 "basis",
-                f"'contrast' leaves out a direction that {type(structure).__name__} may depend on",
+                f"'contrast' leaves out a direction that {_name_of(structure)} may depend on",
                 "use 'auto' or 'label', or a structure whose ignores_shift is True",
             )
         counts = np.bincount(np.concatenate(list(labels)), minlength=n_labels)
@@ -572,6 +575,10 @@ def load(path: str | Path) -> StructuredGPClassifier:
             stacklevel=2,
         )
     return estimator
+
+
+def _name_of(structure: Structure) -> str:
+    return repr(structure.inner) if isinstance(structure, Differences) else type(structure).__name__
 
 
 def _is_plain(value: Any) -> bool:

@@ -92,11 +92,11 @@ def choose(
             f"{estimator.name!r} needs a likelihood that can be differentiated",
             "use gradient='auto', or write the likelihood in torch",
         )
-    second_order = inference == "second-order" or isinstance(inference, SecondOrder)
-    if second_order and gradient not in ("auto", "pathwise"):
+    name = inference if isinstance(inference, str) else inference.name
+    if name in ("second-order", "minibatch") and gradient not in ("auto", "pathwise"):
         raise InputError(
             "gradient",
-            f"'second-order' does not use {gradient!r}",
+            f"{name!r} does not use {gradient!r}",
             "use gradient='auto', or inference='natural'",
         )
     closed = takes_second_order("auto", structure, gradient, posterior.pairs_are_full)
@@ -112,7 +112,7 @@ def choose(
     optimizer: Optimizer
     if not isinstance(inference, str):
         optimizer, reason = inference, "given"
-        if isinstance(inference, SecondOrder) and n_gradient_draws is not None:
+        if isinstance(inference, SecondOrder | Minibatch) and n_gradient_draws is not None:
             optimizer = replace(inference, n_draws=int(n_gradient_draws))
     elif inference == "auto":
         if closed:
@@ -129,6 +129,8 @@ def choose(
         optimizer, reason = second, "asked for"
         if inference != "second-order":
             optimizer = _named(inference, learn_scales)
+            if isinstance(optimizer, Minibatch) and n_gradient_draws is not None:
+                optimizer = replace(optimizer, n_draws=int(n_gradient_draws))
             reason += f"; {how}"
         if inference in ("second-order", "natural") and posterior.n_components > 1:
             optimizer = Mixture(optimizer, then=after)

@@ -62,6 +62,9 @@ class Model:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": {}}
+
     # -- answers -------------------------------------------------------------------------------
 
     @property

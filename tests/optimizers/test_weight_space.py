@@ -75,11 +75,13 @@ def make_problem(
 
 @torch.no_grad()
 def move_kernel(problem: Problem, seed: int = 3) -> None:
-    """No weight has variance 1 any more, and there is an amplitude."""
-    rng = np.random.default_rng(seed)
-    for p in problem.posterior.kernel.parameters():
+    """No weight has variance 1 any more, nor a function, and there is an amplitude."""
+    rng, q = np.random.default_rng(seed), problem.posterior
+    for p in q.kernel.parameters():
         p += 0.4 * torch.from_numpy(rng.normal(size=p.shape))
-    problem.posterior.log_amplitude.fill_(np.log(AMPLITUDE))
+    if not q.has_label_basis:
+        q.basis.mul_(torch.tensor([0.7, 1.4]))
+    q.log_amplitude.fill_(np.log(AMPLITUDE))
     problem.conditional.refresh()
 
 

@@ -101,8 +101,9 @@ class FeatureEncoder:
             self.width = int(first.shape[1])
             self.has_sparse = True
             seen = np.zeros(self.width, dtype=bool)
-            for x in X:
-                if form_of(x, place) == "sparse" and x.shape[1] == self.width:
+            for n, x in enumerate(X):
+                # What is something else is told where it is encoded.
+                if lengths[n] and form_of(x, f"X[{n}]") == "sparse" and x.shape[1] == self.width:
                     seen[as_csr(x).indices] = True
             self.columns = np.flatnonzero(seen).tolist()
         elif self.form == "strings":

@@ -204,7 +204,7 @@ class WeightPosterior(Posterior):
         return WeightConditional(found, factor, factor.new_ones(()))
 
     def conditional_size(self, mask: Tensor, width: int) -> int:
-        return 6 * mask.numel() * width
+        return 16 * mask.numel() * width
 
     def at(self, conditional: WeightConditional) -> WeightGaussian:  # type: ignore[override]
         return WeightGaussian(self.amplified(conditional), self.m, self.factor)

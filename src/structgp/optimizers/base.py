@@ -125,7 +125,7 @@ class Problem:
                     "latent values are out of all bounds: the steps of the optimiser are too long"
                 )
             with self.locating(i):
-                return self._finite(self.structure.log_prob(f, g, y, mask), batch)
+                return self._finite(self.structure.log_prob(f, g, y, mask))
 
         functions = PARTS.get(self.estimator.parts or "")
 
@@ -213,20 +213,21 @@ class Problem:
             table = noise_table(q.n_functions, half, generator)
             pairs = torch.randn(half, V, V, generator=generator, dtype=q.m.dtype)
             g = q.pairwise().place(torch.cat([pairs, -pairs]))
-            for i, batch in enumerate(self.batches):
+            for i in range(len(self.batches)):
                 here = q.amplified(self.weights(i))
                 h = here.times(q.m[0]) + here.spread(q.factor[0].abs(), table, self.numbers(i))
-                there = self.on_device(h @ q.basis.T, g, batch.y, batch.mask)
-                total += float(self.structure.log_prob(*there).mean(0).sum())
+                with self.locating(i):
+                    total += float(self.log_prob(i, h @ q.basis.T, g).mean(0).sum())
             return total - float(q.kl_inducing(self.entropy)) - float(q.kl_pairwise())
 
     def log_prob(self, i: int, f: Tensor, g: Tensor) -> Tensor:
         """(S, B) log p of batch i at f (S, B, T, V) and g (S, V, V), checked to be finite."""
         batch = self.batches[i]
         there = self.on_device(f, g, batch.y, batch.mask)
-        return self._finite(self.structure.log_prob(*there), batch)
+        return self._finite(self.structure.log_prob(*there))
 
-    def _finite(self, values: Tensor, batch: Batch) -> Tensor:
+    @staticmethod
+    def _finite(values: Tensor) -> Tensor:
         bad = ~values.detach().isfinite()
         if not bool(bad.any()):
             return values

@@ -7,7 +7,8 @@ curvature, as ``second_order`` does for all data at once; and puts what has chan
 Where no visit changes anything any more, the sum of all slopes is zero: that is the optimum of the whole
 bound (partitioned variational inference, Bui et al. 2018).
 
-Memory: the sites, 2 R numbers for each weight that a batch has, and one batch of draws.
+Memory beside the features themselves: the sites, 2 R numbers for each weight that a batch has, and one
+batch of draws.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ SALT = 1_000_003
 @dataclass
 class Site:
     """What one batch says. rows : what it holds of the F weights ``index`` (F,). precision, linear :
-    (F, R); pair_precision, pair_linear : (V, V). value : E[log p] when it was last visited."""
+    (F, R); pair_precision, pair_linear : (V, V). value : E[log p] at the last
+    visit, None before the first."""
 
     index: Tensor
     rows: SparseRows
@@ -41,7 +43,7 @@ class Site:
     linear: Tensor
     pair_precision: Tensor
     pair_linear: Tensor
-    value: float = 0.0
+    value: float | None = None
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Minibatch:
     tolerance : the bound has settled when a pass changes it by less, in nats per sequence.
     max_passes : stop here at the latest.
     learn_scales : as 'second-order' has it: False, 'pairwise' or 'all'.
-    learning_rounds : with 'all', the kernel moves so often, after a pass each.
+    learning_rounds : with 'all', the kernel moves so often, after every second pass.
     """
 
     batch_tokens: int = 500
@@ -98,7 +100,7 @@ class Minibatch:
         return MinibatchState(generator, table, sites, *sums)
 
     def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
-        """One visit. Cost O(steps S B T (V^2 + A R))."""
+        """One visit. Cost O(steps S B T (V^2 + A R) + M R)."""
         q = problem.posterior
         assert isinstance(q, WeightPosterior)
         if not state.order:
@@ -108,7 +110,7 @@ class Minibatch:
         settled = False
         with torch.no_grad():
             evaluations = self._visit(problem, q, state, i)
-            value = sum(site.value for site in state.sites)
+            value = _value(problem, state)
             elbo = value - float(q.kl_inducing(problem.entropy)) - float(q.kl_pairwise())
             if not state.order:
                 state.passes += 1
@@ -123,10 +125,11 @@ class Minibatch:
         index, V = site.index, q.n_labels
         prior_sd = q.prior_factor()[index, None]
         # What is known without this batch, and of it without the pairwise scores' say.
-        without = prior_sd.square().reciprocal() + state.precision[index] - site.precision
+        others = (state.precision[index] - site.precision).clamp(min=0)
+        without = prior_sd.square().reciprocal() + others
         centre = (state.linear[index] - site.linear) / without
-        pair_without = q.pairwise_sd.clamp(min=1e-150) ** -2 + state.pair_precision
-        pair_without = pair_without - site.pair_precision
+        others = (state.pair_precision - site.pair_precision).clamp(min=0)
+        pair_without = q.pairwise_sd.clamp(min=1e-150) ** -2 + others
         pair_centre = (state.pair_linear - site.pair_linear) / pair_without
 
         half = state.table.shape[-1]
@@ -176,13 +179,20 @@ class Minibatch:
         f, g = latent(weights, pairs)
         extra = () if q.has_label_basis else problem.on_device(q.basis)
         there = problem.on_device(f, g, batch.y, batch.mask)
-        curvature = problem.structure.local_curvature(*there, *extra)
-        bend = curvature.unary.to(f).flatten(0, 1).contiguous()
-        new = Site(index, site.rows, site.rows.squares_times(bend), weights, pairs, pairs)
-        new.linear = (without + new.precision) * weights - without * centre
-        new.pair_precision = curvature.pairwise.to(f).clamp(min=0)
-        new.pair_linear = (pair_without + new.pair_precision) * pairs - pair_without * pair_centre
-        new.value = float(problem.log_prob(i, f, g).mean(0).sum())
+        with problem.locating(i):
+            curvature = problem.structure.local_curvature(*there, *extra)
+            value = float(problem.log_prob(i, f, g).mean(0).sum())
+        precision = site.rows.squares_times(curvature.unary.to(f).flatten(0, 1).contiguous())
+        pair_precision = curvature.pairwise.to(f).clamp(min=0)
+        new = Site(
+            index,
+            site.rows,
+            precision,
+            (without + precision) * weights - without * centre,
+            pair_precision,
+            (pair_without + pair_precision) * pairs - pair_without * pair_centre,
+            value,
+        )
         state.precision[index] += new.precision - site.precision
         state.linear[index] += new.linear - site.linear
         state.pair_precision += new.pair_precision - site.pair_precision
@@ -212,6 +222,13 @@ class Minibatch:
         return abs(state.bounds[-1] - state.bounds[-2]) < self.tolerance * problem.n_sequences
 
 
+def _value(problem: Problem, state: MinibatchState) -> float:
+    """E[log p] of all data; in the first pass, batches to come stand as the others do."""
+    sizes = [len(batch) for batch in problem.batches]
+    visited = [(s.value, n) for s, n in zip(state.sites, sizes, strict=True) if s.value is not None]
+    return sum(v for v, _ in visited) * sum(sizes) / sum(n for _, n in visited)
+
+
 def _place(q: WeightPosterior, state: MinibatchState) -> None:
     """The posterior that prior and sites make."""
     prior_sd = q.prior_factor()[:, None]
@@ -228,8 +245,8 @@ def _empty_site(problem: Problem, i: int) -> Site:
     q, found = problem.posterior, problem.weights(i).features
     place, value = found.place.flatten(0, 1), found.value.flatten(0, 1)
     index, local = torch.unique(place, return_inverse=True)
-    known = int((index < 0).sum())  # -1 comes first, where there is any
-    index, local = index[known:], local - known
+    unknown = int((index < 0).sum())  # -1 comes first, where there is any
+    index, local = index[unknown:], local - unknown
     R, V = q.n_functions, q.n_labels
     zeros = q.m.new_zeros
     rows = SparseRows(local, value, len(index))

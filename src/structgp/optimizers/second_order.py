@@ -320,7 +320,8 @@ def _fit_weight_variances(
         conditional = problem.weights(i)
         f = scale * (conditional.times(q.m[0]) + offset) @ q.basis.T
         there = problem.on_device(f, g, batch.y, batch.mask)
-        curvature = problem.structure.local_curvature(*there, *extra)
+        with problem.locating(i):
+            curvature = problem.structure.local_curvature(*there, *extra)
         bends.append(scale.square() * curvature.unary.to(f))
         precision += conditional.squares_times(bends[-1])
         pair_precision += curvature.pairwise.to(f)

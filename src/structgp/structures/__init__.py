@@ -1,6 +1,6 @@
 """Likelihoods of labelled structures: p(y | f, g), seen by the engine as values only."""
 
-from structgp.structures.base import Curvature, Structure
+from structgp.structures.base import Curvature, LocalCurvature, Structure
 from structgp.structures.blackbox import BlackBox
 from structgp.structures.chain import Chain
 from structgp.structures.choose import as_structure
@@ -14,6 +14,7 @@ __all__ = [
     "Chain",
     "Curvature",
     "Differences",
+    "LocalCurvature",
     "Piecewise",
     "Structure",
     "as_structure",

@@ -77,7 +77,7 @@ class Structure(ABC):
     ) -> LocalCurvature:
         """``curvature`` without what positions have in common, which a structure may know at less cost;
         its pairwise part may then leave it out as well."""
-        whole = self.curvature(f, g, y, mask, basis)
+        whole = self.curvature(f, g, y, mask, *(() if basis is None else (basis,)))
         return LocalCurvature(whole.unary.diagonal(dim1=-1, dim2=-2).mT, whole.pairwise)
 
     @property

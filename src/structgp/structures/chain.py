@@ -29,6 +29,9 @@ from structgp.structures.moments import chain_curvature
 _SAFE_SPREAD = {torch.float64: 450.0, torch.float32: 55.0}
 
 
+TRANSITIONS_AT_ONCE = 1 << 23
+
+
 class Chain(Structure):
     """Linear-chain structured softmax. Cost of each method: O(S B T V^2)."""
 
@@ -58,13 +61,18 @@ class Chain(Structure):
     ) -> LocalCurvature:
         """Variances of each label, and of each pair of neighbours; cost O(S B T V^2)."""
         with torch.no_grad():
-            _, messages = _forward(f, g, mask)
-            node, step = messages.walk()
-            first = node if basis is None else node @ basis
-            second = node if basis is None else node @ basis.square()
-            pair = node[:, :, :-1, :, None] * step
-            unary = (second - first.square()).clamp(min=0).mean(0)
-            return LocalCurvature(unary, (pair - pair.square()).sum((1, 2)).mean(0))
+            # Some draws at a time: there is a transition matrix for each position of each.
+            at_once = max(1, TRANSITIONS_AT_ONCE // max(1, f[0].numel() * f.shape[-1]))
+            unary, pairwise = f.new_zeros(()), f.new_zeros(())
+            for some, scores in zip(f.split(at_once), g.split(at_once), strict=True):
+                _, messages = _forward(some, scores, mask)
+                node, step = messages.walk()
+                first = node if basis is None else node @ basis
+                second = node if basis is None else node @ basis.square()
+                unary = unary + (second - first.square()).clamp(min=0).sum(0)
+                pair = node[:, :, :-1, :, None] * step
+                pairwise = pairwise + (pair - pair.square()).sum((0, 1, 2))
+            return LocalCurvature(unary / len(f), pairwise / len(f))
 
     @property
     def ignores_shift(self) -> bool:

@@ -29,10 +29,11 @@ Values = Callable[[Tensor, Tensor], Tensor]
 
 
 class Differences(Structure):
-    """``inner`` with a gradient and a curvature position by position. What bends up counts as flat."""
+    """``inner`` with a gradient and a curvature position by position. What bends up counts as flat.
+    ``n_values`` counts how often it was asked, sequences times draws."""
 
     def __init__(self, inner: Structure) -> None:
-        self.inner = inner
+        self.inner, self.n_values = inner, 0
 
     @staticmethod
     def evaluations(n_positions: float, n_labels: int) -> float:
@@ -73,6 +74,7 @@ class Differences(Structure):
 
     def _finite(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         found = self.inner.log_prob(f, g, y, mask)
+        self.n_values += found.numel()
         bad = ~found.isfinite()
         if bool(bad.any()):
             row = int(bad.any(0).nonzero()[0])

@@ -1,0 +1,116 @@
+"""Handwritten digit strings: an RBF kernel on pixels against a linear CRF on the same pixels.
+
+    python -m experiments.digits [--seeds N ...]
+
+Strings of 5 to 12 digits under the Markov chain ``CHAIN``, 200 to train with and 200 to test on, each digit
+shown by one of scikit-learn's bundled 8x8 images. Half of the images are for training strings and half
+for test strings; within a half an image may come more than once. The fit is the default one; the CRF's
+regulariser is cross-validated. Aim: at most half the CRF's error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from experiments.data import Fold, keep
+from structgp import StructgpError, StructuredGPClassifier, metrics
+from structgp.baselines.crf import LinearCRF
+
+N_STRINGS = 200
+SHORTEST, LONGEST = 5, 12
+SUCCESSOR = 0.5
+CHAIN = {step: SUCCESSOR if step == 1 else (1 - SUCCESSOR) / 9 for step in range(10)}
+"""Probability that digit d is followed by (d + step) mod 10, by step: half of the time the next digit, else
+any other."""
+FIGURES = ("token_error", "token_nll", "ece", "seconds")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.digits",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    options = parser.parse_args(words)
+    print(f"{'seed':<6}{'method':<12}{'error %':>9}{'NLL':>8}{'ECE':>8}{'seconds':>9}{'ratio':>8}")
+    rows = []
+    for seed in options.seeds:
+        rows.append(compare(seed))
+        _print_row(str(seed), rows[-1])
+        keep("digits", rows[-1])
+    mean: dict[str, Any] = {
+        name: {f: statistics.mean(row[name][f] for row in rows) for f in FIGURES}
+        for name in ("structgp", "linear CRF")
+    }
+    mean["ratio"] = mean["structgp"]["token_error"] / mean["linear CRF"]["token_error"]
+    _print_row("mean", mean)
+
+
+def compare(seed: int) -> dict[str, Any]:
+    """Both methods on the strings of one seed; ratio is that of their errors."""
+    data = digit_strings(seed)
+    row: dict[str, Any] = {"seed": seed}
+    for name, method in (("structgp", StructuredGPClassifier()), ("linear CRF", LinearCRF())):
+        began = time.perf_counter()
+        method.fit(data.X, data.y)
+        seconds = time.perf_counter() - began
+        marginals = method.predict_marginals(data.X_test)
+        row[name] = {
+            "token_error": 100 * metrics.token_error(data.y_test, method.predict(data.X_test)),
+            "token_nll": metrics.token_nll(data.y_test, marginals),
+            "ece": metrics.calibration(data.y_test, marginals).ece,
+            "seconds": round(seconds, 1),
+        }
+    row["ratio"] = row["structgp"]["token_error"] / row["linear CRF"]["token_error"]
+    return row
+
+
+def digit_strings(seed: int) -> Fold:
+    """Strings as (T, 64) arrays of pixels from 0 to 1, and digits as labels."""
+    rng = np.random.default_rng(seed)
+    pixels, digits = load_digits(return_X_y=True)
+    order = rng.permutation(len(digits))
+    parts: list[list[Any]] = []
+    for images in np.array_split(order, 2):
+        X, y = [], []
+        for _ in range(N_STRINGS):
+            string = _draw_string(rng)
+            shown = [rng.choice(images[digits[images] == digit]) for digit in string]
+            X.append(pixels[shown] / 16)
+            y.append([str(digit) for digit in string])
+        parts += [X, y]
+    return Fold(*parts)
+
+
+def _draw_string(rng: np.random.Generator) -> list[int]:
+    string = [int(rng.integers(10))]
+    steps, chances = list(CHAIN), list(CHAIN.values())
+    for _ in range(int(rng.integers(SHORTEST, LONGEST + 1)) - 1):
+        string.append((string[-1] + int(rng.choice(steps, p=chances))) % 10)
+    return string
+
+
+def _print_row(label: str, row: dict[str, Any]) -> None:
+    for name in ("structgp", "linear CRF"):
+        error, nll, ece, seconds = (row[name][figure] for figure in FIGURES)
+        ratio = f"{row['ratio']:>8.2f}" if name == "structgp" else ""
+        print(
+            f"{label:<6}{name:<12}{error:>9.2f}{nll:>8.3f}{ece:>8.3f}{seconds:>9.1f}{ratio}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except StructgpError as error:
+        sys.exit(f"experiments: {error}")
