@@ -232,6 +232,7 @@ def test_second_order_needs_the_curvature(likelihood: str, cases: ModuleType) ->
 MOST_STEPS = {
     "auto": 30,
     "second-order": 30,
+    "minibatch": 30,
     "natural": 30,
     "adam": 100,
     "sgd": 100,
@@ -266,6 +267,8 @@ def test_roll_call() -> None:
 def test_every_inference_fits(inference: str, opaque: bool, cases: ModuleType) -> None:
     if inference == "second-order" and opaque:
         pytest.skip("needs the curvature")
+    if inference == "minibatch":
+        pytest.skip("in weight space, see test_minibatch.py")
     problem = cases.make_problem(cases.Opaque() if opaque else Chain(), batch_tokens=9)
     assert len(problem.batches) == 2
     before = cases.many_draw_bound(problem, 2000)

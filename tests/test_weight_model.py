@@ -130,7 +130,7 @@ def test_weights_by_name(data: Generated) -> None:
 
 
 LINEAR = r"space: 'weights' needs a kernel that is linear in features .*; use kernel='relevance'"
-CLOSED = r"space: 'weights' is .*second-order.*; use inference='auto'"
+CLOSED = r"space: 'weights' is for the fit that learns the kernel in closed form.*; leave those at 'auto'"
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "inducing inputs": (list, {"n_inducing": 5}, "n_inducing: 5 is not for space='weights'; leave"),
