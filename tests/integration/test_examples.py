@@ -44,7 +44,7 @@ def test_page_on_likelihoods_runs(capsys) -> None:
     names: dict[str, object] = {}
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(compile(code, "likelihoods.md", "exec"), names)
-    assert "natural surrogate" in capsys.readouterr().out
+    assert "second-order differences" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("check", likelihood_checks(NOISY.Annotator(CONFUSION)), ids=str)

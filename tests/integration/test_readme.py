@@ -24,7 +24,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) ->
     names: dict[str, object] = {}
     for code in blocks("python"):
         exec(compile(code, "README.md", "exec"), names)
-    assert names["careful"].training_log_["gradient"] == "surrogate"
+    assert names["careful"].training_log_["gradient"] == "differences"
     shown = capsys.readouterr().out
     assert "QTY" in shown
     assert "NAME" in shown
