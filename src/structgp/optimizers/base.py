@@ -23,7 +23,7 @@ from structgp.gp import (
 from structgp.gradients import Estimate, Estimator, Pathwise, Target
 from structgp.objective import Bound, Latents, evidence_lower_bound, latents
 from structgp.optimizers.sites import Sites
-from structgp.structures import PARTS, BlackBox, Structure
+from structgp.structures import PARTS, BlackBox, Structure, all_finite
 
 CACHE_BYTES = 1 << 30
 """Up to here p(f | u) of every batch is kept; beyond it is computed again when needed."""
@@ -125,7 +125,7 @@ class Problem:
                     "latent values are out of all bounds: the steps of the optimiser are too long"
                 )
             with self.locating(i):
-                return self._finite(self.structure.log_prob(f, g, y, mask))
+                return all_finite(self.structure.log_prob(f, g, y, mask))
 
         functions = PARTS.get(self.estimator.parts or "")
 
@@ -224,23 +224,7 @@ class Problem:
         """(S, B) log p of batch i at f (S, B, T, V) and g (S, V, V), checked to be finite."""
         batch = self.batches[i]
         there = self.on_device(f, g, batch.y, batch.mask)
-        return self._finite(self.structure.log_prob(*there))
-
-    @staticmethod
-    def _finite(values: Tensor) -> Tensor:
-        bad = ~values.detach().isfinite()
-        if not bool(bad.any()):
-            return values
-        draw, row = bad.nonzero()[0].tolist()
-        share = 100 * float(bad[:, row].double().mean())
-        raise LikelihoodError(
-            "likelihood",
-            f"log p is {float(values[draw, row].detach())} at {share:.3g} % of the draws, so that "
-            "its expectation, and with it the bound, does not exist",
-            "return finite numbers for training data: compute in log space, or mix in a small "
-            "probability of any labelling",
-            row,
-        )
+        return all_finite(self.structure.log_prob(*there))
 
     @contextmanager
     def locating(self, i: int) -> Iterator[None]:

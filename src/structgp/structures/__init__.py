@@ -6,6 +6,7 @@ from structgp.structures.chain import Chain
 from structgp.structures.choose import as_structure
 from structgp.structures.composite import PARTS
 from structgp.structures.differences import Differences
+from structgp.structures.finite import all_finite
 from structgp.structures.piecewise import Piecewise
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "LocalCurvature",
     "Piecewise",
     "Structure",
+    "all_finite",
     "as_structure",
 ]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from structgp.errors import LikelihoodError
 from structgp.structures.base import LocalCurvature, Structure
+from structgp.structures.finite import all_finite
 
 SLOPE_STEP = 1e-2
 BEND_STEP = 0.1
@@ -75,19 +75,7 @@ class Differences(Structure):
     def _finite(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         found = self.inner.log_prob(f, g, y, mask)
         self.n_values += found.numel()
-        bad = ~found.isfinite()
-        if bool(bad.any()):
-            row = int(bad.any(0).nonzero()[0])
-            share = 100 * float(bad[:, row].double().mean())
-            raise LikelihoodError(
-                "likelihood",
-                f"log p is {float(found[:, row][bad[:, row]][0])} at {share:.3g}"
-                " % of the draws, so that its expectation, and with it the bound, does not exist",
-                "return finite numbers for training data: compute in log space, or mix in a small "
-                "probability of any labelling",
-                row,
-            )
-        return found
+        return all_finite(found)
 
     @property
     def ignores_shift(self) -> bool:
