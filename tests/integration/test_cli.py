@@ -163,6 +163,22 @@ def test_train_replaces_a_model_and_scores_dev_data(files, write, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+def test_train_fits_as_python_does_by_default(files, tmp_path):
+    result = ok("train", files.template, files.train, "-o", tmp_path / "model")
+    template = structgp.data.templates.Template.parse(TEMPLATE)
+    X = [template.expand(x) for x in files.X]
+    ours = StructuredGPClassifier(features="columns").fit(X, files.y)
+    loaded = structgp.load(tmp_path / "model")
+    assert loaded.training_log_["space"] == ours.training_log_["space"] == "weights"
+    assert loaded.training_log_["elbo"] == pytest.approx(ours.training_log_["elbo"])
+    assert f"{ours.training_log_['n_inducing']} weights" in result.stderr
+
+
+def test_train_by_minibatches(files, tmp_path):
+    ok("train", files.template, files.train, "-o", tmp_path / "m", "--inference", "minibatch")
+    assert structgp.load(tmp_path / "m").training_log_["optimizer"] == "minibatch"
+
+
 def test_one_seed_one_model(files, tmp_path):
     ok("train", files.template, files.train, "-o", tmp_path / "model", *SMALL)
     again = ok("tag", "-m", tmp_path / "model", "-v2", files.test).stdout

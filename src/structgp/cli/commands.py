@@ -79,14 +79,18 @@ def main() -> None:
 @click.option("-o", "--output", required=True, type=click.Path(), help="Model file to write.")
 @click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score afterwards.")
 @click.option(
-    "--inducing", type=int, help="Most inducing inputs.  [default: 1000, or what a preset has]"
+    "--inducing",
+    type=int,
+    help="Most inducing inputs, in the place of one weight a feature.  [default: weights; where the "
+    "kernel or the optimiser has none, 1000 or what a preset has]",
 )
 @click.option(
     "--kernel",
-    type=click.Choice(["template", "template-product"]),
-    default="template",
+    type=click.Choice(["auto", "relevance", "template", "template-product"]),
+    default="auto",
     show_default=True,
-    help="How agreement in the templates adds up: summed, or multiplied.",
+    help="What the templates are worth: a relevance for each feature, or a weight for each template, "
+    "summed or multiplied.",
 )
 @click.option(
     "--inference",
