@@ -855,7 +855,7 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
 
     monkeypatch.setattr(StructuredGPClassifier, "fit", watched)
     monkeypatch.setattr(structgp.estimator, "N_INDUCING", 11)
-    model = trained(files, tmp_path / "model")
+    model = trained(files, tmp_path / "model", "--kernel", "template")
     assert seen == [None]
     assert model.training_log_["n_inducing"] == 11
     trained(files, tmp_path / "model", "--inducing", "9")
