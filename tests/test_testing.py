@@ -122,7 +122,7 @@ class NotConcave(Structure):
     def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
         unary = f.new_zeros((*mask.shape, f.shape[-1]))
         unary[..., 0] = -2.0 * mask
-        return Curvature(unary.mT.diag_embed(), torch.zeros_like(g[0]))
+        return Curvature(unary.mT.diag_embed(), g.new_zeros((len(mask), *g.shape[1:])))
 
 
 def shifting(f: Any, g: Any, y: Any) -> Any:
@@ -273,7 +273,7 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
     "curvature's shape": (
         "curvature",
         Changed(curvature=lambda c: Curvature(c.unary, c.pairwise[0])),
-        r"curvature.pairwise is \(3,\)",
+        r"pairwise curvature is \(3, 3\)",
     ),
     "not concave": ("curvature", NotConcave(), "not concave"),
     "marginals shifted": (

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from structgp import metrics
-from structgp import model as model_file
+from structgp import model_file
 from structgp._version import __version__
-from structgp.data.encode import Block, FeatureEncoder
-from structgp.data.labels import LabelEncoder, check_labels
+from structgp.answers import Answers, as_list
+from structgp.checkpoint import Checkpoint
+from structgp.continuing import carried_over
+from structgp.data.encode import Block
+from structgp.data.examples import Examples, read_examples
+from structgp.data.labels import check_all_labelled
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp import CovarianceForm, Entropy, Posterior, Relaxation, WeightPosterior, contrasts
-from structgp.inference import PRESETS, choose, takes_second_order
-from structgp.kernels import has_weights
+from structgp.inference import Choice, choose
 from structgp.kernels.blocks import KernelChoice, kernel_scales
-from structgp.model import STRUCTURES, Model
-from structgp.optimizers import LearnScales, Minibatch, Optimizer, SecondOrder, StepInfo
+from structgp.model import STRUCTURES, Model, as_rules
+from structgp.optimizers import LearnScales, Minibatch, Optimizer, StepInfo
 from structgp.parameters import check_parameters
 from structgp.pilot import Pilot, run_pilot
 from structgp.prior import choose_kernel, flat_tokens, pick_inducing
-from structgp.structures import BlackBox, Differences, Structure, as_structure
-from structgp.training import Callback, History, make_batches, train
+from structgp.space import choose_space, learns_on_bound, setting, with_differences
+from structgp.structures import BlackBox, Chain, Differences, Structure, as_structure
+from structgp.training import Callback, History, Watch, make_batches, train
 
 logger = logging.getLogger("structgp")
 
@@ -43,13 +47,24 @@ N_INDUCING = 1000
 ENOUGH = 0.02
 """Share of the prior variance that inducing inputs may leave open, under a kernel that is known."""
 
-CHEAP_DIFFERENCES = 400
-"""Values a gradient may take, for each draw and sequence, for differences to be the way."""
+LATER_LEARNING_ROUNDS = 1
+"""How often the kernel moves in a ``partial_fit`` after the first."""
 
 _BATCH_TOKENS = {"functions": 1_000, "weights": 4_000}
 
 
-class StructuredGPClassifier(BaseEstimator):
+@dataclass(frozen=True)
+class Start:
+    """What a fit starts from. residual : share of the prior variance that inducing inputs leave open."""
+
+    posterior: Posterior
+    on_bound: bool
+    relaxation: Relaxation | None = None
+    pilot: Pilot | None = None
+    residual: float = 0.0
+
+
+class StructuredGPClassifier(Answers, BaseEstimator):
     """Sequence labelling with Gaussian-process potentials and a posterior over them.
 
     Each label has a latent function with a sparse GP prior over the features of a token, each pair of
@@ -123,6 +138,14 @@ class StructuredGPClassifier(BaseEstimator):
     random_state : seed; equal seeds give equal fits.
     verbose : report every step through the logger 'structgp', to standard error if nothing
         else listens.
+    constraints : on labellings: 'BIO' or 'IOBES', or {'forbidden': [(label, next label), ...]}, or
+        {'allowed': [...]}; None in a pair is the beginning or the end of a sequence. No prediction breaks
+        them, and the chain is fitted under them.
+    class_weight : None, or a dict from label to a factor: predictions are as if that label were so many
+        times as frequent as it was in training. 'balanced': as if all labels were equally frequent.
+    warm_start : a fit starts from the posterior of the one before, whose features and labels it keeps.
+    early_stopping : stop when the likelihood of the dev data has not risen for two steps, and keep the
+        best; needs dev data.
 
     Attributes
     ----------
@@ -176,6 +199,10 @@ class StructuredGPClassifier(BaseEstimator):
         device: str = "cpu",
         random_state: int = 0,
         verbose: bool = False,
+        constraints: str | dict[str, Any] | None = None,
+        class_weight: str | dict[str, float] | None = None,
+        warm_start: bool = False,
+        early_stopping: bool = False,
     ) -> None:
         self.kernel = kernel
         self.likelihood = likelihood
@@ -202,70 +229,202 @@ class StructuredGPClassifier(BaseEstimator):
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
+        self.constraints = constraints
+        self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.early_stopping = early_stopping
 
     # -- fitting -------------------------------------------------------------------------------
 
     def fit(
         self,
         X: Iterable[Any],
-        y: Iterable[Sequence[str]],
+        y: Iterable[Sequence[str | None]],
         X_dev: Iterable[Any] | None = None,
         y_dev: Iterable[Sequence[str]] | None = None,
         *,
+        sample_weight: Any = None,
         callback: Callback | None = None,
+        checkpoint: str | Path | None = None,
     ) -> StructuredGPClassifier:
-        """Fits the posterior. Dev data is scored at the end, into ``training_log_['dev']``.
+        """Fits the posterior. A label may be None: what it was is summed over. Dev data is scored at the
+        end, into
+        ``training_log_['dev']``, and with ``early_stopping`` after every step.
 
-        ``callback`` is called with every :class:`structgp.optimizers.StepInfo`; if it returns True
-        the fit stops there and what has been reached is kept.
+        ``sample_weight`` : (N,), how often each sequence counts. ``callback`` is called with every
+        :class:`structgp.optimizers.StepInfo`; if it returns True the fit stops there and what has been
+        reached is kept. ``checkpoint`` : a file that the state of the fit is kept in, from which an equal
+        call goes on if this one is killed; it is gone when the fit is done.
         """
         check_parameters(self)
+        self._check_dev(X_dev, y_dev)
+        before = getattr(self, "model_", None) if self.warm_start else None
+        examples = self._examples(X, y, sample_weight, before)
+        structure = self._structure(examples)
+        predictor = self._predictor(structure)
+        generator = torch.Generator().manual_seed(int(self.random_state))
+        start = self._start(examples, structure, generator, before)
+        posterior = start.posterior
+        choice = choose(
+            self.inference,
+            structure,
+            posterior,
+            gradient=self.gradient,
+            n_gradient_draws=self.n_gradient_draws,
+            learn_scales=setting(self, "learn_scales", "all" if start.on_bound else "pairwise"),
+        )
+        kept = self._checkpoint(checkpoint, examples)
+        watch = self._watch(examples, posterior, predictor, X_dev, y_dev)
+        with self._reporting(callback, watch) as report:
+            history = self._train(examples, structure, posterior, choice, generator, report, kept)
+        if watch is not None:
+            watch.restore()
+        if history.stopped == "limit":
+            warnings.warn(
+                f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
+                "the bound settled; see training_log_",
+                StructgpWarning,
+                stacklevel=2,
+            )
+        self._keep(examples, structure, posterior, predictor, history, start)
+        if kept is not None:
+            kept.remove()
+        if X_dev is not None and y_dev is not None:
+            self.training_log_["dev"] = self.evaluate(X_dev, y_dev).as_dict()
+        return self
+
+    def partial_fit(
+        self,
+        X: Iterable[Any],
+        y: Iterable[Sequence[str | None]],
+        classes: Sequence[str] | None = None,
+        *,
+        sample_weight: Any = None,
+        callback: Callback | None = None,
+    ) -> StructuredGPClassifier:
+        """Learns from more data, with what has been learned so far as the prior: the data before are not
+        needed again. New features and new labels are taken in; new labels come last in ``classes_``.
+
+        For posteriors of weights (``training_log_['space']``). The first call is a fit; ``classes`` may
+        then name labels that are still to come.
+        """
+        check_parameters(self)
+        before = getattr(self, "model_", None)
+        if before is not None and not isinstance(before.posterior, WeightPosterior):
+            raise InputError(
+                "partial_fit",
+                "the model is of functions at inducing inputs, not of weights",
+                "use categorical or sparse features and the default fit, or fit all data with warm_start",
+            )
+        if before is None and not classes:
+            return self.fit(X, y, sample_weight=sample_weight, callback=callback)
+        examples = self._examples(X, y, sample_weight, before, classes or ())
+        structure = self._structure(examples)
+        predictor = self._predictor(structure)
+        generator = torch.Generator().manual_seed(int(self.random_state))
+        start = self._start(examples, structure, generator, before)
+        if before is None:
+            choice = choose("auto", structure, start.posterior, learn_scales="all")
+        else:
+            if not structure.has_local_curvature:
+                raise InputError(
+                    "partial_fit",
+                    f"{_name_of(structure)} offers no curvature",
+                    "fit all data at once",
+                )
+            goes_on = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS)
+            choice = choose(goes_on, structure, start.posterior)
+        with self._reporting(callback, None) as report:
+            history = self._train(examples, structure, start.posterior, choice, generator, report)
+        self._keep(examples, structure, start.posterior, predictor, history, start, before)
+        return self
+
+    # -- the parts of a fit --------------------------------------------------------------------------
+
+    def _check_dev(self, X_dev: Any, y_dev: Any) -> None:
         if (X_dev is None) != (y_dev is None):
             given, missing = ("y_dev", "X_dev") if X_dev is None else ("X_dev", "y_dev")
             raise InputError(missing, f"missing where {given} is given", "pass both or neither")
-        X, y = _as_list(X), list(y)
-        labels_of = check_labels(X, y)
-        labels = LabelEncoder().fit(labels_of)
-        encoder = FeatureEncoder(self.features).fit(X)
-        if len(labels.classes) < 2:
+        if self.early_stopping and X_dev is None:
+            raise InputError(
+                "early_stopping", "there is no dev data to stop by", "pass X_dev and y_dev to fit"
+            )
+
+    def _examples(
+        self,
+        X: Iterable[Any],
+        y: Iterable[Any],
+        sample_weight: Any,
+        before: Model | None,
+        classes: Sequence[str] = (),
+    ) -> Examples:
+        return read_examples(
+            as_list(X),
+            list(y),
+            features=self.features,
+            weights=sample_weight,
+            constraints=self.constraints,
+            encoder=None if before is None else before.encoder,
+            classes=sorted(classes) if before is None else before.labels.classes,
+        )
+
+    def _structure(self, examples: Examples) -> Structure:
+        """The likelihood, under the constraints if it is the chain."""
+        structure = as_structure(self.likelihood, self.n_jobs)
+        if isinstance(structure, BlackBox):
+            structure.probe(examples.n_labels)
+        if examples.some_missing and not structure.handles_missing:
             raise InputError(
                 "y",
-                f"every token has the same label, {labels.classes[0]!r}: only one class",
-                "pass data with at least two labels",
+                f"labels are missing, and {_name_of(structure)} does not say what to do with them",
+                "set its attribute handles_missing if it knows -1 for a missing label, or use 'chain'",
             )
-        structure = as_structure(self.likelihood, self.n_jobs)
-        predictor = self._predictor(structure)
-        if isinstance(structure, BlackBox):
-            structure.probe(len(labels.classes))
-        rows = encoder.transform(X)
-        encoded = labels.transform(labels_of)
-        lengths = [len(r) for r in rows]
-        structure = self._with_differences(structure, encoder.blocks, lengths, len(labels.classes))
-        generator = torch.Generator().manual_seed(int(self.random_state))
-        tokens = flat_tokens(encoder, rows)
-        on_bound = self._learns_on_bound(structure, encoder.blocks)
+        if type(structure) is Chain:
+            structure = Chain(as_rules(examples.constraints))
+        lengths = [len(r) for r in examples.rows]
+        return with_differences(
+            self, structure, examples.encoder.blocks, lengths, examples.n_labels
+        )
+
+    def _start(
+        self,
+        examples: Examples,
+        structure: Structure,
+        generator: torch.Generator,
+        before: Model | None,
+    ) -> Start:
+        """The posterior that the fit starts from, and how it came about."""
+        encoder, on_bound = (
+            examples.encoder,
+            learns_on_bound(self, structure, examples.encoder.blocks),
+        )
+        if before is not None and self._can_go_on(before, examples, on_bound):
+            if isinstance(before.posterior, WeightPosterior):
+                return Start(carried_over(before, examples), on_bound)
+            return Start(copy.deepcopy(before.posterior).requires_grad_(True), on_bound)
+        tokens = flat_tokens(encoder, examples.rows)
         kernel, relaxation = choose_kernel(
             copy.deepcopy(self.kernel),
             encoder.blocks,
             tokens,
-            encoded,
+            examples.y,
             amplitude=self.amplitude,
-            learn=self._setting("learn_kernel", True),
+            learn=setting(self, "learn_kernel", True),
             on_bound=on_bound,
             generator=generator,
         )
-        basis = self._basis(structure, encoded, len(labels.classes))
-        space = self._space(kernel, on_bound)
+        basis = self._basis(structure, examples)
+        space = choose_space(self, kernel, on_bound)
         pairwise_sd = float(self.pairwise_sd)
         pilot = None
         if on_bound and space == "functions":
             pilot = run_pilot(
                 kernel,
                 encoder,
-                rows,
-                encoded,
+                examples.rows,
+                examples.y,
                 structure,
-                n_labels=len(labels.classes),
+                n_labels=examples.n_labels,
                 basis=basis,
                 pairwise_sd=pairwise_sd,
                 batch_tokens=_BATCH_TOKENS[space],
@@ -279,166 +438,149 @@ class StructuredGPClassifier(BaseEstimator):
             "pairwise_covariance": self.pairwise_covariance,
             "basis": basis,
         }
-        residual = 0.0
-        posterior: Posterior
         if space == "weights":
-            posterior = WeightPosterior(kernel, len(labels.classes), **common)
+            weights = WeightPosterior(kernel, examples.n_labels, **common)
+            return Start(weights, on_bound, relaxation, pilot)
+        most = setting(self, "n_inducing", N_INDUCING)
+        enough = ENOUGH if self.n_inducing is None and pilot is not None else 0.0
+        chosen = pick_inducing(kernel, tokens, most, seed=self.random_state, enough=enough)
+        form: CovarianceForm = "diagonal" if self.covariance == "diagonal" else "full"
+        posterior = Posterior(kernel, chosen.rows, examples.n_labels, covariance=form, **common)
+        return Start(posterior, on_bound, relaxation, pilot, chosen.residual)
+
+    def _can_go_on(self, before: Model, examples: Examples, on_bound: bool) -> bool:
+        """Whether the old posterior can be the start; where it cannot, a warning says so."""
+        old = before.posterior
+        if isinstance(old, WeightPosterior):
+            possible = on_bound and self.space != "functions"
         else:
-            most = self._setting("n_inducing", N_INDUCING)
-            enough = ENOUGH if self.n_inducing is None and pilot is not None else 0.0
-            chosen = pick_inducing(kernel, tokens, most, seed=self.random_state, enough=enough)
-            form: CovarianceForm = "diagonal" if self.covariance == "diagonal" else "full"
-            residual = chosen.residual
-            posterior = Posterior(
-                kernel, chosen.rows, len(labels.classes), covariance=form, **common
+            possible = old.n_labels == examples.n_labels and self.space != "weights"
+        if not possible:
+            warnings.warn(
+                "warm_start: the fit before had other labels or another kind of posterior; this one starts "
+                "anew",
+                StructgpWarning,
+                stacklevel=4,
             )
-        choice = choose(
-            self.inference,
-            structure,
-            posterior,
-            gradient=self.gradient,
-            n_gradient_draws=self.n_gradient_draws,
-            learn_scales=self._setting("learn_scales", "all" if on_bound else "pairwise"),
-        )
+        return possible
+
+    def _train(
+        self,
+        examples: Examples,
+        structure: Structure,
+        posterior: Posterior,
+        choice: Choice,
+        generator: torch.Generator,
+        report: Callback,
+        checkpoint: Checkpoint | None = None,
+    ) -> History:
         one_by_one = getattr(choice.optimizer, "one_sequence_a_batch", False)
+        space = "weights" if isinstance(posterior, WeightPosterior) else "functions"
         most_tokens = 1 if one_by_one else _BATCH_TOKENS[space]
         if isinstance(choice.optimizer, Minibatch):
             most_tokens = choice.optimizer.batch_tokens
-        batches = make_batches(rows, encoded, encoder.pad_row, most_tokens)
-        with self._reporting(callback) as report:
-            history = train(
-                posterior,
-                structure,
-                batches,
-                choice.optimizer,
-                choice.reason,
-                estimator=choice.estimator,
-                entropy=self.entropy,
-                device=self.device,
-                generator=generator,
-                callback=report,
-            )
-        if history.stopped == "limit":
-            warnings.warn(
-                f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
-                "the bound settled; see training_log_",
-                StructgpWarning,
-                stacklevel=2,
-            )
+        batches = make_batches(
+            examples.rows, examples.y, examples.encoder.pad_row, most_tokens, examples.weights
+        )
+        return train(
+            posterior,
+            structure,
+            batches,
+            choice.optimizer,
+            choice.reason,
+            estimator=choice.estimator,
+            entropy=self.entropy,
+            device=self.device,
+            generator=generator,
+            callback=report,
+            checkpoint=checkpoint,
+        )
+
+    def _keep(
+        self,
+        examples: Examples,
+        structure: Structure,
+        posterior: Posterior,
+        predictor: Structure | None,
+        history: History,
+        start: Start,
+        before: Model | None = None,
+    ) -> None:
+        """The fitted attributes."""
         posterior.round_factor()
+        labels = examples.labels
         self.classes_ = np.array(labels.classes)
         kl = float(posterior.kl_inducing(self.entropy).detach())
-        self.training_log_ = _log(
-            history, posterior, kl, residual, relaxation, pilot, encoder.blocks
-        )
+        log = _log(history, posterior, kl, start, examples.encoder.blocks)
         if isinstance(structure, Differences):
-            self.training_log_ |= {"gradient": "differences", "evaluations": structure.n_values}
-        info = {k: v for k, v in self.training_log_.items() if k != "steps"}
-        info |= {"n_sequences": len(rows), "n_tokens": sum(map(len, rows)), "version": __version__}
-        self.model_ = Model(
-            encoder,
-            labels,
+            log |= {"gradient": "differences", "evaluations": structure.n_values}
+        counts = dict(zip(labels.classes, examples.label_counts.tolist(), strict=True))
+        seen = {"n_sequences": len(examples.rows), "n_tokens": sum(map(len, examples.rows))}
+        if before is not None:
+            for label, count in before.info["label_counts"].items():
+                counts[label] += count
+            seen = {name: count + before.info[name] for name, count in seen.items()}
+        self.training_log_ = log
+        info = {k: v for k, v in log.items() if k != "steps"}
+        info |= seen | {"label_counts": counts, "version": __version__}
+        info["trace"] = [round(step.elbo, 3) for step in history.steps]
+        extra = {} if before is None else before.extra
+        self.model_ = self._model(examples, posterior, predictor, info, extra)
+
+    def _model(
+        self,
+        examples: Examples,
+        posterior: Posterior,
+        predictor: Structure | None,
+        info: dict[str, Any],
+        extra: dict[str, Any],
+    ) -> Model:
+        return Model(
+            examples.encoder,
+            examples.labels,
             posterior.requires_grad_(False),
             self.likelihood if isinstance(self.likelihood, str) else "custom",
             int(self.n_draws),
             int(self.random_state),
             info,
+            extra,
             predictor=predictor,
-        )
-        if X_dev is not None and y_dev is not None:
-            self.training_log_["dev"] = self.evaluate(X_dev, y_dev).as_dict()
-        return self
-
-    def _setting(self, name: str, usual: Any) -> Any:
-        """The parameter ``name``, or if it is left open what the preset has, or what is usual."""
-        value = getattr(self, name)
-        if value is not None and value != "auto":
-            return value
-        inference = self.inference
-        if isinstance(inference, str) and inference in PRESETS:
-            return getattr(PRESETS[inference], name)
-        return usual
-
-    def _learns_on_bound(self, structure: Structure, blocks: Sequence[Block]) -> bool:
-        """Whether the fit itself learns what each feature is worth."""
-        if isinstance(self.inference, SecondOrder | Minibatch):
-            learns = self.inference.learn_scales
-        else:
-            learns = self._setting("learn_scales", "all")
-        if learns != "all" or not self._setting("learn_kernel", True):
-            return False
-        full = self.pairwise_covariance == "full"
-        if takes_second_order(self.inference, structure, self.gradient, full):
-            return True
-        return structure.has_local_curvature and self._may_be_weights(blocks)
-
-    def _may_be_weights(self, blocks: Sequence[Block]) -> bool:
-        """Whether nothing stands against the second-order fit in weight space but what it asks of the
-        likelihood."""
-        return (
-            (self.inference, self.gradient) == ("auto", "auto")
-            and self.learn_scales in ("auto", "all")
-            and self.learn_kernel in ("auto", True)
-            and isinstance(self.kernel, str)
-            and self.kernel in ("auto", "relevance")
-            and self._needs_functions() is None
-            and self.pairwise_covariance != "full"
-            and all(block.kind != "dense" for block in blocks)
+            constraints=examples.constraints,
         )
 
-    def _with_differences(
-        self, structure: Structure, blocks: Sequence[Block], lengths: Sequence[int], n_labels: int
-    ) -> Structure:
-        """A likelihood that has only values, with differences for slopes where those are cheap and
-        nothing asks for another way."""
-        if not isinstance(structure, BlackBox) or structure.has_gradient:
-            return structure
-        # A long sequence takes many values for each of its many positions.
-        length = sum(n * n for n in lengths) / max(1, sum(lengths))
-        cheap = Differences.evaluations(length, n_labels) <= CHEAP_DIFFERENCES
-        return Differences(structure) if cheap and self._may_be_weights(blocks) else structure
+    def _checkpoint(self, path: str | Path | None, examples: Examples) -> Checkpoint | None:
+        if path is None:
+            return None
+        digest = hashlib.sha256(repr(_plain_params(self)).encode())
+        for array in (*examples.rows, *examples.y, examples.weights):
+            digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+        return Checkpoint(path, digest.hexdigest())
 
-    def _needs_functions(self) -> str | None:
-        """The parameter that asks for inducing inputs, if one does."""
-        asked = {
-            "space": self.space == "functions",
-            "n_inducing": self.n_inducing is not None,
-            "covariance": self.covariance == "full",
-            "n_components": self.n_components > 1,
-        }
-        return next((name for name, wanted in asked.items() if wanted), None)
+    def _watch(
+        self,
+        examples: Examples,
+        posterior: Posterior,
+        predictor: Structure | None,
+        X_dev: Any,
+        y_dev: Any,
+    ) -> Watch | None:
+        """What looks at the dev data after each step, where that decides when to stop."""
+        if not self.early_stopping:
+            return None
+        X, y = as_list(X_dev), list(y_dev)
+        truth = check_all_labelled(X, y)
 
-    def _space(self, kernel: Kernel, on_bound: bool) -> str:
-        """'weights' or 'functions'; InputError if what is asked for does not go together."""
-        other = self._needs_functions()
-        possible = on_bound and has_weights(kernel)
-        if self.space != "weights":
-            return "weights" if possible and other is None else "functions"
-        if other is not None:
-            raise InputError(
-                other, f"{getattr(self, other)!r} is not for space='weights'", "leave it out"
-            )
-        if not on_bound:
-            raise InputError(
-                "space",
-                "'weights' is for the fit that learns the kernel in closed form, and another one is asked "
-                "for (by inference, gradient, learn_scales or learn_kernel), or the likelihood has no "
-                "curvature",
-                "leave those at 'auto', or use space='functions'",
-            )
-        if not has_weights(kernel):
-            raise InputError(
-                "space",
-                "'weights' needs a kernel that is linear in features that can be told apart",
-                "use kernel='relevance' on categorical or sparse features, or space='functions'",
-            )
-        return "weights"
+        def nll() -> float:
+            posterior_now = copy.deepcopy(posterior)
+            model = self._model(examples, posterior_now, predictor, {}, {})
+            log_probs = [v for v in model.log_probs(X, truth, self.average) if v is not None]
+            return -sum(log_probs) / max(1, len(log_probs))
 
-    def _basis(
-        self, structure: Structure, labels: Sequence[np.ndarray], n_labels: int
-    ) -> torch.Tensor | None:
+        return Watch(posterior, nll)
+
+    def _basis(self, structure: Structure, examples: Examples) -> torch.Tensor | None:
         """The contrasts of the labels, or None for the labels themselves."""
-        chosen = self._setting("basis", "contrast" if structure.ignores_shift else "label")
+        chosen = setting(self, "basis", "contrast" if structure.ignores_shift else "label")
         if chosen == "label":
             return None
         if not structure.ignores_shift:
@@ -447,8 +589,7 @@ class StructuredGPClassifier(BaseEstimator):
                 f"'contrast' leaves out a direction that {_name_of(structure)} may depend on",
                 "use 'auto' or 'label', or a structure whose ignores_shift is True",
             )
-        counts = np.bincount(np.concatenate(list(labels)), minlength=n_labels)
-        return contrasts(torch.from_numpy(counts))
+        return contrasts(torch.from_numpy(examples.label_counts))
 
     def _predictor(self, structure: Structure) -> Structure | None:
         """What predictions are asked of; None for the chain."""
@@ -464,15 +605,20 @@ class StructuredGPClassifier(BaseEstimator):
                 f"{type(chosen).__name__} offers no marginals",
                 "use 'chain', or a structure that does",
             )
+        if self.constraints is not None and type(chosen) not in STRUCTURES.values():
+            raise InputError(
+                "constraints", f"{_name_of(chosen)} does not know them", "use predict_with='chain'"
+            )
         return None if type(chosen) in STRUCTURES.values() else chosen
 
     @contextmanager
-    def _reporting(self, callback: Callback | None) -> Iterator[Callback]:
+    def _reporting(self, callback: Callback | None, watch: Watch | None) -> Iterator[Callback]:
         """The callback to train with; while it lives, ``verbose`` makes the logger heard."""
 
         def report(info: StepInfo) -> bool | None:
             logger.info("step %d: bound %.2f", info.iteration + 1, info.elbo)
-            return callback(info) if callback is not None else None
+            enough = watch is not None and watch.enough()
+            return (callback is not None and callback(info)) or enough
 
         heard = logger.hasHandlers() and logger.isEnabledFor(logging.INFO)
         if not self.verbose or heard:
@@ -490,72 +636,38 @@ class StructuredGPClassifier(BaseEstimator):
 
     # -- predicting ----------------------------------------------------------------------------
 
-    def predict(self, X: Iterable[Any]) -> list[list[str]]:
-        """Labels of every token of every sequence."""
-        model, X = self._ready(), _as_list(X)
-        if self.decode == "viterbi":
-            if not model.structure.has_decoder:
-                name = type(model.structure).__name__
-                raise InputError("decode", f"{name} offers no decoder", "use decode='marginal'")
-            best = model.viterbi(X)
-        else:
-            best = [p.argmax(-1) for p in model.marginals(X, self.average)]
-        return [model.labels.names(indices) for indices in best]
-
     def _ready(self) -> Model:
-        """The fitted model, under the parameters as they are now."""
         check_is_fitted(self, "model_")
         check_parameters(self)
         self.model_.n_draws = int(self.n_draws)
+        self.model_.shift = self._shift()
         return self.model_
 
-    def predict_single(self, x: Any) -> list[str]:
-        """Labels of one sequence."""
-        return self.predict([x])[0]
-
-    def predict_marginals(self, X: Iterable[Any]) -> list[list[dict[str, float]]]:
-        """For every token a dict from label to its probability."""
-        model = self._ready()
-        classes = model.labels.classes
-        return [
-            [dict(zip(classes, map(float, p), strict=True)) for p in sequence]
-            for sequence in model.marginals(_as_list(X), self.average)
-        ]
-
-    def predict_marginals_single(self, x: Any) -> list[dict[str, float]]:
-        """For every token of one sequence a dict from label to its probability."""
-        return self.predict_marginals([x])[0]
-
-    def sequence_log_probs(
-        self, X: Iterable[Any], y: Iterable[Sequence[str]]
-    ) -> list[float | None]:
-        """log p(y | x) of each whole labelling, averaged over the posterior; None where a label was
-        never seen in training."""
-        model, X, y = self._ready(), _as_list(X), list(y)
-        return model.log_probs(X, check_labels(X, y), self.average)
-
-    def score(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> float:
-        """Token accuracy."""
-        X, y = _as_list(X), list(y)
-        return 1.0 - metrics.token_error(check_labels(X, y), self.predict(X))
-
-    def evaluate(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> metrics.Report:
-        """Token error, span scores, NLL and calibration on labelled data."""
-        X, y = _as_list(X), list(y)
-        truth = check_labels(X, y)
-        return metrics.evaluate(
-            truth, self.predict(X), self.predict_marginals(X), self.sequence_log_probs(X, y)
-        )
+    def _shift(self) -> torch.Tensor | None:
+        """(V,) log of the class weights."""
+        if self.class_weight is None:
+            return None
+        classes = self.model_.labels.classes
+        if isinstance(self.class_weight, str):
+            counts = np.array([self.model_.info["label_counts"].get(c, 0) for c in classes])
+            weights = counts.sum() / (len(classes) * np.maximum(counts, 1))
+        else:
+            stray = sorted(set(self.class_weight) - set(classes))
+            if stray:
+                raise InputError(
+                    "class_weight", f"{stray[0]!r} is no label of the training data",
+                    f"use {', '.join(classes)}",
+                )  # fmt: skip
+            weights = np.array([float(self.class_weight.get(c, 1.0)) for c in classes])
+        return torch.from_numpy(np.log(weights))
 
     # -- files ---------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``."""
         check_is_fitted(self, "model_")
-        params = {k: v for k, v in self.get_params(deep=False).items() if _is_plain(v)}
-        params = {k: v.item() if isinstance(v, np.generic) else v for k, v in params.items()}
-        self.model_.extra["params"] = params
-        self.model_.save(path)
+        self.model_.extra["params"] = _plain_params(self)
+        model_file.save(self.model_, path)
 
 
 def load(path: str | Path) -> StructuredGPClassifier:
@@ -581,27 +693,28 @@ def _name_of(structure: Structure) -> str:
     return repr(structure.inner) if isinstance(structure, Differences) else type(structure).__name__
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold it: numbers, strings, and dicts of names of kernels."""
+def _plain_params(estimator: StructuredGPClassifier) -> dict[str, Any]:
+    """The parameters that JSON can hold: numbers, strings, lists and dicts of them."""
+    params = {k: v for k, v in estimator.get_params(deep=False).items() if _is_plain(v)}
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in params.items()}
+
+
+def _is_plain(value: Any, inside: bool = False) -> bool:
     if isinstance(value, dict):
-        return all(isinstance(v, str) for v in value.values())
-    return isinstance(value, str | int | float | bool | np.generic)
-
-
-def _as_list(X: Iterable[Any]) -> list[Any]:
-    """X with generators read out; what is no sequence at all stays for the encoder to name."""
-    return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
+        return all(isinstance(k, str) and _is_plain(v, True) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return inside and all(_is_plain(v, True) for v in value)
+    return isinstance(value, str | int | float | bool | np.generic) or (inside and value is None)
 
 
 def _log(
     history: History,
     posterior: Posterior,
     kl_inducing: float,
-    residual: float,
-    relaxation: Relaxation | None,
-    pilot: Pilot | None,
+    start: Start,
     blocks: Sequence[Block],
 ) -> dict[str, Any]:
+    relaxation, pilot = start.relaxation, start.pilot
     before = None if pilot is None else pilot.history
     with torch.no_grad():
         return {
@@ -623,7 +736,7 @@ def _log(
             "amplitude_factor": float(posterior.log_amplitude.exp()),
             "pairwise_sd": float(posterior.pairwise_sd),
             "n_inducing": posterior.n_inducing,
-            "inducing_residual": residual,
+            "inducing_residual": start.residual,
             "evaluations": history.evaluations + (before.evaluations if before else 0),
             "seconds": history.seconds + (before.seconds if before else 0.0),
         }

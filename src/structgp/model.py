@@ -1,40 +1,37 @@
-"""The fitted model: a value that can be saved, loaded and asked.
-
-A model file is one safetensors file: the tensors, and under the metadata key ``structgp`` a JSON
-object with everything else. It holds no code and is read without pickle. A digest over both says
-whether the file is still what was written.
-"""
+"""The fitted model: a value that can be asked, saved (``model_file``) and inspected."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from structgp import predict
-from structgp._version import __version__
-from structgp.data.atomic import atomic_write
 from structgp.data.batch import Batch, by_length, pad
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder
-from structgp.errors import ModelFileError
-from structgp.gp import Posterior, WeightPosterior
-from structgp.kernels.describe import describe, rebuild
-from structgp.structures import Chain, Structure
+from structgp.data.labels import UNSEEN, LabelEncoder, check_labels
+from structgp.data.schemes import Allowed
+from structgp.errors import InputError
+from structgp.gp import Posterior
+from structgp.predict import Boundaries, Doubt, Potentials
+from structgp.structures import Chain, Rules, Structure
 
-FORMAT = 4
-STRUCTURES: dict[str, type[Structure]] = {"chain": Chain}
+STRUCTURES: dict[str, type[Chain]] = {"chain": Chain}
+
+Known = Sequence[Sequence[str | None]]
 
 _BATCH_TOKENS = 2_000
+_DOUBT_SAMPLES = 64
+
+
+def as_rules(found: Allowed | None) -> Rules | None:
+    if found is None:
+        return None
+    return Rules(*map(torch.from_numpy, (found.follows, found.starts, found.ends)))
 
 
 @dataclass
@@ -43,9 +40,12 @@ class Model:
 
     likelihood : the name of what the posterior was fitted with, 'custom' for a user's function; for
     the reader. predict_with : the structure that answers, one of ``STRUCTURES``; predictor : another
-    one in its place, which a file does not keep. n_draws, seed : of the draws that predictions average
-    over. info : what is worth keeping of the fit (bound, time, versions). extra : what the caller
-    wants kept with the model, such as the source of a feature template; JSON values only.
+    one in its place, which a file does not keep. constraints : on labellings, in every answer. n_draws,
+    seed : of the draws that predictions average over. info : what is worth keeping of the fit (bound,
+    time, versions). extra : what the caller wants kept with the model, such as the source of a feature
+    template; JSON values only. shift : (V,), added to the scores of the labels of every token.
+
+    Answers take ``known``, labels that are given: for each sequence a list with None where there is none.
     """
 
     encoder: FeatureEncoder
@@ -58,6 +58,8 @@ class Model:
     extra: dict[str, Any] = field(default_factory=dict)
     predict_with: str = "chain"
     predictor: Structure | None = None
+    constraints: Allowed | None = None
+    shift: Tensor | None = None
     _kept: dict[tuple[str, int, int], predict.Draws] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -65,19 +67,25 @@ class Model:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": {}}
 
-    # -- answers -------------------------------------------------------------------------------
-
     @property
     def structure(self) -> Structure:
         """What predictions are asked of."""
-        return STRUCTURES[self.predict_with]() if self.predictor is None else self.predictor
+        if self.predictor is not None:
+            return self.predictor
+        return STRUCTURES[self.predict_with](self.rules)
+
+    @property
+    def rules(self) -> Rules | None:
+        """The constraints, if they forbid anything."""
+        rules = as_rules(self.constraints)
+        return None if rules is None or rules.is_free else rules
 
     def draws(self, average: str) -> predict.Draws:
         """'draws': joint draws of (f, g); 'mean': the posterior mean plugged in. Kept for the next
         call: a fitted posterior does not change any more."""
         key = (average, self.n_draws, self.seed)
         if key not in self._kept:
-            self._kept.clear()
+            self._kept = {k: v for k, v in self._kept.items() if k[1:] == key[1:]}
             self._kept[key] = (
                 predict.mean(self.posterior)
                 if average == "mean"
@@ -85,189 +93,239 @@ class Model:
             )
         return self._kept[key]
 
-    def marginals(self, X: Sequence[Any], average: str = "draws") -> list[np.ndarray]:
+    # -- answers -------------------------------------------------------------------------------
+
+    def marginals(
+        self, X: Sequence[Any], average: str = "draws", known: Known | None = None
+    ) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
-        draws = self.draws(average)
+        empty = np.empty((0, len(self.labels.classes)))
+        return self._each(X, known, average, empty, predict.marginals)
 
-        def ask(batch: Batch) -> Tensor:
-            return predict.marginals(self.posterior, self.structure, draws, batch)
+    def best_tokens(
+        self, X: Sequence[Any], average: str = "draws", known: Known | None = None
+    ) -> list[np.ndarray]:
+        """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
+        constraints allow."""
 
-        return self._each(X, ask, np.empty((0, len(self.labels.classes))))
+        def ask(at: Potentials) -> Tensor:
+            return predict.best_tokens(predict.marginals(at), at.mask, self.rules)
 
-    def viterbi(self, X: Sequence[Any]) -> list[np.ndarray]:
+        return self._each(X, known, average, np.empty(0, dtype=np.int64), ask)
+
+    def viterbi(self, X: Sequence[Any], known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of the best whole labelling of each sequence."""
+        self._require("has_decoder", "decoder")
+        return self._each(X, known, "mean", np.empty(0, dtype=np.int64), predict.viterbi)
 
-        mean = self.draws("mean")
+    def pair_marginals(
+        self, X: Sequence[Any], average: str = "draws", known: Known | None = None
+    ) -> list[np.ndarray]:
+        """(T - 1, V, V) probabilities of each label with the next one; (0, V, V) for at most one token."""
+        self._require("has_walk", "pair marginals")
+        V = len(self.labels.classes)
+        found = self._each(X, known, average, np.empty((0, V, V)), predict.pair_marginals)
+        lengths = [len(r) for r in self.encoder.transform(X)]
+        return [p[: max(0, n - 1)] for p, n in zip(found, lengths, strict=True)]
 
-        def ask(batch: Batch) -> Tensor:
-            return predict.viterbi(self.posterior, self.structure, mean, batch)
+    def n_best(
+        self, X: Sequence[Any], n: int, average: str = "draws", known: Known | None = None
+    ) -> list[list[tuple[np.ndarray, float]]]:
+        """The n most probable labellings of each sequence with their log-probabilities, best first; fewer
+        where there are not so many."""
+        self._require("has_n_best", "n best labellings")
+        rows = self.encoder.transform(X)
+        found: list[list[tuple[np.ndarray, float]]] = [[] for _ in rows]
+        for batch in self._batches(rows, known):
+            plugged = self._potentials(batch, "mean")
+            at = plugged if average == "mean" else self._potentials(batch, average)
+            labels, values = predict.n_best(at, plugged, n)
+            for b, i in enumerate(batch.index.tolist()):
+                found[i] = [
+                    (y[: len(rows[i])].numpy(), float(value))
+                    for y, value in zip(labels[b], values[b], strict=True)
+                    if value > -torch.inf
+                ]
+        for i, r in enumerate(rows):
+            if not len(r):
+                found[i] = [(np.empty(0, dtype=np.int64), 0.0)]
+        return found
 
-        return self._each(X, ask, np.empty(0, dtype=np.int64))
+    def samples(
+        self, X: Sequence[Any], n: int, average: str = "draws", known: Known | None = None
+    ) -> list[np.ndarray]:
+        """(n, T) labellings of each sequence, drawn from the posterior; the same when asked again."""
+        self._require("has_walk", "labellings to draw")
+        rows = self.encoder.transform(X)
+        found = [np.empty((n, 0), dtype=np.int64)] * len(rows)
+        for i, at in self._one_by_one(rows, known, average):
+            seed = np.random.SeedSequence([self.seed, i]).generate_state(1)[0]
+            generator = torch.Generator().manual_seed(int(seed))
+            found[i] = predict.sample_labellings(at, n, generator)[:, 0].numpy()
+        return found
 
-    def log_probs(
-        self, X: Sequence[Any], y: Sequence[Sequence[str]], average: str = "draws"
-    ) -> list[float | None]:
-        """log p(y | x) of each labelling; None where a label was never seen in training."""
+    def token_doubt(
+        self, X: Sequence[Any], average: str = "draws", known: Known | None = None
+    ) -> list[np.ndarray]:
+        """(T, 2) total doubt of each token, and the part that is the data's, in nats."""
+
+        def ask(at: Potentials) -> Tensor:
+            doubt = predict.token_doubt(at)
+            return torch.stack([doubt.total, doubt.data], -1)
+
+        return self._each(X, known, average, np.empty((0, 2)), ask)
+
+    def sequence_doubt(
+        self, X: Sequence[Any], average: str = "draws", known: Known | None = None
+    ) -> np.ndarray:
+        """(N, 2) the same of each whole labelling."""
+        self._require("has_walk", "entropy")
+        rows = self.encoder.transform(X)
+        found = np.zeros((len(rows), 2))
+        for i, at in self._one_by_one(rows, known, average):
+            generator = torch.Generator().manual_seed(self.seed)
+            doubt = predict.sequence_doubt(at, _DOUBT_SAMPLES, generator)
+            found[i] = float(doubt.total[0]), float(doubt.data[0])
+        return found
+
+    def spans(
+        self, X: Sequence[Any], least: float, average: str = "draws", known: Known | None = None
+    ) -> list[list[tuple[int, int, str, float]]]:
+        """Spans (start, stop, label) that are at least so probable, with their probabilities."""
+        self._require("has_walk", "spans")
+        boundaries = Boundaries.of(self.labels.classes)
+        rows = self.encoder.transform(X)
+        found: list[list[tuple[int, int, str, float]]] = [[] for _ in rows]
+        for i, at in self._one_by_one(rows, known, average):
+            found[i] = [
+                (start, stop, boundaries.kinds[k], p)
+                for start, stop, k, p in predict.likely_spans(at, boundaries, least)
+            ]
+        return found
+
+    def span(
+        self,
+        x: Any,
+        start: int,
+        stop: int,
+        label: str | None,
+        sense: str,
+        average: str = "draws",
+        known: Sequence[str | None] | None = None,
+    ) -> tuple[float, Doubt]:
+        """Probability of a span in one sequence, and the doubt whether it is there."""
+        self._require("has_walk", "spans")
+        boundaries = Boundaries.of(self.labels.classes)
+        if label is not None and label not in boundaries.kinds:
+            kinds = ", ".join(map(repr, boundaries.kinds))
+            raise InputError("label", f"{label!r} is no type of span", f"use one of {kinds}")
+        rows = self.encoder.transform([x])
+        if not 0 <= start < stop <= len(rows[0]):
+            raise InputError(
+                "start, stop",
+                f"{start} to {stop} is no span of {len(rows[0])} tokens",
+                "count from 0; stop is one past the last token",
+            )
+        kind = None if label is None else boundaries.kinds.index(label)
+        ((_, at),) = self._one_by_one(rows, None if known is None else [known], average)
+        p = predict.span_probability(at, boundaries, start, stop, sense, kind)
+        return float(at.average(p[:, None])[0]), predict.event_doubt(p, at.share[:, 0])
+
+    def log_probs(self, X: Sequence[Any], y: Known, average: str = "draws") -> list[float | None]:
+        """log p(y | x) of each labelling, of its known part where there are None in it; None where a label
+        was never seen in training. -inf for one that the constraints forbid."""
         encoded = self.labels.transform(y)
         draws = self.draws(average)
-
-        def ask(batch: Batch) -> Tensor:
-            return predict.log_prob(self.posterior, self.structure, draws, batch)
-
         rows = self.encoder.transform(X)
         answers: list[float | None] = [0.0 if not len(r) else None for r in rows]
-        known = [len(r) if (e >= 0).all() else 0 for r, e in zip(rows, encoded, strict=True)]
+        known = [len(r) * bool((e > UNSEEN).all()) for r, e in zip(rows, encoded, strict=True)]
         for index in by_length(known, _BATCH_TOKENS):
-            values = ask(pad(rows, encoded, self.encoder.pad_row, index))
+            batch = pad(rows, encoded, self.encoder.pad_row, index)
+            values = predict.log_prob(self.posterior, self.structure, draws, batch, self.shift)
             for i, value in zip(index, values.tolist(), strict=True):
                 answers[i] = value
         return answers
 
-    def _each(self, X: Sequence[Any], ask: Any, empty: np.ndarray) -> list[np.ndarray]:
+    # -- how ------------------------------------------------------------------------------------
+
+    def _potentials(self, batch: Batch, average: str) -> Potentials:
+        return predict.potentials(
+            self.posterior, self.structure, self.draws(average), batch, self.shift
+        )
+
+    def _each(
+        self,
+        X: Sequence[Any],
+        known: Known | None,
+        average: str,
+        empty: np.ndarray,
+        ask: Callable[[Potentials], Tensor],
+    ) -> list[np.ndarray]:
         rows = self.encoder.transform(X)
         answers = [empty] * len(rows)
-        for batch in self._batches(rows):
-            values = ask(batch).numpy()
+        for batch in self._batches(rows, known):
+            values = ask(self._potentials(batch, average)).numpy()
             for b, i in enumerate(batch.index.tolist()):
                 answers[i] = values[b, : len(rows[i])]
         return answers
 
-    def _batches(self, rows: Sequence[np.ndarray]) -> Iterator[Batch]:
+    def _one_by_one(
+        self, rows: Sequence[np.ndarray], known: Known | None, average: str
+    ) -> Iterator[tuple[int, Potentials]]:
+        """The potentials of each sequence that has tokens, without padding."""
+        for batch in self._batches(rows, known):
+            at = self._potentials(batch, average)
+            for b, i in enumerate(batch.index.tolist()):
+                T, one = len(rows[i]), slice(b, b + 1)
+                yield (
+                    i,
+                    Potentials(
+                        at.structure, at.f[:, one, :T], at.g, at.mask[one, :T], at.share[:, one]
+                    ),
+                )
+
+    def _batches(self, rows: Sequence[np.ndarray], known: Known | None) -> Iterator[Batch]:
+        encoded = None if known is None else self._known(rows, known)
+        if self.rules is not None:
+            self._check_possible(rows, encoded)
         for index in by_length([len(r) for r in rows], _BATCH_TOKENS):
-            yield pad(rows, None, self.encoder.pad_row, index)
+            yield pad(rows, encoded, self.encoder.pad_row, index)
 
-    # -- the file ------------------------------------------------------------------------------
+    def _known(self, rows: Sequence[np.ndarray], known: Known) -> list[np.ndarray]:
+        encoded = self.labels.transform(check_labels(rows, known, "known"))
+        for n, labels in enumerate(encoded):
+            if (labels == UNSEEN).any():
+                t = int((labels == UNSEEN).argmax())
+                raise InputError(
+                    f"known[{n}][{t}]",
+                    f"{known[n][t]!r} is no label of the training data",
+                    f"use None, or one of {', '.join(self.labels.classes)}",
+                )
+        return encoded
 
-    def save(self, path: str | Path) -> None:
-        """Writes one file, atomically: an existing one stays as it was if anything fails."""
-        # Copies, since a ScaleKernel shares the active_dims of the kernel in it.
-        state = self.posterior.state_dict()
-        tensors = {
-            k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in state.items()
-        }
-        tensors["factor"] = _pack(tensors["factor"], self.posterior.is_diagonal)
-        header = {
-            "format": FORMAT,
-            "version": __version__,
-            "likelihood": self.likelihood,
-            "predict_with": self.predict_with,
-            "posterior": _options(self.posterior),
-            "kernel": describe(self.posterior.kernel),
-            "encoder": self.encoder.to_json(),
-            "labels": self.labels.classes,
-            "n_draws": self.n_draws,
-            "seed": self.seed,
-            "info": self.info,
-            "extra": self.extra,
-        }
-        text = json.dumps(header, sort_keys=True)
-        metadata = {"structgp": text, "digest": _digest(text, tensors)}
-        content = safetensors.torch.save(tensors, metadata)
-        with atomic_write(path, "wb") as file:
-            file.write(content)
+    def _check_possible(
+        self, rows: Sequence[np.ndarray], known: Sequence[np.ndarray] | None
+    ) -> None:
+        assert self.constraints is not None
+        V, judged = len(self.labels.classes), set()
+        for n, r in enumerate(rows):
+            if known is None and len(r) in judged:
+                continue
+            judged.add(len(r))
+            possible = np.ones((len(r), V), bool)
+            if known is not None:
+                there = known[n] >= 0
+                possible[there] = np.eye(V, dtype=bool)[known[n][there]]
+            if not self.constraints.has_labelling(possible):
+                agrees = "" if known is None else " and with the labels that are known"
+                raise InputError(
+                    f"sequence {n}",
+                    f"no labelling of its {len(r)} tokens agrees with the constraints{agrees}",
+                    "check the labels, or fit without constraints",
+                )
 
-
-def load(path: str | Path) -> Model:
-    """Reads a model file; ModelFileError, in one line, if it is not one or was damaged."""
-    place = str(path)
-    try:
-        with safetensors.safe_open(place, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise ModelFileError(place, "no such file", "check the path") from None
-    except OSError as error:
-        reason = error.strerror or "cannot be read"
-        raise ModelFileError(place, reason, "check the path and its permissions") from None
-    except safetensors.SafetensorError:
-        raise ModelFileError(
-            place, "not a structgp model, or cut short", "train it again, or copy it again"
-        ) from None
-    if "structgp" not in metadata:
-        raise ModelFileError(
-            place, "a safetensors file of another program", "pass a file that structgp wrote"
-        )
-    text = metadata["structgp"]
-    if metadata.get("digest") != _digest(text, tensors):
-        raise ModelFileError(place, "altered since it was written", "copy or train it again")
-    header = json.loads(text)
-    if header["format"] < FORMAT:
-        raise ModelFileError(
-            place,
-            f"format {header['format']}, written by an earlier development version of structgp",
-            "train it again",
-        )
-    if header["format"] > FORMAT:
-        raise ModelFileError(
-            place,
-            f"format {header['format']}, written by structgp {header['version']}",
-            f"update structgp (this is {__version__}, which reads up to format {FORMAT})",
-        )
-    if header["predict_with"] not in STRUCTURES:
-        raise ModelFileError(
-            place,
-            f"predicts with {header['predict_with']!r}, which structgp {__version__} does not know",
-            f"update structgp (it was written by {header['version']})",
-        )
-    return _from_parts(header, tensors)
-
-
-def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
-    kernel, n_labels = rebuild(header["kernel"]), len(header["labels"])
-    options, basis = header["posterior"], tensors["basis"]
-    posterior: Posterior
-    if options.pop("space") == "weights":
-        options.pop("covariance")
-        posterior = WeightPosterior(kernel, n_labels, basis=basis, **options)
-    else:
-        posterior = Posterior(kernel, tensors["inducing"], n_labels, basis=basis, **options)
-    factor = _unpack(tensors["factor"], posterior.n_inducing, posterior.is_diagonal)
-    posterior.load_state_dict(tensors | {"factor": factor})
-    return Model(
-        encoder=FeatureEncoder.from_json(header["encoder"]),
-        labels=LabelEncoder(header["labels"]),
-        posterior=posterior,
-        likelihood=header["likelihood"],
-        n_draws=header["n_draws"],
-        seed=header["seed"],
-        info=header["info"],
-        extra=header["extra"],
-        predict_with=header["predict_with"],
-    )
-
-
-def _options(posterior: Posterior) -> dict[str, Any]:
-    """What ``Posterior`` has to be given for the tensors to fit."""
-    return {
-        "space": "weights" if isinstance(posterior, WeightPosterior) else "functions",
-        "n_components": posterior.n_components,
-        "covariance": "diagonal" if posterior.is_diagonal else "full",
-        "pairwise_covariance": "full" if posterior.pairs_are_full else "diagonal",
-    }
-
-
-def _pack(factor: Tensor, diagonal: bool) -> Tensor:
-    """(K, R, M, M) lower triangular float64 -> (K, R, M (M + 1) / 2) float32, exact after
-    ``Posterior.round_factor``: a quarter of the space. Standard deviations (K, R, M): float32."""
-    if diagonal:
-        return factor.float()
-    row, column = torch.tril_indices(*factor.shape[-2:])
-    return factor[..., row, column].float().contiguous()
-
-
-def _unpack(packed: Tensor, M: int, diagonal: bool) -> Tensor:
-    if diagonal:
-        return packed.double()
-    factor = packed.new_zeros((*packed.shape[:-1], M, M), dtype=torch.float64)
-    row, column = torch.tril_indices(M, M)
-    factor[..., row, column] = packed.double()
-    return factor
-
-
-def _digest(text: str, tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()
+    def _require(self, ability: str, what: str) -> None:
+        if not getattr(self.structure, ability):
+            raise InputError(
+                "predict_with", f"{type(self.structure).__name__} offers no {what}", "use 'chain'"
+            )

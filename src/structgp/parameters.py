@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -77,6 +78,10 @@ def check_parameters(given: Any) -> None:
             f"'exact' has no closed form with {given.n_components} components",
             "use 'bhattacharyya' or 'jensen'",
         )
+    for name in ("warm_start", "early_stopping"):
+        if not isinstance(getattr(given, name), bool | np.bool_):
+            raise InputError(name, f"{getattr(given, name)!r} is not possible", "use True or False")
+    _check_class_weight(given.class_weight)
     _check_device(given.device)
     amplitude, sd = given.amplitude, given.pairwise_sd
     if not (isinstance(amplitude, Real) and 0 < float(amplitude) < np.inf) and amplitude != "auto":
@@ -85,6 +90,22 @@ def check_parameters(given: Any) -> None:
         )
     if not (isinstance(sd, Real) and 0 <= float(sd) < np.inf):
         raise InputError("pairwise_sd", f"{sd!r} is no deviation", "use a number, 0 or more")
+
+
+def _check_class_weight(given: Any) -> None:
+    if given is None or (isinstance(given, str) and given == "balanced"):
+        return
+    if not isinstance(given, Mapping):
+        raise InputError(
+            "class_weight",
+            f"{given!r} is not known",
+            "use 'balanced', or a dict from label to factor",
+        )
+    for label, weight in given.items():
+        if not (isinstance(weight, Real) and 0 < float(weight) < np.inf):
+            raise InputError(
+                "class_weight", f"{weight!r} for {label!r} is no factor", "use a number above 0"
+            )
 
 
 def _check_device(name: Any) -> None:

@@ -60,9 +60,12 @@ def choose_kernel(
     if not learn or not has_shape(kernel):
         return kernel.requires_grad_(False), None
     y = [torch.from_numpy(sequence) for sequence in labels if len(sequence)]
+    known = torch.cat(y) >= 0
     some = tokens[:: max(1, len(tokens) // 1000)]
     before = float(variance(kernel, some).detach().mean())
-    relaxation = learn_shape(kernel, tokens.split([len(s) for s in y]), y, generator)
+    lengths = [int((s >= 0).sum()) for s in y]
+    x, y = tokens[known].split(lengths), [s[s >= 0] for s in y]
+    relaxation = learn_shape(kernel, x, y, generator)
     if on_bound and isinstance(kernel, BlockSumKernel):
         # The fit will balance its parts, and has to see them.
         return kernel.requires_grad_(False), relaxation

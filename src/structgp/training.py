@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from structgp.checkpoint import Checkpoint
 from structgp.data.batch import Batch, by_length, pad
 from structgp.gp import Entropy, Posterior
 from structgp.gradients import Estimator, Pathwise
@@ -45,15 +46,51 @@ class History:
         return sum(step.evaluations for step in self.steps)
 
 
+PATIENCE = 2
+"""Steps in a row that may fail to lower the loss on dev data."""
+
+
+@dataclass
+class Watch:
+    """Early stopping: ``loss`` is looked at after every step, and the posterior with the lowest one is
+    kept."""
+
+    posterior: Posterior
+    loss: Callable[[], float]
+    best: float = float("inf")
+    worse: int = 0
+    _kept: dict[str, torch.Tensor] | None = field(default=None, init=False)
+
+    def enough(self) -> bool:
+        """Whether to stop."""
+        loss = self.loss()
+        if loss < self.best:
+            state = self.posterior.state_dict()
+            self.best, self.worse = loss, 0
+            self._kept = {name: value.clone() for name, value in state.items()}
+        else:
+            self.worse += 1
+        return self.worse >= PATIENCE
+
+    def restore(self) -> None:
+        if self._kept is not None:
+            self.posterior.load_state_dict(self._kept)
+
+
 def make_batches(
     rows: Sequence[np.ndarray],
     labels: Sequence[np.ndarray],
     pad_row: Callable[[int], np.ndarray],
     batch_tokens: int,
+    weights: np.ndarray | None = None,
 ) -> list[Batch]:
-    """Training batches of similar length; sequences without tokens are left out."""
+    """Training batches of similar length; sequences without tokens are left out, and those without
+    weight."""
     lengths = [len(r) for r in rows]
-    return [pad(rows, labels, pad_row, index) for index in by_length(lengths, batch_tokens)]
+    if weights is not None:
+        lengths = [n if w > 0 else 0 for n, w in zip(lengths, weights, strict=True)]
+    batches = by_length(lengths, batch_tokens)
+    return [pad(rows, labels, pad_row, index, weights) for index in batches]
 
 
 def train(
@@ -68,15 +105,21 @@ def train(
     device: str = "cpu",
     generator: torch.Generator,
     callback: Callback | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> History:
     """Fits ``posterior`` in place. ``estimator`` : of the expected log-likelihood, pathwise unless given.
     ``device`` : where latent values are drawn and the likelihood is computed.
     ``callback`` sees every step; if it returns True, the fit stops there and what has been reached is
-    kept."""
-    began = time.monotonic()
+    kept. ``checkpoint`` : if its file is there the fit goes on from it; it is written after steps, and is
+    gone when the fit is done."""
+    saved = None if checkpoint is None else checkpoint.read(posterior, generator)
+    began = time.monotonic() - (0.0 if saved is None else saved[2])
     problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, device)
     history = History(optimizer.name, reason, problem.estimator.name)
-    state = optimizer.start(problem, generator)
+    if saved is None:
+        state = optimizer.start(problem, generator)
+    else:
+        state, history.steps, _ = saved
     while True:
         state, info = optimizer.step(problem, state)
         history.steps.append(info)
@@ -86,6 +129,9 @@ def train(
         if info.finished:
             history.stopped = "converged" if info.converged else "limit"
             break
+        if checkpoint is not None:
+            elapsed = time.monotonic() - began
+            checkpoint.write(posterior, state, history.steps, generator, elapsed)
     history.fresh_elbo = problem.fresh_bound(16, generator)
     history.seconds = time.monotonic() - began
     return history

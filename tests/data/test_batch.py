@@ -46,7 +46,7 @@ def test_pad_rows_labels_and_mask() -> None:
 
 def test_pad_without_labels() -> None:
     batch = pad([np.ones((2, 1)), np.ones((1, 1))], None, np.zeros, [0, 1])
-    assert batch.y.tolist() == [[0, 0], [0, 0]]
+    assert batch.y.tolist() == [[-1, -1], [-1, 0]]
     assert batch.mask.tolist() == [[True, True], [True, False]]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from structgp.data import encode
 from structgp.data.encode import Block, FeatureEncoder
-from structgp.data.labels import LabelEncoder, check_labels
+from structgp.data.labels import MISSING, UNSEEN, LabelEncoder, check_labels
 from structgp.errors import InputError
 
 NOT_A_SEQUENCE = (
@@ -410,8 +410,8 @@ def test_json_round_trip(X: Any, new: Any, features: str) -> None:
 def test_labels_are_numbered_in_order() -> None:
     encoder = LabelEncoder().fit([["O", "B"], [], ["I", "O"]])
     assert encoder.classes == ["B", "I", "O"]
-    encoded = encoder.transform([["O", "B"], [], ["?", "I"]])
-    assert [labels.tolist() for labels in encoded] == [[2, 0], [], [-1, 1]]
+    encoded = encoder.transform([["O", "B"], [], ["?", "I", None]])
+    assert [labels.tolist() for labels in encoded] == [[2, 0], [], [UNSEEN, 1, MISSING]]
     assert all(labels.dtype == np.int64 for labels in encoded)
     assert encoder.names([2, 0, 1]) == ["O", "B", "I"]
     assert encoder.names(np.array([1, 1])) == ["I", "I"]
@@ -434,12 +434,12 @@ def test_labels_that_fit() -> None:
         (
             [np.eye(2), np.eye(2)],
             [["A", "B"], ["A"]],
-            "y[1]: 1 labels for 2 tokens; give every token exactly one label",
+            "y[1]: 1 labels for 2 tokens; give every token exactly one label, or None",
         ),
         (
             [[["a"], ["b"]]],
             [["A", 1]],
-            "y[0][1]: label 1 is not a string; convert labels with str()",
+            "y[0][1]: label 1 is not a string; convert labels with str(); None is for a token without one",
         ),
         ([5], [["A"]], f"X[0]: a int {NOT_A_SEQUENCE}"),
     ],

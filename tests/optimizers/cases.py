@@ -49,7 +49,8 @@ class Regression(Structure):
         unary = torch.diag_embed(mask.double() / self.noise)
         V = f.shape[-1]
         return Curvature(
-            unary[:, None].expand(-1, V, -1, -1), len(mask) * torch.ones_like(self.pair)
+            unary[:, None].expand(-1, V, -1, -1),
+            torch.ones_like(self.pair).expand(len(mask), -1, -1),
         )
 
 

@@ -369,7 +369,7 @@ def hessian_norms(problem: Problem) -> tuple[float, float]:
         bend = Chain().curvature(f, zero, batch.y, batch.mask)
         A = problem.conditional(i).projection
         unary += scale * torch.einsum("btm,bvtu,bun->vmn", A, bend.unary, A)
-        pairs += bend.pairwise
+        pairs += bend.pairwise.sum(0)
     if q.has_pairs:
         pairs += float(q.pairwise_sd.detach()) ** -2
     return float(torch.linalg.eigvalsh(unary).max()), float(pairs.max())

@@ -163,7 +163,7 @@ def test_curvature_is_symmetric_and_positive(entry: Entry) -> None:
     B, T = mask.shape
     curvature = structure.curvature(f, g, y, mask)
     assert curvature.unary.shape == (B, V, T, T)
-    assert curvature.pairwise.shape == (V, V)
+    assert curvature.pairwise.shape == (len(mask), V, V)
     torch.testing.assert_close(curvature.unary, curvature.unary.mT)
     assert torch.linalg.eigvalsh(curvature.unary).min() > -1e-12
     outside = ~(mask[:, :, None] & mask[:, None, :])

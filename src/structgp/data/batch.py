@@ -9,19 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structgp.data.labels import MISSING
+
 
 @dataclass(frozen=True)
 class Batch:
     """B sequences, padded at the end to the longest one.
 
-    x : (B, T, W) rows; y : (B, T) labels, 0 at padding; mask : (B, T) true at real positions;
-    index : (B,) where each sequence stands in the data.
+    x : (B, T, W) rows; y : (B, T) labels, negative where there is none, 0 at padding; mask : (B, T) true at
+    real positions; index : (B,) where each sequence stands in the data; weight : (B,) how often each
+    counts, once if None.
     """
 
     x: Tensor
     y: Tensor
     mask: Tensor
     index: Tensor
+    weight: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -32,8 +36,11 @@ def pad(
     labels: Sequence[np.ndarray] | None,
     pad_row: Callable[[int], np.ndarray],
     index: Sequence[int],
+    weights: np.ndarray | None = None,
 ) -> Batch:
-    """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,)) as one batch.
+    """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,), none known if None) as
+    one
+    batch, with their ``weights`` (N,).
 
     ``pad_row(width)`` gives the row at padded positions; narrower rows are filled up with its end.
     """
@@ -44,14 +51,14 @@ def pad(
     y = np.zeros((B, T), dtype=np.int64)
     for b, i in enumerate(index):
         x[b, : lengths[b], : rows[i].shape[1]] = rows[i]
-        if labels is not None:
-            y[b, : lengths[b]] = labels[i]
+        y[b, : lengths[b]] = MISSING if labels is None else labels[i]
     mask = np.arange(T) < np.array(lengths)[:, None]
     return Batch(
         torch.from_numpy(x),
         torch.from_numpy(y),
         torch.from_numpy(mask),
         torch.as_tensor(index, dtype=torch.int64),
+        None if weights is None else torch.from_numpy(weights[list(index)]),
     )
 
 

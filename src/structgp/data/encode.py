@@ -158,6 +158,10 @@ class FeatureEncoder:
                             known.setdefault(value, len(known))
         self._learn_attributes(X, self._loose_attributes)
 
+    def learn_attributes(self, X: Sequence[Any]) -> None:
+        """Adds the sparse features of X, tokens of the form and the templates that are known."""
+        self._learn_attributes(X, bag if self.form == "strings" else self._loose_attributes)
+
     def _learn_attributes(
         self, X: Sequence[Any], attributes_of: Callable[[Any, str], dict[str, float]]
     ) -> None:

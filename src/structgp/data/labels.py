@@ -11,47 +11,74 @@ import numpy as np
 from structgp.data.forms import length
 from structgp.errors import InputError
 
+MISSING = -1
+"""A token without a label."""
+
+UNSEEN = -2
+"""A label that training never saw."""
+
 
 @dataclass
 class LabelEncoder:
-    """Labels <-> 0..V-1, in sorted order (``classes``). An unknown label becomes -1."""
+    """Labels <-> 0..V-1, in sorted order (``classes``). None becomes ``MISSING``, an unknown label
+    ``UNSEEN``."""
 
     classes: list[str] = field(default_factory=list)
 
-    def fit(self, y: Iterable[Iterable[str]]) -> LabelEncoder:
-        self.classes = sorted({label for labels in y for label in labels})
+    def fit(self, y: Iterable[Iterable[str | None]]) -> LabelEncoder:
+        self.classes = sorted({label for labels in y for label in labels if label is not None})
         return self
 
-    def transform(self, y: Iterable[Iterable[str]]) -> list[np.ndarray]:
-        index = {label: i for i, label in enumerate(self.classes)}
-        return [np.array([index.get(v, -1) for v in labels], dtype=np.int64) for labels in y]
+    def transform(self, y: Iterable[Iterable[str | None]]) -> list[np.ndarray]:
+        index: dict[str | None, int] = {label: i for i, label in enumerate(self.classes)}
+        index[None] = MISSING
+        return [np.array([index.get(v, UNSEEN) for v in labels], dtype=np.int64) for labels in y]
 
     def names(self, indices: Iterable[int]) -> list[str]:
         return [self.classes[i] for i in indices]
 
 
-def check_labels(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:
-    """y as lists of labels, after checking that each fits its sequence of X."""
+def check_labels(X: Sequence[Any], y: Sequence[Any], name: str = "y") -> list[list[str | None]]:
+    """y as lists of labels, None where there is none, after checking that each fits its sequence of X."""
     if len(X) != len(y):
         raise InputError(
-            "y", f"{len(y)} label sequences for {len(X)} sequences of tokens", "pass one for each"
+            name, f"{len(y)} label sequences for {len(X)} sequences of tokens", "pass one for each"
         )
     checked = []
     for n, (x, labels) in enumerate(zip(X, y, strict=True)):
         if isinstance(labels, str) or not hasattr(labels, "__len__"):
             kind = type(labels).__name__
-            raise InputError(f"y[{n}]", f"a {kind} where a list of labels belongs", "pass a list")
+            raise InputError(
+                f"{name}[{n}]", f"a {kind} where a list of labels belongs", "pass a list"
+            )
         n_tokens = length(x, f"X[{n}]")
         if len(labels) != n_tokens:
             raise InputError(
-                f"y[{n}]",
+                f"{name}[{n}]",
                 f"{len(labels)} labels for {n_tokens} tokens",
-                "give every token exactly one label",
+                "give every token exactly one label, or None",
             )
         for t, label in enumerate(labels):
-            if not isinstance(label, str):
+            if label is not None and not isinstance(label, str):
                 raise InputError(
-                    f"y[{n}][{t}]", f"label {label!r} is not a string", "convert labels with str()"
+                    f"{name}[{n}][{t}]",
+                    f"label {label!r} is not a string",
+                    "convert labels with str(); None is for a token without one",
                 )
-        checked.append([str(label) for label in labels])
+        checked.append([None if label is None else str(label) for label in labels])
     return checked
+
+
+def check_all_labelled(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:
+    """The same, with a label for every token."""
+    whole = []
+    for n, labels in enumerate(check_labels(X, y)):
+        known = [label for label in labels if label is not None]
+        if len(known) < len(labels):
+            raise InputError(
+                f"y[{n}][{labels.index(None)}]",
+                "a token without a label",
+                "leave such sequences out, or label them",
+            )
+        whole.append(known)
+    return whole

@@ -39,9 +39,26 @@ class SparseRows:
         counts = there.sum(1).numpy()
         bounds = np.concatenate([[0], np.cumsum(counts)])
         entries = value[there].numpy(), place[there].numpy(), bounds
-        self._x = scipy.sparse.csr_array(entries, shape=(len(place), n_weights))
+        self._set(scipy.sparse.csr_array(entries, shape=(len(place), n_weights)))
+
+    def _set(self, x: scipy.sparse.csr_array) -> None:
+        self._x = x
         self._xt = self._x.T.tocsr()
         self._squares = self._xt.multiply(self._xt).tocsr()
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Entries, their columns, bounds of rows and the shape, of which ``of`` makes the same again."""
+        x = self._x
+        entries = torch.from_numpy(x.data), torch.from_numpy(x.indices), torch.from_numpy(x.indptr)
+        return *entries, torch.tensor(x.shape)
+
+    @staticmethod
+    def of(data: Tensor, indices: Tensor, indptr: Tensor, shape: Tensor) -> SparseRows:
+        made = SparseRows.__new__(SparseRows)
+        entries = data.numpy(), indices.numpy(), indptr.numpy()
+        made._set(scipy.sparse.csr_array(entries, shape=tuple(shape.tolist())))
+        return made
 
     def times(self, weights: Tensor) -> Tensor:
         """X weights, (N, R) from (M, R)."""

@@ -99,6 +99,12 @@ class Problem:
         before = sum(len(batch) for batch in self.batches[:i])
         return before + torch.arange(len(self.batches[i]))
 
+    def weight(self, i: int) -> Tensor:
+        """(B,) how often each sequence of batch i counts."""
+        batch = self.batches[i]
+        ones = torch.ones(len(batch), dtype=self.posterior.m.dtype)
+        return ones if batch.weight is None else batch.weight.to(ones)
+
     @property
     def n_sequences(self) -> int:
         return sum(len(batch) for batch in self.batches)
@@ -117,6 +123,7 @@ class Problem:
         batch, q = self.batches[i], self.posterior
         K, B = q.n_components, len(batch)
         y, mask = self.on_device(batch.y.repeat(K, 1), batch.mask.repeat(K, 1))
+        counts = self.weight(i).repeat(K).to(self.device)
 
         def log_prob(unary: Tensor, pairwise: Tensor) -> Tensor:
             f, g = latent.place(unary, pairwise)
@@ -125,13 +132,14 @@ class Problem:
                     "latent values are out of all bounds: the steps of the optimiser are too long"
                 )
             with self.locating(i):
-                return all_finite(self.structure.log_prob(f, g, y, mask))
+                return all_finite(self.structure.log_prob(f, g, y, mask)) * counts.to(f)
 
         functions = PARTS.get(self.estimator.parts or "")
 
         def parts(unary: Tensor, pairwise: Tensor) -> Tensor:
             assert functions is not None
-            return functions(*latent.place(unary, pairwise), y, mask)
+            f, g = latent.place(unary, pairwise)
+            return functions(f, g, y, mask) * counts.to(f)[:, None]
 
         return Target(
             log_prob,
@@ -221,10 +229,11 @@ class Problem:
             return total - float(q.kl_inducing(self.entropy)) - float(q.kl_pairwise())
 
     def log_prob(self, i: int, f: Tensor, g: Tensor) -> Tensor:
-        """(S, B) log p of batch i at f (S, B, T, V) and g (S, V, V), checked to be finite."""
+        """(S, B) log p of batch i at f (S, B, T, V) and g (S, V, V), checked to be finite; each as often as
+        the sequence counts."""
         batch = self.batches[i]
         there = self.on_device(f, g, batch.y, batch.mask)
-        return all_finite(self.structure.log_prob(*there))
+        return all_finite(self.structure.log_prob(*there)) * self.weight(i).to(self.device)
 
     @contextmanager
     def locating(self, i: int) -> Iterator[None]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import scipy.optimize
@@ -36,7 +36,7 @@ class BlocksState:
 
     seed: int
     best: dict[str, Tensor]
-    began: float
+    began: float = field(metadata={"clock": True})
     best_elbo: float = -np.inf
     elbo: float = -np.inf
     iteration: int = 0

@@ -48,8 +48,10 @@ class Site:
 
 @dataclass
 class MinibatchState:
-    """precision, linear : (M, R), pair_precision, pair_linear : (V, V), of all sites together. order :
-    batches still to come in this pass. bounds : at the end of each pass since the kernel last moved."""
+    """precision, linear : (M, R), pair_precision, pair_linear : (V, V), of all sites together; known :
+    the same
+    of what the posterior knew at the start, which stays. order : batches still to come in this pass.
+    bounds : at the end of each pass since the kernel last moved."""
 
     generator: torch.Generator
     table: Tensor
@@ -58,6 +60,7 @@ class MinibatchState:
     linear: Tensor
     pair_precision: Tensor
     pair_linear: Tensor
+    known: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
     order: list[int] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     passes: int = 0
@@ -78,6 +81,9 @@ class Minibatch:
     max_passes : stop here at the latest.
     learn_scales : as 'second-order' has it: False, 'pairwise' or 'all'.
     learning_rounds : with 'all', the kernel moves so often, after every second pass.
+    goes_on : what the posterior knows at the start is the say of data seen before, and stays: the old
+    posterior
+        is the prior of the new data.
     """
 
     batch_tokens: int = 500
@@ -87,6 +93,7 @@ class Minibatch:
     max_passes: int = 30
     learn_scales: LearnScales = "all"
     learning_rounds: int = 5
+    goes_on: bool = False
     name = "minibatch"
 
     def start(self, problem: Problem, generator: torch.Generator) -> MinibatchState:
@@ -97,7 +104,12 @@ class Minibatch:
         table = noise_table(R, max(1, self.n_draws // 2), generator)
         sites = [_empty_site(problem, i) for i in range(len(problem.batches))]
         sums = zeros((M, R)), zeros((M, R)), zeros((V, V)), zeros((V, V))
-        return MinibatchState(generator, table, sites, *sums)
+        if not self.goes_on:
+            return MinibatchState(generator, table, sites, *sums)
+        assert isinstance(q, WeightPosterior)
+        known = _knowledge(q)
+        a, b, c, d = (x.clone() for x in known)
+        return MinibatchState(generator, table, sites, a, b, c, d, known)
 
     def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
         """One visit. Cost O(steps S B T (V^2 + A R) + M R)."""
@@ -110,7 +122,7 @@ class Minibatch:
         settled = False
         with torch.no_grad():
             evaluations = self._visit(problem, q, state, i)
-            value = _value(problem, state)
+            value = _value(problem, state) + _known_value(q, state)
             elbo = value - float(q.kl_inducing(problem.entropy)) - float(q.kl_pairwise())
             if not state.order:
                 state.passes += 1
@@ -182,8 +194,10 @@ class Minibatch:
         with problem.locating(i):
             curvature = problem.structure.local_curvature(*there, *extra)
             value = float(problem.log_prob(i, f, g).mean(0).sum())
-        precision = site.rows.squares_times(curvature.unary.to(f).flatten(0, 1).contiguous())
-        pair_precision = curvature.pairwise.to(f).clamp(min=0)
+        counts = problem.weight(i)[:, None, None]
+        bend = (counts * curvature.unary.to(f)).flatten(0, 1).contiguous()
+        precision = site.rows.squares_times(bend)
+        pair_precision = (counts * curvature.pairwise.to(f)).sum(0).clamp(min=0)
         new = Site(
             index,
             site.rows,
@@ -215,6 +229,9 @@ class Minibatch:
                 site.precision, site.linear = site.precision * grown, site.linear * grown.sqrt()
             state.precision *= grown
             state.linear *= grown.sqrt()
+            if state.known is not None:
+                precision, linear, *pairs = state.known
+                state.known = precision * grown, linear * grown.sqrt(), pairs[0], pairs[1]
             state.learned, state.bounds = state.learned + 1, []
             _place(q, state)
         if len(state.bounds) < 2:
@@ -227,6 +244,33 @@ def _value(problem: Problem, state: MinibatchState) -> float:
     sizes = [len(batch) for batch in problem.batches]
     visited = [(s.value, n) for s, n in zip(state.sites, sizes, strict=True) if s.value is not None]
     return sum(v for v, _ in visited) * sum(sizes) / sum(n for _, n in visited)
+
+
+def _knowledge(q: WeightPosterior) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What q says beyond its prior, as a site of all weights and pairs."""
+    with torch.no_grad():
+        prior_sd, m, s = q.prior_factor()[:, None], q.m[0].T, q.factor[0].T.square()  # (M, R)
+        precision = (s.reciprocal() - 1).clamp(min=0) / prior_sd.square()
+        linear = m / (s * prior_sd)
+        spread = q.pairwise().factor.square()
+        prior = q.pairwise_sd.clamp(min=1e-150) ** -2
+        if not q.has_pairs:
+            return precision, linear, torch.zeros_like(spread), torch.zeros_like(spread)
+        return precision, linear, (spread.reciprocal() - prior).clamp(min=0), q.pair_mean / spread
+
+
+def _known_value(q: WeightPosterior, state: MinibatchState) -> float:
+    """E of the log of what was known at the start, up to a constant."""
+    if state.known is None:
+        return 0.0
+    precision, linear, pair_precision, pair_linear = state.known
+    prior_sd = q.prior_factor()[:, None]
+    mean, square = prior_sd * q.m[0].T, (prior_sd * q.factor[0].T).square()
+    value = (linear * mean - 0.5 * precision * (mean.square() + square)).sum()
+    if q.has_pairs:
+        square = q.pair_mean.square() + q.pairwise().factor.square()
+        value = value + (pair_linear * q.pair_mean - 0.5 * pair_precision * square).sum()
+    return float(value)
 
 
 def _place(q: WeightPosterior, state: MinibatchState) -> None:

@@ -76,7 +76,7 @@ class NaturalState:
     sites: list[Sites | None]
     trust: float = 1.0
     best: float = -float("inf")
-    last: Look | None = None
+    last: Look | None = field(default=None, metadata={"checkpoint": False})
     iteration: int = 0
     reductions: int = 0
     amplitude_momentum: list[float] = field(default_factory=lambda: [0.0, 0.0])

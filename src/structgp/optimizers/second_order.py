@@ -290,7 +290,8 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
         curvature = problem.structure.curvature(*there, *extra)
         B, T, _ = projection.shape
         # (B, R T, T) @ (B, T, M), then one product (M, B T) @ (B T, M) a function.
-        bends.append(curvature.unary.to(f))
+        weight = problem.weight(i)
+        bends.append(weight[:, None, None, None] * curvature.unary.to(f))
         bent = (scale.square() * bends[-1]).reshape(B, R * T, T) @ projection
         if q.is_diagonal:
             precision += (bent.reshape(B, R, T, M) * projection[:, None]).sum((0, 2))
@@ -299,7 +300,7 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
             flat = projection.reshape(B * T, M).T
             for j in range(R):
                 precision[j].addmm_(flat, bent[j])
-        pair_precision += curvature.pairwise.to(f)
+        pair_precision += (weight[:, None, None] * curvature.pairwise.to(f)).sum(0)
     q.factor[0] = precision.rsqrt() if q.is_diagonal else factor_of_inverse(precision)
     if q.has_pairs:
         q.pair_log_sd.copy_(-0.5 * pair_precision.log())
@@ -322,9 +323,10 @@ def _fit_weight_variances(
         there = problem.on_device(f, g, batch.y, batch.mask)
         with problem.locating(i):
             curvature = problem.structure.local_curvature(*there, *extra)
-        bends.append(scale.square() * curvature.unary.to(f))
+        weight = problem.weight(i)[:, None, None]
+        bends.append(scale.square() * weight * curvature.unary.to(f))
         precision += conditional.squares_times(bends[-1])
-        pair_precision += curvature.pairwise.to(f)
+        pair_precision += (weight * curvature.pairwise.to(f)).sum(0)
     q.factor[0] = precision.rsqrt()
     if q.has_pairs:
         q.pair_log_sd.copy_(-0.5 * pair_precision.log())

@@ -7,6 +7,7 @@ from structgp.structures.choose import as_structure
 from structgp.structures.composite import PARTS
 from structgp.structures.differences import Differences
 from structgp.structures.finite import all_finite
+from structgp.structures.masks import Rules, keep_known, some_missing
 from structgp.structures.piecewise import Piecewise
 
 __all__ = [
@@ -17,7 +18,10 @@ __all__ = [
     "Differences",
     "LocalCurvature",
     "Piecewise",
+    "Rules",
     "Structure",
     "all_finite",
     "as_structure",
+    "keep_known",
+    "some_missing",
 ]

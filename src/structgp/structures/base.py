@@ -16,19 +16,31 @@ class Curvature:
     """Minus the second derivatives of log p(y | f, g), averaged over draws.
 
     unary : (B, R, T, T), for each direction over the positions of its sequence; positive semi-definite.
-    pairwise : (V, V), for each pair of labels, summed over the batch.
+    pairwise : (B, V, V), for each pair of labels.
     """
 
     unary: Tensor
     pairwise: Tensor
 
+    def __post_init__(self) -> None:
+        _check_pairs(self.pairwise)
+
 
 @dataclass(frozen=True)
 class LocalCurvature:
-    """The same position by position. unary : (B, T, R), not negative. pairwise : (V, V)."""
+    """The same position by position. unary : (B, T, R), not negative. pairwise : (B, V, V)."""
 
     unary: Tensor
     pairwise: Tensor
+
+    def __post_init__(self) -> None:
+        _check_pairs(self.pairwise)
+
+
+def _check_pairs(pairwise: Tensor) -> None:
+    # (V, V) would be spread over the batch without a word.
+    if pairwise.dim() != 3:
+        raise ValueError(f"pairwise curvature is {tuple(pairwise.shape)}; return (B, V, V)")
 
 
 class Structure(ABC):
@@ -46,7 +58,8 @@ class Structure(ABC):
         ----------
         f : (S, B, T, V) unary latent values.
         g : (S, V, V) pairwise latent values, row = from, column = to.
-        y : (B, T) integer labels; entries where ``mask`` is false are ignored.
+        y : (B, T) integer labels; entries where ``mask`` is false are ignored. A negative one is missing:
+            only a structure that ``handles_missing`` is given such.
         mask : (B, T) true at real positions, which come first in each row.
 
         Returns
@@ -61,6 +74,16 @@ class Structure(ABC):
     def decode(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         """(S, B, T) the most probable labelling of each draw; 0 at padding."""
         raise NotImplementedError(f"{type(self).__name__} offers no decoder")
+
+    def walk(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The labelling as a Markov chain from the first position to the last: node marginals (S, B, T, V),
+        and transition matrices (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
+        raise NotImplementedError(f"{type(self).__name__} is no Markov chain")
+
+    def n_best(self, f: Tensor, g: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The n most probable labellings of each draw: labels (S, B, n, T), 0 at padding, and their
+        log-probabilities (S, B, n), best first; -inf where there are fewer."""
+        raise NotImplementedError(f"{type(self).__name__} offers no n best labellings")
 
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
@@ -99,6 +122,21 @@ class Structure(ABC):
     def has_decoder(self) -> bool:
         """Whether ``decode`` is there."""
         return type(self).decode is not Structure.decode
+
+    @property
+    def has_walk(self) -> bool:
+        """Whether ``walk`` is there, which pair, span and entropy answers come from."""
+        return type(self).walk is not Structure.walk
+
+    @property
+    def has_n_best(self) -> bool:
+        """Whether ``n_best`` is there."""
+        return type(self).n_best is not Structure.n_best
+
+    @property
+    def handles_missing(self) -> bool:
+        """Whether ``log_prob`` knows what to do where y is negative, a label that is missing."""
+        return False
 
     @property
     def has_curvature(self) -> bool:

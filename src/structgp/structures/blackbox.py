@@ -35,7 +35,8 @@ class BlackBox(Structure):
     ----------
     function : log-probabilities of one sequence, ``function(f, g, y)`` with f (S, T, V) and
         g (S, V, V) float64, y (T,) label indices from 0 to V - 1 -> (S,) real numbers, one a draw;
-        each draw for itself. -inf is a labelling that is impossible; nan and +inf are errors.
+        each draw for itself. With an attribute ``handles_missing = True`` it may be given -1 in y, for
+        a label that is missing. -inf is a labelling that is impossible; nan and +inf are errors.
         NumPy functions have read-only arrays, torch functions copies.
     batched : the function computes a whole batch, ``function(f, g, y, mask)`` with f (S, B, T, V),
         g (S, V, V), y and mask (B, T) -> (S, B). Where the mask is false, f and y are 0 and must
@@ -96,6 +97,11 @@ class BlackBox(Structure):
     def ignores_shift(self) -> bool:
         """Whether it was so wherever it was tried, by ``probe``; False where it has not been."""
         return self._found is not None and self._found.ignores_shift
+
+    @property
+    def handles_missing(self) -> bool:
+        """As the function's attribute of that name says."""
+        return getattr(self.function, "handles_missing", False) is True
 
     @property
     def has_gradient(self) -> bool:

@@ -22,7 +22,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from structgp.structures.base import Curvature, LocalCurvature, Structure
+from structgp.structures.masks import Rules, keep_known, some_missing, steps_to_anywhere
 from structgp.structures.moments import chain_curvature
+from structgp.structures.n_best import n_best_viterbi
 
 # Largest log-ratio between numbers of one message that probability space is trusted with: about two
 # thirds of what the type can span, so that a product of two messages does not underflow either.
@@ -33,50 +35,97 @@ TRANSITIONS_AT_ONCE = 1 << 23
 
 
 class Chain(Structure):
-    """Linear-chain structured softmax. Cost of each method: O(S B T V^2)."""
+    """Linear-chain structured softmax, of the labellings that ``rules`` allow. Labels y that are missing
+    (negative) are summed out. Cost of each method, but where it says so: O(S B T V^2)."""
+
+    rules: Rules | None = None
+
+    def __init__(self, rules: Rules | None = None) -> None:
+        self.rules = None if rules is None or rules.is_free else rules
+
+    def _restricted(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return (f, g) if self.rules is None else self.rules.restrict(f, g, mask)
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        f, g = self._restricted(f, g, mask)
+        if some_missing(y, mask):
+            return log_partition(keep_known(f, y, mask), g, mask) - log_partition(f, g, mask)
         return labelling_score(f, g, y, mask) - log_partition(f, g, mask)
 
     def marginals(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         with torch.no_grad():
-            _, messages = _forward(f, g, mask)
+            _, messages = _forward(*self._restricted(f, g, mask), mask)
             return messages.node_marginals()
+
+    def walk(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            _, messages = _forward(*self._restricted(f, g, mask), mask)
+            return messages.walk()
 
     def decode(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         """Viterbi."""
         with torch.no_grad():
-            return _viterbi(f, g, mask)
+            return _viterbi(*self._restricted(f, g, mask), mask)
+
+    def n_best(self, f: Tensor, g: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Cost O(S B T V^2 n)."""
+        with torch.no_grad():
+            f, g = self._restricted(f, g, mask)
+            labels, scores = n_best_viterbi(f, g, mask, n)
+            return labels, scores - _forward(f, g, mask)[0][..., None]
 
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
-        """Exact chain second moments, the same for every y; cost O(S B T^2 V^3)."""
+        """Exact chain second moments, the same for every y that is known throughout; cost O(S B T^2 V^3).
+        Positions whose label is missing count as flat, so that what they leave is concave."""
         with torch.no_grad():
-            _, messages = _forward(f, g, mask)
-            return chain_curvature(*messages.walk(), mask, basis)
+            _, messages = _forward(*self._restricted(f, g, mask), mask)
+            found = chain_curvature(*messages.walk(), mask, basis)
+            if not some_missing(y, mask):
+                return found
+            known = ((y >= 0) & mask).to(f.dtype)
+            pairwise = self.local_curvature(f, g, y, mask, basis).pairwise
+            return Curvature(found.unary * known[:, None, :, None] * known[:, None, None], pairwise)
 
     def local_curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> LocalCurvature:
-        """Variances of each label, and of each pair of neighbours; cost O(S B T V^2)."""
+        """Variances of each label, and of each pair of neighbours; cost O(S B T V^2). With labels missing,
+        what those variances lose by the labels that are known; what they gain counts as flat."""
         with torch.no_grad():
-            # Some draws at a time: there is a transition matrix for each position of each.
-            at_once = max(1, TRANSITIONS_AT_ONCE // max(1, f[0].numel() * f.shape[-1]))
-            unary, pairwise = f.new_zeros(()), f.new_zeros(())
-            for some, scores in zip(f.split(at_once), g.split(at_once), strict=True):
-                _, messages = _forward(some, scores, mask)
-                node, step = messages.walk()
-                first = node if basis is None else node @ basis
-                second = node if basis is None else node @ basis.square()
-                unary = unary + (second - first.square()).clamp(min=0).sum(0)
-                pair = node[:, :, :-1, :, None] * step
-                pairwise = pairwise + (pair - pair.square()).sum((0, 1, 2))
-            return LocalCurvature(unary / len(f), pairwise / len(f))
+            f, g = self._restricted(f, g, mask)
+            found = _variances(f, g, mask, basis)
+            if some_missing(y, mask):
+                left = _variances(keep_known(f, y, mask), g, mask, basis)
+                found = LocalCurvature(
+                    (found.unary - left.unary).clamp(min=0),
+                    (found.pairwise - left.pairwise).clamp(min=0),
+                )
+            return found
+
+    @property
+    def handles_missing(self) -> bool:
+        return True
 
     @property
     def ignores_shift(self) -> bool:
         return True
+
+
+def _variances(f: Tensor, g: Tensor, mask: Tensor, basis: Tensor | None) -> LocalCurvature:
+    # Some draws at a time: there is a transition matrix for each position of each.
+    at_once = max(1, TRANSITIONS_AT_ONCE // max(1, f[0].numel() * f.shape[-1]))
+    unary, pairwise = f.new_zeros(()), f.new_zeros(())
+    for some, scores in zip(f.split(at_once), g.split(at_once), strict=True):
+        _, messages = _forward(some, scores, mask)
+        node, step = messages.walk()
+        first = node if basis is None else node @ basis
+        second = node if basis is None else node @ basis.square()
+        unary = unary + (second - first.square()).clamp(min=0).sum(0)
+        pair = node[:, :, :-1, :, None] * step
+        pairwise = pairwise + (pair - pair.square()).sum((0, 2))
+    return LocalCurvature(unary / len(f), pairwise / len(f))
 
 
 def labelling_score(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -112,16 +161,52 @@ def _forward(f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, _Scaled | _Log
     f = f.masked_fill(~mask[..., None], 0)
     spread = (f.amax(-1) - f.amin(-1)).amax() if f.numel() else f.new_zeros(())
     spread = spread + (g.amax((-1, -2)) - g.amin((-1, -2))).amax()
+    restricted = bool(spread == torch.inf)
+    if restricted:
+        spread = _restricted_spread(f, g, mask)
     # `not <=` so that inf - inf = nan takes the careful path as well.
-    careful = not bool(spread <= _SAFE_SPREAD[f.dtype])
-    messages = _Logs(f, g, mask) if careful else _Scaled(f, g, mask)
-    return messages.log_partition(), messages
+    if not bool(spread <= _SAFE_SPREAD[f.dtype]):
+        logs = _Logs(f, g, mask)
+        return logs.log_partition(), logs
+    scaled = _Scaled(f, g, mask, restricted)
+    if restricted and scaled.ends_nowhere:
+        logs = _Logs(f, g, mask)
+        return logs.log_partition(), logs
+    return scaled.log_partition(), scaled
+
+
+def _restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
+    """() largest log-ratio between numbers of one message where some scores are -inf, an upper bound; inf
+    where there is none.
+
+    A label that not every label can precede is reached on a detour, and each step of it may cost the
+    spread of the scores that are left. Bans in the midst of a sequence may make it as long as the sequence.
+    """
+    if bool(((f == -torch.inf).all(-1) & mask).any()):
+        return f.new_tensor(torch.inf)
+    spread = sum(
+        (x.amax(dims) - x.masked_fill(x == -torch.inf, torch.inf).amin(dims)).amax()
+        for x, dims in ((f, (-1,)), (g, (-1, -2)))
+    )
+    assert isinstance(spread, Tensor)
+    banned = (g == -torch.inf).any(0)
+    if not bool(banned.any()):
+        return spread  # from any label to any in one step
+    inner = mask.clone()
+    inner[:, 0] = False
+    inner[:, :-1] &= mask[:, 1:]
+    inner[:, -1] = False
+    within = (f == -torch.inf).any(-1).any(0) & inner
+    detour = f.shape[2] if bool(within.any()) else steps_to_anywhere(~banned)
+    return spread * (f.shape[2] if detour is None else min(detour, f.shape[2]))
 
 
 class _Scaled:
-    """Forward-backward in probability space, every forward message scaled to sum to 1."""
+    """Forward-backward in probability space, every forward message scaled to sum to 1. ``restricted`` :
+    some
+    scores are -inf, and a message may be empty."""
 
-    def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
+    def __init__(self, f: Tensor, g: Tensor, mask: Tensor, restricted: bool = False) -> None:
         self.mask = mask
         self.f_max = f.amax(-1)  # (S, B, T)
         self.g_max = g.amax((-1, -2))  # (S,)
@@ -134,7 +219,15 @@ class _Scaled:
         for t in range(self.node.shape[0]):
             alpha = self.node[0] if t == 0 else torch.bmm(alpha, self.edge).mul_(self.node[t])
             torch.sum(alpha, -1, keepdim=True, out=self.scale[t])
+            if restricted:
+                self.scale[t].clamp_(min=torch.finfo(f.dtype).tiny)
             alpha = torch.div(alpha, self.scale[t], out=self.alpha[t])
+
+    @property
+    def ends_nowhere(self) -> bool:
+        """Whether a sequence has no labelling at all."""
+        empty = self.scale.squeeze(-1) <= torch.finfo(self.scale.dtype).tiny  # (T, S, B)
+        return bool((empty & self.mask.T[:, None]).any())
 
     def log_partition(self) -> Tensor:
         # Padding comes last, so the recursion may run into it: its terms are left out here.

@@ -41,7 +41,8 @@ def windows(f: Tensor, g: Tensor, y: Tensor, mask: Tensor, width: int) -> Tensor
     """(S, B) sum over windows of log p(labels inside | labels beside). A sequence no longer than the
     window is one window: the chain's own log-likelihood."""
     S, B, T, V = f.shape
-    y = torch.where(mask, y, 0)
+    # A stand-in may take any label where one is missing.
+    y = torch.where(mask, y, 0).clamp(min=0)
     f = torch.where(mask[..., None], f, 0)
     lengths = mask.sum(-1)  # (B,)
     width = min(width, T)

@@ -66,10 +66,10 @@ class Differences(Structure):
             ]
             unary = torch.stack(bend, -1).view(len(mask), f.shape[2], basis.shape[1])  # (B, T, R)
             pairs = [
-                (2 * middle - up - down).mean(0).sum() / BEND_STEP**2
+                (2 * middle - up - down).mean(0) / BEND_STEP**2
                 for up, down in _moved_pairs(values, f, g, BEND_STEP)
             ]
-            pairwise = torch.stack(pairs).view_as(g[0])
+            pairwise = torch.stack(pairs, -1).view(len(mask), *g.shape[1:])
             return LocalCurvature(unary.clamp(min=0) * mask[..., None], pairwise.clamp(min=0))
 
     def _finite(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -80,6 +80,10 @@ class Differences(Structure):
     @property
     def ignores_shift(self) -> bool:
         return self.inner.ignores_shift
+
+    @property
+    def handles_missing(self) -> bool:
+        return self.inner.handles_missing
 
     @property
     def has_marginals(self) -> bool:

@@ -37,7 +37,7 @@ def chain_curvature(
 
     pair = node[:, :, :-1, :, None] * step  # (S, B, T-1, V, V): p(y_t = i, y_t+1 = j)
     # Variance of the number of i -> j in a sequence: equal places, then places d apart.
-    pairwise = (pair - pair.square()).sum((1, 2)).mean(0)
+    pairwise = (pair - pair.square()).sum(2).mean(0)
     # reach: C[t, t + d]; short: C[t, t + d - 1]
     short = torch.eye(V, dtype=node.dtype, device=node.device).expand(S, B, T, V, V)
     reach = step
@@ -54,7 +54,7 @@ def chain_curvature(
         if d < T - 1:
             again = short[:, :, 1 : T - d].mT * step[:, :, d:] - pair[:, :, d:]
             again = pair[:, :, :-d] * again
-            pairwise = pairwise + 2 * again.sum((1, 2)).mean(0)
+            pairwise = pairwise + 2 * again.sum(2).mean(0)
             largest = max(largest, float(again.abs().max()))
             short, reach = reach, reach[:, :, :-1] @ step[:, :, d:]
         if largest < NEGLIGIBLE:

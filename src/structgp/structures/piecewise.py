@@ -23,21 +23,25 @@ from structgp.structures.base import Curvature, Structure
 
 
 class Piecewise(Structure):
-    """Piecewise pseudo-likelihood. Cost of each method: O(S (B T V + V^2)), and the curvature is
-    written to O(B T^2 V) numbers."""
+    """Piecewise pseudo-likelihood. A factor whose labels are not all known is left out. Cost of each
+    method: O(S (B T V + V^2)), and the curvature is written to O(B T^2 V) numbers."""
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        y = torch.where(mask, y, 0)
+        y, mask = _known(y, mask)
         total = _NodeTerms.apply(f, y, mask).sum(-1)
         # One gather a draw from a (V^2,) table: indexing g by two arrays is far slower backwards.
         table = (_log_softmax(g, -1) + _log_softmax(g, -2)).flatten(1)
         places = y[:, :-1] * g.shape[-1] + y[:, 1:]  # (B, T-1)
         pair = table.gather(-1, places.reshape(1, -1).expand(len(g), -1))
         pair = pair.reshape(len(g), *places.shape)
-        return total + torch.where(mask[:, 1:], pair, 0).sum(-1)
+        return total + torch.where(mask[:, 1:] & mask[:, :-1], pair, 0).sum(-1)
 
     @property
     def ignores_shift(self) -> bool:
+        return True
+
+    @property
+    def handles_missing(self) -> bool:
         return True
 
     def curvature(
@@ -46,7 +50,7 @@ class Piecewise(Structure):
         """Exact. Positions do not interact, so ``unary`` is diagonal over them; a pair (i, j) bends
         with the softmax of row i each time i is left, and of column j each time j is entered."""
         with torch.no_grad():
-            y = torch.where(mask, y, 0)
+            y, mask = _known(y, mask)
             B, T = mask.shape
             V = g.shape[-1]
             f = f.masked_fill(~mask[..., None], 0)
@@ -54,11 +58,17 @@ class Piecewise(Structure):
             bend = bend.mean(0) * mask[..., None]
             unary = f.new_zeros((B, bend.shape[-1], T, T))
             unary.diagonal(dim1=-1, dim2=-2).copy_(bend.mT)  # (B, R, T)
-            followed = mask[:, 1:]
-            left = torch.bincount(y[:, :-1][followed], minlength=V).to(g.dtype)
-            entered = torch.bincount(y[:, 1:][followed], minlength=V).to(g.dtype)
+            both = (mask[:, 1:] & mask[:, :-1])[..., None]
+            hot = torch.nn.functional.one_hot(y, V).to(g.dtype)
+            left, entered = (hot[:, :-1] * both).sum(1), (hot[:, 1:] * both).sum(1)  # (B, V)
             rows, columns = _variance(g, -1).mean(0), _variance(g, -2).mean(0)
-            return Curvature(unary, left[:, None] * rows + entered * columns)
+            return Curvature(unary, left[..., None] * rows + entered[:, None] * columns)
+
+
+def _known(y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """y with 0 where there is no label, and where there is one."""
+    known = mask & (y >= 0)
+    return torch.where(known, y, 0), known
 
 
 class _NodeTerms(torch.autograd.Function):

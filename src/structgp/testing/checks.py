@@ -288,7 +288,7 @@ def check_curvature(trial: Trial) -> None:
     curvature = trial.structure.curvature(f, g, y, mask)
     for name, got, shape in (
         ("unary", curvature.unary, (B, V, T, T)),
-        ("pairwise", curvature.pairwise, (V, V)),
+        ("pairwise", curvature.pairwise, (B, V, V)),
     ):
         if tuple(got.shape) != shape:
             raise AssertionError(f"curvature.{name} is {tuple(got.shape)}; return {shape}")
@@ -307,10 +307,10 @@ def check_curvature(trial: Trial) -> None:
     for j, t, u in product(range(V), range(T), range(T)):
         one, two = (slice(None), slice(None), t, j), (slice(None), slice(None), u, j)
         unary[:, j, t, u] = bend(f, one, two, lambda x: trial.values(x, g, y, mask))
-    pairwise = torch.zeros(V, V, dtype=f.dtype)
+    pairwise = torch.zeros(B, V, V, dtype=f.dtype)
     for i, j in product(range(V), repeat=2):
         place = (slice(None), i, j)
-        pairwise[i, j] = bend(g, place, place, lambda x: trial.values(f, x, y, mask)).sum()
+        pairwise[:, i, j] = bend(g, place, place, lambda x: trial.values(f, x, y, mask))
     text = "is not minus the second derivative of log_prob: {}; see Curvature for what is meant"
     _demand(curvature.unary, unary, f"curvature.unary {text}", CLOSE_BENT)
     _demand(curvature.pairwise, pairwise, f"curvature.pairwise {text}", CLOSE_BENT)

@@ -1,8 +1,7 @@
-"""From a posterior to answers: averaged marginals, decodings, probabilities of labellings.
+"""Joint draws of (f, g) from a posterior, which every answer averages over.
 
-Everything is an average over S joint draws of (f, g) from q. The draws are functions, fixed once
-from a seed: every sequence meets the same ones, so an answer does not depend on what else is in
-the batch, on the order, or on padding.
+The draws are functions, fixed once from a seed: every sequence meets the same ones, so an answer does not
+depend on what else is in the batch, on the order, or on padding.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from structgp.data.batch import Batch
 from structgp.gp import Posterior, WeightPosterior, noise_table
-from structgp.structures import Structure
 
 
 @dataclass(frozen=True)
@@ -156,22 +154,3 @@ def _spread(factor: Tensor, eps: Tensor) -> Tensor:
     if factor.dim() == 2:
         return factor * eps
     return torch.einsum("rmk,srk->srm", factor.tril(), eps)
-
-
-def marginals(posterior: Posterior, structure: Structure, draws: Draws, batch: Batch) -> Tensor:
-    """(B, T, V) label probabilities, averaged over draws: Bayes-optimal token by token."""
-    f = draws.unary(posterior, batch)
-    return structure.marginals(f, draws.pairwise, batch.mask).mean(0)
-
-
-def viterbi(posterior: Posterior, structure: Structure, plugged: Draws, batch: Batch) -> Tensor:
-    """(B, T) the best whole labelling under the posterior mean, ``mean(posterior)``."""
-    return structure.decode(plugged.unary(posterior, batch), plugged.pairwise, batch.mask)[0]
-
-
-def log_prob(posterior: Posterior, structure: Structure, draws: Draws, batch: Batch) -> Tensor:
-    """(B,) log of the probability of labelling ``batch.y``, averaged over draws."""
-    f = draws.unary(posterior, batch)
-    with torch.no_grad():
-        values = structure.log_prob(f, draws.pairwise, batch.y, batch.mask)
-        return torch.logsumexp(values, 0) - np.log(len(values))

@@ -1,0 +1,152 @@
+"""Which labels may follow which: by the name of a tagging scheme, or pair by pair.
+
+A declaration is 'BIO' (also 'IOB2') or 'IOBES' (also 'BIOES', 'BILOU'); or a dict with the key
+'forbidden', or 'allowed', and pairs of labels. In a pair, None before a label is the beginning of a
+sequence, and after one its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from structgp.errors import InputError
+
+_SCHEMES = {"BIO": "BIO", "IOB2": "BIO", "IOBES": "IOBES", "BIOES": "IOBES", "BILOU": "IOBES"}
+_TAGS = {"B": "B", "I": "I", "E": "E", "L": "E", "S": "S", "U": "S"}
+_OPEN, _GOES_ON = frozenset("BI"), frozenset("IE")
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """follows : (V, V), whether the column's label may come after the row's; starts, ends : (V,), whether a
+    sequence may begin and end with a label."""
+
+    follows: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value.astype(int).tolist() for name, value in vars(self).items()}
+
+    @staticmethod
+    def from_json(state: Mapping[str, Any] | None) -> Allowed | None:
+        if state is None:
+            return None
+        return Allowed(
+            *(np.array(state[name], dtype=bool) for name in ("follows", "starts", "ends"))
+        )
+
+    def breaks(self, labels: Sequence[int]) -> int | None:
+        """The first position of a labelling whose label may not stand there, if there is one. Labels that
+        are missing (negative) may be anything, and are not judged together."""
+        for t, label in enumerate(labels):
+            if label < 0:
+                continue
+            before = labels[t - 1] if t else None
+            if before is None and not self.starts[label]:
+                return t
+            if before is not None and before >= 0 and not self.follows[before, label]:
+                return t
+            if t == len(labels) - 1 and not self.ends[label]:
+                return t
+        return None
+
+    def has_labelling(self, possible: np.ndarray) -> bool:
+        """Whether there is a labelling with a label of ``possible`` (T, V) at each position."""
+        if not len(possible):
+            return True
+        here = self.starts & possible[0]
+        for row in possible[1:]:
+            here = (here @ self.follows) & row
+        return bool((here & self.ends).any())
+
+
+def allowed(declared: Any, classes: Sequence[str], place: str = "constraints") -> Allowed:
+    """What a declaration says of the labels ``classes``, in their order."""
+    if isinstance(declared, str):
+        return _of_scheme(declared, classes, place)
+    if isinstance(declared, Mapping) and len(declared) == 1:
+        (kind, pairs), *_ = declared.items()
+        if kind in ("forbidden", "allowed"):
+            return _of_pairs(kind, _checked(pairs, classes, place), classes)
+    raise InputError(
+        place,
+        f"{declared!r} is no declaration",
+        "use the name of a scheme, {'forbidden': [(label, next), ...]} or {'allowed': [...]}",
+    )
+
+
+def _of_scheme(name: str, classes: Sequence[str], place: str) -> Allowed:
+    scheme = _SCHEMES.get(name.upper())
+    if scheme is None:
+        raise InputError(place, f"{name!r} is no scheme", f"use one of {', '.join(_SCHEMES)}")
+    parsed = [_parse(label) for label in classes]
+    used = {tag for tag, _ in parsed} - {"O"}
+    if not used or (scheme == "BIO" and used & {"E", "S"}):
+        raise InputError(
+            place,
+            f"the labels {', '.join(classes)} are none of the scheme {name}",
+            "check the labels, or leave it out",
+        )
+    V = len(classes)
+    follows, starts, ends = np.ones((V, V), bool), np.ones(V, bool), np.ones(V, bool)
+    for j, (tag, kind) in enumerate(parsed):
+        goes_on = tag in _GOES_ON
+        starts[j] = not goes_on
+        ends[j] = scheme == "BIO" or tag not in _OPEN
+        for i, (before, kind_before) in enumerate(parsed):
+            same = before in _OPEN and kind_before == kind
+            open_before = scheme == "IOBES" and before in _OPEN
+            follows[i, j] = same if goes_on else not open_before
+    return Allowed(follows, starts, ends)
+
+
+def _parse(label: str) -> tuple[str, str]:
+    """Label -> tag and type; labels without a tag are outside."""
+    tag, dash, kind = label.partition("-")
+    return (_TAGS[tag], kind) if tag in _TAGS and (dash or label == tag) else ("O", "")
+
+
+Pairs = list[tuple[int | None, int | None]]
+
+
+def _checked(pairs: Any, classes: Sequence[str], place: str) -> Pairs:
+    index = {label: i for i, label in enumerate(classes)}
+    found: Pairs = []
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
+        raise InputError(place, f"{pairs!r} is no list of pairs", "pass [(label, next label), ...]")
+    for pair in pairs:
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise InputError(place, f"{pair!r} is no pair of labels", "pass (label, next label)")
+        for label in pair:
+            if label is not None and label not in index:
+                raise InputError(
+                    place,
+                    f"{label!r} is no label of the training data",
+                    f"use {', '.join(classes)}; None stands for the beginning or the end",
+                )
+        if pair[0] is None and pair[1] is None:
+            raise InputError(place, "a pair of None and None", "name a label in each pair")
+        before, after = (None if label is None else index[label] for label in pair)
+        found.append((before, after))
+    return found
+
+
+def _of_pairs(kind: str, pairs: Pairs, classes: Sequence[str]) -> Allowed:
+    V, value = len(classes), kind == "allowed"
+    follows = np.full((V, V), not value)
+    # Where nothing is listed as a beginning, every label may be one; and so for ends.
+    starts = np.full(V, not (value and any(before is None for before, _ in pairs)))
+    ends = np.full(V, not (value and any(after is None for _, after in pairs)))
+    for before, after in pairs:
+        if before is None:
+            starts[after] = value
+        elif after is None:
+            ends[before] = value
+        else:
+            follows[before, after] = value
+    return Allowed(follows, starts, ends)

@@ -1,0 +1,63 @@
+"""What is impossible has a score of -inf: one mechanism for rules, for labels known and for labels missing.
+
+A rule that label j never follows i puts -inf at g[i, j]; one on how a sequence begins or ends, or a label
+that is known, puts -inf at the other labels of its position. What remains is summed over or maximised as
+before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rules:
+    """follows : (V, V) bool, row = from, column = to; starts, ends : (V,) bool. What is allowed."""
+
+    follows: Tensor
+    starts: Tensor
+    ends: Tensor
+
+    def restrict(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """f (S, B, T, V) and g (S, V, V) with -inf at what is not allowed."""
+        follows, starts, ends = (x.to(f.device) for x in (self.follows, self.starts, self.ends))
+        last = mask.clone()
+        last[:, :-1] &= ~mask[:, 1:]
+        banned = last[..., None] & ~ends  # (B, T, V)
+        banned[:, 0] |= ~starts
+        return f.masked_fill(banned & mask[..., None], -torch.inf), g.masked_fill(
+            ~follows, -torch.inf
+        )
+
+    @cached_property
+    def is_free(self) -> bool:
+        return bool(self.follows.all() and self.starts.all() and self.ends.all())
+
+
+def keep_known(f: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """f (S, B, T, V) with -inf at all labels but y (B, T), where y is known (not negative)."""
+    known = (y >= 0) & mask
+    others = torch.arange(f.shape[-1], device=f.device) != y[..., None]
+    return f.masked_fill(others & known[..., None], -torch.inf)
+
+
+def some_missing(y: Tensor, mask: Tensor) -> bool:
+    return bool(((y < 0) & mask).any())
+
+
+def steps_to_anywhere(follows: Tensor) -> int | None:
+    """The least number of steps after which every label can follow every label; None if there is none.
+
+    ``follows`` : (V, V) bool. Such a number is at most V^2 - 2 V + 2 (Wielandt)."""
+    V = len(follows)
+    step = follows.to(torch.float64)
+    reach = step.clone()
+    for n in range(1, V * V - 2 * V + 3):
+        if bool((reach > 0).all()):
+            return n
+        reach = ((reach @ step) > 0).to(torch.float64)
+    return None
