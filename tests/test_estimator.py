@@ -1276,9 +1276,9 @@ def test_learning_the_kernel_is_automatic(few):
 
 def test_inducing_inputs_by_default(train, monkeypatch):
     monkeypatch.setattr(structgp.estimator, "N_INDUCING", 7)
-    preset = structgp.estimator.PRESETS["paper-stochastic"]
+    preset = structgp.inference.PRESETS["paper-stochastic"]
     monkeypatch.setitem(
-        structgp.estimator.PRESETS, "paper-stochastic", dataclasses.replace(preset, n_inducing=5)
+        structgp.inference.PRESETS, "paper-stochastic", dataclasses.replace(preset, n_inducing=5)
     )
 
     def count(**parameters):

@@ -21,7 +21,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 import structgp
-from structgp import InputError, ModelFileError, StructuredGPClassifier, model
+from structgp import InputError, ModelFileError, StructuredGPClassifier, model_file
 from structgp.data import atomic
 from structgp.data.generate import generate
 from structgp.gp import Posterior
@@ -76,7 +76,7 @@ def refused(path, *parts) -> ModelFileError:
     for part in parts:
         assert part in text
     with pytest.raises(ModelFileError) as again:
-        model.load(path)
+        model_file.load(path)
     assert str(again.value) == text
     return caught.value
 
@@ -155,8 +155,8 @@ def with_posterior(fitted, options, **fields) -> Model:
 def test_every_posterior_comes_back_to_the_last_bit(options, fitted, data, tmp_path):
     before = with_posterior(fitted, options)
     path = tmp_path / "model"
-    before.save(path)
-    after = model.load(path)
+    model_file.save(before, path)
+    after = model_file.load(path)
     state, loaded = before.posterior.state_dict(), after.posterior.state_dict()
     assert state.keys() == loaded.keys()
     for name, value in state.items():
@@ -174,7 +174,7 @@ def test_every_posterior_comes_back_to_the_last_bit(options, fitted, data, tmp_p
 def test_diagonal_covariances_take_less_space(fitted, tmp_path):
     sizes = []
     for covariance in ("full", "diagonal"):
-        with_posterior(fitted, {"covariance": covariance}).save(tmp_path / covariance)
+        model_file.save(with_posterior(fitted, {"covariance": covariance}), tmp_path / covariance)
         with safetensors.safe_open(tmp_path / covariance, framework="np") as file:
             sizes.append(file.get_tensor("factor").shape)
     M = fitted.model_.posterior.n_inducing
@@ -201,8 +201,8 @@ def test_a_predictor_answers_and_is_not_kept(fitted, data, tmp_path):
         for one, other in zip(plain.marginals(data.X), own.marginals(data.X), strict=True)
     ]
     assert any(differ)
-    own.save(tmp_path / "model")
-    loaded = model.load(tmp_path / "model")
+    model_file.save(own, tmp_path / "model")
+    loaded = model_file.load(tmp_path / "model")
     assert loaded.likelihood == "custom"
     assert loaded.predictor is None
     assert type(loaded.structure) is Chain
@@ -211,10 +211,10 @@ def test_a_predictor_answers_and_is_not_kept(fitted, data, tmp_path):
 
 
 def test_the_structure_that_answers_is_kept_by_name(fitted, tmp_path, monkeypatch):
-    monkeypatch.setitem(model.STRUCTURES, "backwards", Backwards)
+    monkeypatch.setitem(structgp.model.STRUCTURES, "backwards", Backwards)
     own = with_posterior(fitted, {}, predict_with="backwards")
-    own.save(tmp_path / "model")
-    assert isinstance(model.load(tmp_path / "model").structure, Backwards)
+    model_file.save(own, tmp_path / "model")
+    assert isinstance(model_file.load(tmp_path / "model").structure, Backwards)
 
 
 def test_a_structure_this_version_does_not_know(content, tmp_path):
@@ -275,7 +275,7 @@ def test_the_file_is_plain_safetensors_and_json(content, tmp_path):
     with safetensors.safe_open(path, framework="np") as file:
         header = json.loads(file.metadata()["structgp"])
         assert {"inducing", "m", "factor", "pair_mean"} <= set(file.keys())
-    assert header["format"] == model.FORMAT
+    assert header["format"] == model_file.FORMAT
     assert header["labels"] == ["L0", "L1", "L2"]
 
 
@@ -406,7 +406,7 @@ def rewritten(content: bytes, path: Path, **changes) -> None:
         header = json.loads(file.metadata()["structgp"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     text = json.dumps(header | changes)
-    metadata = {"structgp": text, "digest": model._digest(text, tensors)}
+    metadata = {"structgp": text, "digest": model_file._digest(text, tensors)}
     path.write_bytes(safetensors.torch.save(tensors, metadata))
 
 
@@ -414,13 +414,15 @@ def test_a_later_format_names_the_versions(content, tmp_path):
     path = tmp_path / "model"
     rewritten(content, path)
     structgp.load(path)
-    rewritten(content, path, format=model.FORMAT + 1, version="9.8.7", kernel="of a later kind")
+    rewritten(
+        content, path, format=model_file.FORMAT + 1, version="9.8.7", kernel="of a later kind"
+    )
     refused(
         path,
-        f"format {model.FORMAT + 1}",
+        f"format {model_file.FORMAT + 1}",
         "structgp 9.8.7",
         f"this is {structgp.__version__}",
-        f"up to format {model.FORMAT}",
+        f"up to format {model_file.FORMAT}",
         "update structgp",
     )
 

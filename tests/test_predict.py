@@ -16,6 +16,17 @@ from structgp.kernels import TemplateKernel
 from structgp.predict import FunctionDraws as Draws
 from structgp.structures import Chain
 
+
+def marginals(posterior, structure, draws, batch):
+    unknown = replace(batch, y=torch.full_like(batch.y, -1))
+    return predict.marginals(predict.potentials(posterior, structure, draws, unknown))
+
+
+def viterbi(posterior, structure, draws, batch):
+    unknown = replace(batch, y=torch.full_like(batch.y, -1))
+    return predict.viterbi(predict.potentials(posterior, structure, draws, unknown))
+
+
 LENGTHS = (3, 1, 4, 2)
 V, M, W = 3, 4, 2
 
@@ -98,7 +109,7 @@ def test_draws_have_the_moments_of_the_posterior(posterior, batch):
 def test_marginals_are_the_average_of_the_draws_marginals(posterior, batch, oracles):
     draws = Draws.sample(posterior, 6, seed=4)
     f = draws.unary(posterior, batch).numpy()
-    p = predict.marginals(posterior, Chain(), draws, batch).numpy()
+    p = marginals(posterior, Chain(), draws, batch).numpy()
     assert p.shape == (len(LENGTHS), max(LENGTHS), V)
     for b, n in enumerate(LENGTHS):
         tables = [oracles.chain_table(f[s, b, :n], draws.pairwise[s]) for s in range(6)]
@@ -137,9 +148,9 @@ def test_plug_in_mean(posterior, batch, oracles):
     draws = Draws.mean(posterior)
     assert draws.plug_in
     assert draws.inducing.shape == (1, V, M)
-    p = predict.marginals(posterior, Chain(), draws, batch).numpy()
+    p = marginals(posterior, Chain(), draws, batch).numpy()
     log_prob = predict.log_prob(posterior, Chain(), draws, batch).numpy()
-    best = predict.viterbi(posterior, Chain(), Draws.mean(posterior), batch).numpy()
+    best = viterbi(posterior, Chain(), Draws.mean(posterior), batch).numpy()
     for b, n in enumerate(LENGTHS):
         x, y = sequence(batch, b)
         mean, _ = gaussian_by_hand(posterior, x)
@@ -165,8 +176,8 @@ def test_padding_changes_nothing(posterior, batch, make, extra):
     wider = batch_of(range(len(LENGTHS)), extra)
     T = max(LENGTHS)
     assert wider.mask.shape == (len(LENGTHS) + 1, T + extra)
-    p = predict.marginals(posterior, Chain(), draws, batch)
-    q = predict.marginals(posterior, Chain(), draws, wider)[:-1]
+    p = marginals(posterior, Chain(), draws, batch)
+    q = marginals(posterior, Chain(), draws, wider)[:-1]
     torch.testing.assert_close(q[:, :T], p, rtol=0, atol=1e-14)
     assert not q[:, T:].any()
     torch.testing.assert_close(
@@ -182,7 +193,7 @@ def test_what_stands_in_the_padding_changes_nothing(posterior, batch):
     x = torch.where(batch.mask[..., None], batch.x, 12.5)
     y = torch.where(batch.mask, batch.y, 2)
     other = replace(batch, x=x, y=y)
-    for ask in (predict.marginals, predict.log_prob):
+    for ask in (marginals, predict.log_prob):
         # To rounding: GPyTorch's RBF centres all rows it is given before it takes distances.
         torch.testing.assert_close(
             ask(posterior, Chain(), draws, other),
@@ -191,8 +202,8 @@ def test_what_stands_in_the_padding_changes_nothing(posterior, batch):
             atol=1e-13,
         )
     assert torch.equal(
-        predict.viterbi(posterior, Chain(), Draws.mean(posterior), batch),
-        predict.viterbi(posterior, Chain(), Draws.mean(posterior), other),
+        viterbi(posterior, Chain(), Draws.mean(posterior), batch),
+        viterbi(posterior, Chain(), Draws.mean(posterior), other),
     )
 
 
@@ -209,18 +220,18 @@ def test_with_a_kernel_of_ours_padding_changes_not_one_bit(posterior, batch):
 
     short, wide = rounded(batch), rounded(batch_of(range(len(LENGTHS)), 5))
     T = max(LENGTHS)
-    p = predict.marginals(q, Chain(), draws, short)
-    assert torch.equal(predict.marginals(q, Chain(), draws, wide)[:-1, :T], p)
+    p = marginals(q, Chain(), draws, short)
+    assert torch.equal(marginals(q, Chain(), draws, wide)[:-1, :T], p)
     log_prob = predict.log_prob(q, Chain(), draws, short)
     assert torch.equal(predict.log_prob(q, Chain(), draws, wide)[:-1], log_prob)
 
 
 def test_neighbours_in_the_batch_and_their_order_change_nothing(posterior, batch):
     draws = Draws.sample(posterior, 6, seed=4)
-    p = predict.marginals(posterior, Chain(), draws, batch)
-    backwards = predict.marginals(posterior, Chain(), draws, batch_of([3, 2, 1, 0]))
+    p = marginals(posterior, Chain(), draws, batch)
+    backwards = marginals(posterior, Chain(), draws, batch_of([3, 2, 1, 0]))
     for b, n in enumerate(LENGTHS):
-        alone = predict.marginals(posterior, Chain(), draws, batch_of([b]))[0]
+        alone = marginals(posterior, Chain(), draws, batch_of([b]))[0]
         torch.testing.assert_close(alone, p[b, :n], rtol=0, atol=1e-14)
         torch.testing.assert_close(backwards[3 - b], p[b], rtol=0, atol=1e-14)
 
@@ -238,7 +249,7 @@ def test_no_pairwise_scores(posterior, batch, oracles):
     draws = Draws.sample(q, 6, seed=4)
     assert not draws.pairwise.any()
     f = draws.unary(q, batch)
-    p = predict.marginals(q, Chain(), draws, batch)
+    p = marginals(q, Chain(), draws, batch)
     by_hand = f.softmax(-1).mean(0)
     torch.testing.assert_close(p[batch.mask], by_hand[batch.mask], rtol=0, atol=1e-12)
 
@@ -378,12 +389,12 @@ def test_the_mean_of_a_mixture(batch):
 def test_marginals_of_a_mixture_are_the_mixture_of_marginals(batch):
     """40,000 draws a side, so four standard errors of a probability are at most 0.015."""
     q = mixture()
-    found = predict.marginals(q, Chain(), Draws.sample(q, 40_000, 0), batch)
+    found = marginals(q, Chain(), Draws.sample(q, 40_000, 0), batch)
     expected = torch.zeros_like(found)
     for k, weight in enumerate(q.weights):
         part = Posterior(q.kernel, q.inducing, V, pairwise_sd=0.9).requires_grad_(False)
         part.m.copy_(q.m[k : k + 1])
         part.factor.copy_(q.factor[k : k + 1])
         part.pair_mean.copy_(q.pair_mean)
-        expected += weight * predict.marginals(part, Chain(), Draws.sample(part, 40_000, k), batch)
+        expected += weight * marginals(part, Chain(), Draws.sample(part, 40_000, k), batch)
     torch.testing.assert_close(found, expected, rtol=0, atol=0.015)
