@@ -107,7 +107,8 @@ class Browser:
         """Seconds until the page has loaded and two frames of it were drawn."""
         self._events.clear()
         began = time.monotonic()
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        answer = self.call("Page.navigate", url=page.resolve().as_uri())
+        assert "errorText" not in answer, answer
         self._until("Page.loadEventFired")
         self.evaluate(
             "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))"

@@ -169,12 +169,14 @@ def test_shading_turns_to_another_doubt(browser, findings, tmp_path):
 
 
 def test_a_nasty_token_stays_text(browser, findings, tmp_path):
-    words = [["</script><b id=evil>", *w[1:]] for w in findings.text.words]
+    words = [["</script><b id=evil>" + 300 * "x", *w[1:]] for w in findings.text.words]
     text = dataclasses.replace(findings.text, words=words)
     path = tmp_path / "report.html"
     path.write_text(render(dataclasses.replace(findings, text=text)), encoding="utf-8")
     browser.errors.clear()
+    browser.window(400)
     browser.open(path)
     assert browser.errors == []
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 400
     assert browser.evaluate("document.getElementById('evil')") is None
     assert browser.evaluate("document.querySelector('.token .word').textContent").startswith("</s")

@@ -46,7 +46,8 @@ def transitions(
 ) -> Markup:
     """Posterior mean of each label-to-label score, and under it its standard deviation."""
     place = {label: i for i, label in enumerate(labels)}
-    top = max(abs(v) for row in mean for v in row) or 1.0
+    # Scores well below one do next to nothing, and are to look like it.
+    top = max(1.0, *(abs(v) for row in mean for v in row))
 
     def cell(before: str, after: str) -> Markup:
         i, j = place[before], place[after]
