@@ -613,6 +613,12 @@ def test_callback_sees_every_step(fitted, train):
     assert [info.finished for info in seen] == [False] * (len(seen) - 1) + [True]
 
 
+def test_a_saved_model_keeps_the_trace_of_its_fit(fitted, tmp_path):
+    fitted.save(tmp_path / "model")
+    trace = structgp.load(tmp_path / "model").training_log_["trace"]
+    assert trace == [[s.iteration + 1, s.elbo] for s in fitted.training_log_["steps"]]
+
+
 @pytest.mark.parametrize("inference", ["second-order", "adam"])
 def test_callback_stops_and_keeps_what_there_is(inference, train, test, tmp_path):
     estimator = StructuredGPClassifier(inference=inference, n_draws=8)

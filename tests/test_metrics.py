@@ -4,6 +4,7 @@ import json
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from structgp.metrics import (
     calibration,
     chunks,
     evaluate,
+    risk_coverage,
     sequence_nll,
     span_scores,
     token_error,
@@ -293,6 +295,51 @@ def test_ece_equals_a_slow_computation(data, n_bins):
     assert 0.0 <= result.ece <= 1.0
     assert sum(b.count for b in result.bins) == len(tokens)
     assert all(b.count > 0 for b in result.bins)
+
+
+# --- risk and coverage -----------------------------------------------------------------------
+
+
+def test_risk_coverage_by_hand():
+    marginals = [[{"a": 0.9, "b": 0.1}, {"a": 0.4, "b": 0.6}], [{"a": 0.2, "b": 0.8}]]
+    curve = risk_coverage([["a", "a"], ["b"]], marginals)
+    assert curve.coverage.tolist() == pytest.approx([1 / 3, 2 / 3, 1])
+    assert curve.risk.tolist() == pytest.approx([0, 0, 1 / 3])
+    assert curve.area == pytest.approx(1 / 9)
+
+
+def test_equal_confidences_share_their_errors():
+    marginals = [[{"a": 0.75, "b": 0.25}] * 4]
+    curve = risk_coverage([["a", "b", "never", "a"]], marginals)
+    assert curve.risk.tolist() == pytest.approx([0.5] * 4)
+    assert curve.area == pytest.approx(0.5)
+
+
+def test_risk_coverage_errors():
+    with pytest.raises(InputError, match="no tokens"):
+        risk_coverage([[]], [[]])
+    with pytest.raises(InputError, match=r"marginals\[0\]: 0 tokens"):
+        risk_coverage([["a"]], [[]])
+
+
+@given(scored(), st.randoms())
+def test_risk_is_the_mean_over_orders_of_equals(data, rand: random.Random):
+    """At the last token of each confidence it is a plain count, whatever the order before it."""
+    y, marginals = data
+    curve = risk_coverage(y, marginals)
+    tokens = [
+        (max(dist.values()), max(dist, key=dist.get) != label)
+        for truth, dists in zip(y, marginals, strict=True)
+        for label, dist in zip(truth, dists, strict=True)
+    ]
+    rand.shuffle(tokens)
+    tokens.sort(key=lambda token: -token[0])
+    for k, (confidence, _) in enumerate(tokens, start=1):
+        if k == len(tokens) or tokens[k][0] < confidence:
+            wrong = sum(error for _, error in tokens[:k])
+            assert curve.risk[k - 1] == pytest.approx(wrong / k)
+    assert curve.area == pytest.approx(np.mean(curve.risk))
+    assert 0 <= curve.area <= 1
 
 
 # --- report ----------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from structgp.optimizers import (
     base,
 )
 from structgp.structures import Chain, Structure
-from structgp.training import History, make_batches, train
+from structgp.training import TRACE_POINTS, History, make_batches, train
 
 OPTIMIZERS = {
     "adam": Adam(max_steps=12, window=4, tolerance=0.5),
@@ -87,6 +87,15 @@ def test_callback_sees_every_step(optimizer: Optimizer) -> None:
     assert history.reason == "a test"
     assert history.elbo == seen[-1].elbo
     assert history.seconds > 0
+
+
+def test_the_trace_has_the_bound_of_every_step_or_of_some() -> None:
+    few = History("any", "a test", steps=[StepInfo(i, -10.0 / (i + 1), 1) for i in range(3)])
+    assert few.trace == [[1, -10.0], [2, -5.0], [3, -10 / 3]]
+    many = History("any", "a test", steps=[StepInfo(i, float(i), 1) for i in range(5000)])
+    assert len(many.trace) == TRACE_POINTS
+    assert (many.trace[0], many.trace[-1]) == ([1, 0.0], [5000, 4999.0])
+    assert History("any", "a test").trace == []
 
 
 @every_optimizer

@@ -151,9 +151,10 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     ----------
     classes_ : labels seen in training, sorted.
     training_log_ : what the optimiser did and why: 'optimizer', 'reason', 'gradient', 'stopped', 'steps',
-        'elbo' and 'fresh_elbo' (which bracket the optimum in expectation), 'relaxation' (evidence
-        before and after, if the kernel's shape was learned so), 'pilot' (the first fit, on a part of the
-        data), 'space', 'kernel_scales' (prior variance of a weight, by template), 'function_scales' (of the
+        'trace' (number and bound of each step, of some where they are many), 'elbo' and 'fresh_elbo'
+        (which bracket the optimum in expectation), 'relaxation' (evidence before and after, if the
+        kernel's shape was learned so), 'pilot' (the first fit, on a part of the data), 'space',
+        'kernel_scales' (prior variance of a weight, by template), 'function_scales' (of the
         functions that labels are made of), 'effective_parameters', 'kl_inducing',
         'kl_pairwise', 'amplitude_factor', 'pairwise_sd', 'n_inducing', 'inducing_residual',
         'evaluations', 'seconds', and 'dev' if dev data was passed.
@@ -723,6 +724,7 @@ def _log(
             "gradient": history.gradient,
             "stopped": history.stopped,
             "steps": history.steps,
+            "trace": history.trace,
             "elbo": history.elbo,
             "fresh_elbo": history.fresh_elbo,
             "relaxation": None if relaxation is None else vars(relaxation),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from structgp.errors import InputError
 
@@ -247,9 +248,53 @@ def calibration(y_true: Labels, marginals: Marginals, n_bins: int = 15) -> Calib
 
         ece = sum_b  (n_b / N) |accuracy_b - mean confidence_b|.
     """
-    _check_lengths(y_true, marginals, "marginals")
     if n_bins < 1:
         raise InputError("n_bins", f"{n_bins} bins", "give at least 1")
+    confidence, right = _confidences(y_true, marginals)
+    which = np.minimum((confidence * n_bins).astype(np.int64), n_bins - 1)
+    bins = tuple(
+        CalibrationBin(
+            low=b / n_bins,
+            high=(b + 1) / n_bins,
+            confidence=float(confidence[which == b].mean()),
+            accuracy=float(right[which == b].mean()),
+            count=int((which == b).sum()),
+        )
+        for b in np.unique(which).tolist()
+    )
+    ece = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / len(confidence)
+    return Calibration(ece=float(ece), bins=bins)
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """Error of the most confident tokens: ``risk[k - 1]`` of the first k of N, a share
+    ``coverage[k - 1]`` = k / N of all. ``area`` is the mean of ``risk``: under the curve."""
+
+    coverage: NDArray[np.float64]
+    risk: NDArray[np.float64]
+    area: float
+
+
+def risk_coverage(y_true: Labels, marginals: Marginals) -> RiskCoverage:
+    """How much error is left if only the most confident tokens are answered?
+
+    Confidence and right answers are those of :func:`calibration`. Tokens of equal confidence come in
+    random order, and the risk is its expectation over that order.
+    """
+    confidence, right = _confidences(y_true, marginals)
+    _, group, size = np.unique(-confidence, return_inverse=True, return_counts=True)
+    wrong = np.bincount(group, weights=1 - right) / size
+    number = np.arange(1, len(right) + 1)
+    risk = np.cumsum(np.repeat(wrong, size)) / number
+    return RiskCoverage(number / len(right), risk, float(risk.mean()))
+
+
+def _confidences(
+    y_true: Labels, marginals: Marginals
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The confidence of every token, and 1 where its most probable label is the true one, else 0."""
+    _check_lengths(y_true, marginals, "marginals")
     confidences: list[float] = []
     rights: list[bool] = []
     for i, (truth, dists) in enumerate(zip(y_true, marginals, strict=True)):
@@ -265,22 +310,8 @@ def calibration(y_true: Labels, marginals: Marginals, n_bins: int = 15) -> Calib
             rights.append(top == label)
     if not confidences:
         raise _no_tokens()
-
     confidence = np.clip(np.array(confidences, dtype=np.float64), 0.0, 1.0)
-    right = np.array(rights, dtype=np.float64)
-    which = np.minimum((confidence * n_bins).astype(np.int64), n_bins - 1)
-    bins = tuple(
-        CalibrationBin(
-            low=b / n_bins,
-            high=(b + 1) / n_bins,
-            confidence=float(confidence[which == b].mean()),
-            accuracy=float(right[which == b].mean()),
-            count=int((which == b).sum()),
-        )
-        for b in np.unique(which).tolist()
-    )
-    ece = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / len(confidence)
-    return Calibration(ece=float(ece), bins=bins)
+    return confidence, np.array(rights, dtype=np.float64)
 
 
 # --- all of them -----------------------------------------------------------------------------

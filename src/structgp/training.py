@@ -18,6 +18,9 @@ from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
 
+TRACE_POINTS = 400
+"""Steps that a trace keeps; stochastic optimisers take thousands."""
+
 
 @dataclass
 class History:
@@ -39,6 +42,14 @@ class History:
     @property
     def elbo(self) -> float:
         return self.steps[-1].elbo
+
+    @property
+    def trace(self) -> list[list[float]]:
+        """[number from 1, bound] of every step, or of as many evenly spaced ones as a model file should
+        hold, the first and the last among them."""
+        n = len(self.steps)
+        kept = np.unique(np.linspace(0, n - 1, min(n, TRACE_POINTS)).round().astype(int))
+        return [[self.steps[i].iteration + 1, float(self.steps[i].elbo)] for i in kept.tolist()]
 
     @property
     def evaluations(self) -> int:

@@ -7,5 +7,8 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from structgp.cli.commands import main
+from structgp.cli.report import report
+
+main.add_command(report)
 
 __all__ = ["main"]

@@ -1,0 +1,6 @@
+"""What a model makes of a file, on one page."""
+
+from structgp.report.findings import Findings, Text, examine
+from structgp.report.page import render
+
+__all__ = ["Findings", "Text", "examine", "render"]

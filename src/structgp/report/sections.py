@@ -1,0 +1,260 @@
+"""The sections of the page, each from the findings to HTML."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from structgp.report import charts, tables
+from structgp.report.findings import Findings, Truth
+from structgp.report.markup import Markup, join, tag
+from structgp.report.numbers import count, decimal, percent, plural
+
+_COVERAGES = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 1.0)
+_ENLARGED = 0.25
+"""A bracket lower than this share of the curve gets an enlargement."""
+
+
+# -- headline ----------------------------------------------------------------------------------
+
+
+def headline(findings: Findings) -> Markup:
+    tiles = _unlabelled_tiles(findings) if findings.truth is None else _tiles(findings.truth)
+    return join((tag("div", *tiles, class_="tiles"), _facts(findings)))
+
+
+def _tiles(truth: Truth) -> list[Markup]:
+    scores = truth.scores
+    wrong = round(scores.token_error * scores.n_tokens)
+    spans = f"precision {percent(scores.span_precision)}, recall {percent(scores.span_recall)}"
+    whole = f"{decimal(scores.sequence_nll, 2)} a sequence"
+    if scores.n_unseen_tokens:
+        whole += f"; {plural(scores.n_unseen_tokens, 'token')} with labels new to it left out"
+    return [
+        _tile(
+            "Token error",
+            percent(scores.token_error),
+            f"{count(wrong)} of {plural(scores.n_tokens, 'token')} "
+            f"in {plural(scores.n_sequences, 'sequence')}",
+        ),
+        _tile("Span F1", percent(scores.span_f1), spans),
+        _tile("Negative log-likelihood", decimal(scores.token_nll, 3), f"nats a token; {whole}"),
+        _tile("Calibration error", decimal(scores.ece, 3), "ECE: confidence against accuracy"),
+    ]
+
+
+def _unlabelled_tiles(findings: Findings) -> list[Markup]:
+    tops = [max(p.values()) for sequence in findings.marginals for p in sequence]
+    n, doubt = len(findings.text.words), findings.doubts[0]
+    mean = sum(float(v.sum()) for v in doubt.values) / len(tops)
+    unsure = sum(p < 0.5 for p in tops)
+    return [
+        _tile("Sequences", count(n), "without labels"),
+        _tile("Tokens", count(len(tops)), f"{decimal(len(tops) / n, 1)} a sequence"),
+        _tile("Mean doubt", decimal(mean, 3), "nats a token"),
+        _tile("No label above one half", percent(unsure / len(tops)), plural(unsure, "token")),
+    ]
+
+
+def _tile(name: str, figure: str, below: str) -> Markup:
+    return tag(
+        "div",
+        tag("h2", name),
+        tag("p", figure, class_="figure"),
+        tag("p", below, class_="note"),
+        class_="tile",
+    )
+
+
+def _facts(findings: Findings) -> Markup:
+    log, model = findings.log, findings.estimator.model_
+    trace = log.get("trace")
+    posterior = f"{count(log['n_inducing'])} "
+    posterior += "weights" if log["space"] == "weights" else "inducing inputs a function"
+    fitted = f"{log['optimizer']}, {log['stopped']}"
+    if trace:
+        fitted += f" after {plural(int(trace[-1][0]), 'step')}"
+    sizes = (log["n_sequences"], "sequence"), (log["n_tokens"], "token")
+    trained = ", ".join(plural(*size) for size in (*sizes, (len(model.labels.classes), "label")))
+    draws = plural(model.n_draws, "draw") if findings.estimator.average == "draws" else "the mean"
+    facts = (
+        ("Trained on", trained),
+        ("Likelihood", model.likelihood),
+        ("Posterior", posterior),
+        ("Effective parameters", count(log["effective_parameters"])),
+        ("Fit", f"{fitted}, {decimal(log['seconds'], 1)} s"),
+        ("Evidence bound", decimal(log["elbo"], 1)),
+        ("Predictions from", f"{draws} of the posterior"),
+        ("Written by", f"structgp {log['version']}"),
+    )
+    entries = (tag("div", tag("dt", name), tag("dd", value)) for name, value in facts)
+    return tag("dl", *entries, class_="facts")
+
+
+# -- confidence --------------------------------------------------------------------------------
+
+
+def confidence(findings: Findings) -> Markup:
+    truth = findings.truth
+    if truth is None:
+        return _needs_labels("Whether confidence is deserved")
+    bins = (
+        (
+            f"{decimal(b.low, 2)}\N{EN DASH}{decimal(b.high, 2)}",
+            count(b.count),
+            decimal(b.confidence, 3),
+            decimal(b.accuracy, 3),
+        )
+        for b in truth.calibration.bins
+    )
+    shares = (
+        (percent(share, 0), percent(charts.error_at(truth.risk, share))) for share in _COVERAGES
+    )
+    return tag(
+        "div",
+        tag(
+            "figure",
+            tag("h3", "Is it right as often as it claims?"),
+            charts.reliability(truth.calibration),
+            charts.confidence_counts(truth.calibration),
+            tag(
+                "figcaption",
+                "On the dashed line confidence equals accuracy; below it the model claims too much. "
+                "Upright lines: two standard errors. "
+                f"Expected calibration error {decimal(truth.calibration.ece, 4)}.",
+            ),
+            _details(
+                "Figures of the bins",
+                tables.figures(("bin", "tokens", "confidence", "accuracy"), bins, text_columns=1),
+            ),
+        ),
+        tag(
+            "figure",
+            tag("h3", "What if it answers only where it is sure?"),
+            charts.risk_curve(truth.risk),
+            tag(
+                "figcaption",
+                "Error among the tokens that the model is most confident of. "
+                f"Area under the curve {decimal(truth.risk.area, 4)}; lower is better.",
+            ),
+            _details(
+                "Figures of the curve",
+                tables.figures(("most confident", "error"), shares),
+            ),
+        ),
+        class_="pair",
+    )
+
+
+# -- labels ------------------------------------------------------------------------------------
+
+
+def confusions(findings: Findings) -> Markup:
+    if findings.truth is None:
+        return _needs_labels("What is taken for what")
+    pairs = findings.truth.confusion
+    table, left_out = tables.confusion(pairs)
+    parts = [
+        tag("h3", "What is taken for what"),
+        _note("Numbers of tokens, shaded by their share of the true label's."),
+        table,
+    ]
+    if left_out:
+        parts.append(_note(f"The {plural(left_out, 'label')} with the fewest tokens left out."))
+    columns = [tag("div", *parts)]
+    if any(truth != guess for truth, guess in pairs):
+        worst = tables.worst_confusions(pairs)
+        columns.append(tag("div", tag("h3", "Most frequent errors"), worst))
+    return tag("div", *columns, class_="side")
+
+
+def transitions(findings: Findings) -> Markup:
+    posterior = findings.estimator.model_.posterior
+    if not posterior.has_pairs:
+        return _note("The model has no label-to-label scores.")
+    classes = findings.estimator.classes_.tolist()
+    used = Counter(label for labels in findings.predicted for label in labels)
+    kept = tables.frequent({label: used[label] for label in classes})
+    index = [classes.index(label) for label in kept]
+    scores = posterior.pairwise()
+    mean, sd = scores.mean.detach(), scores.variance.detach().sqrt()
+    table = tables.transitions(kept, mean[index][:, index].tolist(), sd[index][:, index].tolist())
+    parts = [
+        _note(
+            "Posterior mean and standard deviation of the score of each pair. "
+            "Only differences within the table matter."
+        ),
+        table,
+    ]
+    if len(kept) < len(classes):
+        left_out = plural(len(classes) - len(kept), "label")
+        parts.append(_note(f"The {left_out} predicted least often left out."))
+    return join(parts)
+
+
+def weights(findings: Findings) -> Markup:
+    scales = findings.log.get("kernel_scales") or {}
+    if not scales:
+        return _note("The kernel has no weights by template.")
+    named = [(findings.templates.get(key, key), value) for key, value in scales.items()]
+    return join(
+        (
+            _note("Prior variance of a weight in each template, learned on the evidence bound."),
+            tables.weights(named),
+        )
+    )
+
+
+# -- the fit -----------------------------------------------------------------------------------
+
+
+def fit(findings: Findings) -> Markup:
+    log = findings.log
+    trace = [[s, v] for s, v in log.get("trace") or [] if math.isfinite(v)]
+    last, fresh = log["elbo"], log["fresh_elbo"]
+    if not trace:
+        return _note("The model file has no trace of its fit.")
+    said = (
+        f"The bound of each step. At the end {decimal(last, 1)} on the draws of the fit and "
+        f"{decimal(fresh, 1)} on fresh ones (the ring): in expectation the best bound lies between "
+        f"them, {decimal(abs(last - fresh), 1)} nats apart, or "
+        f"{decimal(abs(last - fresh) / max(1, log['n_tokens']), 3)} a token of the training data."
+    )
+    figures = [tag("figure", charts.learning_curve(trace, fresh), tag("figcaption", said))]
+    start = _enlarged_from(trace, last, fresh)
+    if start is not None:
+        figures.append(
+            tag(
+                "figure",
+                charts.learning_curve(trace, fresh, from_step=start),
+                tag("figcaption", f"The same from step {count(start)} on."),
+            )
+        )
+    return tag("div", *figures, class_="pair")
+
+
+def _enlarged_from(trace: list[list[float]], last: float, fresh: float) -> int | None:
+    """The step from which on the bracket is well seen, if it is not from the first on."""
+    if not math.isfinite(fresh) or len(trace) < 4:
+        return None
+    bracket = abs(last - fresh)
+    values = [v for _, v in trace]
+    if bracket >= _ENLARGED * (max(values) - min(values)):
+        return None
+    # As much of the end as stays within a few brackets of it, and two steps at the least.
+    first = len(trace) - 2
+    while first > 0 and abs(values[first - 1] - last) <= 3 * bracket:
+        first -= 1
+    return int(trace[first][0]) if first > 0 else None
+
+
+def _needs_labels(what: str) -> Markup:
+    return _note(f"{what} is known only where the data has labels; this file has none.")
+
+
+def _note(text: str) -> Markup:
+    return tag("p", text, class_="note")
+
+
+def _details(summary: str, table: Markup) -> Markup:
+    return tag("details", tag("summary", summary), table)

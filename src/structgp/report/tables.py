@@ -1,0 +1,158 @@
+"""The tables: labels against labels, what templates weigh, figures behind the plots."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from structgp.report.markup import Markup, tag
+from structgp.report.numbers import MINUS, count, decimal, percent
+
+MOST_LABELS = 40
+"""Rows and columns of a table of labels; a larger one is a carpet that nobody reads."""
+
+Cell = Callable[[str, str], Markup]
+
+
+def confusion(pairs: Counter[tuple[str, str]]) -> tuple[Markup, int]:
+    """Tokens by true label (rows) and predicted label (columns), shaded by their share of the row;
+    and the number of labels that are left out, those with the fewest tokens."""
+    tokens: Counter[str] = Counter()
+    for (truth, guess), n in pairs.items():
+        tokens[truth] += n
+        tokens[guess] += n
+    kept = frequent(tokens)
+    of_row: Counter[str] = Counter()
+    for (truth, _), n in pairs.items():
+        of_row[truth] += n
+
+    def cell(truth: str, guess: str) -> Markup:
+        n = pairs[truth, guess]
+        right = truth == guess
+        if not n:
+            return tag("td", class_="right" if right else None)
+        share = n / of_row[truth]
+        title = f"{count(n)} of {count(of_row[truth])} {truth} labelled {guess} ({percent(share)})"
+        kind = "right" if right else "wrong"
+        return tag("td", count(n), class_=kind, title=title, style=_strength(math.sqrt(share)))
+
+    table = _label_table(kept, cell, "true label", "predicted label", "confusion")
+    return table, len(tokens) - len(kept)
+
+
+def transitions(
+    labels: Sequence[str], mean: Sequence[Sequence[float]], sd: Sequence[Sequence[float]]
+) -> Markup:
+    """Posterior mean of each label-to-label score, and under it its standard deviation."""
+    place = {label: i for i, label in enumerate(labels)}
+    # Scores well below one do next to nothing, and are to look like it.
+    top = max(1.0, *(abs(v) for row in mean for v in row))
+
+    def cell(before: str, after: str) -> Markup:
+        i, j = place[before], place[after]
+        m, s = mean[i][j], sd[i][j]
+        return tag(
+            "td",
+            signed(m),
+            tag("small", f"±{decimal(s, 1)}"),
+            class_="plus" if m >= 0 else "minus",
+            title=f"{before} then {after}: {signed(m, 2)}, standard deviation {decimal(s, 2)}",
+            style=_strength(abs(m) / top),
+        )
+
+    return _label_table(labels, cell, "label", "next label", "transitions")
+
+
+def frequent(tokens: Mapping[str, int]) -> list[str]:
+    """The labels with the most tokens, no more than a table holds, in alphabetical order."""
+    by_number = sorted(tokens, key=lambda label: (-tokens[label], label))
+    return sorted(by_number[:MOST_LABELS])
+
+
+def worst_confusions(pairs: Counter[tuple[str, str]], most: int = 8) -> Markup:
+    """The most frequent errors, as a list."""
+    wrong = {pair: n for pair, n in pairs.items() if pair[0] != pair[1]}
+    total = sum(wrong.values())
+    by_number = sorted(wrong, key=lambda pair: (-wrong[pair], pair))[:most]
+    rows = (
+        (
+            tag("code", truth),
+            tag("code", guess),
+            count(wrong[truth, guess]),
+            percent(wrong[truth, guess] / total, 0),
+        )
+        for truth, guess in by_number
+    )
+    return figures(("true", "predicted", "tokens", "of errors"), rows, text_columns=2)
+
+
+def weights(scales: Sequence[tuple[str, float]]) -> Markup:
+    """What each template weighs, the heaviest first, with a bar."""
+    top = max(value for _, value in scales) or 1.0
+    rows = [
+        tag(
+            "tr",
+            tag("th", tag("code", name), scope="row"),
+            tag("td", tag("span", class_="gauge", style=f"width:{100 * value / top:.1f}%")),
+            tag("td", decimal(value, 2), class_="number"),
+        )
+        for name, value in sorted(scales, key=lambda item: (-item[1], item[0]))
+    ]
+    head = tag(
+        "tr",
+        tag("th", "template", scope="col"),
+        tag("th", tag("span", "weight", class_="unseen"), scope="col"),
+        tag("th", "variance", scope="col", class_="number"),
+    )
+    return _in_box(
+        tag("table", tag("thead", head), tag("tbody", *rows), class_="weights"), "template weights"
+    )
+
+
+def figures(
+    head: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 0
+) -> Markup:
+    """A plain table; columns hold numbers after the first ``text_columns``."""
+
+    def kind(column: int) -> str | None:
+        return "number" if column >= text_columns else None
+
+    top = [tag("th", name, scope="col", class_=kind(j)) for j, name in enumerate(head)]
+    body = [
+        tag("tr", *(tag("td", value, class_=kind(j)) for j, value in enumerate(row)))
+        for row in rows
+    ]
+    return tag("table", tag("thead", tag("tr", *top)), tag("tbody", *body), class_="figures")
+
+
+def signed(value: float, digits: int = 1) -> str:
+    text = decimal(value, digits)
+    return text if text.startswith(MINUS) or not text.strip("0.") else f"+{text}"
+
+
+def _label_table(labels: Sequence[str], cell: Cell, down: str, across: str, name: str) -> Markup:
+    corner = tag("th", tag("span", f"{down} \N{DOWNWARDS ARROW}"), class_="corner")
+    head = [tag("th", tag("span", label), scope="col", title=label) for label in labels]
+    body = [
+        tag("tr", tag("th", row, scope="row", title=row), *(cell(row, label) for label in labels))
+        for row in labels
+    ]
+    caption = tag("caption", f"{across} \N{RIGHTWARDS ARROW}")
+    table = tag(
+        "table",
+        caption,
+        tag("thead", tag("tr", corner, *head)),
+        tag("tbody", *body),
+        class_="pairs",
+    )
+    return _in_box(table, name)
+
+
+def _in_box(table: Markup, name: str) -> Markup:
+    """A box that scrolls by itself; the keyboard reaches it, too."""
+    return tag("div", table, class_="box", tabindex=0, role="region", aria_label=name)
+
+
+def _strength(share: float) -> str:
+    return f"--strength:{100 * min(1.0, share):.0f}%"

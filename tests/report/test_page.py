@@ -1,0 +1,255 @@
+"""What the page says, and that nothing from the data can become part of its code."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from structgp.estimator import StructuredGPClassifier
+from structgp.metrics import calibration, risk_coverage
+from structgp.report import Text, examine, render
+from structgp.report.doubt import Doubt, token_doubts
+from structgp.report.numbers import decimal, percent
+from structgp.report.tables import MOST_LABELS, confusion, frequent
+
+EVIL = "</script><b onclick=alert(1)>&amp;'\"<!--"
+
+
+def data_of(page):
+    (data,) = [s for s in page.scripts if s.startswith("{")]
+    return json.loads(data)
+
+
+@pytest.fixture(scope="module")
+def page(findings, parse):
+    return parse(render(findings))
+
+
+# -- content ---------------------------------------------------------------------------------------
+
+
+def test_the_headline_has_the_figures_of_evaluate(findings, page):
+    scores, text = findings.truth.scores, page.text[""]
+    assert "test.conll" in text
+    assert "recipes.model" in text
+    for figure in (
+        percent(scores.token_error),
+        percent(scores.span_f1),
+        decimal(scores.token_nll, 3),
+        decimal(scores.ece, 3),
+        "40 sequences",
+        "60 sequences",
+        "11 labels",
+        "second-order",
+    ):
+        assert figure in text, figure
+
+
+def test_every_section_is_there(page):
+    anchors = [a["href"] for name, a in page.elements if name == "a"]
+    ids = {a.get("id") for _, a in page.elements}
+    assert anchors == ["#confidence", "#confusions", "#learned", "#fit", "#text"]
+    assert {anchor[1:] for anchor in anchors} < ids
+    titles = page.text["confidence"]
+    assert "Reliability: expected calibration error" in titles
+    assert "Risk and coverage: area under the curve" in titles
+    assert "fresh" in page.text["fit"]
+    assert "Evidence bound by step" in page.text["fit"]
+
+
+def test_plots_have_titles_and_labelled_axes(page):
+    plots = [a for name, a in page.elements if name == "svg"]
+    assert len(plots) >= 4
+    assert all(a["role"] == "img" for a in plots)
+    for label in ("confidence", "share that is right", "tokens", "error among them"):
+        assert label in page.text["confidence"]
+    assert "bound (nats)" in page.text["fit"]
+
+
+def test_curves_tell_what_the_metrics_do(findings, page):
+    truth, text = findings.truth, page.text["confidence"]
+    assert truth.calibration == calibration(truth.labels, findings.marginals)
+    assert decimal(risk_coverage(truth.labels, findings.marginals).area, 4) in text
+    for b in truth.calibration.bins:
+        assert f"{b.count:,} token" in text
+
+
+def test_templates_and_transitions_have_names(findings, page):
+    text = page.text["learned"]
+    scales = findings.estimator.training_log_["kernel_scales"]
+    assert "U12:%x[0,2]" in text
+    assert decimal(scales["12"], 2) in text
+    scores = findings.estimator.model_.posterior.pairwise()
+    first = f"{decimal(float(scores.mean[0, 0]), 2)}, standard deviation"
+    cells = [a["title"] for name, a in page.elements if name == "td" and a.get("title")]
+    assert any("B-COMMENT then B-COMMENT" in t and first in t for t in cells)
+
+
+def test_the_confusion_matrix_counts_every_token(findings, page):
+    counts = findings.truth.confusion
+    assert counts.total() == findings.truth.scores.n_tokens
+    titles = [a.get("title") or "" for name, a in page.elements if name == "td"]
+    found = [re.match(r"([\d,]+) of [\d,]+ (\S+) labelled (\S+) ", t) for t in titles]
+    assert {(m[2], m[3]): int(m[1]) for m in found if m} == dict(counts)
+
+
+def test_the_text_is_all_there(findings, page):
+    data, truth = data_of(page), findings.truth
+    assert [s[2] for s in data["sequences"]] == findings.text.words
+    for i, (line, surprise, _, predicted, errors, doubts, alternatives) in enumerate(
+        data["sequences"]
+    ):
+        assert line == i + 1
+        assert surprise == pytest.approx(-truth.log_probs[i], abs=0.006)
+        labels = [data["labels"][p] for p in predicted]
+        assert labels == findings.predicted[i]
+        for t, label in zip(errors[::2], errors[1::2], strict=True):
+            labels[t] = data["labels"][label]
+        assert labels == truth.labels[i]
+        np.testing.assert_allclose(doubts[0], 1000 * findings.doubts[0].values[i], atol=0.51)
+        for t, named in enumerate(alternatives):
+            p = {data["labels"][k]: v / 1000 for k, v in zip(named[::2], named[1::2], strict=True)}
+            assert {findings.predicted[i][t], truth.labels[i][t]} <= p.keys()
+            assert p == pytest.approx({k: findings.marginals[i][t][k] for k in p}, abs=0.0006)
+            assert next(iter(p.values())) == max(p.values())
+            assert len(p) >= 5 or sum(p.values()) > 0.9
+
+
+def test_total_doubt_is_the_entropy_of_the_marginals(fitted, corpus):
+    x = corpus.template.expand(corpus.X_test[3])
+    (total,) = token_doubts(fitted, [x])
+    marginals = np.array([list(p.values()) for p in fitted.predict_marginals_single(x)])
+    np.testing.assert_allclose(total.values[0], -(marginals * np.log(marginals)).sum(1))
+
+
+def test_several_kinds_of_doubt_are_all_on_the_page(findings, parse):
+    (total,) = findings.doubts
+    model = Doubt("model", "doubt of the model", "a part", [v / 2 for v in total.values], 0.3)
+    data = data_of(parse(render(dataclasses.replace(findings, doubts=[total, model]))))
+    assert [d["name"] for d in data["doubts"]] == ["total", "model"]
+    assert data["sequences"][0][5][1] == pytest.approx(
+        [d / 2 for d in data["sequences"][0][5][0]], abs=1
+    )
+
+
+# -- special cases ---------------------------------------------------------------------------------
+
+
+def test_without_labels_the_sections_that_need_them_say_so(unlabelled, parse):
+    page = parse(render(unlabelled))
+    for section in ("confidence", "confusions"):
+        assert "this file has none" in page.text[section]
+    assert "Mean doubt" in page.text[""]
+    assert "Token error" not in page.text[""]
+    data = data_of(page)
+    assert not data["labelled"]
+    assert all(s[1] is None and s[4] == [] for s in data["sequences"])
+    assert "+" in page.text["learned"]
+
+
+def test_a_label_that_training_never_saw(fitted, corpus, parse):
+    rows = corpus.X_test[:3]
+    y = [["B-NEW", *labels[1:]] for labels in corpus.y_test[:3]]
+    words = [[row[0] for row in sequence] for sequence in rows]
+    X = [corpus.template.expand(sequence) for sequence in rows]
+    page = parse(
+        render(examine(fitted, X, Text("t", words, [1, 2, 3], y), model_name="m", templates=None))
+    )
+    assert "3 tokens with labels new to it left out" in page.text[""]
+    data = data_of(page)
+    assert "B-NEW" in data["labels"]
+    assert [s[1] for s in data["sequences"]] == [None] * 3
+    assert "B-NEW" in page.text["confusions"]
+
+
+def test_a_model_without_a_trace_or_weights(findings, parse, monkeypatch):
+    info = {
+        k: v
+        for k, v in findings.estimator.model_.info.items()
+        if k not in ("trace", "kernel_scales")
+    }
+    monkeypatch.setattr(findings.estimator.model_, "info", info)
+    page = parse(render(findings))
+    assert "no trace" in page.text["fit"]
+    assert "no weights by template" in page.text["learned"]
+
+
+def test_many_labels_are_cut_to_the_frequent_ones(findings, parse):
+    pairs = findings.truth.confusion.copy()
+    for k in range(60):
+        pairs[f"L{k:02}", f"L{k:02}"] = 1000 + k
+    table, left_out = confusion(pairs)
+    shown = parse(table)
+    rows = [a["title"] for name, a in shown.elements if name == "th" and a.get("scope") == "row"]
+    assert rows == [f"L{k:02}" for k in range(60 - MOST_LABELS, 60)]
+    assert left_out == 20 + len({label for pair in findings.truth.confusion for label in pair})
+    assert frequent({"b": 1, "a": 1}) == ["a", "b"]
+
+
+# -- safety ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nasty(corpus):
+    """A model and its text with markup for names, words, labels and templates."""
+    rows, y = corpus.X_train[:15], [[EVIL + k for k in labels] for labels in corpus.y_train[:15]]
+    words = [[EVIL + row[0] for row in sequence] for sequence in rows]
+    X = [corpus.template.expand(sequence) for sequence in rows]
+    return examine(
+        StructuredGPClassifier(features="columns", n_draws=4).fit(X, y),
+        X,
+        Text(EVIL + "data", words, list(range(15)), [[EVIL, *labels[1:]] for labels in y]),
+        model_name=EVIL,
+        templates={str(i): EVIL + line.source for i, line in enumerate(corpus.template.unigrams)},
+    )
+
+
+def test_nothing_from_the_data_is_read_as_html(nasty, page, parse):
+    source = render(nasty)
+    other = parse(source)
+    assert EVIL not in source
+    assert "<b onclick" not in source
+    assert [name for name, _ in other.elements].count("script") == 2
+    names = {name for name, _ in other.elements}
+    assert names == {name for name, _ in page.elements}
+    assert not any(key.startswith("on") for _, a in other.elements for key in a)
+    assert data_of(other)["sequences"][0][2][0].startswith(EVIL)
+    assert EVIL + "data" in other.text[""]
+    assert EVIL + "U12" in other.text["learned"]
+
+
+def test_the_page_asks_for_nothing_and_runs_one_script(findings, page):
+    source = render(findings)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|\bsrc=|\bfetch\(|XMLHttp", source)
+    (policy,) = [a["content"] for n, a in page.elements if a.get("http-equiv")]
+    script = page.scripts[-1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    )
+    assert "innerHTML" not in script
+
+
+def test_equal_findings_give_equal_bytes(fitted, corpus, findings):
+    X = [corpus.template.expand(rows) for rows in corpus.X_test[:40]]
+    again = examine(
+        fitted,
+        X,
+        findings.text,
+        model_name=findings.model_name,
+        templates=findings.templates,
+    )
+    assert render(again) == render(findings)
+
+
+def test_json_has_no_infinity(findings, parse):
+    truth = dataclasses.replace(findings.truth, log_probs=[-math.inf] * 40)
+    data = data_of(parse(render(dataclasses.replace(findings, truth=truth))))
+    assert {s[1] for s in data["sequences"]} == {1e9}
