@@ -130,7 +130,7 @@ class Template:
                     raise InputError(
                         f"{self.name}:{unigram.line}",
                         f"{macro} names column {macro.column}, but "
-                        f"{_columns_that_exist(n_columns)} in {data_name} "
+                        f"{columns_that_exist(n_columns)} in {data_name} "
                         "(the label is not one of them)",
                         "correct the column or add it to the data",
                     )
@@ -262,7 +262,8 @@ def _template_line(
     )
 
 
-def _columns_that_exist(n_columns: int) -> str:
+def columns_that_exist(n_columns: int) -> str:
+    """For errors: ``columns 0 to 2 exist``."""
     if n_columns == 0:
         return "no columns exist"
     return "only column 0 exists" if n_columns == 1 else f"columns 0 to {n_columns - 1} exist"
