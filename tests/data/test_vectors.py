@@ -126,6 +126,8 @@ def test_numbers_of_a_sequence() -> None:
 
 def test_one_number() -> None:
     assert parse_number("-0.5", "f", "it") == -0.5
+    with pytest.raises(InputError, match=r"^f: it is '-1e101', too large; rescale the feature$"):
+        parse_number("-1e101", "f", "it")
     for bad in ("", "1,5", "nan", "-inf", "1_000", "0x1"):
         with pytest.raises(InputError):
             parse_number(bad, "f", "it")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from structgp.data.forms import LARGEST
 from structgp.errors import InputError
 
 
@@ -21,6 +22,8 @@ def parse_number(text: str, place: str, what: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise InputError(place, f"{what} is {text!r}", "give a finite number such as 2 or -0.5")
+    if abs(number) > LARGEST:
+        raise InputError(place, f"{what} is {text!r}, too large", "rescale the feature")
     return number
 
 
