@@ -126,7 +126,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         'second-order', all its parameters with 'adam', 'lbfgs' and 'paper-batch') or False (nothing).
         'auto' is 'all' where the fit is second-order, else 'pairwise', or what a preset has.
     features : how a token given as a list of strings is read: 'columns' (place j is template j),
-        'bag' (a set of attributes), or 'auto' (columns if every token has equally many).
+        'bag' (a set of attributes), or 'auto' (columns if every token has equally many). With dicts,
+        'columns' lifts the limit on templates.
     n_draws : draws of the latent functions that a prediction averages over.
     average : 'draws', or 'mean' to plug in the posterior mean.
     decode : 'marginal' (the most probable label of each token) or 'viterbi' (the most probable
@@ -165,9 +166,10 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     X is a list (or generator) of sequences; a sequence is a list of feature dicts, a list of lists of
     strings, or a 2-D dense or scipy-sparse array with one row a token. y is a list of lists of
     strings. In a dict, string values are templates, named by their key (beyond 64 keys: a bag of
-    attributes); numbers and flags are numeric features; lists and nested dicts are read as
-    python-crfsuite reads them. A model read from a file has no 'steps' in its log, and as its
-    ``kernel`` the fitted one if it was not given by name.
+    attributes); numbers and flags are numeric features; 1-D numpy arrays, such as word vectors, are dense
+    features, of one length a key and with every token; lists and nested dicts are read as python-crfsuite
+    reads them. Each kind has a kernel of its own, and the model is of their sum. A model read from a file
+    has no 'steps' in its log, and as its ``kernel`` the fitted one if it was not given by name.
 
     Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, and O(V T^2) for a
     sequence of T tokens.
@@ -524,7 +526,6 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         self.training_log_ = log
         info = {k: v for k, v in log.items() if k != "steps"}
         info |= seen | {"label_counts": counts, "version": __version__}
-        info["trace"] = [round(step.elbo, 3) for step in history.steps]
         extra = {} if before is None else before.extra
         self.model_ = self._model(examples, posterior, predictor, info, extra)
 

@@ -160,7 +160,7 @@ def test_kinds_of_source(tmp_path: Path) -> None:
 
 def test_standard_input_is_named() -> None:
     stdin: Any = sys.__stdin__
-    assert columns._name_of(stdin.buffer) == "<stdin>"
+    assert columns.name_of(stdin.buffer) == "<stdin>"
 
 
 # Streaming

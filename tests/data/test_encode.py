@@ -16,6 +16,7 @@ from structgp.data.encode import Block, FeatureEncoder
 from structgp.data.labels import MISSING, UNSEEN, LabelEncoder, check_labels
 from structgp.errors import InputError
 
+INFINITE = "replace NaN and infinite values"
 NOT_A_SEQUENCE = (
     "where a sequence of tokens belongs; "
     "pass a list of feature dicts, a list of lists of strings, or a 2-D array"
@@ -219,6 +220,98 @@ def test_a_string_key_that_training_never_saw() -> None:
     assert with_attributes.encode([{"w": "a", "other": "x"}]).tolist() == [[0, 1, 1]]
 
 
+# -- vectors in dicts ------------------------------------------------------------------------------
+
+
+def test_vectors_stand_between_templates_and_attributes() -> None:
+    X = [
+        [
+            {"size": 2, "v": np.array([1.5, -2.0]), "w": "a", "u": np.array([7])},
+            {"w": "b", "v": np.array([0, 3], dtype=np.int8), "u": np.array([True])},
+        ]
+    ]
+    encoder = FeatureEncoder().fit(X)
+    assert encoder.vectors == {"v": 2, "u": 1}
+    assert encoder.attributes == {"size": 0}
+    assert encoder.blocks == [
+        Block("categorical", 0, 1, ("w",)),
+        Block("dense", 1, 4),
+        Block("sparse", 4, None),
+    ]
+    (rows,) = encoder.transform(X)
+    assert rows.tolist() == [[0, 1.5, -2, 7, 0, 2], [1, 0, 3, 1, -1, 0]]
+    assert encoder.pad_row(8).tolist() == [-1, 0, 0, 0, -1, 0, -1, 0]
+    assert len(encoder.encode([])) == 0
+
+
+def test_vectors_alone_are_dense_rows() -> None:
+    X = [[{"v": np.array([1.0, 2.0])}], [{"v": np.array([3.0, 4.0])}]]
+    assert FeatureEncoder().fit(X).blocks == [Block("dense", 0, 2)]
+    assert rows_of(X) == [[[1, 2]], [[3, 4]]]
+
+
+def test_columns_lift_the_limit_on_templates() -> None:
+    token = {f"k{i}": "v" for i in range(encode.MAX_TEMPLATES + 1)} | {"v": np.ones(1)}
+    kinds = {
+        features: [block.kind for block in FeatureEncoder(features).fit([[token]]).blocks]
+        for features in ("auto", "columns")
+    }
+    assert kinds == {"auto": ["dense", "sparse"], "columns": ["categorical", "dense"]}
+
+
+GOOD = {"w": "a", "v": np.array([1.0, 2.0])}
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        ({"w": "a"}, "no vector 'v', which training had; pass one with every token, np.zeros(2) "),
+        ({"w": "a", "v": None}, "no vector 'v', which training had; "),
+        ({"v": np.ones(3)}, "vector 'v' has 3 numbers where the first in training had 2; "),
+        ({"v": "text"}, "feature 'v' is a str where training had a vector; pass a 1-D array of 2"),
+        ({"v": [1.0, 2.0]}, "feature 'v' is a list where training had a vector; "),
+        ({"v": 5.0}, "feature 'v' is a float where training had a vector; "),
+        ({"v": np.array(1.0)}, "feature 'v' is an array of float64 and shape (); pass a 1-D array"),
+        ({"v": np.ones((1, 2))}, "feature 'v' is an array of float64 and shape (1, 2); "),
+        ({"v": np.array([])}, "feature 'v' is an array of float64 and shape (0,); "),
+        ({"v": np.array(["1", "2"])}, "feature 'v' is an array of <U1 and shape (2,); "),
+        ({"v": np.array([1.0, np.nan])}, f"v[1] is nan; {INFINITE}"),
+        ({"v": np.array([-np.inf, 1.0])}, f"v[0] is -inf; {INFINITE}"),
+        ({"v": np.array([1.0, -1e101])}, "v[1] is -1e+101, too large; rescale the feature"),
+        (["a"], "a list where a feature dict belongs; "),
+    ],
+)
+def test_vectors_that_cannot_be(token: Any, message: str) -> None:
+    X = [[GOOD], [GOOD, token]]
+    assert error_of(X).startswith(f"X[1][1]: {message}")
+    assert error_of(X, fitted_on=[[GOOD]]).startswith(f"X[1][1]: {message}")
+
+
+@pytest.mark.parametrize("bad", [np.array("ab"), np.ones((2, 2)), np.array([])])
+def test_a_first_vector_that_is_none(bad: np.ndarray) -> None:
+    assert error_of([[{"v": bad}]]).startswith("X[0][0]: feature 'v' is an array of ")
+
+
+vectors = st.lists(st.floats(-1e100, 1e100), min_size=3, max_size=3)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.sampled_from("abc"), vectors, st.integers(-2, 2)), min_size=1))
+def test_vectors_leave_the_rest_of_a_row_alone(tokens: list[tuple[str, list[float], int]]) -> None:
+    with_vectors = [{"w": w, "v": np.array(v), "n": n, "m": 1} for w, v, n in tokens]
+    without = [{"w": w, "n": n, "m": 1} for w, _, n in tokens]
+    (rows,), (others,) = (FeatureEncoder().fit([x]).transform([x]) for x in (with_vectors, without))
+    np.testing.assert_array_equal(np.delete(rows, [1, 2, 3], 1), others)
+    np.testing.assert_array_equal(rows[:, 1:4], [v for _, v, _ in tokens])
+
+
+def test_a_file_from_before_there_were_vectors() -> None:
+    encoder = FeatureEncoder().fit([[{"w": "a", "n": 1}]])
+    state = encoder.to_json()
+    del state["vectors"]
+    assert FeatureEncoder.from_json(state) == encoder
+
+
 # -- nothing ---------------------------------------------------------------------------------------
 
 
@@ -255,8 +348,6 @@ def test_pad_row_holds_no_value() -> None:
 
 
 # -- mistakes --------------------------------------------------------------------------------------
-
-INFINITE = "replace NaN and infinite values"
 
 
 @pytest.mark.parametrize(
@@ -388,6 +479,11 @@ def test_an_unknown_reading() -> None:
             [[{"w": "?", "n": 1, "m": 2}, {"t": "N"}]],
             "auto",
         ),
+        (
+            [[{"w": "a", "z": np.ones(2), "b": np.zeros(1), "n": 1}]],
+            [[{"z": np.array([3.0, 4.0]), "b": np.array([5.0]), "m": 2}]],
+            "auto",
+        ),
         ([[["a", "x"], ["b", "x"]]], [[["b", "?"], ["?", "x"]]], "auto"),
         ([[["a", "x"], ["b"]]], [[["b", "?"], [], ["x"]]], "bag"),
         ([np.eye(2)], [np.ones((3, 2))], "auto"),
@@ -396,7 +492,8 @@ def test_an_unknown_reading() -> None:
 )
 def test_json_round_trip(X: Any, new: Any, features: str) -> None:
     encoder = FeatureEncoder(features=features).fit(X)
-    read = FeatureEncoder.from_json(json.loads(json.dumps(encoder.to_json())))
+    # As a model file holds it.
+    read = FeatureEncoder.from_json(json.loads(json.dumps(encoder.to_json(), sort_keys=True)))
     assert read == encoder
     assert read.blocks == encoder.blocks
     for data in (X, new):

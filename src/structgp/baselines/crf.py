@@ -36,7 +36,8 @@ class LinearCRF:
       attribute ``j=s``, so that columns are told apart;
     - a (T, D) scipy-sparse or dense array, or a list of T rows of one: attribute ``d`` has the
       value in column d;
-    - a list of feature dicts, as python-crfsuite takes them.
+    - a list of feature dicts, as python-crfsuite takes them; number i of an array under the key k is
+      the attribute ``k:i``.
 
     Parameters
     ----------
@@ -313,7 +314,7 @@ def _token_item(token: Any, place: str) -> Item:
                 raise InputError(place, f"the feature name {name!r} is no string", "use strings")
             if isinstance(value, float) and not math.isfinite(value):
                 raise InputError(place, f"feature {name!r} is {value}", "use finite numbers")
-        return token
+        return {name: _nested(value, name, place) for name, value in token.items()}
     if issparse(token):
         return _matrix_items(csr_array(token.reshape((1, -1))), place)[0]
     remedy = "give a list of strings, a feature dict or a row of numbers"
@@ -327,6 +328,15 @@ def _token_item(token: Any, place: str) -> Item:
     except (TypeError, ValueError) as err:
         raise InputError(place, f"a token of type {type(token).__name__}", remedy) from err
     return _matrix_items(csr_array(row), place)[0]
+
+
+def _nested(value: Any, name: str, place: str) -> Any:
+    """A vector as a dict from place to number, which python-crfsuite takes; anything else as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if not np.isfinite(value).all():
+        raise InputError(place, f"feature {name!r} is not finite", "use finite numbers")
+    return {str(i): float(v) for i, v in enumerate(value)}
 
 
 def _matrix_items(matrix: csr_array, place: str) -> list[Item]:

@@ -11,26 +11,29 @@ from typing import Any
 import click
 
 from structgp._version import __version__
+from structgp.cli.inputs import (
+    Input,
+    Unlabelled,
+    feature_options,
+    learn,
+    load_with_input,
+    vectors_option,
+)
 from structgp.cli.shared import (
     Group,
-    check_columns,
     check_two_labels,
     check_writable,
     chunks,
-    features,
     fit_with_progress,
-    load_with_template,
     output_stream,
     print_reports,
-    read_labelled,
     say_fit,
     score,
     score_crf,
 )
 from structgp.data import ingredients
-from structgp.data.columns import ColumnSequence, check_encoding, format_sequence, iter_columns
+from structgp.data.columns import check_encoding, format_sequence
 from structgp.data.corpora import recipes
-from structgp.data.templates import Template
 from structgp.errors import InputError
 from structgp.estimator import StructuredGPClassifier
 from structgp.inference import INFERENCE
@@ -66,7 +69,8 @@ def main() -> None:
     """Label sequences, and know how sure the labels are.
 
     Files hold one token a line, columns separated by spaces or tabs, a blank line between sequences,
-    and the label in the last column. Templates are CRF++'s.
+    and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's own files, a label and
+    attributes a line, need none.
     """
 
 
@@ -74,10 +78,10 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("template_path", metavar="TEMPLATE", type=click.Path())
-@click.argument("train_path", metavar="TRAIN", type=click.Path())
+@click.argument("paths", metavar="[TEMPLATE] TRAIN", nargs=-1, required=True, type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="Model file to write.")
 @click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score afterwards.")
+@feature_options
 @click.option(
     "--inducing",
     type=int,
@@ -109,8 +113,7 @@ def main() -> None:
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal models.")
 @_ENCODING
 def train(
-    template_path: str,
-    train_path: str,
+    paths: Sequence[str],
     output: str,
     dev_path: str | None,
     inducing: int | None,
@@ -119,34 +122,34 @@ def train(
     likelihood: str,
     seed: int,
     encoding: str,
+    **features: Any,
 ) -> None:
     """Fit a model to the labelled file TRAIN, with features from TEMPLATE.
 
     Ctrl-C stops early and keeps what has been reached.
     """
     check_writable(output)
-    template = Template.read(template_path, encoding=encoding)
-    data = read_labelled(train_path, template, encoding)
-    dev = read_labelled(dev_path, template, encoding) if dev_path else None
-    X, y = features(template, data)
+    source, data = learn(paths, encoding, **features)
+    dev = source.read(dev_path, encoding) if dev_path else None
+    X, y = data.X, data.y
     check_two_labels(y, data.name)
     estimator = StructuredGPClassifier(
-        kernel=kernel,
+        kernel=source.kernel(kernel),
         n_inducing=inducing,
         inference=inference,
         likelihood=likelihood,
         features="columns",
         random_state=seed,
     )
-    if not template.has_bigram:
+    if not source.has_pairs:
         estimator.set_params(pairwise_sd=0.0)  # no B line, no label-to-label scores
     fit_with_progress(estimator, X, y)
-    estimator.model_.extra |= {"template": template.text, "n_columns": data.n_columns - 1}
+    estimator.model_.extra |= source.to_extra()
     estimator.save(output)
     say_fit(estimator, len(X), sum(map(len, y)))
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
-        print_reports({"structgp": score(estimator, *features(template, dev), dev.name)})
+        print_reports({"structgp": score(estimator, dev.X, dev.y, dev.name)})
 
 
 # -- tag ---------------------------------------------------------------------------------------
@@ -167,6 +170,7 @@ def train(
 @click.option(
     "--viterbi", is_flag=True, help="The best whole labelling instead of the best label each."
 )
+@vectors_option
 @_ENCODING
 def tag(
     model_path: str,
@@ -174,20 +178,21 @@ def tag(
     output: str | None,
     level: int,
     viterbi: bool,
+    vectors_path: str | None,
     encoding: str,
 ) -> None:
     """Label FILES, or standard input. Output is laid out as crf_test does: the columns, a tab, the
-    label; with -v1 or -v2 its probability after a slash."""
-    estimator, template, n_columns = load_with_template(model_path)
+    label; with -v1 or -v2 its probability after a slash. A model of CRFsuite's attributes answers as
+    crfsuite tag does: the label alone; with -v1 or -v2 its probability after a colon."""
+    estimator, source = load_with_input(model_path, vectors_path)
     estimator.decode = "viterbi" if viterbi else "marginal"
-    sources: Sequence[Any] = files or [sys.stdin.buffer]
+    given: Sequence[Any] = files or [sys.stdin.buffer]
 
-    def sequences() -> Iterator[ColumnSequence]:
-        for source in sources:
-            name = source if isinstance(source, str) else "<stdin>"
+    def sequences() -> Iterator[Unlabelled]:
+        for file in given:
+            name = file if isinstance(file, str) else "<stdin>"
             empty = True
-            for sequence in iter_columns(source, encoding=encoding, name=name):
-                check_columns(sequence, n_columns, name)
+            for sequence in source.sequences(file, encoding, name):
                 empty = False
                 yield sequence
             if empty and files:
@@ -196,17 +201,17 @@ def tag(
     with output_stream(output, encoding) as out:
         # What comes through a pipe is answered as it comes.
         for chunk in chunks(sequences(), _TAG_CHUNK if files else 1):
-            rows = [sequence.rows for sequence in chunk]
-            X = [template.expand(r) for r in rows]
-            for lines in _tagged(estimator, rows, X, level):
+            for lines in _tagged(estimator, source, chunk, level):
                 out.write(lines + "\n")
             out.flush()
 
 
 def _tagged(
-    estimator: StructuredGPClassifier, rows: Sequence[Any], X: list[Any], level: int
+    estimator: StructuredGPClassifier, source: Input, chunk: Sequence[Unlabelled], level: int
 ) -> Iterator[str]:
     """One block of lines a sequence, without the blank line after it."""
+    rows, X = [sequence.cells for sequence in chunk], [sequence.tokens for sequence in chunk]
+    head, mark = source.layout
     labels = estimator.predict(X)
     if level == 0:
         for r, y in zip(rows, labels, strict=True):
@@ -218,10 +223,10 @@ def _tagged(
         cells = []
         for row, label, probabilities in zip(r, y, p, strict=True):
             every = probabilities.items() if level == 2 else ()
-            extra = [f"{name}/{value:.6f}" for name, value in every]
-            cells.append((*row, f"{label}/{probabilities[label]:.6f}", *extra))
+            extra = [f"{name}{mark}{value:.6f}" for name, value in every]
+            cells.append((*row, f"{label}{mark}{probabilities[label]:.6f}", *extra))
         assert log_prob is not None, "a predicted label is a known one"
-        yield f"# {math.exp(log_prob):.6f}\n{format_sequence(cells)}"
+        yield f"{head.format(math.exp(log_prob))}\n{format_sequence(cells)}"
 
 
 # -- evaluate ----------------------------------------------------------------------------------
@@ -237,6 +242,7 @@ def _tagged(
 )
 @click.option("--train", "train_path", type=click.Path(), help="Training file, for --against.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@vectors_option
 @_ENCODING
 def evaluate_command(
     model_path: str,
@@ -244,6 +250,7 @@ def evaluate_command(
     against: str | None,
     train_path: str | None,
     as_json: bool,
+    vectors_path: str | None,
     encoding: str,
 ) -> None:
     """Score a model on the labelled file TEST."""
@@ -251,13 +258,12 @@ def evaluate_command(
         raise InputError(
             "--against", "nothing to train the rival on", "add --train with the training file"
         )
-    estimator, template, n_columns = load_with_template(model_path)
-    test = read_labelled(test_path, template, encoding, n_columns)
-    X, y = features(template, test)
-    reports = {"structgp": score(estimator, X, y, test.name)}
+    estimator, source = load_with_input(model_path, vectors_path)
+    test = source.read(test_path, encoding)
+    reports = {"structgp": score(estimator, test.X, test.y, test.name)}
     if against and train_path:
-        data = read_labelled(train_path, template, encoding)
-        reports["linear CRF"] = score_crf(*features(template, data), X, y)
+        data = source.read(train_path, encoding)
+        reports["linear CRF"] = score_crf(data.X, data.y, test.X, test.y)
     if as_json:
         click.echo(json.dumps({name: r.as_dict() for name, r in reports.items()}, indent=2))
     else:

@@ -1,4 +1,4 @@
-"""What the commands share: reading, checking, progress, tables.
+"""What the commands share: checking, progress, tables.
 
 Errors of the input are one line on standard error and exit status 2.
 """
@@ -20,10 +20,8 @@ from tqdm import tqdm
 
 from structgp.baselines.crf import LinearCRF
 from structgp.data.atomic import atomic_write
-from structgp.data.columns import ColumnFile, ColumnSequence, read_columns
-from structgp.data.templates import Template
 from structgp.errors import InputError, StructgpError, StructgpWarning
-from structgp.estimator import StructuredGPClassifier, load
+from structgp.estimator import StructuredGPClassifier
 from structgp.metrics import Report, evaluate
 from structgp.optimizers import StepInfo
 
@@ -53,32 +51,6 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"structgp: warning: {message}", err=True)
 
 
-def read_labelled(
-    path: str, template: Template, encoding: str, n_columns: int | None = None
-) -> ColumnFile:
-    """A file with labels. ``n_columns`` of a model, where there is one, shows whether a label is there."""
-    data = read_columns(path, encoding=encoding)
-    if data.n_columns < 2:
-        raise InputError(
-            f"{data.name}:{data.sequences[0].line}",
-            "one column where tokens and labels are needed",
-            "add the label as last column",
-        )
-    if n_columns is not None and data.n_columns <= n_columns:
-        raise InputError(
-            f"{data.name}:{data.sequences[0].line}",
-            f"{data.n_columns} columns where the model was trained on {n_columns} and a label",
-            "give it the same columns as the training file, the label last",
-        )
-    template.check_columns(data.n_columns - 1, data.name)
-    return data
-
-
-def features(template: Template, data: ColumnFile) -> tuple[list[Any], list[list[str]]]:
-    rows, labels = data.split_labels()
-    return [template.expand(r) for r in rows], labels
-
-
 def check_two_labels(y: Sequence[Sequence[str]], name: str) -> None:
     found = {label for labels in y for label in labels}
     if len(found) < 2:
@@ -86,16 +58,6 @@ def check_two_labels(y: Sequence[Sequence[str]], name: str) -> None:
             name,
             f"every token has the same label, {found.pop()!r}",
             "check that the label is the last column, and give examples of a second label",
-        )
-
-
-def check_columns(sequence: ColumnSequence, n_columns: int, name: str) -> None:
-    width = len(sequence.rows[0])
-    if width < n_columns:
-        raise InputError(
-            f"{name}:{sequence.line}",
-            f"{width} columns where the model was trained on {n_columns} and a label",
-            "give it the same columns as the training file; the label may be left out",
         )
 
 
@@ -107,18 +69,6 @@ def check_writable(path: str) -> None:
     """Before minutes of work, not after: the folder is there and takes a file."""
     with suppress(_UnwrittenError), atomic_write(path, "wb"):
         raise _UnwrittenError
-
-
-def load_with_template(path: str) -> tuple[StructuredGPClassifier, Template, int]:
-    estimator = load(path)
-    extra = estimator.model_.extra
-    if "template" not in extra:
-        raise InputError(
-            path,
-            "a model without a feature template, saved from Python",
-            "use it from Python, or train one with 'structgp train'",
-        )
-    return estimator, Template.parse(extra["template"], f"{path} (template)"), extra["n_columns"]
 
 
 def fit_with_progress(

@@ -99,7 +99,7 @@ def iter_columns(
         bytes that are not in ``encoding``; at ``name``, for a file that cannot be read and for an
         encoding that does not exist. Sequences before the fault have been handed over by then.
     """
-    name = _name_of(source) if name is None else name
+    name = name_of(source) if name is None else name
     rows: list[tuple[str, ...]] = []
     first_line = 0  # of the sequence being read
     width, width_line = 0, 0  # of the first row of the file
@@ -126,7 +126,7 @@ def read_columns(source: Source, *, encoding: str = "utf-8", name: str | None = 
 
     A file without a single row is an :class:`InputError` too.
     """
-    name = _name_of(source) if name is None else name
+    name = name_of(source) if name is None else name
     sequences = list(iter_columns(source, encoding=encoding, name=name))
     if not sequences:
         raise InputError(
@@ -192,7 +192,7 @@ def iter_lines(
 
     Arguments and errors are those of :func:`iter_columns`.
     """
-    name = _name_of(source) if name is None else name
+    name = name_of(source) if name is None else name
     mark = _BOM
     for line in _raw_lines(source, encoding, name):
         yield line.removeprefix(mark).removesuffix("\r")
@@ -205,7 +205,7 @@ def _raw_lines(source: Source, encoding: str, name: str) -> Iterator[str]:
         try:
             stream = open(source, "rb")  # noqa: SIM115
         except OSError as error:
-            raise _cannot_read(name, error) from error
+            raise cannot_read(name, error) from error
         with stream:
             yield from _decoded_lines(stream, encoding, name)
     elif hasattr(source, "read") and isinstance(source.read(0), bytes):
@@ -225,7 +225,7 @@ def _decoded_lines(stream: Any, encoding: str, name: str) -> Iterator[str]:
         try:
             chunk = read(_CHUNK)
         except OSError as error:
-            raise _cannot_read(name, error) from error
+            raise cannot_read(name, error) from error
         state = decoder.getstate()
         try:
             text = decoder.decode(chunk, final=not chunk)
@@ -267,7 +267,7 @@ def _text_lines(source: Any, name: str) -> Iterator[str]:
             used = getattr(source, "encoding", None) or "decodable"
             raise _not_decodable(name, used, error) from error
         except OSError as error:
-            raise _cannot_read(name, error) from error
+            raise cannot_read(name, error) from error
         if not isinstance(line, str):
             raise InputError(
                 f"{name}:{number}",
@@ -279,7 +279,8 @@ def _text_lines(source: Any, name: str) -> Iterator[str]:
         number += len(parts)
 
 
-def _name_of(source: Source) -> str:
+def name_of(source: Source) -> str:
+    """What errors call a source that was given no name."""
     if isinstance(source, (str, os.PathLike)):
         return os.fspath(source)
     name = getattr(source, "name", None)
@@ -354,7 +355,8 @@ def _not_decodable(place: str, encoding: str, error: UnicodeError) -> InputError
     )
 
 
-def _cannot_read(place: str, error: OSError) -> InputError:
+def cannot_read(place: str, error: OSError) -> InputError:
+    """What to say where the system would not open or read a file."""
     reason = error.strerror or str(error)
     remedy = _CANNOT_OPEN.get(error.errno or 0, "check the file and the disk")
     return InputError(place, f"cannot be read ({reason})", remedy)

@@ -6,7 +6,7 @@ differ from sequence to sequence:
 
 =============  =============================================================================
 categorical    P columns, the value id of each template (missing: -1)
-dense          D columns, as they are
+dense          D columns, as they are; of dicts, the vectors under each key side by side
 sparse         pairs (feature id, value), as many as the fullest row has (unused pairs: -1, 0)
 =============  =============================================================================
 
@@ -25,20 +25,21 @@ import numpy as np
 from structgp.data.forms import (
     as_csr,
     as_dense,
+    as_vector,
     bag,
+    check_finite,
     check_mapping,
     check_strings,
     flatten,
     form_of,
     length,
+    vector_length,
 )
 from structgp.errors import InputError
 
-LARGEST = 1e100
-"""Dense values beyond this have no square in floating point, and kernels square them."""
-
 MAX_TEMPLATES = 64
-"""String-valued dict keys beyond this many are a bag of features rather than templates."""
+"""String-valued dict keys beyond this many are a bag of features rather than templates, unless columns are
+asked for."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,15 @@ class FeatureEncoder:
     ----------
     features : how a token that is a list of strings is read: 'columns' (place j is template j,
         every token has equally many), 'bag' (a set of attributes), or 'auto' (columns where every
-        training token has equally many strings and none is a set, else bag).
+        training token has equally many strings and none is a set, else bag). Of dicts, 'columns'
+        makes every key with strings a template, however many there are.
 
     Attributes (after ``fit``)
     ----------
     form : 'strings', 'dicts', 'sparse' or 'dense'.
     templates : names of the categorical columns.
     values : one dict a template, value -> id.
+    vectors : dict, key of the vectors in feature dicts -> how many numbers they have.
     attributes : dict, name of a sparse feature -> id.
     has_sparse : whether rows end in a sparse block.
     width : number of columns of dense or scipy-sparse matrices.
@@ -76,6 +79,7 @@ class FeatureEncoder:
     form: str = ""
     templates: list[str] = field(default_factory=list)
     values: list[dict[str, int]] = field(default_factory=list)
+    vectors: dict[str, int] = field(default_factory=dict)
     attributes: dict[str, int] = field(default_factory=dict)
     has_sparse: bool = False
     width: int = 0
@@ -145,10 +149,15 @@ class FeatureEncoder:
         keys: dict[str, None] = {}
         for n, x in enumerate(X):
             for t, token in enumerate(x):
-                check_mapping(token, f"X[{n}][{t}]")
+                check_mapping(token, place := f"X[{n}][{t}]")
                 keys.update({k: None for k, v in token.items() if isinstance(v, str)})
-        if 0 < len(keys) <= MAX_TEMPLATES:
-            self.templates = list(keys)
+                for key, value in token.items():
+                    if isinstance(value, np.ndarray) and key not in self.vectors:
+                        self.vectors[key] = vector_length(value, key, place)
+        # A key with strings and vectors is a mistake, which is told where it is encoded.
+        names = [key for key in keys if key not in self.vectors]
+        if names and (len(names) <= MAX_TEMPLATES or self.features == "columns"):
+            self.templates = names
             self.values = [{} for _ in self.templates]
             for x in X:
                 for token in x:
@@ -172,11 +181,13 @@ class FeatureEncoder:
         self.has_sparse = bool(self.attributes)
 
     def _loose_attributes(self, token: Mapping[str, Any], place: str) -> dict[str, float]:
-        """What of a feature dict is not a template: numbers, flags, lists, nested dicts."""
+        """What of a feature dict is no template and no vector: numbers, flags, lists, nested dicts."""
         templates = set(self.templates)
         rest = {
-            k: v for k, v in token.items() if not (k in templates and isinstance(v, str))
-        }  # fmt: skip
+            k: v
+            for k, v in token.items()
+            if k not in self.vectors and not (k in templates and isinstance(v, str))
+        }
         return flatten(rest, place)
 
     # -- the layout of a row -------------------------------------------------------------------
@@ -184,21 +195,24 @@ class FeatureEncoder:
     @property
     def blocks(self) -> list[Block]:
         """The blocks of a row, in order."""
-        if self.form == "dense":
-            return [Block("dense", 0, self.width)]
-        blocks, P = [], len(self.templates)
+        blocks, P, D = [], len(self.templates), self._dense_width
         if P:
             blocks.append(Block("categorical", 0, P, tuple(self.templates)))
+        if D:
+            blocks.append(Block("dense", P, P + D))
         if self.has_sparse:
-            blocks.append(Block("sparse", P, None))
+            blocks.append(Block("sparse", P + D, None))
         return blocks
+
+    @property
+    def _dense_width(self) -> int:
+        return self.width if self.form == "dense" else sum(self.vectors.values())
 
     def pad_row(self, width: int) -> np.ndarray:
         """(width,) the row that stands at padded positions: no value anywhere."""
-        if self.form == "dense":
-            return np.zeros(width)
-        P = len(self.templates)
-        return np.concatenate([np.full(P, -1.0), np.tile([-1.0, 0.0], (width - P) // 2)])
+        P, D = len(self.templates), self._dense_width
+        unused = np.tile([-1.0, 0.0], (width - P - D) // 2)
+        return np.concatenate([np.full(P, -1.0), np.zeros(D), unused])
 
     # -- encoding ------------------------------------------------------------------------------
 
@@ -224,6 +238,7 @@ class FeatureEncoder:
         parts = []
         if self.templates:
             parts.append(self._encode_templates(x, place))
+        parts += [self._encode_vectors(x, place, *vector) for vector in self.vectors.items()]
         if self.has_sparse:
             attributes_of = bag if form == "strings" else self._loose_attributes
             parts.append(self._encode_attributes(x, place, attributes_of))
@@ -232,18 +247,7 @@ class FeatureEncoder:
     def _encode_dense(self, x: Any, place: str) -> np.ndarray:
         rows = as_dense(x, place)
         self._check_width(rows.shape[1], place)
-        bad = ~np.isfinite(rows)
-        if bad.any():
-            t, d = np.argwhere(bad)[0]
-            raise InputError(
-                f"{place}[{t}]", f"column {d} is {rows[t, d]}", "replace NaN and infinite values"
-            )
-        huge = np.abs(rows) > LARGEST
-        if huge.any():
-            t, d = np.argwhere(huge)[0]
-            raise InputError(
-                f"{place}[{t}]", f"column {d} is {rows[t, d]}, too large", "rescale the feature"
-            )
+        check_finite(rows, place, lambda d: f"column {d}")
         return rows
 
     def _encode_sparse(self, x: Any, place: str) -> np.ndarray:
@@ -284,6 +288,15 @@ class FeatureEncoder:
             for p, value in enumerate(items):
                 if isinstance(value, str):
                     rows[t, p] = _id_of(value, self.values[p], unseen[p])
+        return rows
+
+    def _encode_vectors(self, x: Sequence[Any], place: str, name: str, width: int) -> np.ndarray:
+        """(T, width) the vectors of all tokens under one key."""
+        rows = np.empty((len(x), width))
+        for t, token in enumerate(x):
+            check_mapping(token, f"{place}[{t}]")
+            rows[t] = as_vector(token, name, width, f"{place}[{t}]")
+        check_finite(rows, place, lambda d: f"{name}[{d}]")
         return rows
 
     def _encode_attributes(
@@ -331,6 +344,7 @@ class FeatureEncoder:
             "form": self.form,
             "templates": self.templates,
             "values": [list(known) for known in self.values],
+            "vectors": [[name, width] for name, width in self.vectors.items()],
             "attributes": list(self.attributes),
             "has_sparse": self.has_sparse,
             "width": self.width,
@@ -344,6 +358,8 @@ class FeatureEncoder:
             form=state["form"],
             templates=list(state["templates"]),
             values=[{v: i for i, v in enumerate(known)} for known in state["values"]],
+            # Files written before there were vectors have none.
+            vectors=dict(state.get("vectors", [])),
             attributes={v: i for i, v in enumerate(state["attributes"])},
             has_sparse=state["has_sparse"],
             width=state["width"],

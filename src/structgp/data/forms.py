@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 from structgp.errors import InputError
+
+LARGEST = 1e100
+"""Dense values beyond this have no square in floating point, and kernels square them."""
 
 
 def length(x: Any, place: str) -> int:
@@ -64,6 +67,61 @@ def as_dense(x: Any, place: str) -> np.ndarray:
     if rows.ndim != 2:
         raise InputError(place, f"{rows.ndim} dimensions", "pass a 2-D array, one row a token")
     return rows
+
+
+def check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> None:
+    """Every value of rows (T, D) is a number that can be squared; ``name(d)`` says what column d is."""
+    bad = ~np.isfinite(rows)
+    if bad.any():
+        t, d = map(int, np.argwhere(bad)[0])
+        raise InputError(
+            f"{place}[{t}]", f"{name(d)} is {rows[t, d]}", "replace NaN and infinite values"
+        )
+    huge = np.abs(rows) > LARGEST
+    if huge.any():
+        t, d = map(int, np.argwhere(huge)[0])
+        raise InputError(
+            f"{place}[{t}]", f"{name(d)} is {rows[t, d]}, too large", "rescale the feature"
+        )
+
+
+def vector_length(value: np.ndarray, name: str, place: str) -> int:
+    """How many numbers the array under ``name`` has, which must be a vector of some."""
+    if value.dtype.kind not in "fiub" or value.ndim != 1 or not len(value):
+        raise InputError(
+            place,
+            f"feature {name!r} is an array of {value.dtype} and shape {value.shape}",
+            "pass a 1-D array of numbers",
+        )
+    return len(value)
+
+
+def as_vector(token: Mapping[str, Any], name: str, width: int, place: str) -> np.ndarray:
+    """(width,) what a feature dict has under ``name``.
+
+    A vector that is not there is a mistake, not zeros: most often its key was mistyped, and zeros are a
+    place like any other to a kernel.
+    """
+    value = token.get(name)
+    if value is None:
+        raise InputError(
+            place,
+            f"no vector {name!r}, which training had",
+            f"pass one with every token, np.zeros({width}) where nothing is known",
+        )
+    if not isinstance(value, np.ndarray):
+        raise InputError(
+            place,
+            f"feature {name!r} is a {type(value).__name__} where training had a vector",
+            f"pass a 1-D array of {width} numbers",
+        )
+    if vector_length(value, name, place) != width:
+        raise InputError(
+            place,
+            f"vector {name!r} has {len(value)} numbers where the first in training had {width}",
+            "pass vectors of one length",
+        )
+    return value
 
 
 def check_mapping(token: Any, place: str) -> None:
