@@ -30,6 +30,8 @@ N_BEST = 10
 CANDIDATES = 20
 """Candidates of the batch strategy for each sequence it picks: the ones with most information."""
 
+NOISE = 1.0
+
 Scores = Callable[[StructuredGPClassifier, list[Any]], np.ndarray]
 
 
@@ -126,7 +128,7 @@ def _batch(model: StructuredGPClassifier, X: list[Any], n: int, price: np.ndarra
 def _measurements(p: Tensor) -> Tensor:
     """(S, at most S) phi of one sequence, up to a rotation, from its probabilities (S, T, V)."""
     mean = p.mean(0)
-    phi = ((p - mean) / mean.clamp(min=1e-12).sqrt()).flatten(1) / math.sqrt(len(p))
+    phi = ((p - mean) / mean.clamp(min=1e-12).sqrt()).flatten(1) / math.sqrt(NOISE * len(p))
     if phi.shape[1] <= len(p):
         return phi.float()
     values, vectors = torch.linalg.eigh(phi @ phi.T)
