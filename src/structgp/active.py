@@ -1,21 +1,20 @@
 """Active learning: which sequences of a pool to label next.
 
-The last strategy picks a batch as a whole. To second order, the information that the labels of a token t
-hold of the functions is that of a linear-Gaussian measurement, whose size in draw s is
+What labels would tell of the functions is a sequence's own ('bald'); a batch should not ask the same
+question twice. How alike two questions are is seen in the draws: where draws disagree about the labels of
+one sequence just as they disagree about those of the other,
 
+    G_n = sum over tokens t and labels v of phi phi^T,
     phi_s(t, v) = (p_s(t, v) - E p(t, v)) / sqrt(E p(t, v)),
 
-and a batch A holds 1/2 log det(I + sum_A phi phi^T / S), S x S over draws. A near-duplicate measures what
-has been measured already, and adds little. The gain of a sequence only falls as others are picked (it is
-submodular), so that the greedy choice need look again only at those that might still be best (Minoux,
-1978).
+S x S over draws, point the same way. 'batch' takes the most informative sequence again and again, each
+discounted by its likeness to those it has.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,14 @@ import torch
 from torch import Tensor
 
 from structgp.answers import as_list
+from structgp.data.forms import length
 from structgp.errors import InputError
 from structgp.estimator import StructuredGPClassifier
 
 N_BEST = 10
 CANDIDATES = 20
-"""Candidates of the batch strategy for each sequence it picks: the ones with most information."""
-
-NOISE = 1.0
+FEWEST_CANDIDATES = 200
+"""Candidates of the batch strategy for each sequence it picks, the most informative ones, and at least."""
 
 Scores = Callable[[StructuredGPClassifier, list[Any]], np.ndarray]
 
@@ -114,46 +113,39 @@ STRATEGIES: dict[str, Scores] = {
 
 def _batch(model: StructuredGPClassifier, X: list[Any], n: int, price: np.ndarray) -> list[int]:
     alone = _bald(model, X) / np.maximum(price, 1)
-    alone[[i for i, x in enumerate(X) if not len(x)]] = -np.inf
-    likely = np.argsort(-alone, kind="stable")[: max(CANDIDATES * n, 200)]
-    likely = np.sort(likely[np.isfinite(alone[likely])])
-    asked = [X[i] for i in likely]
-    features = {
-        int(likely[i]): _measurements(p)
-        for i, p in model._ready().draw_marginals(asked, model.average)
-    }
-    return _greedy(features, n, price)
+    there = [i for i, x in enumerate(X) if length(x, f"pool[{i}]")]
+    likely = sorted(there, key=lambda i: -alone[i])[: max(CANDIDATES * n, FEWEST_CANDIDATES)]
+    draws = model._ready().draw_marginals([X[i] for i in likely], model.average)
+    questions = torch.empty(0)
+    for i, p in draws:
+        question = _question(p)
+        if not len(questions):
+            questions = question.new_empty((len(likely), len(question)))
+        questions[i] = question
+    order = _greedy(torch.from_numpy(alone[likely]), questions, n)
+    return [likely[k] for k in order]
 
 
-def _measurements(p: Tensor) -> Tensor:
-    """(S, at most S) phi of one sequence, up to a rotation, from its probabilities (S, T, V)."""
+def _question(p: Tensor) -> Tensor:
+    """(S S,) G of one sequence, of length 1, from its probabilities (S, T, V)."""
     mean = p.mean(0)
-    phi = ((p - mean) / mean.clamp(min=1e-12).sqrt()).flatten(1) / math.sqrt(NOISE * len(p))
-    if phi.shape[1] <= len(p):
-        return phi.float()
-    values, vectors = torch.linalg.eigh(phi @ phi.T)
-    return (vectors * values.clamp(min=0).sqrt()).float()
+    phi = ((p - mean) / mean.clamp(min=1e-12).sqrt()).flatten(1).float()
+    whole = (phi @ phi.T).flatten()
+    return whole / whole.norm().clamp(min=1e-12)
 
 
-def _greedy(features: dict[int, Tensor], n: int, price: Sequence[float] | np.ndarray) -> list[int]:
-    S = len(next(iter(features.values())))
-    factor = torch.eye(S)  # Cholesky factor of I + sum of phi phi^T over what is picked
-
-    def gain(i: int) -> float:
-        seen = torch.linalg.solve_triangular(factor, features[i], upper=False)
-        inner = seen.T @ seen if seen.shape[1] <= S else seen @ seen.T
-        eye = torch.eye(len(inner))
-        return 0.5 * float(torch.linalg.slogdet(eye + inner)[1]) / max(1.0, float(price[i]))
-
-    heap = [(-gain(i), i, 0) for i in features]
-    heapq.heapify(heap)
+def _greedy(gain: Tensor, questions: Tensor, n: int) -> list[int]:
+    """n of C sequences, by gain (C,) times how little their questions (C, Q) are like those before. What
+    two
+    sequences of the pool have in common on average counts as nothing. Cost O(C Q (n + C))."""
+    usual = float((questions @ questions.T).median()) if len(questions) > 1 else 0.0
+    alike = torch.zeros_like(gain)
     chosen: list[int] = []
-    while heap and len(chosen) < n:
-        _, i, when = heapq.heappop(heap)
-        if when < len(chosen):
-            heapq.heappush(heap, (-gain(i), i, len(chosen)))
-            continue
-        chosen.append(i)
-        whole = factor @ factor.T + features[i] @ features[i].T
-        factor = torch.linalg.cholesky(whole)
+    for _ in range(min(n, len(gain))):
+        value = gain * (1 - alike)
+        value[chosen] = -torch.inf
+        best = int(value.argmax())
+        chosen.append(best)
+        likeness = (questions @ questions[best] - usual) / max(1e-12, 1 - usual)
+        alike = torch.maximum(alike, likeness.clamp(0, 1).to(alike))
     return chosen
