@@ -3,9 +3,10 @@
     python -m experiments.noisy --data DIR [--seeds N ...] [--fold K ...] [--method M ...] [--jobs N]
 
 The segmentation task, its five folds, the paper's encoded features. Each training label is replaced with
-probability 0.2 by another at random; errors are against the clean labels of the test halves, all folds of a seed
-together. The annotator likelihood of ``examples/noisy_annotators.py`` is a NumPy function without a gradient; the
-rivals are the chain, under the same prior and fitted the same way, and the cross-validated linear CRF.
+probability 0.2 by another at random; errors are against the clean labels of the test halves, all folds of
+a seed together. The annotator likelihood of ``examples/noisy_annotators.py`` is a NumPy function without
+a gradient; the rivals are the chain, under the same prior and fitted the same way, and the
+cross-validated linear CRF.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--fold", nargs="+", type=int, choices=range(5), default=list(range(5)))
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--columns", action="store_true", help="raw columns and templates")
     parser.add_argument("--jobs", type=int, default=1, help="fits at a time")
     options = parser.parse_args(words)
     runs = [
-        (options.data, seed, k, name)
+        (options.data, options.columns, seed, k, name)
         for seed in options.seeds
         for k in options.fold
         for name in options.method
@@ -66,17 +68,17 @@ def main(words: Sequence[str] | None = None) -> None:
     print(f"annotator: below all in {won} of {len(options.seeds)} seeds")
 
 
-def run(data: str | None, seed: int, k: int, name: str) -> dict[str, Any]:
+def run(data: str | None, columns: bool, seed: int, k: int, name: str) -> dict[str, Any]:
     """How many test tokens of a fold a method gets wrong that was shown flipped labels."""
-    fold = load_fold(TASK, data, k)
+    fold = load_fold(TASK, data, k, columns=columns)
     seen = flip(fold.y, FLIPPED, seed)
     began = time.perf_counter()
     model = methods(len({label for labels in seen for label in labels}))[name]().fit(fold.X, seen)
     seconds = round(time.perf_counter() - began, 1)
     tokens = sum(map(len, fold.y_test))
     wrong = round(tokens * metrics.token_error(fold.y_test, model.predict(fold.X_test)))
-    row = {"task": TASK, "fold": k, "seed": seed, "flipped": FLIPPED, "method": name}
-    return row | {"wrong": wrong, "tokens": tokens, "seconds": seconds}
+    row = {"task": TASK, "fold": k, "seed": seed, "flipped": FLIPPED, "columns": columns}
+    return row | {"method": name, "wrong": wrong, "tokens": tokens, "seconds": seconds}
 
 
 if __name__ == "__main__":
