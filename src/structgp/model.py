@@ -13,7 +13,7 @@ from torch import Tensor
 from structgp import predict
 from structgp.data.batch import Batch, by_length, pad
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import UNSEEN, LabelEncoder, check_labels
+from structgp.data.labels import MISSING, UNSEEN, LabelEncoder, check_labels
 from structgp.data.schemes import Allowed
 from structgp.errors import InputError
 from structgp.gp import Posterior
@@ -235,6 +235,8 @@ class Model:
         """log p(y | x) of each labelling, of its known part where there are None in it; None where a label
         was never seen in training. -inf for one that the constraints forbid."""
         encoded = self.labels.transform(y)
+        if any((e == MISSING).any() for e in encoded):
+            self._require("handles_missing", "answer where labels are missing")
         draws = self.draws(average)
         rows = self.encoder.transform(X)
         answers: list[float | None] = [0.0 if not len(r) else None for r in rows]
@@ -292,6 +294,7 @@ class Model:
             yield pad(rows, encoded, self.encoder.pad_row, index)
 
     def _known(self, rows: Sequence[np.ndarray], known: Known) -> list[np.ndarray]:
+        self._require("handles_missing", "answer where labels are known")
         encoded = self.labels.transform(check_labels(rows, known, "known"))
         for n, labels in enumerate(encoded):
             if (labels == UNSEEN).any():
