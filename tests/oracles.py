@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import torch
@@ -67,13 +67,11 @@ def chain_table(f: np.ndarray, g: np.ndarray) -> ChainTable:
     return ChainTable(labels, score, log_z, np.exp(score - log_z), on, count)
 
 
-def obeys(
-    y: Sequence[int], follows: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> bool:
+def obeys(y: Sequence[int], follows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> bool:
     """Whether rules allow a labelling."""
     if not len(y):
         return True
-    steps = all(follows[i, j] for i, j in zip(y[:-1], y[1:], strict=True))
+    steps = all(follows[i, j] for i, j in pairwise(y))
     return bool(starts[y[0]] and ends[y[-1]] and steps)
 
 

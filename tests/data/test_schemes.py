@@ -262,7 +262,7 @@ def test_sequences_without_a_label_are_left_out() -> None:
 
 
 def test_no_label_at_all() -> None:
-    with pytest.raises(InputError, match="^y: no token has a label"):
+    with pytest.raises(InputError, match=r"^y: no token has a label"):
         read_examples(X, [[None] * 3, [None] * 2])
 
 

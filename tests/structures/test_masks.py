@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from types import ModuleType
 from typing import Any
 
@@ -58,7 +58,7 @@ class Case:
 
 
 class Tables:
-    """For each draw and sequence: the labellings that are allowed, and of those the ones that agree with y."""
+    """For each draw and sequence: the labellings that are allowed, and those that agree with y."""
 
     def __init__(self, case: Case, oracles: ModuleType) -> None:
         self.case = case
@@ -84,7 +84,7 @@ class Tables:
     @cached_property
     def feasible(self) -> bool:
         """Whether each sequence has a labelling that agrees."""
-        return all(given.log_z > -np.inf for *_, given in self)
+        return all(told.log_z > -np.inf for *_, told in self)
 
 
 @st.composite
@@ -122,10 +122,10 @@ def random_case(
     return Case(f, g, y, tuple(lengths), *rules)
 
 
-def obeyed(seed: int, lengths: Any, oracles: ModuleType, **given: Any) -> Case:
+def obeyed(seed: int, lengths: Any, oracles: ModuleType, **options: Any) -> Case:
     """A random case whose labels the rules allow."""
     for attempt in range(200):
-        case = random_case(1000 * seed + attempt, lengths, **given)
+        case = random_case(1000 * seed + attempt, lengths, **options)
         if Tables(case, oracles).feasible:
             return case
     raise AssertionError("no such case")
@@ -137,9 +137,9 @@ def obeyed(seed: int, lengths: Any, oracles: ModuleType, **given: Any) -> Case:
 def expected_log_prob(tables: Tables) -> np.ndarray:
     """-inf where the rules leave nothing."""
     value = np.full(tables.case.f.shape[:2], -np.inf)
-    for s, b, _, free, given in tables:
-        if given.log_z > -np.inf:
-            value[s, b] = given.log_z - free.log_z
+    for s, b, _, free, told in tables:
+        if told.log_z > -np.inf:
+            value[s, b] = told.log_z - free.log_z
     return value
 
 
@@ -159,10 +159,10 @@ def test_log_prob_and_its_gradient(oracles: ModuleType, case: Case) -> None:
     weight = torch.linspace(0.5, 2, expected.size, dtype=f.dtype).view(expected.shape)
     grads = torch.autograd.grad((weight * value)[possible].sum(), (f, g), allow_unused=True)
     grad_f, grad_g = np.zeros(f.shape), np.zeros(g.shape)
-    for s, b, n, free, given in tables:
+    for s, b, n, free, told in tables:
         if possible[s, b]:
-            grad_f[s, b, :n] += float(weight[s, b]) * (given.nodes - free.nodes).astype(float)
-            grad_g[s] += float(weight[s, b]) * (given.pairs - free.pairs).astype(float)
+            grad_f[s, b, :n] += float(weight[s, b]) * (told.nodes - free.nodes).astype(float)
+            grad_g[s] += float(weight[s, b]) * (told.pairs - free.pairs).astype(float)
     for found, by_hand in zip(grads, (grad_f, grad_g), strict=True):
         np.testing.assert_allclose(found, by_hand, rtol=0, atol=TOLERANCE)
 
@@ -187,8 +187,8 @@ def test_marginals_walk_and_decoding(oracles: ModuleType, case: Case) -> None:
         marginals = structure.marginals(f_, g, mask).numpy()
         node, step = (x.numpy() for x in structure.walk(f_, g, mask))
         decoded = structure.decode(f_, g, mask).numpy()
-        for s, b, n, free, given in Tables(case, oracles):
-            table = given if known else free
+        for s, b, n, free, told in Tables(case, oracles):
+            table = told if known else free
             for found in (marginals, node):
                 np.testing.assert_allclose(found[s, b, :n], table.nodes, rtol=0, atol=TOLERANCE)
                 assert not found[s, b, n:].any()
@@ -251,11 +251,11 @@ def test_curvature_where_labels_are_missing(seed: int, bans: float, oracles: Mod
     known = ((y >= 0) & mask).numpy()
     unary, lost = np.zeros((B, V, T, T)), np.zeros((B, V, T, T))
     pairwise, less = np.zeros((B, V, V)), np.zeros((B, V, V))
-    for _, b, n, free, given in tables:
+    for _, b, n, free, told in tables:
         unary[b, :, :n, :n] += free.node_covariance.astype(float) / S
-        lost[b, :, :n, :n] += (free.node_covariance - given.node_covariance).astype(float) / S
+        lost[b, :, :n, :n] += (free.node_covariance - told.node_covariance).astype(float) / S
         pairwise[b] += free.count_variance.astype(float) / S
-        less[b] += (pair_variances(free) - pair_variances(given)) / S
+        less[b] += (pair_variances(free) - pair_variances(told)) / S
     both = known[:, None, :, None] & known[:, None, None]
     np.testing.assert_allclose(found.unary, unary * both, rtol=0, atol=1e-7)
     # Minus the second derivatives, there: a label that is known has no variance.
@@ -501,7 +501,7 @@ def reaches(follows: np.ndarray, n: int) -> np.ndarray:
     V = len(follows)
     found = np.zeros((V, V), bool)
     for way in product(range(V), repeat=n + 1):
-        if all(follows[i, j] for i, j in zip(way[:-1], way[1:], strict=True)):
+        if all(follows[i, j] for i, j in pairwise(way)):
             found[way[0], way[-1]] = True
     return found
 
@@ -668,7 +668,9 @@ def test_piecewise_slopes_and_bends_where_labels_are_missing() -> None:
         f, g = f.detach().requires_grad_(), g.detach().requires_grad_()
         value = Piecewise().log_prob(f, g, y, mask)
         unary = torch.autograd.grad(value.sum(), f, retain_graph=True)[0]
-        return unary, torch.stack([torch.autograd.grad(v, g, retain_graph=True)[0][0] for v in value[0]])
+        return unary, torch.stack(
+            [torch.autograd.grad(v, g, retain_graph=True)[0][0] for v in value[0]]
+        )
 
     h = 1e-5
     for t, j in product(range(4), range(3)):
@@ -701,7 +703,9 @@ def test_a_function_says_whether_it_handles_missing_labels() -> None:
 
     def function(f: Tensor, g: Tensor, y: Tensor) -> Tensor:
         seen.append(y.tolist())
-        return Chain().log_prob(f[:, None], g, y[None], torch.ones_like(y[None], dtype=torch.bool))[:, 0]
+        return Chain().log_prob(f[:, None], g, y[None], torch.ones_like(y[None], dtype=torch.bool))[
+            :, 0
+        ]
 
     assert not BlackBox(function).handles_missing
     function.handles_missing = True  # type: ignore[attr-defined]
