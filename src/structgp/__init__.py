@@ -9,7 +9,9 @@ from structgp._version import __version__
 from structgp.errors import InputError, ModelFileError, StructgpError, StructgpWarning
 
 if TYPE_CHECKING:
+    from structgp.active import select
     from structgp.estimator import StructuredGPClassifier, load
+    from structgp.reasons import describe, explain
 
 __all__ = [
     "InputError",
@@ -18,14 +20,25 @@ __all__ = [
     "StructgpWarning",
     "StructuredGPClassifier",
     "__version__",
+    "describe",
+    "explain",
     "load",
+    "select",
 ]
+
+_ROOMS = {
+    "StructuredGPClassifier": "estimator",
+    "describe": "reasons",
+    "explain": "reasons",
+    "load": "estimator",
+    "select": "active",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # The estimator brings torch: it is imported when first asked for.
-    if name in ("StructuredGPClassifier", "load"):
-        return getattr(importlib.import_module("structgp.estimator"), name)
+    # These bring torch: they are imported when first asked for.
+    if name in _ROOMS:
+        return getattr(importlib.import_module(f"structgp.{_ROOMS[name]}"), name)
     raise AttributeError(f"module 'structgp' has no attribute {name!r}")
 
 

@@ -231,6 +231,14 @@ class Model:
         p = predict.span_probability(at, boundaries, start, stop, sense, kind)
         return float(at.average(p[:, None])[0]), predict.event_doubt(p, at.share[:, 0])
 
+    def draw_marginals(
+        self, X: Sequence[Any], average: str = "draws"
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(S, T, V) label probabilities under each draw, of sequence after sequence, with its place in
+        X."""
+        for i, at in self._one_by_one(self.encoder.transform(X), None, average):
+            yield i, at.structure.marginals(at.f, at.g, at.mask)[:, 0]
+
     def log_probs(self, X: Sequence[Any], y: Known, average: str = "draws") -> list[float | None]:
         """log p(y | x) of each labelling, of its known part where there are None in it; None where a label
         was never seen in training. -inf for one that the constraints forbid."""

@@ -8,7 +8,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from structgp.cli.commands import main
 from structgp.cli.report import report
+from structgp.cli.tag import next_command, tag
+from structgp.cli.train import train
 
-main.add_command(report)
+for command in (train, tag, next_command, report):
+    main.add_command(command)
 
 __all__ = ["main"]

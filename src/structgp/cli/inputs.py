@@ -35,10 +35,16 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """One sequence to be labelled. cells : what its lines say before the label; tokens : its features."""
+    """One sequence to be labelled. cells : what its lines say, with a label if there is one; tokens : its
+    features; words : what to show of each; labels : those that the file has, None if it has none; name,
+    line : where it begins."""
 
     cells: Sequence[Sequence[str]]
     tokens: list[Any]
+    words: list[str]
+    labels: list[str] | None
+    name: str
+    line: int
 
 
 class Layout(NamedTuple):
@@ -108,6 +114,11 @@ class ColumnInput:
     def has_pairs(self) -> bool:
         return self.template.has_bigram
 
+    @property
+    def template_sources(self) -> dict[str, str]:
+        """The line of each template, by its name in the model."""
+        return {str(i): line.source for i, line in enumerate(self.template.unigrams)}
+
     def kernel(self, name: str) -> str | dict[str, str]:
         """The kernel called ``name``, which is for the templates alone where there is more."""
         return name if name == "auto" or not self._has_dense else {"categorical": name}
@@ -142,7 +153,10 @@ class ColumnInput:
                     f"{width} columns where the model was trained on {self.n_columns} and a label",
                     "give it the same columns as the training file; the label may be left out",
                 )
-            yield Unlabelled(sequence.rows, self._tokens(sequence.rows, name, sequence.line))
+            rows, line = sequence.rows, sequence.line
+            labels = [row[-1] for row in rows] if width > self.n_columns else None
+            words = [row[0] for row in rows]
+            yield Unlabelled(rows, self._tokens(rows, name, line), words, labels, name, line)
 
     def _tokens(self, rows: Sequence[Sequence[str]], name: str, line: int) -> list[Any]:
         strings = self.template.expand(rows)
@@ -204,9 +218,18 @@ class AttributeInput:
         return Labelled(data.name, data.X, data.y)
 
     def sequences(self, source: Source, encoding: str, name: str) -> Iterator[Unlabelled]:
-        """Sequences as they come; their labels, which every line has, are not looked at."""
+        """Sequences as they come, with the labels that every line has."""
         for sequence in iter_attributes(source, encoding=encoding, name=name):
-            yield Unlabelled([()] * len(sequence.tokens), sequence.tokens)
+            tokens = sequence.tokens
+            words = [next(iter(token), "") for token in tokens]
+            yield Unlabelled(
+                [()] * len(tokens), tokens, words, sequence.labels, name, sequence.line
+            )
+
+    @property
+    def template_sources(self) -> dict[str, str]:
+        """There are no templates."""
+        return {}
 
     def to_extra(self) -> dict[str, Any]:
         return {"format": "crfsuite"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
-from structgp.cli.shared import check_columns, check_writable, load_with_template
+from structgp.cli.inputs import Input, load_with_input, vectors_option
+from structgp.cli.shared import check_writable
 from structgp.data.atomic import atomic_write
-from structgp.data.columns import ColumnFile, read_columns
-from structgp.data.templates import Template
+from structgp.errors import InputError
 from structgp.report import Text, examine, render
 
 
@@ -23,20 +24,23 @@ from structgp.report import Text, examine, render
     show_default=True,
     help="Encoding of DATA; the page is UTF-8.",
 )
-def report(model_path: str, data_path: str, output: str, encoding: str) -> None:
+@vectors_option
+def report(
+    model_path: str, data_path: str, output: str, encoding: str, vectors_path: str | None
+) -> None:
     """Show what a model makes of the file DATA, on one HTML page.
 
     Labels in the last column are compared with; without them the page has the doubts alone.
     """
     check_writable(output)
-    estimator, template, n_columns = load_with_template(model_path)
-    text, X = _read(read_columns(data_path, encoding=encoding), template, n_columns)
+    estimator, source = load_with_input(model_path, vectors_path)
+    text, X = _read(source, data_path, encoding)
     findings = examine(
         estimator,
         X,
         text,
         model_name=os.path.basename(model_path),
-        templates={str(i): line.source for i, line in enumerate(template.unigrams)},
+        templates=source.template_sources,
     )
     # Some encodings hold halves of characters, which UTF-8 does not.
     content = render(findings).encode("utf-8", "replace")
@@ -45,13 +49,14 @@ def report(model_path: str, data_path: str, output: str, encoding: str) -> None:
     click.echo(f"wrote {output}", err=True)
 
 
-def _read(
-    data: ColumnFile, template: Template, n_columns: int
-) -> tuple[Text, list[list[tuple[str, ...]]]]:
-    """The text and its features; its last column is a label where there are more than the model knows."""
-    check_columns(data.sequences[0], n_columns, data.name)
-    labels = data.split_labels()[1] if data.n_columns > n_columns else None
-    words = [[row[0] for row in sequence.rows] for sequence in data.sequences]
-    lines = [sequence.line for sequence in data.sequences]
-    X = [template.expand(sequence.rows) for sequence in data.sequences]
-    return Text(os.path.basename(data.name), words, lines, labels), X
+def _read(source: Input, path: str, encoding: str) -> tuple[Text, list[Any]]:
+    """The text and its features, with labels where the file has them."""
+    sequences = list(source.sequences(path, encoding, path))
+    if not sequences:
+        raise InputError(path, "no tokens in it", "give a file with something to show")
+    found = [sequence.labels for sequence in sequences]
+    labels = None if any(y is None for y in found) else [list(y or ()) for y in found]
+    words = [sequence.words for sequence in sequences]
+    lines = [sequence.line for sequence in sequences]
+    text = Text(os.path.basename(path), words, lines, labels)
+    return text, [sequence.tokens for sequence in sequences]

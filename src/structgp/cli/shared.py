@@ -51,12 +51,13 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"structgp: warning: {message}", err=True)
 
 
-def check_two_labels(y: Sequence[Sequence[str]], name: str) -> None:
-    found = {label for labels in y for label in labels}
+def check_two_labels(y: Sequence[Sequence[str | None]], name: str) -> None:
+    found = {label for labels in y for label in labels} - {None}
     if len(found) < 2:
+        same = f"the same label, {found.pop()!r}" if found else "no label"
         raise InputError(
             name,
-            f"every token has the same label, {found.pop()!r}",
+            f"every token has {same}",
             "check that the label is the last column, and give examples of a second label",
         )
 
@@ -72,7 +73,10 @@ def check_writable(path: str) -> None:
 
 
 def fit_with_progress(
-    estimator: StructuredGPClassifier, X: list[Any], y: Sequence[Sequence[str]]
+    estimator: StructuredGPClassifier,
+    X: list[Any],
+    y: Sequence[Sequence[str | None]],
+    **options: Any,
 ) -> None:
     """Fits with a progress bar on a terminal, plain lines elsewhere; Ctrl-C stops after the step."""
     interrupted = False
@@ -96,7 +100,7 @@ def fit_with_progress(
 
     previous = signal.signal(signal.SIGINT, stop)
     try:
-        estimator.fit(X, y, callback=show)
+        estimator.fit(X, y, callback=show, **options)
     finally:
         signal.signal(signal.SIGINT, previous)
         bar.close()

@@ -110,7 +110,7 @@ def _parse(line: str, place: str) -> tuple[str, dict[str, float]]:
         raise InputError(
             place,
             f"the declaration {first!r}, which is not known here",
-            "remove it: sequences have no weights",
+            "remove it; weights of sequences are given in Python, as sample_weight",
         )
     if not label or value:
         raise InputError(

@@ -30,15 +30,13 @@ class Doubt:
 def token_doubts(estimator: StructuredGPClassifier, X: Sequence[Any]) -> list[Doubt]:
     """Every kind of doubt there is about the tokens of X, the one to begin with first. The page has a
     selector where there are several."""
-    total = [
-        np.array([_entropy(list(p.values())) for p in sequence])
-        for sequence in estimator.predict_marginals(X)
-    ]
+    doubts = estimator.predict_doubt(X)
     # Eight labels level with each other are as doubtful as it gets in practice, however many there are.
     full = math.log(min(8, max(2, len(estimator.classes_))))
-    meaning = "entropy of a token's label probabilities"
-    return [Doubt("total", "doubt", meaning, total, full)]
-
-
-def _entropy(p: Sequence[float]) -> float:
-    return -math.fsum(q * math.log(q) for q in p if q > 0) + 0.0
+    return [
+        Doubt("total", "doubt", "entropy of a token's label probabilities", doubts.total, full),
+        Doubt(
+            "model", "doubt of the model", "the part that more labels would take away", doubts.model,
+            full / 2,
+        ),
+    ]  # fmt: skip

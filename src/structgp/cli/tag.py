@@ -1,0 +1,239 @@
+"""The commands that read unlabelled files: tag and next."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from structgp.active import STRATEGIES, select
+from structgp.cli.inputs import Input, Unlabelled, load_with_input, vectors_option
+from structgp.cli.options import encoding_option, model_option
+from structgp.cli.shared import chunks, output_stream
+from structgp.data.columns import format_sequence
+from structgp.errors import InputError
+from structgp.estimator import StructuredGPClassifier
+
+_CHUNK = 200
+
+Known = list[list[str | None]]
+
+
+@click.command()
+@model_option
+@click.argument("files", nargs=-1, type=click.Path())
+@click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
+@click.option(
+    "-n",
+    "--n-best",
+    type=click.IntRange(min=1),
+    help="So many labellings of each sequence, the most probable first.",
+)
+@click.option(
+    "-v",
+    "--verbose",
+    "level",
+    type=click.IntRange(0, 2),
+    default=0,
+    help="1: probability of the labelling and of each label; 2: of every label.",
+)
+@click.option(
+    "--viterbi", is_flag=True, help="The best whole labelling instead of the best label each."
+)
+@click.option(
+    "--force", is_flag=True, help="Keep the labels that are in the file, and label the rest."
+)
+@click.option(
+    "--missing",
+    default="?",
+    show_default=True,
+    metavar="TEXT",
+    help="With --force, what stands in the label column of a token without a label.",
+)
+@vectors_option
+@encoding_option
+def tag(
+    model_path: str,
+    files: Sequence[str],
+    output: str | None,
+    n_best: int | None,
+    level: int,
+    viterbi: bool,
+    force: bool,
+    missing: str,
+    vectors_path: str | None,
+    encoding: str,
+) -> None:
+    """Label FILES, or standard input. Output is laid out as crf_test does: the columns, a tab, the
+    label; with -v1 or -v2 its probability after a slash; with -n one block a labelling, after a line with
+    its rank and probability. A model of CRFsuite's attributes answers as crfsuite tag does: the label
+    alone; with -v1 or -v2 its probability after a colon."""
+    if n_best and viterbi:
+        raise InputError("--viterbi", "given beside -n", "the first of the n best is what -n 1 has")
+    estimator, source = load_with_input(model_path, vectors_path)
+    estimator.decode = "viterbi" if viterbi else "marginal"
+    given: Sequence[Any] = files or [sys.stdin.buffer]
+    with output_stream(output, encoding) as out:
+        # What comes through a pipe is answered as it comes.
+        for chunk in chunks(_sequences(source, given, encoding), _CHUNK if files else 1):
+            known = [_labels_in(s, estimator, missing) for s in chunk] if force else None
+            tagged = (
+                _tagged(estimator, source, chunk, level, known)
+                if n_best is None
+                else _ranked(estimator, source, chunk, level, known, n_best)
+            )
+            for lines in tagged:
+                out.write(lines + "\n")
+            out.flush()
+
+
+def _sequences(source: Input, files: Sequence[Any], encoding: str) -> Iterator[Unlabelled]:
+    for file in files:
+        name = file if isinstance(file, str) else "<stdin>"
+        empty = True
+        for sequence in source.sequences(file, encoding, name):
+            empty = False
+            yield sequence
+        if empty and isinstance(file, str):
+            raise InputError(name, "no tokens in it", "give a file with something to label")
+
+
+def _labels_in(
+    sequence: Unlabelled, estimator: StructuredGPClassifier, missing: str
+) -> list[str | None]:
+    """The labels of a file that are to be kept."""
+    if sequence.labels is None:
+        raise InputError(
+            f"{sequence.name}:{sequence.line}",
+            "no label column, which --force is to keep",
+            "add it as last column, or leave --force out",
+        )
+    known, found = set(estimator.classes_), []
+    for t, label in enumerate(sequence.labels):
+        if label not in known and label != missing:
+            raise InputError(
+                f"{sequence.name}:{sequence.line + t}",
+                f"{label!r} is no label of the model",
+                f"write {missing!r} for a token without one, or use {', '.join(sorted(known))}",
+            )
+        found.append(label if label in known else None)
+    return found
+
+
+def _tagged(
+    estimator: StructuredGPClassifier,
+    source: Input,
+    chunk: Sequence[Unlabelled],
+    level: int,
+    known: Known | None,
+) -> Iterator[str]:
+    """One block of lines a sequence, without the blank line after it."""
+    X = [sequence.tokens for sequence in chunk]
+    labels = estimator.predict(X, known)
+    if level == 0:
+        for sequence, y in zip(chunk, labels, strict=True):
+            yield _block(sequence, y)
+        return
+    marginals = estimator.predict_marginals(X, known)
+    log_probs = estimator.sequence_log_probs(X, labels)
+    if known is not None:
+        whole = estimator.sequence_log_probs(X, known)
+        log_probs = [_minus(a, b) for a, b in zip(log_probs, whole, strict=True)]
+    for sequence, y, p, log_prob in zip(chunk, labels, marginals, log_probs, strict=True):
+        assert log_prob is not None, "a predicted label is a known one"
+        cells = _with_probabilities(y, p, source.layout.mark, level)
+        yield f"{source.layout.head.format(math.exp(log_prob))}\n{_block(sequence, cells)}"
+
+
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else min(0.0, a - b)
+
+
+def _ranked(
+    estimator: StructuredGPClassifier,
+    source: Input,
+    chunk: Sequence[Unlabelled],
+    level: int,
+    known: Known | None,
+    n: int,
+) -> Iterator[str]:
+    """One block a labelling, best first."""
+    X = [sequence.tokens for sequence in chunk]
+    best = estimator.predict_n_best(X, n, known)
+    marginals = estimator.predict_marginals(X, known) if level else [None] * len(X)
+    for sequence, found, p in zip(chunk, best, marginals, strict=True):
+        for rank, (labels, probability) in enumerate(found):
+            cells = (
+                labels if p is None else _with_probabilities(labels, p, source.layout.mark, level)
+            )
+            yield f"# {rank} {probability:.6f}\n{_block(sequence, cells)}"
+
+
+def _with_probabilities(
+    labels: Sequence[str], marginals: Sequence[dict[str, float]], mark: str, level: int
+) -> list[str]:
+    """The cells behind the columns of each token, tabs between them."""
+    found = []
+    for label, p in zip(labels, marginals, strict=True):
+        every = [f"{name}{mark}{value:.6f}" for name, value in p.items()] if level == 2 else []
+        found.append("\t".join([f"{label}{mark}{p[label]:.6f}", *every]))
+    return found
+
+
+def _block(sequence: Unlabelled, cells: Sequence[str]) -> str:
+    return format_sequence([(*row, cell) for row, cell in zip(sequence.cells, cells, strict=True)])
+
+
+# -- next ------------------------------------------------------------------------------------------
+
+
+@click.command("next")
+@model_option
+@click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())
+@click.option("-n", "--number", default=10, show_default=True, help="How many sequences.")
+@click.option(
+    "--strategy",
+    type=click.Choice([*STRATEGIES, "batch", "random"]),
+    default="batch",
+    show_default=True,
+    help="What makes a sequence worth labelling; 'batch' avoids near-duplicates.",
+)
+@click.option(
+    "--cost",
+    type=click.Choice(["sequence", "token"]),
+    default="sequence",
+    show_default=True,
+    help="What labelling takes: the same for each sequence, or for each token.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of --strategy random.")
+@click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
+@vectors_option
+@encoding_option
+def next_command(
+    model_path: str,
+    files: Sequence[str],
+    number: int,
+    strategy: str,
+    cost: str,
+    seed: int,
+    output: str | None,
+    vectors_path: str | None,
+    encoding: str,
+) -> None:
+    """Choose the sequences of POOL to label next, most useful first.
+
+    They are written with the model's labels in the last column, to be corrected; where each stands in its
+    file goes to standard error. Labels that POOL has are not looked at.
+    """
+    estimator, source = load_with_input(model_path, vectors_path)
+    pool = list(_sequences(source, files, encoding))
+    X = [sequence.tokens for sequence in pool]
+    chosen = select(estimator, X, number, strategy, cost=cost, random_state=seed)
+    labels = estimator.predict([X[i] for i in chosen])
+    with output_stream(output, encoding) as out:
+        for i, y in zip(chosen, labels, strict=True):
+            click.echo(f"{pool[i].name}:{pool[i].line}", err=True)
+            out.write(_block(pool[i], y) + "\n")

@@ -1,0 +1,184 @@
+"""The command: train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from structgp.cli.inputs import feature_options, learn
+from structgp.cli.options import encoding_option
+from structgp.cli.shared import (
+    check_two_labels,
+    check_writable,
+    fit_with_progress,
+    print_reports,
+    say_fit,
+    score,
+)
+from structgp.errors import InputError
+from structgp.estimator import StructuredGPClassifier
+from structgp.inference import INFERENCE
+
+
+def _label_options(command: Any) -> Any:
+    """The options that say what is known of the labels."""
+    for option in reversed(
+        (
+            click.option(
+                "--scheme",
+                metavar="NAME",
+                help="Tagging scheme that every labelling keeps to: BIO or IOBES.",
+            ),
+            click.option(
+                "--forbid",
+                nargs=2,
+                multiple=True,
+                metavar="LABEL NEXT",
+                help="A label that never follows another; ^ is the beginning of a sequence, $ its end. "
+                "May be given several times.",
+            ),
+            click.option(
+                "--missing",
+                metavar="TEXT",
+                help="What stands in the label column of a token without a label.",
+            ),
+            click.option(
+                "--class-weight",
+                multiple=True,
+                metavar="LABEL=FACTOR",
+                help="Label as if it were so many times as frequent; or 'balanced'. May be given several "
+                "times.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("paths", metavar="[TEMPLATE] TRAIN", nargs=-1, required=True, type=click.Path())
+@click.option("-o", "--output", required=True, type=click.Path(), help="Model file to write.")
+@click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score afterwards.")
+@click.option(
+    "--early-stopping", is_flag=True, help="Stop where the likelihood of the --dev file is highest."
+)
+@feature_options
+@_label_options
+@click.option(
+    "--inducing",
+    type=int,
+    help="Most inducing inputs, in the place of one weight a feature.  [default: weights; where the "
+    "kernel or the optimiser has none, 1000 or what a preset has]",
+)
+@click.option(
+    "--kernel",
+    type=click.Choice(["auto", "relevance", "template", "template-product"]),
+    default="auto",
+    show_default=True,
+    help="What the templates are worth: a relevance for each feature, or a weight for each template, "
+    "summed or multiplied.",
+)
+@click.option(
+    "--inference",
+    type=click.Choice(INFERENCE),
+    default="auto",
+    show_default=True,
+    help="Optimiser of the evidence bound.",
+)
+@click.option(
+    "--likelihood",
+    type=click.Choice(["chain", "piecewise"]),
+    default="chain",
+    show_default=True,
+    help="Structured softmax, or its piecewise pseudo-likelihood.",
+)
+@click.option("--seed", default=0, show_default=True, help="Equal seeds give equal models.")
+@click.option("--restart", is_flag=True, help="Do not go on from a checkpoint of a killed run.")
+@encoding_option
+def train(
+    paths: Sequence[str],
+    output: str,
+    dev_path: str | None,
+    early_stopping: bool,
+    inducing: int | None,
+    kernel: str,
+    inference: str,
+    likelihood: str,
+    seed: int,
+    restart: bool,
+    encoding: str,
+    scheme: str | None,
+    forbid: Sequence[tuple[str, str]],
+    missing: str | None,
+    class_weight: Sequence[str],
+    **features: Any,
+) -> None:
+    """Fit a model to the labelled file TRAIN, with features from TEMPLATE.
+
+    Ctrl-C stops early and keeps what has been reached. A run that was killed goes on where it was when
+    the same command is given again: until it is done, its state is in the file MODEL.checkpoint.
+    """
+    check_writable(output)
+    if early_stopping and not dev_path:
+        raise InputError("--early-stopping", "no labelled file to stop by", "name one with --dev")
+    source, data = learn(paths, encoding, **features)
+    dev = source.read(dev_path, encoding) if dev_path else None
+    y = [[None if label == missing else label for label in labels] for labels in data.y]
+    check_two_labels(y, data.name)
+    estimator = StructuredGPClassifier(
+        kernel=source.kernel(kernel),
+        n_inducing=inducing,
+        inference=inference,
+        likelihood=likelihood,
+        features="columns",
+        random_state=seed,
+        constraints=_constraints(scheme, forbid),
+        class_weight=_class_weight(class_weight),
+        early_stopping=early_stopping,
+    )
+    if not source.has_pairs:
+        estimator.set_params(pairwise_sd=0.0)  # no B line, no label-to-label scores
+    checkpoint = Path(f"{output}.checkpoint")
+    if restart:
+        checkpoint.unlink(missing_ok=True)
+    watched = {"X_dev": dev.X, "y_dev": dev.y} if dev is not None and early_stopping else {}
+    fit_with_progress(estimator, data.X, y, checkpoint=checkpoint, **watched)
+    estimator.model_.extra |= source.to_extra()
+    estimator.save(output)
+    checkpoint.unlink(missing_ok=True)
+    say_fit(estimator, len(data.X), sum(map(len, y)))
+    click.echo(f"wrote {output}", err=True)
+    if dev is not None:
+        print_reports({"structgp": score(estimator, dev.X, dev.y, dev.name)})
+
+
+def _constraints(
+    scheme: str | None, forbid: Sequence[tuple[str, str]]
+) -> str | dict[str, Any] | None:
+    if scheme and forbid:
+        raise InputError("--forbid", "given beside --scheme", "use one of them")
+    if not forbid:
+        return scheme
+    return {"forbidden": [(None if a == "^" else a, None if b == "$" else b) for a, b in forbid]}
+
+
+def _class_weight(given: Sequence[str]) -> str | dict[str, float] | None:
+    if not given:
+        return None
+    if list(given) == ["balanced"]:
+        return "balanced"
+    weights = {}
+    for item in given:
+        label, equals, factor = item.rpartition("=")
+        try:
+            weights[label] = float(factor)
+        except ValueError:
+            equals = ""
+        if not equals or not label:
+            raise InputError(
+                "--class-weight", f"{item!r} is none", "write LABEL=FACTOR, or balanced"
+            )
+    return weights
