@@ -333,6 +333,10 @@ def test_generators_are_read_out(fitted: Any, X: Any) -> None:
             lambda e, X: e.predict_marginals(X[2:], [[None], ["O", "I-X", None]]),
             "sequence 1: no labelling of its 3 tokens agrees with the constraints and with the labels",
         ),
+        (
+            lambda e, X: e.predict([X[3], X[3]], [[None] * 3, ["O", "I-X", None]]),
+            "sequence 1: no labelling of its 3 tokens",
+        ),
         (lambda e, X: e.predict_n_best(X[2:3], 3, [["I-X"]]), "sequence 0: no labelling of its 1"),
         (lambda e, X: e.sample_labellings(X[2:3], 3, [["I-X"]]), "sequence 0: no labelling"),
         (lambda e, X: e.span_probability(X[2], 0, 1, "X", known=["I-X"]), "sequence 0: no"),

@@ -205,6 +205,9 @@ def test_the_first_place_that_breaks() -> None:
     assert found.breaks([none, b, none]) is None
     assert found.breaks([a, b, b, a]) == 1
     assert found.breaks([]) is None
+    last = allowed({"forbidden": [("b", "a")]}, ["a", "b"])
+    assert last.breaks([none, a]) is None
+    assert last.breaks([b, a]) == 1
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -175,9 +175,9 @@ def test_n_best_of_draws(make: Any, setting: Any) -> None:
 
 
 def test_the_best_of_any_draw_is_a_candidate(make: Any) -> None:
-    """Two labellings of even draws; the mean of the scores is for a third."""
-    case = make(0, lengths=(1,), V=3, S=2)
-    case.f[:, 0, 0] = [[50.0, 0.0, 30.0], [0.0, 50.0, 30.0]]
+    """Two labellings of even draws; the mean of the scores is for two others."""
+    case = make(0, lengths=(1,), V=4, S=2)
+    case.f[:, 0, 0] = [[50.0, 0.0, 30.0, 29.0], [0.0, 50.0, 30.0, 29.0]]
     labels, values = predict.n_best(case.at(), case.at(mean=True), 1)
     assert int(case.at(mean=True).f.argmax()) == 2
     assert int(labels[0, 0, 0]) in (0, 1)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -468,6 +468,18 @@ def test_rules_that_forbid_nothing_are_none() -> None:
         assert Chain(some).rules is some
 
 
+def test_beginnings_and_ends_of_what_is_not_padding() -> None:
+    """Lengths 3, 1 and 0; nothing begins with 0 or ends with 1."""
+    f, mask = torch.zeros(1, 3, 3, 2), torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]]).bool()
+    follows = torch.tensor([[True, False], [True, True]])
+    rules = Rules(follows, torch.tensor([False, True]), torch.tensor([True, False]))
+    f_, g_ = rules.restrict(f, torch.zeros(1, 2, 2), mask)
+    banned = [[[1, 0], [0, 0], [0, 1]], [[1, 1], [0, 0], [0, 0]], [[0, 0]] * 3]
+    assert (f_ == -torch.inf).int().tolist() == [banned]
+    assert (g_ == -torch.inf).int().tolist() == [[[0, 1], [0, 0]]]
+    assert not f.any()
+
+
 def test_what_is_known_stays_and_what_is_padding_too() -> None:
     f = torch.arange(12.0).view(1, 2, 2, 3)
     y, mask = torch.tensor([[1, -1], [2, 0]]), torch.tensor([[True, True], [True, False]])
@@ -585,6 +597,7 @@ def test_no_message_is_wider_than_the_bound(case: Case, known: bool) -> None:
     if known:
         f = keep_known(f, y, mask)
     f = f.masked_fill(~mask[..., None], 0)
+    assume((f > -torch.inf).any(-1).all())
     bound = float(_restricted_spread(f, g, mask)) + f.shape[2] * np.log(f.shape[-1])
     logs = _Logs(f, g, mask)
     for message in (logs.alpha, logs._beta()):

@@ -186,14 +186,12 @@ def _forward(f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, _Scaled | _Log
 
 
 def _restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    """() largest log-ratio between numbers of one message where some scores are -inf, an upper bound; inf
-    where there is none.
+    """() largest log-ratio between numbers of one message where some scores are -inf, but not all of a
+    position: an upper bound.
 
     A label that not every label can precede is reached on a detour, and each step of it may cost the
     spread of the scores that are left. Bans in the midst of a sequence may make it as long as the sequence.
     """
-    if bool(((f == -torch.inf).all(-1) & mask).any()):
-        return f.new_tensor(torch.inf)
     spread = sum(
         (x.amax(dims) - x.masked_fill(x == -torch.inf, torch.inf).amin(dims)).amax()
         for x, dims in ((f, (-1,)), (g, (-1, -2)))
