@@ -395,7 +395,7 @@ def test_a_structure_that_knows_only_marginals(fitted: Any, X: Any, known: Any) 
         (lambda: other.span_probability(X[0], 0, 1, "X"), "spans"),
         (lambda: other.predict_doubt(X, "sequences"), "entropy"),
         (lambda: restored(other, decode="viterbi").predict(X), "decoder"),
-        (lambda: other.predict(X, known), "answer where labels are known"),
+        (lambda: other.predict(X, known), "answers where labels are known"),
         (lambda: other.sequence_log_probs(X[:1], [known[0]]), "where labels are missing"),
     ):
         with pytest.raises(InputError, match=f"OnlyMarginals offers no .*{what}"):

@@ -115,7 +115,7 @@ class Model:
 
     def viterbi(self, X: Sequence[Any], known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of the best whole labelling of each sequence."""
-        self._require("has_decoder", "decoder")
+        self._require("has_decoder", "decoder", ("decode", "use 'marginal'"))
         return self._each(X, known, "mean", np.empty(0, dtype=np.int64), predict.viterbi)
 
     def pair_marginals(
@@ -244,7 +244,7 @@ class Model:
         was never seen in training. -inf for one that the constraints forbid."""
         encoded = self.labels.transform(y)
         if any((e == MISSING).any() for e in encoded):
-            self._require("handles_missing", "answer where labels are missing")
+            self._require("handles_missing", "answers where labels are missing")
         draws = self.draws(average)
         rows = self.encoder.transform(X)
         answers: list[float | None] = [0.0 if not len(r) else None for r in rows]
@@ -302,7 +302,7 @@ class Model:
             yield pad(rows, encoded, self.encoder.pad_row, index)
 
     def _known(self, rows: Sequence[np.ndarray], known: Known) -> list[np.ndarray]:
-        self._require("handles_missing", "answer where labels are known")
+        self._require("handles_missing", "answers where labels are known")
         encoded = self.labels.transform(check_labels(rows, known, "known"))
         for n, labels in enumerate(encoded):
             if (labels == UNSEEN).any():
@@ -335,8 +335,9 @@ class Model:
                     "check the labels, or fit without constraints",
                 )
 
-    def _require(self, ability: str, what: str) -> None:
+    def _require(
+        self, ability: str, what: str, mend: tuple[str, str] = ("predict_with", "use 'chain'")
+    ) -> None:
         if not getattr(self.structure, ability):
-            raise InputError(
-                "predict_with", f"{type(self.structure).__name__} offers no {what}", "use 'chain'"
-            )
+            place, remedy = mend
+            raise InputError(place, f"{type(self.structure).__name__} offers no {what}", remedy)
