@@ -374,6 +374,9 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     def _structure(self, examples: Examples) -> Structure:
         """The likelihood, under the constraints if it is the chain."""
         structure = as_structure(self.likelihood, self.n_jobs)
+        for name, chosen in (("likelihood", structure), ("predict_with", self.predict_with)):
+            if type(chosen) is Chain and chosen.rules is not None:
+                raise InputError(name, "a chain with rules", "declare them as constraints")
         if isinstance(structure, BlackBox):
             structure.probe(examples.n_labels)
         if examples.some_missing and not structure.handles_missing:

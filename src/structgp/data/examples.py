@@ -58,6 +58,8 @@ def read_examples(
     that are known already, in their order."""
     labels_of = check_labels(X, y)
     counts = _check_weights(weights, len(X))
+    if any(labels_of) and not any(v is not None for of in labels_of for v in of):
+        raise InputError("y", "no token has a label", "label some of them")
     labelled = [i for i, of in enumerate(labels_of) if not of or any(v is not None for v in of)]
     if len(labelled) < len(X):
         warnings.warn(
@@ -111,15 +113,17 @@ def _check_obeyed(
         possible = np.ones((len(sequence), len(labels.classes)), bool)
         known = sequence >= 0
         possible[known] = np.eye(len(labels.classes), dtype=bool)[sequence[known]]
-        if t is not None or not rules.has_labelling(possible):
-            at = 0 if t is None else t
-            what = "no labelling that agrees with its labels" if t is None else "a label"
-            if t is not None:
-                before = labels.classes[sequence[t - 1]] if t and sequence[t - 1] >= 0 else None
-                after = f" after {before!r}" if before else f" at token {t + 1} of {len(sequence)}"
-                what = f"label {labels.classes[sequence[t]]!r}{after}"
-            raise InputError(
-                f"y[{n}][{at}]",
-                f"{what}, which the constraints forbid",
-                "mend the labels or the constraints",
-            )
+        if t is None and rules.has_labelling(possible):
+            continue
+        what = "no labelling that agrees with its labels"
+        if t is not None:
+            before, label = (sequence[t - 1] if t else -1), sequence[t]
+            after = before >= 0 and not rules.follows[before, label]
+            where = f"at token {t + 1} of {len(sequence)}"
+            where = f"after {labels.classes[before]!r}" if after else where
+            what = f"label {labels.classes[label]!r} {where}"
+        raise InputError(
+            f"y[{n}][{t or 0}]",
+            f"{what}, which the constraints forbid",
+            "mend the labels or the constraints",
+        )
