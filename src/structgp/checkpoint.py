@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import json
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from structgp.data.atomic import atomic_write
-from structgp.errors import InputError
+from structgp.errors import InputError, StructgpWarning
 from structgp.gp.weights import SparseRows
 from structgp.optimizers import StepInfo
 
@@ -38,7 +39,7 @@ class Checkpoint:
     path: str | Path
     fingerprint: str
     seconds: float = 5.0
-    _written: float = field(default=0.0, init=False)
+    _written: float = field(default_factory=time.monotonic, init=False)
 
     def write(
         self,
@@ -64,8 +65,13 @@ class Checkpoint:
             "generator": _pack(generator, tensors, names),
         }
         content = safetensors.torch.save(tensors, {"checkpoint": json.dumps(tree)})
-        with atomic_write(self.path, "wb") as file:
-            file.write(content)
+        try:
+            with atomic_write(self.path, "wb") as file:
+                file.write(content)
+        except InputError as error:
+            # A fit that goes on is worth more than the file.
+            warnings.warn(f"no more checkpoints: {error}", StructgpWarning, stacklevel=2)
+            self.seconds = float("inf")
         self._written = time.monotonic()
 
     def read(

@@ -49,4 +49,11 @@ def test_make_targets_exist() -> None:
 
 def test_every_command_is_in_the_help() -> None:
     with click.Context(main) as context:
-        assert sorted(main.list_commands(context)) == ["demo", "evaluate", "report", "tag", "train"]
+        assert sorted(main.list_commands(context)) == [
+            "demo",
+            "evaluate",
+            "next",
+            "report",
+            "tag",
+            "train",
+        ]

@@ -124,13 +124,15 @@ def test_the_text_is_all_there(findings, page):
 
 def test_total_doubt_is_the_entropy_of_the_marginals(fitted, corpus):
     x = corpus.template.expand(corpus.X_test[3])
-    (total,) = token_doubts(fitted, [x])
+    total, model = token_doubts(fitted, [x])
+    assert (model.values[0] <= total.values[0]).all()
+    np.testing.assert_allclose(model.values[0], fitted.predict_doubt([x]).model[0])
     marginals = np.array([list(p.values()) for p in fitted.predict_marginals_single(x)])
     np.testing.assert_allclose(total.values[0], -(marginals * np.log(marginals)).sum(1))
 
 
 def test_several_kinds_of_doubt_are_all_on_the_page(findings, parse):
-    (total,) = findings.doubts
+    total = findings.doubts[0]
     model = Doubt("model", "doubt of the model", "a part", [v / 2 for v in total.values], 0.3)
     data = data_of(parse(render(dataclasses.replace(findings, doubts=[total, model]))))
     assert [d["name"] for d in data["doubts"]] == ["total", "model"]
