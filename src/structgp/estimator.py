@@ -32,7 +32,7 @@ from structgp.inference import Choice, choose
 from structgp.kernels.blocks import KernelChoice, kernel_scales
 from structgp.model import STRUCTURES, Model, as_rules
 from structgp.optimizers import LearnScales, Minibatch, Optimizer, StepInfo
-from structgp.parameters import check_parameters
+from structgp.parameters import check_class_weight, check_parameters
 from structgp.pilot import Pilot, run_pilot
 from structgp.prior import choose_kernel, flat_tokens, pick_inducing
 from structgp.space import choose_space, learns_on_bound, setting, with_differences
@@ -263,6 +263,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         self._check_dev(X_dev, y_dev)
         before = getattr(self, "model_", None) if self.warm_start else None
         examples = self._examples(X, y, sample_weight, before)
+        check_class_weight(self.class_weight, examples.labels.classes)
         structure = self._structure(examples)
         predictor = self._predictor(structure)
         generator = torch.Generator().manual_seed(int(self.random_state))
@@ -644,6 +645,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     def _ready(self) -> Model:
         check_is_fitted(self, "model_")
         check_parameters(self)
+        check_class_weight(self.class_weight, self.model_.labels.classes)
         self.model_.n_draws = int(self.n_draws)
         self.model_.shift = self._shift()
         return self.model_
@@ -657,12 +659,6 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             counts = np.array([self.model_.info["label_counts"].get(c, 0) for c in classes])
             weights = counts.sum() / (len(classes) * np.maximum(counts, 1))
         else:
-            stray = sorted(set(self.class_weight) - set(classes))
-            if stray:
-                raise InputError(
-                    "class_weight", f"{stray[0]!r} is no label of the training data",
-                    f"use {', '.join(classes)}",
-                )  # fmt: skip
             weights = np.array([float(self.class_weight.get(c, 1.0)) for c in classes])
         return torch.from_numpy(np.log(weights))
 
