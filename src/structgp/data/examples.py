@@ -34,9 +34,12 @@ class Examples:
 
     @property
     def label_counts(self) -> np.ndarray:
-        """(V,) how often each label comes."""
+        """(V,) how often each label comes, with each sequence as often as it counts."""
         known = np.concatenate([y[y >= 0] for y in self.y])
-        return np.bincount(known, minlength=self.n_labels)
+        often = None
+        if self.weights is not None:
+            often = np.repeat(self.weights, [int((y >= 0).sum()) for y in self.y])
+        return np.bincount(known, often, minlength=self.n_labels)
 
     @property
     def some_missing(self) -> bool:
@@ -54,19 +57,25 @@ def read_examples(
     classes: Sequence[str] = (),
 ) -> Examples:
     """X and y as examples. ``encoder`` : one to go on with, which learns the new features; ``classes`` :
-    labels
-    that are known already, in their order."""
+    labels that are known already, in their order. Sequences without any label are left out, with a warning,
+    and those without weight."""
     labels_of = check_labels(X, y)
     counts = _check_weights(weights, len(X))
+    n_given = len(X)
     labelled = [i for i, of in enumerate(labels_of) if not of or any(v is not None for v in of)]
     if len(labelled) < len(X):
         warnings.warn(
             f"{len(X) - len(labelled)} of {len(X)} sequences have no label at all and are left out",
             StructgpWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
-        X, labels_of = [X[i] for i in labelled], [labels_of[i] for i in labelled]
-        counts = None if counts is None else counts[labelled]
+    used = [i for i in labelled if counts is None or counts[i] > 0]
+    X, labels_of = [X[i] for i in used], [labels_of[i] for i in used]
+    counts = None if counts is None else counts[used]
+    if len(used) < n_given and not any(labels_of):
+        raise InputError("y", "no token has a label, or its sequence no weight", "label some")
+    if not any(labels_of):
+        raise InputError("X", "no token in it", "pass at least one sequence with one token")
     labels = LabelEncoder().fit(labels_of)
     labels.classes = [*classes, *(c for c in labels.classes if c not in set(classes))]
     encoder = FeatureEncoder(features).fit(X) if encoder is None else extended(encoder, X)
@@ -79,7 +88,7 @@ def read_examples(
     encoded = labels.transform(labels_of)
     rules = None if constraints is None else allowed(constraints, labels.classes)
     if rules is not None:
-        _check_obeyed(rules, encoded, labels, labelled)
+        _check_obeyed(rules, encoded, labels, used)
     return Examples(encoder, labels, encoder.transform(X), encoded, counts, rules)
 
 
