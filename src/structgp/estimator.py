@@ -334,12 +334,13 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         needed again. New features and new labels are taken in; new labels come last in ``classes_``.
 
         For posteriors of weights (``training_log_['space']``). The first call is a fit; ``classes`` may
-        then name labels that are still to come.
+        then name labels that are still to come. Of a new label that it did not name, earlier data say
+        nothing: not even that it did not come in them.
         """
         check_parameters(self)
         before = getattr(self, "model_", None)
         if before is None:
-            names = () if classes is None else sorted({str(label) for label in classes})
+            names = () if classes is None else [str(label) for label in classes]
             return self._fit(X, y, sample_weight=sample_weight, callback=callback, classes=names)
         return self._go_on(before, X, y, sample_weight, callback)
 

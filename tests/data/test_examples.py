@@ -88,7 +88,8 @@ def test_nothing_to_learn_from() -> None:
 
 
 def test_labels_known_already_come_first_and_stay() -> None:
-    found = read_examples(X, Y, classes=["Z", "B"])
+    assert read_examples(X, Y, classes=["Z", "B"]).labels.classes == ["A", "B", "C", "Z"]
+    found = read_examples(X, Y, encoder=read_examples(X, Y).encoder, classes=["Z", "B"])
     assert found.labels.classes == ["Z", "B", "A", "C"]
     assert found.y[0].tolist() == [2, 1]
     assert found.label_counts.tolist() == [0, 2, 2, 1]

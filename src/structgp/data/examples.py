@@ -57,8 +57,8 @@ def read_examples(
     classes: Sequence[str] = (),
 ) -> Examples:
     """X and y as examples. ``encoder`` : one to go on with, which learns the new features; ``classes`` :
-    labels that are known already, in their order. Sequences without any label are left out, with a warning,
-    and those without weight."""
+    labels beside those of y, which with an encoder come first, in their order. Sequences without any label
+    are left out, with a warning, and those without weight."""
     labels_of = check_labels(X, y)
     counts = _check_weights(weights, len(X))
     n_given = len(X)
@@ -77,7 +77,8 @@ def read_examples(
     if not any(labels_of):
         raise InputError("X", "no token in it", "pass at least one sequence with one token")
     labels = LabelEncoder().fit(labels_of)
-    labels.classes = [*classes, *(c for c in labels.classes if c not in set(classes))]
+    known = classes if encoder is not None else ()
+    labels.classes = [*known, *sorted({*classes, *labels.classes} - set(known))]
     encoder = FeatureEncoder(features).fit(X) if encoder is None else extended(encoder, X)
     if len(labels.classes) < 2:
         raise InputError(
