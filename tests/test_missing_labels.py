@@ -259,3 +259,20 @@ def test_dev_data_has_all_its_labels(data: Generated) -> None:
     for parameters in ({}, {"early_stopping": True}):
         with pytest.raises(InputError, match=r"^y\[1\]\[0\]: a token without a label"):
             StructuredGPClassifier(n_draws=4, **parameters).fit(data.X, data.y, data.X, y)
+
+
+def test_a_likelihood_that_fails_names_the_sequence(data: Generated) -> None:
+    """By its place in the data, whatever was left out before it."""
+
+    def fails(f: Any, g: Any, y: Any) -> Any:
+        if len(y) == length:
+            raise RuntimeError("mine")
+        return f.log_softmax(-1)[:, torch.arange(len(y)), y].sum(-1) + 0 * g.sum((-1, -2))
+
+    lengths = [len(y) for y in data.y]
+    n = next(i for i in range(2, 8) if lengths.count(lengths[i]) == 1 and lengths[i] != 3)
+    length = lengths[n]
+    weight = [0, 0, *np.ones(6)]
+    model = StructuredGPClassifier(likelihood=fails, n_inducing=4, learn_kernel=False)
+    with pytest.raises(InputError, match=rf"training sequence {n + 1} \({length} tokens\)"):
+        model.fit(data.X, data.y, sample_weight=weight)

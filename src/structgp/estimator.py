@@ -567,7 +567,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         if isinstance(structure, Differences):
             log |= {"gradient": "differences", "evaluations": structure.n_values}
         counts = dict(zip(labels.classes, examples.label_counts.tolist(), strict=True))
-        seen = {"n_sequences": len(examples.rows), "n_tokens": sum(map(len, examples.rows))}
+        seen = {"n_sequences": examples.n_sequences, "n_tokens": sum(map(len, examples.rows))}
         if before is not None:
             for label, count in before.info["label_counts"].items():
                 counts[label] += count

@@ -79,9 +79,10 @@ def run_pilot(
 
 def _some_sequences(lengths: Sequence[int], generator: torch.Generator) -> list[int]:
     chosen, total = [], 0
-    for i in torch.randperm(len(lengths), generator=generator).tolist():
+    there = [i for i, length in enumerate(lengths) if length]
+    for n in torch.randperm(len(there), generator=generator).tolist():
         if total >= TOKENS:
             break
-        chosen.append(i)
-        total += lengths[i]
+        chosen.append(there[n])
+        total += lengths[there[n]]
     return sorted(chosen)

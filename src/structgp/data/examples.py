@@ -33,6 +33,11 @@ class Examples:
         return len(self.labels.classes)
 
     @property
+    def n_sequences(self) -> int:
+        """Those with tokens: others teach nothing."""
+        return sum(len(r) > 0 for r in self.rows)
+
+    @property
     def label_counts(self) -> np.ndarray:
         """(V,) how often each label comes, with each sequence as often as it counts."""
         known = np.concatenate([y[y >= 0] for y in self.y])
@@ -58,10 +63,9 @@ def read_examples(
 ) -> Examples:
     """X and y as examples. ``encoder`` : one to go on with, which learns the new features; ``classes`` :
     labels beside those of y, which with an encoder come first, in their order. Sequences without any label
-    are left out, with a warning, and those without weight."""
+    are left out, with a warning, and those without weight: nothing is in their place."""
     labels_of = check_labels(X, y)
     counts = _check_weights(weights, len(X))
-    n_given = len(X)
     labelled = [i for i, of in enumerate(labels_of) if not of or any(v is not None for v in of)]
     if len(labelled) < len(X):
         warnings.warn(
@@ -69,10 +73,11 @@ def read_examples(
             StructgpWarning,
             stacklevel=5,
         )
-    used = [i for i in labelled if counts is None or counts[i] > 0]
-    X, labels_of = [X[i] for i in used], [labels_of[i] for i in used]
-    counts = None if counts is None else counts[used]
-    if len(used) < n_given and not any(labels_of):
+    used = {i for i in labelled if counts is None or counts[i] > 0}
+    # Sequences of nothing in their place, so that errors name the others by their own.
+    X = [x if i in used else [] for i, x in enumerate(X)]
+    labels_of = [of if i in used else [] for i, of in enumerate(labels_of)]
+    if len(used) < len(X) and not any(labels_of):
         raise InputError("y", "no token has a label, or its sequence no weight", "label some")
     if not any(labels_of):
         raise InputError("X", "no token in it", "pass at least one sequence with one token")
@@ -89,7 +94,7 @@ def read_examples(
     encoded = labels.transform(labels_of)
     rules = None if constraints is None else allowed(constraints, labels.classes)
     if rules is not None:
-        _check_obeyed(rules, encoded, labels, used)
+        _check_obeyed(rules, encoded, labels)
     return Examples(encoder, labels, encoder.transform(X), encoded, counts, rules)
 
 
@@ -107,16 +112,14 @@ def _check_weights(weights: Any, n: int) -> np.ndarray | None:
     if not np.isfinite(found).all() or (found < 0).any() or not (found > 0).any():
         raise InputError(
             "sample_weight",
-            "negative, infinite, or all 0",
+            "negative, infinite, or all zero",
             "pass numbers above 0, or some of them 0",
         )
     return found
 
 
-def _check_obeyed(
-    rules: Allowed, y: Sequence[np.ndarray], labels: LabelEncoder, places: Sequence[int]
-) -> None:
-    for n, sequence in zip(places, y, strict=True):
+def _check_obeyed(rules: Allowed, y: Sequence[np.ndarray], labels: LabelEncoder) -> None:
+    for n, sequence in enumerate(y):
         t = rules.breaks(sequence.tolist())
         possible = np.ones((len(sequence), len(labels.classes)), bool)
         known = sequence >= 0
