@@ -28,6 +28,7 @@ from structgp.gp.weights import SparseRows
 from structgp.inference import INFERENCE
 from structgp.optimizers import Blocks, Minibatch, Natural, SecondOrder, StepInfo, Stochastic
 from structgp.optimizers.blocks import BlocksState
+from structgp.optimizers.natural import NaturalState
 from structgp.optimizers.plateau import Plateau
 from structgp.optimizers.stochastic import StochasticState
 
@@ -498,6 +499,14 @@ def test_what_it_does_not_build() -> None:
     ):
         with pytest.raises(InputError, match=r"^checkpoint: .* remove the file"):
             unpack({"dataclass": [module, name, {}]})
+
+
+def test_natural_gradients_leave_their_last_look_behind() -> None:
+    """It is as large as the data, and all it is good for is to take one step back."""
+    last: Any = object()
+    state = NaturalState(torch.Generator(), Plateau(1, 0.1), 0.5, [None], last=last, iteration=3)
+    again = round_trip(state)
+    assert (again.last, again.iteration, again.rate) == (None, 3, 0.5)
 
 
 def test_what_it_cannot_hold() -> None:

@@ -272,6 +272,38 @@ def test_what_new_data_says_nothing_about_stays(data: Generated) -> None:
     assert not torch.allclose(q.pair_mean.detach()[0], before["pair_mean"][0], atol=1e-4)
 
 
+def test_what_was_known_moves_along_where_the_kernel_learns(data: Generated) -> None:
+    """The posterior is the prior times what was known and what each batch says, after that too."""
+    model = StructuredGPClassifier(n_draws=4).fit(data.X[:12], data.y[:12]).model_
+    examples = read_examples(
+        data.X[12:], data.y[12:], encoder=model.encoder, classes=model.labels.classes
+    )
+    q = carried_over(model, examples)
+    batches = structgp.training.make_batches(
+        examples.rows, examples.y, examples.encoder.pad_row, 20
+    )
+    problem = Problem(q, structgp.structures.Chain(), batches)
+    optimizer = Minibatch(goes_on=True, learning_rounds=1)
+    going = optimizer.start(problem, torch.Generator().manual_seed(0))
+    basis = q.basis.clone()
+    while not going.learned:
+        going, _ = optimizer.step(problem, going)
+    assert not torch.allclose(q.basis, basis, rtol=1e-2)
+    assert going.known is not None
+    precision, linear, pair_precision, pair_linear = (x.clone() for x in going.known)
+    for site in going.sites:
+        precision[site.index] += site.precision
+        linear[site.index] += site.linear
+        pair_precision += site.pair_precision
+        pair_linear += site.pair_linear
+    torch.testing.assert_close(precision, going.precision)
+    torch.testing.assert_close(linear, going.linear)
+    torch.testing.assert_close(pair_precision, going.pair_precision)
+    torch.testing.assert_close(pair_linear, going.pair_linear)
+    prior = q.prior_factor().square()[:, None]
+    torch.testing.assert_close(q.m[0].T.detach() * prior.sqrt(), linear / (1 / prior + precision))
+
+
 # -- partial_fit -------------------------------------------------------------------------------------
 
 
