@@ -317,6 +317,19 @@ def test_of_another_fit(name: str, left: Path, data: Generated) -> None:
     assert left.read_bytes() == before
 
 
+def test_of_an_optimiser_with_other_values(data: Generated, tmp_path: Path) -> None:
+    """Given as an object, which is no plain parameter."""
+    path = tmp_path / "checkpoint"
+    with pytest.raises(CutOffError):
+        StructuredGPClassifier(inference=SecondOrder(), n_draws=2).fit(
+            data.X, data.y, callback=cut_off(2), checkpoint=path
+        )
+    for other in (SecondOrder(tolerance=0.5), Minibatch()):
+        with pytest.raises(InputError, match="of other data or other parameters"):
+            fit(data, path, weight=None, inference=other)
+    fit(data, path, weight=None, inference=SecondOrder())
+
+
 def test_the_same_fit_is_the_same(left: Path, data: Generated) -> None:
     lists = [[list(token) for token in x] for x in data.X]
     fit(data, left, X=lists, weight=[1] * 6, n_draws=np.int64(2))
