@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +25,7 @@ from structgp.checkpoint import Checkpoint
 from structgp.continuing import carried_over
 from structgp.data.encode import Block
 from structgp.data.examples import Examples, read_examples
+from structgp.data.extend import column_places
 from structgp.data.labels import check_all_labelled
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp import CovarianceForm, Entropy, Posterior, Relaxation, WeightPosterior, contrasts
@@ -35,7 +36,13 @@ from structgp.optimizers import LearnScales, Minibatch, Optimizer, StepInfo
 from structgp.parameters import check_class_weight, check_parameters
 from structgp.pilot import Pilot, run_pilot
 from structgp.prior import choose_kernel, flat_tokens, pick_inducing
-from structgp.space import choose_space, learns_on_bound, setting, with_differences
+from structgp.space import (
+    choose_space,
+    learns_on_bound,
+    needs_functions,
+    setting,
+    with_differences,
+)
 from structgp.structures import BlackBox, Chain, Differences, Structure, as_structure
 from structgp.training import Callback, History, Watch, make_batches, train
 
@@ -251,8 +258,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         checkpoint: str | Path | None = None,
     ) -> StructuredGPClassifier:
         """Fits the posterior. A label may be None: what it was is summed over. Dev data is scored at the
-        end, into
-        ``training_log_['dev']``, and with ``early_stopping`` after every step.
+        end, into ``training_log_['dev']``, and with ``early_stopping`` after every step.
 
         ``sample_weight`` : (N,), how often each sequence counts. ``callback`` is called with every
         :class:`structgp.optimizers.StepInfo`; if it returns True the fit stops there and what has been
@@ -260,11 +266,30 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         call goes on if this one is killed; it is gone when the fit is done.
         """
         check_parameters(self)
+        return self._fit(X, y, X_dev, y_dev, sample_weight, callback, checkpoint)
+
+    def _fit(
+        self,
+        X: Iterable[Any],
+        y: Iterable[Any],
+        X_dev: Iterable[Any] | None = None,
+        y_dev: Iterable[Any] | None = None,
+        sample_weight: Any = None,
+        callback: Callback | None = None,
+        checkpoint: str | Path | None = None,
+        classes: Sequence[str] = (),
+    ) -> StructuredGPClassifier:
+        """``classes`` : labels that are still to come."""
         self._check_dev(X_dev, y_dev)
+        X, y = as_list(X), list(y)
+        dev = None if X_dev is None or y_dev is None else (as_list(X_dev), list(y_dev))
         before = getattr(self, "model_", None) if self.warm_start else None
-        examples = self._examples(X, y, sample_weight, before)
+        examples = self._examples(X, y, sample_weight, before, classes)
         check_class_weight(self.class_weight, examples.labels.classes)
         structure = self._structure(examples)
+        if before is not None and not self._can_go_on(before, examples, structure):
+            before, examples = None, self._examples(X, y, sample_weight, None)
+            structure = self._structure(examples)
         predictor = self._predictor(structure)
         generator = torch.Generator().manual_seed(int(self.random_state))
         start = self._start(examples, structure, generator, before)
@@ -277,24 +302,24 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             n_gradient_draws=self.n_gradient_draws,
             learn_scales=setting(self, "learn_scales", "all" if start.on_bound else "pairwise"),
         )
-        kept = self._checkpoint(checkpoint, examples)
-        watch = self._watch(examples, posterior, predictor, X_dev, y_dev)
-        with self._reporting(callback, watch) as report:
-            history = self._train(examples, structure, posterior, choice, generator, report, kept)
-        if watch is not None:
-            watch.restore()
+        kept = self._checkpoint(checkpoint, examples, choice)
+        watch = self._watch(examples, posterior, predictor, dev)
+        with self._reporting(callback) as report:
+            history = self._train(
+                examples, structure, posterior, choice, generator, report, kept, watch
+            )
         if history.stopped == "limit":
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
                 "the bound settled; see training_log_",
                 StructgpWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         self._keep(examples, structure, posterior, predictor, history, start)
         if kept is not None:
             kept.remove()
-        if X_dev is not None and y_dev is not None:
-            self.training_log_["dev"] = self.evaluate(X_dev, y_dev).as_dict()
+        if dev is not None:
+            self.training_log_["dev"] = self.evaluate(*dev).as_dict()
         return self
 
     def partial_fit(
@@ -310,35 +335,44 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         needed again. New features and new labels are taken in; new labels come last in ``classes_``.
 
         For posteriors of weights (``training_log_['space']``). The first call is a fit; ``classes`` may
-        then name labels that are still to come.
+        then name labels that are still to come. Of a new label that it did not name, earlier data say
+        nothing: not even that it did not come in them.
         """
         check_parameters(self)
         before = getattr(self, "model_", None)
-        if before is not None and not isinstance(before.posterior, WeightPosterior):
+        if before is None:
+            names = () if classes is None else [str(label) for label in classes]
+            return self._fit(X, y, sample_weight=sample_weight, callback=callback, classes=names)
+        return self._go_on(before, X, y, sample_weight, callback)
+
+    def _go_on(
+        self,
+        before: Model,
+        X: Iterable[Any],
+        y: Iterable[Any],
+        sample_weight: Any,
+        callback: Callback | None,
+    ) -> StructuredGPClassifier:
+        if not isinstance(before.posterior, WeightPosterior):
             raise InputError(
                 "partial_fit",
                 "the model is of functions at inducing inputs, not of weights",
                 "use categorical or sparse features and the default fit, or fit all data with warm_start",
             )
-        if before is None and not classes:
-            return self.fit(X, y, sample_weight=sample_weight, callback=callback)
-        examples = self._examples(X, y, sample_weight, before, classes or ())
+        examples = self._examples(as_list(X), list(y), sample_weight, before)
         structure = self._structure(examples)
         predictor = self._predictor(structure)
+        fits = before.posterior.has_label_basis or structure.ignores_shift
+        if not structure.has_local_curvature or not fits:
+            lacks = "may depend on what was left out" if not fits else "offers no curvature"
+            raise InputError(
+                "partial_fit", f"{_name_of(structure)} {lacks}", "fit all data at once"
+            )
         generator = torch.Generator().manual_seed(int(self.random_state))
-        start = self._start(examples, structure, generator, before)
-        if before is None:
-            choice = choose("auto", structure, start.posterior, learn_scales="all")
-        else:
-            if not structure.has_local_curvature:
-                raise InputError(
-                    "partial_fit",
-                    f"{_name_of(structure)} offers no curvature",
-                    "fit all data at once",
-                )
-            goes_on = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS)
-            choice = choose(goes_on, structure, start.posterior)
-        with self._reporting(callback, None) as report:
+        start = Start(carried_over(before, examples), on_bound=True)
+        goes_on = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS)
+        choice = choose(goes_on, structure, start.posterior)
+        with self._reporting(callback) as report:
             history = self._train(examples, structure, start.posterior, choice, generator, report)
         self._keep(examples, structure, start.posterior, predictor, history, start, before)
         return self
@@ -356,20 +390,20 @@ class StructuredGPClassifier(Answers, BaseEstimator):
 
     def _examples(
         self,
-        X: Iterable[Any],
-        y: Iterable[Any],
+        X: Sequence[Any],
+        y: Sequence[Any],
         sample_weight: Any,
         before: Model | None,
         classes: Sequence[str] = (),
     ) -> Examples:
         return read_examples(
-            as_list(X),
-            list(y),
+            X,
+            y,
             features=self.features,
             weights=sample_weight,
             constraints=self.constraints,
             encoder=None if before is None else before.encoder,
-            classes=sorted(classes) if before is None else before.labels.classes,
+            classes=classes if before is None else before.labels.classes,
         )
 
     def _structure(self, examples: Examples) -> Structure:
@@ -405,7 +439,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             examples.encoder,
             learns_on_bound(self, structure, examples.encoder.blocks),
         )
-        if before is not None and self._can_go_on(before, examples, on_bound):
+        if before is not None:
             if isinstance(before.posterior, WeightPosterior):
                 return Start(carried_over(before, examples), on_bound)
             return Start(copy.deepcopy(before.posterior).requires_grad_(True), on_bound)
@@ -436,6 +470,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
                 pairwise_sd=pairwise_sd,
                 batch_tokens=_BATCH_TOKENS[space],
                 generator=generator,
+                weights=examples.weights,
             )
         if pilot is not None:
             basis, pairwise_sd = pilot.basis, pilot.pairwise_sd
@@ -455,17 +490,29 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         posterior = Posterior(kernel, chosen.rows, examples.n_labels, covariance=form, **common)
         return Start(posterior, on_bound, relaxation, pilot, chosen.residual)
 
-    def _can_go_on(self, before: Model, examples: Examples, on_bound: bool) -> bool:
+    def _can_go_on(self, before: Model, examples: Examples, structure: Structure) -> bool:
         """Whether the old posterior can be the start; where it cannot, a warning says so."""
         old = before.posterior
+        possible = old.has_label_basis or structure.ignores_shift
         if isinstance(old, WeightPosterior):
-            possible = on_bound and self.space != "functions"
+            on_bound = learns_on_bound(self, structure, examples.encoder.blocks)
+            possible = possible and on_bound and needs_functions(self) is None
         else:
-            possible = old.n_labels == examples.n_labels and self.space != "weights"
+            # Inducing inputs are rows of the old encoder.
+            moved = column_places(before.encoder, examples.encoder)
+            possible = (
+                possible
+                and self.space != "weights"
+                and old.n_labels == examples.n_labels
+                and old.n_components == self.n_components
+                and old.is_diagonal == (self.covariance == "diagonal")
+                and old.pairs_are_full == (self.pairwise_covariance == "full")
+                and (moved is None or bool((moved == np.arange(len(moved))).all()))
+            )
         if not possible:
             warnings.warn(
-                "warm_start: the fit before had other labels or another kind of posterior; this one starts "
-                "anew",
+                "warm_start: the fit before had other labels, other columns or another kind of posterior; "
+                "this one starts anew",
                 StructgpWarning,
                 stacklevel=4,
             )
@@ -480,6 +527,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         generator: torch.Generator,
         report: Callback,
         checkpoint: Checkpoint | None = None,
+        watch: Watch | None = None,
     ) -> History:
         one_by_one = getattr(choice.optimizer, "one_sequence_a_batch", False)
         space = "weights" if isinstance(posterior, WeightPosterior) else "functions"
@@ -501,6 +549,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             generator=generator,
             callback=report,
             checkpoint=checkpoint,
+            watch=watch,
         )
 
     def _keep(
@@ -522,7 +571,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         if isinstance(structure, Differences):
             log |= {"gradient": "differences", "evaluations": structure.n_values}
         counts = dict(zip(labels.classes, examples.label_counts.tolist(), strict=True))
-        seen = {"n_sequences": len(examples.rows), "n_tokens": sum(map(len, examples.rows))}
+        seen = {"n_sequences": examples.n_sequences, "n_tokens": sum(map(len, examples.rows))}
         if before is not None:
             for label, count in before.info["label_counts"].items():
                 counts[label] += count
@@ -554,12 +603,19 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             constraints=examples.constraints,
         )
 
-    def _checkpoint(self, path: str | Path | None, examples: Examples) -> Checkpoint | None:
+    def _checkpoint(
+        self, path: str | Path | None, examples: Examples, choice: Choice
+    ) -> Checkpoint | None:
         if path is None:
             return None
-        digest = hashlib.sha256(repr(_plain_params(self)).encode())
+        # An optimiser that is no dataclass may have a name and no values that can be told.
+        optimizer = choice.optimizer if is_dataclass(choice.optimizer) else choice.optimizer.name
+        plain = _plain_params(self), examples.labels.classes, optimizer, choice.estimator.name
+        digest = hashlib.sha256(repr(plain).encode())
         for array in (*examples.rows, *examples.y, examples.weights):
-            digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+            if array is not None:
+                digest.update(repr(array.shape).encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
         return Checkpoint(path, digest.hexdigest())
 
     def _watch(
@@ -567,19 +623,19 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         examples: Examples,
         posterior: Posterior,
         predictor: Structure | None,
-        X_dev: Any,
-        y_dev: Any,
+        dev: tuple[list[Any], list[Any]] | None,
     ) -> Watch | None:
         """What looks at the dev data after each step, where that decides when to stop."""
-        if not self.early_stopping:
+        if not self.early_stopping or dev is None:
             return None
-        X, y = as_list(X_dev), list(y_dev)
-        truth = check_all_labelled(X, y)
+        X, truth = dev[0], check_all_labelled(*dev)
 
         def nll() -> float:
             posterior_now = copy.deepcopy(posterior)
             model = self._model(examples, posterior_now, predictor, {}, {})
-            log_probs = [v for v in model.log_probs(X, truth, self.average) if v is not None]
+            # Labels never seen and labellings that are forbidden say nothing of one step or another.
+            found = model.log_probs(X, truth, self.average)
+            log_probs = [v for v in found if v is not None and v > -np.inf]
             return -sum(log_probs) / max(1, len(log_probs))
 
         return Watch(posterior, nll)
@@ -618,13 +674,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         return None if type(chosen) in STRUCTURES.values() else chosen
 
     @contextmanager
-    def _reporting(self, callback: Callback | None, watch: Watch | None) -> Iterator[Callback]:
+    def _reporting(self, callback: Callback | None) -> Iterator[Callback]:
         """The callback to train with; while it lives, ``verbose`` makes the logger heard."""
 
         def report(info: StepInfo) -> bool | None:
             logger.info("step %d: bound %.2f", info.iteration + 1, info.elbo)
-            enough = watch is not None and watch.enough()
-            return (callback is not None and callback(info)) or enough
+            return callback is not None and callback(info)
 
         heard = logger.hasHandlers() and logger.isEnabledFor(logging.INFO)
         if not self.verbose or heard:
@@ -657,7 +712,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         classes = self.model_.labels.classes
         if isinstance(self.class_weight, str):
             counts = np.array([self.model_.info["label_counts"].get(c, 0) for c in classes])
-            weights = counts.sum() / (len(classes) * np.maximum(counts, 1))
+            weights = counts.sum() / (len(classes) * np.where(counts > 0, counts, 1))
         else:
             weights = np.array([float(self.class_weight.get(c, 1.0)) for c in classes])
         return torch.from_numpy(np.log(weights))
