@@ -608,6 +608,10 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     ) -> Checkpoint | None:
         if path is None:
             return None
+        if not Path(path).absolute().parent.is_dir():
+            raise InputError(
+                str(path), "cannot be written (No such file or directory)", "create its folder first"
+            )
         # An optimiser that is no dataclass may have a name and no values that can be told.
         optimizer = choice.optimizer if is_dataclass(choice.optimizer) else choice.optimizer.name
         plain = _plain_params(self), examples.labels.classes, optimizer, choice.estimator.name
