@@ -54,7 +54,7 @@ class Checkpoint:
     path: str | Path
     fingerprint: str
     seconds: float = 5.0
-    _written: float = field(default_factory=time.monotonic, init=False)
+    _written: float = field(default_factory=lambda: time.monotonic(), init=False)
 
     def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> None:
         """After a step; does nothing if the last write was a moment ago."""

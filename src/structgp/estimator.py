@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,50 +25,27 @@ from structgp.checkpoint import Checkpoint
 from structgp.continuing import carried_over
 from structgp.data.encode import Block
 from structgp.data.examples import Examples, read_examples
-from structgp.data.extend import column_places
 from structgp.data.labels import check_all_labelled
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp import CovarianceForm, Entropy, Posterior, Relaxation, WeightPosterior, contrasts
+from structgp.gp import CovarianceForm, Entropy, Posterior, WeightPosterior
 from structgp.inference import Choice, choose
 from structgp.kernels.blocks import KernelChoice, kernel_scales
-from structgp.model import STRUCTURES, Model, as_rules
+from structgp.model import STRUCTURES, Model
 from structgp.optimizers import LearnScales, Minibatch, Optimizer, StepInfo
 from structgp.parameters import check_class_weight, check_parameters
-from structgp.pilot import Pilot, run_pilot
-from structgp.prior import choose_kernel, flat_tokens, pick_inducing
 from structgp.space import (
-    choose_space,
-    learns_on_bound,
-    needs_functions,
     setting,
-    with_differences,
 )
-from structgp.structures import BlackBox, Chain, Differences, Structure, as_structure
+from structgp.starting import BATCH_TOKENS, Start, can_go_on, likelihood_of, name_of, start_of
+from structgp.structures import Differences, Structure
 from structgp.training import Callback, History, Watch, make_batches, train
 
 logger = logging.getLogger("structgp")
 
 Likelihood: TypeAlias = str | Structure | Callable[..., Any]
 
-N_INDUCING = 1000
-ENOUGH = 0.02
-"""Share of the prior variance that inducing inputs may leave open, under a kernel that is known."""
-
 LATER_LEARNING_ROUNDS = 1
 """How often the kernel moves in a ``partial_fit`` after the first."""
-
-_BATCH_TOKENS = {"functions": 1_000, "weights": 4_000}
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a fit starts from. residual : share of the prior variance that inducing inputs leave open."""
-
-    posterior: Posterior
-    on_bound: bool
-    relaxation: Relaxation | None = None
-    pilot: Pilot | None = None
-    residual: float = 0.0
 
 
 class StructuredGPClassifier(Answers, BaseEstimator):
@@ -286,13 +263,13 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         before = getattr(self, "model_", None) if self.warm_start else None
         examples = self._examples(X, y, sample_weight, before, classes)
         check_class_weight(self.class_weight, examples.labels.classes)
-        structure = self._structure(examples)
-        if before is not None and not self._can_go_on(before, examples, structure):
+        structure = likelihood_of(self, examples)
+        if before is not None and not can_go_on(self, before, examples, structure):
             before, examples = None, self._examples(X, y, sample_weight, None)
-            structure = self._structure(examples)
+            structure = likelihood_of(self, examples)
         predictor = self._predictor(structure)
         generator = torch.Generator().manual_seed(int(self.random_state))
-        start = self._start(examples, structure, generator, before)
+        start = start_of(self, examples, structure, generator, before)
         posterior = start.posterior
         choice = choose(
             self.inference,
@@ -360,14 +337,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
                 "use categorical or sparse features and the default fit, or fit all data with warm_start",
             )
         examples = self._examples(as_list(X), list(y), sample_weight, before)
-        structure = self._structure(examples)
+        structure = likelihood_of(self, examples)
         predictor = self._predictor(structure)
         fits = before.posterior.has_label_basis or structure.ignores_shift
         if not structure.has_local_curvature or not fits:
             lacks = "may depend on what was left out" if not fits else "offers no curvature"
-            raise InputError(
-                "partial_fit", f"{_name_of(structure)} {lacks}", "fit all data at once"
-            )
+            raise InputError("partial_fit", f"{name_of(structure)} {lacks}", "fit all data at once")
         generator = torch.Generator().manual_seed(int(self.random_state))
         start = Start(carried_over(before, examples), on_bound=True)
         goes_on = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS)
@@ -406,118 +381,6 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             classes=classes if before is None else before.labels.classes,
         )
 
-    def _structure(self, examples: Examples) -> Structure:
-        """The likelihood, under the constraints if it is the chain."""
-        structure = as_structure(self.likelihood, self.n_jobs)
-        for name, chosen in (("likelihood", structure), ("predict_with", self.predict_with)):
-            if type(chosen) is Chain and chosen.rules is not None:
-                raise InputError(name, "a chain with rules", "declare them as constraints")
-        if isinstance(structure, BlackBox):
-            structure.probe(examples.n_labels)
-        if examples.some_missing and not structure.handles_missing:
-            raise InputError(
-                "y",
-                f"labels are missing, and {_name_of(structure)} does not say what to do with them",
-                "set its attribute handles_missing if it knows -1 for a missing label, or use 'chain'",
-            )
-        if type(structure) is Chain:
-            structure = Chain(as_rules(examples.constraints))
-        lengths = [len(r) for r in examples.rows]
-        return with_differences(
-            self, structure, examples.encoder.blocks, lengths, examples.n_labels
-        )
-
-    def _start(
-        self,
-        examples: Examples,
-        structure: Structure,
-        generator: torch.Generator,
-        before: Model | None,
-    ) -> Start:
-        """The posterior that the fit starts from, and how it came about."""
-        encoder, on_bound = (
-            examples.encoder,
-            learns_on_bound(self, structure, examples.encoder.blocks),
-        )
-        if before is not None:
-            if isinstance(before.posterior, WeightPosterior):
-                return Start(carried_over(before, examples), on_bound)
-            return Start(copy.deepcopy(before.posterior).requires_grad_(True), on_bound)
-        tokens = flat_tokens(encoder, examples.rows)
-        kernel, relaxation = choose_kernel(
-            copy.deepcopy(self.kernel),
-            encoder.blocks,
-            tokens,
-            examples.y,
-            amplitude=self.amplitude,
-            learn=setting(self, "learn_kernel", True),
-            on_bound=on_bound,
-            generator=generator,
-        )
-        basis = self._basis(structure, examples)
-        space = choose_space(self, kernel, on_bound)
-        pairwise_sd = float(self.pairwise_sd)
-        pilot = None
-        if on_bound and space == "functions":
-            pilot = run_pilot(
-                kernel,
-                encoder,
-                examples.rows,
-                examples.y,
-                structure,
-                n_labels=examples.n_labels,
-                basis=basis,
-                pairwise_sd=pairwise_sd,
-                batch_tokens=_BATCH_TOKENS[space],
-                generator=generator,
-                weights=examples.weights,
-            )
-        if pilot is not None:
-            basis, pairwise_sd = pilot.basis, pilot.pairwise_sd
-        common: dict[str, Any] = {
-            "pairwise_sd": pairwise_sd,
-            "n_components": self.n_components,
-            "pairwise_covariance": self.pairwise_covariance,
-            "basis": basis,
-        }
-        if space == "weights":
-            weights = WeightPosterior(kernel, examples.n_labels, **common)
-            return Start(weights, on_bound, relaxation, pilot)
-        most = setting(self, "n_inducing", N_INDUCING)
-        enough = ENOUGH if self.n_inducing is None and pilot is not None else 0.0
-        chosen = pick_inducing(kernel, tokens, most, seed=self.random_state, enough=enough)
-        form: CovarianceForm = "diagonal" if self.covariance == "diagonal" else "full"
-        posterior = Posterior(kernel, chosen.rows, examples.n_labels, covariance=form, **common)
-        return Start(posterior, on_bound, relaxation, pilot, chosen.residual)
-
-    def _can_go_on(self, before: Model, examples: Examples, structure: Structure) -> bool:
-        """Whether the old posterior can be the start; where it cannot, a warning says so."""
-        old = before.posterior
-        possible = old.has_label_basis or structure.ignores_shift
-        if isinstance(old, WeightPosterior):
-            on_bound = learns_on_bound(self, structure, examples.encoder.blocks)
-            possible = possible and on_bound and needs_functions(self) is None
-        else:
-            # Inducing inputs are rows of the old encoder.
-            moved = column_places(before.encoder, examples.encoder)
-            possible = (
-                possible
-                and self.space != "weights"
-                and old.n_labels == examples.n_labels
-                and old.n_components == self.n_components
-                and old.is_diagonal == (self.covariance == "diagonal")
-                and old.pairs_are_full == (self.pairwise_covariance == "full")
-                and (moved is None or bool((moved == np.arange(len(moved))).all()))
-            )
-        if not possible:
-            warnings.warn(
-                "warm_start: the fit before had other labels, other columns or another kind of posterior; "
-                "this one starts anew",
-                StructgpWarning,
-                stacklevel=4,
-            )
-        return possible
-
     def _train(
         self,
         examples: Examples,
@@ -531,7 +394,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     ) -> History:
         one_by_one = getattr(choice.optimizer, "one_sequence_a_batch", False)
         space = "weights" if isinstance(posterior, WeightPosterior) else "functions"
-        most_tokens = 1 if one_by_one else _BATCH_TOKENS[space]
+        most_tokens = 1 if one_by_one else BATCH_TOKENS[space]
         if isinstance(choice.optimizer, Minibatch):
             most_tokens = choice.optimizer.batch_tokens
         batches = make_batches(
@@ -610,7 +473,9 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             return None
         if not Path(path).absolute().parent.is_dir():
             raise InputError(
-                str(path), "cannot be written (No such file or directory)", "create its folder first"
+                str(path),
+                "cannot be written (No such file or directory)",
+                "create its folder first",
             )
         # An optimiser that is no dataclass may have a name and no values that can be told.
         optimizer = choice.optimizer if is_dataclass(choice.optimizer) else choice.optimizer.name
@@ -644,19 +509,6 @@ class StructuredGPClassifier(Answers, BaseEstimator):
 
         return Watch(posterior, nll)
 
-    def _basis(self, structure: Structure, examples: Examples) -> torch.Tensor | None:
-        """The contrasts of the labels, or None for the labels themselves."""
-        chosen = setting(self, "basis", "contrast" if structure.ignores_shift else "label")
-        if chosen == "label":
-            return None
-        if not structure.ignores_shift:
-            raise InputError(
-                "basis",
-                f"'contrast' leaves out a direction that {_name_of(structure)} may depend on",
-                "use 'auto' or 'label', or a structure whose ignores_shift is True",
-            )
-        return contrasts(torch.from_numpy(examples.label_counts))
-
     def _predictor(self, structure: Structure) -> Structure | None:
         """What predictions are asked of; None for the chain."""
         if isinstance(self.predict_with, Structure):
@@ -673,7 +525,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             )
         if self.constraints is not None and type(chosen) not in STRUCTURES.values():
             raise InputError(
-                "constraints", f"{_name_of(chosen)} does not know them", "use predict_with='chain'"
+                "constraints", f"{name_of(chosen)} does not know them", "use predict_with='chain'"
             )
         return None if type(chosen) in STRUCTURES.values() else chosen
 
@@ -747,10 +599,6 @@ def load(path: str | Path) -> StructuredGPClassifier:
             stacklevel=2,
         )
     return estimator
-
-
-def _name_of(structure: Structure) -> str:
-    return repr(structure.inner) if isinstance(structure, Differences) else type(structure).__name__
 
 
 def _plain_params(estimator: StructuredGPClassifier) -> dict[str, Any]:

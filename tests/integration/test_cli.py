@@ -854,7 +854,7 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(StructuredGPClassifier, "fit", watched)
-    monkeypatch.setattr(structgp.estimator, "N_INDUCING", 11)
+    monkeypatch.setattr(structgp.starting, "N_INDUCING", 11)
     model = trained(files, tmp_path / "model", "--kernel", "template")
     assert seen == [None]
     assert model.training_log_["n_inducing"] == 11
