@@ -255,3 +255,19 @@ def test_json_has_no_infinity(findings, parse):
     truth = dataclasses.replace(findings.truth, log_probs=[-math.inf] * 40)
     data = data_of(parse(render(dataclasses.replace(findings, truth=truth))))
     assert {s[1] for s in data["sequences"]} == {1e9}
+
+
+# -- constraints -----------------------------------------------------------------------------------
+
+
+def test_constraints_show_in_labels_and_transitions(corpus, parse):
+    X = [corpus.template.expand(x) for x in corpus.X_train[:30]]
+    model = StructuredGPClassifier(constraints="BIO", n_draws=8).fit(X, corpus.y_train[:30])
+    tests = [corpus.template.expand(x) for x in corpus.X_test[:30]]
+    words = [[row[0] for row in x] for x in corpus.X_test[:30]]
+    found = examine(model, tests, Text("t", words, [0] * 30, None), model_name="m")
+    assert found.predicted == model.predict(tests)
+    text = render(found)
+    assert "O then I-NAME: the constraints forbid it" in text
+    assert "B-NAME then I-NAME: the constraints" not in text
+    assert parse(text)
