@@ -62,7 +62,7 @@ def _gp_ess(fold: Fold, setting: Setting) -> Fitted:
 
 
 QUICK_OPTIMIZERS = {
-    "paper-batch": {"unary_steps": 6, "pairwise_steps": 3, "hyper_steps": 1, "max_iterations": 2},
+    "paper-batch": {"unary_steps": 4, "pairwise_steps": 1, "hyper_steps": 0, "max_iterations": 1},
     "paper-stochastic": {
         "mean_step": "auto",
         "covariance_step": "auto",
