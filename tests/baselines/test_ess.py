@@ -244,6 +244,8 @@ def test_order_and_company_of_sequences_do_not_matter(toy):
     model = GPStruct(120, n_chains=2, thin=5).fit(X[:5], y[:5])
     together = model.predict_marginals([X[5], [], X[0]])
     assert together[1] == []
+    assert model.predict([]) == []
+    assert model.predict([[]]) == [[]]
     (alone,) = model.predict_marginals([X[5]])
     for dist, same in zip(together[0], alone, strict=True):
         assert dist == pytest.approx(same)

@@ -201,6 +201,7 @@ def test_forms_of_X_give_the_same_labels(data):
 def test_empty_sequences_and_unknown_values(data):
     svm = StructuredSVM(0.1).fit([*data.X[:20], []], [*data.y[:20], []])
     assert svm.predict([[]]) == [[]]
+    assert svm.predict([]) == []
     assert len(svm.predict([[("new", "values")], data.X[0]])[0]) == 1
     assert list(svm.classes_) == ["L0", "L1", "L2"]
 

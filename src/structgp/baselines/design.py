@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,10 @@ class Tokens:
     def starts(self) -> list[int]:
         """Where each sequence begins, and N."""
         return self.starts_of(self.lengths)
+
+    def split(self, rows: np.ndarray) -> list[np.ndarray]:
+        """(N, ...) of all tokens -> (T, ...) of each sequence."""
+        return [rows[a:b] for a, b in pairwise(self.starts)]
 
     @staticmethod
     def starts_of(lengths: Sequence[int]) -> list[int]:

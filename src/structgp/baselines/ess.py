@@ -41,7 +41,7 @@ class GPStruct:
     thin : every so many iterations a sample is kept.
     around : the Gaussian that ellipses are drawn in: 'prior', as published, or 'fit', one fitted to the
         posterior first, with the likelihood corrected for it. Both sample the same posterior; the
-        second moves ten times as far in an iteration or more.
+        second moves several times as far in an iteration.
     variance : of a weight.
     pairwise_sd : prior standard deviation of a label-to-label score.
     features : how a token given as a list of strings is read: 'auto', 'columns' or 'bag'.
@@ -182,8 +182,7 @@ class GPStruct:
         for weights, pairs in samples:
             h = np.stack([tokens.features @ one for one in weights.numpy()])
             total += chain.marginals(torch.from_numpy(h), pairs) * len(pairs)
-        parts = (total / len(self.pairs_)).numpy()
-        return np.split(parts, tokens.starts[1:-1])
+        return tokens.split((total / len(self.pairs_)).numpy())
 
     def _check_parameters(self) -> None:
         if self.around not in ("prior", "fit"):

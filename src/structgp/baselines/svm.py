@@ -107,7 +107,7 @@ class StructuredSVM:
         scores = tokens.features @ self.weights_
         return [
             self._labels.names(best_labelling(part[None], self.transitions_[None])[0])
-            for part in np.split(scores, tokens.starts[1:-1])
+            for part in tokens.split(scores)
         ]
 
     def predict_marginals(self, X: Iterable[Any]) -> list[list[dict[str, float]]]:
