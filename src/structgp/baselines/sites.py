@@ -20,6 +20,9 @@ from structgp.baselines.latent import Coordinates, LatentChain
 ROUNDS = 8
 MEAN_STEPS = 4
 HALF_DRAWS = 8
+PRECISION_SHARE = 0.7
+"""Of what the bend says, so that the Gaussian is rather too wide: in the tails of one that is too narrow
+the ratio rises, and chains stay there for long."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,7 @@ def fit_sites(
         share = 1 / (1 + number)
         precision = torch.lerp(now.precision, bend, share)
         pair_precision = torch.lerp(now.pair_precision, pair_bend, share)
-        now = replace(
-            now,
-            precision=precision,
-            factor=_factor(coordinates.phi, precision),
-            pair_precision=pair_precision,
-            pair_sd=(prior_precision + pair_precision).rsqrt(),
-        )
+        now = _with_precision(now, precision, pair_precision, coordinates, prior_precision)
         for k in range(number * MEAN_STEPS, (number + 1) * MEAN_STEPS):
             slope, pair_slope = chain.slope(*_around(now, generator))
             # Where slope = K^-1 mean the mean stands still.
@@ -94,6 +91,8 @@ def fit_sites(
                 mean=torch.lerp(now.mean, aim, step),
                 pair_mean=torch.lerp(now.pair_mean, pair_aim, step),
             )
+    precisions = (PRECISION_SHARE * now.precision, PRECISION_SHARE * now.pair_precision)
+    now = _with_precision(now, *precisions, coordinates, prior_precision)
     # K^-1 m, so that m is the mean of prior times t.
     tilt = (coordinates.phi / coordinates.scale.square()) @ coordinates.inverse(now.mean)
     return replace(now, tilt=tilt, pair_tilt=prior_precision * now.pair_mean)
@@ -103,6 +102,22 @@ def _around(sites: Sites, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Antithetic draws of h and g."""
     dh, dg = sites.draw(HALF_DRAWS, generator)
     return sites.mean + torch.cat([dh, -dh]), sites.pair_mean + torch.cat([dg, -dg])
+
+
+def _with_precision(
+    sites: Sites,
+    precision: Tensor,
+    pair_precision: Tensor,
+    coordinates: Coordinates,
+    prior_precision: float,
+) -> Sites:
+    return replace(
+        sites,
+        precision=precision,
+        factor=_factor(coordinates.phi, precision),
+        pair_precision=pair_precision,
+        pair_sd=(prior_precision + pair_precision).rsqrt(),
+    )
 
 
 def _factor(phi: Tensor, precision: Tensor) -> Tensor:
