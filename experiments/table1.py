@@ -20,15 +20,15 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from experiments.cells import Row, Store, run_all, say
-from experiments.data import RESULTS, TASKS, load_fold
-from experiments.methods import METHODS, TIME_LIMITED, Setting
+from experiments.data import RESULTS, TASKS, Fold, load_fold
+from experiments.methods import METHODS, TIME_LIMITED, Fitted, Setting
 from structgp import __version__, metrics
 from structgp.data.corpora import data_folder
 
@@ -132,8 +132,16 @@ def _run(cells: Sequence[Cell], store: Store, n_jobs: int) -> int:
 def run_cell(cell: Cell) -> Row:
     """Fits, predicts, scores. seconds : of the fit, its cross-validation included."""
     fold = load_fold(cell.task, cell.data, cell.fold)
+    key = dict(zip(KEY, cell.key, strict=True))
+    return key | score(fold, METHODS[cell.method], cell.setting, cell.method in TIME_LIMITED)
+
+
+def score(
+    fold: Fold, method: Callable[[Fold, Setting], Fitted], setting: Setting, limited: bool
+) -> Row:
+    """What a cell says beside its key."""
     began = time.perf_counter()
-    fitted = METHODS[cell.method](fold, cell.setting)
+    fitted = method(fold, setting)
     seconds = time.perf_counter() - began
     nll = ece = None
     if fitted.has_probabilities:
@@ -141,14 +149,13 @@ def run_cell(cell: Cell) -> Row:
         nll = metrics.token_nll(fold.y_test, marginals)
         ece = metrics.calibration(fold.y_test, marginals).ece
     return {
-        **dict(zip(KEY, cell.key, strict=True)),
         "error": 100 * metrics.token_error(fold.y_test, fitted.model.predict(fold.X_test)),
         "nll": nll,
         "ece": ece,
         "seconds": round(seconds, 2),
-        "minutes": cell.setting.minutes if cell.method in TIME_LIMITED else None,
+        "minutes": setting.minutes if limited else None,
         "hit_limit": fitted.hit_limit,
-        "seed": cell.setting.seed,
+        "seed": setting.seed,
         "versions": _versions(),
         "details": fitted.details,
     }
