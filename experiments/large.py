@@ -118,8 +118,8 @@ def run_cell(cell: Cell) -> Row:
 
 def markdown(rows: Sequence[Row]) -> str:
     lines = [
-        "Token error in %, mean (standard deviation over splits); the paper's. * a fit stopped at its limit",
-        "of time; [n] splits if fewer than five.",
+        "Token error in %, mean (standard deviation over splits); the paper's. * a fit stopped at its",
+        "limit of time; [n] splits if fewer than five.",
         "",
         "| method | here | paper | NLL | ECE | seconds |",
         "|---|---|---|---|---|---|",
