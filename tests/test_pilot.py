@@ -11,7 +11,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from structgp import StructuredGPClassifier, estimator, pilot
+from structgp import StructuredGPClassifier, pilot, starting
 from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
@@ -171,9 +171,9 @@ def test_the_classifier_starts_from_its_pilot(monkeypatch: pytest.MonkeyPatch) -
         started.append((options["basis"].clone(), options["pairwise_sd"]))
         return Posterior(*given, **options)
 
-    monkeypatch.setattr(estimator, "run_pilot", watched)
-    monkeypatch.setattr(estimator, "Posterior", start)
-    monkeypatch.setattr(estimator, "ENOUGH", 0.2)
+    monkeypatch.setattr(starting, "run_pilot", watched)
+    monkeypatch.setattr(starting, "Posterior", start)
+    monkeypatch.setattr(starting, "ENOUGH", 0.2)
     X, y = data.X[:-1], data.y[:-1]
     fitted = StructuredGPClassifier(n_draws=8, space="functions").fit(X, y)
     ((found, kernel),) = seen

@@ -142,11 +142,16 @@ def assert_same(
         np.testing.assert_allclose(covariance, other_covariance, rtol=0, atol=atol)
 
 
+def answers(posterior: Posterior, draws: predict.Draws, batch: Batch) -> torch.Tensor:
+    unknown = replace(batch, y=torch.full_like(batch.y, -1))
+    return predict.marginals(predict.potentials(posterior, Chain(), draws, unknown))
+
+
 def marginals(posterior: Posterior, data: Data, batch_tokens: int = 1000) -> list[np.ndarray]:
     draws = predict.sample(posterior, 64, 0)
     answer: list[np.ndarray] = [np.empty(0)] * len(data.rows)
     for batch in batches_of(data, batch_tokens):
-        p = predict.marginals(posterior, Chain(), draws, batch).numpy()
+        p = answers(posterior, draws, batch).numpy()
         for b, i in enumerate(batch.index.tolist()):
             answer[i] = p[b, : len(data.rows[i])]
     return answer
@@ -169,7 +174,7 @@ def test_without_pairwise_scores_marginals_are_softmax() -> None:
     spread = []
     for i, (mean, covariance) in enumerate(at_sequences(posterior, data)):
         batch = pad(data.rows, data.labels, data.encoder.pad_row, [i])
-        found = predict.marginals(posterior, Chain(), draws, batch)[0].numpy()
+        found = answers(posterior, draws, batch)[0].numpy()
         f = draws.unary(posterior, batch)[:, 0].numpy()
         np.testing.assert_allclose(found, softmax(f, -1).mean(0), rtol=0, atol=1e-10)
         sd = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2)).T  # (T, V)

@@ -34,7 +34,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) ->
 def test_commands_and_options_exist() -> None:
     lines = [line for block in blocks("sh") for line in block.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines if line.startswith("structgp ")]
-    assert {words[1] for words in commands} == {"train", "tag", "evaluate", "report"}
+    assert {words[1] for words in commands} == {"train", "tag", "evaluate", "next", "report"}
     for words in commands:
         command = main.commands[words[1]]
         known = {name for parameter in command.params for name in parameter.opts}
