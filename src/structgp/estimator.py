@@ -251,8 +251,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         checkpoint: str | Path | None = None,
     ) -> StructuredGPClassifier:
         """Fits the posterior. A label may be None: what it was is summed over. Dev data is scored at the
-        end, into
-        ``training_log_['dev']``, and with ``early_stopping`` after every step.
+        end, into ``training_log_['dev']``, and with ``early_stopping`` after every step.
 
         ``sample_weight`` : (N,), how often each sequence counts. ``callback`` is called with every
         :class:`structgp.optimizers.StepInfo`; if it returns True the fit stops there and what has been
