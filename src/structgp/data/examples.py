@@ -65,8 +65,11 @@ def read_examples(
             StructgpWarning,
             stacklevel=3,
         )
-        X, labels_of = [X[i] for i in labelled], [labels_of[i] for i in labelled]
-        counts = None if counts is None else counts[labelled]
+    # What counts 0 times is not there: neither its features nor its labels.
+    kept = [i for i in labelled if counts is None or counts[i] > 0]
+    if len(kept) < len(X):
+        X, labels_of = [X[i] for i in kept], [labels_of[i] for i in kept]
+        counts = None if counts is None else counts[kept]
     labels = LabelEncoder().fit(labels_of)
     labels.classes = [*classes, *(c for c in labels.classes if c not in set(classes))]
     encoder = FeatureEncoder(features).fit(X) if encoder is None else extended(encoder, X)
@@ -79,7 +82,7 @@ def read_examples(
     encoded = labels.transform(labels_of)
     rules = None if constraints is None else allowed(constraints, labels.classes)
     if rules is not None:
-        _check_obeyed(rules, encoded, labels, labelled)
+        _check_obeyed(rules, encoded, labels, kept)
     return Examples(encoder, labels, encoder.transform(X), encoded, counts, rules)
 
 
