@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import dataclasses
 import hashlib
 import json
@@ -12,6 +13,7 @@ import re
 import numpy as np
 import pytest
 
+from structgp.data.schemes import allowed
 from structgp.estimator import StructuredGPClassifier
 from structgp.metrics import calibration, risk_coverage
 from structgp.report import Text, examine, render
@@ -124,13 +126,23 @@ def test_the_text_is_all_there(findings, page):
 
 def test_total_doubt_is_the_entropy_of_the_marginals(fitted, corpus):
     x = corpus.template.expand(corpus.X_test[3])
-    (total,) = token_doubts(fitted, [x])
+    total, _ = token_doubts(fitted, [x])
     marginals = np.array([list(p.values()) for p in fitted.predict_marginals_single(x)])
     np.testing.assert_allclose(total.values[0], -(marginals * np.log(marginals)).sum(1))
 
 
+def test_predictions_are_those_of_predict_under_constraints(fitted, corpus, findings):
+    bound = copy.deepcopy(fitted)
+    bound.model_.constraints = allowed("BIO", list(fitted.classes_))
+    X = [corpus.template.expand(rows) for rows in corpus.X_test[:40]]
+    found = examine(bound, X, findings.text, model_name="bound")
+    one_by_one = [[max(p, key=p.__getitem__) for p in sequence] for sequence in found.marginals]
+    assert found.predicted == bound.predict(X)
+    assert found.predicted != one_by_one
+
+
 def test_several_kinds_of_doubt_are_all_on_the_page(findings, parse):
-    (total,) = findings.doubts
+    total, _ = findings.doubts
     model = Doubt("model", "doubt of the model", "a part", [v / 2 for v in total.values], 0.3)
     data = data_of(parse(render(dataclasses.replace(findings, doubts=[total, model]))))
     assert [d["name"] for d in data["doubts"]] == ["total", "model"]

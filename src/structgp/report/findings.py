@@ -67,7 +67,7 @@ def examine(
 ) -> Findings:
     """Asks the model everything at once. X are the features of ``text``."""
     marginals = estimator.predict_marginals(X)
-    if estimator.decode == "marginal":
+    if estimator.decode == "marginal" and estimator.model_.rules is None:
         # What predict says, without asking the draws again.
         predicted = [[max(p, key=p.__getitem__) for p in sequence] for sequence in marginals]
     else:
