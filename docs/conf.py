@@ -18,6 +18,7 @@ version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings", "mathml"]
 exclude_patterns = ["_ext"]
 language = "en_GB"
+smartquotes = False
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3

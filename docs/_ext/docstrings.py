@@ -36,7 +36,7 @@ def sections(lines: list[str]) -> Iterable[tuple[str | None, list[str]]]:
 def entries(field: str, body: list[str]) -> Iterable[str]:
     for line in body:
         if found := _ENTRY.match(line):
-            name = found[1].replace("*", r"\*").replace("_ ", r"\_ ")
+            name = re.sub(r"(\*|_\b(?!\w))", r"\\\1", found[1])
             yield f":{field} {name}: {found[2]}"
         elif line.strip():
             yield f"    {line.strip()}"

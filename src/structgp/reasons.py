@@ -364,7 +364,8 @@ def _extremes(scores: np.ndarray, n: int) -> list[int]:
 @dataclass(frozen=True)
 class Summary:
     """templates : prior variance of a weight, by template; classes : the labels; transitions : (V, V)
-    mean of the score of a label (row) followed by another (column), and transition_sds : (V, V) its posterior sd."""
+    mean of the score of a label (row) followed by another (column), and transition_sds : (V, V) its
+    posterior sd."""
 
     templates: dict[str, float]
     classes: list[str]

@@ -1,7 +1,8 @@
-"""Runs the blocks of one page in order, in a folder of its own; ``test_docs.py`` starts it.
+"""Runs the blocks of one page in order, in a folder of its own; ``test_docs.py`` starts it, with the
+globals PAGE, FOLDER and SHELL.
 
-A ``python`` block is executed; of a ``sh`` block the lines that begin with ``structgp`` are, if ``SHELL``
-is true. A ``text`` block right below is what they print: numbers with a point may differ a little, and a
+A ``python`` block is executed; of a ``sh`` block the lines that begin with ``structgp`` are, if SHELL is
+true. A ``text`` block right below is what they print: numbers with a point may differ a little, and a
 line of three dots stands for any lines. A block that begins with ``# not run: REASON`` is left out.
 """
 
@@ -16,10 +17,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-NOT_RUN = re.compile(r"# not run: \S+")
+NOT_RUN = re.compile(r"# not run: \w+( \w+)+")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"([-+]?\d+\.\d+)")
 ABSOLUTE, RELATIVE = 0.03, 0.05
@@ -41,7 +43,7 @@ class Block(NamedTuple):
 def blocks(page: str) -> list[Block]:
     found = list(_FENCE.finditer(page))
     made = []
-    for here, after in zip(found, [*found[1:], None], strict=True):
+    for here, after in zip_longest(found, found[1:]):
         follows = after is not None and after[1] == "text" and after.start() == here.end() + 1
         line = page.count("\n", 0, here.start(2)) + 1
         made.append(Block(here[1], here[2], line, after[2] if follows and after else None))
@@ -137,5 +139,6 @@ def main(page: Path, folder: Path, shell: bool) -> None:
         sys.exit(1)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), True)
+if "PAGE" in globals():
+    given = globals()
+    main(Path(given["PAGE"]), Path(given["FOLDER"]), given["SHELL"])
