@@ -138,6 +138,25 @@ def test_reference_has_every_method_and_name() -> None:
         assert f"autofunction:: structgp.{function}" in reference
 
 
+def test_errors_in_troubleshooting_are_those_of_the_code() -> None:
+    source = "".join(p.read_text("utf-8") for p in (ROOT / "src" / "structgp").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # strings that go on in the next line
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+    quoted = re.findall(r"^> (.*)$", page, re.MULTILINE)
+    assert len(table) > 15
+    assert len(quoted) > 3
+    for message in [*table, *quoted]:
+        # What stands for something else: places, numbers, names in quotes, cells, labels.
+        names = r"BIO|dense|dicts|RBFKernel|categorical|nan|but|QTY.* O"
+        cut = rf"'[^']*'|\.\.\.|\d+|%x\[[^]]*\]|\b(?:{names})\b|\b[\w.\[\]]+: |;| and with"
+        parts = [part.strip(" :,") for part in re.split(cut, message)]
+        parts = [part for part in parts if len(part) > 9]
+        assert parts, message
+        for part in parts:
+            assert part in source, (message, part)
+
+
 def test_numbers_may_differ_a_little_and_words_may_not() -> None:
     assert not run_page.differs("a 0.50\n...\nend", "a 0.51\nb\nc\nend")
     assert run_page.differs("a 0.50", "a 0.60")
