@@ -115,7 +115,7 @@ class Model:
 
     def viterbi(self, X: Sequence[Any], known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of the best whole labelling of each sequence."""
-        self._require("has_decoder", "decoder")
+        self._require("has_decoder", "decoder", "decode", "use 'marginal', or predict_with='chain'")
         return self._each(X, known, "mean", np.empty(0, dtype=np.int64), predict.viterbi)
 
     def pair_marginals(
@@ -332,8 +332,8 @@ class Model:
                     "check the labels, or fit without constraints",
                 )
 
-    def _require(self, ability: str, what: str) -> None:
+    def _require(
+        self, ability: str, what: str, place: str = "predict_with", remedy: str = "use 'chain'"
+    ) -> None:
         if not getattr(self.structure, ability):
-            raise InputError(
-                "predict_with", f"{type(self.structure).__name__} offers no {what}", "use 'chain'"
-            )
+            raise InputError(place, f"{type(self.structure).__name__} offers no {what}", remedy)
