@@ -33,6 +33,12 @@ def cases() -> ModuleType:
     return _load("optimizers/cases.py")
 
 
+@pytest.fixture(scope="session")
+def mixtures() -> ModuleType:
+    """``predict/mixtures.py``: chains with several draws, and their average by enumeration."""
+    return _load("predict/mixtures.py")
+
+
 def _load(path: str) -> ModuleType:
     """A module of this folder that is no test; importlib mode puts none on the path."""
     name = "structgp_tests." + path.removesuffix(".py").replace("/", ".")

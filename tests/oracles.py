@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 
 import numpy as np
 import torch
@@ -65,6 +65,29 @@ def chain_table(f: np.ndarray, g: np.ndarray) -> ChainTable:
     on = (labels[:, :, None] == np.arange(V)).astype(float)
     count = np.einsum("nti,ntj->nij", on[:, :-1], on[:, 1:])
     return ChainTable(labels, score, log_z, np.exp(score - log_z), on, count)
+
+
+def obeys(y: Sequence[int], follows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> bool:
+    """Whether rules allow a labelling."""
+    if not len(y):
+        return True
+    steps = all(follows[i, j] for i, j in pairwise(y))
+    return bool(starts[y[0]] and ends[y[-1]] and steps)
+
+
+def agrees(y: Sequence[int], known: Sequence[int]) -> bool:
+    """Whether a labelling has the labels that are known (not negative)."""
+    return all(b in (-1, a) for a, b in zip(y, known, strict=True))
+
+
+def among(table: ChainTable, keep: np.ndarray) -> ChainTable:
+    """The chain with only the labellings ``keep`` (V^T,); where there are none, all have probability 0."""
+    score = np.where(keep, table.score, -np.inf)
+    if not keep.any():
+        return replace(table, score=score, log_z=-np.inf, prob=np.zeros(len(score)))
+    top = score.max()
+    log_z = top + np.log(np.exp(score - top).sum())
+    return replace(table, score=score, log_z=log_z, prob=np.exp(score - log_z))
 
 
 def _score(f: np.ndarray, g: np.ndarray, y: np.ndarray) -> np.longdouble:

@@ -1281,7 +1281,7 @@ def test_learning_the_kernel_is_automatic(few):
 
 
 def test_inducing_inputs_by_default(train, monkeypatch):
-    monkeypatch.setattr(structgp.estimator, "N_INDUCING", 7)
+    monkeypatch.setattr(structgp.starting, "N_INDUCING", 7)
     preset = structgp.inference.PRESETS["paper-stochastic"]
     monkeypatch.setitem(
         structgp.inference.PRESETS, "paper-stochastic", dataclasses.replace(preset, n_inducing=5)

@@ -103,6 +103,11 @@ def test_lengths_are_checked_and_named():
         ("S-A S-A B-A I-A E-A", [(0, 1, "A"), (1, 2, "A"), (2, 5, "A")]),
         ("I-A S-A I-A", [(0, 1, "A"), (1, 2, "A"), (2, 3, "A")]),
         # Brackets are chunks of one token; the dot is outside.
+        # BILOU
+        (
+            "U-A B-A I-A L-A U-A L U",
+            [(0, 1, "A"), (1, 4, "A"), (4, 5, "A"), (5, 6, "L"), (6, 7, "U")],
+        ),
         ("[-A [-A . ]-A", [(0, 1, "A"), (1, 2, "A"), (3, 4, "A")]),
         # Without type: one unnamed type.
         ("B I O I B", [(0, 2, ""), (3, 4, ""), (4, 5, "")]),

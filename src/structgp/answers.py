@@ -47,6 +47,11 @@ def as_list(X: Iterable[Any]) -> list[Any]:
     return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
 
 
+def _check_number(n: Any) -> None:
+    if not isinstance(n, int | np.integer) or n < 1:
+        raise InputError("n", f"{n!r} is no number of labellings", "use 1 or more")
+
+
 class Answers:
     """The questions of :class:`structgp.StructuredGPClassifier`. All average over the posterior.
 
@@ -82,8 +87,7 @@ class Answers:
         """The n most probable whole labellings of each sequence, best first; fewer where there are not so
         many. Their probabilities are averaged exactly; which ones they are is searched for among the best
         of the posterior mean and of each draw."""
-        if not isinstance(n, int | np.integer) or n < 1:
-            raise InputError("n", f"{n!r} is no number of labellings", "use 1 or more")
+        _check_number(n)
         model = self._ready()
         return [
             [Labelling(model.labels.names(y), math.exp(value)) for y, value in found]
@@ -94,10 +98,11 @@ class Answers:
         self, X: Iterable[Any], n: int, known: Known | None = None
     ) -> list[list[list[str]]]:
         """n labellings of each sequence, drawn from the posterior: functions first, labels given them."""
+        _check_number(n)
         model = self._ready()
         return [
             [model.labels.names(y) for y in drawn]
-            for drawn in model.samples(as_list(X), n, self.average, known)
+            for drawn in model.samples(as_list(X), int(n), self.average, known)
         ]
 
     # -- probabilities ---------------------------------------------------------------------------

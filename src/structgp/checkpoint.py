@@ -9,10 +9,13 @@ this package are built from it.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import json
+import math
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,24 @@ import torch
 from torch import Tensor, nn
 
 from structgp.data.atomic import atomic_write
-from structgp.errors import InputError
+from structgp.errors import InputError, StructgpWarning
 from structgp.gp.weights import SparseRows
 from structgp.optimizers import StepInfo
+from structgp.optimizers.sites import Sites
 
 FORMAT = 1
+
+
+@dataclass
+class Reached:
+    """How far a fit has come. state : the optimiser's; elapsed : seconds; memory : the problem's; best : of
+    early stopping."""
+
+    state: Any
+    steps: list[StepInfo]
+    elapsed: float
+    memory: dict[int, Sites]
+    best: Any = None
 
 
 @dataclass
@@ -38,16 +54,9 @@ class Checkpoint:
     path: str | Path
     fingerprint: str
     seconds: float = 5.0
-    _written: float = field(default=0.0, init=False)
+    _written: float = field(default_factory=lambda: time.monotonic(), init=False)
 
-    def write(
-        self,
-        posterior: nn.Module,
-        state: Any,
-        steps: Sequence[StepInfo],
-        generator: torch.Generator,
-        elapsed: float,
-    ) -> None:
+    def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> None:
         """After a step; does nothing if the last write was a moment ago."""
         now = time.monotonic()
         if now - self._written < self.seconds:
@@ -57,33 +66,39 @@ class Checkpoint:
         tree = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,
-            "elapsed": elapsed,
             "posterior": _pack(dict(posterior.state_dict()), tensors, names),
-            "state": _pack(state, tensors, names),
-            "steps": _pack(list(steps), tensors, names),
+            "reached": _pack(reached, tensors, names),
             "generator": _pack(generator, tensors, names),
         }
-        content = safetensors.torch.save(tensors, {"checkpoint": json.dumps(tree)})
-        with atomic_write(self.path, "wb") as file:
-            file.write(content)
+        text = json.dumps(tree)
+        metadata = {"checkpoint": text, "digest": _digest(text, tensors)}
+        content = safetensors.torch.save(tensors, metadata)
+        try:
+            with atomic_write(self.path, "wb") as file:
+                file.write(content)
+        except InputError as error:
+            # A fit that goes on is worth more than the file.
+            warnings.warn(f"no more checkpoints: {error}", StructgpWarning, stacklevel=2)
+            self.seconds = math.inf
         self._written = time.monotonic()
 
-    def read(
-        self, posterior: nn.Module, generator: torch.Generator
-    ) -> tuple[Any, list[StepInfo], float] | None:
-        """The optimiser's state, the steps and the seconds so far; the posterior and the generator are set,
-        in place. None where there is no file."""
+    def read(self, posterior: nn.Module, generator: torch.Generator) -> Reached | None:
+        """What was reached; the posterior and the generator are set, in place. None where there is no
+        file."""
         if not Path(self.path).exists():
             return None
         try:
             with safetensors.safe_open(str(self.path), framework="pt") as file:
-                text = (file.metadata() or {}).get("checkpoint")
+                metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError):
-            text, tensors = None, {}
-        tree = json.loads(text) if text else {}
-        if tree.get("format") != FORMAT:
-            raise InputError(str(self.path), "no checkpoint of this version", "remove it")
+            metadata, tensors = {}, {}
+        text = metadata.get("checkpoint", "{}")
+        if metadata.get("digest") != _digest(text, tensors):
+            raise InputError(str(self.path), "no checkpoint, or a damaged one", "remove it")
+        tree = json.loads(text)
+        if tree["format"] != FORMAT:
+            raise InputError(str(self.path), "a checkpoint of another version", "remove it")
         if tree["fingerprint"] != self.fingerprint:
             raise InputError(
                 str(self.path),
@@ -93,11 +108,19 @@ class Checkpoint:
         parameters = dict(posterior.named_parameters())
         unpack = _Unpack(tensors, parameters, generator)
         posterior.load_state_dict(unpack(tree["posterior"]))
+        reached: Reached = unpack(tree["reached"])
         unpack(tree["generator"])
-        return unpack(tree["state"]), unpack(tree["steps"]), float(tree["elapsed"])
+        return reached
 
     def remove(self) -> None:
         Path(self.path).unlink(missing_ok=True)
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(tensors[name].numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], names: dict[int, str]) -> Any:
@@ -177,6 +200,8 @@ class _Unpack:
 
     def _optimizer(self, value: list[Any]) -> torch.optim.Optimizer:
         name, groups, state = value
+        for parameter in (self.parameters[n] for group in groups for n in group):
+            parameter.requires_grad_(True)  # a kernel's do not, until an optimiser moves them
         kind = {"Adam": torch.optim.Adam, "SGD": torch.optim.SGD}[name]
         made = kind([{"params": [self.parameters[n] for n in group]} for group in groups], lr=0.1)
         made.load_state_dict(self(state))
@@ -186,7 +211,9 @@ class _Unpack:
         module, name, fields = value
         if not module.startswith("structgp."):
             raise InputError("checkpoint", f"{module} is no part of structgp", "remove the file")
-        kind = getattr(importlib.import_module(module), name)
+        kind = getattr(importlib.import_module(module), name, None)
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            raise InputError("checkpoint", f"{module}.{name} is no dataclass", "remove the file")
         clocks = {f.name for f in dataclasses.fields(kind) if f.metadata.get("clock")}
         found = {k: self(v) for k, v in fields.items()}
         found |= {k: time.monotonic() - found[k] for k in clocks if k in found}

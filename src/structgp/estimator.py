@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,41 +27,25 @@ from structgp.data.encode import Block
 from structgp.data.examples import Examples, read_examples
 from structgp.data.labels import check_all_labelled
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp import CovarianceForm, Entropy, Posterior, Relaxation, WeightPosterior, contrasts
+from structgp.gp import CovarianceForm, Entropy, Posterior, WeightPosterior
 from structgp.inference import Choice, choose
 from structgp.kernels.blocks import KernelChoice, kernel_scales
-from structgp.model import STRUCTURES, Model, as_rules
+from structgp.model import STRUCTURES, Model
 from structgp.optimizers import LearnScales, Minibatch, Optimizer, StepInfo
-from structgp.parameters import check_parameters
-from structgp.pilot import Pilot, run_pilot
-from structgp.prior import choose_kernel, flat_tokens, pick_inducing
-from structgp.space import choose_space, learns_on_bound, setting, with_differences
-from structgp.structures import BlackBox, Chain, Differences, Structure, as_structure
+from structgp.parameters import check_class_weight, check_parameters
+from structgp.space import (
+    setting,
+)
+from structgp.starting import BATCH_TOKENS, Start, can_go_on, likelihood_of, name_of, start_of
+from structgp.structures import Differences, Structure
 from structgp.training import Callback, History, Watch, make_batches, train
 
 logger = logging.getLogger("structgp")
 
 Likelihood: TypeAlias = str | Structure | Callable[..., Any]
 
-N_INDUCING = 1000
-ENOUGH = 0.02
-"""Share of the prior variance that inducing inputs may leave open, under a kernel that is known."""
-
 LATER_LEARNING_ROUNDS = 1
 """How often the kernel moves in a ``partial_fit`` after the first."""
-
-_BATCH_TOKENS = {"functions": 1_000, "weights": 4_000}
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a fit starts from. residual : share of the prior variance that inducing inputs leave open."""
-
-    posterior: Posterior
-    on_bound: bool
-    relaxation: Relaxation | None = None
-    pilot: Pilot | None = None
-    residual: float = 0.0
 
 
 class StructuredGPClassifier(Answers, BaseEstimator):
@@ -259,13 +243,33 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         from which an equal call goes on if this one is killed; it is gone when the fit is done.
         """
         check_parameters(self)
+        return self._fit(X, y, X_dev, y_dev, sample_weight, callback, checkpoint)
+
+    def _fit(
+        self,
+        X: Iterable[Any],
+        y: Iterable[Any],
+        X_dev: Iterable[Any] | None = None,
+        y_dev: Iterable[Any] | None = None,
+        sample_weight: Any = None,
+        callback: Callback | None = None,
+        checkpoint: str | Path | None = None,
+        classes: Sequence[str] = (),
+    ) -> StructuredGPClassifier:
+        """``classes`` : labels that are still to come."""
         self._check_dev(X_dev, y_dev)
+        X, y = as_list(X), list(y)
+        dev = None if X_dev is None or y_dev is None else (as_list(X_dev), list(y_dev))
         before = getattr(self, "model_", None) if self.warm_start else None
-        examples = self._examples(X, y, sample_weight, before)
-        structure = self._structure(examples)
+        examples = self._examples(X, y, sample_weight, before, classes)
+        check_class_weight(self.class_weight, examples.labels.classes)
+        structure = likelihood_of(self, examples)
+        if before is not None and not can_go_on(self, before, examples, structure):
+            before, examples = None, self._examples(X, y, sample_weight, None)
+            structure = likelihood_of(self, examples)
         predictor = self._predictor(structure)
         generator = torch.Generator().manual_seed(int(self.random_state))
-        start = self._start(examples, structure, generator, before)
+        start = start_of(self, examples, structure, generator, before)
         posterior = start.posterior
         choice = choose(
             self.inference,
@@ -275,24 +279,24 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             n_gradient_draws=self.n_gradient_draws,
             learn_scales=setting(self, "learn_scales", "all" if start.on_bound else "pairwise"),
         )
-        kept = self._checkpoint(checkpoint, examples)
-        watch = self._watch(examples, posterior, predictor, X_dev, y_dev)
-        with self._reporting(callback, watch) as report:
-            history = self._train(examples, structure, posterior, choice, generator, report, kept)
-        if watch is not None:
-            watch.restore()
+        kept = self._checkpoint(checkpoint, examples, choice)
+        watch = self._watch(examples, posterior, predictor, dev)
+        with self._reporting(callback) as report:
+            history = self._train(
+                examples, structure, posterior, choice, generator, report, kept, watch
+            )
         if history.stopped == "limit":
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
                 "the bound settled; see training_log_",
                 StructgpWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         self._keep(examples, structure, posterior, predictor, history, start)
         if kept is not None:
             kept.remove()
-        if X_dev is not None and y_dev is not None:
-            self.training_log_["dev"] = self.evaluate(X_dev, y_dev).as_dict()
+        if dev is not None:
+            self.training_log_["dev"] = self.evaluate(*dev).as_dict()
         return self
 
     def partial_fit(
@@ -308,35 +312,42 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         needed again. New features and new labels are taken in; new labels come last in ``classes_``.
 
         For posteriors of weights (``training_log_['space']``). The first call is a fit; ``classes`` may
-        then name labels that are still to come.
+        then name labels that are still to come. Of a new label that it did not name, earlier data say
+        nothing: not even that it did not come in them.
         """
         check_parameters(self)
         before = getattr(self, "model_", None)
-        if before is not None and not isinstance(before.posterior, WeightPosterior):
+        if before is None:
+            names = () if classes is None else [str(label) for label in classes]
+            return self._fit(X, y, sample_weight=sample_weight, callback=callback, classes=names)
+        return self._go_on(before, X, y, sample_weight, callback)
+
+    def _go_on(
+        self,
+        before: Model,
+        X: Iterable[Any],
+        y: Iterable[Any],
+        sample_weight: Any,
+        callback: Callback | None,
+    ) -> StructuredGPClassifier:
+        if not isinstance(before.posterior, WeightPosterior):
             raise InputError(
                 "partial_fit",
                 "the model is of functions at inducing inputs, not of weights",
                 "use categorical or sparse features and the default fit, or fit all data with warm_start",
             )
-        if before is None and not classes:
-            return self.fit(X, y, sample_weight=sample_weight, callback=callback)
-        examples = self._examples(X, y, sample_weight, before, classes or ())
-        structure = self._structure(examples)
+        examples = self._examples(as_list(X), list(y), sample_weight, before)
+        structure = likelihood_of(self, examples)
         predictor = self._predictor(structure)
+        fits = before.posterior.has_label_basis or structure.ignores_shift
+        if not structure.has_local_curvature or not fits:
+            lacks = "may depend on what was left out" if not fits else "offers no curvature"
+            raise InputError("partial_fit", f"{name_of(structure)} {lacks}", "fit all data at once")
         generator = torch.Generator().manual_seed(int(self.random_state))
-        start = self._start(examples, structure, generator, before)
-        if before is None:
-            choice = choose("auto", structure, start.posterior, learn_scales="all")
-        else:
-            if not structure.has_local_curvature:
-                raise InputError(
-                    "partial_fit",
-                    f"{_name_of(structure)} offers no curvature",
-                    "fit all data at once",
-                )
-            goes_on = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS)
-            choice = choose(goes_on, structure, start.posterior)
-        with self._reporting(callback, None) as report:
+        start = Start(carried_over(before, examples), on_bound=True)
+        goes_on = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS)
+        choice = choose(goes_on, structure, start.posterior)
+        with self._reporting(callback) as report:
             history = self._train(examples, structure, start.posterior, choice, generator, report)
         self._keep(examples, structure, start.posterior, predictor, history, start, before)
         return self
@@ -354,117 +365,21 @@ class StructuredGPClassifier(Answers, BaseEstimator):
 
     def _examples(
         self,
-        X: Iterable[Any],
-        y: Iterable[Any],
+        X: Sequence[Any],
+        y: Sequence[Any],
         sample_weight: Any,
         before: Model | None,
         classes: Sequence[str] = (),
     ) -> Examples:
         return read_examples(
-            as_list(X),
-            list(y),
+            X,
+            y,
             features=self.features,
             weights=sample_weight,
             constraints=self.constraints,
             encoder=None if before is None else before.encoder,
-            classes=sorted(classes) if before is None else before.labels.classes,
+            classes=classes if before is None else before.labels.classes,
         )
-
-    def _structure(self, examples: Examples) -> Structure:
-        """The likelihood, under the constraints if it is the chain."""
-        structure = as_structure(self.likelihood, self.n_jobs)
-        if isinstance(structure, BlackBox):
-            structure.probe(examples.n_labels)
-        if examples.some_missing and not structure.handles_missing:
-            raise InputError(
-                "y",
-                f"labels are missing, and {_name_of(structure)} does not say what to do with them",
-                "set its attribute handles_missing if it knows -1 for a missing label, or use 'chain'",
-            )
-        if type(structure) is Chain:
-            structure = Chain(as_rules(examples.constraints))
-        lengths = [len(r) for r in examples.rows]
-        return with_differences(
-            self, structure, examples.encoder.blocks, lengths, examples.n_labels
-        )
-
-    def _start(
-        self,
-        examples: Examples,
-        structure: Structure,
-        generator: torch.Generator,
-        before: Model | None,
-    ) -> Start:
-        """The posterior that the fit starts from, and how it came about."""
-        encoder, on_bound = (
-            examples.encoder,
-            learns_on_bound(self, structure, examples.encoder.blocks),
-        )
-        if before is not None and self._can_go_on(before, examples, on_bound):
-            if isinstance(before.posterior, WeightPosterior):
-                return Start(carried_over(before, examples), on_bound)
-            return Start(copy.deepcopy(before.posterior).requires_grad_(True), on_bound)
-        tokens = flat_tokens(encoder, examples.rows)
-        kernel, relaxation = choose_kernel(
-            copy.deepcopy(self.kernel),
-            encoder.blocks,
-            tokens,
-            examples.y,
-            amplitude=self.amplitude,
-            learn=setting(self, "learn_kernel", True),
-            on_bound=on_bound,
-            generator=generator,
-        )
-        basis = self._basis(structure, examples)
-        space = choose_space(self, kernel, on_bound)
-        pairwise_sd = float(self.pairwise_sd)
-        pilot = None
-        if on_bound and space == "functions":
-            pilot = run_pilot(
-                kernel,
-                encoder,
-                examples.rows,
-                examples.y,
-                structure,
-                n_labels=examples.n_labels,
-                basis=basis,
-                pairwise_sd=pairwise_sd,
-                batch_tokens=_BATCH_TOKENS[space],
-                generator=generator,
-            )
-        if pilot is not None:
-            basis, pairwise_sd = pilot.basis, pilot.pairwise_sd
-        common: dict[str, Any] = {
-            "pairwise_sd": pairwise_sd,
-            "n_components": self.n_components,
-            "pairwise_covariance": self.pairwise_covariance,
-            "basis": basis,
-        }
-        if space == "weights":
-            weights = WeightPosterior(kernel, examples.n_labels, **common)
-            return Start(weights, on_bound, relaxation, pilot)
-        most = setting(self, "n_inducing", N_INDUCING)
-        enough = ENOUGH if self.n_inducing is None and pilot is not None else 0.0
-        chosen = pick_inducing(kernel, tokens, most, seed=self.random_state, enough=enough)
-        form: CovarianceForm = "diagonal" if self.covariance == "diagonal" else "full"
-        posterior = Posterior(kernel, chosen.rows, examples.n_labels, covariance=form, **common)
-        return Start(posterior, on_bound, relaxation, pilot, chosen.residual)
-
-    def _can_go_on(self, before: Model, examples: Examples, on_bound: bool) -> bool:
-        """Whether the old posterior can be the start; where it cannot, a warning says so."""
-        old = before.posterior
-        if isinstance(old, WeightPosterior):
-            possible = on_bound and self.space != "functions"
-        else:
-            possible = old.n_labels == examples.n_labels and self.space != "weights"
-        if not possible:
-            warnings.warn(
-                "warm_start: the fit before had other labels or another kind of posterior; this one starts "
-                "anew",
-                StructgpWarning,
-                stacklevel=4,
-            )
-        return possible
 
     def _train(
         self,
@@ -475,10 +390,11 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         generator: torch.Generator,
         report: Callback,
         checkpoint: Checkpoint | None = None,
+        watch: Watch | None = None,
     ) -> History:
         one_by_one = getattr(choice.optimizer, "one_sequence_a_batch", False)
         space = "weights" if isinstance(posterior, WeightPosterior) else "functions"
-        most_tokens = 1 if one_by_one else _BATCH_TOKENS[space]
+        most_tokens = 1 if one_by_one else BATCH_TOKENS[space]
         if isinstance(choice.optimizer, Minibatch):
             most_tokens = choice.optimizer.batch_tokens
         batches = make_batches(
@@ -496,6 +412,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             generator=generator,
             callback=report,
             checkpoint=checkpoint,
+            watch=watch,
         )
 
     def _keep(
@@ -517,7 +434,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         if isinstance(structure, Differences):
             log |= {"gradient": "differences", "evaluations": structure.n_values}
         counts = dict(zip(labels.classes, examples.label_counts.tolist(), strict=True))
-        seen = {"n_sequences": len(examples.rows), "n_tokens": sum(map(len, examples.rows))}
+        seen = {"n_sequences": examples.n_sequences, "n_tokens": sum(map(len, examples.rows))}
         if before is not None:
             for label, count in before.info["label_counts"].items():
                 counts[label] += count
@@ -549,12 +466,25 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             constraints=examples.constraints,
         )
 
-    def _checkpoint(self, path: str | Path | None, examples: Examples) -> Checkpoint | None:
+    def _checkpoint(
+        self, path: str | Path | None, examples: Examples, choice: Choice
+    ) -> Checkpoint | None:
         if path is None:
             return None
-        digest = hashlib.sha256(repr(_plain_params(self)).encode())
+        if not Path(path).absolute().parent.is_dir():
+            raise InputError(
+                str(path),
+                "cannot be written (No such file or directory)",
+                "create its folder first",
+            )
+        # An optimiser that is no dataclass may have a name and no values that can be told.
+        optimizer = choice.optimizer if is_dataclass(choice.optimizer) else choice.optimizer.name
+        plain = _plain_params(self), examples.labels.classes, optimizer, choice.estimator.name
+        digest = hashlib.sha256(repr(plain).encode())
         for array in (*examples.rows, *examples.y, examples.weights):
-            digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+            if array is not None:
+                digest.update(repr(array.shape).encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
         return Checkpoint(path, digest.hexdigest())
 
     def _watch(
@@ -562,35 +492,22 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         examples: Examples,
         posterior: Posterior,
         predictor: Structure | None,
-        X_dev: Any,
-        y_dev: Any,
+        dev: tuple[list[Any], list[Any]] | None,
     ) -> Watch | None:
         """What looks at the dev data after each step, where that decides when to stop."""
-        if not self.early_stopping:
+        if not self.early_stopping or dev is None:
             return None
-        X, y = as_list(X_dev), list(y_dev)
-        truth = check_all_labelled(X, y)
+        X, truth = dev[0], check_all_labelled(*dev)
 
         def nll() -> float:
             posterior_now = copy.deepcopy(posterior)
             model = self._model(examples, posterior_now, predictor, {}, {})
-            log_probs = [v for v in model.log_probs(X, truth, self.average) if v is not None]
+            # Labels never seen and labellings that are forbidden say nothing of one step or another.
+            found = model.log_probs(X, truth, self.average)
+            log_probs = [v for v in found if v is not None and v > -np.inf]
             return -sum(log_probs) / max(1, len(log_probs))
 
         return Watch(posterior, nll)
-
-    def _basis(self, structure: Structure, examples: Examples) -> torch.Tensor | None:
-        """The contrasts of the labels, or None for the labels themselves."""
-        chosen = setting(self, "basis", "contrast" if structure.ignores_shift else "label")
-        if chosen == "label":
-            return None
-        if not structure.ignores_shift:
-            raise InputError(
-                "basis",
-                f"'contrast' leaves out a direction that {_name_of(structure)} may depend on",
-                "use 'auto' or 'label', or a structure whose ignores_shift is True",
-            )
-        return contrasts(torch.from_numpy(examples.label_counts))
 
     def _predictor(self, structure: Structure) -> Structure | None:
         """What predictions are asked of; None for the chain."""
@@ -608,18 +525,17 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             )
         if self.constraints is not None and type(chosen) not in STRUCTURES.values():
             raise InputError(
-                "constraints", f"{_name_of(chosen)} does not know them", "use predict_with='chain'"
+                "constraints", f"{name_of(chosen)} does not know them", "use predict_with='chain'"
             )
         return None if type(chosen) in STRUCTURES.values() else chosen
 
     @contextmanager
-    def _reporting(self, callback: Callback | None, watch: Watch | None) -> Iterator[Callback]:
+    def _reporting(self, callback: Callback | None) -> Iterator[Callback]:
         """The callback to train with; while it lives, ``verbose`` makes the logger heard."""
 
         def report(info: StepInfo) -> bool | None:
             logger.info("step %d: bound %.2f", info.iteration + 1, info.elbo)
-            enough = watch is not None and watch.enough()
-            return (callback is not None and callback(info)) or enough
+            return callback is not None and callback(info)
 
         heard = logger.hasHandlers() and logger.isEnabledFor(logging.INFO)
         if not self.verbose or heard:
@@ -640,6 +556,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     def _ready(self) -> Model:
         check_is_fitted(self, "model_")
         check_parameters(self)
+        check_class_weight(self.class_weight, self.model_.labels.classes)
         self.model_.n_draws = int(self.n_draws)
         self.model_.shift = self._shift()
         return self.model_
@@ -651,14 +568,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         classes = self.model_.labels.classes
         if isinstance(self.class_weight, str):
             counts = np.array([self.model_.info["label_counts"].get(c, 0) for c in classes])
-            weights = counts.sum() / (len(classes) * np.maximum(counts, 1))
+            weights = counts.sum() / (len(classes) * np.where(counts > 0, counts, 1))
         else:
-            stray = sorted(set(self.class_weight) - set(classes))
-            if stray:
-                raise InputError(
-                    "class_weight", f"{stray[0]!r} is no label of the training data",
-                    f"use {', '.join(classes)}",
-                )  # fmt: skip
             weights = np.array([float(self.class_weight.get(c, 1.0)) for c in classes])
         return torch.from_numpy(np.log(weights))
 
@@ -688,10 +599,6 @@ def load(path: str | Path) -> StructuredGPClassifier:
             stacklevel=2,
         )
     return estimator
-
-
-def _name_of(structure: Structure) -> str:
-    return repr(structure.inner) if isinstance(structure, Differences) else type(structure).__name__
 
 
 def _plain_params(estimator: StructuredGPClassifier) -> dict[str, Any]:

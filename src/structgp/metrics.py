@@ -97,6 +97,7 @@ class SpanScores(SpanCounts):
 
 
 _CHUNK_TAGS = frozenset("BIES[]")
+_BILOU = {"L": "E", "U": "S"}
 _OUTSIDE_TAGS = frozenset("O.")
 _ALWAYS_STARTS = frozenset("BS[]")
 _ALWAYS_ENDS = frozenset("ES[]")
@@ -109,6 +110,8 @@ def _parse(label: str) -> tuple[str, str]:
         return "O", ""
     if tag in _CHUNK_TAGS:
         return tag, kind
+    if tag in _BILOU and kind:
+        return _BILOU[tag], kind
     return "S", label
 
 
@@ -143,7 +146,7 @@ def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
 
     - ``B-X``, ``I-X``, ``E-X``, ``S-X``: chunks of type X by the rules of :func:`chunks`; so an
       ``I-X`` after ``O`` or after another type starts a chunk. ``[-X`` and ``]-X`` are chunks of
-      one token, as is ``S-X``.
+      one token, as is ``S-X``. ``L-X`` and ``U-X`` are other names of ``E-X`` and ``S-X``.
     - ``B``, ``I``, ``E``, ``S``, ``[``, ``]`` alone: chunks of one unnamed type, ``""``.
     - ``O`` and ``.``: outside.
     - any other label, such as ``NOUN``: a chunk of one token whose type is the whole label

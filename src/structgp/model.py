@@ -13,7 +13,7 @@ from torch import Tensor
 from structgp import predict
 from structgp.data.batch import Batch, by_length, pad
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import UNSEEN, LabelEncoder, check_labels
+from structgp.data.labels import MISSING, UNSEEN, LabelEncoder, check_labels
 from structgp.data.schemes import Allowed
 from structgp.errors import InputError
 from structgp.gp import Posterior
@@ -115,7 +115,7 @@ class Model:
 
     def viterbi(self, X: Sequence[Any], known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of the best whole labelling of each sequence."""
-        self._require("has_decoder", "decoder", "decode", "use 'marginal', or predict_with='chain'")
+        self._require("has_decoder", "decoder", ("decode", "use 'marginal'"))
         return self._each(X, known, "mean", np.empty(0, dtype=np.int64), predict.viterbi)
 
     def pair_marginals(
@@ -243,6 +243,8 @@ class Model:
         """log p(y | x) of each labelling, of its known part where there are None in it; None where a label
         was never seen in training. -inf for one that the constraints forbid."""
         encoded = self.labels.transform(y)
+        if any((e == MISSING).any() for e in encoded):
+            self._require("handles_missing", "answers where labels are missing")
         draws = self.draws(average)
         rows = self.encoder.transform(X)
         answers: list[float | None] = [0.0 if not len(r) else None for r in rows]
@@ -300,6 +302,7 @@ class Model:
             yield pad(rows, encoded, self.encoder.pad_row, index)
 
     def _known(self, rows: Sequence[np.ndarray], known: Known) -> list[np.ndarray]:
+        self._require("handles_missing", "answers where labels are known")
         encoded = self.labels.transform(check_labels(rows, known, "known"))
         for n, labels in enumerate(encoded):
             if (labels == UNSEEN).any():
@@ -333,7 +336,8 @@ class Model:
                 )
 
     def _require(
-        self, ability: str, what: str, place: str = "predict_with", remedy: str = "use 'chain'"
+        self, ability: str, what: str, mend: tuple[str, str] = ("predict_with", "use 'chain'")
     ) -> None:
         if not getattr(self.structure, ability):
+            place, remedy = mend
             raise InputError(place, f"{type(self.structure).__name__} offers no {what}", remedy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -81,7 +81,7 @@ def check_parameters(given: Any) -> None:
     for name in ("warm_start", "early_stopping"):
         if not isinstance(getattr(given, name), bool | np.bool_):
             raise InputError(name, f"{getattr(given, name)!r} is not possible", "use True or False")
-    _check_class_weight(given.class_weight)
+    check_class_weight(given.class_weight)
     _check_device(given.device)
     amplitude, sd = given.amplitude, given.pairwise_sd
     if not (isinstance(amplitude, Real) and 0 < float(amplitude) < np.inf) and amplitude != "auto":
@@ -92,7 +92,8 @@ def check_parameters(given: Any) -> None:
         raise InputError("pairwise_sd", f"{sd!r} is no deviation", "use a number, 0 or more")
 
 
-def _check_class_weight(given: Any) -> None:
+def check_class_weight(given: Any, classes: Sequence[str] | None = None) -> None:
+    """The same of ``class_weight`` alone, with the labels that it may name."""
     if given is None or (isinstance(given, str) and given == "balanced"):
         return
     if not isinstance(given, Mapping):
@@ -105,6 +106,12 @@ def _check_class_weight(given: Any) -> None:
         if not (isinstance(weight, Real) and 0 < float(weight) < np.inf):
             raise InputError(
                 "class_weight", f"{weight!r} for {label!r} is no factor", "use a number above 0"
+            )
+        if classes is not None and label not in classes:
+            raise InputError(
+                "class_weight",
+                f"{label!r} is no label of the training data",
+                f"use {', '.join(classes)}",
             )
 
 

@@ -59,6 +59,7 @@ def run_pilot(
     pairwise_sd: float,
     batch_tokens: int,
     generator: torch.Generator,
+    weights: np.ndarray | None = None,
 ) -> Pilot | None:
     """Learns the scales of ``kernel``, in place, on about ``TOKENS`` tokens of sequences drawn at random;
     None, and nothing done, where there are few more than that."""
@@ -69,7 +70,8 @@ def run_pilot(
     tokens = flat_tokens(encoder, rows)
     chosen = pick_inducing(kernel, tokens, len(tokens), seed=0)
     posterior = Posterior(kernel, chosen.rows, n_labels, pairwise_sd=pairwise_sd, basis=basis)
-    batches = make_batches(rows, labels, encoder.pad_row, batch_tokens)
+    counts = None if weights is None else weights[some]
+    batches = make_batches(rows, labels, encoder.pad_row, batch_tokens, counts)
     history = train(posterior, structure, batches, OPTIMIZER, "a pilot", generator=generator)
     learned = None if basis is None else posterior.basis
     return Pilot(learned, float(posterior.pairwise_sd.detach()), len(tokens), history)
@@ -77,9 +79,10 @@ def run_pilot(
 
 def _some_sequences(lengths: Sequence[int], generator: torch.Generator) -> list[int]:
     chosen, total = [], 0
-    for i in torch.randperm(len(lengths), generator=generator).tolist():
+    there = [i for i, length in enumerate(lengths) if length]
+    for n in torch.randperm(len(there), generator=generator).tolist():
         if total >= TOKENS:
             break
-        chosen.append(i)
-        total += lengths[i]
+        chosen.append(there[n])
+        total += lengths[there[n]]
     return sorted(chosen)

@@ -244,7 +244,8 @@ def _name(known: Sequence[str], cell: float) -> str:
 
 
 def _without(fitted: Model, row: Tensor, direction: Tensor) -> list[tuple[str, str, float]]:
-    """Template by template, block by block: what the score loses without it."""
+    """Template by template, block by block: what the score loses without it; and what none of them alone
+    accounts for: label frequencies, and what templates say together."""
     q, encoder = fitted.posterior, fitted.encoder
     found = []
     with torch.no_grad():
@@ -269,7 +270,8 @@ def _without(fitted: Model, row: Tensor, direction: Tensor) -> list[tuple[str, s
                 columns = slice(block.start, block.stop)
                 k = covariance(part, row[:, columns], q.inducing[:, columns])[0]
                 found.append((block.kind, "", factor * float(k @ dual)))
-    return found
+    rest = whole - sum(score for *_, score in found)
+    return [*found, ("the rest", "", rest)] if abs(rest) > 1e-9 else found
 
 
 def _dual(q: Any) -> Tensor:

@@ -53,7 +53,7 @@ def _may_be_weights(given: Any, blocks: Sequence[Block]) -> bool:
         and given.learn_kernel in ("auto", True)
         and isinstance(given.kernel, str)
         and given.kernel in ("auto", "relevance")
-        and _needs_functions(given) is None
+        and needs_functions(given) is None
         and given.pairwise_covariance != "full"
         and all(block.kind != "dense" for block in blocks)
     )
@@ -76,7 +76,7 @@ def with_differences(
     return Differences(structure) if cheap and _may_be_weights(given, blocks) else structure
 
 
-def _needs_functions(given: Any) -> str | None:
+def needs_functions(given: Any) -> str | None:
     """The parameter that asks for inducing inputs, if one does."""
     asked = {
         "space": given.space == "functions",
@@ -89,7 +89,7 @@ def _needs_functions(given: Any) -> str | None:
 
 def choose_space(given: Any, kernel: Kernel, on_bound: bool) -> str:
     """'weights' or 'functions'; InputError if what is asked for does not go together."""
-    other = _needs_functions(given)
+    other = needs_functions(given)
     possible = on_bound and has_weights(kernel)
     if given.space != "weights":
         return "weights" if possible and other is None else "functions"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from structgp.checkpoint import Checkpoint
+from structgp.checkpoint import Checkpoint, Reached
 from structgp.data.batch import Batch, by_length, pad
 from structgp.gp import Entropy, Posterior
 from structgp.gradients import Estimator, Pathwise
-from structgp.optimizers import Optimizer, Problem, StepInfo
+from structgp.optimizers import Minibatch, Optimizer, Problem, StepInfo
 from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
@@ -62,30 +62,35 @@ PATIENCE = 2
 
 
 @dataclass
+class Best:
+    """The lowest loss so far, the posterior that had it, and the steps since then."""
+
+    loss: float = float("inf")
+    posterior: dict[str, torch.Tensor] | None = None
+    worse: int = 0
+
+
+@dataclass
 class Watch:
     """Early stopping: ``loss`` is looked at after every step, and the posterior with the lowest one is
     kept."""
 
     posterior: Posterior
     loss: Callable[[], float]
-    best: float = float("inf")
-    worse: int = 0
-    _kept: dict[str, torch.Tensor] | None = field(default=None, init=False)
+    best: Best = field(default_factory=Best)
 
     def enough(self) -> bool:
         """Whether to stop."""
         loss = self.loss()
-        if loss < self.best:
-            state = self.posterior.state_dict()
-            self.best, self.worse = loss, 0
-            self._kept = {name: value.clone() for name, value in state.items()}
+        if loss < self.best.loss:
+            self.best = Best(loss, self.posterior.snapshot())
         else:
-            self.worse += 1
-        return self.worse >= PATIENCE
+            self.best.worse += 1
+        return self.best.worse >= PATIENCE
 
     def restore(self) -> None:
-        if self._kept is not None:
-            self.posterior.load_state_dict(self._kept)
+        if self.best.posterior is not None:
+            self.posterior.load_state_dict(self.best.posterior)
 
 
 def make_batches(
@@ -117,24 +122,30 @@ def train(
     generator: torch.Generator,
     callback: Callback | None = None,
     checkpoint: Checkpoint | None = None,
+    watch: Watch | None = None,
 ) -> History:
     """Fits ``posterior`` in place. ``estimator`` : of the expected log-likelihood, pathwise unless given.
     ``device`` : where latent values are drawn and the likelihood is computed.
     ``callback`` sees every step; if it returns True, the fit stops there and what has been reached is
-    kept. ``checkpoint`` : if its file is there the fit goes on from it; it is written after steps, and is
-    gone when the fit is done."""
+    kept. ``checkpoint`` : if its file is there the fit goes on from it; it is written after steps, and it
+    is the caller's to remove. ``watch`` : looks at every step, ends the fit, and has the last word on the
+    posterior."""
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
-    began = time.monotonic() - (0.0 if saved is None else saved[2])
+    began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, device)
     history = History(optimizer.name, reason, problem.estimator.name)
     if saved is None:
         state = optimizer.start(problem, generator)
     else:
-        state, history.steps, _ = saved
+        state, history.steps, problem.memory = saved.state, saved.steps, saved.memory
+        if watch is not None and saved.best is not None:
+            watch.best = saved.best
     while True:
         state, info = optimizer.step(problem, state)
         history.steps.append(info)
-        if callback is not None and callback(info) and not info.finished:
+        stop = watch is not None and watch.enough()
+        stop = (callback is not None and bool(callback(info))) or stop
+        if stop and not info.finished:
             history.stopped = "interrupted"
             break
         if info.finished:
@@ -142,7 +153,14 @@ def train(
             break
         if checkpoint is not None:
             elapsed = time.monotonic() - began
-            checkpoint.write(posterior, state, history.steps, generator, elapsed)
+            best = None if watch is None else watch.best
+            reached = Reached(state, history.steps, elapsed, problem.memory, best)
+            checkpoint.write(posterior, generator, reached)
+    if watch is not None:
+        watch.restore()
+        problem.conditional.refresh()
     history.fresh_elbo = problem.fresh_bound(16, generator)
+    if isinstance(optimizer, Minibatch):
+        history.fresh_elbo += optimizer.known_value(problem, state)
     history.seconds = time.monotonic() - began
     return history

@@ -243,7 +243,7 @@ def test_tag_reads_standard_input_and_several_files(files, monkeypatch):
     both = ok("tag", "-m", files.model, files.test, files.bare).stdout
     assert both == from_file + ok("tag", "-m", files.model, files.bare).stdout
     # In chunks of three the answers are the same.
-    monkeypatch.setattr(structgp.cli.commands, "_TAG_CHUNK", 3)
+    monkeypatch.setattr(structgp.cli.tagging, "_CHUNK", 3)
     assert ok("tag", "-m", files.model, files.test).stdout == from_file
 
 
@@ -478,7 +478,7 @@ def test_a_row_with_a_missing_column(files, write, tmp_path):
 
 
 def test_what_was_tagged_before_a_mistake_is_written(files, write, monkeypatch):
-    monkeypatch.setattr(structgp.cli.commands, "_TAG_CHUNK", 1)
+    monkeypatch.setattr(structgp.cli.tagging, "_CHUNK", 1)
     good = columns(files.X_test[:2])
     broken = write("broken", good + "v1\n")
     result = run("tag", "-m", files.model, broken)
@@ -854,7 +854,7 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(StructuredGPClassifier, "fit", watched)
-    monkeypatch.setattr(structgp.estimator, "N_INDUCING", 11)
+    monkeypatch.setattr(structgp.starting, "N_INDUCING", 11)
     model = trained(files, tmp_path / "model", "--kernel", "template")
     assert seen == [None]
     assert model.training_log_["n_inducing"] == 11

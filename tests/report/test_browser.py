@@ -152,7 +152,7 @@ def test_shading_turns_to_another_doubt(browser, findings, tmp_path):
     path = tmp_path / "report.html"
     flat = [0 * v for v in findings.doubts[0].values]
     other = Doubt("model", "doubt of the model", "a part", flat, 0.3)
-    two = dataclasses.replace(findings, doubts=[*findings.doubts, other])
+    two = dataclasses.replace(findings, doubts=[findings.doubts[0], other])
     path.write_text(render(two), encoding="utf-8")
     browser.window(1280)
     browser.open(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import dataclasses
 import hashlib
 import json
@@ -13,7 +12,6 @@ import re
 import numpy as np
 import pytest
 
-from structgp.data.schemes import allowed
 from structgp.estimator import StructuredGPClassifier
 from structgp.metrics import calibration, risk_coverage
 from structgp.report import Text, examine, render
@@ -126,23 +124,15 @@ def test_the_text_is_all_there(findings, page):
 
 def test_total_doubt_is_the_entropy_of_the_marginals(fitted, corpus):
     x = corpus.template.expand(corpus.X_test[3])
-    total, _ = token_doubts(fitted, [x])
+    total, model = token_doubts(fitted, [x])
+    assert (model.values[0] <= total.values[0]).all()
+    np.testing.assert_allclose(model.values[0], fitted.predict_doubt([x]).model[0])
     marginals = np.array([list(p.values()) for p in fitted.predict_marginals_single(x)])
     np.testing.assert_allclose(total.values[0], -(marginals * np.log(marginals)).sum(1))
 
 
-def test_predictions_are_those_of_predict_under_constraints(fitted, corpus, findings):
-    bound = copy.deepcopy(fitted)
-    bound.model_.constraints = allowed("BIO", list(fitted.classes_))
-    X = [corpus.template.expand(rows) for rows in corpus.X_test[:40]]
-    found = examine(bound, X, findings.text, model_name="bound")
-    one_by_one = [[max(p, key=p.__getitem__) for p in sequence] for sequence in found.marginals]
-    assert found.predicted == bound.predict(X)
-    assert found.predicted != one_by_one
-
-
 def test_several_kinds_of_doubt_are_all_on_the_page(findings, parse):
-    total, _ = findings.doubts
+    total = findings.doubts[0]
     model = Doubt("model", "doubt of the model", "a part", [v / 2 for v in total.values], 0.3)
     data = data_of(parse(render(dataclasses.replace(findings, doubts=[total, model]))))
     assert [d["name"] for d in data["doubts"]] == ["total", "model"]
@@ -265,3 +255,19 @@ def test_json_has_no_infinity(findings, parse):
     truth = dataclasses.replace(findings.truth, log_probs=[-math.inf] * 40)
     data = data_of(parse(render(dataclasses.replace(findings, truth=truth))))
     assert {s[1] for s in data["sequences"]} == {1e9}
+
+
+# -- constraints -----------------------------------------------------------------------------------
+
+
+def test_constraints_show_in_labels_and_transitions(corpus, parse):
+    X = [corpus.template.expand(x) for x in corpus.X_train[:30]]
+    model = StructuredGPClassifier(constraints="BIO", n_draws=8).fit(X, corpus.y_train[:30])
+    tests = [corpus.template.expand(x) for x in corpus.X_test[:30]]
+    words = [[row[0] for row in x] for x in corpus.X_test[:30]]
+    found = examine(model, tests, Text("t", words, [0] * 30, None), model_name="m")
+    assert found.predicted == model.predict(tests)
+    text = render(found)
+    assert "O then I-NAME: the constraints forbid it" in text
+    assert "B-NAME then I-NAME: the constraints" not in text
+    assert parse(text)

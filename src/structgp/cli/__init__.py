@@ -7,9 +7,9 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from structgp.cli.commands import main
+from structgp.cli.fitting import train
 from structgp.cli.report import report
-from structgp.cli.tag import next_command, tag
-from structgp.cli.train import train
+from structgp.cli.tagging import next_command, tag
 
 for command in (train, tag, next_command, report):
     main.add_command(command)

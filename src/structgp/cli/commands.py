@@ -25,7 +25,6 @@ from structgp.data.corpora import recipes
 from structgp.errors import InputError
 from structgp.estimator import StructuredGPClassifier
 
-_TAG_CHUNK = 200
 _DEMO_LINES = (
     "2 1/2 cups self-raising flour, sifted",
     "1 (400 g) tin plum tomatoes, roughly chopped",

@@ -33,10 +33,18 @@ class Examples:
         return len(self.labels.classes)
 
     @property
+    def n_sequences(self) -> int:
+        """Those with tokens: others teach nothing."""
+        return sum(len(r) > 0 for r in self.rows)
+
+    @property
     def label_counts(self) -> np.ndarray:
-        """(V,) how often each label comes."""
+        """(V,) how often each label comes, with each sequence as often as it counts."""
         known = np.concatenate([y[y >= 0] for y in self.y])
-        return np.bincount(known, minlength=self.n_labels)
+        often = None
+        if self.weights is not None:
+            often = np.repeat(self.weights, [int((y >= 0).sum()) for y in self.y])
+        return np.bincount(known, often, minlength=self.n_labels)
 
     @property
     def some_missing(self) -> bool:
@@ -54,24 +62,30 @@ def read_examples(
     classes: Sequence[str] = (),
 ) -> Examples:
     """X and y as examples. ``encoder`` : one to go on with, which learns the new features; ``classes`` :
-    labels
-    that are known already, in their order."""
+    labels beside those of y, which with an encoder come first, in their order. Sequences without any label
+    are left out, with a warning, and those without weight: nothing is in their place."""
     labels_of = check_labels(X, y)
     counts = _check_weights(weights, len(X))
+    if any(labels_of) and not any(v is not None for of in labels_of for v in of):
+        raise InputError("y", "no token has a label", "label some of them")
     labelled = [i for i, of in enumerate(labels_of) if not of or any(v is not None for v in of)]
     if len(labelled) < len(X):
         warnings.warn(
             f"{len(X) - len(labelled)} of {len(X)} sequences have no label at all and are left out",
             StructgpWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
-    # What counts 0 times is not there: neither its features nor its labels.
-    kept = [i for i in labelled if counts is None or counts[i] > 0]
-    if len(kept) < len(X):
-        X, labels_of = [X[i] for i in kept], [labels_of[i] for i in kept]
-        counts = None if counts is None else counts[kept]
+    used = {i for i in labelled if counts is None or counts[i] > 0}
+    # Sequences of nothing in their place, so that errors name the others by their own.
+    X = [x if i in used else [] for i, x in enumerate(X)]
+    labels_of = [of if i in used else [] for i, of in enumerate(labels_of)]
+    if len(used) < len(X) and not any(labels_of):
+        raise InputError("y", "no token has a label, or its sequence no weight", "label some")
+    if not any(labels_of):
+        raise InputError("X", "no token in it", "pass at least one sequence with one token")
     labels = LabelEncoder().fit(labels_of)
-    labels.classes = [*classes, *(c for c in labels.classes if c not in set(classes))]
+    known = classes if encoder is not None else ()
+    labels.classes = [*known, *sorted({*classes, *labels.classes} - set(known))]
     encoder = FeatureEncoder(features).fit(X) if encoder is None else extended(encoder, X)
     if len(labels.classes) < 2:
         raise InputError(
@@ -82,7 +96,7 @@ def read_examples(
     encoded = labels.transform(labels_of)
     rules = None if constraints is None else allowed(constraints, labels.classes)
     if rules is not None:
-        _check_obeyed(rules, encoded, labels, kept)
+        _check_obeyed(rules, encoded, labels)
     return Examples(encoder, labels, encoder.transform(X), encoded, counts, rules)
 
 
@@ -100,29 +114,29 @@ def _check_weights(weights: Any, n: int) -> np.ndarray | None:
     if not np.isfinite(found).all() or (found < 0).any() or not (found > 0).any():
         raise InputError(
             "sample_weight",
-            "negative, infinite, or all 0",
+            "negative, infinite, or all zero",
             "pass numbers above 0, or some of them 0",
         )
     return found
 
 
-def _check_obeyed(
-    rules: Allowed, y: Sequence[np.ndarray], labels: LabelEncoder, places: Sequence[int]
-) -> None:
-    for n, sequence in zip(places, y, strict=True):
+def _check_obeyed(rules: Allowed, y: Sequence[np.ndarray], labels: LabelEncoder) -> None:
+    for n, sequence in enumerate(y):
         t = rules.breaks(sequence.tolist())
         possible = np.ones((len(sequence), len(labels.classes)), bool)
         known = sequence >= 0
         possible[known] = np.eye(len(labels.classes), dtype=bool)[sequence[known]]
-        if t is not None or not rules.has_labelling(possible):
-            at = 0 if t is None else t
-            what = "no labelling that agrees with its labels" if t is None else "a label"
-            if t is not None:
-                before = labels.classes[sequence[t - 1]] if t and sequence[t - 1] >= 0 else None
-                after = f" after {before!r}" if before else f" at token {t + 1} of {len(sequence)}"
-                what = f"label {labels.classes[sequence[t]]!r}{after}"
-            raise InputError(
-                f"y[{n}][{at}]",
-                f"{what}, which the constraints forbid",
-                "mend the labels or the constraints",
-            )
+        if t is None and rules.has_labelling(possible):
+            continue
+        what = "no labelling that agrees with its labels"
+        if t is not None:
+            before, label = (sequence[t - 1] if t else -1), sequence[t]
+            after = before >= 0 and not rules.follows[before, label]
+            where = f"at token {t + 1} of {len(sequence)}"
+            where = f"after {labels.classes[before]!r}" if after else where
+            what = f"label {labels.classes[label]!r} {where}"
+        raise InputError(
+            f"y[{n}][{t or 0}]",
+            f"{what}, which the constraints forbid",
+            "mend the labels or the constraints",
+        )

@@ -40,6 +40,6 @@ def _learn(encoder: FeatureEncoder, sequences: Sequence[Any]) -> None:
 
 def column_places(old: FeatureEncoder, new: FeatureEncoder) -> np.ndarray | None:
     """Where each known column of a scipy-sparse matrix has moved; None where ids stayed."""
-    if old.form != "sparse":
+    if old.form != "sparse" or not old.columns:
         return None
     return np.searchsorted(new.columns, old.columns)

@@ -123,7 +123,7 @@ def _checked(pairs: Any, classes: Sequence[str], place: str) -> Pairs:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise InputError(place, f"{pair!r} is no pair of labels", "pass (label, next label)")
         for label in pair:
-            if label is not None and label not in index:
+            if label is not None and not (isinstance(label, str) and label in index):
                 raise InputError(
                     place,
                     f"{label!r} is no label of the training data",

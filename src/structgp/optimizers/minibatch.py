@@ -51,7 +51,8 @@ class MinibatchState:
     """precision, linear : (M, R), pair_precision, pair_linear : (V, V), of all sites together; known :
     the same
     of what the posterior knew at the start, which stays. order : batches still to come in this pass.
-    bounds : at the end of each pass since the kernel last moved."""
+    bounds : at the end of each pass since the kernel last moved. known_at_start : log of what ``known``
+    makes of the prior's mass, so that the bound is of the new data."""
 
     generator: torch.Generator
     table: Tensor
@@ -66,6 +67,7 @@ class MinibatchState:
     passes: int = 0
     learned: int = 0
     iteration: int = 0
+    known_at_start: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,11 @@ class Minibatch:
         assert isinstance(q, WeightPosterior)
         known = _knowledge(q)
         a, b, c, d = (x.clone() for x in known)
-        return MinibatchState(generator, table, sites, a, b, c, d, known)
+        state = MinibatchState(generator, table, sites, a, b, c, d, known)
+        with torch.no_grad():
+            divergence = float(q.kl_inducing(problem.entropy)) + float(q.kl_pairwise())
+            state.known_at_start = _known_value(q, state) - divergence
+        return state
 
     def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
         """One visit. Cost O(steps S B T (V^2 + A R) + M R)."""
@@ -121,7 +127,7 @@ class Minibatch:
         settled = False
         with torch.no_grad():
             evaluations = self._visit(problem, q, state, i)
-            value = _value(problem, state) + _known_value(q, state)
+            value = _value(problem, state) + self.known_value(problem, state)
             elbo = value - float(q.kl_inducing(problem.entropy)) - float(q.kl_pairwise())
             if not state.order:
                 state.passes += 1
@@ -129,6 +135,14 @@ class Minibatch:
         state.iteration += 1
         finished = settled or (state.passes >= self.max_passes and not state.order)
         return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, settled)
+
+    def known_value(self, problem: Problem, state: MinibatchState) -> float:
+        """What the bound has beside E[log p] and the divergence from the prior: with both, the divergence
+        is from the posterior at the start."""
+        q = problem.posterior
+        assert isinstance(q, WeightPosterior)
+        with torch.no_grad():
+            return _known_value(q, state) - state.known_at_start
 
     def _visit(self, problem: Problem, q: WeightPosterior, state: MinibatchState, i: int) -> int:
         """Takes the site of batch i out and puts a new one in. Returns likelihoods computed."""
@@ -240,7 +254,7 @@ class Minibatch:
 
 def _value(problem: Problem, state: MinibatchState) -> float:
     """E[log p] of all data; in the first pass, batches to come stand as the others do."""
-    sizes = [len(batch) for batch in problem.batches]
+    sizes = [float(problem.weight(i).sum()) for i in range(len(problem.batches))]
     visited = [(s.value, n) for s, n in zip(state.sites, sizes, strict=True) if s.value is not None]
     return sum(v for v, _ in visited) * sum(sizes) / sum(n for _, n in visited)
 

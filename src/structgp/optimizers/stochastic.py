@@ -83,7 +83,7 @@ class StochasticState:
 
     generator: torch.Generator
     plateau: Plateau
-    began: float
+    began: float = field(metadata={"clock": True})
     mean_step: float
     covariance_step: float
     pair_mean_step: float
@@ -304,8 +304,9 @@ def curvature_bound(problem: Problem) -> float:
         v = v / v.norm().clamp(min=1e-300)
         moved = torch.zeros_like(v)
         for i in range(len(problem.batches)):
-            flat = problem.conditional(i).projection.flatten(0, 1)
-            moved += flat.T @ (flat @ v)
+            projection = problem.conditional(i).projection
+            flat, counts = projection.flatten(0, 1), problem.weight(i)[:, None]
+            moved += flat.T @ (counts * (projection @ v)).flatten()
         size, v = float(moved.norm()), moved
     return 1 + 0.25 * scale * size
 
@@ -315,7 +316,10 @@ def pair_curvature_bound(problem: Problem) -> float:
     1 / sd^2 + 1/4 of the number of times."""
     q = problem.posterior
     prior = float(q.pairwise_sd.detach()) ** -2 if q.has_pairs else 1.0
-    steps = sum(int((batch.mask.sum(-1) - 1).clamp(min=0).sum()) for batch in problem.batches)
+    steps = sum(
+        float(problem.weight(i) @ (batch.mask.sum(-1) - 1).clamp(min=0).to(q.m))
+        for i, batch in enumerate(problem.batches)
+    )
     return prior + 0.25 * steps
 
 

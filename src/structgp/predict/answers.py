@@ -90,14 +90,13 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
 
 def sample_labellings(at: Potentials, n: int, generator: torch.Generator) -> Tensor:
     """(n, B, T) labellings drawn from the average over draws: a draw by its share, then a labelling from
-    it.
-    0 at padding."""
-    S, B, T = at.f.shape[:3]
+    it. 0 at padding."""
+    B, T = at.mask.shape
     which = torch.multinomial(at.share.T, n, replacement=True, generator=generator).T  # (n, B)
     uniform = torch.rand(n, B, T, generator=generator, dtype=at.f.dtype)
     found = torch.zeros(n, B, T, dtype=torch.int64)
     for some, node, step in at.walks():
-        picked = (which >= some.start) & (which < min(some.stop, S))
+        picked = (which >= some.start) & (which < some.stop)
         i, b = picked.nonzero(as_tuple=True)
         if len(i):
             found[i, b] = _walk(node, step, which[i, b] - some.start, b, uniform[i, b])

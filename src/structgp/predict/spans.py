@@ -44,7 +44,7 @@ class Boundaries:
         ]
         return Boundaries(
             kinds,
-            torch.tensor(inside, dtype=torch.bool).view(-1, len(classes)),
+            torch.tensor(inside, dtype=torch.bool).view(len(kinds), len(classes)),
             torch.tensor(parts),
         )
 
@@ -87,8 +87,8 @@ def likely_spans(
     node, step = at.structure.walk(at.f, at.g, at.mask)
     joined, parts = boundaries.joined.to(node), boundaries.parts.to(node)
     share, T = at.share[:, 0], node.shape[2]
-    found = []
-    for start in range(T):
+    found: list[tuple[int, int, int, float]] = []
+    for start in range(T if boundaries.kinds else 0):
         first = _enter(node[:, 0], step[:, 0], boundaries, start, True)
         here = first[:, None] * boundaries.inside.to(node)  # (S, K, V), each type by itself
         for stop in range(start + 1, T + 1):

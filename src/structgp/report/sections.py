@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import torch
+
 from structgp.report import charts, tables
 from structgp.report.findings import Findings, Truth
 from structgp.report.markup import Markup, join, tag
@@ -178,7 +180,11 @@ def transitions(findings: Findings) -> Markup:
     index = [classes.index(label) for label in kept]
     scores = posterior.pairwise()
     mean, sd = scores.mean.detach(), scores.variance.detach().sqrt()
-    table = tables.transitions(kept, mean[index][:, index].tolist(), sd[index][:, index].tolist())
+    rules = findings.estimator.model_.rules
+    never = torch.zeros_like(mean, dtype=torch.bool) if rules is None else ~rules.follows
+    table = tables.transitions(
+        kept, *(values[index][:, index].tolist() for values in (mean, sd, never))
+    )
     parts = [
         _note(
             "Posterior mean and standard deviation of the score of each pair. "

@@ -42,9 +42,13 @@ def confusion(pairs: Counter[tuple[str, str]]) -> tuple[Markup, int]:
 
 
 def transitions(
-    labels: Sequence[str], mean: Sequence[Sequence[float]], sd: Sequence[Sequence[float]]
+    labels: Sequence[str],
+    mean: Sequence[Sequence[float]],
+    sd: Sequence[Sequence[float]],
+    never: Sequence[Sequence[bool]],
 ) -> Markup:
-    """Posterior mean of each label-to-label score, and under it its standard deviation."""
+    """Posterior mean of each label-to-label score, and under it its standard deviation; a dot where
+    constraints say that it is never."""
     place = {label: i for i, label in enumerate(labels)}
     # Scores well below one do next to nothing, and are to look like it.
     top = max(1.0, *(abs(v) for row in mean for v in row))
@@ -52,6 +56,8 @@ def transitions(
     def cell(before: str, after: str) -> Markup:
         i, j = place[before], place[after]
         m, s = mean[i][j], sd[i][j]
+        if never[i][j]:
+            return tag("td", "·", title=f"{before} then {after}: the constraints forbid it")
         return tag(
             "td",
             signed(m),

@@ -49,8 +49,10 @@ class Chain(Structure):
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         f, g = self._restricted(f, g, mask)
         if some_missing(y, mask):
-            return log_partition(keep_known(f, y, mask), g, mask) - log_partition(f, g, mask)
-        return labelling_score(f, g, y, mask) - log_partition(f, g, mask)
+            score = log_partition(keep_known(f, y, mask), g, mask)
+        else:
+            score = labelling_score(f, g, y, mask)
+        return _normalised(score, log_partition(f, g, mask))
 
     def marginals(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         with torch.no_grad():
@@ -72,21 +74,24 @@ class Chain(Structure):
         with torch.no_grad():
             f, g = self._restricted(f, g, mask)
             labels, scores = n_best_viterbi(f, g, mask, n)
-            return labels, scores - _forward(f, g, mask)[0][..., None]
+            return labels, _normalised(scores, _forward(f, g, mask)[0][..., None])
 
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
         """Exact chain second moments, the same for every y that is known throughout; cost O(S B T^2 V^3).
-        Positions whose label is missing count as flat, so that what they leave is concave."""
+        Positions whose label is missing count as flat, so that what they leave is concave; pairs of
+        their sequences bend as ``local_curvature`` has it."""
         with torch.no_grad():
             _, messages = _forward(*self._restricted(f, g, mask), mask)
             found = chain_curvature(*messages.walk(), mask, basis)
             if not some_missing(y, mask):
                 return found
-            known = ((y >= 0) & mask).to(f.dtype)
-            pairwise = self.local_curvature(f, g, y, mask, basis).pairwise
-            return Curvature(found.unary * known[:, None, :, None] * known[:, None, None], pairwise)
+            known = (y >= 0) & mask
+            part = (known != mask).any(-1)[:, None, None]
+            left = self.local_curvature(f, g, y, mask, basis).pairwise
+            both = known[:, None, :, None] & known[:, None, None]
+            return Curvature(found.unary * both, torch.where(part, left, found.pairwise))
 
     def local_curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
@@ -126,6 +131,11 @@ def _variances(f: Tensor, g: Tensor, mask: Tensor, basis: Tensor | None) -> Loca
         pair = node[:, :, :-1, :, None] * step
         pairwise = pairwise + (pair - pair.square()).sum((0, 2))
     return LocalCurvature(unary / len(f), pairwise / len(f))
+
+
+def _normalised(score: Tensor, log_z: Tensor) -> Tensor:
+    """Log-probabilities; -inf of all where there is no labelling at all."""
+    return torch.where(log_z > -torch.inf, score - log_z, -torch.inf)
 
 
 def labelling_score(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -176,14 +186,12 @@ def _forward(f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, _Scaled | _Log
 
 
 def _restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    """() largest log-ratio between numbers of one message where some scores are -inf, an upper bound; inf
-    where there is none.
+    """() largest log-ratio between numbers of one message where some scores are -inf, but not all of a
+    position: an upper bound.
 
     A label that not every label can precede is reached on a detour, and each step of it may cost the
     spread of the scores that are left. Bans in the midst of a sequence may make it as long as the sequence.
     """
-    if bool(((f == -torch.inf).all(-1) & mask).any()):
-        return f.new_tensor(torch.inf)
     spread = sum(
         (x.amax(dims) - x.masked_fill(x == -torch.inf, torch.inf).amin(dims)).amax()
         for x, dims in ((f, (-1,)), (g, (-1, -2)))
@@ -203,8 +211,7 @@ def _restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
 
 class _Scaled:
     """Forward-backward in probability space, every forward message scaled to sum to 1. ``restricted`` :
-    some
-    scores are -inf, and a message may be empty."""
+    some scores are -inf, and a message may be empty."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor, restricted: bool = False) -> None:
         self.mask = mask
@@ -315,8 +322,13 @@ class _Logs:
         return self._nodes(self._beta())
 
     def _nodes(self, beta: Tensor) -> Tensor:
-        log_z = self.log_partition()[..., None, None]
-        return torch.where(self.mask[..., None], torch.exp(self.alpha + beta - log_z), 0)
+        log_p = self.alpha + beta - self._total()
+        return torch.where(self.mask[..., None], torch.exp(log_p), 0)
+
+    def _total(self) -> Tensor:
+        """(S, B, 1, 1) log Z; 0 where nothing is possible, so that all there has probability 0."""
+        log_z = self.log_partition()
+        return log_z.masked_fill(log_z == -torch.inf, 0)[..., None, None]
 
     def walk(self) -> tuple[Tensor, Tensor]:
         beta = self._beta()
@@ -326,7 +338,7 @@ class _Logs:
         return self._nodes(beta), torch.where(self.mask[:, 1:, None, None], step, 0)
 
     def marginals(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        beta, log_z = self._beta(), self.log_partition()[..., None, None]
+        beta, log_z = self._beta(), self._total()
         pairs = torch.zeros_like(self.g)
         for t in range(1, self.f.shape[2]):
             ahead = (self.f + beta)[:, :, t, None, :] + self.g[:, None]

@@ -17,7 +17,9 @@ def n_best_viterbi(f: Tensor, g: Tensor, mask: Tensor, n: int) -> tuple[Tensor, 
     """
     S, B, T, V = f.shape
     score = f.new_full((S, B, V, n), -torch.inf)
-    score[..., 0] = f[:, :, 0]
+    empty = f.new_full((V,), -torch.inf)
+    empty[0] = 0  # a sequence of nothing has one labelling
+    score[..., 0] = torch.where(mask[:, :1], f[:, :, 0], empty)
     stay = torch.arange(V * n, device=f.device).view(V, n)
     came_from = []  # (S, B, V, n) entry i * n + k of the position before
     for t in range(1, T):

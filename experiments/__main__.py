@@ -1,0 +1,29 @@
+"""python -m experiments table1|large ...: tables of the paper that can be made in one command.
+
+The other experiments are modules of their own, as in python -m experiments.folds.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from experiments import large, table1
+from structgp import StructgpError
+
+TABLES = {"table1": table1.main, "large": large.main}
+
+
+def main() -> int:
+    name, words = (sys.argv[1:2] or [""])[0], sys.argv[2:]
+    if name not in TABLES:
+        print(__doc__)
+        return 0 if name in ("-h", "--help") else 2
+    return TABLES[name](words)
+
+
+# Worker processes import this file again under another name.
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except StructgpError as error:
+        sys.exit(f"experiments: {error}")

@@ -1,0 +1,186 @@
+"""Explanations add up, and name what is there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+from structgp import InputError, StructuredGPClassifier, describe, explain
+from structgp.data.generate import generate
+
+
+@pytest.fixture(scope="module")
+def data():
+    return generate(40, n_labels=3, n_values=8, n_templates=2, mean_length=5, seed=2)
+
+
+@pytest.fixture(scope="module")
+def model(data):
+    return StructuredGPClassifier(n_draws=64).fit(data.X, data.y)
+
+
+@pytest.fixture(scope="module")
+def functions(data):
+    return StructuredGPClassifier(kernel="template", n_inducing=20, n_draws=64).fit(data.X, data.y)
+
+
+def longest(data):
+    return max(data.X, key=len)
+
+
+@pytest.mark.parametrize("kind", ["model", "functions"])
+def test_log_odds_are_those_of_the_posterior_mean(kind, request, data):
+    model = request.getfixturevalue(kind)
+    x = longest(data)
+    mean = StructuredGPClassifier(**model.get_params()).set_params(average="mean")
+    mean.model_, mean.classes_ = model.model_, model.classes_
+    marginals = mean.predict_marginals_single(x)
+    for t, p in enumerate(marginals):
+        found = explain(model, x, t, "L0", "L1", n=1000)
+        assert found.log_odds == pytest.approx(np.log(p["L0"] / p["L1"]), abs=1e-8)
+        assert found.log_odds == pytest.approx(found.unary + found.left + found.right)
+        assert sum(part.score for part in found.features) == pytest.approx(found.unary, abs=1e-8)
+        assert (found.before is None) == (t == 0)
+        assert (found.after is None) == (t == len(x) - 1)
+        back = explain(model, x, t, "L1", "L0", n=1000)
+        assert back.log_odds == pytest.approx(-found.log_odds)
+        assert back.unary == pytest.approx(-found.unary)
+
+
+def test_the_left_is_what_a_shorter_sequence_says(model, data):
+    """Without what comes after, the log-odds are features and left alone."""
+    x = longest(data)
+    for t in range(1, len(x)):
+        found = explain(model, x[: t + 1], t, "L0", "L2")
+        whole = explain(model, x, t, "L0", "L2")
+        assert found.right == pytest.approx(0, abs=1e-8)
+        assert whole.left == pytest.approx(found.left, abs=1e-8)
+
+
+def test_by_default_the_best_label_against_the_next(model, data):
+    x = longest(data)
+    for t, p in enumerate(model.predict_marginals_single(x)):
+        found = explain(model, x, t)
+        first, second = sorted(p, key=lambda v: -p[v])[:2]
+        assert (found.label, found.other) == (first, second)
+        assert found.probability == pytest.approx(p[first])
+    assert explain(model, x, -1) == explain(model, x, len(x) - 1)
+
+
+def test_features_are_named_by_template_and_value(model, data):
+    x = longest(data)
+    names = {(part.name, part.value) for part in explain(model, x, 1, n=100).features}
+    assert {(str(p), value) for p, value in enumerate(x[1])} <= names
+    assert ("label frequency", "") in names
+    known = model.model_.encoder.templates
+    new = explain(model, [["never seen"] * len(known)], 0, n=100)
+    assert all(part.value == "rare" for part in new.features if part.name != "label frequency")
+
+
+def test_a_transition_is_the_difference_of_two_scores(model, data):
+    x = longest(data)
+    table = describe(model)
+    place = {name: i for i, name in enumerate(table.classes)}
+    for t in range(len(x) - 1):
+        found = explain(model, x, t, "L0", "L1")
+        i, j = place[found.after.if_label], place[found.after.if_other]
+        assert found.after.score == pytest.approx(table.transitions[0, i] - table.transitions[1, j])
+        variance = table.transition_sds[0, i] ** 2 + table.transition_sds[1, j] ** 2
+        assert found.after.sd == pytest.approx(np.sqrt(variance))
+        later = explain(model, x, t + 1, "L0", "L1").before
+        i, j = place[later.if_label], place[later.if_other]
+        assert later.score == pytest.approx(table.transitions[i, 0] - table.transitions[j, 1])
+
+
+def test_witnesses_are_tokens_like_this_one_with_labels_that_surprised(model, data):
+    x = longest(data)
+    found = explain(model, x, 0, "L0", "L1", X_train=data.X, y_train=data.y, n=5).witnesses
+    assert len(found) == 10
+    scores = [w.score for w in found]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] > 0 > scores[-1]
+    assert all(data.y[w.sequence][w.token] == w.label for w in found)
+    # By hand: kernel times what the model leaves unexplained, along the contrast of the labels.
+    fitted = model.model_
+    q = fitted.posterior
+    w = found[0]
+    rows = [torch.from_numpy(fitted.encoder.encode(s)) for s in (x, data.X[w.sequence])]
+    k = q.kernel(rows[0][:1], rows[1][w.token : w.token + 1]).to_dense()
+    p = fitted.marginals([data.X[w.sequence]])[0][w.token]
+    surprise = (np.arange(3) == model.classes_.tolist().index(w.label)) - p
+    direction = (q.basis[0] - q.basis[1]) @ q.basis.T
+    assert w.score == pytest.approx(float(k * (torch.from_numpy(surprise) @ direction)))
+
+
+def test_tokens_without_a_label_hardly_speak(model, data):
+    y = [[None] * len(labels) for labels in data.y]
+    found = explain(model, longest(data), 0, X_train=data.X, y_train=y).witnesses
+    assert max((abs(w.score) for w in found), default=0) < 1e-10
+
+
+def test_inducing_inputs_speak_where_there_are_some(functions, model, data):
+    x = longest(data)
+    found = explain(functions, x, 1, n=1000)
+    assert sum(w.score for w in found.witnesses) == pytest.approx(found.unary)
+    assert all(w.features for w in found.witnesses)
+    assert explain(model, x, 1).witnesses == []
+
+
+@pytest.mark.parametrize("form", ["sparse", "dicts", "dense", "mixed"])
+def test_other_features(form, data):
+    rng = np.random.default_rng(0)
+    X = []
+    for x in data.X[:12]:
+        dense = rng.standard_normal((len(x), 4)).round(1)
+        X.append(
+            {
+                "sparse": scipy.sparse.csr_matrix(dense * (abs(dense) > 0.7)),
+                "dense": dense,
+                "dicts": [
+                    {"w": t[0], "n": float(v[0]), "m": True} for t, v in zip(x, dense, strict=True)
+                ],
+                "mixed": [{"w": t[0], "v": v} for t, v in zip(x, dense, strict=True)],
+            }[form]
+        )
+    y = data.y[:12]
+    model = StructuredGPClassifier(n_draws=8).fit(X, y)
+    found = explain(model, X[0], 0, X_train=X, y_train=y, n=100)
+    assert sum(part.score for part in found.features) == pytest.approx(found.unary, abs=1e-6)
+    assert found.witnesses
+    assert str(found)
+
+
+def test_the_text_says_it(model, data):
+    text = str(explain(model, longest(data), 1, X_train=data.X, y_train=data.y, n=2))
+    assert "rather than" in text
+    assert "before" in text
+    assert "after" in text
+    assert text.count("sequence ") == 4
+
+
+def test_the_summary(model):
+    found = describe(model)
+    assert found.classes == ["L0", "L1", "L2"]
+    assert set(found.templates) == {*model.model_.encoder.templates, "label frequency"}
+    q = model.model_.posterior.pairwise()
+    np.testing.assert_allclose(found.transitions, q.mean)
+    np.testing.assert_allclose(found.transition_sds, q.factor)
+    assert "label frequency" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ({"token": 99}, "token"),
+        ({"token": 0, "label": "X"}, "label"),
+        ({"token": 0, "other": "X"}, "other"),
+        ({"token": 0, "label": "L0", "other": "L0"}, "other"),
+        ({"token": 0, "X_train": []}, "X_train"),
+    ],
+)
+def test_mistakes_are_named(model, data, arguments, place):
+    with pytest.raises(InputError) as caught:
+        explain(model, longest(data), **arguments)
+    assert caught.value.place == place
