@@ -66,8 +66,8 @@ class Explanation:
 
     features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided
     most of ``left`` and ``right``, None at the ends. witnesses : training tokens, or inducing inputs,
-    those for the label first, those against it last; explained : the sum over all of them, about
-    ``unary`` where the training data is what the model was fitted to.
+    those for the label first, those against it last; over all of them they sum up to about ``unary``,
+    where the training data is what the model was fitted to.
     """
 
     label: str
