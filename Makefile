@@ -1,4 +1,4 @@
-# make demo | make test | make check; each makes .venv and installs what it needs when it is not there.
+# make demo | make test | make check | make docs; each makes .venv and installs what it needs when it is not there.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Threads that wait should sleep, not spin: several times faster where the cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: install demo test test-all check format clean
+.PHONY: install demo test test-all check format docs clean
 
 install: $(STAMP)
 
@@ -35,6 +35,15 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The site, in build/docs/index.html; a warning is an error.
+docs: $(VENV)/.docs-installed
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo "build/docs/index.html"
+
+$(VENV)/.docs-installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

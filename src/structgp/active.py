@@ -47,14 +47,14 @@ def select(
 
     Parameters
     ----------
-    strategy : 'least-confidence' (the best labelling is improbable), 'margin' (it is hardly more probable
-    than
-        the second), 'token-entropy' (summed over tokens), 'n-best-entropy' (of the ten best labellings),
-        'bald' (the model's part of the tokens' doubt: what labels would tell of the functions), 'batch'
-        (the same of the n sequences together, which avoids near-duplicates), or 'random'.
-    cost : 'sequence', each costs the same to label; 'token', a sequence costs its length, and what counts
-    is
-        the gain for each token.
+    strategy : 'least-confidence' (the best labelling is improbable), 'margin' (it is hardly more
+        probable than the second), 'token-entropy' (summed over tokens), 'n-best-entropy' (of the ten
+        best labellings), 'bald' (the model's part of the tokens' doubt: what labels would tell of the
+        functions), 'batch' (the same of the n sequences together, which avoids near-duplicates), or
+        'random'.
+    cost : 'sequence', each costs the same to label; 'token', a sequence costs its length, and what
+        counts is the gain for each token.
+    random_state : seed of 'random'.
     """
     X = as_list(pool)
     if not isinstance(n, int | np.integer) or n < 1:
@@ -136,8 +136,7 @@ def _question(p: Tensor) -> Tensor:
 
 def _greedy(gain: Tensor, questions: Tensor, n: int) -> list[int]:
     """n of C sequences, by gain (C,) times how little their questions (C, Q) are like those before. What
-    two
-    sequences of the pool have in common on average counts as nothing. Cost O(C Q (n + C))."""
+    two sequences of the pool have in common on average counts as nothing. Cost O(C Q (n + C))."""
     usual = float((questions @ questions.T).median()) if len(questions) > 1 else 0.0
     alike = torch.zeros_like(gain)
     chosen: list[int] = []

@@ -237,10 +237,10 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         """Fits the posterior. A label may be None: what it was is summed over. Dev data is scored at the
         end, into ``training_log_['dev']``, and with ``early_stopping`` after every step.
 
-        ``sample_weight`` : (N,), how often each sequence counts. ``callback`` is called with every
-        :class:`structgp.optimizers.StepInfo`; if it returns True the fit stops there and what has been
-        reached is kept. ``checkpoint`` : a file that the state of the fit is kept in, from which an equal
-        call goes on if this one is killed; it is gone when the fit is done.
+        ``sample_weight`` : (N,), how often each sequence counts; 0 leaves it out. ``callback`` is
+        called with every :class:`structgp.optimizers.StepInfo`; if it returns True the fit stops there
+        and what has been reached is kept. ``checkpoint`` : a file that the state of the fit is kept in,
+        from which an equal call goes on if this one is killed; it is gone when the fit is done.
         """
         check_parameters(self)
         return self._fit(X, y, X_dev, y_dev, sample_weight, callback, checkpoint)

@@ -247,7 +247,7 @@ def calibration(y_true: Labels, marginals: Marginals, n_bins: int = 15) -> Calib
 
     The confidence of a token is the largest probability of its dict (among equals, the label that
     comes first); it is right if that label is the true one, so a token whose label is unseen is
-    wrong. With equal-width bins b = [i / n_bins, (i + 1) / n_bins), the last one closed,
+    wrong. With equal-width bins b = [i / n_bins, (i + 1) / n_bins), the last one closed::
 
         ece = sum_b  (n_b / N) |accuracy_b - mean confidence_b|.
     """

@@ -51,8 +51,7 @@ class Witness(NamedTuple):
 
 class Transition(NamedTuple):
     """The neighbour's most probable label if the token has ``label``, and if it has ``other``; by how
-    much the
-    one pair scores more than the other, with the posterior sd of that."""
+    much the one pair scores more than the other, with the posterior sd of that."""
 
     if_label: str
     if_other: str
@@ -62,13 +61,13 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """``log_odds`` of ``label`` against ``other`` = ``unary`` + ``left`` + ``right``, under the posterior
-    mean.
+    """``log_odds`` of ``label`` against ``other`` = ``unary`` + ``left`` + ``right``, under the
+    posterior mean.
 
     features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided
     most of ``left`` and ``right``, None at the ends. witnesses : training tokens, or inducing inputs,
-    those for the label first, those against it last; explained : the sum over all of them, about
-    ``unary`` where the training data is what the model was fitted to.
+    those for the label first, those against it last; over all of them they sum up to about ``unary``,
+    where the training data is what the model was fitted to.
     """
 
     label: str
@@ -115,8 +114,7 @@ def explain(
     n: int = 10,
 ) -> Explanation:
     """Why token number ``token`` of the sequence x has ``label`` (by default the most probable one)
-    rather than
-    ``other`` (by default the next).
+    rather than ``other`` (by default the next).
 
     With training data, ``n`` of its tokens that speak for the label and against it; without, inducing
     inputs where the model has them.
@@ -368,8 +366,8 @@ def _extremes(scores: np.ndarray, n: int) -> list[int]:
 @dataclass(frozen=True)
 class Summary:
     """templates : prior variance of a weight, by template; classes : the labels; transitions : (V, V)
-    mean of the
-    score of a label (row) followed by another (column), and transition_sds : (V, V) its posterior sd."""
+    mean of the score of a label (row) followed by another (column), and transition_sds : (V, V) its
+    posterior sd."""
 
     templates: dict[str, float]
     classes: list[str]

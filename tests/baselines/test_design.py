@@ -54,3 +54,8 @@ def test_labels_must_be_two():
         checked_labels([[("a",)]], [["A"]])
     with pytest.raises(InputError, match="y: no labels"):
         checked_labels([[]], [[]])
+
+
+def test_rivals_want_every_label() -> None:
+    with pytest.raises(InputError, match=r"^y\[0\]\[1\]: a token without a label"):
+        checked_labels([[["a"], ["b"]]], [["X", None]])

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from structgp.data.encode import Block, FeatureEncoder
-from structgp.data.labels import LabelEncoder, check_labels
+from structgp.data.labels import LabelEncoder, check_all_labelled
 from structgp.errors import InputError
 
 
@@ -108,7 +108,7 @@ def checked_labels(
     X: Sequence[Any], y: Iterable[Sequence[str]]
 ) -> tuple[list[list[str]], LabelEncoder]:
     """y as lists of strings that fit X, and an encoder of its labels, which must be two or more."""
-    paths = check_labels(X, list(y))
+    paths = check_all_labelled(X, list(y))
     labels = LabelEncoder().fit(paths)
     if len(labels.classes) < 2:
         raise InputError(

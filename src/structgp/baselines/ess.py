@@ -22,7 +22,7 @@ from structgp.baselines.design import LinearFeatures, checked_labels, read_out
 from structgp.baselines.latent import Coordinates, LatentChain
 from structgp.baselines.sites import Sites, fit_sites, prior_sites
 from structgp.baselines.slices import Samples, elliptical_slices, split_rhat
-from structgp.data.labels import check_labels
+from structgp.data.labels import check_all_labelled
 from structgp.errors import InputError
 from structgp.gp import contrasts
 
@@ -167,7 +167,7 @@ class GPStruct:
     def score(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> float:
         """Token accuracy."""
         X = read_out(X)
-        return 1.0 - metrics.token_error(check_labels(X, list(y)), self.predict(X))
+        return 1.0 - metrics.token_error(check_all_labelled(X, list(y)), self.predict(X))
 
     def _marginals(self, X: Iterable[Any]) -> list[np.ndarray]:
         """(T, V) of each sequence, averaged over samples. Cost O(K N V (nnz + V))."""

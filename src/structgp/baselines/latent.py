@@ -117,7 +117,7 @@ class LatentChain:
         for part in self.parts:
             found = Chain().local_curvature(f[:, part.token], g, part.y, part.mask, self.basis)
             unary[part.token[part.mask]] = found.unary[part.mask]
-            pairwise += found.pairwise
+            pairwise += found.pairwise.sum(0)
         return unary, pairwise
 
     def marginals(self, h: Tensor, g: Tensor) -> Tensor:

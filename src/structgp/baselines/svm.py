@@ -19,7 +19,7 @@ import numpy as np
 from structgp import metrics
 from structgp.baselines.design import LinearFeatures, Tokens, checked_labels, read_out
 from structgp.baselines.frank_wolfe import FrankWolfe, best_labelling
-from structgp.data.labels import check_labels
+from structgp.data.labels import check_all_labelled
 from structgp.errors import InputError
 
 C_GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -119,7 +119,7 @@ class StructuredSVM:
     def score(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> float:
         """Token accuracy."""
         X = read_out(X)
-        return 1.0 - metrics.token_error(check_labels(X, list(y)), self.predict(X))
+        return 1.0 - metrics.token_error(check_all_labelled(X, list(y)), self.predict(X))
 
     def _checked_grid(self) -> list[float]:
         grid = sorted({float(C) for C in np.atleast_1d(np.asarray(self.C, dtype=np.float64))})

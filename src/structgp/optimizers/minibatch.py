@@ -84,8 +84,7 @@ class Minibatch:
     learn_scales : as 'second-order' has it: False, 'pairwise' or 'all'.
     learning_rounds : with 'all', the kernel moves so often, after every second pass.
     goes_on : what the posterior knows at the start is the say of data seen before, and stays: the old
-    posterior
-        is the prior of the new data.
+        posterior is the prior of the new data.
     """
 
     batch_tokens: int = 500

@@ -1,0 +1,186 @@
+"""What README and the pages of ``docs`` tell people to type works, and prints what they say it does."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import multiprocessing
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+from structgp import StructuredGPClassifier
+from structgp.cli import main
+
+ROOT = Path(__file__).parents[2]
+DRIVER = Path(__file__).with_name("run_page.py")
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+SHELL = {"tutorial.md"}
+"""Pages whose commands are run; those of the others have their options looked up."""
+
+IMPORTED_ONCE = ["structgp.cli"]
+
+
+def _driver() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("run_page", DRIVER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["run_page"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+run_page = _driver()
+
+
+def blocks(page: Path, language: str) -> list:
+    return [b for b in run_page.blocks(page.read_text(encoding="utf-8")) if b.language == language]
+
+
+def name(page: Path) -> str:
+    return page.stem
+
+
+@pytest.fixture(scope="module")
+def processes() -> multiprocessing.context.BaseContext:
+    """Processes that begin with torch imported, if this system can make them: a page takes a second, its
+    imports take three."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED_ONCE)
+    return context
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=name)
+def test_page_runs(page: Path, tmp_path: Path, processes) -> None:
+    arguments = {"PAGE": str(page), "FOLDER": str(tmp_path), "SHELL": page.name in SHELL}
+    process = processes.Process(
+        target=runpy.run_path, args=(str(DRIVER),), kwargs={"init_globals": arguments}
+    )
+    process.start()
+    process.join()
+    failure = tmp_path / "failure.txt"
+    assert process.exitcode == 0, failure.read_text("utf-8") if failure.exists() else "it died"
+    if page == README:
+        assert (tmp_path / "tagger.sgp").exists()
+
+
+def test_no_block_escapes() -> None:
+    """Fences are of kinds that are run or shown, and a block that is not run says why, to readers too."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        kinds = set(re.findall(r"^ *```+([^`\n]*)$", text, re.MULTILINE))
+        assert kinds <= {"python", "sh", "text", "", "{toctree}", "{include} ../CHANGES.md"}, page
+        for block in blocks(page, "python"):
+            assert block.left_out == ("not run" in block.text), (page.name, block.line)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=name)
+def test_commands_and_options_exist(page: Path) -> None:
+    for block in blocks(page, "sh"):
+        for words in run_page.commands(block.text):
+            command = main.commands[words[0]]
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert {word for word in words if word.startswith("-")} <= known, words
+
+
+def test_readme_has_the_commands() -> None:
+    found = {words[0] for block in blocks(README, "sh") for words in run_page.commands(block.text)}
+    assert found == {"train", "tag", "evaluate", "report", "next"}
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for page in PAGES:
+        for target in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text("utf-8"), re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), (page.name, target)
+
+
+def test_every_command_is_in_the_help() -> None:
+    with click.Context(main) as context:
+        commands = ["demo", "evaluate", "next", "report", "tag", "train"]
+        assert sorted(main.list_commands(context)) == commands
+
+
+def test_every_page_is_linked() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^([a-z-]+)$", index, re.MULTILINE))
+    assert {p.stem for p in PAGES} - {"README", "index"} <= listed
+
+
+def test_links_lead_somewhere() -> None:
+    """Of README and of the pages as files, for those who read them without the site."""
+    for page in [*PAGES, *(ROOT / "docs" / "api").glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
+            assert (page.parent / link).exists(), (page.name, link)
+
+
+def test_reference_has_every_method_and_name() -> None:
+    reference = "".join(p.read_text("utf-8") for p in (ROOT / "docs" / "api").glob("*.md"))
+    own = {
+        name
+        for name, member in inspect.getmembers(StructuredGPClassifier, inspect.isfunction)
+        if not name.startswith("_") and member.__module__.startswith("structgp.")
+    }
+    documented = set(re.findall(r"StructuredGPClassifier\.(\w+)", reference))
+    assert own == documented
+    for function in ("load", "select", "explain", "describe"):
+        assert f"autofunction:: structgp.{function}" in reference
+
+
+def test_errors_in_troubleshooting_are_those_of_the_code() -> None:
+    source = "".join(p.read_text("utf-8") for p in (ROOT / "src" / "structgp").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # strings that go on in the next line
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+    quoted = re.findall(r"^> (.*)$", page, re.MULTILINE)
+    assert len(table) > 15
+    assert len(quoted) > 3
+    for message in [*table, *quoted]:
+        # What stands for something else: places, numbers, names in quotes, cells, labels.
+        names = r"BIO|dense|dicts|RBFKernel|categorical|nan|but|QTY.* O"
+        cut = rf"'[^']*'|\.\.\.|\d+|%x\[[^]]*\]|\b(?:{names})\b|\b[\w.\[\]]+: |;| and with"
+        parts = [part.strip(" :,") for part in re.split(cut, message)]
+        parts = [part for part in parts if len(part) > 9]
+        assert parts, message
+        for part in parts:
+            assert part in source, (message, part)
+
+
+def test_numbers_may_differ_a_little_and_words_may_not() -> None:
+    assert not run_page.differs("a 0.50\n...\nend", "a 0.51\nb\nc\nend")
+    assert run_page.differs("a 0.50", "a 0.60")
+    assert run_page.differs("a 0.50", "b 0.50")
+    assert run_page.differs("a", "a\nb")
+    assert run_page.differs("a\n...\nend", "a\nb")
+    assert run_page.differs("12 lines", "13 lines")
+
+
+@pytest.mark.slow
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
+    for package in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(package, reason=f"{package} is not installed: make docs installs it")
+    words = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *words, str(ROOT / "docs"), str(tmp_path / "site")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    site = tmp_path / "site"
+    assert "<math" in (site / "maths.html").read_text(encoding="utf-8")
+    assert "predict_n_best" in (site / "api" / "estimator.html").read_text(encoding="utf-8")
+    # No page asks anything of the network.
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r'(?:src|<link[^>]*href)="(?:https?:)?//', text), page.name
