@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+# Before the libraries that start threads: on a busy machine those that wait cost several times the work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 # Sums then have one order, matrices this small are slower on several threads, and the workers of

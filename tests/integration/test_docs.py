@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import multiprocessing
+import multiprocessing.forkserver
 import re
 import runpy
 import subprocess
@@ -57,6 +58,10 @@ def processes() -> multiprocessing.context.BaseContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED_ONCE)
+    with pytest.MonkeyPatch.context() as patch:
+        # As conftest does here: with more threads than free cores a page takes four times as long.
+        patch.setenv("OMP_NUM_THREADS", "1")
+        multiprocessing.forkserver.ensure_running()
     return context
 
 
