@@ -147,6 +147,11 @@ def test_columns_on_one_scale(pairs: list[tuple[float, float]]) -> None:
     assert NumericColumns.from_json(state) == columns
 
 
+def test_differences_too_small_to_square() -> None:
+    values = np.array([[0.0], [1e-300]])
+    assert np.isfinite(NumericColumns.fit([0], values).scaled(values)).all()
+
+
 def test_a_column_that_is_always_the_same() -> None:
     columns = NumericColumns.fit([0], np.full((7, 1), 0.1))
     assert columns.sd == (1.0,)

@@ -18,8 +18,9 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 import structgp
-from structgp import InputError, StructuredGPClassifier
+from structgp import InputError, StructuredGPClassifier, starting
 from structgp.data.batch import Batch
+from structgp.data.examples import read_examples
 from structgp.data.generate import generate
 from structgp.gp import Posterior, contrasts
 from structgp.gradients import ESTIMATORS
@@ -356,10 +357,10 @@ def test_a_file_keeps_the_basis(parameters: dict[str, Any], data: Any, tmp_path:
 
 def test_who_gets_contrasts(data: Any, cases: ModuleType) -> None:
     """'auto': who ignores the direction that is left out, but for the paper's presets."""
-    labels = [np.array([0, 1, 2, 2])]
+    examples = read_examples([[["a"]], [["b"]], [["c"]], [["c"]]], [["x"], ["y"], ["z"], ["z"]])
 
     def chosen(structure: Any, **parameters: Any) -> Tensor | None:
-        return StructuredGPClassifier(**parameters)._basis(structure, labels, 3)
+        return starting._basis(StructuredGPClassifier(**parameters), structure, examples)
 
     expected = contrasts(torch.tensor([1.0, 1.0, 2.0]))
     torch.testing.assert_close(chosen(Chain()), expected, rtol=0, atol=1e-12)

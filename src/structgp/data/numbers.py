@@ -44,8 +44,9 @@ class NumericColumns:
     @classmethod
     def fit(cls, columns: Sequence[int], values: np.ndarray) -> NumericColumns:
         """From values (N, D) of the training tokens."""
-        # The standard deviation of equal numbers may differ from 0 by rounding.
-        sd = np.where(np.ptp(values, 0) > 0, values.std(0), 1.0)
+        # The standard deviation of equal numbers may differ from 0 by rounding, and that of tiny ones be 0.
+        found = values.std(0)
+        sd = np.where((np.ptp(values, 0) > 0) & (found > 0), found, 1.0)
         return cls(tuple(columns), tuple(values.mean(0).tolist()), tuple(sd.tolist()))
 
     def scaled(self, values: np.ndarray) -> np.ndarray:
