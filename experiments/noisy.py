@@ -6,7 +6,7 @@ The segmentation task, its five folds, the paper's encoded features. Each traini
 probability 0.2 by another at random; errors are against the clean labels of the test halves, all folds of
 a seed together. The annotator likelihood of ``examples/noisy_annotators.py`` is a NumPy function without
 a gradient; the rivals are the chain, under the same prior and fitted the same way, and the
-cross-validated linear CRF.
+cross-validated linear CRF. Fits that are in experiments/results/noisy.jsonl are not done again.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from examples.noisy_annotators import FLIPPED, flip, methods
 
-from experiments.data import keep, load_fold
+from experiments.cells import Row, Store, run_all, say
+from experiments.data import RESULTS, load_fold
 from structgp import StructgpError, metrics
 
 TASK = "segmentation"
 DRAWS = 64
 """Of the annotator's fit, twice as many as usual: labels that may be wrong leave it noisier."""
 
+KEY = ("method", "draws", "columns", "seed", "fold")
+Run = tuple[str | None, bool, int, int, str]
 METHODS = ("annotator", "chain", "CRF")
 
 
@@ -49,11 +51,16 @@ def main(words: Sequence[str] | None = None) -> None:
         for k in options.fold
         for name in options.method
     ]
-    found = []
-    with ProcessPoolExecutor(options.jobs) as pool:
-        for row in pool.map(run, *zip(*runs, strict=True)):
-            keep("noisy", row)
-            found.append(row)
+    store = Store(RESULTS / "noisy.jsonl", KEY)
+    there = store.rows()
+    open_runs = [r for r in runs if _key(*r[1:]) not in there]
+    for r, row in run_all(run, open_runs, options.jobs):
+        if isinstance(row, Exception):
+            raise row
+        store.add(row)
+        say([f"seed {r[2]}, fold {r[3]}, {r[4]}: {row['wrong']} of {row['tokens']} wrong"])
+    rows_of = store.rows()
+    found = [rows_of[_key(*r[1:])] for r in runs]
     won = 0
     for seed in options.seeds:
         rows = [row for row in found if row["seed"] == seed]
@@ -69,8 +76,13 @@ def main(words: Sequence[str] | None = None) -> None:
     print(f"annotator: below all in {won} of {len(options.seeds)} seeds")
 
 
-def run(data: str | None, columns: bool, seed: int, k: int, name: str) -> dict[str, Any]:
+def _key(columns: bool, seed: int, k: int, name: str) -> tuple[Any, ...]:
+    return name, DRAWS if name == "annotator" else None, columns, seed, k
+
+
+def run(task: Run) -> Row:
     """How many test tokens of a fold a method gets wrong that was shown flipped labels."""
+    data, columns, seed, k, name = task
     fold = load_fold(TASK, data, k, columns=columns)
     seen = flip(fold.y, FLIPPED, seed)
     began = time.perf_counter()
@@ -79,8 +91,11 @@ def run(data: str | None, columns: bool, seed: int, k: int, name: str) -> dict[s
     seconds = round(time.perf_counter() - began, 1)
     tokens = sum(map(len, fold.y_test))
     wrong = round(tokens * metrics.token_error(fold.y_test, model.predict(fold.X_test)))
-    row = {"task": TASK, "fold": k, "seed": seed, "flipped": FLIPPED, "columns": columns}
-    return row | {"method": name, "wrong": wrong, "tokens": tokens, "seconds": seconds}
+    row = dict(zip(KEY, _key(columns, seed, k, name), strict=True)) | {
+        "task": TASK,
+        "flipped": FLIPPED,
+    }
+    return row | {"wrong": wrong, "tokens": tokens, "seconds": seconds}
 
 
 if __name__ == "__main__":
