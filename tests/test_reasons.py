@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 
+import structgp
 from structgp import InputError, StructuredGPClassifier, describe, explain
 from structgp.data.generate import generate
 
@@ -184,3 +185,32 @@ def test_mistakes_are_named(model, data, arguments, place):
     with pytest.raises(InputError) as caught:
         explain(model, longest(data), **arguments)
     assert caught.value.place == place
+
+
+def test_a_class_weight_is_a_reason(data):
+    model = StructuredGPClassifier(n_draws=8, class_weight={"L0": 7.0}).fit(
+        data.X[:12], data.y[:12]
+    )
+    found = explain(model, longest(data), 1, "L0", "L1", n=1000)
+    assert sum(part.score for part in found.features) == pytest.approx(found.unary)
+    assert {p.name: p.score for p in found.features}["class weight"] == pytest.approx(np.log(7))
+    with pytest.raises(InputError, match="no tokens"):
+        explain(model, [], 0)
+
+
+def test_weights_from_numpy_are_saved(data, tmp_path):
+    weights = {"L0": np.float32(2), "L1": np.int64(3)}
+    model = StructuredGPClassifier(n_draws=8, class_weight=weights).fit(data.X[:12], data.y[:12])
+    model.save(tmp_path / "m")
+    assert structgp.load(tmp_path / "m").class_weight == {"L0": 2.0, "L1": 3}
+
+
+def test_constraints_are_lists(data):
+    with pytest.raises(InputError, match="is no list of pairs"):
+        StructuredGPClassifier(constraints={"forbidden": {("L0", "L1")}}).fit(data.X, data.y)
+
+
+def test_dev_data_that_nothing_can_be_told_from(data):
+    y = [["NEW", *labels[1:]] for labels in data.y[:4]]
+    with pytest.raises(InputError, match="y_dev"):
+        StructuredGPClassifier(early_stopping=True).fit(data.X, data.y, data.X[:4], y)

@@ -479,7 +479,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             )
         # An optimiser that is no dataclass may have a name and no values that can be told.
         optimizer = choice.optimizer if is_dataclass(choice.optimizer) else choice.optimizer.name
-        plain = _plain_params(self), examples.labels.classes, optimizer, choice.estimator.name
+        told = {k: _told(v) for k, v in self.get_params(deep=False).items()}
+        plain = told, examples.labels.classes, optimizer, choice.estimator.name
         digest = hashlib.sha256(repr(plain).encode())
         for array in (*examples.rows, *examples.y, examples.weights):
             if array is not None:
@@ -498,6 +499,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         if not self.early_stopping or dev is None:
             return None
         X, truth = dev[0], check_all_labelled(*dev)
+        if not any(y and set(y) <= set(examples.labels.classes) for y in truth):
+            raise InputError(
+                "y_dev",
+                "every sequence has a label that training never saw: there is nothing to stop by",
+                "pass dev data with the labels of the training data",
+            )
 
         def nll() -> float:
             posterior_now = copy.deepcopy(posterior)
@@ -604,7 +611,30 @@ def load(path: str | Path) -> StructuredGPClassifier:
 def _plain_params(estimator: StructuredGPClassifier) -> dict[str, Any]:
     """The parameters that JSON can hold: numbers, strings, lists and dicts of them."""
     params = {k: v for k, v in estimator.get_params(deep=False).items() if _is_plain(v)}
-    return {k: v.item() if isinstance(v, np.generic) else v for k, v in params.items()}
+    return {k: _unboxed(v) for k, v in params.items()}
+
+
+def _told(value: Any) -> Any:
+    """What tells one value of a parameter from another, where its text may not: of functions their code,
+    of kernels their numbers."""
+    if isinstance(value, torch.nn.Module):
+        return type(value).__name__, [(k, v.tolist()) for k, v in value.state_dict().items()]
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        cells = [repr(cell.cell_contents) for cell in getattr(value, "__closure__", None) or ()]
+        return value.__qualname__, code.co_code.hex(), repr(code.co_consts), cells
+    if callable(value) or isinstance(value, Structure):
+        return type(value).__qualname__, repr(sorted(getattr(value, "__dict__", {}).items()))
+    return repr(_unboxed(value))
+
+
+def _unboxed(value: Any) -> Any:
+    """The same without NumPy's numbers."""
+    if isinstance(value, dict):
+        return {k: _unboxed(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_unboxed(v) for v in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_plain(value: Any, inside: bool = False) -> bool:

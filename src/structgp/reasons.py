@@ -121,7 +121,10 @@ def explain(
     """
     fitted = model._ready()
     fitted._require("has_walk", "neighbours")
-    ((_, at),) = fitted._one_by_one(fitted.encoder.transform([x]), None, "mean")
+    rows = fitted.encoder.transform([x])
+    if not len(rows[0]):
+        raise InputError("x", "no tokens in it", "pass a sequence with at least one")
+    ((_, at),) = fitted._one_by_one(rows, None, "mean")
     T, classes = at.f.shape[2], fitted.labels.classes
     if not -T <= token < T:
         raise InputError("token", f"no token {token} of {T}", "count from 0")
@@ -200,6 +203,8 @@ def _features(fitted: Model, row: Tensor, a: int, b: int) -> list[Part]:
         else _without(fitted, row, direction)
     )
     parts: dict[tuple[str, str], float] = {}
+    if fitted.shift is not None:
+        found = [*found, ("class weight", "", float(fitted.shift[a] - fitted.shift[b]))]
     for name, value, score in found:
         parts[name, value] = parts.get((name, value), 0.0) + score
     listed = [Part(name, value, score) for (name, value), score in parts.items() if score]

@@ -136,6 +136,7 @@ def can_go_on(given: Any, before: Model, examples: Examples, structure: Structur
     """Whether the old posterior can be the start; where it cannot, a warning says so."""
     old = before.posterior
     possible = old.has_label_basis or structure.ignores_shift
+    possible = possible and old.has_pairs == (float(given.pairwise_sd) > 0)
     if isinstance(old, WeightPosterior):
         on_bound = learns_on_bound(given, structure, examples.encoder.blocks)
         possible = possible and on_bound and needs_functions(given) is None

@@ -121,7 +121,7 @@ def test_allowed_pairs() -> None:
     found = allowed({"allowed": [("a", "b"), (None, "a")]}, classes)
     assert found.starts.tolist() == [True, False, False]
     assert found.ends.all()
-    found = allowed({"allowed": (pair for pair in [("a", "b"), ("b", None)])}, classes)
+    found = allowed({"allowed": (("a", "b"), ("b", None))}, classes)
     assert found.starts.all()
     assert found.ends.tolist() == [False, True, False]
 

@@ -223,7 +223,7 @@ def test_a_killed_run_goes_on(folder, tmp_path, monkeypatch):
         patch.setattr(StructuredGPClassifier, "fit", killed)
         assert isinstance(run(*train, tmp_path / "m", "--scheme", "bio").exception, MemoryError)
     assert (tmp_path / "m.checkpoint").exists()
-    fails(*train, tmp_path / "m", says="of other data or other parameters")
+    fails(*train, tmp_path / "m", says="of other data or other parameters; use --restart")
     again = ok(*train, tmp_path / "m", "--scheme", "bio")
     assert again.stderr.splitlines()[0].startswith("step 3: ")
     assert again.stderr.splitlines()[0] == whole.stderr.splitlines()[2]
@@ -244,3 +244,45 @@ def test_restart_forgets_the_checkpoint(folder, tmp_path):
 def test_the_template_of_a_model_is_what_it_was(folder, corpus):
     assert structgp.load(folder / "model").model_.extra["template"] == corpus.template.text
     assert Template.parse(corpus.template.text).unigrams
+
+
+def test_what_next_writes_of_a_labelled_pool_can_be_trained_on(folder, tmp_path):
+    chosen = ok("next", "-m", folder / "model", folder / "test", "-n", 3).stdout
+    (tmp_path / "more").write_text((folder / "train").read_text() + "\n" + chosen)
+    ok("train", folder / "template", tmp_path / "more", "-o", tmp_path / "m")
+
+
+def test_next_of_crfsuites_files_keeps_the_attributes(tmp_path):
+    lines = ["A\tx=1\tn\\:1:0.5", "B\ty", "", "B\ty\tx=1", "A\tx=2", "", "A\tx=2", "B\ty:2.5", ""]
+    (tmp_path / "train").write_text("\n".join(lines))
+    ok("train", "--format", "crfsuite", tmp_path / "train", "-o", tmp_path / "m")
+    found = ok("next", "-m", tmp_path / "m", tmp_path / "train", "-n", 3).stdout
+    rest = sorted(line.split("\t", 1)[1] for line in found.splitlines() if line)
+    assert rest == sorted(line.split("\t", 1)[1] for line in lines if line)
+
+
+def test_errors_of_forced_labels_name_the_line(folder, corpus, tmp_path):
+    y = [["?"] * len(x) for x in corpus.X_test[:3]]
+    y[2][0] = "I-NAME"
+    given = write(tmp_path / "given", corpus.X_test[:3], y)
+    line = sum(len(x) + 1 for x in corpus.X_test[:2]) + 1
+    fails("tag", "-m", folder / "model", "--force", given, says=f"given:{line}: no labelling")
+
+
+def test_labels_missing_where_all_are_needed(folder, corpus, tmp_path):
+    y = [["?", *labels[1:]] for labels in corpus.y_train[:N]]
+    some = write(tmp_path / "some", corpus.X_train[:N], y)
+    train = "train", folder / "template", some, "-o", tmp_path / "m", "--missing", "?"
+    fails(*train, "--dev", some, says="40 tokens have no label ('?')")
+    ok(*train)
+    fails("evaluate", "-m", tmp_path / "m", some, says="40 tokens have no label ('?')")
+    fails(
+        "evaluate", "-m", tmp_path / "m", folder / "test", "--against", "crf", "--train", some,
+        says="40 tokens have no label",
+    )  # fmt: skip
+
+
+def test_a_labelling_that_is_forbidden_is_told(folder, corpus, tmp_path):
+    y = [["I-NAME", *labels[1:]] for labels in corpus.y_test[:2]]
+    given = write(tmp_path / "given", corpus.X_test[:2], y)
+    assert "the constraints forbid" in ok("evaluate", "-m", folder / "model", given).stderr

@@ -14,6 +14,7 @@ from structgp.cli.inputs import (
 from structgp.cli.options import encoding_option, model_option
 from structgp.cli.shared import (
     Group,
+    check_labelled,
     fit_with_progress,
     print_reports,
     say_fit,
@@ -74,9 +75,12 @@ def evaluate_command(
         )
     estimator, source = load_with_input(model_path, vectors_path)
     test = source.read(test_path, encoding)
+    missing = estimator.model_.extra.get("missing")
+    check_labelled(test.y, test.name, missing)
     reports = {"structgp": score(estimator, test.X, test.y, test.name)}
     if against and train_path:
         data = source.read(train_path, encoding)
+        check_labelled(data.y, data.name, missing)
         reports["linear CRF"] = score_crf(data.X, data.y, test.X, test.y)
     if as_json:
         click.echo(json.dumps({name: r.as_dict() for name, r in reports.items()}, indent=2))

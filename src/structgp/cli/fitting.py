@@ -11,6 +11,7 @@ import click
 from structgp.cli.inputs import feature_options, learn
 from structgp.cli.options import encoding_option
 from structgp.cli.shared import (
+    check_labelled,
     check_two_labels,
     check_writable,
     fit_with_progress,
@@ -126,6 +127,8 @@ def train(
         raise InputError("--early-stopping", "no labelled file to stop by", "name one with --dev")
     source, data = learn(paths, encoding, **features)
     dev = source.read(dev_path, encoding) if dev_path else None
+    if dev is not None:
+        check_labelled(dev.y, dev.name, missing)
     y = [[None if label == missing else label for label in labels] for labels in data.y]
     check_two_labels(y, data.name)
     estimator = StructuredGPClassifier(
@@ -145,8 +148,13 @@ def train(
     if restart:
         checkpoint.unlink(missing_ok=True)
     watched = {"X_dev": dev.X, "y_dev": dev.y} if dev is not None and early_stopping else {}
-    fit_with_progress(estimator, data.X, y, checkpoint=checkpoint, **watched)
-    estimator.model_.extra |= source.to_extra()
+    try:
+        fit_with_progress(estimator, data.X, y, checkpoint=checkpoint, **watched)
+    except InputError as error:
+        if error.place == str(checkpoint):
+            raise InputError(error.place, error.problem, "use --restart to begin anew") from error
+        raise
+    estimator.model_.extra |= source.to_extra() | {"missing": missing}
     estimator.save(output)
     checkpoint.unlink(missing_ok=True)
     say_fit(estimator, len(data.X), sum(map(len, y)))

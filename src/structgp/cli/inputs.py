@@ -15,8 +15,14 @@ from typing import Any, NamedTuple, TypeAlias
 import click
 import numpy as np
 
-from structgp.data.attributes import iter_attributes, read_attributes
-from structgp.data.columns import ColumnFile, Source, iter_columns, read_columns
+from structgp.data.attributes import format_attributes, iter_attributes, read_attributes
+from structgp.data.columns import (
+    ColumnFile,
+    Source,
+    format_sequence,
+    iter_columns,
+    read_columns,
+)
 from structgp.data.numbers import NumericColumns, read_numbers
 from structgp.data.templates import Template, columns_that_exist
 from structgp.data.vectors import WordVectors
@@ -119,6 +125,11 @@ class ColumnInput:
         """The line of each template, by its name in the model."""
         return {str(i): line.source for i, line in enumerate(self.template.unigrams)}
 
+    def to_correct(self, sequence: Unlabelled, labels: Sequence[str]) -> str:
+        """The lines of a sequence with these labels in the place of those it has."""
+        rows = [row[: self.n_columns] for row in sequence.cells]
+        return format_sequence([(*row, y) for row, y in zip(rows, labels, strict=True)])
+
     def kernel(self, name: str) -> str | dict[str, str]:
         """The kernel called ``name``, which is for the templates alone where there is more."""
         return name if name == "auto" or not self._has_dense else {"categorical": name}
@@ -209,6 +220,10 @@ class AttributeInput:
 
     layout = Layout("@probability\t{:.6f}", ":")
     has_pairs = True
+
+    def to_correct(self, sequence: Unlabelled, labels: Sequence[str]) -> str:
+        """The lines of a sequence with these labels in the place of those it has."""
+        return format_attributes(labels, sequence.tokens)
 
     def kernel(self, name: str) -> str:
         return name

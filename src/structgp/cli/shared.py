@@ -62,6 +62,17 @@ def check_two_labels(y: Sequence[Sequence[str | None]], name: str) -> None:
         )
 
 
+def check_labelled(y: Sequence[Sequence[str]], name: str, missing: str | None) -> None:
+    """Where every token needs a label, the text that means none is a mistake."""
+    n = sum(label == missing for labels in y for label in labels)
+    if n:
+        raise InputError(
+            name,
+            f"{n} tokens have no label ({missing!r})",
+            "label them, or leave their sequences out",
+        )
+
+
 class _UnwrittenError(Exception):
     """Ends a write before the file takes its place."""
 
@@ -128,6 +139,12 @@ def score(estimator: StructuredGPClassifier, X: list[Any], y: list[list[str]], n
         click.echo(
             f"structgp: warning: {name}: {report.n_unseen_tokens} tokens have labels that training "
             f"never saw ({', '.join(unseen)}); they count as errors and are left out of the NLL",
+            err=True,
+        )
+    if report.sequence_nll == float("inf"):
+        click.echo(
+            f"structgp: warning: {name}: some sequences have labels that the constraints forbid: their "
+            "likelihood is 0",
             err=True,
         )
     return report

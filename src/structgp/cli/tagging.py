@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -29,6 +30,8 @@ Known = list[list[str | None]]
 @click.option(
     "-n",
     "--n-best",
+    "--nbest",
+    "n_best",
     type=click.IntRange(min=1),
     help="So many labellings of each sequence, the most probable first.",
 )
@@ -85,9 +88,23 @@ def tag(
                 if n_best is None
                 else _ranked(estimator, source, chunk, level, known, n_best)
             )
-            for lines in tagged:
-                out.write(lines + "\n")
+            with _naming(chunk):
+                for lines in tagged:
+                    out.write(lines + "\n")
             out.flush()
+
+
+@contextmanager
+def _naming(chunk: Sequence[Unlabelled]) -> Iterator[None]:
+    """Errors of one sequence of the chunk name its place in the file."""
+    try:
+        yield
+    except InputError as error:
+        number = error.place.removeprefix("sequence ")
+        if number == error.place or not number.isdigit():
+            raise
+        at = chunk[int(number)]
+        raise InputError(f"{at.name}:{at.line}", error.problem, "check its labels") from error
 
 
 def _sequences(source: Input, files: Sequence[Any], encoding: str) -> Iterator[Unlabelled]:
@@ -236,4 +253,4 @@ def next_command(
     with output_stream(output, encoding) as out:
         for i, y in zip(chosen, labels, strict=True):
             click.echo(f"{pool[i].name}:{pool[i].line}", err=True)
-            out.write(_block(pool[i], y) + "\n")
+            out.write(source.to_correct(pool[i], y) + "\n")

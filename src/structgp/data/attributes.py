@@ -11,7 +11,7 @@ after a colon, else it is 1; in names, ``\\:`` is a colon and ``\\\\`` a backsla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from structgp.data.columns import Source, iter_lines, name_of
@@ -101,6 +101,22 @@ def read_attributes(
             name, "no tokens", "give one token a line and a blank line between sequences"
         )
     return AttributeFile(name, sequences)
+
+
+def format_attributes(labels: Sequence[str], tokens: Sequence[Mapping[str, float]]) -> str:
+    """The lines of one sequence, which ``iter_attributes`` reads as these labels and tokens."""
+    lines = []
+    for label, token in zip(labels, tokens, strict=True):
+        fields = [
+            _escaped(name) if value == 1.0 else f"{_escaped(name)}:{value!r}"
+            for name, value in token.items()
+        ]
+        lines.append("\t".join([_escaped(label), *fields]) + "\n")
+    return "".join(lines)
+
+
+def _escaped(name: str) -> str:
+    return name.replace("\\", "\\\\").replace(":", "\\:")
 
 
 def _parse(line: str, place: str) -> tuple[str, dict[str, float]]:

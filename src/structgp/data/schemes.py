@@ -7,7 +7,7 @@ sequence, and after one its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +117,7 @@ Pairs = list[tuple[int | None, int | None]]
 def _checked(pairs: Any, classes: Sequence[str], place: str) -> Pairs:
     index = {label: i for i, label in enumerate(classes)}
     found: Pairs = []
-    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
+    if not isinstance(pairs, list | tuple):
         raise InputError(place, f"{pairs!r} is no list of pairs", "pass [(label, next label), ...]")
     for pair in pairs:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
