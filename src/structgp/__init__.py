@@ -11,7 +11,8 @@ from structgp.errors import InputError, ModelFileError, StructgpError, StructgpW
 if TYPE_CHECKING:
     from structgp.active import select
     from structgp.estimator import StructuredGPClassifier, load
-    from structgp.reasons import describe, explain
+    from structgp.reasons import explain
+    from structgp.summary import describe
 
 __all__ = [
     "InputError",
@@ -28,7 +29,7 @@ __all__ = [
 
 _ROOMS = {
     "StructuredGPClassifier": "estimator",
-    "describe": "reasons",
+    "describe": "summary",
     "explain": "reasons",
     "load": "estimator",
     "select": "active",

@@ -66,8 +66,8 @@ class Explanation:
 
     features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided
     most of ``left`` and ``right``, None at the ends. witnesses : training tokens, or inducing inputs,
-    those for the label first, those against it last; over all of them they sum up to about ``unary``,
-    where the training data is what the model was fitted to.
+    those for the label first, those against it last. Over all inducing inputs they sum up to ``unary``;
+    over training tokens only roughly, since p_n is an average over draws.
     """
 
     label: str
@@ -140,7 +140,7 @@ def explain(
         before = _transition(fitted, (node[t - 1, :, None] * step[t - 1]).T, a, b, after=False)
     if t + 1 < T:
         after = _transition(fitted, step[t], a, b, after=True)
-    row = torch.from_numpy(fitted.encoder.encode(x))[t : t + 1]
+    row = torch.from_numpy(rows[0][t : t + 1])
     return Explanation(
         classes[a],
         classes[b],
@@ -363,44 +363,3 @@ def _extremes(scores: np.ndarray, n: int) -> list[int]:
     order = np.argsort(-scores, kind="stable")
     ends = order if len(order) <= 2 * n else np.concatenate([order[:n], order[-n:]])
     return [int(k) for k in ends if scores[k] != 0]
-
-
-# -- the model as a whole --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Summary:
-    """templates : prior variance of a weight, by template; classes : the labels; transitions : (V, V)
-    mean of the score of a label (row) followed by another (column), and transition_sds : (V, V) its
-    posterior sd."""
-
-    templates: dict[str, float]
-    classes: list[str]
-    transitions: np.ndarray
-    transition_sds: np.ndarray
-
-    def __str__(self) -> str:
-        width = max(map(len, (*self.templates, *self.classes)))
-        lines = ["template weights (prior variance)"]
-        lines += [f"  {name:<{width}}  {value:8.3f}" for name, value in self.templates.items()]
-        heads = "".join(f"{c:>14}" for c in self.classes)
-        lines += ["", "transitions (mean, sd)", " " * (width + 2) + heads]
-        for i, name in enumerate(self.classes):
-            cells = [
-                f"{m:+.2f} ({s:.2f})".rjust(14)
-                for m, s in zip(self.transitions[i], self.transition_sds[i], strict=True)
-            ]
-            lines.append(f"  {name:<{width}}" + "".join(cells))
-        return "\n".join(lines)
-
-
-def describe(model: StructuredGPClassifier) -> Summary:
-    """What the model has learned of templates and of label pairs."""
-    fitted = model._ready()
-    q = fitted.posterior.pairwise()
-    return Summary(
-        dict(fitted.info["kernel_scales"]),
-        list(fitted.labels.classes),
-        q.mean.detach().numpy().copy(),
-        q.variance.detach().sqrt().numpy().copy(),
-    )

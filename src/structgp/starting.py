@@ -76,10 +76,8 @@ def start_of(
     before: Model | None,
 ) -> Start:
     """The posterior that the fit starts from, and how it came about."""
-    encoder, on_bound = (
-        examples.encoder,
-        learns_on_bound(given, structure, examples.encoder.blocks),
-    )
+    encoder = examples.encoder
+    on_bound = learns_on_bound(given, structure, encoder.blocks)
     if before is not None:
         if isinstance(before.posterior, WeightPosterior):
             return Start(carried_over(before, examples), on_bound)

@@ -7,11 +7,8 @@ import json
 import click
 
 from structgp._version import __version__
-from structgp.cli.inputs import (
-    load_with_input,
-    vectors_option,
-)
-from structgp.cli.options import encoding_option, model_option
+from structgp.cli.inputs import load_with_input
+from structgp.cli.options import encoding_option, model_option, vectors_option
 from structgp.cli.shared import (
     Group,
     check_labelled,

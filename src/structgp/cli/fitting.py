@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from structgp.cli.inputs import feature_options, learn
-from structgp.cli.options import encoding_option
+from structgp.cli.inputs import learn
+from structgp.cli.options import encoding_option, feature_options
 from structgp.cli.shared import (
     check_labelled,
     check_two_labels,

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-import click
 import numpy as np
 
 from structgp.data.attributes import format_attributes, iter_attributes, read_attributes
@@ -374,57 +373,3 @@ def _find_vectors(state: dict[str, Any], model: str, given: str | None) -> Colum
             "name those with --vectors, or train again with these",
         )
     return ColumnVectors(vectors, state["column"], state["scale"])
-
-
-# -- options ---------------------------------------------------------------------------------------
-
-
-def feature_options(command: Any) -> Any:
-    """The options of ``train`` that say what features there are, as ``learn`` takes them."""
-    for option in reversed(
-        (
-            click.option(
-                "--format",
-                "format_name",
-                type=click.Choice(["columns", "crfsuite"]),
-                default="columns",
-                show_default=True,
-                help="Of TRAIN: columns, or CRFsuite's labels and attributes, which need no TEMPLATE.",
-            ),
-            click.option(
-                "--dialect",
-                type=click.Choice(["crf++", "wapiti"]),
-                help="Of TEMPLATE.  [default: crf++]",
-            ),
-            click.option(
-                "--numeric",
-                type=click.IntRange(min=0),
-                multiple=True,
-                metavar="COLUMN",
-                help="A column of numbers, counted from 0, as a feature; may be given several times.",
-            ),
-            click.option(
-                "--vectors",
-                "vectors_path",
-                type=click.Path(),
-                help="Word vectors as features: a text file with a word and its numbers a line. Words "
-                "that it does not have get zeros. The model does not hold them.",
-            ),
-            click.option(
-                "--vector-column",
-                type=click.IntRange(min=0),
-                metavar="COLUMN",
-                help="Column of the words that have vectors.  [default: 0]",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
-
-
-vectors_option = click.option(
-    "--vectors",
-    "vectors_path",
-    type=click.Path(),
-    help="Where the word vectors are that the model was trained with.  [default: where they were then]",
-)

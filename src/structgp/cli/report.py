@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from structgp.cli.inputs import Input, load_with_input, vectors_option
+from structgp.cli.inputs import Input, load_with_input
+from structgp.cli.options import vectors_option
 from structgp.cli.shared import check_writable
 from structgp.data.atomic import atomic_write
 from structgp.errors import InputError

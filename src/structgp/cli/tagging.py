@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from structgp.active import STRATEGIES, select
-from structgp.cli.inputs import Input, Unlabelled, load_with_input, vectors_option
-from structgp.cli.options import encoding_option, model_option
+from structgp.cli.inputs import Input, Unlabelled, load_with_input
+from structgp.cli.options import encoding_option, model_option, vectors_option
 from structgp.cli.shared import chunks, output_stream
 from structgp.data.columns import format_sequence
 from structgp.errors import InputError
