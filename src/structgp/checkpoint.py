@@ -178,8 +178,12 @@ class _Unpack:
         ((kind, value),) = tree.items()
         return getattr(self, f"_{kind}")(value)
 
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
     def _tensor(self, name: str) -> Tensor:
-        return self.tensors[name]
+        return self.tensors[name].to(self._device)
 
     def _list(self, values: list[Any]) -> list[Any]:
         return [self(v) for v in values]
@@ -196,7 +200,8 @@ class _Unpack:
         return self.generator
 
     def _rows(self, names: list[str]) -> SparseRows:
-        return SparseRows.of(*(self.tensors[name] for name in names))
+        data, indices, bounds, shape = (self.tensors[name] for name in names)
+        return SparseRows.of(data, indices, bounds, shape, self._device)
 
     def _optimizer(self, value: list[Any]) -> torch.optim.Optimizer:
         name, groups, state = value

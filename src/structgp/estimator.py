@@ -32,7 +32,7 @@ from structgp.inference import Choice, choose
 from structgp.kernels.blocks import KernelChoice, kernel_scales
 from structgp.model import STRUCTURES, Model
 from structgp.optimizers import LearnScales, Minibatch, Optimizer, StepInfo
-from structgp.parameters import check_class_weight, check_parameters
+from structgp.parameters import check_class_weight, check_parameters, device_of
 from structgp.space import (
     setting,
 )
@@ -118,8 +118,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         whole labelling under the posterior mean).
     n_jobs : processes that share the sequences where the likelihood is a NumPy function of one
         sequence; -1 for one a core.
-    device : where latent values are drawn and the likelihood is computed, 'cpu' or a torch device such
-        as 'cuda'; kernel and posterior stay on the CPU.
+    device : where all of a fit and of the answers is computed: 'cpu', a torch device such as 'cuda', or
+        'auto', the GPU where there is one. The fitted model itself is kept in main memory.
     random_state : seed; equal seeds give equal fits.
     verbose : report every step through the logger 'structgp', to standard error if nothing
         else listens.
@@ -408,7 +408,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             choice.reason,
             estimator=choice.estimator,
             entropy=self.entropy,
-            device=self.device,
+            device=device_of(self.device),
             generator=generator,
             callback=report,
             checkpoint=checkpoint,
@@ -566,6 +566,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         check_class_weight(self.class_weight, self.model_.labels.classes)
         self.model_.n_draws = int(self.n_draws)
         self.model_.shift = self._shift()
+        self.model_.device = device_of(self.device)
         return self.model_
 
     def _shift(self) -> torch.Tensor | None:

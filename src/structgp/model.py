@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,12 +61,14 @@ class Model:
     predictor: Structure | None = None
     constraints: Allowed | None = None
     shift: Tensor | None = None
-    _kept: dict[tuple[str, int, int], predict.Draws] = field(
+    device: str = "cpu"
+    _kept: dict[tuple[str, int, int, str], predict.Draws] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _there: Posterior | None = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": {}}
+        return self.__dict__ | {"_kept": {}, "_there": None}
 
     @property
     def structure(self) -> Structure:
@@ -80,16 +83,25 @@ class Model:
         rules = as_rules(self.constraints)
         return None if rules is None or rules.is_free else rules
 
+    @property
+    def _placed(self) -> Posterior:
+        """The posterior, or a copy of it on the device where answers are computed."""
+        if torch.device(self.device).type == "cpu":
+            return self.posterior
+        if self._there is None:
+            self._there = copy.deepcopy(self.posterior)
+        return self._there.to(self.device)
+
     def draws(self, average: str) -> predict.Draws:
         """'draws': joint draws of (f, g); 'mean': the posterior mean plugged in. Kept for the next
         call: a fitted posterior does not change any more."""
-        key = (average, self.n_draws, self.seed)
+        key = (average, self.n_draws, self.seed, self.device)
         if key not in self._kept:
             self._kept = {k: v for k, v in self._kept.items() if k[1:] == key[1:]}
             self._kept[key] = (
-                predict.mean(self.posterior)
+                predict.mean(self._placed)
                 if average == "mean"
-                else predict.sample(self.posterior, self.n_draws, self.seed)
+                else predict.sample(self._placed, self.n_draws, self.seed)
             )
         return self._kept[key]
 
@@ -137,8 +149,8 @@ class Model:
         rows = self.encoder.transform(X)
         found: list[list[tuple[np.ndarray, float]]] = [[] for _ in rows]
         for batch in self._batches(rows, known):
-            plugged = self._potentials(batch, "mean")
-            at = plugged if average == "mean" else self._potentials(batch, average)
+            plugged = self._potentials(batch, "mean").on_host()
+            at = plugged if average == "mean" else self._potentials(batch, average).on_host()
             labels, values = predict.n_best(at, plugged, n)
             for b, i in enumerate(batch.index.tolist()):
                 found[i] = [
@@ -250,8 +262,8 @@ class Model:
         answers: list[float | None] = [0.0 if not len(r) else None for r in rows]
         known = [len(r) * bool((e > UNSEEN).all()) for r, e in zip(rows, encoded, strict=True)]
         for index in by_length(known, _BATCH_TOKENS):
-            batch = pad(rows, encoded, self.encoder.pad_row, index)
-            values = predict.log_prob(self.posterior, self.structure, draws, batch, self.shift)
+            batch = pad(rows, encoded, self.encoder.pad_row, index).to(self.device)
+            values = predict.log_prob(self._placed, self.structure, draws, batch, self.shift)
             for i, value in zip(index, values.tolist(), strict=True):
                 answers[i] = value
         return answers
@@ -260,7 +272,7 @@ class Model:
 
     def _potentials(self, batch: Batch, average: str) -> Potentials:
         return predict.potentials(
-            self.posterior, self.structure, self.draws(average), batch, self.shift
+            self._placed, self.structure, self.draws(average), batch, self.shift
         )
 
     def _each(
@@ -274,7 +286,7 @@ class Model:
         rows = self.encoder.transform(X)
         answers = [empty] * len(rows)
         for batch in self._batches(rows, known):
-            values = ask(self._potentials(batch, average)).numpy()
+            values = ask(self._potentials(batch, average)).cpu().numpy()
             for b, i in enumerate(batch.index.tolist()):
                 answers[i] = values[b, : len(rows[i])]
         return answers
@@ -284,7 +296,7 @@ class Model:
     ) -> Iterator[tuple[int, Potentials]]:
         """The potentials of each sequence that has tokens, without padding."""
         for batch in self._batches(rows, known):
-            at = self._potentials(batch, average)
+            at = self._potentials(batch, average).on_host()
             for b, i in enumerate(batch.index.tolist()):
                 T, one = len(rows[i]), slice(b, b + 1)
                 yield (
@@ -299,7 +311,7 @@ class Model:
         if self.rules is not None:
             self._check_possible(rows, encoded)
         for index in by_length([len(r) for r in rows], _BATCH_TOKENS):
-            yield pad(rows, encoded, self.encoder.pad_row, index)
+            yield pad(rows, encoded, self.encoder.pad_row, index).to(self.device)
 
     def _known(self, rows: Sequence[np.ndarray], known: Known) -> list[np.ndarray]:
         self._require("handles_missing", "answers where labels are known")

@@ -115,11 +115,19 @@ def check_class_weight(given: Any, classes: Sequence[str] | None = None) -> None
             )
 
 
+def device_of(name: Any) -> str:
+    """The torch device that ``name`` stands for; 'auto' is the GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return str(name)
+
+
 def _check_device(name: Any) -> None:
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(0, device=torch.device(device_of(name)))
     except (RuntimeError, TypeError, AssertionError):
         raise InputError(
-            "device", f"{name!r} cannot be used here", "use 'cpu', or 'cuda' where there is a GPU"
+            "device",
+            f"{name!r} cannot be used here",
+            "use 'auto', 'cpu', or 'cuda' where there is a GPU",
         ) from None

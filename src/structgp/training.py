@@ -125,14 +125,17 @@ def train(
     watch: Watch | None = None,
 ) -> History:
     """Fits ``posterior`` in place. ``estimator`` : of the expected log-likelihood, pathwise unless given.
-    ``device`` : where latent values are drawn and the likelihood is computed.
+    ``device`` : where all of it is computed; the posterior comes back when it is done.
     ``callback`` sees every step; if it returns True, the fit stops there and what has been reached is
     kept. ``checkpoint`` : if its file is there the fit goes on from it; it is written after steps, and it
     is the caller's to remove. ``watch`` : looks at every step, ends the fit, and has the last word on the
     posterior."""
+    home = posterior.m.device
+    posterior.to(device)
+    batches = [batch.to(device) for batch in batches]
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
-    problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, device)
+    problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy)
     history = History(optimizer.name, reason, problem.estimator.name)
     if saved is None:
         state = optimizer.start(problem, generator)
@@ -162,5 +165,6 @@ def train(
     history.fresh_elbo = problem.fresh_bound(16, generator)
     if isinstance(optimizer, Minibatch):
         history.fresh_elbo += optimizer.known_value(problem, state)
+    posterior.to(home)
     history.seconds = time.monotonic() - began
     return history

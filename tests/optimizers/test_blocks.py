@@ -328,7 +328,7 @@ def test_only_the_lower_triangle_is_a_parameter(covariance: str, cases: ModuleTy
     size = M * (M + 1) // 2 if covariance == "full" else M
     flat = module._flatten([q.m.detach(), q.factor.detach()])
     assert flat.shape == (K * V * (M + size),)
-    new = np.random.default_rng(0).standard_normal(flat.shape)
+    new = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0), dtype=flat.dtype)
     module._unflatten(new, [q.m, q.factor])
     np.testing.assert_array_equal(module._flatten([q.m.detach(), q.factor.detach()]), new)
     if covariance == "full":

@@ -30,6 +30,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.index)
 
+    def to(self, device: str | torch.device) -> Batch:
+        """The same, with all of it on ``device``."""
+        weight = None if self.weight is None else self.weight.to(device)
+        x, y, mask, index = (t.to(device) for t in (self.x, self.y, self.mask, self.index))
+        return Batch(x, y, mask, index, weight)
+
 
 def pad(
     rows: Sequence[np.ndarray],

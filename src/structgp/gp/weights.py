@@ -12,6 +12,7 @@ of them is left out. Letters as in ``gp.posterior``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -31,20 +32,20 @@ many pairs."""
 
 
 class SparseRows:
-    """X (N, M), what N rows hold of each of M features, to be multiplied with from both sides."""
+    """X (N, M), what N rows hold of each of M features, to be multiplied with from both sides: by SciPy on
+    the host, by torch on the device that its entries came from."""
 
     def __init__(self, place: Tensor, value: Tensor, n_weights: int) -> None:
         """place, value : (N, A); negative places are left out."""
         there = (place >= 0) & (value != 0)
-        counts = there.sum(1).numpy()
+        counts = there.sum(1).cpu().numpy()
         bounds = np.concatenate([[0], np.cumsum(counts)])
-        entries = value[there].numpy(), place[there].numpy(), bounds
-        self._set(scipy.sparse.csr_array(entries, shape=(len(place), n_weights)))
+        entries = value[there].cpu().numpy(), place[there].cpu().numpy(), bounds
+        self._set(scipy.sparse.csr_array(entries, shape=(len(place), n_weights)), value.device)
 
-    def _set(self, x: scipy.sparse.csr_array) -> None:
-        self._x = x
-        self._xt = self._x.T.tocsr()
-        self._squares = self._xt.multiply(self._xt).tocsr()
+    def _set(self, x: scipy.sparse.csr_array, device: torch.device) -> None:
+        self._x, xt = x, x.T.tocsr()
+        self._by = [_multiplier(a, device) for a in (x, xt, xt.multiply(xt).tocsr())]
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -54,23 +55,39 @@ class SparseRows:
         return *entries, torch.tensor(x.shape)
 
     @staticmethod
-    def of(data: Tensor, indices: Tensor, indptr: Tensor, shape: Tensor) -> SparseRows:
+    def of(
+        data: Tensor,
+        indices: Tensor,
+        indptr: Tensor,
+        shape: Tensor,
+        device: torch.device | None = None,
+    ) -> SparseRows:
         made = SparseRows.__new__(SparseRows)
         entries = data.numpy(), indices.numpy(), indptr.numpy()
-        made._set(scipy.sparse.csr_array(entries, shape=tuple(shape.tolist())))
+        x = scipy.sparse.csr_array(entries, shape=tuple(shape.tolist()))
+        made._set(x, data.device if device is None else device)
         return made
 
     def times(self, weights: Tensor) -> Tensor:
         """X weights, (N, R) from (M, R)."""
-        return torch.from_numpy(self._x @ weights.numpy())
+        return self._by[0](weights)
 
     def transposed_times(self, values: Tensor) -> Tensor:
         """X^T values, (M, R) from (N, R)."""
-        return torch.from_numpy(self._xt @ values.numpy())
+        return self._by[1](values)
 
     def squares_times(self, values: Tensor) -> Tensor:
         """The same with the entries of X squared."""
-        return torch.from_numpy(self._squares @ values.numpy())
+        return self._by[2](values)
+
+
+def _multiplier(x: scipy.sparse.csr_array, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Of a matrix X, what makes X B from B."""
+    if device.type == "cpu":
+        return lambda b: torch.from_numpy(x @ b.numpy())
+    bounds, places, values = (torch.from_numpy(a) for a in (x.indptr, x.indices, x.data))
+    there = torch.sparse_csr_tensor(bounds, places, values, size=x.shape, device=device)
+    return lambda b: there @ b
 
 
 @dataclass(frozen=True)

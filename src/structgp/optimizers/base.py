@@ -72,8 +72,8 @@ class Problem:
     """All the training data, against which a posterior is fitted.
 
     estimator : of the expected log-likelihood and its gradients. entropy : of a mixture, see
-    ``Posterior.kl_inducing``. device : where latent values are drawn and the likelihood is computed; the
-    posterior stays where it is. memory : the running quadratic of each batch, for estimators that use it.
+    ``Posterior.kl_inducing``. memory : the running quadratic of each batch, for estimators that use it.
+    All of it is on one device, the posterior's.
     """
 
     posterior: Posterior
@@ -81,7 +81,6 @@ class Problem:
     batches: Sequence[Batch]
     estimator: Estimator = field(default_factory=Pathwise)
     entropy: Entropy = "auto"
-    device: str | torch.device = "cpu"
     memory: dict[int, Sites] = field(default_factory=dict)
     conditional: Conditionals = field(init=False)
 
@@ -97,20 +96,21 @@ class Problem:
     def numbers(self, i: int) -> Tensor:
         """(B,) the sequences of batch i, numbered through all batches."""
         before = sum(len(batch) for batch in self.batches[:i])
-        return before + torch.arange(len(self.batches[i]))
+        return before + torch.arange(len(self.batches[i]), device=self.device)
 
     def weight(self, i: int) -> Tensor:
         """(B,) how often each sequence of batch i counts."""
         batch = self.batches[i]
-        ones = torch.ones(len(batch), dtype=self.posterior.m.dtype)
+        ones = self.posterior.m.new_ones(len(batch))
         return ones if batch.weight is None else batch.weight.to(ones)
 
     @property
     def n_sequences(self) -> int:
         return sum(len(batch) for batch in self.batches)
 
-    def on_device(self, *tensors: Tensor) -> list[Tensor]:
-        return [t.to(self.device) for t in tensors]
+    @property
+    def device(self) -> torch.device:
+        return self.posterior.m.device
 
     def latents(self, i: int, *, move_kernel: bool = False) -> Latents:
         """q(f) on batch i; differentiable in the kernel's parameters too if ``move_kernel``."""
@@ -122,8 +122,8 @@ class Problem:
         """log p of batch i as a function of standard normal numbers, components one after another."""
         batch, q = self.batches[i], self.posterior
         K, B = q.n_components, len(batch)
-        y, mask = self.on_device(batch.y.repeat(K, 1), batch.mask.repeat(K, 1))
-        counts = self.weight(i).repeat(K).to(self.device)
+        y, mask = batch.y.repeat(K, 1), batch.mask.repeat(K, 1)
+        counts = self.weight(i).repeat(K)
 
         def log_prob(unary: Tensor, pairwise: Tensor) -> Tensor:
             f, g = latent.place(unary, pairwise)
@@ -144,7 +144,7 @@ class Problem:
         return Target(
             log_prob,
             mask,
-            q.weights.detach().repeat_interleave(B).to(self.device),
+            q.weights.detach().repeat_interleave(B),
             q.n_labels,
             q.pairs_are_full,
             None if functions is None else parts,
@@ -167,14 +167,14 @@ class Problem:
         uses = self.estimator.uses_memory
         known = (self.memory.get(i) if memory is None else memory) if uses else None
         about = None if known is None else latent.moments(known.sensitivity(latent))
-        found = self._at_home(self.estimator(target, generator, about))
+        found = self._in_precision(self.estimator(target, generator, about))
         if uses and memory is None:
             new = Sites.of(latent, latent.sensitivity(found.moments))
             self.memory[i] = new if known is None else known.towards(new, MEMORY_RATE)
         return found
 
-    def _at_home(self, found: Estimate) -> Estimate:
-        """The estimate in the precision of the posterior, and where it is."""
+    def _in_precision(self, found: Estimate) -> Estimate:
+        """The estimate in the precision of the posterior."""
         home = self.posterior.m
         return replace(
             found,
@@ -218,8 +218,8 @@ class Problem:
         """The same, with draws of weights in the place of joint ones of latent values."""
         V, total = q.n_labels, 0.0
         with torch.no_grad():
-            table = noise_table(q.n_functions, half, generator)
-            pairs = torch.randn(half, V, V, generator=generator, dtype=q.m.dtype)
+            table = noise_table(q.n_functions, half, generator).to(self.device)
+            pairs = torch.randn(half, V, V, generator=generator, dtype=q.m.dtype).to(q.m)
             g = q.pairwise().place(torch.cat([pairs, -pairs]))
             for i in range(len(self.batches)):
                 here = q.amplified(self.weights(i))
@@ -232,8 +232,7 @@ class Problem:
         """(S, B) log p of batch i at f (S, B, T, V) and g (S, V, V), checked to be finite; each as often as
         the sequence counts."""
         batch = self.batches[i]
-        there = self.on_device(f, g, batch.y, batch.mask)
-        return all_finite(self.structure.log_prob(*there)) * self.weight(i).to(self.device)
+        return all_finite(self.structure.log_prob(f, g, batch.y, batch.mask)) * self.weight(i)
 
     @contextmanager
     def locating(self, i: int) -> Iterator[None]:

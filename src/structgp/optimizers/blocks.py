@@ -14,17 +14,17 @@ Agreement then says that L-BFGS can go no further, with so many draws, and no mo
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 
 from structgp.gp import Posterior
 from structgp.optimizers.base import Problem, StepInfo
+from structgp.optimizers.lbfgs import minimize
 from structgp.optimizers.mixture import separate
 from structgp.optimizers.scales import LearnScales, hyper_parameters, moves_kernel
 
@@ -37,8 +37,8 @@ class BlocksState:
     seed: int
     best: dict[str, Tensor]
     began: float = field(metadata={"clock": True})
-    best_elbo: float = -np.inf
-    elbo: float = -np.inf
+    best_elbo: float = -math.inf
+    elbo: float = -math.inf
     iteration: int = 0
 
 
@@ -124,26 +124,25 @@ class Blocks:
         """L-BFGS on one block, the rest held; the bound reached and the likelihoods computed."""
         count = 0
         start = _flatten([p.detach() for p in parameters])
-        best_value, best_flat = np.inf, start
+        best_value, best_flat = math.inf, start
 
-        def negative(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        def negative(flat: Tensor) -> tuple[float, Tensor]:
             nonlocal count, best_value, best_flat
             _unflatten(flat, parameters)
             value, grads, evaluations = _value_and_gradients(
                 problem, parameters, state.seed, move_kernel
             )
             count += evaluations
-            if not np.isfinite(value):
-                return 1e300, np.zeros_like(flat)
+            if not math.isfinite(value):
+                return 1e300, torch.zeros_like(flat)
             if -value < best_value:
-                best_value, best_flat = -value, flat.copy()
+                best_value, best_flat = -value, flat.clone()
             if self._is_late(state):
                 raise _OutOfTimeError
             return -value, -_flatten(grads)
 
-        options = {"maxiter": steps, "maxcor": 10}
         with contextlib.suppress(_OutOfTimeError):
-            scipy.optimize.minimize(negative, start, jac=True, method="L-BFGS-B", options=options)
+            minimize(negative, start, steps=steps, memory=10)
         _unflatten(best_flat, parameters)
         if move_kernel:
             problem.conditional.refresh()
@@ -178,17 +177,17 @@ def _value_and_gradients(
     return total, grads, evaluations
 
 
-def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
+def _flatten(tensors: Sequence[Tensor]) -> Tensor:
     """One float64 vector; of square factors the lower triangle."""
-    return torch.cat([_packed(t).double().reshape(-1) for t in tensors]).numpy()
+    return torch.cat([_packed(t).double().reshape(-1) for t in tensors])
 
 
-def _unflatten(flat: np.ndarray, parameters: Sequence[torch.nn.Parameter]) -> None:
-    values, start = torch.from_numpy(flat), 0
+def _unflatten(flat: Tensor, parameters: Sequence[torch.nn.Parameter]) -> None:
+    start = 0
     with torch.no_grad():
         for p in parameters:
             size = _packed(p).numel()
-            part = values[start : start + size].to(p)
+            part = flat[start : start + size].to(p)
             start += size
             if _is_square(p):
                 row, column = torch.tril_indices(*p.shape[-2:])

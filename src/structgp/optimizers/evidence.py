@@ -278,7 +278,7 @@ def _agreements(
         total = matrix.new_zeros((D, matrix[:, part].shape[1]))
         _scatter(total, *left, matrix[:, part])
         place, value = right[0][part], right[1][part]
-        column = torch.arange(len(place))[:, None].expand_as(place)
+        column = torch.arange(len(place), device=place.device)[:, None].expand_as(place)
         known = place >= 0
         picked = total[place[known], column[known]] * value[known]
         found.index_add_(0, place[known], picked)
@@ -288,7 +288,7 @@ def _agreements(
 def _add_agreements_within(total: Tensor, place: Tensor, value: Tensor, matrix: Tensor) -> None:
     """Adds the same for the rows of one sequence against each other, through the features it has."""
     features, local = torch.unique(place, return_inverse=True)
-    rows = torch.arange(len(place))[:, None].expand_as(local)
+    rows = torch.arange(len(place), device=place.device)[:, None].expand_as(local)
     spread = matrix.new_zeros((len(place), len(features)))
     spread.index_put_((rows, local), value, accumulate=True)
     picked = ((matrix @ spread) * spread).sum(0)

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 
@@ -25,6 +23,7 @@ from structgp.gp import WeightPosterior, noise_table
 from structgp.gp.weights import SparseRows
 from structgp.optimizers import evidence
 from structgp.optimizers.base import Problem, StepInfo
+from structgp.optimizers.lbfgs import minimize
 from structgp.optimizers.scales import LearnScales, fit_pairwise_sd, moves_kernel
 
 SALT = 1_000_003
@@ -102,7 +101,7 @@ class Minibatch:
         _check(problem)
         (_, R, M), V = q.m.shape, q.n_labels
         zeros = q.m.new_zeros
-        table = noise_table(R, max(1, self.n_draws // 2), generator)
+        table = noise_table(R, max(1, self.n_draws // 2), generator).to(q.m.device)
         sites = [_empty_site(problem, i) for i in range(len(problem.batches))]
         sums = zeros((M, R)), zeros((M, R)), zeros((V, V)), zeros((V, V))
         if not self.goes_on:
@@ -158,7 +157,7 @@ class Minibatch:
         pair_centre = (state.pair_linear - site.pair_linear) / pair_without
 
         half = state.table.shape[-1]
-        noise = torch.randn(half, V, V, generator=state.generator, dtype=q.m.dtype)
+        noise = torch.randn(half, V, V, generator=state.generator, dtype=q.m.dtype).to(q.m)
         pair_offset = q.pairwise().factor * torch.cat([noise, -noise])
         keys = problem.numbers(i) + SALT * (state.passes + 1)
         offset = problem.weights(i).spread(q.factor[0].abs(), state.table, keys)
@@ -171,19 +170,18 @@ class Minibatch:
             h = site.rows.times(weights).view(*shape, -1) + offset
             return h @ q.basis.T, pairs + pair_offset
 
-        def unflat(flat: np.ndarray) -> tuple[Tensor, Tensor]:
-            step, pair_step = torch.from_numpy(flat).split([start.numel(), V * V])
-            return start + scale * step.view_as(start), pair_start + pair_scale * pair_step.view(
-                V, V
-            )
+        def unflat(flat: Tensor) -> tuple[Tensor, Tensor]:
+            step, pair_step = flat.split([start.numel(), V * V])
+            pairs = pair_start + pair_scale * pair_step.view(V, V)
+            return start + scale * step.view_as(start), pairs
 
-        def negative(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        def negative(flat: Tensor) -> tuple[float, Tensor]:
             nonlocal calls
             calls += 1
             weights, pairs = unflat(flat)
             f, g = (x.requires_grad_() for x in latent(weights, pairs))
             with problem.locating(i), torch.enable_grad():
-                total = problem.log_prob(i, f, g).mean(0).sum().cpu()
+                total = problem.log_prob(i, f, g).mean(0).sum()
                 grad_f, grad_g = torch.autograd.grad(total, (f, g), allow_unused=True)
             away, pair_away = weights - centre, pairs - pair_centre
             value = float(total.detach()) - 0.5 * float((without * away.square()).sum())
@@ -195,22 +193,20 @@ class Minibatch:
                 pair_gradient = -pair_without * pair_away
                 pair_gradient += 0 if grad_g is None else grad_g.sum(0)
             both = [gradient.reshape(-1), (pair_scale * pair_gradient).reshape(-1)]
-            return -value, -torch.cat(both).numpy()
+            return -value, -torch.cat(both)
 
-        options = {"maxcor": 10, "maxiter": self.steps}
-        zero = np.zeros(start.numel() + V * V)
-        best = scipy.optimize.minimize(negative, zero, jac=True, method="L-BFGS-B", options=options)
-        weights, pairs = unflat(best.x)
+        zero = start.new_zeros(start.numel() + V * V)
+        best, _ = minimize(negative, zero, steps=self.steps, memory=10)
+        weights, pairs = unflat(best)
         f, g = latent(weights, pairs)
-        extra = () if q.has_label_basis else problem.on_device(q.basis)
-        there = problem.on_device(f, g, batch.y, batch.mask)
+        extra = () if q.has_label_basis else (q.basis,)
         with problem.locating(i):
-            curvature = problem.structure.local_curvature(*there, *extra)
+            curvature = problem.structure.local_curvature(f, g, batch.y, batch.mask, *extra)
             value = float(problem.log_prob(i, f, g).mean(0).sum())
         counts = problem.weight(i)[:, None, None]
-        bend = (counts * curvature.unary.to(f)).flatten(0, 1).contiguous()
+        bend = (counts * curvature.unary).flatten(0, 1).contiguous()
         precision = site.rows.squares_times(bend)
-        pair_precision = (counts * curvature.pairwise.to(f)).sum(0).clamp(min=0)
+        pair_precision = (counts * curvature.pairwise).sum(0).clamp(min=0)
         new = Site(
             index,
             site.rows,

@@ -59,7 +59,6 @@ class Mixture:
             problem.structure,
             problem.batches,
             problem.estimator,
-            device=problem.device,
         )
         state, info, evaluations = self.first.start(single, generator), None, 0
         while info is None or not info.finished:
@@ -92,7 +91,7 @@ def separate(problem: Problem, generator: torch.Generator, spread: float = 0.1) 
     if q.n_components == 1:
         return
     with torch.no_grad():
-        noise = torch.randn(q.m.shape, generator=generator, dtype=q.m.dtype)
+        noise = torch.randn(q.m.shape, generator=generator, dtype=q.m.dtype).to(q.m)
         if q.is_diagonal:
             q.m.add_(spread * q.factor * noise)
         else:
@@ -119,6 +118,7 @@ def _alone(q: Posterior) -> Posterior:
         pairwise_covariance="full" if q.pairs_are_full else "diagonal",
         basis=q.basis,
     )
+    alone.to(q.m.device)
     with torch.no_grad():
         alone.log_amplitude.copy_(q.log_amplitude)
     return alone

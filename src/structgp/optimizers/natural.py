@@ -229,7 +229,7 @@ def set_posterior(problem: Problem, sites: list[Sites]) -> bool:
     q = problem.posterior
     _, R, M = q.m.shape
     scale = (0.5 * q.log_amplitude.detach()).exp()
-    precision = torch.eye(M, dtype=q.m.dtype).repeat(R, 1, 1)
+    precision = torch.eye(M).to(q.m).repeat(R, 1, 1)
     linear = torch.zeros_like(q.m[0])
     for i, site in enumerate(sites):
         projection = scale * problem.conditional(i).projection
@@ -243,7 +243,7 @@ def set_posterior(problem: Problem, sites: list[Sites]) -> bool:
             precision[j].addmm_(flat.T, bent[j])
     precision = 0.5 * (precision + precision.mT)
     pairs = _pairwise(problem, sites)
-    least = LEAST_PRECISION * torch.eye(M, dtype=q.m.dtype)
+    least = LEAST_PRECISION * torch.eye(M).to(q.m)
     failed = torch.linalg.cholesky_ex(precision - least)[1]
     if pairs is None or bool((failed > 0).any()):
         return False
@@ -277,7 +277,7 @@ def _pairwise(problem: Problem, sites: list[Sites]) -> tuple[Tensor, Tensor] | N
         if bool((precision <= LEAST_PRECISION * prior).any()):
             return None
         return linear / precision, precision.rsqrt()
-    eye = torch.eye(len(precision), dtype=precision.dtype)
+    eye = torch.eye(len(precision)).to(precision)
     precision = 0.5 * (precision + precision.T) + prior * eye
     if int(torch.linalg.cholesky_ex(precision - LEAST_PRECISION * prior * eye)[1]) > 0:
         return None

@@ -20,10 +20,9 @@ For a posterior of one component with a diagonal q(g).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 
@@ -33,6 +32,7 @@ from structgp.gp.linalg import cholesky, factor_of_inverse
 from structgp.optimizers import evidence
 from structgp.optimizers.base import Problem, StepInfo
 from structgp.optimizers.evidence import Slopes
+from structgp.optimizers.lbfgs import minimize
 from structgp.optimizers.scales import (
     AMPLITUDE_PRIOR_SD,
     LearnScales,
@@ -56,7 +56,7 @@ class SecondOrderState:
     pair_noise: Tensor
     slopes: Slopes | None = None
     iteration: int = 0
-    elbo: float = -np.inf
+    elbo: float = -math.inf
     evaluations: int = 0
 
 
@@ -92,11 +92,11 @@ class SecondOrder:
 
         def mirrored(*shape: int) -> Tensor:
             noise = torch.randn(half, *shape, generator=generator, dtype=q.m.dtype)
-            return torch.cat([noise, -noise])
+            return torch.cat([noise, -noise]).to(q.m.device)
 
         V, R = q.basis.shape
         if isinstance(q, WeightPosterior):
-            noise = [noise_table(R, half, generator)]
+            noise = [noise_table(R, half, generator).to(q.m.device)]
         else:
             noise = [mirrored(*batch.mask.shape, R) for batch in problem.batches]
         with torch.no_grad():
@@ -205,13 +205,13 @@ def _fit_means(
         """(R, M)."""
         return factor * v if q.is_diagonal else (factor @ v[..., None]).squeeze(-1)
 
-    def place(flat: np.ndarray) -> None:
-        step_m, step_pair, step_log = torch.from_numpy(flat).split([R * M, V * V, 1])
+    def place(flat: Tensor) -> None:
+        step_m, step_pair, step_log = flat.split([R * M, V * V, 1])
         q.m[0] = m + times(factor, step_m.view(R, M))
         q.pair_mean.copy_(pair_mean + pair_scale * step_pair.view(V, V))
         q.log_amplitude.copy_(log_amplitude + AMPLITUDE_STEP * step_log.squeeze())
 
-    def negative(flat: np.ndarray) -> tuple[float, np.ndarray]:
+    def negative(flat: Tensor) -> tuple[float, Tensor]:
         nonlocal calls
         calls += 1
         place(flat)
@@ -219,12 +219,11 @@ def _fit_means(
         grad_m = times(factor if q.is_diagonal else factor.mT, grads[0]).reshape(-1)
         grad_log = AMPLITUDE_STEP * grads[2].reshape(1) * learn_amplitude
         grad = torch.cat([grad_m, (pair_scale * grads[1]).reshape(-1), grad_log])
-        return -float(value), -grad.numpy()
+        return -float(value), -grad
 
-    options = {"maxcor": 20, "maxiter": steps, "ftol": tolerance}
-    zero = np.zeros(R * M + V * V + 1)
-    result = scipy.optimize.minimize(negative, zero, jac=True, method="L-BFGS-B", options=options)
-    place(result.x)
+    zero = m.new_zeros(R * M + V * V + 1)
+    found, least = minimize(negative, zero, steps=steps, memory=20, tolerance=tolerance)
+    place(found)
     slopes = _value_and_gradients(problem, offsets, pair_offset)[2]
     calls += 1
     # The means' part of the two divergences is in the value already, and so is the amplitude's prior,
@@ -234,7 +233,7 @@ def _fit_means(
     if q.has_pairs:
         rest = rest + q.kl_pairwise() - 0.5 * (q.pair_mean / q.pairwise_sd).square().sum()
     evaluations = calls * len(pair_offset) * problem.n_sequences
-    return -float(result.fun) - float(rest), evaluations, slopes
+    return -least - float(rest), evaluations, slopes
 
 
 def _value_and_gradients(
@@ -255,7 +254,7 @@ def _value_and_gradients(
         f = (scale * (conditional.times(q.m[0]) + offset) @ q.basis.T).requires_grad_()
         g = (q.pairwise().mean + pair_offset).requires_grad_()
         with problem.locating(i), torch.enable_grad():
-            total = problem.log_prob(i, f, g).mean(0).sum().cpu()
+            total = problem.log_prob(i, f, g).mean(0).sum()
             found = torch.autograd.grad(total, (f, g), allow_unused=True)
         grad_f, grad_g = (
             torch.zeros_like(x) if grad is None else grad
@@ -278,20 +277,19 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
         return _fit_weight_variances(problem, q, offsets, pair_offset)
     _, R, M = q.m.shape
     scale = (0.5 * q.log_amplitude).exp()
-    eye = torch.ones(M, dtype=q.m.dtype) if q.is_diagonal else torch.eye(M, dtype=q.m.dtype)
+    eye = torch.ones_like(q.m[0, 0]) if q.is_diagonal else torch.eye(M).to(q.m)
     precision = eye.repeat(R, *[1] * eye.dim())
-    extra = () if q.has_label_basis else problem.on_device(q.basis)
+    extra = () if q.has_label_basis else (q.basis,)
     pair_precision = q.pairwise_sd.clamp(min=1e-300) ** -2 * torch.ones_like(q.pair_mean)
     g, bends = q.pairwise().mean + pair_offset, []
     for i, (batch, offset) in enumerate(zip(problem.batches, offsets, strict=True)):
         projection = problem.conditional(i).projection
         f = scale * (projection @ q.m[0].T + offset) @ q.basis.T
-        there = problem.on_device(f, g, batch.y, batch.mask)
-        curvature = problem.structure.curvature(*there, *extra)
+        curvature = problem.structure.curvature(f, g, batch.y, batch.mask, *extra)
         B, T, _ = projection.shape
         # (B, R T, T) @ (B, T, M), then one product (M, B T) @ (B T, M) a function.
         weight = problem.weight(i)
-        bends.append(weight[:, None, None, None] * curvature.unary.to(f))
+        bends.append(weight[:, None, None, None] * curvature.unary)
         bent = (scale.square() * bends[-1]).reshape(B, R * T, T) @ projection
         if q.is_diagonal:
             precision += (bent.reshape(B, R, T, M) * projection[:, None]).sum((0, 2))
@@ -300,7 +298,7 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
             flat = projection.reshape(B * T, M).T
             for j in range(R):
                 precision[j].addmm_(flat, bent[j])
-        pair_precision += (weight[:, None, None] * curvature.pairwise.to(f)).sum(0)
+        pair_precision += (weight[:, None, None] * curvature.pairwise).sum(0)
     q.factor[0] = precision.rsqrt() if q.is_diagonal else factor_of_inverse(precision)
     if q.has_pairs:
         q.pair_log_sd.copy_(-0.5 * pair_precision.log())
@@ -313,20 +311,19 @@ def _fit_weight_variances(
     """The same in weight space, from the curvature position by position: where a feature comes twice in a
     sequence, what its positions have in common is left out. Cost O(S N V^2 + N A R)."""
     scale = (0.5 * q.log_amplitude).exp()
-    extra = () if q.has_label_basis else problem.on_device(q.basis)
+    extra = () if q.has_label_basis else (q.basis,)
     precision = torch.ones_like(q.m[0])
     pair_precision = q.pairwise_sd.clamp(min=1e-300) ** -2 * torch.ones_like(q.pair_mean)
     g, bends = q.pairwise().mean + pair_offset, []
     for i, (batch, offset) in enumerate(zip(problem.batches, offsets, strict=True)):
         conditional = problem.weights(i)
         f = scale * (conditional.times(q.m[0]) + offset) @ q.basis.T
-        there = problem.on_device(f, g, batch.y, batch.mask)
         with problem.locating(i):
-            curvature = problem.structure.local_curvature(*there, *extra)
+            curvature = problem.structure.local_curvature(f, g, batch.y, batch.mask, *extra)
         weight = problem.weight(i)[:, None, None]
-        bends.append(scale.square() * weight * curvature.unary.to(f))
+        bends.append(scale.square() * weight * curvature.unary)
         precision += conditional.squares_times(bends[-1])
-        pair_precision += (weight * curvature.pairwise.to(f)).sum(0)
+        pair_precision += (weight * curvature.pairwise).sum(0)
     q.factor[0] = precision.rsqrt()
     if q.has_pairs:
         q.pair_log_sd.copy_(-0.5 * pair_precision.log())

@@ -298,7 +298,7 @@ def curvature_bound(problem: Problem) -> float:
     a softmax does: 1 + 1/4 of the largest eigenvalue of sum_n A_n^T A_n, by power iteration."""
     q = problem.posterior
     scale = float(q.log_amplitude.detach().exp() * q.basis.square().sum(0).max())
-    v = torch.ones(q.n_inducing, dtype=q.m.dtype)
+    v = q.m.new_ones(q.n_inducing)
     size = 0.0
     for _ in range(20):
         v = v / v.norm().clamp(min=1e-300)

@@ -39,7 +39,7 @@ def log_prob(
     some of it is missing."""
     with torch.no_grad():
         f = draws.unary(posterior, batch)
-        f = f if shift is None else f + shift
+        f = f if shift is None else f + shift.to(f)
         values = structure.log_prob(f, draws.pairwise, batch.y, batch.mask)
         return torch.logsumexp(values, 0) - math.log(len(values))
 

@@ -97,8 +97,8 @@ class FunctionDraws(Draws):
             S, R = self.inducing.shape[:2]
             # Position by position from a generator of its own: a longer sequence only adds numbers.
             rng = np.random.default_rng([self.seed, 1])
-            eps = torch.from_numpy(rng.standard_normal((batch.mask.shape[1], S // 2, R)))
-            rest = torch.einsum("btu,usr->sbtr", conditional.residual, eps).to(h)
+            eps = torch.from_numpy(rng.standard_normal((batch.mask.shape[1], S // 2, R))).to(h)
+            rest = torch.einsum("btu,usr->sbtr", conditional.residual.to(h), eps)
             return (h + torch.cat([rest, -rest])) @ posterior.basis.T
 
 
@@ -115,13 +115,15 @@ class WeightDraws(Draws):
         half, V = (n + 1) // 2, posterior.n_labels
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            pair = torch.randn(half, V, V, generator=generator, dtype=posterior.m.dtype)
+            pair = torch.randn(half, V, V, generator=generator, dtype=posterior.m.dtype).to(
+                posterior.m
+            )
             g = posterior.pairwise()
             return WeightDraws(
                 torch.cat([g.place(pair), g.place(-pair)]),
                 False,
                 posterior.prior_factor(),
-                noise_table(posterior.n_functions, half, generator),
+                noise_table(posterior.n_functions, half, generator).to(posterior.m),
             )
 
     @staticmethod
@@ -144,9 +146,9 @@ class WeightDraws(Draws):
 def _components(weights: Tensor, n: int, rng: np.random.Generator) -> Tensor:
     """(n,) a component for each draw, by systematic resampling: component k comes n pi_k times,
     rounded up or down so that this is its expectation."""
-    edges = weights.cumsum(0).numpy()[:-1]
+    edges = weights.cumsum(0).cpu().numpy()[:-1]
     places = (np.arange(n) + rng.random()) / n
-    return torch.from_numpy(np.searchsorted(edges, places, side="right"))
+    return torch.from_numpy(np.searchsorted(edges, places, side="right")).to(weights.device)
 
 
 def _spread(factor: Tensor, eps: Tensor) -> Tensor:

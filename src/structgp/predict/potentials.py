@@ -32,6 +32,10 @@ class Potentials:
     mask: Tensor
     share: Tensor
 
+    def on_host(self) -> Potentials:
+        f, g, mask, share = (x.cpu() for x in (self.f, self.g, self.mask, self.share))
+        return Potentials(self.structure, f, g, mask, share)
+
     def average(self, values: Tensor) -> Tensor:
         """(B, ...) mean over draws of values (S, B, ...)."""
         return torch.einsum("sb...,sb->b...", values, self.share)
@@ -59,7 +63,7 @@ def potentials(
     with torch.no_grad():
         f, g = draws.unary(posterior, batch), draws.pairwise
         if shift is not None:
-            f = f + shift
+            f = f + shift.to(f)
         share = f.new_full(f.shape[:2], 1 / len(f))
         if bool(((batch.y >= 0) & batch.mask).any()):
             share = structure.log_prob(f, g, batch.y, batch.mask).softmax(0)

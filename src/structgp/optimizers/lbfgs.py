@@ -1,0 +1,78 @@
+"""L-BFGS where the numbers are: SciPy's on the host, torch's on a device, which then keeps all but the
+value of each evaluation to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+Objective = Callable[[Tensor], tuple[float, Tensor]]
+"""Of x (P,): the value, and the gradient (P,)."""
+
+USUAL_TOLERANCE = 2.2e-9
+"""SciPy's."""
+
+
+def minimize(
+    objective: Objective, start: Tensor, *, steps: int, memory: int, tolerance: float | None = None
+) -> tuple[Tensor, float]:
+    """Where ``objective`` is least, about, and its value there.
+
+    steps : at most. memory : pairs of differences that stand for the curvature. tolerance : a step that
+    gains less than this share of the value is the last. Cost O(memory P) a step beside the objective.
+    """
+    tolerance = USUAL_TOLERANCE if tolerance is None else tolerance
+    on_host = start.device.type == "cpu"
+    return (_on_host if on_host else _on_device)(objective, start, steps, memory, tolerance)
+
+
+def _on_host(
+    objective: Objective, start: Tensor, steps: int, memory: int, tolerance: float
+) -> tuple[Tensor, float]:
+    def of_array(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = objective(torch.from_numpy(x))
+        return value, gradient.numpy()
+
+    options = {"maxcor": memory, "maxiter": steps, "ftol": tolerance}
+    found: Any = scipy.optimize.minimize(
+        of_array, start.numpy(), jac=True, method="L-BFGS-B", options=options
+    )
+    return torch.from_numpy(found.x), float(found.fun)
+
+
+def _on_device(
+    objective: Objective, start: Tensor, steps: int, memory: int, tolerance: float
+) -> tuple[Tensor, float]:
+    x = start.clone().requires_grad_()
+    search = torch.optim.LBFGS(
+        [x],
+        max_iter=1,
+        history_size=memory,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
+    )
+    last: tuple[Tensor, float, Tensor] | None = None
+
+    def closure() -> float:
+        # A step begins by asking again for the point where the last one ended.
+        nonlocal last
+        if last is None or not torch.equal(last[0], x):
+            last = x.detach().clone(), *objective(x.detach())
+        x.grad = last[2].clone()
+        return last[1]
+
+    best = start, float("inf")
+    for _ in range(steps):
+        search.step(closure)
+        gained, value = best[1], closure()
+        if value < best[1]:
+            best = x.detach().clone(), value
+        if not gained - value > tolerance * max(abs(value), 1.0):
+            break
+    return best

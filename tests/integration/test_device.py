@@ -1,0 +1,122 @@
+"""The same fit and the same answers on a GPU."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from structgp import StructgpWarning, StructuredGPClassifier
+from structgp.data.generate import generate
+from structgp.optimizers.lbfgs import minimize
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+def quadratic(device):
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(20, 20, generator=generator, dtype=torch.float64)
+    matrix = (root @ root.T + torch.eye(20)).to(device)
+    centre = torch.randn(20, generator=generator, dtype=torch.float64).to(device)
+
+    def objective(x):
+        away = x - centre
+        return float(0.5 * away @ matrix @ away) + 3.0, matrix @ away
+
+    return objective, centre
+
+
+@pytest.mark.parametrize("way", ["_on_host", "_on_device"])
+def test_either_way_of_lbfgs_finds_the_least_value(way):
+    from structgp.optimizers import lbfgs
+
+    objective, centre = quadratic("cpu")
+    x, value = getattr(lbfgs, way)(objective, torch.zeros_like(centre), 200, 10, 1e-12)
+    torch.testing.assert_close(x, centre, atol=1e-4, rtol=0)
+    assert value == pytest.approx(3.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("way", ["_on_host", "_on_device"])
+def test_a_step_that_gains_too_little_is_the_last(way):
+    from structgp.optimizers import lbfgs
+
+    objective, centre = quadratic("cpu")
+    calls = []
+
+    def counted(x):
+        calls.append(1)
+        return objective(x)
+
+    getattr(lbfgs, way)(counted, torch.zeros_like(centre), 200, 10, 0.5)
+    assert len(calls) < 15
+
+
+def test_auto_is_the_gpu_where_there_is_one():
+    made = generate(6, n_labels=2, mean_length=4, n_templates=2, n_values=4, seed=0)
+    model = StructuredGPClassifier(device="auto").fit(made.X, made.y)
+    model.predict(made.X)
+    assert model.model_.device == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+FITS = {
+    "weights": {},
+    "minibatch": {"inference": "minibatch"},
+    "functions": {"space": "functions", "n_inducing": 30},
+    "natural": {"inference": "natural", "n_inducing": 30},
+    "adam": {"inference": "adam", "n_inducing": 30},
+    "saga": {"inference": "saga", "n_inducing": 20, "n_gradient_draws": 8},
+    "lbfgs": {"inference": "lbfgs", "n_inducing": 20},
+    "mixture": {"n_components": 2, "n_inducing": 20},
+    "values": {"gradient": "surrogate", "n_inducing": 20},
+    "constraints": {"constraints": {("L1", "L0")}},
+}
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", FITS)
+def test_a_fit_on_the_gpu_is_the_fit_on_the_host(name):
+    made = generate(30, n_labels=3, mean_length=6, n_templates=3, n_values=8, seed=1)
+    losses = {}
+    for device in ("cpu", "cuda"):
+        model = StructuredGPClassifier(**FITS[name], device=device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StructgpWarning)
+            model.fit(made.X, made.y)
+        losses[device] = -np.mean(model.sequence_log_probs(made.X, made.y))
+        assert model.model_.posterior.m.device.type == "cpu"
+    noisy = name in ("adam", "saga", "values", "mixture", "natural")
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=0.1 if noisy else 0.01)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("space", ["weights", "functions"])
+def test_answers_on_the_gpu_are_those_on_the_host(space):
+    made = generate(20, n_labels=3, mean_length=6, n_templates=3, n_values=8, seed=2)
+    model = StructuredGPClassifier(space=space, class_weight="balanced").fit(made.X, made.y)
+    answers = {}
+    for device in ("cpu", "cuda"):
+        model.set_params(device=device)
+        answers[device] = [
+            np.concatenate(model.model_.marginals(made.X)) if model._ready() else None,
+            np.concatenate([p.sum(0) for p in model.predict_pair_marginals(made.X)]),
+            np.array(model.sequence_log_probs(made.X, made.y)),
+            np.array([best[0][1] for best in model.predict_n_best(made.X, 2)]),
+            np.concatenate(model.model_.token_doubt(made.X)),
+            model.model_.sequence_doubt(made.X),
+        ]
+        answers[device].append(np.concatenate(model.predict(made.X)) == "L0")
+    for here, there in zip(answers["cpu"], answers["cuda"], strict=True):
+        np.testing.assert_allclose(here, there, atol=1e-6)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_device_form_of_lbfgs_runs_there():
+    objective, centre = quadratic("cuda")
+    x, _ = minimize(objective, torch.zeros_like(centre), steps=200, memory=10, tolerance=1e-12)
+    assert x.is_cuda
+    torch.testing.assert_close(x, centre, atol=1e-4, rtol=0)
