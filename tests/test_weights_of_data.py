@@ -193,8 +193,7 @@ def test_batches_to_come_stand_by_their_weight(data: Generated) -> None:
     state.order = [heavy]
     with torch.no_grad():
         optimizer._visit(one, one.posterior, state, heavy)  # type: ignore[arg-type]
-    value = state.sites[heavy].value
-    assert value is not None
+    value = float(state.values[heavy])
     assert _value(one, state) == pytest.approx(value * 104 / 100)
 
 

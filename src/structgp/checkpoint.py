@@ -33,6 +33,9 @@ from structgp.optimizers.sites import Sites
 
 FORMAT = 1
 
+LARGEST_SHARE = 0.05
+"""Of the time that writing checkpoints may take."""
+
 
 @dataclass
 class Reached:
@@ -49,18 +52,19 @@ class Reached:
 @dataclass
 class Checkpoint:
     """path : the file. fingerprint : of the data and parameters, which a file has to agree with. seconds :
-    between two writes, at least."""
+    between two writes, at least; longer where writing would take more than its share of the time."""
 
     path: str | Path
     fingerprint: str
     seconds: float = 5.0
     _written: float = field(default_factory=lambda: time.monotonic(), init=False)
+    _took: float = field(default=0.0, init=False)
 
-    def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> None:
-        """After a step; does nothing if the last write was a moment ago."""
+    def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> bool:
+        """After a step; does nothing if the last write was a moment ago. Whether it was written."""
         now = time.monotonic()
-        if now - self._written < self.seconds:
-            return
+        if now - self._written < max(self.seconds, self._took / LARGEST_SHARE):
+            return False
         tensors: dict[str, Tensor] = {}
         names = {id(p): name for name, p in posterior.named_parameters()}
         tree = {
@@ -80,7 +84,10 @@ class Checkpoint:
             # A fit that goes on is worth more than the file.
             warnings.warn(f"no more checkpoints: {error}", StructgpWarning, stacklevel=2)
             self.seconds = math.inf
+            return False
         self._written = time.monotonic()
+        self._took = 0.0 if self.seconds == 0 else self._written - now
+        return True
 
     def read(self, posterior: nn.Module, generator: torch.Generator) -> Reached | None:
         """What was reached; the posterior and the generator are set, in place. None where there is no

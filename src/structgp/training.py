@@ -14,6 +14,7 @@ from structgp.data.batch import Batch, by_length, pad
 from structgp.gp import Entropy, Posterior
 from structgp.gradients import Estimator, Pathwise
 from structgp.optimizers import Minibatch, Optimizer, Problem, StepInfo
+from structgp.optimizers.minibatch import MinibatchState
 from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
@@ -154,11 +155,14 @@ def train(
         if info.finished:
             history.stopped = "converged" if info.converged else "limit"
             break
+        written = True
         if checkpoint is not None:
             elapsed = time.monotonic() - began
             best = None if watch is None else watch.best
             reached = Reached(state, history.steps, elapsed, problem.memory, best)
-            checkpoint.write(posterior, generator, reached)
+            written = checkpoint.write(posterior, generator, reached)
+        if written and isinstance(state, MinibatchState):
+            state.release()
     if watch is not None:
         watch.restore()
         problem.conditional.refresh()

@@ -72,9 +72,11 @@ def test_the_optimum_is_that_of_all_data_at_once(ends: SimpleNamespace) -> None:
 def test_the_posterior_is_the_prior_times_the_sites(ends: SimpleNamespace) -> None:
     state: MinibatchState = ends.state
     precision, linear = torch.zeros_like(state.precision), torch.zeros_like(state.linear)
-    for site in state.sites:
-        precision[site.index] += site.precision
-        linear[site.index] += site.linear
+    sites = [state.sites[i].at(state.scale) for i in range(len(ends.parts.batches))]
+    for i, site in enumerate(sites):
+        index = ends.parts.weights(i).compact[0]
+        precision[index] += site.precision
+        linear[index] += site.linear
     torch.testing.assert_close(precision, state.precision)
     torch.testing.assert_close(linear, state.linear)
     q = ends.parts.posterior
@@ -82,7 +84,7 @@ def test_the_posterior_is_the_prior_times_the_sites(ends: SimpleNamespace) -> No
     total = 1 / prior + precision
     torch.testing.assert_close(q.m[0].T * prior.sqrt(), linear / total)
     torch.testing.assert_close((q.factor[0].T * prior.sqrt()).square(), 1 / total)
-    pairs = sum(site.pair_precision for site in state.sites)
+    pairs = sum(site.pair_precision for site in sites)
     sd = (q.pairwise_sd**-2 + pairs).rsqrt()
     torch.testing.assert_close(q.pair_log_sd.exp().detach(), sd)
 

@@ -110,6 +110,15 @@ class WeightConditional:
         place, value = self.features.place, self.features.value
         return SparseRows(place.flatten(0, 1), value.flatten(0, 1), len(self.prior_sd))
 
+    @cached_property
+    def compact(self) -> tuple[Tensor, WeightConditional]:
+        """(F,) the weights that occur in the batch, sorted, and the same of those alone."""
+        found, local = torch.unique(self.features.place, return_inverse=True)
+        unknown = int((found < 0).sum())  # -1 comes first, where there is any
+        index = found[unknown:]
+        features = replace(self.features, place=local - unknown)
+        return index, replace(self, features=features, prior_sd=self.prior_sd[index])
+
     def times(self, m: Tensor) -> Tensor:
         """(B, T, R) A m of whitened weights (R, M)."""
         flat = self.rows.times((self.prior_sd * m).T.contiguous())

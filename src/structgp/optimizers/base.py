@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -40,7 +41,8 @@ MEMORY_RATE = 0.3
 
 
 class Conditionals:
-    """p(f | u) of each batch, kept where there is room. ``refresh`` when the kernel has moved."""
+    """p(f | u) of each batch, kept where there is room. ``refresh`` when the kernel has moved. Of batches
+    that are read from disk, the last one alone is."""
 
     def __init__(self, posterior: Posterior, batches: Sequence[Batch]) -> None:
         self.posterior, self.batches = posterior, batches
@@ -48,11 +50,18 @@ class Conditionals:
 
     def refresh(self) -> None:
         q = self.posterior
-        numbers = sum(q.conditional_size(b.mask, b.x.shape[-1]) for b in self.batches)
         with torch.no_grad():
             self._prior_factor = q.prior_factor()
-            room = numbers * 8 <= CACHE_BYTES
-            self._kept = [self._compute(b) for b in self.batches] if room else None
+            self._kept = [self._compute(b) for b in self.batches] if self._room else None
+            self._last: tuple[int, Conditional] | None = None
+
+    @property
+    def _room(self) -> bool:
+        if getattr(self.batches, "on_disk", False):
+            return False
+        q = self.posterior
+        numbers = sum(q.conditional_size(b.mask, b.x.shape[-1]) for b in self.batches)
+        return numbers * 8 <= CACHE_BYTES
 
     def _compute(self, batch: Batch) -> Conditional:
         with torch.no_grad():
@@ -64,7 +73,12 @@ class Conditionals:
         return self._prior_factor
 
     def __call__(self, i: int) -> Conditional:
-        return self._compute(self.batches[i]) if self._kept is None else self._kept[i]
+        if self._kept is not None:
+            return self._kept[i]
+        if self._last is None or self._last[0] != i:
+            self._last = None  # the old one goes before there is a new one
+            self._last = i, self._compute(self.batches[i])
+        return self._last[1]
 
 
 @dataclass
@@ -95,8 +109,23 @@ class Problem:
 
     def numbers(self, i: int) -> Tensor:
         """(B,) the sequences of batch i, numbered through all batches."""
-        before = sum(len(batch) for batch in self.batches[:i])
-        return before + torch.arange(len(self.batches[i]), device=self.device)
+        before, after = self._bounds[i : i + 2].tolist()
+        return torch.arange(before, after, device=self.device)
+
+    @cached_property
+    def _bounds(self) -> Tensor:
+        """(n + 1,) how many sequences there are before each batch, and in all."""
+        counts = getattr(self.batches, "counts", None)  # data on disk knows without being read
+        counts = [len(batch) for batch in self.batches] if counts is None else counts
+        return torch.tensor([0, *counts]).cumsum(0)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(n,) how many sequences each batch counts as."""
+        if getattr(self.batches, "on_disk", False):
+            return self._bounds.diff().to(self.posterior.m)
+        totals = [float(self.weight(i).sum()) for i in range(len(self.batches))]
+        return self.posterior.m.new_tensor(totals)
 
     def weight(self, i: int) -> Tensor:
         """(B,) how often each sequence of batch i counts."""
@@ -106,7 +135,7 @@ class Problem:
 
     @property
     def n_sequences(self) -> int:
-        return sum(len(batch) for batch in self.batches)
+        return int(self._bounds[-1])
 
     @property
     def device(self) -> torch.device:
@@ -222,8 +251,10 @@ class Problem:
             pairs = torch.randn(half, V, V, generator=generator, dtype=q.m.dtype).to(q.m)
             g = q.pairwise().place(torch.cat([pairs, -pairs]))
             for i in range(len(self.batches)):
-                here = q.amplified(self.weights(i))
-                h = here.times(q.m[0]) + here.spread(q.factor[0].abs(), table, self.numbers(i))
+                index, own = self.weights(i).compact
+                here = q.amplified(own)
+                m, sd = q.m[0][:, index], q.factor[0][:, index].abs()
+                h = here.times(m) + here.spread(sd, table, self.numbers(i))
                 with self.locating(i):
                     total += float(self.log_prob(i, h @ q.basis.T, g).mean(0).sum())
             return total - float(q.kl_inducing(self.entropy)) - float(q.kl_pairwise())

@@ -7,8 +7,9 @@ curvature, as ``second_order`` does for all data at once; and puts what has chan
 Where no visit changes anything any more, the sum of all slopes is zero: that is the optimum of the whole
 bound (partitioned variational inference, Bui et al. 2018).
 
-Memory beside the features themselves: the sites, 2 R numbers for each weight that a batch has, and one
-batch of draws.
+A visit touches the weights of its batch alone: its cost does not depend on how many batches there are, nor
+on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
+weight, and the sites, 2 R numbers for each weight that a batch has, which may be on disk.
 """
 
 from __future__ import annotations
@@ -20,42 +21,31 @@ from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.gp import WeightPosterior, noise_table
-from structgp.gp.weights import SparseRows
 from structgp.optimizers import evidence
 from structgp.optimizers.base import Problem, StepInfo
 from structgp.optimizers.lbfgs import minimize
 from structgp.optimizers.scales import LearnScales, fit_pairwise_sd, moves_kernel
+from structgp.optimizers.weight_sites import Site, SitesInMemory, SitesOnDisk
 
 SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
 
 
 @dataclass
-class Site:
-    """What one batch says. rows : what it holds of the F weights ``index`` (F,). precision, linear :
-    (F, R); pair_precision, pair_linear : (V, V). value : E[log p] at the last
-    visit, None before the first."""
-
-    index: Tensor
-    rows: SparseRows
-    precision: Tensor
-    linear: Tensor
-    pair_precision: Tensor
-    pair_linear: Tensor
-    value: float | None = None
-
-
-@dataclass
 class MinibatchState:
     """precision, linear : (M, R), pair_precision, pair_linear : (V, V), of all sites together; known :
     the same
-    of what the posterior knew at the start, which stays. order : batches still to come in this pass.
+    of what the posterior knew at the start, which stays. values : (n,) E[log p] of each batch at its last
+    visit, nan before the first. scale : (R,) by how much the functions' variances have grown. divergence :
+    of the weights, less what was known of them. order : batches still to come in this pass.
     bounds : at the end of each pass since the kernel last moved. known_at_start : log of what ``known``
     makes of the prior's mass, so that the bound is of the new data."""
 
     generator: torch.Generator
     table: Tensor
-    sites: list[Site]
+    sites: SitesInMemory | SitesOnDisk
+    values: Tensor
+    scale: Tensor
     precision: Tensor
     linear: Tensor
     pair_precision: Tensor
@@ -67,6 +57,11 @@ class MinibatchState:
     learned: int = 0
     iteration: int = 0
     known_at_start: float = 0.0
+    divergence: float = 0.0
+
+    def release(self) -> None:
+        """A checkpoint has been written, or there is none: what came before will not be asked for."""
+        self.sites.release()
 
 
 @dataclass(frozen=True)
@@ -84,6 +79,7 @@ class Minibatch:
     learning_rounds : with 'all', the kernel moves so often, after every second pass.
     goes_on : what the posterior knows at the start is the say of data seen before, and stays: the old
         posterior is the prior of the new data.
+    sites_folder : where sites are kept; None for in memory.
     """
 
     batch_tokens: int = 500
@@ -94,6 +90,7 @@ class Minibatch:
     learn_scales: LearnScales = "all"
     learning_rounds: int = 5
     goes_on: bool = False
+    sites_folder: str | None = None
     name = "minibatch"
 
     def start(self, problem: Problem, generator: torch.Generator) -> MinibatchState:
@@ -102,21 +99,25 @@ class Minibatch:
         (_, R, M), V = q.m.shape, q.n_labels
         zeros = q.m.new_zeros
         table = noise_table(R, max(1, self.n_draws // 2), generator).to(q.m.device)
-        sites = [_empty_site(problem, i) for i in range(len(problem.batches))]
+        n = len(problem.batches)
+        sites: SitesInMemory | SitesOnDisk = SitesInMemory.of(n)
+        if self.sites_folder is not None:
+            sites = SitesOnDisk.new(self.sites_folder, n, R, V)
+        begun = generator, table, sites, q.m.new_full((n,), torch.nan), q.m.new_ones(R)
         sums = zeros((M, R)), zeros((M, R)), zeros((V, V)), zeros((V, V))
         if not self.goes_on:
-            return MinibatchState(generator, table, sites, *sums)
+            return MinibatchState(*begun, *sums)
         assert isinstance(q, WeightPosterior)
         known = _knowledge(q)
         a, b, c, d = (x.clone() for x in known)
-        state = MinibatchState(generator, table, sites, a, b, c, d, known)
+        state = MinibatchState(*begun, a, b, c, d, known)
         with torch.no_grad():
             divergence = float(q.kl_inducing(problem.entropy)) + float(q.kl_pairwise())
             state.known_at_start = _known_value(q, state) - divergence
         return state
 
     def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
-        """One visit. Cost O(steps S B T (V^2 + A R) + M R)."""
+        """One visit. Cost O(steps S B T (V^2 + A R)); O(M R) more at the end of a pass."""
         q = problem.posterior
         assert isinstance(q, WeightPosterior)
         if not state.order:
@@ -126,8 +127,8 @@ class Minibatch:
         settled = False
         with torch.no_grad():
             evaluations = self._visit(problem, q, state, i)
-            value = _value(problem, state) + self.known_value(problem, state)
-            elbo = value - float(q.kl_inducing(problem.entropy)) - float(q.kl_pairwise())
+            value = _value(problem, state) + _known_pairs(q, state) - state.known_at_start
+            elbo = value - state.divergence - float(q.kl_pairwise())
             if not state.order:
                 state.passes += 1
                 settled = self._end_pass(problem, q, state, elbo)
@@ -145,9 +146,12 @@ class Minibatch:
 
     def _visit(self, problem: Problem, q: WeightPosterior, state: MinibatchState, i: int) -> int:
         """Takes the site of batch i out and puts a new one in. Returns likelihoods computed."""
-        site, batch = state.sites[i], problem.batches[i]
-        index, V = site.index, q.n_labels
-        prior_sd = q.prior_factor()[index, None]
+        batch, V = problem.batches[i], q.n_labels
+        index, here = problem.weights(i).compact
+        rows, prior_sd = here.rows, here.prior_sd[:, None]
+        kept = state.sites[i]
+        site = Site.empty(len(index), V, state.scale) if kept is None else kept.at(state.scale)
+        mean, sd = q.m[0][:, index], q.factor[0][:, index].abs()  # (R, F)
         # What is known without this batch, and of it without the pairwise scores' say.
         others = (state.precision[index] - site.precision).clamp(min=0)
         without = prior_sd.square().reciprocal() + others
@@ -160,14 +164,13 @@ class Minibatch:
         noise = torch.randn(half, V, V, generator=state.generator, dtype=q.m.dtype).to(q.m)
         pair_offset = q.pairwise().factor * torch.cat([noise, -noise])
         keys = problem.numbers(i) + SALT * (state.passes + 1)
-        offset = problem.weights(i).spread(q.factor[0].abs(), state.table, keys)
-        start = prior_sd * q.m[0].T[index]  # (F, R) weights themselves
-        scale = prior_sd * q.factor[0].T[index].abs()
+        offset = here.spread(sd, state.table, keys)
+        start, scale = prior_sd * mean.T, prior_sd * sd.T  # (F, R) of weights themselves
         pair_start, pair_scale = q.pair_mean.clone(), q.pairwise().factor
         calls, shape = 0, batch.mask.shape
 
         def latent(weights: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-            h = site.rows.times(weights).view(*shape, -1) + offset
+            h = rows.times(weights).view(*shape, -1) + offset
             return h @ q.basis.T, pairs + pair_offset
 
         def unflat(flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,7 +189,7 @@ class Minibatch:
             away, pair_away = weights - centre, pairs - pair_centre
             value = float(total.detach()) - 0.5 * float((without * away.square()).sum())
             slope = (grad_f.sum(0) @ q.basis).flatten(0, 1).contiguous()
-            gradient = scale * (site.rows.transposed_times(slope) - without * away)
+            gradient = scale * (rows.transposed_times(slope) - without * away)
             pair_gradient = torch.zeros_like(pairs)
             if q.has_pairs:
                 value -= 0.5 * float((pair_without * pair_away.square()).sum())
@@ -202,26 +205,30 @@ class Minibatch:
         extra = () if q.has_label_basis else (q.basis,)
         with problem.locating(i):
             curvature = problem.structure.local_curvature(f, g, batch.y, batch.mask, *extra)
-            value = float(problem.log_prob(i, f, g).mean(0).sum())
+            state.values[i] = float(problem.log_prob(i, f, g).mean(0).sum())
         counts = problem.weight(i)[:, None, None]
         bend = (counts * curvature.unary).flatten(0, 1).contiguous()
-        precision = site.rows.squares_times(bend)
+        precision = rows.squares_times(bend)
         pair_precision = (counts * curvature.pairwise).sum(0).clamp(min=0)
-        new = Site(
-            index,
-            site.rows,
+        state.sites[i] = kept = Site(
             precision,
             (without + precision) * weights - without * centre,
             pair_precision,
             (pair_without + pair_precision) * pairs - pair_without * pair_centre,
-            value,
-        )
+            state.scale,
+        ).rounded()
+        new = kept.at(state.scale)
         state.precision[index] += new.precision - site.precision
         state.linear[index] += new.linear - site.linear
         state.pair_precision += new.pair_precision - site.pair_precision
         state.pair_linear += new.pair_linear - site.pair_linear
-        state.sites[i] = new
-        _place(q, state)
+        if state.iteration == 0:  # the posterior at the start is not of sites
+            _place(q, state, problem.conditional.prior_factor)
+            state.divergence = _divergence(problem, q, state)
+        else:
+            state.divergence -= _part_of_divergence(q, state, prior_sd, index)
+            _place(q, state, here.prior_sd, index)
+            state.divergence += _part_of_divergence(q, state, prior_sd, index)
         return (calls + 1) * 2 * half * len(batch)
 
     def _end_pass(
@@ -234,15 +241,16 @@ class Minibatch:
         state.bounds.append(elbo)
         if learns and len(state.bounds) >= 2:
             grown = evidence.learn(problem)
-            for site in state.sites:
-                site.precision, site.linear = site.precision * grown, site.linear * grown.sqrt()
+            state.scale = state.scale * grown
             state.precision *= grown
             state.linear *= grown.sqrt()
             if state.known is not None:
                 precision, linear, *pairs = state.known
                 state.known = precision * grown, linear * grown.sqrt(), pairs[0], pairs[1]
             state.learned, state.bounds = state.learned + 1, []
-            _place(q, state)
+            _place(q, state, problem.conditional.prior_factor)
+        state.divergence = _divergence(problem, q, state)
+        state.sites.next_pass()
         if len(state.bounds) < 2:
             return False
         return abs(state.bounds[-1] - state.bounds[-2]) < self.tolerance * problem.n_sequences
@@ -250,9 +258,24 @@ class Minibatch:
 
 def _value(problem: Problem, state: MinibatchState) -> float:
     """E[log p] of all data; in the first pass, batches to come stand as the others do."""
-    sizes = [float(problem.weight(i).sum()) for i in range(len(problem.batches))]
-    visited = [(s.value, n) for s, n in zip(state.sites, sizes, strict=True) if s.value is not None]
-    return sum(v for v, _ in visited) * sum(sizes) / sum(n for _, n in visited)
+    seen = ~state.values.isnan()
+    share = problem.sizes[seen].sum() / problem.sizes.sum()
+    return float(state.values[seen].sum() / share)
+
+
+def _divergence(problem: Problem, q: WeightPosterior, state: MinibatchState) -> float:
+    """KL of the weights from their prior, less what was known of them at the start: all of it anew, so
+    that the rounding of one pass does not go on into the next. Cost O(M R)."""
+    return float(q.kl_inducing(problem.entropy)) - _known_weights(q, state, None)
+
+
+def _part_of_divergence(
+    q: WeightPosterior, state: MinibatchState, prior_sd: Tensor, index: Tensor
+) -> float:
+    """The part of it that the weights ``index`` (F,) have, up to a constant; prior_sd : (F, 1)."""
+    m, s = q.m[0][:, index], q.factor[0][:, index]
+    kl = float(0.5 * (m.square() + s.square()).sum() - s.abs().log().sum())
+    return kl - _known_weights(q, state, index, prior_sd)
 
 
 def _knowledge(q: WeightPosterior) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -270,42 +293,45 @@ def _knowledge(q: WeightPosterior) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _known_value(q: WeightPosterior, state: MinibatchState) -> float:
     """E of the log of what was known at the start, up to a constant."""
+    return _known_weights(q, state, None) + _known_pairs(q, state)
+
+
+def _known_weights(
+    q: WeightPosterior,
+    state: MinibatchState,
+    index: Tensor | None,
+    prior_sd: Tensor | None = None,
+) -> float:
+    """What the weights ``index`` have of it; prior_sd : (F, 1). All of them if None."""
     if state.known is None:
         return 0.0
-    precision, linear, pair_precision, pair_linear = state.known
-    prior_sd = q.prior_factor()[:, None]
-    mean, square = prior_sd * q.m[0].T, (prior_sd * q.factor[0].T).square()
-    value = (linear * mean - 0.5 * precision * (mean.square() + square)).sum()
-    if q.has_pairs:
-        square = q.pair_mean.square() + q.pairwise().factor.square()
-        value = value + (pair_linear * q.pair_mean - 0.5 * pair_precision * square).sum()
-    return float(value)
+    some = slice(None) if index is None else index
+    precision, linear = (x[some] for x in state.known[:2])
+    prior_sd = q.prior_factor()[:, None] if prior_sd is None else prior_sd
+    mean, sd = prior_sd * q.m[0][:, some].T, prior_sd * q.factor[0][:, some].T
+    return float((linear * mean - 0.5 * precision * (mean.square() + sd.square())).sum())
 
 
-def _place(q: WeightPosterior, state: MinibatchState) -> None:
-    """The posterior that prior and sites make."""
-    prior_sd = q.prior_factor()[:, None]
-    precision = 1 + prior_sd.square() * state.precision.clamp(min=0)
-    q.m[0] = (prior_sd * state.linear / precision).T
-    q.factor[0] = precision.rsqrt().T
+def _known_pairs(q: WeightPosterior, state: MinibatchState) -> float:
+    if state.known is None or not q.has_pairs:
+        return 0.0
+    precision, linear = state.known[2:]
+    square = q.pair_mean.square() + q.pairwise().factor.square()
+    return float((linear * q.pair_mean - 0.5 * precision * square).sum())
+
+
+def _place(
+    q: WeightPosterior, state: MinibatchState, prior_sd: Tensor, index: Tensor | None = None
+) -> None:
+    """The posterior that prior and sites make, at the weights ``index``, or at all. prior_sd : (F,)."""
+    some, prior_sd = slice(None) if index is None else index, prior_sd[:, None]
+    precision = 1 + prior_sd.square() * state.precision[some].clamp(min=0)
+    q.m[0, :, some] = (prior_sd * state.linear[some] / precision).T
+    q.factor[0, :, some] = precision.rsqrt().T
     if q.has_pairs:
         pairs = q.pairwise_sd**-2 + state.pair_precision.clamp(min=0)
         q.pair_mean.copy_(state.pair_linear / pairs)
         q.pair_log_sd.copy_(-0.5 * pairs.log())
-
-
-def _empty_site(problem: Problem, i: int) -> Site:
-    q, found = problem.posterior, problem.weights(i).features
-    place, value = found.place.flatten(0, 1), found.value.flatten(0, 1)
-    index, local = torch.unique(place, return_inverse=True)
-    unknown = int((index < 0).sum())  # -1 comes first, where there is any
-    index, local = index[unknown:], local - unknown
-    R, V = q.n_functions, q.n_labels
-    zeros = q.m.new_zeros
-    rows = SparseRows(local, value, len(index))
-    return Site(
-        index, rows, zeros((len(index), R)), zeros((len(index), R)), zeros((V, V)), zeros((V, V))
-    )
 
 
 def _check(problem: Problem) -> None:

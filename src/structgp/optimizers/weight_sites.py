@@ -1,0 +1,185 @@
+"""Where the sites of minibatches are: in memory, or in files that only grow.
+
+A site is a precision and a linear term for each weight of one batch, numbers that are rounded to single
+precision where that can hold them: what is rounded is what the posterior is made of, so nothing drifts.
+
+On disk, sites of one pass are appended to one file. What a checkpoint knows is how far the files had come;
+a run that goes on from it cuts them there. So nothing that a checkpoint speaks of is ever written over, and
+what a killed run wrote after its last checkpoint is not taken for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structgp.errors import InputError
+
+LARGEST_SINGLE = 1e37
+
+
+@dataclass(frozen=True)
+class Site:
+    """What one batch says. precision, linear : (F, R), of the F weights that occur in it; pair_precision,
+    pair_linear : (V, V). scale : (R,) of the functions' variances when it was made."""
+
+    precision: Tensor
+    linear: Tensor
+    pair_precision: Tensor
+    pair_linear: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def empty(n_weights: int, n_labels: int, scale: Tensor) -> Site:
+        weights = scale.new_zeros((n_weights, len(scale)))
+        pairs = scale.new_zeros((n_labels, n_labels))
+        return Site(weights, weights, pairs, pairs, scale)
+
+    def rounded(self) -> Site:
+        """As it is kept."""
+        largest = max(float(x.abs().max()) for x in (self.precision, self.linear))
+        kind = torch.float32 if largest < LARGEST_SINGLE else torch.float64
+        precision, linear = self.precision.to(kind), self.linear.to(kind)
+        return Site(precision, linear, self.pair_precision, self.pair_linear, self.scale)
+
+    def at(self, scale: Tensor) -> Site:
+        """The same in double precision, where the functions' variances have grown to ``scale``."""
+        grown = scale / self.scale
+        precision, linear = self.precision.double() * grown, self.linear.double() * grown.sqrt()
+        return Site(precision, linear, self.pair_precision, self.pair_linear, scale)
+
+
+@dataclass
+class SitesInMemory:
+    """One site a batch, None before its first visit."""
+
+    sites: list[Site | None]
+
+    @staticmethod
+    def of(n_batches: int) -> SitesInMemory:
+        return SitesInMemory([None] * n_batches)
+
+    def __getitem__(self, i: int) -> Site | None:
+        return self.sites[i]
+
+    def __setitem__(self, i: int, site: Site) -> None:
+        self.sites[i] = site
+
+    def next_pass(self) -> None:
+        """Sites of the pass that has ended are the old ones now."""
+
+    def release(self) -> None:
+        """Nothing will ask any more for what there was before the sites as they are now."""
+
+
+@dataclass
+class SitesOnDisk:
+    """The same in files. ``table`` : (n, 5), of each batch the file of its site, from which byte on, the
+    weights F, the bytes of a number, and a checksum; the file is -1 before the first visit. ``length`` :
+    bytes of the file ``current``, to which sites of this pass are appended."""
+
+    folder: str
+    n_functions: int
+    n_labels: int
+    table: Tensor
+    current: int = 0
+    length: int = 0
+    _oldest: int = field(default=0, init=False)
+
+    @staticmethod
+    def new(folder: str | os.PathLike[str], n: int, n_functions: int, n_labels: int) -> SitesOnDisk:
+        """In a folder that is made; what another run has left there is removed."""
+        path = Path(folder).absolute()
+        try:
+            path.mkdir(exist_ok=True)
+            for old in path.glob("*.sites"):
+                old.unlink()
+            (path / "0.sites").touch()
+        except OSError as error:
+            raise _cannot(str(folder), error) from error
+        table = torch.full((n, 5), -1, dtype=torch.int64)
+        return SitesOnDisk(str(path), n_functions, n_labels, table)
+
+    def __post_init__(self) -> None:
+        """Files are cut to what is known of them: the rest is of a run that was killed."""
+        path, folder = self._file(self.current), Path(self.folder)
+        if not path.exists() or path.stat().st_size < self.length:
+            raise InputError(
+                self.folder, "sites of the fit are missing in it", "remove the checkpoint"
+            )
+        os.truncate(path, self.length)
+        for other in folder.glob("*.sites"):
+            if int(other.stem) > self.current:
+                other.unlink()
+        self._oldest = min((int(p.stem) for p in folder.glob("*.sites")), default=0)
+
+    def _file(self, number: int) -> Path:
+        return Path(self.folder) / f"{number}.sites"
+
+    def __getitem__(self, i: int) -> Site | None:
+        number, offset, n_weights, width, checksum = self.table[i].tolist()
+        if number < 0:
+            return None
+        R, V = self.n_functions, self.n_labels
+        size = 2 * n_weights * R * width + (2 * V * V + R) * 8
+        path = self._file(number)
+        try:
+            with open(path, "rb") as file:
+                file.seek(offset)
+                content = file.read(size)
+        except OSError as error:
+            raise _cannot(str(path), error) from error
+        if len(content) != size or zlib.crc32(content) != checksum:
+            raise InputError(str(path), "altered since it was written", "fit anew")
+        split = 2 * n_weights * R * width
+        weights = np.frombuffer(content[:split], dtype=f"f{width}").reshape(2, n_weights, R).copy()
+        rest = np.frombuffer(content[split:], dtype="f8").copy()
+        pairs = rest[: 2 * V * V].reshape(2, V, V)
+        parts = (*weights, *pairs, rest[2 * V * V :])
+        return Site(*(torch.from_numpy(part) for part in parts))
+
+    def __setitem__(self, i: int, site: Site) -> None:
+        parts = site.precision, site.linear, site.pair_precision, site.pair_linear, site.scale
+        content = b"".join(part.contiguous().numpy().tobytes() for part in parts)
+        path = self._file(self.current)
+        try:
+            with open(path, "r+b") as file:
+                file.seek(self.length)
+                file.write(content)
+        except OSError as error:
+            raise _cannot(str(path), error) from error
+        width = site.precision.element_size()
+        row = self.current, self.length, len(site.precision), width, zlib.crc32(content)
+        self.table[i] = torch.tensor(row)
+        self.length += len(content)
+
+    def next_pass(self) -> None:
+        self.current, self.length = self.current + 1, 0
+        self._file(self.current).touch()
+
+    def release(self) -> None:
+        """Files that no site is in any more are removed."""
+        used = min(int(self.table[:, 0].min()), self.current)
+        if used < 0:
+            return
+        for number in range(self._oldest, used):
+            self._file(number).unlink(missing_ok=True)
+        self._oldest = max(self._oldest, used)
+
+
+def remove_sites(folder: str | os.PathLike[str]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cannot(place: str, error: OSError) -> InputError:
+    reason = error.strerror or str(error)
+    return InputError(
+        place, f"cannot hold the sites of the fit ({reason})", "choose a disk with room for them"
+    )
