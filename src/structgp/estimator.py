@@ -28,7 +28,7 @@ from structgp.data.examples import Examples, read_examples
 from structgp.data.labels import check_all_labelled
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp import CovarianceForm, Entropy, Posterior, WeightPosterior
-from structgp.inference import Choice, choose
+from structgp.inference import Choice, check_together, choose
 from structgp.kernels.blocks import KernelChoice, kernel_scales
 from structgp.model import STRUCTURES, Model
 from structgp.optimizers import LearnScales, Minibatch, Optimizer, StepInfo
@@ -38,6 +38,7 @@ from structgp.space import (
 )
 from structgp.starting import BATCH_TOKENS, Start, can_go_on, likelihood_of, name_of, start_of
 from structgp.structures import Differences, Structure
+from structgp.together import ALONE, Together, local_device
 from structgp.training import Callback, History, Watch, make_batches, train
 
 logger = logging.getLogger("structgp")
@@ -233,6 +234,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         sample_weight: Any = None,
         callback: Callback | None = None,
         checkpoint: str | Path | None = None,
+        together: Together = ALONE,
     ) -> StructuredGPClassifier:
         """Fits the posterior. A label may be None: what it was is summed over. Dev data is scored at the
         end, into ``training_log_['dev']``, and with ``early_stopping`` after every step.
@@ -241,9 +243,11 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         called with every :class:`structgp.optimizers.StepInfo`; if it returns True the fit stops there
         and what has been reached is kept. ``checkpoint`` : a file that the state of the fit is kept in,
         from which an equal call goes on if this one is killed; it is gone when the fit is done.
+        ``together`` : the processes that share the sequences, see :func:`structgp.together.joined`; all of
+        them make the same call with all the data, and have the same fit.
         """
         check_parameters(self)
-        return self._fit(X, y, X_dev, y_dev, sample_weight, callback, checkpoint)
+        return self._fit(X, y, X_dev, y_dev, sample_weight, callback, checkpoint, together=together)
 
     def _fit(
         self,
@@ -255,6 +259,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         callback: Callback | None = None,
         checkpoint: str | Path | None = None,
         classes: Sequence[str] = (),
+        together: Together = ALONE,
     ) -> StructuredGPClassifier:
         """``classes`` : labels that are still to come."""
         self._check_dev(X_dev, y_dev)
@@ -279,11 +284,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             n_gradient_draws=self.n_gradient_draws,
             learn_scales=setting(self, "learn_scales", "all" if start.on_bound else "pairwise"),
         )
+        check_together(together, choice.optimizer, posterior)
         kept = self._checkpoint(checkpoint, examples, choice)
         watch = self._watch(examples, posterior, predictor, dev)
         with self._reporting(callback) as report:
             history = self._train(
-                examples, structure, posterior, choice, generator, report, kept, watch
+                examples, structure, posterior, choice, generator, report, kept, watch, together
             )
         if history.stopped == "limit":
             warnings.warn(
@@ -293,7 +299,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
                 stacklevel=3,
             )
         self._keep(examples, structure, posterior, predictor, history, start)
-        if kept is not None:
+        if kept is not None and together.is_first:
             kept.remove()
         if dev is not None:
             self.training_log_["dev"] = self.evaluate(*dev).as_dict()
@@ -391,6 +397,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         report: Callback,
         checkpoint: Checkpoint | None = None,
         watch: Watch | None = None,
+        together: Together = ALONE,
     ) -> History:
         one_by_one = getattr(choice.optimizer, "one_sequence_a_batch", False)
         space = "weights" if isinstance(posterior, WeightPosterior) else "functions"
@@ -398,7 +405,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         if isinstance(choice.optimizer, Minibatch):
             most_tokens = choice.optimizer.batch_tokens
         batches = make_batches(
-            examples.rows, examples.y, examples.encoder.pad_row, most_tokens, examples.weights
+            examples.rows,
+            examples.y,
+            examples.encoder.pad_row,
+            most_tokens,
+            examples.weights,
+            together,
         )
         return train(
             posterior,
@@ -408,11 +420,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             choice.reason,
             estimator=choice.estimator,
             entropy=self.entropy,
-            device=device_of(self.device),
+            device=local_device(device_of(self.device)),
             generator=generator,
             callback=report,
             checkpoint=checkpoint,
             watch=watch,
+            together=together,
         )
 
     def _keep(

@@ -21,6 +21,7 @@ from structgp.optimizers import (
     Stochastic,
 )
 from structgp.structures import Differences, Structure
+from structgp.together import Together
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,18 @@ def choose(
         if inference in ("second-order", "natural") and posterior.n_components > 1:
             optimizer = Mixture(optimizer, then=after)
     return Choice(optimizer, _with_draws(estimator, optimizer, inference, n_gradient_draws), reason)
+
+
+def check_together(together: Together, optimizer: Optimizer, posterior: Posterior) -> None:
+    """Several processes can fit weights in closed form."""
+    if together.size == 1:
+        return
+    if not (isinstance(optimizer, SecondOrder) and isinstance(posterior, WeightPosterior)):
+        raise InputError(
+            "torchrun",
+            f"the {optimizer.name} fit of this posterior is for one process",
+            "use categorical or sparse features with the default fit, or start it without torchrun",
+        )
 
 
 def takes_second_order(

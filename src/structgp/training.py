@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from structgp.checkpoint import Checkpoint, Reached
 from structgp.data.batch import Batch, by_length, pad
+from structgp.errors import InputError
 from structgp.gp import Entropy, Posterior
 from structgp.gradients import Estimator, Pathwise
 from structgp.optimizers import Minibatch, Optimizer, Problem, StepInfo
 from structgp.optimizers.minibatch import MinibatchState
 from structgp.structures import Structure
+from structgp.together import ALONE, Together
 
 Callback = Callable[[StepInfo], bool | None]
 
@@ -100,14 +102,31 @@ def make_batches(
     pad_row: Callable[[int], np.ndarray],
     batch_tokens: int,
     weights: np.ndarray | None = None,
+    together: Together = ALONE,
 ) -> list[Batch]:
     """Training batches of similar length; sequences without tokens are left out, and those without
-    weight."""
+    weight. Of several processes, each has its share."""
     lengths = [len(r) for r in rows]
     if weights is not None:
         lengths = [n if w > 0 else 0 for n, w in zip(lengths, weights, strict=True)]
-    batches = by_length(lengths, batch_tokens)
-    return [pad(rows, labels, pad_row, index, weights) for index in batches]
+    batches = list(by_length(lengths, batch_tokens))
+    if together.size == 1:
+        return [pad(rows, labels, pad_row, index, weights) for index in batches]
+    order = [i for index in batches for i in index]
+    if len(order) < together.size:
+        raise InputError(
+            "torchrun",
+            f"{together.size} processes for {len(order)} sequences",
+            "start fewer of them",
+        )
+    number = {i: n for n, i in enumerate(order)}
+    own = together.share(order)
+    found = []
+    for places in by_length([lengths[i] for i in own], batch_tokens):
+        index = [own[j] for j in places]
+        batch = pad(rows, labels, pad_row, index, weights)
+        found.append(replace(batch, number=torch.tensor([number[i] for i in index])))
+    return found
 
 
 def train(
@@ -124,19 +143,22 @@ def train(
     callback: Callback | None = None,
     checkpoint: Checkpoint | None = None,
     watch: Watch | None = None,
+    together: Together = ALONE,
 ) -> History:
     """Fits ``posterior`` in place. ``estimator`` : of the expected log-likelihood, pathwise unless given.
     ``device`` : where all of it is computed; the posterior comes back when it is done.
     ``callback`` sees every step; if it returns True, the fit stops there and what has been reached is
     kept. ``checkpoint`` : if its file is there the fit goes on from it; it is written after steps, and it
     is the caller's to remove. ``watch`` : looks at every step, ends the fit, and has the last word on the
-    posterior."""
+    posterior. ``together`` : with which other processes, whose batches are others."""
     home = posterior.m.device
     posterior.to(device)
     batches = [batch.to(device) for batch in batches]
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
-    problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy)
+    problem = Problem(
+        posterior, structure, batches, estimator or Pathwise(), entropy, together=together
+    )
     history = History(optimizer.name, reason, problem.estimator.name)
     if saved is None:
         state = optimizer.start(problem, generator)
@@ -148,7 +170,7 @@ def train(
         state, info = optimizer.step(problem, state)
         history.steps.append(info)
         stop = watch is not None and watch.enough()
-        stop = (callback is not None and bool(callback(info))) or stop
+        stop = together.any((callback is not None and bool(callback(info))) or stop)
         if stop and not info.finished:
             history.stopped = "interrupted"
             break
@@ -156,7 +178,7 @@ def train(
             history.stopped = "converged" if info.converged else "limit"
             break
         written = True
-        if checkpoint is not None:
+        if checkpoint is not None and together.is_first:
             elapsed = time.monotonic() - began
             best = None if watch is None else watch.best
             reached = Reached(state, history.steps, elapsed, problem.memory, best)

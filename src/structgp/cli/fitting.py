@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from structgp.cli.inputs import learn
-from structgp.cli.options import encoding_option, feature_options
+from structgp.cli.options import device_option, encoding_option, feature_options
 from structgp.cli.shared import (
     check_labelled,
     check_two_labels,
@@ -22,6 +22,8 @@ from structgp.cli.shared import (
 from structgp.errors import InputError
 from structgp.estimator import StructuredGPClassifier
 from structgp.inference import INFERENCE
+from structgp.parameters import device_of
+from structgp.together import joined
 
 
 def _label_options(command: Any) -> Any:
@@ -96,6 +98,7 @@ def _label_options(command: Any) -> Any:
     show_default=True,
     help="Structured softmax, or its piecewise pseudo-likelihood.",
 )
+@device_option
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal models.")
 @click.option("--restart", is_flag=True, help="Do not go on from a checkpoint of a killed run.")
 @encoding_option
@@ -108,6 +111,7 @@ def train(
     kernel: str,
     inference: str,
     likelihood: str,
+    device: str,
     seed: int,
     restart: bool,
     encoding: str,
@@ -121,6 +125,8 @@ def train(
 
     Ctrl-C stops early and keeps what has been reached. A run that was killed goes on where it was when
     the same command is given again: until it is done, its state is in the file MODEL.checkpoint.
+
+    Under torchrun, processes share the sequences, and the first one writes.
     """
     check_writable(output)
     if early_stopping and not dev_path:
@@ -141,6 +147,7 @@ def train(
         constraints=_constraints(scheme, forbid),
         class_weight=_class_weight(class_weight),
         early_stopping=early_stopping,
+        device=device,
     )
     if not source.has_pairs:
         estimator.set_params(pairwise_sd=0.0)  # no B line, no label-to-label scores
@@ -149,11 +156,16 @@ def train(
         checkpoint.unlink(missing_ok=True)
     watched = {"X_dev": dev.X, "y_dev": dev.y} if dev is not None and early_stopping else {}
     try:
-        fit_with_progress(estimator, data.X, y, checkpoint=checkpoint, **watched)
+        with joined(device_of(device)) as together:
+            fit_with_progress(
+                estimator, data.X, y, checkpoint=checkpoint, together=together, **watched
+            )
     except InputError as error:
         if error.place == str(checkpoint):
             raise InputError(error.place, error.problem, "use --restart to begin anew") from error
         raise
+    if not together.is_first:
+        return
     estimator.model_.extra |= source.to_extra() | {"missing": missing}
     estimator.save(output)
     checkpoint.unlink(missing_ok=True)

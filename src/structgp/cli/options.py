@@ -21,6 +21,12 @@ encoding_option = click.option(
     callback=_known_encoding,
     help="Encoding of every file read and written.",
 )
+device_option = click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="Where to compute: cpu, cuda, or auto for the GPU where there is one.",
+)
 model_option = click.option(
     "-m", "--model", "model_path", required=True, type=click.Path(), help="Model file."
 )

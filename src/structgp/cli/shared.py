@@ -24,6 +24,7 @@ from structgp.errors import InputError, StructgpError, StructgpWarning
 from structgp.estimator import StructuredGPClassifier
 from structgp.metrics import Report, evaluate
 from structgp.optimizers import StepInfo
+from structgp.together import ALONE, Together
 
 
 class Group(click.Group):
@@ -87,9 +88,12 @@ def fit_with_progress(
     estimator: StructuredGPClassifier,
     X: list[Any],
     y: Sequence[Sequence[str | None]],
+    *,
+    together: Together = ALONE,
     **options: Any,
 ) -> None:
-    """Fits with a progress bar on a terminal, plain lines elsewhere; Ctrl-C stops after the step."""
+    """Fits with a progress bar on a terminal, plain lines elsewhere; Ctrl-C stops after the step. Of
+    several processes the first one speaks."""
     interrupted = False
 
     def stop(*_: Any) -> None:
@@ -99,19 +103,21 @@ def fit_with_progress(
         interrupted = True
         click.echo("\nstopping after this step; Ctrl-C again gives up", err=True)
 
-    bar = tqdm(unit=" steps", disable=not sys.stderr.isatty(), leave=False)
+    quiet = not together.is_first
+    bar = tqdm(unit=" steps", disable=quiet or not sys.stderr.isatty(), leave=False)
 
     def show(info: StepInfo) -> bool:
         bar.update()
         bar.set_postfix_str(f"bound {info.elbo:.1f}")
         # Hundreds of stochastic steps are not worth a line each.
-        if bar.disable and (info.iteration < 10 or info.iteration % 50 == 0 or info.finished):
+        told = not quiet and bar.disable
+        if told and (info.iteration < 10 or info.iteration % 50 == 0 or info.finished):
             click.echo(f"step {info.iteration + 1}: bound {info.elbo:.1f}", err=True)
         return interrupted
 
     previous = signal.signal(signal.SIGINT, stop)
     try:
-        estimator.fit(X, y, callback=show, **options)
+        estimator.fit(X, y, callback=show, together=together, **options)
     finally:
         signal.signal(signal.SIGINT, previous)
         bar.close()

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import click
 
 from structgp.active import STRATEGIES, select
 from structgp.cli.inputs import Input, Unlabelled, load_with_input
-from structgp.cli.options import encoding_option, model_option, vectors_option
+from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import chunks, output_stream
 from structgp.data.columns import format_sequence
 from structgp.errors import InputError
 from structgp.estimator import StructuredGPClassifier
+from structgp.parameters import device_of
+from structgp.together import joined, local_device
 
 _CHUNK = 200
 
@@ -57,6 +59,7 @@ Known = list[list[str | None]]
     help="With --force, what stands in the label column of a token without a label.",
 )
 @vectors_option
+@device_option
 @encoding_option
 def tag(
     model_path: str,
@@ -68,30 +71,42 @@ def tag(
     force: bool,
     missing: str,
     vectors_path: str | None,
+    device: str,
     encoding: str,
 ) -> None:
     """Label FILES, or standard input. Output is laid out as crf_test does: the columns, a tab, the
     label; with -v1 or -v2 its probability after a slash; with -n one block a labelling, after a line with
     its rank and probability. A model of CRFsuite's attributes answers as crfsuite tag does: the label
-    alone; with -v1 or -v2 its probability after a colon."""
+    alone; with -v1 or -v2 its probability after a colon.
+
+    Under torchrun, processes share the sequences, and the first one writes."""
     if n_best and viterbi:
         raise InputError("--viterbi", "given beside -n", "the first of the n best is what -n 1 has")
     estimator, source = load_with_input(model_path, vectors_path)
     estimator.decode = "viterbi" if viterbi else "marginal"
     given: Sequence[Any] = files or [sys.stdin.buffer]
-    with output_stream(output, encoding) as out:
+
+    def answer(chunk: Sequence[Unlabelled]) -> list[str]:
+        known = [_labels_in(s, estimator, missing) for s in chunk] if force else None
+        with _naming(chunk):
+            if n_best is None:
+                return list(_tagged(estimator, source, chunk, level, known))
+            return list(_ranked(estimator, source, chunk, level, known, n_best))
+
+    with joined(device_of(device)) as together:
+        if together.size > 1 and not files:
+            raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
+        estimator.device = local_device(device_of(device))
         # What comes through a pipe is answered as it comes.
-        for chunk in chunks(_sequences(source, given, encoding), _CHUNK if files else 1):
-            known = [_labels_in(s, estimator, missing) for s in chunk] if force else None
-            tagged = (
-                _tagged(estimator, source, chunk, level, known)
-                if n_best is None
-                else _ranked(estimator, source, chunk, level, known, n_best)
-            )
-            with _naming(chunk):
-                for lines in tagged:
-                    out.write(lines + "\n")
-            out.flush()
+        parts = chunks(_sequences(source, given, encoding), _CHUNK if files else 1)
+        with output_stream(output, encoding) if together.is_first else nullcontext() as out:
+            for dealt in chunks(parts, together.size):
+                own = [answer(chunk) for chunk in together.share(dealt)]
+                for lines in (lines for found in together.gather(own) for lines in found):
+                    assert out is not None
+                    out.writelines(block + "\n" for block in lines)
+                if out is not None:
+                    out.flush()
 
 
 @contextmanager

@@ -18,7 +18,8 @@ class Batch:
 
     x : (B, T, W) rows; y : (B, T) labels, negative where there is none, 0 at padding; mask : (B, T) true at
     real positions; index : (B,) where each sequence stands in the data; weight : (B,) how often each
-    counts, once if None.
+    counts, once if None; number : (B,) that names each sequence to its noise, its place among those of all
+    batches if None.
     """
 
     x: Tensor
@@ -26,15 +27,15 @@ class Batch:
     mask: Tensor
     index: Tensor
     weight: Tensor | None = None
+    number: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.index)
 
     def to(self, device: str | torch.device) -> Batch:
         """The same, with all of it on ``device``."""
-        weight = None if self.weight is None else self.weight.to(device)
-        x, y, mask, index = (t.to(device) for t in (self.x, self.y, self.mask, self.index))
-        return Batch(x, y, mask, index, weight)
+        parts = (self.x, self.y, self.mask, self.index, self.weight, self.number)
+        return Batch(*(None if t is None else t.to(device) for t in parts))  # type: ignore[arg-type]
 
 
 def pad(

@@ -25,6 +25,7 @@ from structgp.gradients import Estimate, Estimator, Pathwise, Target
 from structgp.objective import Bound, Latents, evidence_lower_bound, latents
 from structgp.optimizers.sites import Sites
 from structgp.structures import PARTS, BlackBox, Structure, all_finite
+from structgp.together import ALONE, Together
 
 CACHE_BYTES = 1 << 30
 """Up to here p(f | u) of every batch is kept; beyond it is computed again when needed."""
@@ -87,7 +88,8 @@ class Problem:
 
     estimator : of the expected log-likelihood and its gradients. entropy : of a mixture, see
     ``Posterior.kl_inducing``. memory : the running quadratic of each batch, for estimators that use it.
-    All of it is on one device, the posterior's.
+    All of it is on one device, the posterior's. together : with which other processes; batches are the
+    share of this one, and n_sequences counts those of all.
     """
 
     posterior: Posterior
@@ -96,6 +98,7 @@ class Problem:
     estimator: Estimator = field(default_factory=Pathwise)
     entropy: Entropy = "auto"
     memory: dict[int, Sites] = field(default_factory=dict)
+    together: Together = ALONE
     conditional: Conditionals = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +112,9 @@ class Problem:
 
     def numbers(self, i: int) -> Tensor:
         """(B,) the sequences of batch i, numbered through all batches."""
+        number = self.batches[i].number
+        if number is not None:
+            return number
         before, after = self._bounds[i : i + 2].tolist()
         return torch.arange(before, after, device=self.device)
 
@@ -133,9 +139,14 @@ class Problem:
         ones = self.posterior.m.new_ones(len(batch))
         return ones if batch.weight is None else batch.weight.to(ones)
 
+    @cached_property
+    def _n_sequences(self) -> int:
+        (total,) = self.together.sum(self._bounds[-1].to(self.posterior.m))
+        return int(total)
+
     @property
     def n_sequences(self) -> int:
-        return int(self._bounds[-1])
+        return self._n_sequences
 
     @property
     def device(self) -> torch.device:
@@ -245,7 +256,7 @@ class Problem:
         self, q: WeightPosterior, half: int, generator: torch.Generator
     ) -> float:
         """The same, with draws of weights in the place of joint ones of latent values."""
-        V, total = q.n_labels, 0.0
+        V, total = q.n_labels, q.m.new_zeros(())
         with torch.no_grad():
             table = noise_table(q.n_functions, half, generator).to(self.device)
             pairs = torch.randn(half, V, V, generator=generator, dtype=q.m.dtype).to(q.m)
@@ -256,8 +267,9 @@ class Problem:
                 m, sd = q.m[0][:, index], q.factor[0][:, index].abs()
                 h = here.times(m) + here.spread(sd, table, self.numbers(i))
                 with self.locating(i):
-                    total += float(self.log_prob(i, h @ q.basis.T, g).mean(0).sum())
-            return total - float(q.kl_inducing(self.entropy)) - float(q.kl_pairwise())
+                    total += self.log_prob(i, h @ q.basis.T, g).mean(0).sum()
+            (total,) = self.together.sum(total)
+            return float(total - q.kl_inducing(self.entropy) - q.kl_pairwise())
 
     def log_prob(self, i: int, f: Tensor, g: Tensor) -> Tensor:
         """(S, B) log p of batch i at f (S, B, T, V) and g (S, V, V), checked to be finite; each as often as

@@ -192,7 +192,8 @@ def _fit_means(
 
     At most ``steps`` L-BFGS steps, until one gains less than ``tolerance`` of the value.
     Returns the bound, of the draws the offsets stand for, the number of likelihoods computed, and the
-    derivatives (B, T, R) of the expected log-likelihood in the functions of each batch.
+    derivatives (B, T, R) of the expected log-likelihood in the functions of each batch; none of them in
+    weight space.
     """
     q = problem.posterior
     (_, R, M), V = q.m.shape, q.n_labels
@@ -224,8 +225,10 @@ def _fit_means(
     zero = m.new_zeros(R * M + V * V + 1)
     found, least = minimize(negative, zero, steps=steps, memory=20, tolerance=tolerance)
     place(found)
-    slopes = _value_and_gradients(problem, offsets, pair_offset)[2]
-    calls += 1
+    slopes: list[Tensor] = []
+    if not isinstance(q, WeightPosterior):  # whose kernel is learned from less
+        slopes = _value_and_gradients(problem, offsets, pair_offset)[2]
+        calls += 1
     # The means' part of the two divergences is in the value already, and so is the amplitude's prior,
     # which the bound knows nothing of.
     rest = q.kl_inducing(problem.entropy) - 0.5 * q.m.square().sum()
@@ -243,12 +246,8 @@ def _value_and_gradients(
     and log_amplitude (), and that of the expected log-likelihood in the functions, (B, T, R) a batch."""
     q, slopes = problem.posterior, []
     scale = (0.5 * q.log_amplitude).exp()
-    value = -0.5 * (q.m.square().sum() + (q.log_amplitude / AMPLITUDE_PRIOR_SD).square())
-    grad_m, grad_log = -q.m[0], -q.log_amplitude / AMPLITUDE_PRIOR_SD**2
-    grad_pair = torch.zeros_like(q.pair_mean)
-    if q.has_pairs:
-        value = value - 0.5 * (q.pair_mean / q.pairwise_sd).square().sum()
-        grad_pair -= q.pair_mean / q.pairwise_sd.square()
+    value, grad_log = q.m.new_zeros(()), q.m.new_zeros(())
+    grad_m, grad_pair = torch.zeros_like(q.m[0]), torch.zeros_like(q.pair_mean)
     for i, offset in enumerate(offsets):
         conditional = problem.conditional(i)
         f = (scale * (conditional.times(q.m[0]) + offset) @ q.basis.T).requires_grad_()
@@ -266,15 +265,22 @@ def _value_and_gradients(
         grad_m += scale * conditional.transposed_times(grad_h)
         grad_pair += grad_g.sum(0)
         grad_log = grad_log + 0.5 * (grad_f * f.detach()).sum()
+    value, grad_m, grad_pair, grad_log = problem.together.sum(value, grad_m, grad_pair, grad_log)
+    value = value - 0.5 * (q.m.square().sum() + (q.log_amplitude / AMPLITUDE_PRIOR_SD).square())
+    grad_m, grad_log = grad_m - q.m[0], grad_log - q.log_amplitude / AMPLITUDE_PRIOR_SD**2
+    if q.has_pairs:
+        value = value - 0.5 * (q.pair_mean / q.pairwise_sd).square().sum()
+        grad_pair = grad_pair - q.pair_mean / q.pairwise_sd.square()
     return value, [grad_m, grad_pair, grad_log], slopes
 
 
 def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tensor) -> list[Tensor]:
     """Sets factor and pair_log_sd to what the curvature at the draws asks for, in place. Returns that
-    of the functions, (B, R, T, T) a batch; in weight space (B, T, R)."""
+    of the functions, (B, R, T, T) a batch; nothing in weight space."""
     q = problem.posterior
     if isinstance(q, WeightPosterior):
-        return _fit_weight_variances(problem, q, offsets, pair_offset)
+        _fit_weight_variances(problem, q, offsets, pair_offset)
+        return []
     _, R, M = q.m.shape
     scale = (0.5 * q.log_amplitude).exp()
     eye = torch.ones_like(q.m[0, 0]) if q.is_diagonal else torch.eye(M).to(q.m)
@@ -307,24 +313,23 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
 
 def _fit_weight_variances(
     problem: Problem, q: WeightPosterior, offsets: list[Tensor], pair_offset: Tensor
-) -> list[Tensor]:
+) -> None:
     """The same in weight space, from the curvature position by position: where a feature comes twice in a
     sequence, what its positions have in common is left out. Cost O(S N V^2 + N A R)."""
     scale = (0.5 * q.log_amplitude).exp()
     extra = () if q.has_label_basis else (q.basis,)
-    precision = torch.ones_like(q.m[0])
-    pair_precision = q.pairwise_sd.clamp(min=1e-300) ** -2 * torch.ones_like(q.pair_mean)
-    g, bends = q.pairwise().mean + pair_offset, []
+    precision, pair_precision = torch.zeros_like(q.m[0]), torch.zeros_like(q.pair_mean)
+    g = q.pairwise().mean + pair_offset
     for i, (batch, offset) in enumerate(zip(problem.batches, offsets, strict=True)):
         conditional = problem.weights(i)
         f = scale * (conditional.times(q.m[0]) + offset) @ q.basis.T
         with problem.locating(i):
             curvature = problem.structure.local_curvature(f, g, batch.y, batch.mask, *extra)
         weight = problem.weight(i)[:, None, None]
-        bends.append(scale.square() * weight * curvature.unary)
-        precision += conditional.squares_times(bends[-1])
+        precision += conditional.squares_times(scale.square() * weight * curvature.unary)
         pair_precision += (weight * curvature.pairwise).sum(0)
-    q.factor[0] = precision.rsqrt()
+    precision, pair_precision = problem.together.sum(precision, pair_precision)
+    q.factor[0] = (1 + precision).rsqrt()
     if q.has_pairs:
-        q.pair_log_sd.copy_(-0.5 * pair_precision.log())
-    return bends
+        prior = q.pairwise_sd.clamp(min=1e-300) ** -2
+        q.pair_log_sd.copy_(-0.5 * (prior + pair_precision).log())

@@ -1,0 +1,93 @@
+"""Processes that fit together: each has some of the sequences, and what they find is added up.
+
+Every process holds the whole posterior and takes the same steps, because all of them see the same sums. So
+there is no master, and a sum is all that goes between them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from structgp.errors import InputError
+
+
+@dataclass(frozen=True)
+class Together:
+    """rank : which of ``size`` processes this one is."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, items: Sequence[Any]) -> Sequence[Any]:
+        """The items of this process: every ``size``-th, so that neighbours in order of length are dealt
+        out."""
+        return items[self.rank :: self.size]
+
+    def sum(self, *tensors: Tensor) -> list[Tensor]:
+        """Each tensor summed over processes, the same in all of them to the last bit. One message."""
+        if self.size == 1:
+            return list(tensors)
+        flat = torch.cat([t.reshape(-1) for t in tensors])
+        dist.all_reduce(flat)
+        parts = flat.split([t.numel() for t in tensors])
+        return [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so in any process."""
+        if self.size == 1:
+            return flag
+        flags: list[Any] = [None] * self.size
+        dist.all_gather_object(flags, bool(flag))
+        return any(flags)
+
+    def gather(self, item: Any) -> list[Any]:
+        """The items of all processes, in order, to the first one; nothing to the others."""
+        if self.size == 1:
+            return [item]
+        items: list[Any] = [None] * self.size
+        dist.gather_object(item, items if self.is_first else None)
+        return items if self.is_first else []
+
+
+ALONE = Together()
+
+
+@contextmanager
+def joined(device: str = "cpu") -> Iterator[Together]:
+    """The processes that ``torchrun`` has started, or this one alone. A process group that is there already
+    is taken as it is."""
+    if dist.is_available() and dist.is_initialized():
+        yield Together(dist.get_rank(), dist.get_world_size())
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield ALONE
+        return
+    if "MASTER_ADDR" not in os.environ:
+        raise InputError(
+            "WORLD_SIZE", "set, but nothing says where the others are", "start it with torchrun"
+        )
+    # Sums of the GPU's go over nccl; objects and the CPU's over gloo.
+    kind = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
+    dist.init_process_group(kind)
+    try:
+        yield Together(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+def local_device(device: str) -> str:
+    """The GPU of this process, where there are several on a machine: 'cuda' is one a process."""
+    number = os.environ.get("LOCAL_RANK")
+    return f"cuda:{number}" if device == "cuda" and number is not None else device
