@@ -1,0 +1,140 @@
+"""Training on a corpus of CoNLL-2000's size, against CRFsuite's L-BFGS in the same run.
+
+    python -m benchmarks.conll_sized [--sentences 9000] [--tests 2000] [--c2 1.0]
+
+The text is made up: a chain of 22 chunk labels, each with part-of-speech tags of its own, each of those with
+words of its own, Zipf-like; some tokens have a tag that is wrong. Features are those of the usual chunking
+template, 19 lines over words and tags. CRFsuite trains as it does by default (weights of what occurs
+alone), with one regulariser; choosing it by cross-validation would take so many times as long.
+
+Appends a row to benchmarks/results/conll_sized.jsonl: seconds of both, their ratio, test NLL and error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pycrfsuite
+import torch
+
+from structgp import StructuredGPClassifier, metrics
+from structgp.data.templates import Template
+
+RESULTS = Path(__file__).parent / "results"
+N_LABELS, N_TAGS, N_WORDS = 22, 45, 20_000
+MEAN_LENGTH = 23.5
+WRONG_TAGS = 0.03
+TEMPLATE = "\n".join(
+    [f"U0{i}:%x[{i - 2},0]" for i in range(5)]
+    + ["U05:%x[-1,0]/%x[0,0]", "U06:%x[0,0]/%x[1,0]"]
+    + [f"U1{i}:%x[{i - 2},1]" for i in range(5)]
+    + [f"U1{i + 5}:%x[{i - 2},1]/%x[{i - 1},1]" for i in range(4)]
+    + [f"U2{i}:%x[{i - 2},1]/%x[{i - 1},1]/%x[{i},1]" for i in range(3)]
+    + ["B"]
+)
+
+
+def corpus(n: int, seed: int) -> tuple[list[list[tuple[str, str]]], list[list[str]]]:
+    """n sentences of (word, tag), and their labels."""
+    rng = np.random.default_rng(0)  # the language
+    follows = rng.dirichlet(np.full(N_LABELS, 0.15), N_LABELS)
+    tags = rng.dirichlet(np.full(N_TAGS, 0.08), N_LABELS)
+    zipf = 1 / (5.0 + np.arange(N_WORDS))
+    own = rng.integers(0, N_TAGS, N_WORDS)  # the tag that a word mostly has
+    words = [np.flatnonzero(own == k) for k in range(N_TAGS)]
+    chances = [zipf[w] / zipf[w].sum() for w in words]
+    rng = np.random.default_rng([seed, 1])  # what is said in it
+    X, y = [], []
+    for length in 1 + rng.poisson(MEAN_LENGTH - 1, n):
+        label, sentence, labels = int(rng.integers(N_LABELS)), [], []
+        for _ in range(length):
+            label = int(rng.choice(N_LABELS, p=follows[label]))
+            tag = int(rng.choice(N_TAGS, p=tags[label]))
+            word = int(rng.choice(words[tag], p=chances[tag]))
+            told = tag if rng.random() > WRONG_TAGS else int(rng.integers(N_TAGS))
+            sentence.append((f"w{word}", f"T{told}"))
+            labels.append(f"L{label}")
+        X.append(sentence)
+        y.append(labels)
+    return X, y
+
+
+def crfsuite(
+    X: list[list[list[str]]], y: list[list[str]], X_test: list[list[list[str]]], c2: float
+) -> tuple[float, list[list[dict[str, float]]]]:
+    """Seconds of training, and marginals."""
+    trainer = pycrfsuite.Trainer(algorithm="lbfgs", verbose=False)
+    trainer.set_params({"c1": 0.0, "c2": c2})
+    began = time.perf_counter()
+    for x, labels in zip(X, y, strict=True):
+        trainer.append(x, labels)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "crf")
+        trainer.train(path)
+        seconds = time.perf_counter() - began
+        tagger = pycrfsuite.Tagger()
+        tagger.open(path)
+    marginals = []
+    for x in X_test:
+        tagger.set(x)
+        marginals.append([{k: tagger.marginal(k, t) for k in tagger.labels()} for t in range(len(x))])
+    return seconds, marginals
+
+
+def main(words: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sentences", type=int, default=9000)
+    parser.add_argument("--tests", type=int, default=2000)
+    parser.add_argument("--c2", type=float, default=1.0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=["ours", "crfsuite"])
+    options = parser.parse_args(words)
+    torch.set_num_threads(options.threads)
+    template = Template.parse(TEMPLATE)
+    X, y = corpus(options.sentences, 1)
+    X_test, y_test = corpus(options.tests, 2)
+    tokens = sum(map(len, X))
+    row: dict[str, Any] = {"sentences": len(X), "tokens": tokens, "threads": options.threads}
+    if options.only != "crfsuite":
+        expanded, expanded_test = ([template.expand(x) for x in part] for part in (X, X_test))
+        began = time.perf_counter()
+        model = StructuredGPClassifier(features="columns").fit(expanded, y)
+        row["ours"] = {"seconds": round(time.perf_counter() - began, 2)}
+        log = model.training_log_
+        row["ours"] |= {k: log[k] for k in ("optimizer", "stopped", "n_inducing", "evaluations")}
+        row["ours"] |= {"steps": len(log["steps"])}
+        row["ours"] |= _scores(y_test, model.predict_marginals(expanded_test))
+        print(row["ours"], flush=True)
+    if options.only != "ours":
+        named, named_test = ([template.crfsuite_attributes(x) for x in part] for part in (X, X_test))
+        seconds, marginals = crfsuite(named, y, named_test, options.c2)
+        row["crfsuite"] = {"seconds": round(seconds, 2), "c2": options.c2} | _scores(y_test, marginals)
+        print(row["crfsuite"], flush=True)
+    if options.only is None:
+        row["ratio"] = row["ours"]["seconds"] / row["crfsuite"]["seconds"]
+        RESULTS.mkdir(exist_ok=True)
+        with (RESULTS / "conll_sized.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{tokens} tokens: ours takes {row['ratio']:.2f} of CRFsuite's time")
+    return row
+
+
+def _scores(y: list[list[str]], marginals: list[list[dict[str, float]]]) -> dict[str, float]:
+    best = [[max(p, key=p.__getitem__) for p in x] for x in marginals]
+    return {
+        "nll": round(metrics.token_nll(y, marginals), 4),
+        "error": round(100 * metrics.token_error(y, best), 3),
+    }
+
+
+if __name__ == "__main__":
+    main()
