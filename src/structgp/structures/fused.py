@@ -39,12 +39,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass needs: the inputs, and forward messages (S, B, T, V), logs."""
+    """What the backward pass needs: the inputs, and forward messages (S, B, T, V), which are logs where the program
+    that wrote them was careful."""
 
     f: Tensor
     g: Tensor
     mask: Tensor
     alpha: Tensor
+    careful: Tensor
     shape: Shape
 
 
@@ -85,19 +87,21 @@ def forward(
 
     S, B, T, V = f.shape
     shape = shape or default_shape(B, V)
+    n_blocks = -(-B // shape.block_b)
     saved = Saved(
         f.detach().contiguous(),
         g.detach().contiguous(),
         mask.contiguous().view(torch.uint8),
         torch.empty_like(f, memory_format=torch.contiguous_format),
+        torch.empty(S * n_blocks, dtype=torch.int8, device=f.device),
         shape,
     )
     log_z = f.new_empty((S, B))
-    n_blocks = -(-B // shape.block_b)
     with torch.cuda.device_of(f):
         forward_kernel[(S * n_blocks,)](
-            saved.f, saved.g, saved.mask, log_z, saved.alpha, B, T, n_blocks, **_constants(saved)
-        )
+            saved.f, saved.g, saved.mask, log_z, saved.alpha, saved.careful, B, T, n_blocks,
+            **_constants(saved),
+        )  # fmt: skip
     return log_z, saved
 
 
@@ -125,7 +129,7 @@ def _marginals(saved: Saved, weight: Tensor, *, pairs: bool) -> tuple[Tensor, Te
     parts = f.new_empty((S, n_blocks, V, V) if pairs else (0,))
     with torch.cuda.device_of(f):
         backward_kernel[(S * n_blocks,)](
-            f, saved.g, saved.mask, saved.alpha, weight.to(f.dtype).contiguous(), nodes, parts,
+            f, saved.g, saved.mask, saved.alpha, saved.careful, weight.to(f.dtype).contiguous(), nodes, parts,
             B, T, n_blocks, **_constants(saved), PAIRS=pairs,
         )  # fmt: skip
     return nodes, parts
