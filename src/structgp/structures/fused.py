@@ -1,7 +1,7 @@
 """The chain's log Z and its gradient, each as one kernel, on GPUs and where Triton's interpreter is on.
 
-The same recursion as ``chain``'s. All steps of a sequence run within one launch, and nothing is asked of the
-potentials before it: ``fused_kernels`` says how one that is too large, or -inf, is met on the way.
+The same recursion as ``chain``'s. All steps of a sequence run within one launch, and nothing is asked of
+the potentials before it: ``fused_kernels`` says how large ones, and -inf, are met on the way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 MOST_LABELS = 64
 
-# A message's entry below LOW may owe something to numbers that vanished; TINY is the smallest normal number, about.
+# An entry below LOW may lack numbers that vanished; TINY is about the smallest normal number.
 _LOW = {torch.float32: 1e-30, torch.float64: 1e-290}
 _TINY = {torch.float32: 1e-37, torch.float64: 1e-307}
 _MASK_CHUNK = 64
@@ -24,8 +24,8 @@ _MASK_CHUNK = 64
 
 @dataclass(frozen=True)
 class Shape:
-    """How sequences are dealt out: ``block_b`` (a power of 2) of one draw to a program of ``num_warps`` warps.
-    ``dot``: "no" for products by sums; else the precision of ``tl.dot``, "ieee" or "tf32x3", for
+    """How sequences are dealt out: ``block_b`` (a power of 2) of one draw to a program of ``num_warps``
+    warps. ``dot``: "no" for products by sums; else the precision of ``tl.dot``, "ieee" or "tf32x3", for
     16 sequences or more."""
 
     block_b: int = 1
@@ -39,8 +39,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass needs: the inputs, and forward messages (S, B, T, V), which are logs where the program
-    that wrote them was careful."""
+    """What the backward pass needs: the inputs, and forward messages (S, B, T, V), which are logs where
+    the program that wrote them was careful."""
 
     f: Tensor
     g: Tensor
@@ -56,7 +56,7 @@ def supports(f: Tensor, g: Tensor, mask: Tensor) -> bool:
         (f.is_cuda or _interpreted())
         and f.dtype == g.dtype
         and f.dtype in _LOW
-        and 0 < f.numel()
+        and f.numel() > 0
         and f.shape[-1] <= MOST_LABELS
         and f.device == g.device == mask.device
         and _triton_is_there()
@@ -79,9 +79,7 @@ def default_shape(B: int, V: int) -> Shape:
     return Shape(block, 4 if labels > 32 else 1)
 
 
-def forward(
-    f: Tensor, g: Tensor, mask: Tensor, shape: Shape | None = None
-) -> tuple[Tensor, Saved]:
+def forward(f: Tensor, g: Tensor, mask: Tensor, shape: Shape | None = None) -> tuple[Tensor, Saved]:
     """log Z (S, B), and what ``backward`` needs. Cost O(S B T V^2), memory O(S B T V)."""
     from structgp.structures.fused_kernels import forward_kernel
 
@@ -129,8 +127,8 @@ def _marginals(saved: Saved, weight: Tensor, *, pairs: bool) -> tuple[Tensor, Te
     parts = f.new_empty((S, n_blocks, V, V) if pairs else (0,))
     with torch.cuda.device_of(f):
         backward_kernel[(S * n_blocks,)](
-            f, saved.g, saved.mask, saved.alpha, saved.careful, weight.to(f.dtype).contiguous(), nodes, parts,
-            B, T, n_blocks, **_constants(saved), PAIRS=pairs,
+            f, saved.g, saved.mask, saved.alpha, saved.careful, weight.to(f.dtype).contiguous(),
+            nodes, parts, B, T, n_blocks, **_constants(saved), PAIRS=pairs,
         )  # fmt: skip
     return nodes, parts
 

@@ -1,16 +1,16 @@
-"""The chain's two passes as Triton kernels: one program has BLOCK_B sequences of one draw, all steps of them.
+"""The chain's two passes as Triton kernels: a program has BLOCK_B sequences of one draw, all steps of them.
 
-A program first takes the quick way: messages are probabilities, each scaled by the power of 2 that brings its
-largest entry to between 1 and 2; a step is a matrix product and V exponentials. It keeps account of the
-smallest numbers met. Where one that should not be 0 may have vanished, the program throws its work away
-and takes the careful way: one sequence after the other in log space, V^2 exponentials a step. Nobody outside has
-to look at the potentials.
+A program first takes the quick way: messages are probabilities, each scaled by the power of 2 that brings
+its largest entry to between 1 and 2; a step is a matrix product and V exponentials. It keeps account of
+the smallest numbers met. Where one that should not be 0 may have vanished, the program throws its work away
+and takes the careful way: one sequence after the other in log space, V^2 exponentials a step. Nobody
+outside has to look at the potentials.
 
-Why the account is enough, for messages forward (those backward are alike). Let moved_j = sum_i alpha_i e^g_ij and
-q_j = moved_j e^f_j, for labels j that f allows. If moved_j > 0, all that vanished in its sum is below the smallest
-number of the type, and q_j >= LOW is far above that: q_j is right to rounding. If moved_j = 0, then either no label
-leads to j, or each product alpha_i e^g_ij vanished; the latter cannot be when the smallest alpha > 0 times the
-smallest e^g > 0 is above TINY. And alpha is at least q / V / 2.
+Why the account is enough, forward (backward is alike). Let moved_j = sum_i alpha_i e^g_ij
+and q_j = moved_j e^f_j, for labels j that f allows. If moved_j > 0, all that vanished in its sum is below
+the smallest number of the type, and q_j >= LOW is far above that: q_j is right to rounding. If moved_j = 0,
+then either no label leads to j, or each product alpha_i e^g_ij vanished; the latter cannot be when
+the smallest alpha > 0 times the smallest e^g > 0 is above TINY. And alpha is at least q / V / 2.
 
 This module needs Triton; ``fused`` imports it when it is needed.
 """
@@ -26,7 +26,9 @@ def _lengths(mask_ptr, b, here, T, BLOCK_B: tl.constexpr, CHUNK: tl.constexpr):
     for start in range(0, T, CHUNK):
         t = start + tl.arange(0, CHUNK)
         inside = here[:, None] & (t < T)[None, :]
-        n += tl.sum(tl.load(mask_ptr + b[:, None] * T + t[None, :], mask=inside, other=0).to(tl.int32), 1)
+        n += tl.sum(
+            tl.load(mask_ptr + b[:, None] * T + t[None, :], mask=inside, other=0).to(tl.int32), 1
+        )
     return n
 
 
@@ -64,7 +66,7 @@ def _log(x):
 
 @triton.jit
 def _exponent(x):
-    """The power of 2 that brings x >= 0 to between 1 and 2, as a number, and the integer e for which it is 2^-e."""
+    """The power of 2 that brings x >= 0 to between 1 and 2, and the integer e for which it is 2^-e."""
     if x.dtype == tl.float32:
         e = (x.to(tl.int32, bitcast=True) >> 23) - 127
         factor = ((127 - e) << 23).to(tl.float32, bitcast=True)
@@ -108,13 +110,13 @@ def forward_kernel(
     TINY: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """log Z (S, B), forward messages (S, B, T, V), of any scale and undefined at padding, and for each program
-    whether it was careful: its messages are logs then."""
+    """log Z (S, B), forward messages (S, B, T, V), of any scale and undefined at padding, and for each
+    program whether it was careful: its messages are logs then."""
     dtype: tl.constexpr = f_ptr.dtype.element_ty
     pid = tl.program_id(0).to(tl.int64)
     s = pid // n_blocks
     first = (pid % n_blocks) * BLOCK_B
-    row = tl.arange(0, BLOCK_B)
+    row = tl.arange(BLOCK_B)
     b = first + row
     n = _lengths(mask_ptr, b, b < B, T, BLOCK_B, CHUNK)
     n_max = tl.max(n, 0)
@@ -135,7 +137,7 @@ def forward_kernel(
     smallest = tl.full((BLOCK_B, VP), 1.0, dtype)
     zeros = tl.zeros((BLOCK_B, VP), tl.int32)
     f = tl.load(f_ptr + at, mask=(n > 0)[:, None] & label, other=-float("inf"))
-    for t in range(0, n_max):
+    for t in range(n_max):
         live = (t < n)[:, None] & label
         # The next scores are on their way while this step is worked on.
         f_next = tl.load(
@@ -153,7 +155,9 @@ def forward_kernel(
         tl.store(alpha_ptr + at + t * V, alpha, mask=live)
         moved = _product(alpha, edge, DOT)
         f = f_next
-    total += doublings.to(tl.float64) * 0.6931471805599453 + tl.maximum(n - 1, 0) * g_top.to(tl.float64)
+    total += doublings.to(tl.float64) * 0.6931471805599453 + tl.maximum(n - 1, 0) * g_top.to(
+        tl.float64
+    )
     log_z = tl.where(n > 0, total + _log(tl.sum(alpha, 1)).to(tl.float64), 0.0)
     tl.store(log_z_ptr + s * B + b, log_z.to(dtype), mask=b < B)
 
@@ -161,7 +165,7 @@ def forward_kernel(
     tl.store(careful_ptr + pid, careful.to(tl.int8))
     if careful:
         tl.debug_barrier()  # before the same places are written again
-        for k in range(0, BLOCK_B):
+        for k in range(BLOCK_B):
             _forward_in_logs(
                 f_ptr, g_ptr, log_z_ptr, alpha_ptr, s, s * B + first + k, T,
                 tl.sum(tl.where(row == k, n, 0), 0), V, VP,
@@ -187,7 +191,7 @@ def _forward_in_logs(
     at = chain * T * V + v[None, :]
     alpha = tl.where(label, 0.0, -float("inf")).to(g.dtype)
     total = tl.zeros((1,), tl.float64)
-    for t in range(0, n):
+    for t in range(n):
         f = tl.load(f_ptr + at + t * V, mask=label, other=-float("inf"))
         if t > 0:
             alpha = _product_of_logs(alpha[:, :, None] + g[None, :, :])
@@ -222,8 +226,8 @@ def backward_kernel(
     CHUNK: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    """Node marginals times weight (S, B, T, V), 0 at padding, and with PAIRS those of pairs, summed over the
-    sequences of a program (S, n_blocks, V, V).
+    """Node marginals times weight (S, B, T, V), 0 at padding, and with PAIRS those of pairs, summed over
+    the sequences of a program (S, n_blocks, V, V).
 
     Messages are known but for a factor, and so the products of two are normalised at each step.
     """
@@ -231,7 +235,7 @@ def backward_kernel(
     pid = tl.program_id(0).to(tl.int64)
     s = pid // n_blocks
     first = (pid % n_blocks) * BLOCK_B
-    row = tl.arange(0, BLOCK_B)
+    row = tl.arange(BLOCK_B)
     b = first + row
     n = _lengths(mask_ptr, b, b < B, T, BLOCK_B, CHUNK)
     n_max = tl.max(n, 0)
@@ -261,7 +265,7 @@ def backward_kernel(
     real = (n == n_quick)[:, None] & (n_quick > 0) & label
     f = tl.load(f_ptr + last, mask=real, other=-float("inf"))
     alpha = tl.load(alpha_ptr + last, mask=real, other=0.0)
-    for back in range(0, n_quick):
+    for back in range(n_quick):
         t = n_quick - 1 - back
         before = (t > 0) & (t - 1 < n)[:, None] & label
         f_next = tl.load(f_ptr + at + (t - 1) * V, mask=before, other=-float("inf"))
@@ -292,7 +296,7 @@ def backward_kernel(
     if was_careful | _vanished(smallest, zeros, least, LOW, TINY, VP):
         tl.debug_barrier()  # before the same places are written again
         counts = tl.zeros((VP, VP), dtype)
-        for k in range(0, BLOCK_B):
+        for k in range(BLOCK_B):
             counts += _backward_in_logs(
                 f_ptr, g_ptr, alpha_ptr, weight_ptr, nodes_ptr, was_careful, s, s * B + first + k, T,
                 tl.sum(tl.where(row == k, n, 0), 0), V, VP, PAIRS,
@@ -306,7 +310,8 @@ def _backward_in_logs(
     f_ptr, g_ptr, alpha_ptr, weight_ptr, nodes_ptr, alpha_is_log, s, chain, T, n,
     V: tl.constexpr, VP: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """``backward_kernel`` of one sequence of n positions, for any potentials below +inf: (VP, VP) pairs [j, i]."""
+    """``backward_kernel`` of one sequence of n positions, for any potentials below +inf. Returns the pairs,
+    (VP, VP), [j, i]."""
     v = tl.arange(0, VP)
     label = (v < V)[None, :]
     two = (v < V)[:, None] & (v < V)[None, :]
@@ -315,7 +320,7 @@ def _backward_in_logs(
     counts = tl.zeros((VP, VP), g.dtype)
     weight = tl.load(weight_ptr + chain + tl.arange(0, 1), mask=n > 0, other=0.0)
     passed = tl.full((1, VP), -float("inf"), g.dtype)
-    for back in range(0, n):
+    for back in range(n):
         t = n - 1 - back
         f = tl.load(f_ptr + at + t * V, mask=label, other=-float("inf"))
         alpha = tl.load(alpha_ptr + at + t * V, mask=label, other=0.0)
