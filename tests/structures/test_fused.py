@@ -78,7 +78,7 @@ def problem(
     device: str = DEVICE,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """f with garbage at padding, g, mask and weights (S, B); ``banned``: the share of scores that are -inf."""
+    """f with garbage at padding, g, mask and weights (S, B); ``banned``: how many scores are -inf."""
     generator = torch.Generator().manual_seed(seed)
 
     def scores(*shape: int) -> Tensor:
@@ -123,7 +123,7 @@ def compare(
 
 
 @on_kernels
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_problem(data: st.DataObject) -> None:
     S, B, T, V = (data.draw(st.integers(1, most)) for most in (2, 3, 4, 5))
@@ -147,9 +147,7 @@ def test_any_problem(data: st.DataObject) -> None:
 
 @on_kernels
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(
-    "size", [(2, 3, 1, 1), (2, 2, 3, 2), (1, 3, 3, 17), (1, 1, 3, 64), (1, 1, 70, 2)]
-)
+@pytest.mark.parametrize("size", [(2, 3, 1, 1), (2, 2, 3, 2), (1, 3, 3, 17), (1, 1, 3, 64)])
 def test_sizes(size: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     compare(*problem(*size, dtype=dtype))
 
@@ -166,12 +164,13 @@ def test_shapes(shape: Shape, banned: float) -> None:
 @on_kernels
 def test_enumeration(oracles: ModuleType) -> None:
     f, g, mask, weight = problem(2, 3, 4, 3, lengths=[4, 1, 2])
+    lengths = mask.sum(-1).tolist()
     tables = [
         [
-            oracles.chain_table(x[: int(m.sum())].cpu().numpy(), h.cpu().numpy())
-            for x, m in zip(draw, mask)
+            oracles.chain_table(x[:n].cpu().numpy(), scores.cpu().numpy())
+            for x, n in zip(draw, lengths, strict=True)
         ]
-        for draw, h in zip(f, g)
+        for draw, scores in zip(f, g, strict=True)
     ]
     f, g = f.requires_grad_(), g.requires_grad_()
     log_z = log_partition(f, g, mask)  # supported, and so fused
@@ -209,8 +208,8 @@ def test_evidence_against_what_vanished(spread: float) -> None:
 
 @on_kernels
 def test_bans_that_meet() -> None:
-    """Forward messages favour one end of a corridor of labels and backward messages the other: their products
-    vanish in float32, though neither of them does."""
+    """Forward messages favour one end of a corridor of labels, backward messages the other: their
+    products vanish in float32, though neither of them does."""
     V, T = 5, 5
     f = torch.zeros(1, 1, T, V, device=DEVICE)
     f[..., 0, 1:] = -torch.inf
@@ -244,6 +243,13 @@ def test_no_labelling(spread: float) -> None:
 
 
 @on_kernels
+def test_masks_longer_than_what_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_MASK_CHUNK", 2)
+    compare(*problem(1, 3, 5, 2, lengths=[5, 2, 3]))
+
+
+@on_kernels
+@pytest.mark.filterwarnings("ignore:All-NaN")
 def test_what_is_not_a_number_is_told() -> None:
     f, g, mask, _ = problem(1, 2, 3, 2, dtype=torch.float32)
     f[0, 0, 1, 0] = torch.nan

@@ -116,7 +116,7 @@ def forward_kernel(
     pid = tl.program_id(0).to(tl.int64)
     s = pid // n_blocks
     first = (pid % n_blocks) * BLOCK_B
-    row = tl.arange(BLOCK_B)
+    row = tl.arange(0, BLOCK_B)
     b = first + row
     n = _lengths(mask_ptr, b, b < B, T, BLOCK_B, CHUNK)
     n_max = tl.max(n, 0)
@@ -235,7 +235,7 @@ def backward_kernel(
     pid = tl.program_id(0).to(tl.int64)
     s = pid // n_blocks
     first = (pid % n_blocks) * BLOCK_B
-    row = tl.arange(BLOCK_B)
+    row = tl.arange(0, BLOCK_B)
     b = first + row
     n = _lengths(mask_ptr, b, b < B, T, BLOCK_B, CHUNK)
     n_max = tl.max(n, 0)
