@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from structgp.structures import fused
 from structgp.structures.base import Curvature, LocalCurvature, Structure
 from structgp.structures.masks import Rules, keep_known, some_missing, steps_to_anywhere
 from structgp.structures.moments import chain_curvature
@@ -155,13 +156,15 @@ def log_partition(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
 class _LogPartition(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        log_z, messages = _forward(f, g, mask)
-        ctx.messages = messages
+        ctx.fused = fused.supports(f, g, mask)
+        log_z, ctx.messages = (fused.forward if ctx.fused else _forward)(f, g, mask)
         return log_z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        if ctx.fused:
+            return *fused.backward(ctx.messages, grad), None
         nodes, pairs = ctx.messages.marginals(grad)
         return grad[..., None, None] * nodes, pairs, None
 
