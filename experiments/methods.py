@@ -36,11 +36,12 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Setting:
-    """quick : see above. minutes : limit of a paper's preset. seed."""
+    """quick : see above. minutes : limit of a paper's preset. seed. device : where presets are computed."""
 
     quick: bool
     minutes: float
     seed: int
+    device: str = "cpu"
 
 
 def _svm(fold: Fold, setting: Setting) -> Fitted:
@@ -95,6 +96,7 @@ def _paper(preset_name: str, likelihood: str) -> Callable[[Fold, Setting], Fitte
             learn_kernel=preset.learn_kernel,
             basis=preset.basis,
             random_state=setting.seed,
+            device=setting.device,
         )
         with warnings.catch_warnings():
             # That a limit was reached is in the row.

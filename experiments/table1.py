@@ -62,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     data_folder(options.data)
     folds = options.fold or ([0] if options.quick else list(range(5)))
-    setting = Setting(options.quick, options.minutes, SEED)
+    setting = Setting(options.quick, options.minutes, SEED, options.device)
     # Fold by fold, so that a run cut short has something of every method and task.
     cells = [
         Cell(method, task, fold, options.data, setting)
@@ -99,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--method", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--quick", action="store_true", help="one fold, short schedules")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="limit of a gp-var-* fit")
+    parser.add_argument("--device", default="cpu", help="of the gp-var-* fits")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--results", default=str(RESULTS), help="folder to keep cells in")
     return parser
@@ -156,6 +157,7 @@ def score(
         "minutes": setting.minutes if limited else None,
         "hit_limit": fitted.hit_limit,
         "seed": setting.seed,
+        "device": setting.device if limited else "cpu",
         "versions": _versions(),
         "details": fitted.details,
     }
