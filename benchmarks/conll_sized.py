@@ -2,8 +2,8 @@
 
     python -m benchmarks.conll_sized [--sentences 9000] [--tests 2000] [--c2 1.0]
 
-The text is made up: a chain of 22 chunk labels, each with part-of-speech tags of its own, each of those with
-words of its own, Zipf-like; some tokens have a tag that is wrong. Features are those of the usual chunking
+The text is made up: a chain of 22 chunk labels, each with part-of-speech tags of its own, each of those
+with words of its own, Zipf-like; some tokens have a wrong tag. Features are those of the usual chunking
 template, 19 lines over words and tags. CRFsuite trains as it does by default (weights of what occurs
 alone), with one regulariser; choosing it by cross-validation would take so many times as long.
 
