@@ -154,7 +154,7 @@ def test_sizes(size: tuple[int, int, int, int], dtype: torch.dtype) -> None:
 
 @on_kernels
 @pytest.mark.parametrize("banned", [0.0, 0.3])
-@pytest.mark.parametrize("shape", [Shape(4, 4), Shape(16, 4, "ieee"), Shape(16, 4, "tf32x3")])
+@pytest.mark.parametrize("shape", [Shape(4, 4), Shape(8, 2)])
 def test_shapes(shape: Shape, banned: float) -> None:
     compare(
         *problem(2, 5, 4, 3, dtype=torch.float32, banned=banned, lengths=[4, 0, 1, 2, 4]), shape

@@ -129,9 +129,14 @@ class Blocks:
         def negative(flat: Tensor) -> tuple[float, Tensor]:
             nonlocal count, best_value, best_flat
             _unflatten(flat, parameters)
-            value, grads, evaluations = _value_and_gradients(
-                problem, parameters, state.seed, move_kernel
-            )
+            try:
+                value, grads, evaluations = _value_and_gradients(
+                    problem, parameters, state.seed, move_kernel
+                )
+            except torch.linalg.LinAlgError:
+                return 1e300, torch.zeros_like(
+                    flat
+                )  # a step so long that nothing can be computed there
             count += evaluations
             if not math.isfinite(value):
                 return 1e300, torch.zeros_like(flat)

@@ -63,7 +63,8 @@ def _on_device(
         # A step begins by asking again for the point where the last one ended.
         nonlocal last
         if last is None or not torch.equal(last[0], x):
-            last = x.detach().clone(), *objective(x.detach())
+            with torch.no_grad():  # which torch's optimisers turn off
+                last = x.detach().clone(), *objective(x.detach())
         x.grad = last[2].clone()
         return last[1]
 

@@ -25,16 +25,20 @@ _MASK_CHUNK = 64
 @dataclass(frozen=True)
 class Shape:
     """How sequences are dealt out: ``block_b`` (a power of 2) of one draw to a program of ``num_warps``
-    warps. ``dot``: "no" for products by sums; else the precision of ``tl.dot``, "ieee" or "tf32x3", for
-    16 sequences or more."""
+    warps. At most 8 sequences: products of 16 rows Triton would take to tensor cores by itself, in a
+    precision too low."""
 
     block_b: int = 1
     num_warps: int = 1
-    dot: str = "no"
 
-    def labels(self, V: int) -> int:
-        """V, padded to what the kernels can hold."""
-        return max(2 if self.dot == "no" else 16, 1 << (V - 1).bit_length())
+    def __post_init__(self) -> None:
+        if self.block_b not in (1, 2, 4, 8):
+            raise ValueError(f"{self.block_b} sequences a program: 1, 2, 4 or 8 are possible")
+
+
+def padded(V: int) -> int:
+    """V as the kernels hold it, a power of 2."""
+    return max(2, 1 << (V - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,10 @@ def _triton_is_there() -> bool:
 
 
 def default_shape(B: int, V: int) -> Shape:
-    """A warp for a row of labels, and as many sequences as fill it."""
-    labels = Shape().labels(V)
-    block = min(max(1, 32 // labels), 1 << (B - 1).bit_length())
+    """A warp for a row of labels, and sequences that fill it twice: the best or near it on an H200, where
+    there are enough of them."""
+    labels = padded(V)
+    block = min(max(1, 64 // labels), 8, 1 << (B - 1).bit_length())
     return Shape(block, 4 if labels > 32 else 1)
 
 
@@ -137,9 +142,8 @@ def _constants(saved: Saved) -> dict[str, int | float | str]:
     V, dtype = saved.f.shape[-1], saved.f.dtype
     return {
         "V": V,
-        "VP": saved.shape.labels(V),
+        "VP": padded(V),
         "BLOCK_B": saved.shape.block_b,
-        "DOT": saved.shape.dot,
         "LOW": _LOW[dtype],
         "TINY": _TINY[dtype],
         "CHUNK": _MASK_CHUNK,

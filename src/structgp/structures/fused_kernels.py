@@ -33,23 +33,15 @@ def _lengths(mask_ptr, b, here, T, BLOCK_B: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _product(x, matrix, DOT: tl.constexpr):
+def _product(x, matrix):
     """x (BLOCK_B, VP) @ matrix (VP, VP)."""
-    if DOT == "no":
-        out = tl.sum(x[:, :, None] * matrix[None, :, :], 1)
-    else:
-        out = tl.dot(x, matrix, input_precision=DOT, out_dtype=x.dtype)
-    return out
+    return tl.sum(x[:, :, None] * matrix[None, :, :], 1)
 
 
 @triton.jit
-def _outer(x, y, DOT: tl.constexpr):
+def _outer(x, y):
     """x^T y, (VP, VP), of x and y (BLOCK_B, VP)."""
-    if DOT == "no":
-        out = tl.sum(x[:, :, None] * y[:, None, :], 0)
-    else:
-        out = tl.dot(tl.trans(x), y, input_precision=DOT, out_dtype=x.dtype)
-    return out
+    return tl.sum(x[:, :, None] * y[:, None, :], 0)
 
 
 @triton.jit
@@ -105,7 +97,6 @@ def forward_kernel(
     V: tl.constexpr,
     VP: tl.constexpr,
     BLOCK_B: tl.constexpr,
-    DOT: tl.constexpr,
     LOW: tl.constexpr,
     TINY: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -153,7 +144,7 @@ def forward_kernel(
         doublings += tl.where(t < n, e, 0)
         total += tl.where(t < n, f_top, 0.0).to(tl.float64)
         tl.store(alpha_ptr + at + t * V, alpha, mask=live)
-        moved = _product(alpha, edge, DOT)
+        moved = _product(alpha, edge)
         f = f_next
     total += doublings.to(tl.float64) * 0.6931471805599453 + tl.maximum(n - 1, 0) * g_top.to(
         tl.float64
@@ -220,7 +211,6 @@ def backward_kernel(
     V: tl.constexpr,
     VP: tl.constexpr,
     BLOCK_B: tl.constexpr,
-    DOT: tl.constexpr,
     LOW: tl.constexpr,
     TINY: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -271,7 +261,7 @@ def backward_kernel(
         f_next = tl.load(f_ptr + at + (t - 1) * V, mask=before, other=-float("inf"))
         alpha_next = tl.load(alpha_ptr + at + (t - 1) * V, mask=before, other=0.0)
 
-        beta = _product(passed, edge, DOT)
+        beta = _product(passed, edge)
         beta = tl.where((t + 1 < n)[:, None], beta, 1.0)
         node = alpha * beta
         norm = tl.sum(node, 1)
@@ -280,7 +270,7 @@ def backward_kernel(
         share = tl.where(t < n, weight / tl.maximum(norm, LOW), 0.0)
         tl.store(nodes_ptr + at + t * V, node * share[:, None], mask=(t < n)[:, None] & label)
         if PAIRS:
-            counts += _outer(passed, alpha * share[:, None], DOT)
+            counts += _outer(passed, alpha * share[:, None])
 
         q = beta * tl.exp(f - _finite(tl.max(f, 1))[:, None])
         allowed = f > -float("inf")
