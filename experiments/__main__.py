@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
-from experiments import large, table1
+from experiments import large, profile, table1
 from structgp import StructgpError
 
-TABLES = {"table1": table1.main, "large": large.main}
+TABLES = {"table1": table1.main, "large": large.main, "profile": profile.main}
 
 
 def main() -> int:
