@@ -19,7 +19,7 @@ STYLE = """
 text { font: 12px sans-serif; fill: #333 } .label { font-weight: bold }
 line.axis { stroke: #333 } line.grid { stroke: #e5e5e5 }
 polyline { fill: none; stroke-width: 1.5; stroke-linejoin: round } circle { stroke: none }
-.level { stroke-dasharray: 5 4 } .hollow { fill: white; stroke-width: 1.5 }
+.level { stroke: #333; stroke-dasharray: 5 4 } .hollow { fill: white; stroke-width: 1.5 }
 """
 
 
@@ -58,7 +58,7 @@ def curves(
     plot.x_axis("seconds of one processor", _log_ticks(x, few=True), _power)
     for name, height in levels.items():
         at = math.log10(height)
-        plot.line([(x[0], at), (x[1], at)], "level c4", name)
+        plot.line([(x[0], at), (x[1], at)], "level", name)
         plot.note((x[1], at), name, "end", (-2, -4))
     for line in lines:
         colour = f"c{names.index(line.name)}"
