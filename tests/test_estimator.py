@@ -624,7 +624,9 @@ def test_a_callback_can_ask_the_posterior_so_far(fitted, train, test):
     asked = [look.predict_marginals(test[0]) for look in looks]
     # Looking changes nothing, and a look does not change when the fit goes on.
     assert estimator.predict_marginals(test[0]) == fitted.predict_marginals(test[0])
-    np.testing.assert_allclose(array(asked[-1]), array(fitted.predict_marginals(test[0])), atol=1e-5)
+    np.testing.assert_allclose(
+        array(asked[-1]), array(fitted.predict_marginals(test[0])), atol=1e-5
+    )
     assert np.abs(array(asked[0]) - array(asked[-1])).max() > 1e-3
     first = StructuredGPClassifier().fit(*train, callback=lambda info: True)
     np.testing.assert_allclose(array(asked[0]), array(first.predict_marginals(test[0])), atol=1e-5)
