@@ -1,4 +1,4 @@
-"""python -m experiments table1|large ...: tables of the paper that can be made in one command.
+"""python -m experiments table1|large|profile|ablation|page ...: the paper's tables and figures by command.
 
 The other experiments are modules of their own, as in python -m experiments.folds.
 """
@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import sys
 
-from experiments import large, table1
+from experiments import ablation, large, page, profile, table1
 from structgp import StructgpError
 
-TABLES = {"table1": table1.main, "large": large.main}
+TABLES = {
+    "table1": table1.main,
+    "large": large.main,
+    "profile": profile.main,
+    "ablation": ablation.main,
+    "page": page.main,
+}
 
 
 def main() -> int:

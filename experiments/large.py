@@ -1,6 +1,6 @@
 """The paper's larger experiment: basenp, 500 sequences to train on, the other 323 to test on, five splits.
 
-    python -m experiments large --data DIR [--split K ...] [--method M ...] [--minutes N] [--quick]
+    python -m experiments large --data DIR [--fold K ...] [--method M ...] [--minutes N] [--quick]
 
 The CRF has the paper's two regularisers, 0.1 and 1, and is not tuned; gp-var-s is the preset
 'paper-stochastic', each fit of which gets --minutes; ours is the default fit. The paper's splits are not
@@ -10,8 +10,6 @@ of table1 are. --quick is one split without the preset.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.cells import Row, Store, run_all, say
-from experiments.data import RESULTS, Fold
+from experiments.cells import Row, Store
+from experiments.commands import finish, is_done, parser_of, publish, tell_error
+from experiments.data import Fold
+from experiments.figures import Dot, dots, figure
 from experiments.methods import METHODS, Fitted, Setting
-from experiments.table1 import SEED, score
+from experiments.table1 import SEED, mean_and_spread, score, summary
 from structgp.baselines.crf import LinearCRF
 from structgp.data.corpora import encoded_suite
 
@@ -55,23 +55,21 @@ class Cell:
     data: str | None
     setting: Setting
 
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.split}"
+
 
 def main(words: Sequence[str] | None = None) -> int:
     """0 if all cells were done, 1 if one of them failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments large",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = parser_of("large", __doc__)
+    parser.add_argument(
+        "--fold", "--split", nargs="+", type=int, choices=range(5), help="splits; default: all"
     )
-    parser.add_argument("--data", help="folder of the paper's data (default: STRUCTGP_DATA)")
-    parser.add_argument("--split", nargs="+", type=int, choices=range(5))
     parser.add_argument("--method", nargs="+", choices=list(LARGE))
-    parser.add_argument("--quick", action="store_true", help="one split, without gp-var-s")
     parser.add_argument("--minutes", type=float, default=30.0, help="limit of a gp-var-s fit")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--results", default=str(RESULTS), help="folder to keep cells in")
     options = parser.parse_args(words)
-    splits = options.split or ([0] if options.quick else list(range(5)))
+    splits = options.fold or ([0] if options.quick else list(range(5)))
     methods = options.method or [m for m in LARGE if not (options.quick and m == "gp-var-s")]
     setting = Setting(False, options.minutes, SEED)
     store = Store(Path(options.results) / "large.jsonl", KEY)
@@ -80,25 +78,12 @@ def main(words: Sequence[str] | None = None) -> int:
         Cell(method, split, options.data, setting)
         for split in splits
         for method in methods
-        if not _is_done(there.get((method, split)), options.minutes)
+        if not is_done(there.get((method, split)), options.minutes)
     ]
-    say([f"{len(cells)} cells to do, {options.jobs} processes"])
-    failed = 0
-    for cell, row in run_all(run_cell, cells, options.jobs):
-        if isinstance(row, Exception):
-            failed += 1
-            say([f"{cell.method} {cell.split}: failed: {row}"])
-            continue
-        store.add(row)
-        say([f"{cell.method} {cell.split}: {row['error']:.2f} %, {row['seconds']:.0f} s"])
-    text = markdown(list(store.rows().values()))
-    store.path.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text, end="")
+    failed = finish(run_cell, cells, store, options.jobs, tell_error)
+    rows = list(store.rows().values())
+    publish(store.path, markdown(rows), {"large": plot(rows)})
     return 1 if failed else 0
-
-
-def _is_done(row: Row | None, minutes: float) -> bool:
-    return row is not None and not (row["hit_limit"] and (row["minutes"] or minutes) < minutes)
 
 
 def load_split(data: str | None, split: int) -> Fold:
@@ -125,17 +110,27 @@ def markdown(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for method in LARGE:
-        found = sorted((r for r in rows if r["method"] == method), key=lambda row: row["split"])
+        found = cells_of(rows, method)
         if not found:
             continue
-        error = [row["error"] for row in found]
-        spread = f" ({statistics.stdev(error):.2f})" if len(error) > 1 else ""
-        mark = "*" if any(row["hit_limit"] for row in found) else ""
-        count = f" [{len(found)}]" if len(found) < 5 else ""
         means = [statistics.mean(row[name] for row in found) for name in ("nll", "ece", "seconds")]
-        here = f"{statistics.mean(error):.2f}{spread}{mark}{count}"
         paper = f"{PAPER[method]:.2f}" if method in PAPER else ""
         lines.append(
-            f"| {method} | {here} | {paper} | {means[0]:.3f} | {means[1]:.3f} | {means[2]:.0f} |"
+            f"| {method} | {summary(found)} | {paper} | {means[0]:.3f} | {means[1]:.3f} "
+            f"| {means[2]:.0f} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def plot(rows: Sequence[Row]) -> str:
+    """Here, and hollow the paper's."""
+    there = {method: cells_of(rows, method) for method in LARGE}
+    shown = [Dot(method, *mean_and_spread(found)) for method, found in there.items() if found]
+    shown += [Dot(method, error, hollow=True) for method, error in PAPER.items()]
+    panel = dots("basenp, 500 sequences", "token error, %", list(LARGE), shown)
+    return figure([panel], ["here", "", "", "", "the paper's"])
+
+
+def cells_of(rows: Sequence[Row], method: str) -> list[Row]:
+    """By split."""
+    return sorted((r for r in rows if r["method"] == method), key=lambda row: row["split"])

@@ -21,6 +21,7 @@ from structgp.baselines.crf import LinearCRF
 from structgp.baselines.ess import GPStruct
 from structgp.baselines.svm import StructuredSVM
 from structgp.inference import PRESETS
+from structgp.training import Callback
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ QUICK_OPTIMIZERS = {
 QUICK_DRAWS, QUICK_INDUCING = 256, 200
 
 
-def _paper(preset_name: str, likelihood: str) -> Callable[[Fold, Setting], Fitted]:
-    def fit(fold: Fold, setting: Setting) -> Fitted:
+def _paper(preset_name: str, likelihood: str) -> Callable[[Setting], StructuredGPClassifier]:
+    def make(setting: Setting) -> StructuredGPClassifier:
         preset = PRESETS[preset_name]
         optimizer = replace(PRESET_OPTIMIZERS[preset_name], learn_scales=preset.learn_scales)
         draws, inducing = preset.n_gradient_draws, preset.n_inducing
@@ -85,7 +86,7 @@ def _paper(preset_name: str, likelihood: str) -> Callable[[Fold, Setting], Fitte
             draws, inducing = QUICK_DRAWS, QUICK_INDUCING
         else:
             optimizer = replace(optimizer, max_seconds=60 * setting.minutes)
-        model = StructuredGPClassifier(
+        return StructuredGPClassifier(
             kernel="linear",
             pairwise_sd=1.0,
             likelihood=likelihood,
@@ -98,32 +99,43 @@ def _paper(preset_name: str, likelihood: str) -> Callable[[Fold, Setting], Fitte
             random_state=setting.seed,
             device=setting.device,
         )
-        with warnings.catch_warnings():
-            # That a limit was reached is in the row.
-            warnings.simplefilter("ignore", StructgpWarning)
-            model.fit(fold.X, fold.y)
-        log = model.training_log_
-        names = ("stopped", "elbo", "fresh_elbo", "evaluations", "n_inducing")
-        details = {name: log[name] for name in names} | {"steps": len(log["steps"])}
-        return Fitted(model, True, log["stopped"] == "limit", details)
 
-    return fit
+    return make
 
 
-def _ours(fold: Fold, setting: Setting) -> Fitted:
-    model = StructuredGPClassifier(random_state=setting.seed).fit(fold.X, fold.y)
+def _ours(setting: Setting) -> StructuredGPClassifier:
+    return StructuredGPClassifier(random_state=setting.seed)
+
+
+GP_MODELS: dict[str, Callable[[Setting], StructuredGPClassifier]] = {
+    "gp-var-b": _paper("paper-batch", "chain"),
+    "gp-var-s": _paper("paper-stochastic", "chain"),
+    "gp-var-p": _paper("paper-stochastic", "piecewise"),
+    "ours": _ours,
+}
+LOGGED = ("stopped", "elbo", "fresh_elbo", "evaluations", "n_inducing")
+
+
+def fit_quietly(
+    model: StructuredGPClassifier, fold: Fold, callback: Callback | None = None
+) -> Fitted:
+    """The fit without the warning that a limit was reached, which is in what is returned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StructgpWarning)
+        model.fit(fold.X, fold.y, callback=callback)
     log = model.training_log_
-    details = {name: log[name] for name in ("stopped", "elbo", "fresh_elbo", "evaluations")}
+    details = {name: log[name] for name in LOGGED} | {"steps": len(log["steps"])}
     return Fitted(model, True, log["stopped"] == "limit", details)
+
+
+def _gp(name: str) -> Callable[[Fold, Setting], Fitted]:
+    return lambda fold, setting: fit_quietly(GP_MODELS[name](setting), fold)
 
 
 METHODS: dict[str, Callable[[Fold, Setting], Fitted]] = {
     "svm": _svm,
     "crf": _crf,
     "gp-ess": _gp_ess,
-    "gp-var-b": _paper("paper-batch", "chain"),
-    "gp-var-s": _paper("paper-stochastic", "chain"),
-    "gp-var-p": _paper("paper-stochastic", "piecewise"),
-    "ours": _ours,
+    **{name: _gp(name) for name in GP_MODELS},
 }
 TIME_LIMITED = ("gp-var-b", "gp-var-s", "gp-var-p")

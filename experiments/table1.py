@@ -13,23 +13,28 @@ The table of all cells in the file is printed at the end and written beside it, 
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from experiments.cells import Row, Store, run_all, say
-from experiments.data import RESULTS, TASKS, Fold, load_fold
+from experiments.cells import Row, Store
+from experiments.commands import (
+    add_folds,
+    finish,
+    is_done,
+    parser_of,
+    publish,
+    tell_error,
+    versions,
+)
+from experiments.data import TASKS, Fold, load_fold
+from experiments.figures import Dot, dots, figure
 from experiments.methods import METHODS, TIME_LIMITED, Fitted, Setting
-from structgp import __version__, metrics
+from structgp import metrics
 from structgp.data.corpora import data_folder
 
 EXPECTED = Path(__file__).parent / "expected" / "table1.json"
@@ -59,7 +64,12 @@ class Cell:
 
 def main(words: Sequence[str] | None = None) -> int:
     """0 if all cells were done, 1 if one of them failed."""
-    options = _parser().parse_args(words)
+    parser = parser_of("table1", __doc__)
+    add_folds(parser, TASKS)
+    parser.add_argument("--method", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="limit of a gp-var-* fit")
+    parser.add_argument("--device", default="cpu", help="of the gp-var-* fits")
+    options = parser.parse_args(words)
     data_folder(options.data)
     folds = options.fold or ([0] if options.quick else list(range(5)))
     setting = Setting(options.quick, options.minutes, SEED, options.device)
@@ -70,64 +80,13 @@ def main(words: Sequence[str] | None = None) -> int:
         for task in options.task
         for method in options.method
     ]
-    folder = Path(options.results)
-    store = Store(folder / f"table1{'-quick' if options.quick else ''}.jsonl", KEY)
+    store = Store(Path(options.results) / f"table1{'-quick' if options.quick else ''}.jsonl", KEY)
     there = store.rows()
-    open_cells = [cell for cell in cells if not _is_done(there.get(cell.key), cell)]
-    say(
-        [
-            f"{len(cells)} cells, {len(cells) - len(open_cells)} done before, {options.jobs} processes"
-        ]
-    )
-    failed = _run(open_cells, store, options.jobs)
+    open_cells = [cell for cell in cells if not is_done(there.get(cell.key), options.minutes)]
+    failed = finish(run_cell, open_cells, store, options.jobs, tell_error)
     rows = list(store.rows().values())
-    text = markdown(rows) + "\n" + times(rows)
-    store.path.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text, end="")
+    publish(store.path, markdown(rows) + "\n" + times(rows), {store.path.stem: plot(rows)})
     return 1 if failed else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments table1",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--data", help="folder of the paper's data (default: STRUCTGP_DATA)")
-    parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--fold", nargs="+", type=int, choices=range(5), help="default: all")
-    parser.add_argument("--method", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--quick", action="store_true", help="one fold, short schedules")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="limit of a gp-var-* fit")
-    parser.add_argument("--device", default="cpu", help="of the gp-var-* fits")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--results", default=str(RESULTS), help="folder to keep cells in")
-    return parser
-
-
-def _is_done(row: Row | None, cell: Cell) -> bool:
-    if row is None:
-        return False
-    limited = cell.method in TIME_LIMITED and not cell.setting.quick
-    return not (limited and row["hit_limit"] and row["minutes"] < cell.setting.minutes)
-
-
-def _run(cells: Sequence[Cell], store: Store, n_jobs: int) -> int:
-    """Does the cells; how many failed."""
-    failed = 0
-    for number, (cell, row) in enumerate(run_all(run_cell, cells, n_jobs), 1):
-        if isinstance(row, Exception):
-            failed += 1
-            say([f"[{number}/{len(cells)}] {cell.name}: failed: {row}"])
-            continue
-        store.add(row)
-        limit = " (limit)" if row["hit_limit"] else ""
-        say(
-            [
-                f"[{number}/{len(cells)}] {cell.name}: {row['error']:.2f} %, {row['seconds']:.0f} s{limit}"
-            ]
-        )
-    return failed
 
 
 def run_cell(cell: Cell) -> Row:
@@ -154,30 +113,27 @@ def score(
         "nll": nll,
         "ece": ece,
         "seconds": round(seconds, 2),
-        "minutes": setting.minutes if limited else None,
+        "minutes": setting.minutes if limited and not setting.quick else None,
         "hit_limit": fitted.hit_limit,
         "seed": setting.seed,
         "device": setting.device if limited else "cpu",
-        "versions": _versions(),
+        "versions": versions(),
         "details": fitted.details,
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {"structgp": __version__, "python": platform.python_version()}
-    for name in ("torch", "gpytorch", "numpy", "scipy", "python-crfsuite"):
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 # --- rows -> text ----------------------------------------------------------------------------
 
 
+def papers_errors() -> dict[str, dict[str, list[float]]]:
+    """task -> method -> [mean, standard deviation]."""
+    return json.loads(EXPECTED.read_text(encoding="utf-8"))["error"]
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """Error beside the paper's, and NLL and calibration error, means over folds: the same text for the same
     cells, whenever and in whatever order they were done."""
-    expected = json.loads(EXPECTED.read_text(encoding="utf-8"))["error"]
+    expected = papers_errors()
     lines = [
         "Token error in %, mean (standard deviation over folds); the paper's; the difference in its",
         "standard deviations. * a fold stopped at a limit of time or steps; [n] folds if fewer than five.",
@@ -187,19 +143,15 @@ def markdown(rows: Sequence[Row]) -> str:
     ]
     for task in TASKS:
         for method in METHODS:
-            here = sorted(_of(rows, method, task), key=lambda row: row["fold"])
+            here = cells_of(rows, method, task)
             if here:
                 lines.append(_line(task, method, here, expected[task].get(method)))
     return "\n".join(lines) + "\n"
 
 
 def _line(task: str, method: str, rows: list[Row], paper: list[float] | None) -> str:
-    error = statistics.mean(row["error"] for row in rows)
-    spread = statistics.stdev(row["error"] for row in rows) if len(rows) > 1 else None
-    mark = "*" if any(row["hit_limit"] for row in rows) else ""
-    count = f" [{len(rows)}]" if len(rows) < 5 else ""
-    here = f"{error:.2f}{'' if spread is None else f' ({spread:.2f})'}{mark}{count}"
-    fields = [task, method, here]
+    error, _ = mean_and_spread(rows)
+    fields = [task, method, summary(rows)]
     fields += (
         [f"{paper[0]:.2f} ({paper[1]:.2f})", f"{(error - paper[0]) / paper[1]:+.1f}"]
         if paper
@@ -211,6 +163,20 @@ def _line(task: str, method: str, rows: list[Row], paper: list[float] | None) ->
     return f"| {' | '.join(fields)} |"
 
 
+def summary(rows: Sequence[Row]) -> str:
+    """'4.75 (0.32)* [3]', as the head of the table explains."""
+    error, spread = mean_and_spread(rows)
+    mark = "*" if any(row["hit_limit"] for row in rows) else ""
+    count = f" [{len(rows)}]" if len(rows) < 5 else ""
+    return f"{error:.2f}{f' ({spread:.2f})' if len(rows) > 1 else ''}{mark}{count}"
+
+
+def mean_and_spread(rows: Sequence[Row]) -> tuple[float, float]:
+    """Of the errors; the standard deviation of one is 0."""
+    errors = [row["error"] for row in rows]
+    return statistics.mean(errors), statistics.stdev(errors) if len(errors) > 1 else 0.0
+
+
 def times(rows: Sequence[Row]) -> str:
     """Mean seconds of a fit."""
     lines = [
@@ -220,11 +186,25 @@ def times(rows: Sequence[Row]) -> str:
         "|---" * (len(METHODS) + 1) + "|",
     ]
     for task in TASKS:
-        found = [[row["seconds"] for row in _of(rows, method, task)] for method in METHODS]
+        found = [[row["seconds"] for row in cells_of(rows, method, task)] for method in METHODS]
         cells = [f"{statistics.mean(seconds):.1f}" if seconds else "" for seconds in found]
         lines.append(f"| {task} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _of(rows: Sequence[Row], method: str, task: str) -> list[Row]:
-    return [row for row in rows if (row["method"], row["task"]) == (method, task)]
+def plot(rows: Sequence[Row]) -> str:
+    """A panel of each task: here, and hollow the paper's."""
+    expected, panels = papers_errors(), []
+    for task in TASKS:
+        there = {method: cells_of(rows, method, task) for method in METHODS}
+        shown = [Dot(method, *mean_and_spread(found)) for method, found in there.items() if found]
+        if shown:
+            shown += [Dot(method, *paper, hollow=True) for method, paper in expected[task].items()]
+            panels.append(dots(task, "token error, %", list(METHODS), shown))
+    return figure(panels, ["here", "", "", "", "the paper's"])
+
+
+def cells_of(rows: Sequence[Row], method: str, task: str) -> list[Row]:
+    """By fold."""
+    found = [row for row in rows if (row["method"], row["task"]) == (method, task)]
+    return sorted(found, key=lambda row: row["fold"])

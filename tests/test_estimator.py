@@ -613,6 +613,37 @@ def test_callback_sees_every_step(fitted, train):
     assert [info.finished for info in seen] == [False] * (len(seen) - 1) + [True]
 
 
+def test_a_callback_can_ask_the_posterior_so_far(fitted, train, test):
+    looks = []
+    estimator = StructuredGPClassifier()
+
+    def look(info):
+        looks.append(estimator.so_far())
+
+    estimator.fit(*train, callback=look)
+    asked = [look.predict_marginals(test[0]) for look in looks]
+    # Looking changes nothing, and a look does not change when the fit goes on.
+    assert estimator.predict_marginals(test[0]) == fitted.predict_marginals(test[0])
+    np.testing.assert_allclose(
+        array(asked[-1]), array(fitted.predict_marginals(test[0])), atol=1e-5
+    )
+    assert np.abs(array(asked[0]) - array(asked[-1])).max() > 1e-3
+    first = StructuredGPClassifier().fit(*train, callback=lambda info: True)
+    np.testing.assert_allclose(array(asked[0]), array(first.predict_marginals(test[0])), atol=1e-5)
+    balanced = looks[-1].set_params(class_weight="balanced").predict_marginals(test[0])
+    np.testing.assert_allclose(
+        array(balanced),
+        array(clone(looks[-1]).fit(*train).predict_marginals(test[0])),
+        atol=1e-5,
+    )
+
+
+def test_there_is_nothing_so_far_outside_of_a_fit(fitted):
+    for estimator in (fitted, StructuredGPClassifier()):
+        with pytest.raises(InputError, match="so_far: no fit is going on"):
+            estimator.so_far()
+
+
 def test_a_saved_model_keeps_the_trace_of_its_fit(fitted, tmp_path):
     fitted.save(tmp_path / "model")
     trace = structgp.load(tmp_path / "model").training_log_["trace"]

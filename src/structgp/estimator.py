@@ -241,8 +241,9 @@ class StructuredGPClassifier(Answers, BaseEstimator):
 
         ``sample_weight`` : (N,), how often each sequence counts; 0 leaves it out. ``callback`` is
         called with every :class:`structgp.optimizers.StepInfo`; if it returns True the fit stops there
-        and what has been reached is kept. ``checkpoint`` : a file that the state of the fit is kept in,
-        from which an equal call goes on if this one is killed; it is gone when the fit is done.
+        and what has been reached is kept; in it, :meth:`so_far` gives what there is to ask.
+        ``checkpoint`` : a file that the state of the fit is kept in, from which an equal call goes on
+        if this one is killed; it is gone when the fit is done.
         ``together`` : the processes that share the sequences, see :func:`structgp.together.joined`; all of
         them make the same call with all the data, and have the same fit.
         """
@@ -287,10 +288,14 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         check_together(together, choice.optimizer, posterior)
         kept = self._checkpoint(checkpoint, examples, choice)
         watch = self._watch(examples, posterior, predictor, dev)
-        with self._reporting(callback) as report:
-            history = self._train(
-                examples, structure, posterior, choice, generator, report, kept, watch, together
-            )
+        self._fitting = examples, posterior, predictor
+        try:
+            with self._reporting(callback) as report:
+                history = self._train(
+                    examples, structure, posterior, choice, generator, report, kept, watch, together
+                )
+        finally:
+            del self._fitting
         if history.stopped == "limit":
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
@@ -304,6 +309,20 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         if dev is not None:
             self.training_log_["dev"] = self.evaluate(*dev).as_dict()
         return self
+
+    def so_far(self) -> StructuredGPClassifier:
+        """Within the ``callback`` of a ``fit``: a fitted estimator with the posterior as it is now, to be
+        asked like any other. The fit goes on undisturbed. Cost: a copy of the posterior."""
+        if not hasattr(self, "_fitting"):
+            raise InputError("so_far", "no fit is going on", "call it in the callback of a fit")
+        examples, posterior, predictor = self._fitting
+        found = copy.copy(self)
+        del found._fitting
+        found.classes_ = np.array(examples.labels.classes)
+        found.training_log_ = {}
+        info = {"label_counts": examples.counts_by_label}
+        found.model_ = self._model(examples, copy.deepcopy(posterior), predictor, info, {})
+        return found
 
     def partial_fit(
         self,
@@ -440,13 +459,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     ) -> None:
         """The fitted attributes."""
         posterior.round_factor()
-        labels = examples.labels
-        self.classes_ = np.array(labels.classes)
+        self.classes_ = np.array(examples.labels.classes)
         kl = float(posterior.kl_inducing(self.entropy).detach())
         log = _log(history, posterior, kl, start, examples.encoder.blocks)
         if isinstance(structure, Differences):
             log |= {"gradient": "differences", "evaluations": structure.n_values}
-        counts = dict(zip(labels.classes, examples.label_counts.tolist(), strict=True))
+        counts = examples.counts_by_label
         seen = {"n_sequences": examples.n_sequences, "n_tokens": sum(map(len, examples.rows))}
         if before is not None:
             for label, count in before.info["label_counts"].items():

@@ -16,10 +16,12 @@ from structgp.baselines.design import LinearFeatures
 from structgp.baselines.ess import GPStruct
 from structgp.baselines.latent import Coordinates, LatentChain
 from structgp.baselines.sites import fit_sites, prior_sites
+from structgp.data.batch import pad
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.errors import InputError
 from structgp.gp import contrasts
+from structgp.optimizers import SecondOrder
 
 V, D = 2, 6
 
@@ -49,9 +51,10 @@ def one_hot(X):
 # --- the reference ---------------------------------------------------------------------------
 
 
-def log_joint(rows, X, y):
-    """(S,) log prior and likelihood of rows (S, D V + V V): weights of every label, then scores."""
-    w, g = rows[:, : D * V].reshape(-1, D, V), rows[:, D * V :].reshape(-1, V, V)
+def log_joint(rows, X, y, sd=1.0, pair_sd=1.0):
+    """(S,) log prior and likelihood of rows (S, D V + V V): weights of every label, then scores, in units
+    of their prior deviations."""
+    w, g = sd * rows[:, : D * V].reshape(-1, D, V), pair_sd * rows[:, D * V :].reshape(-1, V, V)
     total = -0.5 * (rows**2).sum(1)
     for x, path in zip(X, y, strict=True):
         f = np.einsum("td,sdv->stv", x, w)
@@ -77,19 +80,24 @@ def marginals_of(rows, x):
 
 @pytest.fixture(scope="module")
 def reference(toy):
+    return importance_sampling(toy)
+
+
+def importance_sampling(toy, sd=1.0, pair_sd=1.0):
     """Draws around the mode, wider than the curvature there says, and their weights."""
     X, y = toy
+    prior = sd, pair_sd
     paths = [[int(label[1:]) for label in labels] for labels in y[:5]]
     size = D * V + V * V
 
     def slope(row, h=1e-4):
         steps = h * np.eye(size)
-        both = log_joint(np.concatenate([row + steps, row - steps]), X[:5], paths)
+        both = log_joint(np.concatenate([row + steps, row - steps]), X[:5], paths, *prior)
         return (both[:size] - both[size:]) / (2 * h)
 
     start = np.zeros(size)
     mode = minimize(
-        lambda r: -log_joint(r[None], X[:5], paths)[0], start, jac=lambda r: -slope(r)
+        lambda r: -log_joint(r[None], X[:5], paths, *prior)[0], start, jac=lambda r: -slope(r)
     ).x
     bend = np.stack(
         [(slope(mode - 1e-3 * e) - slope(mode + 1e-3 * e)) / 2e-3 for e in np.eye(size)]
@@ -99,17 +107,17 @@ def reference(toy):
     n, wider = 60_000, 1.15
     eps = rng.standard_normal((n, size))
     rows = mode + wider * eps @ root.T
-    log_weight = log_joint(rows, X[:5], paths) + 0.5 * (eps**2).sum(1)
+    log_weight = log_joint(rows, X[:5], paths, *prior) + 0.5 * (eps**2).sum(1)
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
     assert 1 / (weight**2).sum() > 0.2 * n  # so that 12,000 draws would say as much
     return rows, weight
 
 
-def expected_difference(reference, X):
+def expected_difference(reference, X, sd=1.0):
     """E[f_1 - f_0] of every token, and its standard deviation."""
     rows, weight = reference
-    w = rows[:, : D * V].reshape(-1, D, V)
+    w = sd * rows[:, : D * V].reshape(-1, D, V)
     f = (w[..., 1] - w[..., 0]) @ np.concatenate(X).T
     mean = weight @ f
     return mean, np.sqrt(weight @ (f - mean) ** 2)
@@ -174,6 +182,51 @@ def test_predictions_are_near_those_of_the_variational_posterior(toy, fitted):
     far = [abs(a[label] - b[label]) for a, b in zip(ours, theirs, strict=True) for label in a]
     # The posterior of 40 tokens is nearly Gaussian, but its factors are not independent.
     assert max(far) < 0.04
+
+
+def variational_mean(model, X):
+    """E[f_1 - f_0] of every token."""
+    q, found = model.model_.posterior, []
+    for rows in model.model_.encoder.transform(X):
+        batch = pad([rows], None, model.model_.encoder.pad_row, [0])
+        with torch.no_grad():
+            h = q.conditional(batch.x, batch.mask).times(q.m[0])[0]
+            f = (0.5 * q.log_amplitude).exp() * h @ q.basis.T
+        found.append((f[:, 1] - f[:, 0]).numpy())
+    return np.concatenate(found)
+
+
+def test_means_are_those_of_the_variational_posterior_where_that_is_accurate(toy):
+    """Under narrow priors the likelihood is nearly quadratic, and scores say next to nothing of weights:
+    then the posterior is Gaussian and factorises, as q does."""
+    X, y = toy
+    sd, pair_sd, n_chains = 0.3, 0.1, 48
+    sampled = GPStruct(300, n_chains=n_chains, thin=2, variance=sd**2, pairwise_sd=pair_sd)
+    sampled.fit(X[:5], y[:5])
+    assert sampled.training_log_["rhat"] < 1.05
+    f = np.concatenate(X[:5]) @ sampled.weights_.numpy() @ sampled.basis_.numpy().T
+    by_chain = (f[..., 1] - f[..., 0]).reshape(n_chains, -1, 40).mean(1)
+    mean, error = by_chain.mean(0), by_chain.std(0, ddof=1) / n_chains**0.5
+    reference = importance_sampling(toy, sd, pair_sd)
+    truth, spread = expected_difference(reference, X[:5], sd)
+    of_truth = spread * (reference[1] ** 2).sum() ** 0.5
+    optimizer = SecondOrder(n_draws=1024, tolerance=1e-4, max_rounds=60, learn_scales=False)
+    variational = StructuredGPClassifier(
+        kernel="linear",
+        amplitude=2 * sd**2,  # two active features
+        pairwise_sd=pair_sd,
+        space="functions",
+        inference=optimizer,
+        learn_kernel=False,
+    )
+    sparse = [csr_array(x) for x in X[:5]]
+    found = variational_mean(variational.fit(sparse, y[:5]), sparse)
+    # Errors are some hundredths of a deviation, and the means up to two and a half.
+    assert error.max() < 0.04 * spread.max()
+    assert np.abs(truth).max() > 2 * spread.max()
+    assert (np.abs(mean - truth) < 4 * np.hypot(error, of_truth)).all()
+    assert (np.abs(found - truth) < 4 * of_truth + 0.01 * spread).all()
+    assert (np.abs(found - mean) < 4 * error + 0.01 * spread).all()
 
 
 # --- its parts -------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ def test_means_over_splits_beside_the_papers() -> None:
     assert "| ours | 4.20 (0.16) |  | 0.100 | 0.010 | 10 |" in text
     assert "| crf, 1 | 5.00 [1] | 4.50 |" in text
     assert "| gp-var-s | 6.00* [1] | 5.14 |" in text
+    assert large.plot(rows[::-1]) == large.plot(rows)
     assert large.markdown(rows[::-1]) == text
 
 
@@ -36,19 +37,20 @@ def test_cells_that_are_there_are_not_done_again(tmp_path, monkeypatch, capsys) 
         asked.append([(cell.method, cell.split) for cell in cells])
         return iter(())
 
-    monkeypatch.setattr(large, "run_all", none)
+    monkeypatch.setattr("experiments.cells.run_all", none)
     words = ["--results", str(tmp_path), "--method", "ours", "gp-var-s"]
     assert large.main([*words, "--minutes", "3"]) == 0
     assert large.main([*words, "--minutes", "4"]) == 0
     assert asked == [[], [("gp-var-s", k) for k in range(5)]]
     assert (tmp_path / "large.md").read_text() in capsys.readouterr().out
+    assert (tmp_path / "large.svg").read_text().startswith("<svg")
 
 
 def test_a_failed_cell_is_told(tmp_path, monkeypatch, capsys) -> None:
     def broken(work, cells, n_jobs):
         return iter([(cells[0], RuntimeError("no luck"))])
 
-    monkeypatch.setattr(large, "run_all", broken)
+    monkeypatch.setattr("experiments.cells.run_all", broken)
     assert large.main(["--results", str(tmp_path), "--quick"]) == 1
     assert "no luck" in capsys.readouterr().err
 

@@ -47,6 +47,10 @@ class Examples:
         return np.bincount(known, often, minlength=self.n_labels)
 
     @property
+    def counts_by_label(self) -> dict[str, float]:
+        return dict(zip(self.labels.classes, self.label_counts.tolist(), strict=True))
+
+    @property
     def some_missing(self) -> bool:
         return any((y < 0).any() for y in self.y)
 

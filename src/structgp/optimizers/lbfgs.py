@@ -58,12 +58,13 @@ def _on_device(
         line_search_fn="strong_wolfe",
     )
     last: tuple[Tensor, float, Tensor] | None = None
+    graded = torch.is_grad_enabled()  # torch's optimisers turn it on for their closures
 
     def closure() -> float:
         # A step begins by asking again for the point where the last one ended.
         nonlocal last
         if last is None or not torch.equal(last[0], x):
-            with torch.no_grad():  # which torch's optimisers turn off
+            with torch.set_grad_enabled(graded):
                 last = x.detach().clone(), *objective(x.detach())
         x.grad = last[2].clone()
         return last[1]

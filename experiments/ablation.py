@@ -1,0 +1,239 @@
+"""What each part is worth: fits with one thing changed, against three named bases.
+
+    python -m experiments ablation --data DIR [--task T ...] [--fold K ...] [--base B ...] [--quick]
+
+'default' : the default fit. 'inducing' : the second-order fit with the paper's kind of prior, 500 inducing
+inputs under a fixed linear kernel of unit variance, contrasts of the labels. 'stochastic' : the same prior
+with a function for each label, SAGA on one sequence a step at its own pace, the paper's 4,000 draws and
+control variate, 1,500 steps. A change is one of control variates, memory (SAGA or SGD), inducing inputs M,
+draws S, kernel, basis, or mixture components K. Error and NLL are of the test half; the bound is on the
+same 256 fresh draws, in nats a training sequence; seconds are of one processor.
+
+Fold 0 of two tasks takes about half an hour on two cores. Cells are kept in
+experiments/results/ablation.jsonl as those of table1 are. --quick is segmentation with 300 stochastic
+steps, in a file of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.cells import Row, Store
+from experiments.commands import finish, is_done, parser_of, publish, tell_error, versions
+from experiments.data import TASKS, Fold, bound_per_sequence, load_fold, problem_of
+from experiments.figures import Dot, dots, figure
+from experiments.methods import fit_quietly
+from experiments.table1 import SEED
+from structgp import StructuredGPClassifier, metrics
+from structgp.data.corpora import data_folder
+from structgp.optimizers import SecondOrder, Stochastic
+from structgp.structures import Chain
+
+KEY = ("base", "change", "task", "fold", "quick")
+NONE = "none"
+FIXED: dict[str, Any] = {
+    "kernel": "linear",
+    "learn_kernel": False,
+    "pairwise_sd": 1.0,
+    "n_inducing": 500,
+    "space": "functions",
+}
+
+
+def _default(**changes: Any) -> Callable[[bool], StructuredGPClassifier]:
+    return lambda quick: StructuredGPClassifier(random_state=SEED, **changes)
+
+
+def _inducing(**changes: Any) -> Callable[[bool], StructuredGPClassifier]:
+    settings = FIXED | {"inference": "second-order", "learn_scales": False} | changes
+    return lambda quick: StructuredGPClassifier(random_state=SEED, **settings)
+
+
+def _stochastic(remembers: bool = True, **changes: Any) -> Callable[[bool], StructuredGPClassifier]:
+    settings = {"gradient": "control-variate", "n_gradient_draws": 4000, "basis": "label"} | changes
+
+    def make(quick: bool) -> StructuredGPClassifier:
+        own_pace = Stochastic(
+            remembers,
+            mean_step="auto",
+            covariance_step="auto",
+            unary_steps=None,
+            pairwise_steps=None,
+            max_steps=300 if quick else 1500,
+        )
+        return StructuredGPClassifier(random_state=SEED, inference=own_pace, **(FIXED | settings))
+
+    return make
+
+
+ABLATIONS: dict[str, dict[str, Callable[[bool], StructuredGPClassifier]]] = {
+    "default": {
+        NONE: _default(),
+        "S = 4": _default(n_gradient_draws=4),
+        "S = 64": _default(n_gradient_draws=64),
+        "kernel not learned": _default(inference=SecondOrder(learning_rounds=0)),
+        "a function for each label": _default(basis="label"),
+        "inducing inputs": _default(space="functions"),
+    },
+    "inducing": {
+        NONE: _inducing(),
+        "M = 50": _inducing(n_inducing=50),
+        "M = 200": _inducing(n_inducing=200),
+        "M = 1000": _inducing(n_inducing=1000),
+        "S = 4": _inducing(n_gradient_draws=4),
+        "kernel learned": _inducing(
+            kernel="relevance", learn_kernel=True, learn_scales="all", pairwise_sd=1.5
+        ),
+        "a function for each label": _inducing(basis="label"),
+        "K = 2": _inducing(n_components=2),
+    },
+    "stochastic": {
+        NONE: _stochastic(),
+        "SGD": _stochastic(False),
+        "no control variate": _stochastic(gradient="score"),
+        "SGD, no control variate": _stochastic(False, gradient="score"),
+        "pathwise gradients, S = 32": _stochastic(gradient="pathwise", n_gradient_draws=32),
+        "S = 250": _stochastic(n_gradient_draws=250),
+        "S = 1000": _stochastic(n_gradient_draws=1000),
+        "M = 200": _stochastic(n_inducing=200),
+        "contrasts": _stochastic(basis="contrast"),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One change of one base on one fold of one task."""
+
+    base: str
+    change: str
+    task: str
+    fold: int
+    quick: bool
+    data: str | None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.base, self.change, self.task, self.fold, self.quick
+
+    @property
+    def name(self) -> str:
+        return f"{self.base}, {self.change}, {self.task} {self.fold}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0 if all cells were done, 1 if one of them failed."""
+    parser = parser_of("ablation", __doc__)
+    parser.add_argument("--task", nargs="+", choices=TASKS, help="default: segmentation, chunking")
+    parser.add_argument("--fold", nargs="+", type=int, choices=range(5), default=[0])
+    parser.add_argument("--base", nargs="+", choices=list(ABLATIONS), default=list(ABLATIONS))
+    options = parser.parse_args(words)
+    data_folder(options.data)
+    tasks = options.task or ["segmentation", "chunking"][: 1 if options.quick else 2]
+    cells = [
+        Cell(base, change, task, fold, options.quick, options.data)
+        for fold in options.fold
+        for task in tasks
+        for base in options.base
+        for change in ABLATIONS[base]
+    ]
+    name = f"ablation{'-quick' if options.quick else ''}"
+    store = Store(Path(options.results) / f"{name}.jsonl", KEY)
+    there = store.rows()
+    open_cells = [cell for cell in cells if not is_done(there.get(cell.key), 0.0)]
+    failed = finish(run_cell, open_cells, store, options.jobs, tell_error)
+    rows = list(store.rows().values())
+    publish(store.path, markdown(rows), {name: plot(rows)})
+    return 1 if failed else 0
+
+
+def run_cell(cell: Cell) -> Row:
+    fold = load_fold(cell.task, cell.data, cell.fold)
+    make = ABLATIONS[cell.base][cell.change]
+    return dict(zip(KEY, cell.key, strict=True)) | score(fold, make(cell.quick))
+
+
+def score(fold: Fold, model: StructuredGPClassifier) -> Row:
+    """What a cell says beside its key."""
+    began = time.process_time()
+    fitted = fit_quietly(model, fold)
+    seconds = time.process_time() - began
+    marginals = model.predict_marginals(fold.X_test)
+    return {
+        "error": 100 * metrics.token_error(fold.y_test, model.predict(fold.X_test)),
+        "nll": metrics.token_nll(fold.y_test, marginals),
+        "bound": bound_per_sequence(problem_of(model, Chain(), fold.X, fold.y), 256),
+        "seconds": round(seconds, 2),
+        "minutes": None,
+        "hit_limit": fitted.hit_limit,
+        "seed": SEED,
+        "versions": versions(),
+        "details": fitted.details,
+    }
+
+
+# --- rows -> text ----------------------------------------------------------------------------
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The same text for the same cells, in whatever order they were done."""
+    lines = [
+        "One thing changed against each base; in brackets the difference from the base, means over the",
+        "folds that both have. * a fit stopped at its number of steps.",
+        "",
+        "| task | base | change | error, % | NLL | bound | seconds | folds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for task in TASKS:
+        for base, changes in ABLATIONS.items():
+            for change in changes:
+                here = _of(rows, base, change, task)
+                if here:
+                    lines.append(_line(here, _of(rows, base, NONE, task)))
+    return "\n".join(lines) + "\n"
+
+
+def _line(here: dict[int, Row], base: dict[int, Row]) -> str:
+    first = next(iter(here.values()))
+    folds = sorted(here)
+    shared = [k for k in folds if k in base]
+    fields = [first["task"], first["base"], first["change"]]
+    for name, digits in (("error", 2), ("nll", 3), ("bound", 2), ("seconds", 1)):
+        text = f"{_mean(here, folds, name):.{digits}f}"
+        if name == "error" and any(row["hit_limit"] for row in here.values()):
+            text += "*"
+        if shared and first["change"] != NONE:
+            change = _mean(here, shared, name) - _mean(base, shared, name)
+            text += f" ({change:+.{digits}f})"
+        fields.append(text)
+    return f"| {' | '.join(fields)} | {len(folds)} |"
+
+
+def _mean(rows: dict[int, Row], folds: Sequence[int], name: str) -> float:
+    return sum(rows[k][name] for k in folds) / len(folds)
+
+
+def _of(rows: Sequence[Row], base: str, change: str, task: str) -> dict[int, Row]:
+    """By fold."""
+    wanted = (base, change, task)
+    return {r["fold"]: r for r in rows if (r["base"], r["change"], r["task"]) == wanted}
+
+
+def plot(rows: Sequence[Row]) -> str:
+    """A panel of each task and base: the NLL with each change."""
+    panels = []
+    for task in TASKS:
+        for base, changes in ABLATIONS.items():
+            there = {change: _of(rows, base, change, task) for change in changes}
+            shown = [
+                Dot(change, _mean(found, sorted(found), "nll"))
+                for change, found in there.items()
+                if found
+            ]
+            if shown:
+                panels.append(dots(f"{task}, {base}", "NLL a token", list(changes), shown))
+    return figure(panels, [])

@@ -1,0 +1,248 @@
+"""The paper's figure of progress (fig:-perf-profile), rerun and widened: test NLL and error against time.
+
+    python -m experiments profile --data DIR [--task T ...] [--fold K ...] [--method M ...] [--minutes N]
+        [--quick]
+
+The paper's figure is of gp-var-s on its larger experiment, here the task basenp-500; the others are the
+folds of its table. Each fit is looked at as it goes: every step of ours, the paper's presets at times
+that grow by the root of 2 (gp-var-b where an iteration of its outer loop, 65 steps of L-BFGS, is done),
+and all when they end; the tuned CRF only has an end, its cross-validation counted. Time, and the limit
+--minutes of a gp-var-* fit, is that of one processor from the call of fit on, without the looks (gp-var-b
+is stopped by the clock on the wall, since it must be within an iteration). Cells are kept in
+experiments/results/profile.jsonl as those of table1 are; --quick is one fold of each small task with the
+short schedules of table1 --quick, in a file of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments import data, large
+from experiments.cells import Row, Store
+from experiments.commands import (
+    add_folds,
+    finish,
+    is_done,
+    parser_of,
+    publish,
+    tell_error,
+    versions,
+)
+from experiments.data import Fold, load_fold
+from experiments.figures import Curve, curves, figure
+from experiments.methods import GP_MODELS, METHODS, TIME_LIMITED, Setting, fit_quietly
+from experiments.table1 import MINUTES, SEED, cells_of, papers_errors
+from structgp import StructuredGPClassifier, metrics
+from structgp.data.corpora import data_folder
+from structgp.optimizers import StepInfo
+
+LARGE_TASK = "basenp-500"
+TASKS = (*data.TASKS, LARGE_TASK)
+PROFILED = ("ours", "crf", "gp-var-b", "gp-var-s", "gp-var-p")
+KEY = ("method", "task", "fold", "quick")
+NEAR = 0.01
+"""Nats a token that count as having arrived."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one fold of one task."""
+
+    method: str
+    task: str
+    fold: int
+    data: str | None
+    setting: Setting
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.method, self.task, self.fold, self.setting.quick
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.task} {self.fold}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0 if all cells were done, 1 if one of them failed."""
+    parser = parser_of("profile", __doc__)
+    add_folds(parser, TASKS)
+    parser.add_argument("--method", nargs="+", choices=PROFILED, default=list(PROFILED))
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="limit of a gp-var-* fit")
+    options = parser.parse_args(words)
+    data_folder(options.data)
+    tasks = [task for task in options.task if not (options.quick and task == LARGE_TASK)]
+    setting = Setting(options.quick, options.minutes, SEED)
+    cells = [
+        Cell(method, task, fold, options.data, setting)
+        for method in options.method
+        for fold in options.fold or ([0] if options.quick else range(5))
+        for task in tasks
+    ]
+    name = f"profile{'-quick' if options.quick else ''}"
+    store = Store(Path(options.results) / f"{name}.jsonl", KEY)
+    there = store.rows()
+    open_cells = [cell for cell in cells if not is_done(there.get(cell.key), options.minutes)]
+    failed = finish(run_cell, open_cells, store, options.jobs, tell_error)
+    rows = list(store.rows().values())
+    publish(
+        store.path, markdown(rows), {f"{name}-{task}": svg for task, svg in plots(rows).items()}
+    )
+    return 1 if failed else 0
+
+
+# --- a cell ----------------------------------------------------------------------------------
+
+
+class Looks:
+    """What the model says of the test data as its fit goes on, by a clock that stands still meanwhile.
+
+    every_step : look at each; otherwise when the next power of the root of 2 is reached. limit : seconds
+    after which the fit is stopped. found : seconds, error in % and NLL of each look.
+    """
+
+    def __init__(self, fold: Fold, every_step: bool, limit: float) -> None:
+        self.fold, self.every_step, self.limit = fold, every_step, limit
+        self.found: list[tuple[float, float, float]] = []
+        self._reached = 0
+        self._began = time.process_time()
+
+    def seconds(self) -> float:
+        return time.process_time() - self._began
+
+    def step(self, model: StructuredGPClassifier, info: StepInfo) -> bool:
+        """For the callback: whether time is up. The last step is left for the end of the fit."""
+        now = self.seconds()
+        over = now >= self.limit
+        due = now >= 2 ** (self._reached / 2)
+        if not (info.finished or over) and (self.every_step or due):
+            while 2 ** (self._reached / 2) <= now:
+                self._reached += 1
+            self.look(model.so_far(), now)
+        return over
+
+    def look(self, model: Any, now: float) -> None:
+        marginals = model.predict_marginals(self.fold.X_test)
+        error = 100 * metrics.token_error(self.fold.y_test, model.predict(self.fold.X_test))
+        nll = metrics.token_nll(self.fold.y_test, marginals)
+        self.found.append((round(now, 3), round(error, 4), round(nll, 5)))
+        self._began += self.seconds() - now
+
+
+def run_cell(cell: Cell) -> Row:
+    split = cell.task == LARGE_TASK
+    load = large.load_split if split else lambda folder, k: load_fold(cell.task, folder, k)
+    return dict(zip(KEY, cell.key, strict=True)) | profile(
+        load(cell.data, cell.fold), cell.method, cell.setting
+    )
+
+
+def profile(fold: Fold, method: str, setting: Setting) -> Row:
+    """What a cell says beside its key. error, nll and seconds are those of the last look."""
+    limited = method in TIME_LIMITED and not setting.quick
+    looks = Looks(fold, method == "ours", 60 * setting.minutes if limited else math.inf)
+    if method in GP_MODELS:
+        by_wall = setting if method == "gp-var-b" else replace(setting, minutes=math.inf)
+        model = GP_MODELS[method](by_wall)
+        fitted = fit_quietly(model, fold, lambda info: looks.step(model, info))
+    else:
+        fitted = METHODS[method](fold, setting)
+    looks.look(fitted.model, looks.seconds())
+    seconds, error, nll = looks.found[-1]
+    return {
+        "error": error,
+        "nll": nll,
+        "seconds": seconds,
+        "looks": looks.found,
+        "minutes": setting.minutes if limited else None,
+        "hit_limit": fitted.hit_limit or seconds >= looks.limit,
+        "seed": setting.seed,
+        "versions": versions(),
+        "details": fitted.details,
+    }
+
+
+# --- rows -> text ----------------------------------------------------------------------------
+
+
+def arrival(row: Row, level: float) -> float | None:
+    """Seconds of the first look from which on no NLL is more than ``NEAR`` above the level."""
+    since = None
+    for seconds, _, nll in row["looks"]:
+        near = nll <= level + NEAR
+        since = (seconds if since is None else since) if near else None
+    return since
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The same text for the same cells, in whatever order they were done."""
+    lines = [
+        "Means over folds, at the end of the fit. Arrived: the time after which the NLL stays within",
+        f"{NEAR} of that end, and within as much of the end of ours on the same fold; in brackets, on how",
+        "many of the folds if not on all. * a fit stopped at a limit of time or steps.",
+        "",
+        "| task | method | folds | error, % | NLL | seconds | arrived | at ours |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for task in TASKS:
+        ours = {row["fold"]: row["nll"] for row in cells_of(rows, "ours", task)}
+        for method in PROFILED:
+            here = cells_of(rows, method, task)
+            if here:
+                lines.append(_line(task, method, here, ours))
+    return "\n".join(lines) + "\n"
+
+
+def _line(task: str, method: str, rows: list[Row], ours: dict[int, float]) -> str:
+    means = [statistics.mean(row[name] for row in rows) for name in ("error", "nll", "seconds")]
+    mark = "*" if any(row["hit_limit"] for row in rows) else ""
+    own = [arrival(row, row["nll"]) for row in rows]
+    shared = [row for row in rows if row["fold"] in ours]
+    at_ours = [arrival(row, ours[row["fold"]]) for row in shared]
+    fields = [task, method, str(len(rows)), f"{means[0]:.2f}{mark}", f"{means[1]:.3f}"]
+    fields += [f"{means[2]:.1f}", _mean(own), _mean(at_ours)]
+    return f"| {' | '.join(fields)} |"
+
+
+def _mean(found: Sequence[float | None]) -> str:
+    there = [seconds for seconds in found if seconds is not None]
+    if not there:
+        return "never" if found else ""
+    count = "" if len(there) == len(found) else f" [{len(there)} of {len(found)}]"
+    return f"{statistics.mean(there):.1f}{count}"
+
+
+def plots(rows: Sequence[Row]) -> dict[str, str]:
+    """A figure of each task that has cells: NLL and error, a line for each fold."""
+    return {
+        task: _plot(task, [row for row in rows if row["task"] == task])
+        for task in TASKS
+        if any(row["task"] == task for row in rows)
+    }
+
+
+def _plot(task: str, rows: Sequence[Row]) -> str:
+    there = [row for method in PROFILED for row in cells_of(rows, method, task)]
+    nll = [Curve(row["method"], [(t, v) for t, _, v in row["looks"]]) for row in there]
+    # No error at all has no place on this axis.
+    error = [Curve(row["method"], [(t, max(v, 0.01)) for t, v, _ in row["looks"]]) for row in there]
+    name, paper = "gp-var-s", papers_errors().get(task)
+    level = large.PAPER[name] if paper is None else paper[name][0]
+    panels = [
+        curves(f"{task}: NLL against time", f"{task}: NLL a token", nll, PROFILED),
+        curves(
+            f"{task}: token error against time",
+            f"{task}: token error, %",
+            error,
+            PROFILED,
+            {f"the paper's {name}, in the end": level},
+        ),
+    ]
+    shown = {row["method"] for row in there}
+    return figure(panels, [method if method in shown else "" for method in PROFILED])
