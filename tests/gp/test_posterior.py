@@ -444,7 +444,10 @@ def test_rounding_keeps_the_family(form: str) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"covariance": "banded"}, "covariance: 'banded' is not known; use 'full' or 'diagonal'"),
+        (
+            {"covariance": "banded"},
+            "covariance: 'banded' is not known; use one of full, low-rank, diagonal",
+        ),
         ({"pairwise_covariance": None}, "pairwise_covariance: None is not known"),
         ({"n_components": 0}, "n_components: 0 is too few"),
     ],
