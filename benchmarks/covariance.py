@@ -4,8 +4,8 @@
     python -m benchmarks.covariance quality    bound and dev NLL at M = 300, V = 14
 
 Made-up data (``structgp.data.generate``), whose values are given as random dense vectors. Each form runs in
-a process of its own, since the peak of memory is a process's. Seconds are of processor time, with one thread
-(OMP_NUM_THREADS=1); the figures that count are ratios.
+a process of its own, since the peak of memory is a process's. Seconds are of processor time, to be taken
+with one thread (OMP_NUM_THREADS=1); the figures that count are ratios.
 """
 
 from __future__ import annotations
