@@ -489,6 +489,7 @@ WARM: dict[str, tuple[Any, dict[str, Any]]] = {
     "functions": (list, {"space": "functions"}),
     "dense": (dense, {}),
     "diagonal": (dense, {"covariance": "diagonal"}),
+    "low-rank": (dense, {"covariance": "low-rank", "covariance_rank": 3}),
     "full pairs": (list, {"pairwise_covariance": "full", "n_inducing": 8}),
 }
 
@@ -542,6 +543,7 @@ COLD: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "fixed kernel": (list, {}, {"learn_kernel": False}),
     "weights": (list, {"space": "functions"}, {"space": "weights"}),
     "diagonal": (dense, {}, {"covariance": "diagonal"}),
+    "low-rank": (dense, {}, {"covariance": "low-rank"}),
     "pairs": (dense, {"inference": "natural"}, {"pairwise_covariance": "full"}),
     "fewer components": (dense, {"n_components": 2}, {"n_components": 1}),
 }

@@ -27,7 +27,7 @@ from structgp.data.encode import Block
 from structgp.data.examples import Examples, read_examples
 from structgp.data.labels import check_all_labelled
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp import CovarianceForm, Entropy, Posterior, WeightPosterior
+from structgp.gp import Entropy, PairwiseForm, Posterior, WeightPosterior
 from structgp.inference import Choice, check_together, choose
 from structgp.kernels.blocks import KernelChoice, kernel_scales
 from structgp.model import STRUCTURES, Model
@@ -94,8 +94,11 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         labels move alike, which says nothing: V - 1 functions, the same model, a higher bound. 'auto'
         is 'contrast' where the likelihood says that it ignores that direction, but for the paper's
         presets.
-    covariance : of the inducing values of a function, 'full' or 'diagonal' (in whitened coordinates).
-        'auto' is 'full', but for 'weights', which have none.
+    covariance : of the inducing values of a function: 'full'; 'low-rank', whose precision is a diagonal and
+        ``covariance_rank`` directions more; or 'diagonal' (in whitened coordinates). 'auto' is the first
+        of them that takes at most 512 MB and 2e12 multiplications a round (:mod:`structgp.covariances`),
+        and none at all for 'weights', which have no correlations.
+    covariance_rank : how many directions 'low-rank' has, at most M; None for 64.
     pairwise_covariance : of the label-to-label scores, 'diagonal' or 'full'.
     entropy : of the mixture: 'auto' (exact for one component, else 'bhattacharyya'), 'jensen' (the
         paper's, looser).
@@ -140,6 +143,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         'trace' (number and bound of each step, of some where they are many), 'elbo' and 'fresh_elbo'
         (which bracket the optimum in expectation), 'relaxation' (evidence before and after, if the
         kernel's shape was learned so), 'pilot' (the first fit, on a part of the data), 'space',
+        'covariance', 'covariance_rank' and 'covariance_reason' (the form that was picked, and why),
         'kernel_scales' (prior variance of a weight, by template), 'function_scales' (of the
         functions that labels are made of), 'effective_parameters', 'kl_inducing',
         'kl_pairwise', 'amplitude_factor', 'pairwise_sd', 'n_inducing', 'inducing_residual',
@@ -156,8 +160,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     reads them. Each kind has a kernel of its own, and the model is of their sum. A model read from a file
     has no 'steps' in its log, and as its ``kernel`` the fitted one if it was not given by name.
 
-    Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, and O(V T^2) for a
-    sequence of T tokens.
+    Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, or O(V M r) if
+    its covariances are low-rank; and O(V T^2) for a sequence of T tokens.
     """
 
     def __init__(
@@ -173,7 +177,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         n_components: int = 1,
         basis: str = "auto",
         covariance: str = "auto",
-        pairwise_covariance: CovarianceForm = "diagonal",
+        covariance_rank: int | None = None,
+        pairwise_covariance: PairwiseForm = "diagonal",
         entropy: Entropy = "auto",
         amplitude: float | str = "auto",
         pairwise_sd: float = 1.5,
@@ -203,6 +208,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         self.n_components = n_components
         self.basis = basis
         self.covariance = covariance
+        self.covariance_rank = covariance_rank
         self.pairwise_covariance = pairwise_covariance
         self.entropy = entropy
         self.amplitude = amplitude
@@ -699,6 +705,9 @@ def _log(
             "relaxation": None if relaxation is None else vars(relaxation),
             "pilot": None if pilot is None else pilot.summary,
             "space": "weights" if isinstance(posterior, WeightPosterior) else "functions",
+            "covariance": posterior.form,
+            "covariance_rank": posterior.rank,
+            "covariance_reason": start.form_reason,
             "kernel_scales": kernel_scales(posterior.kernel, blocks),
             "function_scales": posterior.basis.square().sum(0).tolist(),
             "effective_parameters": float(posterior.effective_parameters()),

@@ -22,7 +22,7 @@ from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder
 from structgp.data.schemes import Allowed
 from structgp.errors import ModelFileError
-from structgp.gp import Posterior, WeightPosterior
+from structgp.gp import CovarianceForm, Posterior, WeightPosterior
 from structgp.kernels.describe import describe, rebuild
 from structgp.model import STRUCTURES, Model
 
@@ -37,7 +37,9 @@ def save(model: Model, path: str | Path) -> None:
         k: v.detach().clone(memory_format=torch.contiguous_format)
         for k, v in posterior.state_dict().items()
     }
-    tensors["factor"] = _pack(tensors["factor"], posterior.is_diagonal)
+    tensors["factor"] = _pack(tensors["factor"], posterior.form)
+    if posterior.form == "low-rank":
+        tensors["directions"] = tensors["directions"].float()
     header = {
         "format": FORMAT,
         "version": __version__,
@@ -114,8 +116,10 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
         posterior = WeightPosterior(kernel, n_labels, basis=basis, **options)
     else:
         posterior = Posterior(kernel, tensors["inducing"], n_labels, basis=basis, **options)
-    factor = _unpack(tensors["factor"], posterior.n_inducing, posterior.is_diagonal)
-    posterior.load_state_dict(tensors | {"factor": factor})
+    tensors["factor"] = _unpack(tensors["factor"], posterior.n_inducing, posterior.form)
+    if posterior.form == "low-rank":
+        tensors["directions"] = tensors["directions"].double()
+    posterior.load_state_dict(tensors)
     return Model(
         encoder=FeatureEncoder.from_json(header["encoder"]),
         labels=LabelEncoder(header["labels"]),
@@ -132,25 +136,26 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
 
 def _options(posterior: Posterior) -> dict[str, Any]:
     """What ``Posterior`` has to be given for the tensors to fit."""
-    return {
+    rank = {"rank": posterior.rank} if posterior.form == "low-rank" else {}
+    return rank | {
         "space": "weights" if isinstance(posterior, WeightPosterior) else "functions",
         "n_components": posterior.n_components,
-        "covariance": "diagonal" if posterior.is_diagonal else "full",
+        "covariance": posterior.form,
         "pairwise_covariance": "full" if posterior.pairs_are_full else "diagonal",
     }
 
 
-def _pack(factor: Tensor, diagonal: bool) -> Tensor:
+def _pack(factor: Tensor, form: CovarianceForm) -> Tensor:
     """(K, R, M, M) lower triangular float64 -> (K, R, M (M + 1) / 2) float32, exact after
     ``Posterior.round_factor``: a quarter of the space. Standard deviations (K, R, M): float32."""
-    if diagonal:
+    if form != "full":
         return factor.float()
     row, column = torch.tril_indices(*factor.shape[-2:])
     return factor[..., row, column].float().contiguous()
 
 
-def _unpack(packed: Tensor, M: int, diagonal: bool) -> Tensor:
-    if diagonal:
+def _unpack(packed: Tensor, M: int, form: CovarianceForm) -> Tensor:
+    if form != "full":
         return packed.double()
     factor = packed.new_zeros((*packed.shape[:-1], M, M), dtype=torch.float64)
     row, column = torch.tril_indices(M, M)

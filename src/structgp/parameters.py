@@ -17,7 +17,7 @@ from structgp.structures import Structure
 _CHOICES = {
     "average": ("draws", "mean"),
     "basis": ("auto", "contrast", "label"),
-    "covariance": ("auto", "full", "diagonal"),
+    "covariance": ("auto", "full", "low-rank", "diagonal"),
     "decode": ("marginal", "viterbi"),
     "entropy": ("auto", "exact", "bhattacharyya", "jensen"),
     "gradient": GRADIENTS,
@@ -60,7 +60,7 @@ def check_parameters(given: Any) -> None:
             "set it on the optimiser, and leave 'auto' here",
         )
     numbers = {"n_draws": 1, "random_state": 0, "n_components": 1}
-    for name in ("n_inducing", "n_gradient_draws"):
+    for name in ("n_inducing", "n_gradient_draws", "covariance_rank"):
         if getattr(given, name) is not None:
             numbers[name] = 1
     for name, least in numbers.items():
@@ -69,6 +69,12 @@ def check_parameters(given: Any) -> None:
             raise InputError(
                 name, f"{value!r} is not possible", f"use a whole number, {least} or more"
             )
+    if given.covariance_rank is not None and given.covariance != "low-rank":
+        raise InputError(
+            "covariance_rank",
+            f"{given.covariance_rank} is given beside covariance={given.covariance!r}",
+            "use covariance='low-rank', or leave it out",
+        )
     jobs = given.n_jobs
     if not isinstance(jobs, Integral) or int(jobs) == 0:
         raise InputError("n_jobs", f"{jobs!r} is no number of processes", "pass 1 or more, or -1")

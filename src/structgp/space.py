@@ -81,7 +81,7 @@ def needs_functions(given: Any) -> str | None:
     asked = {
         "space": given.space == "functions",
         "n_inducing": given.n_inducing is not None,
-        "covariance": given.covariance == "full",
+        "covariance": given.covariance in ("full", "low-rank"),
         "n_components": given.n_components > 1,
     }
     return next((name for name, wanted in asked.items() if wanted), None)

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from structgp.continuing import carried_over
+from structgp.covariances import choose_form
 from structgp.data.examples import Examples
 from structgp.data.extend import column_places
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp import CovarianceForm, Posterior, Relaxation, WeightPosterior, contrasts
+from structgp.gp import Posterior, Relaxation, WeightPosterior, contrasts
 from structgp.model import Model, as_rules
 from structgp.pilot import Pilot, run_pilot
 from structgp.prior import choose_kernel, flat_tokens, pick_inducing
@@ -39,13 +40,15 @@ BATCH_TOKENS = {"functions": 1_000, "weights": 4_000}
 
 @dataclass(frozen=True)
 class Start:
-    """What a fit starts from. residual : share of the prior variance that inducing inputs leave open."""
+    """What a fit starts from. residual : share of the prior variance that inducing inputs leave open.
+    form_reason : why the covariances have the form that they have."""
 
     posterior: Posterior
     on_bound: bool
     relaxation: Relaxation | None = None
     pilot: Pilot | None = None
     residual: float = 0.0
+    form_reason: str = "as before"
 
 
 def likelihood_of(given: Any, examples: Examples) -> Structure:
@@ -121,13 +124,21 @@ def start_of(
     }
     if space == "weights":
         weights = WeightPosterior(kernel, examples.n_labels, **common)
-        return Start(weights, on_bound, relaxation, pilot)
+        return Start(weights, on_bound, relaxation, pilot, form_reason="weights have no other")
     most = setting(given, "n_inducing", N_INDUCING)
     enough = ENOUGH if given.n_inducing is None and pilot is not None else 0.0
     chosen = pick_inducing(kernel, tokens, most, seed=given.random_state, enough=enough)
-    form: CovarianceForm = "diagonal" if given.covariance == "diagonal" else "full"
-    posterior = Posterior(kernel, chosen.rows, examples.n_labels, covariance=form, **common)
-    return Start(posterior, on_bound, relaxation, pilot, chosen.residual)
+    n_functions = examples.n_labels if basis is None else basis.shape[1]
+    form = choose_form(given, structure, n_functions, len(chosen.rows), len(tokens))
+    posterior = Posterior(
+        kernel,
+        chosen.rows,
+        examples.n_labels,
+        covariance=form.name,
+        rank=form.rank,
+        **common,
+    )
+    return Start(posterior, on_bound, relaxation, pilot, chosen.residual, form.reason)
 
 
 def can_go_on(given: Any, before: Model, examples: Examples, structure: Structure) -> bool:
@@ -141,12 +152,14 @@ def can_go_on(given: Any, before: Model, examples: Examples, structure: Structur
     else:
         # Inducing inputs are rows of the old encoder.
         moved = column_places(before.encoder, examples.encoder)
+        n_tokens = sum(map(len, examples.rows))
+        form = choose_form(given, structure, old.n_functions, old.n_inducing, n_tokens)
         possible = (
             possible
             and given.space != "weights"
             and old.n_labels == examples.n_labels
             and old.n_components == given.n_components
-            and old.is_diagonal == (given.covariance == "diagonal")
+            and (old.form, old.rank) == (form.name, form.rank)
             and old.pairs_are_full == (given.pairwise_covariance == "full")
             and (moved is None or bool((moved == np.arange(len(moved))).all()))
         )

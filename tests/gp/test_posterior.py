@@ -46,7 +46,14 @@ def inputs(seed: int = 0) -> tuple[Tensor, Tensor]:
 FORMS = {
     "one full": {},
     "one diagonal": {"covariance": "diagonal"},
+    "one low-rank": {"covariance": "low-rank", "rank": 2},
     "two full": {"n_components": 2, "pairwise_covariance": "full"},
+    "two low-rank": {
+        "n_components": 2,
+        "covariance": "low-rank",
+        "rank": 3,
+        "pairwise_covariance": "full",
+    },
     "two diagonal": {"n_components": 2, "covariance": "diagonal", "pairwise_covariance": "full"},
 }
 """Arguments of ``Posterior``, by name."""
@@ -64,12 +71,25 @@ def random_posterior(
     with torch.no_grad():
         names = ["m", "factor", "pair_mean", "weight_logits"]
         names += ["pair_factor"] if posterior.pairs_are_full else []
+        names += ["directions"] if posterior.form == "low-rank" else []
         for name in names:
             parameter = getattr(posterior, name)
             parameter += torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         if not posterior.pairs_are_full:
             posterior.pair_log_sd += 0.1
     return posterior
+
+
+def dense(posterior: Posterior) -> Tensor:
+    """(K, V, M, M) the covariances of whitened inducing values, by the definition of each form."""
+    factor = posterior.factor.detach()
+    if posterior.form == "low-rank":
+        V = posterior.directions.detach()
+        inner = torch.eye(M, dtype=torch.float64) + V @ V.mT
+        precision = inner / factor[..., None] / factor[..., None, :]
+        return torch.linalg.inv(precision)
+    lower = torch.diag_embed(factor) if posterior.is_diagonal else factor.tril()
+    return lower @ lower.mT
 
 
 def unwhitened(posterior: Posterior, x: np.ndarray, k: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -80,11 +100,9 @@ def unwhitened(posterior: Posterior, x: np.ndarray, k: int = 0) -> tuple[np.ndar
     A = K_xz @ np.linalg.inv(K_zz)
     K_tilde = rbf(x, x) - A @ K_xz.T
     means, covariances = [], []
-    for m, factor in zip(posterior.m[k].detach(), posterior.factor[k].detach(), strict=True):
-        lower = np.diag(factor.numpy()) if posterior.is_diagonal else np.tril(factor.numpy())
-        mu, root = L @ m.numpy(), L @ lower
-        means.append(A @ mu)
-        covariances.append(K_tilde + A @ (root @ root.T) @ A.T)
+    for m, S in zip(posterior.m[k].detach(), dense(posterior)[k], strict=True):
+        means.append(A @ L @ m.numpy())
+        covariances.append(K_tilde + A @ L @ S.numpy() @ L.T @ A.T)
     return np.stack(means, -1), np.stack(covariances)
 
 
@@ -115,6 +133,7 @@ def test_mean_and_covariance_have_gradients_in_everything(form: str) -> None:
     x, mask = inputs()
     posterior = random_posterior(rbf_kernel(), form=form)
     names = ["m", "factor", "log_amplitude", "kernel.raw_lengthscale"]
+    names += ["directions"] if posterior.form == "low-rank" else []
     parameters = tuple(p for name, p in posterior.named_parameters() if name in names)
     assert len(parameters) == len(names)
 
@@ -343,14 +362,12 @@ def test_the_pairwise_scale_has_a_gradient() -> None:
 # -- the divergence of q(u) --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["one full", "one diagonal"])
+@pytest.mark.parametrize("form", ["one full", "one diagonal", "one low-rank"])
 def test_one_component_costs_its_exact_divergence(form: str) -> None:
     """And the bounds cost what they leave: nothing, and (1 - log 2) / 2 a dimension."""
     posterior = random_posterior(rbf_kernel(), form=form)
-    factor = posterior.factor[0].detach()
-    lower = torch.diag_embed(factor) if posterior.is_diagonal else factor.tril()
     zero, eye = torch.zeros(M, dtype=torch.float64), torch.eye(M, dtype=torch.float64)
-    q = MultivariateNormal(posterior.m[0].detach(), lower @ lower.mT)
+    q = MultivariateNormal(posterior.m[0].detach(), dense(posterior)[0])
     exact = kl_divergence(q, MultivariateNormal(zero, eye)).sum()
     with torch.no_grad():
         for entropy in ("auto", "exact", "bhattacharyya"):
@@ -359,14 +376,13 @@ def test_one_component_costs_its_exact_divergence(form: str) -> None:
         torch.testing.assert_close(posterior.kl_inducing("jensen"), exact + loose)
 
 
-@pytest.mark.parametrize("form", ["two full", "two diagonal"])
+@pytest.mark.parametrize("form", ["two full", "two diagonal", "two low-rank"])
 def test_a_mixture_costs_no_less_than_its_divergence(form: str) -> None:
     """100,000 draws; the better bound is the one that is used."""
     posterior = random_posterior(rbf_kernel(), form=form).requires_grad_(False)
-    lower = torch.diag_embed(posterior.factor) if posterior.is_diagonal else posterior.factor.tril()
     q = MixtureSameFamily(
         Categorical(posterior.weights),
-        Independent(MultivariateNormal(posterior.m, lower @ lower.mT), 1),
+        Independent(MultivariateNormal(posterior.m, dense(posterior)), 1),
     )
     torch.manual_seed(0)
     v = q.sample((100_000,))
@@ -383,12 +399,14 @@ def test_a_mixture_costs_no_less_than_its_divergence(form: str) -> None:
 def test_gradients_of_the_divergence(form: str, entropy: Any) -> None:
     posterior = random_posterior(rbf_kernel(), form=form)
 
-    def value(m: Tensor, factor: Tensor, logits: Tensor) -> Tensor:
-        given = {"q.m": m, "q.factor": factor, "q.weight_logits": logits}
+    names = ["m", "factor", "weight_logits"]
+    names += ["directions"] if posterior.form == "low-rank" else []
+
+    def value(*values: Tensor) -> Tensor:
+        given = {f"q.{name}": v for name, v in zip(names, values, strict=True)}
         return torch.func.functional_call(Cost(posterior), given, (entropy,))
 
-    parameters = posterior.m, posterior.factor, posterior.weight_logits
-    assert torch.autograd.gradcheck(value, parameters)
+    assert torch.autograd.gradcheck(value, tuple(getattr(posterior, name) for name in names))
 
 
 class Cost(torch.nn.Module):
@@ -415,9 +433,12 @@ def test_no_exact_divergence_of_a_mixture() -> None:
 def test_sizes(form: str) -> None:
     posterior = random_posterior(rbf_kernel(), form=form)
     K, diagonal, full = 1 + ("two" in form), "diagonal" in form, "two" in form
+    low = "low-rank" in form
     assert (posterior.n_components, posterior.n_labels, posterior.n_inducing) == (K, V, M)
     assert (posterior.is_diagonal, posterior.pairs_are_full) == (diagonal, full)
-    assert posterior.factor.shape == ((K, V, M) if diagonal else (K, V, M, M))
+    assert posterior.factor.shape == ((K, V, M) if diagonal or low else (K, V, M, M))
+    assert posterior.form == form.split()[1]
+    assert posterior.rank == (K + 1 if low else 0)
     assert posterior.weights.sum().item() == pytest.approx(1)
     torch.testing.assert_close(posterior.log_weights.exp(), posterior.weights)
     names = {name for name, _ in posterior.named_parameters() if not name.startswith("kernel.")}
@@ -429,6 +450,7 @@ def test_sizes(form: str) -> None:
         "pair_factor" if full else "pair_log_sd",
         "log_amplitude",
         "log_pairwise_sd",
+        *(["directions"] if low else []),
     }
 
 
@@ -437,16 +459,23 @@ def test_rounding_keeps_the_family(form: str) -> None:
     posterior = random_posterior(rbf_kernel(), form=form)
     before = posterior.factor.detach().clone()
     posterior.round_factor()
-    lower = before if posterior.is_diagonal else before.tril()
+    lower = before.tril() if posterior.form == "full" else before
     assert torch.equal(posterior.factor, lower.float().double())
+    if posterior.form == "low-rank":
+        assert torch.equal(posterior.directions, posterior.directions.float().double())
 
 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"covariance": "banded"}, "covariance: 'banded' is not known; use 'full' or 'diagonal'"),
+        (
+            {"covariance": "banded"},
+            "covariance: 'banded' is not known; use one of full, low-rank, diagonal",
+        ),
         ({"pairwise_covariance": None}, "pairwise_covariance: None is not known"),
         ({"n_components": 0}, "n_components: 0 is too few"),
+        ({"covariance": "low-rank", "rank": -1}, "rank: -1 is too few"),
+        ({"pairwise_covariance": "low-rank"}, "pairwise_covariance: 'low-rank' is not known"),
     ],
 )
 def test_options_that_are_not_there(given: dict[str, Any], text: str) -> None:

@@ -13,7 +13,7 @@ from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Entropy, Posterior, choose_inducing
-from structgp.gp.posterior import CovarianceForm
+from structgp.gp.posterior import CovarianceForm, PairwiseForm
 from structgp.gradients import Draws, Estimate, Estimator, Moments, Pathwise, Target
 from structgp.gradients.moments import path_moments
 from structgp.kernels.blocks import build_kernel
@@ -124,7 +124,8 @@ def make_problem(
     entropy: Entropy = "auto",
     n_components: int = 1,
     covariance: CovarianceForm = "full",
-    pairwise_covariance: CovarianceForm = "diagonal",
+    rank: int = 2,
+    pairwise_covariance: PairwiseForm = "diagonal",
     n_sequences: int = 4,
     n_labels: int = 3,
     mean_length: float = 3,
@@ -156,6 +157,7 @@ def make_problem(
         pairwise_sd=pairwise_sd,
         n_components=n_components,
         covariance=covariance,
+        rank=rank,
         pairwise_covariance=pairwise_covariance,
     )
     batches = make_batches(rows, labels, encoder.pad_row, batch_tokens)
@@ -172,7 +174,9 @@ def disturb(posterior: Posterior, seed: int = 5) -> None:
     with torch.no_grad():
         posterior.m += 0.7 * noise(posterior.m)
         spread = 0.3 * noise(posterior.factor)
-        posterior.factor += spread if posterior.is_diagonal else spread.tril()
+        posterior.factor += spread.tril() if posterior.form == "full" else spread
+        if posterior.form == "low-rank":
+            posterior.directions += 0.5 * noise(posterior.directions)
         posterior.pair_mean += 0.5 * noise(posterior.pair_mean)
         if posterior.pairs_are_full:
             posterior.pair_factor += 0.3 * noise(posterior.pair_factor).tril()

@@ -328,11 +328,12 @@ def test_only_the_lower_triangle_is_a_parameter(covariance: str, cases: ModuleTy
     q = cases.make_problem(covariance=covariance, n_components=2).posterior
     K, V, M = q.m.shape
     size = M * (M + 1) // 2 if covariance == "full" else M
-    flat = module._flatten([q.m.detach(), q.factor.detach()])
+    lower = [False, covariance == "full"]
+    flat = module._flatten([q.m.detach(), q.factor.detach()], lower)
     assert flat.shape == (K * V * (M + size),)
     new = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0), dtype=flat.dtype)
-    module._unflatten(new, [q.m, q.factor])
-    np.testing.assert_array_equal(module._flatten([q.m.detach(), q.factor.detach()]), new)
+    module._unflatten(new, [q.m, q.factor], lower)
+    np.testing.assert_array_equal(module._flatten([q.m.detach(), q.factor.detach()], lower), new)
     if covariance == "full":
         assert torch.equal(q.factor, q.factor.tril())
 

@@ -1,10 +1,9 @@
 """Divergences and entropies of the bound (``klun``, ``klbin``, ``eq:entropy``).
 
 Mixtures are of K components, each independent over V labels, in the whitened coordinates where the
-prior is N(0, I): log_weights (K,), mean (K, V, M), and a factor that is either lower triangular,
-(K, V, M, M), or the standard deviations, (K, V, M). Which of the two is read off its shape; entries
-on the diagonal may have either sign. The entropy of a mixture has no closed form; both bounds here
-are below it, so that a bound on the evidence stays one.
+prior is N(0, I): log_weights (K,), mean (K, V, M), and a covariance in one of the forms of ``gp.spreads``:
+a lower triangular factor (K, V, M, M), standard deviations (K, V, M), or low-rank. The entropy of a
+mixture has no closed form; both bounds here are below it, so that a bound on the evidence stays one.
 """
 
 from __future__ import annotations
@@ -15,18 +14,20 @@ import torch
 from torch import Tensor
 
 from structgp.gp.linalg import cholesky
+from structgp.gp.lowrank import LowRank
+from structgp.gp.spreads import Spread, half_log_dets, traces
 
 
-def kl_whitened(mean: Tensor, factor: Tensor) -> Tensor:
-    """sum_j KL(N(m_j, L_j L_j^T) || N(0, I)).
+def kl_whitened(mean: Tensor, factor: Spread) -> Tensor:
+    """sum_j KL(N(m_j, S_j) || N(0, I)).
 
     Whitened inducing values v = L_zz^-1 u have a standard normal prior, so this is KL(q(u) || p(u)).
 
-    mean : (..., M); factor : (..., M, M) lower triangular, cost O(V M^2), or (..., M) standard
-    deviations, cost O(V M).
+    mean : (..., M); factor : (..., M, M) lower triangular, cost O(V M^2), (..., M) standard
+    deviations, cost O(V M), or low-rank, cost O(V M r^2).
     """
-    log_det = _diagonal(mean, factor).abs().log().sum()
-    return 0.5 * (mean.square().sum() + factor.square().sum() - mean.numel()) - log_det
+    second = mean.square().sum() + traces(mean, factor).sum()
+    return 0.5 * (second - mean.numel()) - half_log_dets(mean, factor).sum()
 
 
 def kl_diagonal(mean: Tensor, sd: Tensor, prior_sd: Tensor) -> Tensor:
@@ -46,25 +47,25 @@ def kl_full(mean: Tensor, factor: Tensor, prior_sd: Tensor) -> Tensor:
     return kl_whitened(mean.reshape(-1) / prior_sd, factor / prior_sd)
 
 
-def cross_entropy(log_weights: Tensor, mean: Tensor, factor: Tensor) -> Tensor:
+def cross_entropy(log_weights: Tensor, mean: Tensor, factor: Spread) -> Tensor:
     """-E_q[log N(v; 0, I)] of a mixture, exact (``crossterm``, with its sign turned).
 
     Cost O(K V M^2), or O(K V M) with standard deviations.
     """
     K = len(mean)
-    square = mean.reshape(K, -1).square().sum(-1) + factor.reshape(K, -1).square().sum(-1)
+    square = mean.reshape(K, -1).square().sum(-1) + traces(mean, factor).reshape(K, -1).sum(-1)
     constant = mean[0].numel() * math.log(2 * math.pi)
     return 0.5 * (log_weights.exp() * (constant + square)).sum()
 
 
-def entropy_gaussian(mean: Tensor, factor: Tensor) -> Tensor:
+def entropy_gaussian(mean: Tensor, factor: Spread) -> Tensor:
     """(K,) entropies of the components, exact. The mean says how many dimensions there are."""
     K = len(mean)
-    log_det = _diagonal(mean, factor).abs().log().reshape(K, -1).sum(-1)
+    log_det = half_log_dets(mean, factor).reshape(K, -1).sum(-1)
     return 0.5 * mean[0].numel() * (1 + math.log(2 * math.pi)) + log_det
 
 
-def entropy_jensen(log_weights: Tensor, mean: Tensor, factor: Tensor) -> Tensor:
+def entropy_jensen(log_weights: Tensor, mean: Tensor, factor: Spread) -> Tensor:
     """The paper's lower bound on the entropy of a mixture (``eq:entropy``, ``entermhat``):
 
         -sum_k pi_k log sum_l pi_l N(m_k; m_l, S_k + S_l).
@@ -76,7 +77,7 @@ def entropy_jensen(log_weights: Tensor, mean: Tensor, factor: Tensor) -> Tensor:
     return -(log_weights.exp() * torch.logsumexp(log_weights + log_overlap, -1)).sum()
 
 
-def entropy_bhattacharyya(log_weights: Tensor, mean: Tensor, factor: Tensor) -> Tensor:
+def entropy_bhattacharyya(log_weights: Tensor, mean: Tensor, factor: Spread) -> Tensor:
     """Lower bound on the entropy of a mixture (Kolchinsky and Tracey 2017):
 
         sum_k pi_k H_k - sum_k pi_k log sum_l pi_l exp(-BD_kl),
@@ -92,15 +93,17 @@ def entropy_bhattacharyya(log_weights: Tensor, mean: Tensor, factor: Tensor) -> 
     return (log_weights.exp() * (entropy_gaussian(mean, factor) - mixing)).sum()
 
 
-def _between(mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+def _between(mean: Tensor, factor: Spread) -> tuple[Tensor, Tensor]:
     """(K, K) (m_k - m_l)^T C^-1 (m_k - m_l) and log det C with C = (S_k + S_l) / 2, both summed over
     labels."""
+    if isinstance(factor, LowRank):
+        return _between_low_rank(mean, factor)
     if factor.dim() == mean.dim():
         variance = 0.5 * (factor.square()[:, None] + factor.square())
         apart = (mean[:, None] - mean).square() / variance
         return apart.sum((-1, -2)), variance.log().sum((-1, -2))
     K, M = len(mean), mean.shape[-1]
-    own = 2 * _diagonal(mean, factor).abs().log().sum((-1, -2))
+    own = 2 * half_log_dets(mean, factor).sum(-1)
     distance = [[mean.new_zeros(())] * K for _ in range(K)]
     log_det = [[own[k]] * K for k in range(K)]
     eye = torch.eye(M, dtype=mean.dtype, device=mean.device)
@@ -116,12 +119,31 @@ def _between(mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
             lower = cholesky(middle) if bool((failed > 0).any()) else lower
             apart = torch.linalg.solve_triangular(lower, apart, upper=False)
             distance[k][l] = distance[l][k] = apart.square().sum()
-            log_det[k][l] = log_det[l][k] = own[k] + 2 * _diagonal(apart[..., 0], lower).log().sum()
+            log_det[k][l] = log_det[l][k] = own[k] + 2 * half_log_dets(apart[..., 0], lower).sum()
     return _stacked(distance), _stacked(log_det)
 
 
-def _diagonal(mean: Tensor, factor: Tensor) -> Tensor:
-    return factor if factor.dim() == mean.dim() else factor.diagonal(dim1=-1, dim2=-2)
+def _between_low_rank(mean: Tensor, spread: LowRank) -> tuple[Tensor, Tensor]:
+    """The same where both covariances are a diagonal less a low rank, and so is their mean: C = E - Z Z^T
+    with E = (s_k^2 + s_l^2) / 2 and Z = (Y_k, Y_l) / sqrt 2. Cost O(K^2 V M r^2)."""
+    K, own = len(mean), 2 * spread.half_log_det.sum(-1)
+    distance = [[mean.new_zeros(())] * K for _ in range(K)]
+    log_det = [[own[k]] * K for k in range(K)]
+    for k in range(K):
+        for l in range(k):
+            diagonal = 0.5 * (spread.sd[k].square() + spread.sd[l].square())
+            Z = 0.5**0.5 * torch.cat([spread.narrowing[k], spread.narrowing[l]], -1)
+            Z = Z / diagonal.sqrt()[..., None]
+            eye = torch.eye(Z.shape[-1], dtype=Z.dtype, device=Z.device)
+            middle = eye - Z.mT @ Z
+            inner, failed = torch.linalg.cholesky_ex(middle)
+            inner = cholesky(middle) if bool((failed > 0).any()) else inner
+            apart = (mean[k] - mean[l]) / diagonal.sqrt()
+            along = torch.linalg.solve_triangular(inner, Z.mT @ apart[..., None], upper=False)
+            distance[k][l] = distance[l][k] = apart.square().sum() + along.square().sum()
+            both = diagonal.log().sum() + 2 * half_log_dets(apart, inner).sum()
+            log_det[k][l] = log_det[l][k] = both
+    return _stacked(distance), _stacked(log_det)
 
 
 def _stacked(rows: list[list[Tensor]]) -> Tensor:

@@ -15,7 +15,7 @@ positions, V labels, R functions, M inducing inputs, K components, S draws.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from gpytorch.kernels import Kernel
@@ -31,78 +31,18 @@ from structgp.gp.divergences import (
     kl_whitened,
 )
 from structgp.gp.linalg import cholesky
+from structgp.gp.lowrank import LowRank
+from structgp.gp.sequences import Conditional, SequenceGaussian
+from structgp.gp.spreads import Spread, traces
 from structgp.kernels import covariance
 
-CovarianceForm: TypeAlias = Literal["full", "diagonal"]
+CovarianceForm: TypeAlias = Literal["full", "low-rank", "diagonal"]
+PairwiseForm: TypeAlias = Literal["full", "diagonal"]
+
+RANK = 64
+"""Directions that a low-rank covariance has unless told."""
 
 Entropy: TypeAlias = Literal["auto", "exact", "bhattacharyya", "jensen"]
-
-
-@dataclass(frozen=True)
-class Conditional:
-    """p(f | u) on a batch of sequences, before any data: depends on the kernel and Z alone.
-
-    projection : (B, T, M), A above.
-    residual : (B, T, T) lower factor of K_nn - A A^T; zero at padding.
-    """
-
-    projection: Tensor
-    residual: Tensor
-
-    def times(self, m: Tensor) -> Tensor:
-        """(B, T, R) A m of whitened inducing values (R, M)."""
-        return self.projection @ m.T
-
-    def transposed_times(self, values: Tensor) -> Tensor:
-        """(R, M) A^T values, of (B, T, R)."""
-        return values.flatten(0, 1).T @ self.projection.flatten(0, 1)
-
-    def scaled(self, factor: Tensor) -> Conditional:
-        """The same under a kernel whose amplitude is ``factor`` squared times as large."""
-        return Conditional(factor * self.projection, factor * self.residual)
-
-
-@dataclass(frozen=True)
-class SequenceGaussian:
-    """q of the functions at the rows of B sequences: a mixture of K Gaussians, each independent over
-    functions and joint over positions.
-
-    m : (K, R, M); factor : (K, R, M, M) lower triangular, or (K, R, M) standard deviations.
-    """
-
-    conditional: Conditional
-    m: Tensor
-    factor: Tensor
-
-    @property
-    def mean(self) -> Tensor:
-        """(K, B, T, R). Cost O(K B T R M)."""
-        K, R, M = self.m.shape
-        B, T, _ = self.conditional.projection.shape
-        flat = self.conditional.projection.reshape(B * T, M) @ self.m.reshape(K * R, M).T
-        return flat.reshape(B, T, K, R).permute(2, 0, 1, 3)
-
-    @property
-    def covariance(self) -> Tensor:
-        """(K, B, R, T, T). Cost O(K B T R M (M + T)), or O(K B T^2 R M) with standard deviations."""
-        rest = self.conditional.residual @ self.conditional.residual.mT
-        parts = []
-        for factor in self.factor:
-            spread = self._spread(factor)
-            parts.append(spread @ spread.mT + rest[:, None])
-        return torch.stack(parts)
-
-    def _spread(self, factor: Tensor) -> Tensor:
-        """(B, R, T, M) A L_j of one component."""
-        projection = self.conditional.projection
-        if factor.dim() == 2:
-            return projection[:, None] * factor[:, None]
-        B, T, M = projection.shape
-        R = len(factor)
-        # One matrix product over all functions: broadcasting would copy the factors B times.
-        stacked = factor.tril().permute(1, 0, 2).reshape(M, R * M)
-        spread = (projection.reshape(B * T, M) @ stacked).reshape(B, T, R, M)
-        return spread.transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -154,22 +94,27 @@ class Posterior(nn.Module):
         pairwise scores off.
     n_components : K. All components start at the prior, with equal weights: who wants more than one
         has to move them apart, since equal components have equal gradients.
-    covariance : of the inducing values of each label, 'full' or 'diagonal'. Diagonal means in the
-        WHITENED coordinates: there the prior is N(0, I), so that it is in the family and what was
-        not learned costs nothing. A diagonal covariance of u itself could never be the prior's.
+    covariance : of the inducing values of each label, 'full', 'low-rank' (``gp.lowrank``) or 'diagonal'.
+        Diagonal means in the WHITENED coordinates: there the prior is N(0, I), so that it is in the
+        family and what was not learned costs nothing. A diagonal covariance of u itself could never be
+        the prior's.
+    rank : r of a low-rank covariance, at most M. It starts at the prior, where no direction is narrowed
+        and none has a gradient: who climbs along gradients has to open them.
     pairwise_covariance : of the V^2 pairwise scores, 'diagonal' or 'full'.
     basis : (V, R), how the labels are made of functions; None for a function a label.
 
     All are parameters: ``weight_logits`` (K,); ``m`` (K, R, M); ``factor``, (K, R, M, M) whose lower
-    triangle counts, or (K, R, M) standard deviations of either sign; ``pair_mean`` (V, V); and
-    ``pair_log_sd`` (V, V) or ``pair_factor`` (V^2, V^2), whose lower triangle counts. K R M^2 numbers
-    with full covariances, K R M with diagonal ones. So are two hyper-parameters that live here
+    triangle counts, or (K, R, M) standard deviations of either sign, with ``directions`` (K, R, M, r) if
+    low-rank; ``pair_mean`` (V, V); and ``pair_log_sd`` (V, V) or ``pair_factor`` (V^2, V^2), whose lower
+    triangle counts. K R M^2 numbers with full covariances, K R M r with low-rank, K R M with diagonal
+    ones. So are two hyper-parameters that live here
     because no kernel matrix has to be computed again when they move: ``log_amplitude``, the log of
     a factor on the whole kernel, and ``log_pairwise_sd``, -inf where there are no pairwise scores.
     """
 
     inducing: Tensor
     basis: Tensor
+    directions: nn.Parameter
     pair_log_sd: nn.Parameter
     pair_factor: nn.Parameter
 
@@ -182,12 +127,15 @@ class Posterior(nn.Module):
         pairwise_sd: float = 1.0,
         n_components: int = 1,
         covariance: CovarianceForm = "full",
-        pairwise_covariance: CovarianceForm = "diagonal",
+        rank: int = RANK,
+        pairwise_covariance: PairwiseForm = "diagonal",
         basis: Tensor | None = None,
     ) -> None:
         super().__init__()
-        _check_form("covariance", covariance)
-        _check_form("pairwise_covariance", pairwise_covariance)
+        _check_form("covariance", covariance, CovarianceForm)
+        _check_form("pairwise_covariance", pairwise_covariance, PairwiseForm)
+        if rank < 0:
+            raise InputError("rank", f"{rank} is too few", "use 0 or more")
         if n_components < 1:
             raise InputError("n_components", f"{n_components} is too few", "use 1 or more")
         dtype = torch.float64
@@ -208,6 +156,8 @@ class Posterior(nn.Module):
         self.m = nn.Parameter(torch.zeros(K, R, M, dtype=dtype))
         prior = torch.eye(M, dtype=dtype) if covariance == "full" else torch.ones(M, dtype=dtype)
         self.factor = nn.Parameter(prior.expand(K, R, *prior.shape).clone())
+        if covariance == "low-rank":
+            self.directions = nn.Parameter(torch.zeros(K, R, M, min(rank, M), dtype=dtype))
         self.pair_mean = nn.Parameter(torch.zeros(V, V, dtype=dtype))
         if pairwise_covariance == "full":
             self.pair_factor = nn.Parameter(pairwise_sd * torch.eye(V * V, dtype=dtype))
@@ -237,9 +187,29 @@ class Posterior(nn.Module):
         return self.m.shape[2]
 
     @property
+    def form(self) -> CovarianceForm:
+        """Of the covariance of inducing values."""
+        if hasattr(self, "directions"):
+            return "low-rank"
+        return "diagonal" if self.factor.dim() == 3 else "full"
+
+    @property
+    def rank(self) -> int:
+        """How many directions a low-rank covariance has; 0 for the other forms."""
+        return self.directions.shape[-1] if self.form == "low-rank" else 0
+
+    @property
     def is_diagonal(self) -> bool:
-        """Whether ``factor`` holds standard deviations."""
-        return self.factor.dim() == 3
+        """Whether ``factor`` holds standard deviations, and nothing else counts."""
+        return self.form == "diagonal"
+
+    @property
+    def spread(self) -> Spread:
+        """The covariances of inducing values: (K, R, M, M) lower triangular, (K, R, M) standard
+        deviations, or low-rank."""
+        if self.form == "low-rank":
+            return LowRank(self.factor, self.directions)
+        return self.factor if self.is_diagonal else self.factor.tril()
 
     @property
     def pairs_are_full(self) -> bool:
@@ -300,7 +270,7 @@ class Posterior(nn.Module):
 
     def at(self, conditional: Conditional) -> SequenceGaussian:
         """q(f) of the sequences that ``conditional`` was computed for."""
-        return SequenceGaussian(self.amplified(conditional), self.m, self.factor)
+        return SequenceGaussian(self.amplified(conditional), self.m, self.spread)
 
     def amplified(self, conditional: Conditional) -> Conditional:
         """``conditional`` under the amplitude that was learned."""
@@ -321,13 +291,17 @@ class Posterior(nn.Module):
         """Rounds the factor to float32 (a ten-millionth of a standard deviation), in place, so that a
         file may hold it in half the space and still give the same answers to the last bit."""
         with torch.no_grad():
-            self.factor.copy_(self._lower().float())
+            lower = self.factor.tril() if self.form == "full" else self.factor
+            self.factor.copy_(lower.float())
+            if self.form == "low-rank":
+                self.directions.copy_(self.directions.float())
 
     def kl_inducing(self, entropy: Entropy = "auto") -> Tensor:
         """KL(q(u) || p(u)) (``klun``), or with a mixture a bound above it: cross-entropy minus entropy.
 
-        entropy : 'exact', for K = 1 only; 'bhattacharyya', exact at K = 1, cost O(K^2 V M^3);
-        'jensen', the paper's (``eq:entropy``); 'auto', the first of these that K allows.
+        entropy : 'exact', for K = 1 only; 'bhattacharyya', exact at K = 1, cost O(K^2 V M^3)
+        (low-rank: O(K^2 V M r^2)); 'jensen', the paper's (``eq:entropy``); 'auto', the first of these
+        that K allows.
         """
         if entropy == "auto":
             entropy = "exact" if self.n_components == 1 else "bhattacharyya"
@@ -338,16 +312,16 @@ class Posterior(nn.Module):
                 "use 'bhattacharyya' or 'jensen'",
             )
         if entropy == "exact":
-            return kl_whitened(self.m, self._lower())
+            return kl_whitened(self.m, self.spread)
         bounds = {"jensen": entropy_jensen, "bhattacharyya": entropy_bhattacharyya}
-        mixture = self.log_weights, self.m, self._lower()
+        mixture = self.log_weights, self.m, self.spread
         return cross_entropy(*mixture) - bounds[entropy](*mixture)
 
     def effective_parameters(self) -> Tensor:
         """() how many of the R M inducing values the data determine: sum of 1 - variance / prior variance
         in whitened coordinates, averaged over components."""
-        determined = 1 - self._lower().square().flatten(2).sum(-1) / self.n_inducing  # (K, R)
-        return self.weights @ determined.sum(-1) * self.n_inducing
+        determined = self.n_inducing - traces(self.m, self.spread)  # (K, R)
+        return self.weights @ determined.sum(-1)
 
     def kl_pairwise(self) -> Tensor:
         """KL(q(g) || p(g)), exact (``klbin``)."""
@@ -356,10 +330,7 @@ class Posterior(nn.Module):
         q = self.pairwise()
         return (kl_full if q.is_full else kl_diagonal)(q.mean, q.factor, self.pairwise_sd)
 
-    def _lower(self) -> Tensor:
-        return self.factor if self.is_diagonal else self.factor.tril()
 
-
-def _check_form(name: str, form: str) -> None:
-    if form not in ("full", "diagonal"):
-        raise InputError(name, f"{form!r} is not known", "use 'full' or 'diagonal'")
+def _check_form(name: str, form: str, known: Any) -> None:
+    if form not in get_args(known):
+        raise InputError(name, f"{form!r} is not known", f"use one of {', '.join(get_args(known))}")

@@ -22,7 +22,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from structgp.gp.posterior import CovarianceForm, Posterior
+from structgp.gp.posterior import PairwiseForm, Posterior
 from structgp.kernels import ActiveFeatures, active_features, weight_variances
 from structgp.kernels.sparse import inner_product, pack
 
@@ -217,7 +217,7 @@ class WeightPosterior(Posterior):
         *,
         pairwise_sd: float = 1.0,
         n_components: int = 1,
-        pairwise_covariance: CovarianceForm = "diagonal",
+        pairwise_covariance: PairwiseForm = "diagonal",
         basis: Tensor | None = None,
     ) -> None:
         with torch.no_grad():

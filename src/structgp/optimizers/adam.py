@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from structgp.optimizers.base import Problem, StepInfo
+from structgp.optimizers.factors import open_directions
 from structgp.optimizers.plateau import Plateau
 from structgp.optimizers.scales import (
     LearnScales,
@@ -59,17 +60,20 @@ class Adam:
 
     def start(self, problem: Problem, generator: torch.Generator) -> AdamState:
         q, rate = problem.posterior, self.learning_rate
+        open_directions(problem)
         spread = q.pair_factor if q.pairs_are_full else q.pair_log_sd
+        factors = [q.factor, q.directions] if q.form == "low-rank" else [q.factor]
         scales = [p for p in hyper_parameters(q, self.learn_scales) if p is not q.log_pairwise_sd]
         groups = [
             {"params": [q.m, q.pair_mean], "lr": rate},
-            {"params": [q.factor, spread, q.weight_logits, *scales], "lr": rate / 3},
+            {"params": [*factors, spread, q.weight_logits, *scales], "lr": rate / 3},
         ]
         plateau = Plateau(self.window, self.tolerance * problem.n_sequences)
         return AdamState(torch.optim.Adam(groups, betas=(0.9, 0.99)), generator, plateau)
 
     def step(self, problem: Problem, state: AdamState) -> tuple[AdamState, StepInfo]:
-        """One gradient step on one batch. Cost O(B T V M^2 + K^2 V M^3 if K > 1) and the estimator's."""
+        """One gradient step on one batch. Cost O(B T V M^2 + K^2 V M^3 if K > 1), with r and r^2
+        in the place of M and M^2 if low-rank, and the estimator's."""
         if not state.queue:
             order = torch.randperm(len(problem.batches), generator=state.generator)
             state.queue = order.tolist()

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from structgp.gp import Posterior
 from structgp.optimizers.base import Problem, StepInfo
+from structgp.optimizers.factors import open_directions
 from structgp.optimizers.lbfgs import minimize
 from structgp.optimizers.mixture import separate
 from structgp.optimizers.scales import LearnScales, hyper_parameters, moves_kernel
@@ -70,6 +71,7 @@ class Blocks:
 
     def start(self, problem: Problem, generator: torch.Generator) -> BlocksState:
         seed = int(torch.randint(2**31, (), generator=generator))
+        open_directions(problem)
         separate(problem, generator)
         return BlocksState(seed, problem.posterior.snapshot(), time.monotonic())
 
@@ -103,7 +105,8 @@ class Blocks:
     def _blocks(self, problem: Problem) -> list[tuple[list[torch.nn.Parameter], int, bool]]:
         """Parameters, steps, and whether the kernel is among them."""
         q = problem.posterior
-        unary = [q.m, q.factor] + ([q.weight_logits] if q.n_components > 1 else [])
+        unary = [q.m, q.factor] + ([q.directions] if q.form == "low-rank" else [])
+        unary += [q.weight_logits] if q.n_components > 1 else []
         spread = q.pair_factor if q.pairs_are_full else q.pair_log_sd
         pairwise = [q.pair_mean, spread] if q.has_pairs else []
         hyper = hyper_parameters(q, self.learn_scales)
@@ -123,20 +126,21 @@ class Blocks:
     ) -> tuple[float, int]:
         """L-BFGS on one block, the rest held; the bound reached and the likelihoods computed."""
         count = 0
-        start = _flatten([p.detach() for p in parameters])
+        q = problem.posterior
+        lower = [p is q.factor and q.form == "full" for p in parameters]
+        start = _flatten([p.detach() for p in parameters], lower)
         best_value, best_flat = math.inf, start
 
         def negative(flat: Tensor) -> tuple[float, Tensor]:
             nonlocal count, best_value, best_flat
-            _unflatten(flat, parameters)
+            _unflatten(flat, parameters, lower)
             try:
                 value, grads, evaluations = _value_and_gradients(
                     problem, parameters, state.seed, move_kernel
                 )
             except torch.linalg.LinAlgError:
-                return 1e300, torch.zeros_like(
-                    flat
-                )  # a step so long that nothing can be computed there
+                # A step so long that nothing can be computed there.
+                return 1e300, torch.zeros_like(flat)
             count += evaluations
             if not math.isfinite(value):
                 return 1e300, torch.zeros_like(flat)
@@ -144,11 +148,11 @@ class Blocks:
                 best_value, best_flat = -value, flat.clone()
             if self._is_late(state):
                 raise _OutOfTimeError
-            return -value, -_flatten(grads)
+            return -value, -_flatten(grads, lower)
 
         with contextlib.suppress(_OutOfTimeError):
             minimize(negative, start, steps=steps, memory=10)
-        _unflatten(best_flat, parameters)
+        _unflatten(best_flat, parameters, lower)
         if move_kernel:
             problem.conditional.refresh()
         return -best_value, count
@@ -157,7 +161,7 @@ class Blocks:
 def _places(q: Posterior) -> list[Tensor]:
     """Copies of the means and of the diagonals of the factors."""
     factor = q.factor.detach()
-    diagonal = factor if q.is_diagonal else factor.diagonal(dim1=-1, dim2=-2)
+    diagonal = factor.diagonal(dim1=-1, dim2=-2) if q.form == "full" else factor
     return [q.m.detach().clone(), diagonal.clone()]
 
 
@@ -182,32 +186,30 @@ def _value_and_gradients(
     return total, grads, evaluations
 
 
-def _flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """One float64 vector; of square factors the lower triangle."""
-    return torch.cat([_packed(t).double().reshape(-1) for t in tensors])
+def _flatten(tensors: Sequence[Tensor], lower: Sequence[bool]) -> Tensor:
+    """One float64 vector; of those that are lower triangular, the lower triangle."""
+    parts = [_packed(t, low).double().reshape(-1) for t, low in zip(tensors, lower, strict=True)]
+    return torch.cat(parts)
 
 
-def _unflatten(flat: Tensor, parameters: Sequence[torch.nn.Parameter]) -> None:
+def _unflatten(
+    flat: Tensor, parameters: Sequence[torch.nn.Parameter], lower: Sequence[bool]
+) -> None:
     start = 0
     with torch.no_grad():
-        for p in parameters:
-            size = _packed(p).numel()
+        for p, low in zip(parameters, lower, strict=True):
+            size = _packed(p, low).numel()
             part = flat[start : start + size].to(p)
             start += size
-            if _is_square(p):
+            if low:
                 row, column = torch.tril_indices(*p.shape[-2:])
                 p[..., row, column] = part.reshape(*p.shape[:-2], -1)
             else:
                 p.copy_(part.view_as(p))
 
 
-def _packed(tensor: Tensor) -> Tensor:
-    if not _is_square(tensor):
+def _packed(tensor: Tensor, lower: bool) -> Tensor:
+    if not lower:
         return tensor
     row, column = torch.tril_indices(*tensor.shape[-2:])
     return tensor[..., row, column]
-
-
-def _is_square(tensor: Tensor) -> bool:
-    """Whether it holds lower triangular factors: (K, V, M, M)."""
-    return tensor.dim() == 4

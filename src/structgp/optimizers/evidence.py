@@ -22,7 +22,7 @@ import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
-from structgp.gp import WeightPosterior
+from structgp.gp import LowRank, Spread, WeightPosterior, traces
 from structgp.kernels import covariance, weight_parts, weight_variances
 from structgp.kernels.blocks import BlockSumKernel
 from structgp.kernels.relevance import RelevanceKernel, degrees_of_freedom
@@ -151,8 +151,7 @@ def _axes(problem: Problem, at: Slopes) -> Tensor:
     """(R,) by how much the variance of each function should grow."""
     q = problem.posterior
     scale = q.log_amplitude.exp()
-    factor = q.factor[0] if q.is_diagonal else q.factor[0].tril()
-    determined = q.n_inducing - factor.square().flatten(1).sum(-1)
+    determined = q.n_inducing - traces(q.m[0], q.spread[0])
     for i, bend in enumerate(at.bend):
         residual = problem.conditional(i).residual
         left = scale * residual @ residual.mT
@@ -168,13 +167,13 @@ def _gradient(problem: Problem, at: Slopes) -> KernelGradient:
     q, L = problem.posterior, problem.conditional.prior_factor
     m, scale = q.m[0], (0.5 * q.log_amplitude).exp()
     cross, within, through_factor = [], [], torch.zeros_like(L)
-    covariances = _covariances(q.factor[0])
+    covariances = _covariances(q.spread[0])
     for i, (slope, bend) in enumerate(zip(at.mean, at.bend, strict=True)):
         A = problem.conditional(i).projection
         bend = scale.square() * bend
         grad = scale * slope @ m
         for r, S in enumerate(covariances):
-            grad = grad + bend[:, r] @ (A - A @ S)
+            grad = grad + bend[:, r] @ (A - _times_covariance(A, S))
         flat, mask = grad.flatten(0, 1), problem.batches[i].mask.flatten()
         flat = flat * mask[:, None]
         H = torch.linalg.solve_triangular(L, flat, upper=False, left=False)
@@ -190,10 +189,17 @@ def _gradient(problem: Problem, at: Slopes) -> KernelGradient:
     return KernelGradient(cross, within, 0.5 * (inducing + inducing.T), dual)
 
 
-def _covariances(factor: Tensor) -> list[Tensor]:
-    if factor.dim() == 2:
-        return [f.square().diag() for f in factor]
-    return [f.tril() @ f.tril().T for f in factor]
+def _covariances(spread: Spread) -> list[Spread]:
+    """S of each function: (M, M), its diagonal (M,), or low-rank."""
+    if isinstance(spread, LowRank):
+        return [spread[j] for j in range(len(spread))]
+    return list(spread.square()) if spread.dim() == 2 else [lower @ lower.T for lower in spread]
+
+
+def _times_covariance(A: Tensor, S: Spread) -> Tensor:
+    if isinstance(S, LowRank):
+        return A * S.sd.square() - (A @ S.narrowing) @ S.narrowing.T
+    return A * S if S.dim() == 1 else A @ S
 
 
 def _learn_scale(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structgp.gp import Posterior
+from structgp.gp import Posterior, root_times
 from structgp.optimizers.adam import Adam, AdamState
 from structgp.optimizers.base import Optimizer, Problem, StepInfo
 
@@ -92,10 +92,8 @@ def separate(problem: Problem, generator: torch.Generator, spread: float = 0.1) 
         return
     with torch.no_grad():
         noise = torch.randn(q.m.shape, generator=generator, dtype=q.m.dtype).to(q.m)
-        if q.is_diagonal:
-            q.m.add_(spread * q.factor * noise)
-        else:
-            q.m.add_(spread * (q.factor.tril() @ noise[..., None])[..., 0])
+        for k in range(q.n_components):
+            q.m[k] += spread * root_times(q.spread[k], noise[k])
 
 
 def _judge(problem: Problem, seed: int) -> float:
@@ -114,7 +112,8 @@ def _alone(q: Posterior) -> Posterior:
         q.inducing,
         q.n_labels,
         pairwise_sd=float(q.pairwise_sd.detach()),
-        covariance="diagonal" if q.is_diagonal else "full",
+        covariance=q.form,
+        rank=q.rank,
         pairwise_covariance="full" if q.pairs_are_full else "diagonal",
         basis=q.basis,
     )
@@ -130,7 +129,7 @@ def _copy_into(alone: Posterior, q: Posterior) -> None:
     K = q.n_components
     with torch.no_grad():
         for name, value in q.state_dict().items():
-            if name in ("m", "factor"):
+            if name in ("m", "factor", "directions"):
                 value.copy_(found[name].expand(K, *found[name].shape[1:]))
             elif name == "weight_logits":
                 value.zero_()

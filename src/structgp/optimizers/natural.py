@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
+from structgp.gp import LowRank
 from structgp.gp.linalg import factor_of_inverse
 from structgp.objective import Latents, Sensitivity
 from structgp.optimizers.base import Problem, StepInfo
+from structgp.optimizers.factors import fit_low_rank, leading_directions
 from structgp.optimizers.plateau import Plateau
 from structgp.optimizers.scales import (
     AMPLITUDE_PRIOR_SD,
@@ -223,37 +225,44 @@ def _nothing(like: Sites) -> Sites:
 
 def set_posterior(problem: Problem, sites: list[Sites]) -> bool:
     """The exact posterior for quadratic ``sites``, in place; False, and nothing moved, if there is none.
+    Where the covariances are of another form than full, the means are still exact, and the covariances
+    the closest of their form.
 
-    Cost O(R (N M^2 + M^3)).
+    Cost O(R (N M^2 + M^3)) time, O(M^2) memory beside the posterior itself.
     """
     q = problem.posterior
-    _, R, M = q.m.shape
     scale = (0.5 * q.log_amplitude.detach()).exp()
-    precision = torch.eye(M).to(q.m).repeat(R, 1, 1)
-    linear = torch.zeros_like(q.m[0])
-    for i, site in enumerate(sites):
-        projection = scale * problem.conditional(i).projection
-        B, T, _ = projection.shape
-        flat = projection.reshape(B * T, M)
-        linear += site.linear[0].reshape(B * T, R).T @ flat
-        # (B, R T, T) @ (B, T, M), then one product (M, B T) @ (B T, M) a function.
-        bent = site.precision[0].reshape(B, R * T, T) @ projection
-        bent = bent.reshape(B, R, T, M).transpose(0, 1).reshape(R, B * T, M)
-        for j in range(R):
-            precision[j].addmm_(flat.T, bent[j])
-    precision = 0.5 * (precision + precision.mT)
     pairs = _pairwise(problem, sites)
-    least = LEAST_PRECISION * torch.eye(M).to(q.m)
-    failed = torch.linalg.cholesky_ex(precision - least)[1]
-    if pairs is None or bool((failed > 0).any()):
+    if pairs is None:
         return False
-    factor = torch.linalg.cholesky_ex(precision)[0]
-    q.m[0] = torch.cholesky_solve(linear[..., None], factor)[..., 0]
-    if q.is_diagonal:
-        # Of all diagonal covariances the one with the precision's diagonal is closest.
-        q.factor[0] = precision.diagonal(dim1=-1, dim2=-2).rsqrt()
-    else:
-        q.factor[0] = factor_of_inverse(precision)
+    linear, opened = torch.zeros_like(q.m[0]), None
+    for i, site in enumerate(sites):
+        linear += scale * problem.conditional(i).transposed_times(site.linear[0])
+    if q.form == "low-rank" and not bool(q.directions.any()):
+        opened = leading_directions(problem, q.rank)
+    means, factors, directions = [], [], []
+    # One function at a time: of R precisions, each may be as large as memory has room for.
+    for j in range(q.n_functions):
+        precision = _precision(problem, sites, j, scale)
+        least = LEAST_PRECISION * torch.eye(len(precision)).to(precision)
+        if int(torch.linalg.cholesky_ex(precision - least)[1]) > 0:
+            return False
+        lower = torch.linalg.cholesky_ex(precision)[0]
+        means.append(torch.cholesky_solve(linear[j][:, None], lower)[:, 0])
+        if q.form == "full":
+            factors.append(factor_of_inverse(precision))
+        elif q.form == "diagonal":
+            # Of all diagonal covariances the one with the precision's diagonal is closest.
+            factors.append(precision.diagonal().rsqrt())
+        else:
+            first = q.directions[0, j] if opened is None else opened
+            start = LowRank(q.factor[0, j][None], first[None])
+            found = fit_low_rank(precision.matmul, precision.diagonal()[None], start)[0]
+            factors.append(found.sd)
+            directions.append(found.directions)
+    q.m[0], q.factor[0] = torch.stack(means), torch.stack(factors)
+    if directions:
+        q.directions[0] = torch.stack(directions)
     if q.has_pairs:
         mean, spread = pairs
         q.pair_mean.copy_(mean)
@@ -262,6 +271,17 @@ def set_posterior(problem: Problem, sites: list[Sites]) -> bool:
         else:
             q.pair_log_sd.copy_(spread.log())
     return True
+
+
+def _precision(problem: Problem, sites: list[Sites], j: int, scale: Tensor) -> Tensor:
+    """(M, M) I + sum_n A_n^T Lambda_nj A_n of function j."""
+    q = problem.posterior
+    precision = torch.eye(q.n_inducing).to(q.m)
+    for i, site in enumerate(sites):
+        projection = scale * problem.conditional(i).projection
+        bent = site.precision[0, :, j] @ projection
+        precision.addmm_(projection.flatten(0, 1).T, bent.flatten(0, 1))
+    return 0.5 * (precision + precision.T)
 
 
 def _pairwise(problem: Problem, sites: list[Sites]) -> tuple[Tensor, Tensor] | None:

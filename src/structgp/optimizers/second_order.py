@@ -9,7 +9,8 @@ moves climbs to its optimum in a handful of rounds:
 2. covariances: at the optimum, S_j^-1 = I + sum_n A_n^T E[-d^2 log p / df_nj^2] A_n (set the gradient
    of the bound to zero and use Price's theorem). The structure gives that curvature in closed form.
    A diagonal S_j has its optimum at the inverse of that matrix's DIAGONAL: only those entries of
-   the gradient are there to be zero. (The diagonal of the inverse would be larger.)
+   the gradient are there to be zero. (The diagonal of the inverse would be larger.) A low-rank one is
+   found by products with that matrix, which is never formed (``factors``).
 
 It starts from the means that fit best with no noise at all. Between rounds the scales of the kernel
 move on the bound (``evidence``), and the pairwise scale to its optimum in closed form. When those have
@@ -27,11 +28,20 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.gp import Posterior, SequenceGaussian, WeightPosterior, noise_table
+from structgp.gp import (
+    LowRank,
+    Posterior,
+    SequenceGaussian,
+    WeightPosterior,
+    noise_table,
+    root_times,
+    root_transposed_times,
+)
 from structgp.gp.linalg import cholesky, factor_of_inverse
 from structgp.optimizers import evidence
 from structgp.optimizers.base import Problem, StepInfo
 from structgp.optimizers.evidence import Slopes
+from structgp.optimizers.factors import fit_low_rank, leading_directions
 from structgp.optimizers.lbfgs import minimize
 from structgp.optimizers.scales import (
     AMPLITUDE_PRIOR_SD,
@@ -107,9 +117,9 @@ class SecondOrder:
         return SecondOrderState(noise, mirrored(V, V), evaluations=evaluations)
 
     def step(self, problem: Problem, state: SecondOrderState) -> tuple[SecondOrderState, StepInfo]:
-        """One round. Cost: O(R (N M^2 + M^3)) for the covariances, O(R N M T) for diagonal ones; as much
-        again where the kernel is learned; and for each of some 10 to 30 L-BFGS steps O(N M R) plus S
-        likelihoods of every sequence."""
+        """One round. Cost: O(R (N M^2 + M^3)) for the covariances, O(R N M T) for diagonal ones, O(R N M
+        (T + r)) for low-rank ones; as much again where the kernel is learned; and for each of some 10 to
+        30 L-BFGS steps O(N M R) plus S likelihoods of every sequence."""
         learns = moves_kernel(self.learn_scales)
         with torch.no_grad():
             if state.slopes is not None:
@@ -173,7 +183,7 @@ def _offsets(problem: Problem, state: SecondOrderState) -> tuple[list[Tensor], T
         ], pair_offset
     offsets = []
     for i, noise in enumerate(state.noise):
-        gaussian = SequenceGaussian(problem.conditional(i), q.m, q.factor)
+        gaussian = SequenceGaussian(problem.conditional(i), q.m, q.spread)
         factor = cholesky(gaussian.covariance[0])  # (B, R, T, T), JOINT over positions
         offsets.append(torch.einsum("bvtu,sbuv->sbtv", factor, noise))
     return offsets, pair_offset
@@ -197,18 +207,14 @@ def _fit_means(
     """
     q = problem.posterior
     (_, R, M), V = q.m.shape, q.n_labels
-    factor = q.factor[0].clone()
+    spread = q.spread[0]
     m, pair_mean, log_amplitude = q.m[0].clone(), q.pair_mean.clone(), q.log_amplitude.clone()
     pair_scale = q.pairwise().factor
     calls = 0
 
-    def times(factor: Tensor, v: Tensor) -> Tensor:
-        """(R, M)."""
-        return factor * v if q.is_diagonal else (factor @ v[..., None]).squeeze(-1)
-
     def place(flat: Tensor) -> None:
         step_m, step_pair, step_log = flat.split([R * M, V * V, 1])
-        q.m[0] = m + times(factor, step_m.view(R, M))
+        q.m[0] = m + root_times(spread, step_m.view(R, M))
         q.pair_mean.copy_(pair_mean + pair_scale * step_pair.view(V, V))
         q.log_amplitude.copy_(log_amplitude + AMPLITUDE_STEP * step_log.squeeze())
 
@@ -217,7 +223,7 @@ def _fit_means(
         calls += 1
         place(flat)
         value, grads, _ = _value_and_gradients(problem, offsets, pair_offset)
-        grad_m = times(factor if q.is_diagonal else factor.mT, grads[0]).reshape(-1)
+        grad_m = root_transposed_times(spread, grads[0]).reshape(-1)
         grad_log = AMPLITUDE_STEP * grads[2].reshape(1) * learn_amplitude
         grad = torch.cat([grad_m, (pair_scale * grads[1]).reshape(-1), grad_log])
         return -float(value), -grad
@@ -283,7 +289,8 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
         return []
     _, R, M = q.m.shape
     scale = (0.5 * q.log_amplitude).exp()
-    eye = torch.ones_like(q.m[0, 0]) if q.is_diagonal else torch.eye(M).to(q.m)
+    full = q.form == "full"
+    eye = torch.eye(M).to(q.m) if full else torch.ones_like(q.m[0, 0])
     precision = eye.repeat(R, *[1] * eye.dim())
     extra = () if q.has_label_basis else (q.basis,)
     pair_precision = q.pairwise_sd.clamp(min=1e-300) ** -2 * torch.ones_like(q.pair_mean)
@@ -292,23 +299,50 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
         projection = problem.conditional(i).projection
         f = scale * (projection @ q.m[0].T + offset) @ q.basis.T
         curvature = problem.structure.curvature(f, g, batch.y, batch.mask, *extra)
-        B, T, _ = projection.shape
-        # (B, R T, T) @ (B, T, M), then one product (M, B T) @ (B T, M) a function.
         weight = problem.weight(i)
         bends.append(weight[:, None, None, None] * curvature.unary)
-        bent = (scale.square() * bends[-1]).reshape(B, R * T, T) @ projection
-        if q.is_diagonal:
-            precision += (bent.reshape(B, R, T, M) * projection[:, None]).sum((0, 2))
-        else:
-            bent = bent.reshape(B, R, T, M).transpose(0, 1).reshape(R, B * T, M)
-            flat = projection.reshape(B * T, M).T
-            for j in range(R):
-                precision[j].addmm_(flat, bent[j])
+        flat = projection.flatten(0, 1)
+        for j in range(R):
+            bent = ((scale.square() * bends[-1][:, j]) @ projection).flatten(0, 1)
+            if full:
+                precision[j].addmm_(flat.T, bent)
+            else:
+                precision[j] += (bent * flat).sum(0)
         pair_precision += (weight[:, None, None] * curvature.pairwise).sum(0)
-    q.factor[0] = precision.rsqrt() if q.is_diagonal else factor_of_inverse(precision)
+    if q.form == "low-rank":
+        _fit_low_rank(problem, bends, precision)
+    else:
+        q.factor[0] = factor_of_inverse(precision) if full else precision.rsqrt()
     if q.has_pairs:
         q.pair_log_sd.copy_(-0.5 * pair_precision.log())
     return bends
+
+
+def _fit_low_rank(problem: Problem, bends: list[Tensor], diagonal: Tensor) -> None:
+    """Sets factor and directions to about the best for the precision I + sum_n A_n^T bend A_n, whose
+    diagonal (R, M) is at hand, from where they are."""
+    q = problem.posterior
+    scale = q.log_amplitude.exp()
+
+    def times(x: Tensor) -> Tensor:
+        """(R, M, r) the precision times x: two matrix products over all functions a batch."""
+        R, M, r = x.shape
+        total, wide = x.new_zeros((M, R * r)), x.permute(1, 0, 2).reshape(M, R * r)
+        for i, bend in enumerate(bends):
+            A = problem.conditional(i).projection
+            B, T, _ = A.shape
+            seen = (A.flatten(0, 1) @ wide).reshape(B, T, R, r).transpose(1, 2)
+            bent = (scale * bend @ seen).transpose(1, 2).reshape(B * T, R * r)
+            total.addmm_(A.flatten(0, 1).T, bent)
+        return x + total.reshape(M, R, r).permute(1, 0, 2)
+
+    before = LowRank(q.factor[0], q.directions[0])
+    if not bool(q.directions.any()):
+        before = LowRank(
+            q.factor[0], leading_directions(problem, q.rank).expand_as(q.directions[0])
+        )
+    found = fit_low_rank(times, diagonal, before)
+    q.factor[0], q.directions[0] = found.sd, found.directions
 
 
 def _fit_weight_variances(

@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from structgp.errors import InputError
 from structgp.objective import Sensitivity
 from structgp.optimizers.base import Problem, StepInfo
 from structgp.optimizers.mixture import separate
@@ -134,6 +135,12 @@ class Stochastic:
 
     def start(self, problem: Problem, generator: torch.Generator) -> StochasticState:
         refuse_kernel(self.learn_scales, self.name)
+        if problem.posterior.form == "low-rank":
+            raise InputError(
+                "covariance",
+                f"{self.name!r} sums gradients in the covariance itself, which 'low-rank' never holds",
+                "use inference='second-order' or 'adam', or covariance='full' or 'diagonal'",
+            )
         separate(problem, generator)
         plateau = Plateau(self._round(problem), self.tolerance * problem.n_sequences)
         fast, slow = self.mean_step, self.covariance_step

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from structgp.data.batch import Batch
-from structgp.gp import Posterior, WeightPosterior, noise_table
+from structgp.gp import Posterior, WeightPosterior, noise_table, root_times
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class FunctionDraws(Draws):
     @staticmethod
     def sample(posterior: Posterior, n: int, seed: int) -> FunctionDraws:
         """n draws, rounded up to an even number, a pair always from one component of the mixture.
-        Cost O(n R M^2)."""
+        Cost O(n R M^2), or O(n R M r) if the posterior is low-rank."""
         half = (n + 1) // 2
         rng = np.random.default_rng(seed)
         (_, R, M), V = posterior.m.shape, posterior.n_labels
@@ -66,9 +66,9 @@ class FunctionDraws(Draws):
             pair = torch.from_numpy(rng.standard_normal((half, V, V))).to(posterior.m)
             component = _components(posterior.weights, half, rng)
             centre, spread = posterior.m[component], torch.empty_like(eps)
-            for k, factor in enumerate(posterior.factor):
+            for k in range(posterior.n_components):
                 here = component == k
-                spread[here] = _spread(factor, eps[here])
+                spread[here] = root_times(posterior.spread[k], eps[here])
             g = posterior.pairwise()
             return FunctionDraws(
                 torch.cat([g.place(pair), g.place(-pair)]),
@@ -149,10 +149,3 @@ def _components(weights: Tensor, n: int, rng: np.random.Generator) -> Tensor:
     edges = weights.cumsum(0).cpu().numpy()[:-1]
     places = (np.arange(n) + rng.random()) / n
     return torch.from_numpy(np.searchsorted(edges, places, side="right")).to(weights.device)
-
-
-def _spread(factor: Tensor, eps: Tensor) -> Tensor:
-    """(S, R, M) L eps, with L (R, M, M) lower triangular or (R, M) standard deviations."""
-    if factor.dim() == 2:
-        return factor * eps
-    return torch.einsum("rmk,srk->srm", factor.tril(), eps)
