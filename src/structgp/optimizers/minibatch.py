@@ -165,14 +165,14 @@ class Minibatch:
         noise = torch.randn(half, V, V, generator=state.generator, dtype=q.m.dtype)
         pair_offset = q.pairwise().factor * torch.cat([noise, -noise])
         keys = problem.numbers(i) + SALT * (state.passes + 1)
-        offset = here.spread(sd, state.table, keys)
+        offset = here.spread(sd, state.table, keys) @ q.basis.T
         start, scale = prior_sd * mean.T, prior_sd * sd.T  # (F, R) of weights themselves
         pair_start, pair_scale = q.pair_mean.clone(), q.pairwise().factor
         calls, shape = 0, batch.mask.shape
 
         def latent(weights: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-            h = rows.times(weights).view(*shape, -1) + offset
-            return h @ q.basis.T, pairs + pair_offset
+            f = (rows.times(weights) @ q.basis.T).view(*shape, -1)
+            return f + offset, pairs + pair_offset
 
         def unflat(flat: np.ndarray) -> tuple[Tensor, Tensor]:
             step, pair_step = torch.from_numpy(flat).split([start.numel(), V * V])
