@@ -20,7 +20,7 @@ from gpytorch.kernels import Kernel
 from structgp.data.encode import Block
 from structgp.data.shards import ShardedExamples, Shards
 from structgp.errors import InputError
-from structgp.gp import WeightPosterior
+from structgp.gp import Posterior, WeightPosterior
 from structgp.inference import Choice, choose
 from structgp.kernels.blocks import BlockSumKernel, relevance_kernel
 from structgp.optimizers import Minibatch
@@ -30,6 +30,7 @@ from structgp.starting import Start, label_basis
 from structgp.structures import Structure
 
 REASON = "the data is on disk, and this way needs a batch at a time"
+
 
 def check_possible(given: Any, has_model: bool, **passed: Any) -> None:
     """InputError for what asks for all data at once. ``given`` : the estimator; ``passed`` : arguments of
@@ -85,7 +86,7 @@ def sharded_start(given: Any, examples: ShardedExamples, structure: Structure) -
     return Start(posterior, on_bound)
 
 
-def sharded_choice(given: Any, structure: Structure, posterior: WeightPosterior) -> Choice:
+def sharded_choice(given: Any, structure: Structure, posterior: Posterior) -> Choice:
     """Minibatches, for a reason."""
     asked = given.inference != "auto"
     choice = choose(
@@ -100,9 +101,7 @@ def sharded_choice(given: Any, structure: Structure, posterior: WeightPosterior)
 
 
 @contextmanager
-def sites_beside(
-    choice: Choice, shards: Shards, checkpoint: str | Path | None
-) -> Iterator[Choice]:
+def sites_beside(choice: Choice, shards: Shards, checkpoint: str | Path | None) -> Iterator[Choice]:
     """The choice with its sites on disk: beside the checkpoint, where they stay if the fit is cut off, or
     in a folder of the shards' that goes with the fit."""
     optimizer = choice.optimizer

@@ -85,8 +85,8 @@ def check_writable(path: str) -> None:
 
 def fit_with_progress(
     estimator: StructuredGPClassifier,
-    X: list[Any],
-    y: Sequence[Sequence[str | None]],
+    X: Any,
+    y: Sequence[Sequence[str | None]] | None,
     **options: Any,
 ) -> None:
     """Fits with a progress bar on a terminal, plain lines elsewhere; Ctrl-C stops after the step."""

@@ -94,11 +94,10 @@ class FeatureEncoder:
             raise InputError(
                 "features", f"{self.features!r} is not known", "use 'auto', 'columns' or 'bag'"
             )
-        for n, first in _not_empty(X):
-            place = f"X[{n}]"
-            break
-        else:
+        begin = next(_not_empty(X), None)
+        if begin is None:
             raise InputError("X", "no token in it", "pass at least one sequence with one token")
+        first, place = begin[1], f"X[{begin[0]}]"
         self.form = form_of(first, place)
         if self.form == "dense":
             self.width = as_dense(first, place).shape[1]

@@ -140,9 +140,7 @@ def _check_weights(weights: Any, n: int) -> np.ndarray | None:
     return found
 
 
-def check_obeyed(
-    rules: Allowed, y: Iterable[tuple[int, np.ndarray]], labels: LabelEncoder
-) -> None:
+def check_obeyed(rules: Allowed, y: Iterable[tuple[int, np.ndarray]], labels: LabelEncoder) -> None:
     """InputError for the first of the numbered sequences of labels that the rules forbid."""
     for n, sequence in y:
         t = rules.breaks(sequence.tolist())

@@ -202,8 +202,8 @@ def generate_stream(
     """Yield (x, y) one sequence at a time; what :func:`generate` gives, in memory that stays flat.
 
     x is a list of T tuples of P strings, y a list of T labels. Arguments as in :func:`generate`. With
-    ``sweep``, one token in so many has values that take turns, so that the first ``sweep * n_values`` tokens
-    have all of them.
+    ``sweep``, one token in so many has values that take turns: the first ``sweep * n_values`` tokens have
+    all of them.
     """
     if n_sequences < 0:
         raise InputError("n_sequences", f"{n_sequences} is negative", "give 0 or more")

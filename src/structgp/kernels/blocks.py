@@ -191,7 +191,9 @@ def _relevance(block: Block, rows: Tensor, amplitude: float | str) -> Kernel:
         square = float(values.square().sum(-1).mean())
         return relevance_kernel([max(0, int(ids.max())) + 1], None, square, amplitude)
     sizes = [int(n) + 1 for n in rows.amax(0).clamp(min=0)]
-    counts = [torch.bincount(c[c >= 0], minlength=n) for c, n in zip(rows.T.long(), sizes, strict=True)]
+    counts = [
+        torch.bincount(c[c >= 0], minlength=n) for c, n in zip(rows.T.long(), sizes, strict=True)
+    ]
     square = float((rows != MISSING).sum(-1).double().mean())
     return relevance_kernel(sizes, counts, square, amplitude, len(rows))
 

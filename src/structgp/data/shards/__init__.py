@@ -1,8 +1,8 @@
 """Corpora that do not fit in memory: encoded once, kept on disk in shards, read batch by batch.
 
-    shards = write(sequences, folder)     # (x, y) pairs, gone through twice or so, never held
-    StructuredGPClassifier().fit(shards)
-    shards = read(folder)                 # another day
+shards = write(sequences, folder)     # (x, y) pairs, gone through twice or so, never held
+StructuredGPClassifier().fit(shards)
+shards = read(folder)                 # another day
 """
 
 from structgp.data.shards.batches import ShardBatches

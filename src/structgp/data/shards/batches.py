@@ -14,7 +14,7 @@ from structgp.data.shards.layout import Shards, part
 
 class ShardBatches(Sequence[Batch]):
     """Batches of sequences that stand side by side in a shard: those are sorted by length, so that there
-    is little padding. Memory is that of one batch, and five numbers for each of them.
+    is little padding. Memory is that of one batch, and three numbers for each of them.
 
     counts : sequences of each batch.
     """
@@ -23,11 +23,11 @@ class ShardBatches(Sequence[Batch]):
 
     def __init__(self, shards: Shards, batch_tokens: int) -> None:
         self.shards = shards
-        places = []
+        places: list[tuple[int, int, int]] = []
         for k in range(shards.n_shards):
-            starts = shards.array(part(k, "starts"))
-            for found in by_length(np.diff(starts[:, 0]).tolist(), batch_tokens):
-                places.append((k, found[0], found[-1] + 1))
+            lengths = np.diff(shards.array(part(k, "starts"))[:, 0]).tolist()
+            found = by_length(lengths, batch_tokens)
+            places += [(k, index[0], index[-1] + 1) for index in found]
         self._places = np.array(places, dtype=np.int64).reshape(-1, 3)
         self._last: tuple[int, Batch] | None = None
 

@@ -41,8 +41,8 @@ def write(
 
     Parameters
     ----------
-    sequences : pairs (x, y) as ``fit`` takes X and y: anything that can be gone through again, or a function
-        that begins anew each time it is called. Tokens with dense features have no place here.
+    sequences : pairs (x, y) as ``fit`` takes X and y: anything that can be gone through again, or a
+        function that begins anew each time it is called. Tokens with dense features have no place here.
     folder : where to write.
     features : as of :class:`structgp.StructuredGPClassifier`.
     classes : labels beside those of the data.
