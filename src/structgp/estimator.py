@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -454,7 +454,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         space = "weights" if isinstance(posterior, WeightPosterior) else "functions"
         most_tokens = 1 if one_by_one else BATCH_TOKENS[space]
         if isinstance(choice.optimizer, Minibatch):
-            most_tokens = choice.optimizer.batch_tokens
+            paced = choice.optimizer.paced(examples.n_tokens)
+            choice, most_tokens = replace(choice, optimizer=paced), paced.batch_tokens or 1
         batches: Sequence[Batch]
         if isinstance(examples, ShardedExamples):
             batches = examples.batches(most_tokens)
