@@ -104,10 +104,10 @@ def test_damage_is_told(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[3] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match="0.sites: altered since it was written; fit anew"):
+    with pytest.raises(InputError, match=r"0\.sites: altered since it was written; fit anew"):
         sites[0]
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot hold the sites .* choose a disk with room"):
+    with pytest.raises(InputError, match=r"cannot hold the sites .* choose a disk with room"):
         SitesOnDisk.new(tmp_path / "none" / "s", 1, R, V)
