@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,12 +23,14 @@ from structgp._version import __version__
 from structgp.answers import Answers, as_list
 from structgp.checkpoint import Checkpoint
 from structgp.continuing import carried_over
+from structgp.data.batch import Batch
 from structgp.data.encode import Block
 from structgp.data.examples import Examples, read_examples
 from structgp.data.labels import check_all_labelled
+from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp import Entropy, PairwiseForm, Posterior, WeightPosterior
-from structgp.inference import Choice, check_together, choose
+from structgp.inference import Choice, check_alone, check_together, choose
 from structgp.kernels.blocks import KernelChoice, kernel_scales
 from structgp.model import STRUCTURES, Model
 from structgp.optimizers import LearnScales, Minibatch, Optimizer, StepInfo
@@ -37,6 +39,7 @@ from structgp.space import (
     setting,
 )
 from structgp.starting import BATCH_TOKENS, Start, can_go_on, likelihood_of, name_of, start_of
+from structgp.streaming import check_possible, sharded_choice, sharded_start, sites_beside
 from structgp.structures import Differences, Structure
 from structgp.together import ALONE, Together, local_device
 from structgp.training import Callback, History, Watch, make_batches, train
@@ -232,8 +235,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
 
     def fit(
         self,
-        X: Iterable[Any],
-        y: Iterable[Sequence[str | None]],
+        X: Iterable[Any] | Shards,
+        y: Iterable[Sequence[str | None]] | None = None,
         X_dev: Iterable[Any] | None = None,
         y_dev: Iterable[Sequence[str]] | None = None,
         *,
@@ -245,6 +248,9 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         """Fits the posterior. A label may be None: what it was is summed over. Dev data is scored at the
         end, into ``training_log_['dev']``, and with ``early_stopping`` after every step.
 
+        X may be :class:`structgp.data.shards.Shards`, which hold labels too: data that is too much for
+        memory is then read batch by batch, with 'minibatch' inference.
+
         ``sample_weight`` : (N,), how often each sequence counts; 0 leaves it out. ``callback`` is
         called with every :class:`structgp.optimizers.StepInfo`; if it returns True the fit stops there
         and what has been reached is kept; in it, :meth:`so_far` gives what there is to ask.
@@ -254,6 +260,13 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         them make the same call with all the data, and have the same fit.
         """
         check_parameters(self)
+        if isinstance(X, Shards):
+            has_model = hasattr(self, "model_")
+            check_possible(self, has_model, y=y, sample_weight=sample_weight)
+            check_alone(together)
+            return self._fit_shards(X, X_dev, y_dev, callback, checkpoint)
+        if y is None:
+            raise InputError("y", "no labels", "pass one list of labels a sequence, or shards as X")
         return self._fit(X, y, X_dev, y_dev, sample_weight, callback, checkpoint, together=together)
 
     def _fit(
@@ -302,19 +315,62 @@ class StructuredGPClassifier(Answers, BaseEstimator):
                 )
         finally:
             del self._fitting
+        self._end(examples, structure, predictor, history, start, kept, dev, together)
+        return self
+
+    def _fit_shards(
+        self,
+        shards: Shards,
+        X_dev: Iterable[Any] | None,
+        y_dev: Iterable[Any] | None,
+        callback: Callback | None,
+        checkpoint: str | Path | None,
+    ) -> StructuredGPClassifier:
+        """The same with the data on disk."""
+        self._check_dev(X_dev, y_dev)
+        dev = None if X_dev is None or y_dev is None else (as_list(X_dev), list(y_dev))
+        examples = read_sharded(shards, self.constraints)
+        check_class_weight(self.class_weight, examples.labels.classes)
+        structure = likelihood_of(self, examples)
+        predictor = self._predictor(structure)
+        generator = torch.Generator().manual_seed(int(self.random_state))
+        start = sharded_start(self, examples, structure)
+        choice = sharded_choice(self, structure, start.posterior)
+        kept = self._checkpoint(checkpoint, examples, choice)
+        with (
+            sites_beside(choice, shards, checkpoint) as choice,
+            self._reporting(callback) as report,
+        ):
+            history = self._train(
+                examples, structure, start.posterior, choice, generator, report, kept
+            )
+            self._end(examples, structure, predictor, history, start, kept, dev)
+        return self
+
+    def _end(
+        self,
+        examples: Examples | ShardedExamples,
+        structure: Structure,
+        predictor: Structure | None,
+        history: History,
+        start: Start,
+        kept: Checkpoint | None,
+        dev: tuple[list[Any], list[Any]] | None,
+        together: Together = ALONE,
+    ) -> None:
+        """What is left to do when the optimiser is done."""
         if history.stopped == "limit":
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
                 "the bound settled; see training_log_",
                 StructgpWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
-        self._keep(examples, structure, posterior, predictor, history, start)
+        self._keep(examples, structure, start.posterior, predictor, history, start)
         if kept is not None and together.is_first:
             kept.remove()
         if dev is not None:
             self.training_log_["dev"] = self.evaluate(*dev).as_dict()
-        return self
 
     def so_far(self) -> StructuredGPClassifier:
         """Within the ``callback`` of a ``fit``: a fitted estimator with the posterior as it is now, to be
@@ -347,6 +403,10 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         nothing: not even that it did not come in them.
         """
         check_parameters(self)
+        if isinstance(X, Shards):
+            raise InputError(
+                "partial_fit", "shards, which are fitted as a whole", "use fit, or pass X and y"
+            )
         before = getattr(self, "model_", None)
         if before is None:
             names = () if classes is None else [str(label) for label in classes]
@@ -414,7 +474,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
 
     def _train(
         self,
-        examples: Examples,
+        examples: Examples | ShardedExamples,
         structure: Structure,
         posterior: Posterior,
         choice: Choice,
@@ -428,15 +488,20 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         space = "weights" if isinstance(posterior, WeightPosterior) else "functions"
         most_tokens = 1 if one_by_one else BATCH_TOKENS[space]
         if isinstance(choice.optimizer, Minibatch):
-            most_tokens = choice.optimizer.batch_tokens
-        batches = make_batches(
-            examples.rows,
-            examples.y,
-            examples.encoder.pad_row,
-            most_tokens,
-            examples.weights,
-            together,
-        )
+            paced = choice.optimizer.paced(examples.n_tokens)
+            choice, most_tokens = replace(choice, optimizer=paced), paced.batch_tokens or 1
+        batches: Sequence[Batch]
+        if isinstance(examples, ShardedExamples):
+            batches = examples.batches(most_tokens)
+        else:
+            batches = make_batches(
+                examples.rows,
+                examples.y,
+                examples.encoder.pad_row,
+                most_tokens,
+                examples.weights,
+                together,
+            )
         return train(
             posterior,
             structure,
@@ -455,7 +520,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
 
     def _keep(
         self,
-        examples: Examples,
+        examples: Examples | ShardedExamples,
         structure: Structure,
         posterior: Posterior,
         predictor: Structure | None,
@@ -470,8 +535,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         log = _log(history, posterior, kl, start, examples.encoder.blocks)
         if isinstance(structure, Differences):
             log |= {"gradient": "differences", "evaluations": structure.n_values}
-        counts = examples.counts_by_label
-        seen = {"n_sequences": examples.n_sequences, "n_tokens": sum(map(len, examples.rows))}
+        counts = dict(zip(labels.classes, examples.label_counts.tolist(), strict=True))
+        seen = {"n_sequences": examples.n_sequences, "n_tokens": examples.n_tokens}
         if before is not None:
             for label, count in before.info["label_counts"].items():
                 counts[label] += count
@@ -484,7 +549,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
 
     def _model(
         self,
-        examples: Examples,
+        examples: Examples | ShardedExamples,
         posterior: Posterior,
         predictor: Structure | None,
         info: dict[str, Any],
@@ -504,7 +569,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         )
 
     def _checkpoint(
-        self, path: str | Path | None, examples: Examples, choice: Choice
+        self, path: str | Path | None, examples: Examples | ShardedExamples, choice: Choice
     ) -> Checkpoint | None:
         if path is None:
             return None
@@ -517,13 +582,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         # An optimiser that is no dataclass may have a name and no values that can be told.
         optimizer = choice.optimizer if is_dataclass(choice.optimizer) else choice.optimizer.name
         told = {k: _told(v) for k, v in self.get_params(deep=False).items()}
-        plain = told, examples.labels.classes, optimizer, choice.estimator.name
-        digest = hashlib.sha256(repr(plain).encode())
-        for array in (*examples.rows, *examples.y, examples.weights):
-            if array is not None:
-                digest.update(repr(array.shape).encode())
-                digest.update(np.ascontiguousarray(array).tobytes())
-        return Checkpoint(path, digest.hexdigest())
+        plain = told, examples.labels.classes, optimizer, choice.estimator.name, examples.digest
+        return Checkpoint(path, hashlib.sha256(repr(plain).encode()).hexdigest())
 
     def _watch(
         self,

@@ -138,6 +138,15 @@ def choose(
     return Choice(optimizer, _with_draws(estimator, optimizer, inference, n_gradient_draws), reason)
 
 
+def check_alone(together: Together) -> None:
+    if together.size > 1:
+        raise InputError(
+            "torchrun",
+            "data on disk is for one process",
+            "pass the data itself, or start one process",
+        )
+
+
 def check_together(together: Together, optimizer: Optimizer, posterior: Posterior) -> None:
     """Several processes can fit weights in closed form."""
     if together.size == 1:

@@ -63,15 +63,14 @@ def with_differences(
     given: Any,
     structure: Structure,
     blocks: Sequence[Block],
-    lengths: Sequence[int],
+    length: float,
     n_labels: int,
 ) -> Structure:
     """A likelihood that has only values, with differences for slopes where those are cheap and
-    nothing asks for another way."""
+    nothing asks for another way. ``length`` : of the sequence that a token is in: a long one takes many
+    values for each of its many positions."""
     if not isinstance(structure, BlackBox) or structure.has_gradient:
         return structure
-    # A long sequence takes many values for each of its many positions.
-    length = sum(n * n for n in lengths) / max(1, sum(lengths))
     cheap = Differences.evaluations(length, n_labels) <= CHEAP_DIFFERENCES
     return Differences(structure) if cheap and _may_be_weights(given, blocks) else structure
 

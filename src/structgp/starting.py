@@ -16,6 +16,7 @@ from structgp.continuing import carried_over
 from structgp.covariances import choose_form
 from structgp.data.examples import Examples
 from structgp.data.extend import column_places
+from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp import Posterior, Relaxation, WeightPosterior, contrasts
 from structgp.model import Model, as_rules
@@ -51,7 +52,7 @@ class Start:
     form_reason: str = "as before"
 
 
-def likelihood_of(given: Any, examples: Examples) -> Structure:
+def likelihood_of(given: Any, examples: Examples | ShardedExamples) -> Structure:
     """The likelihood, under the constraints if it is the chain."""
     structure = as_structure(given.likelihood, given.n_jobs)
     for name, chosen in (("likelihood", structure), ("predict_with", given.predict_with)):
@@ -67,8 +68,9 @@ def likelihood_of(given: Any, examples: Examples) -> Structure:
         )
     if type(structure) is Chain:
         structure = Chain(as_rules(examples.constraints))
-    lengths = [len(r) for r in examples.rows]
-    return with_differences(given, structure, examples.encoder.blocks, lengths, examples.n_labels)
+    return with_differences(
+        given, structure, examples.encoder.blocks, examples.typical_length, examples.n_labels
+    )
 
 
 def start_of(
@@ -96,7 +98,7 @@ def start_of(
         on_bound=on_bound,
         generator=generator,
     )
-    basis = _basis(given, structure, examples)
+    basis = label_basis(given, structure, examples)
     space = choose_space(given, kernel, on_bound)
     pairwise_sd = float(given.pairwise_sd)
     pilot = None
@@ -173,7 +175,9 @@ def can_go_on(given: Any, before: Model, examples: Examples, structure: Structur
     return possible
 
 
-def _basis(given: Any, structure: Structure, examples: Examples) -> torch.Tensor | None:
+def label_basis(
+    given: Any, structure: Structure, examples: Examples | ShardedExamples
+) -> torch.Tensor | None:
     """The contrasts of the labels, or None for the labels themselves."""
     chosen = setting(given, "basis", "contrast" if structure.ignores_shift else "label")
     if chosen == "label":

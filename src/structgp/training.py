@@ -11,6 +11,7 @@ import torch
 
 from structgp.checkpoint import Checkpoint, Reached
 from structgp.data.batch import Batch, by_length, pad
+from structgp.data.shards import ShardBatches
 from structgp.errors import InputError
 from structgp.gp import Entropy, Posterior
 from structgp.gradients import Estimator, Pathwise
@@ -129,6 +130,15 @@ def make_batches(
     return found
 
 
+def _placed(batches: Sequence[Batch], device: str) -> Sequence[Batch]:
+    """Those on disk stay there, and go to the device when they are read."""
+    if torch.device(device).type == "cpu":
+        return batches
+    if isinstance(batches, ShardBatches):
+        return batches.to(device)
+    return [batch.to(device) for batch in batches]
+
+
 def train(
     posterior: Posterior,
     structure: Structure,
@@ -153,7 +163,7 @@ def train(
     posterior. ``together`` : with which other processes, whose batches are others."""
     home = posterior.m.device
     posterior.to(device)
-    batches = [batch.to(device) for batch in batches]
+    batches = _placed(batches, device)
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     problem = Problem(

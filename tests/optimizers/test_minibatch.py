@@ -18,6 +18,7 @@ from structgp.gp import Posterior, WeightPosterior, contrasts
 from structgp.kernels.blocks import build_kernel
 from structgp.optimizers import Minibatch, Problem, SecondOrder
 from structgp.optimizers.minibatch import MinibatchState
+from structgp.optimizers.weight_sites import Site
 from structgp.structures import BlackBox, Chain, Piecewise, Structure
 from structgp.training import make_batches
 
@@ -104,6 +105,36 @@ def test_the_kernel_is_learned_and_the_bound_rises() -> None:
     assert state.learned == 5
     assert bool((learned.posterior.kernel.log_scale != 0).any())
     assert bound(learned) > bound(fixed) + 1
+
+
+def test_single_precision_is_enough_for_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded, exact = make_problem(), make_problem()
+    optimizer = Minibatch(max_passes=8, tolerance=0)
+    _, steps = finish(optimizer, rounded)
+    monkeypatch.setattr(Site, "rounded", lambda self: self)
+    _, others = finish(optimizer, exact)
+    assert steps[-1].elbo != others[-1].elbo
+    assert steps[-1].elbo == pytest.approx(others[-1].elbo, abs=1e-4)
+
+
+def test_a_visit_touches_the_weights_of_its_batch_alone() -> None:
+    """And the running divergence is the one that is computed anew."""
+    problem = make_problem()
+    optimizer = Minibatch(learn_scales=False, batch_tokens=30)
+    state = optimizer.start(problem, torch.Generator().manual_seed(0))
+    optimizer.step(problem, state)
+    q = problem.posterior
+    for _ in range(2):
+        i, before = state.order[-1], q.snapshot()
+        optimizer.step(problem, state)
+        free = torch.ones(q.n_inducing, dtype=torch.bool)
+        free[problem.weights(i).compact[0]] = False
+        assert 0 < int(free.sum()) < q.n_inducing
+        for name in ("m", "factor"):
+            now = getattr(q, name).detach()
+            assert torch.equal(now[..., free], before[name][..., free])
+            assert not torch.equal(now, before[name])
+        assert state.divergence == pytest.approx(float(q.kl_inducing().detach()), rel=1e-9)
 
 
 def test_other_structures_that_know_their_curvature() -> None:

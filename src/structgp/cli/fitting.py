@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from structgp.cli.inputs import learn
+from structgp.cli.inputs import Input, learn
 from structgp.cli.options import device_option, encoding_option, feature_options
 from structgp.cli.shared import (
     check_labelled,
@@ -19,6 +20,7 @@ from structgp.cli.shared import (
     say_fit,
     score,
 )
+from structgp.cli.streams import open_stream, shards_of
 from structgp.errors import InputError
 from structgp.estimator import StructuredGPClassifier
 from structgp.inference import INFERENCE
@@ -100,6 +102,14 @@ def _label_options(command: Any) -> Any:
 )
 @device_option
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal models.")
+@click.option(
+    "--shards",
+    "shards_folder",
+    type=click.Path(),
+    metavar="FOLDER",
+    help="Encode TRAIN into files in FOLDER and fit from there, batch by batch: memory does not grow with "
+    "TRAIN. Files that are there already are used again.",
+)
 @click.option("--restart", is_flag=True, help="Do not go on from a checkpoint of a killed run.")
 @encoding_option
 def train(
@@ -113,6 +123,7 @@ def train(
     likelihood: str,
     device: str,
     seed: int,
+    shards_folder: str | None,
     restart: bool,
     encoding: str,
     scheme: str | None,
@@ -131,12 +142,10 @@ def train(
     check_writable(output)
     if early_stopping and not dev_path:
         raise InputError("--early-stopping", "no labelled file to stop by", "name one with --dev")
-    source, data = learn(paths, encoding, **features)
+    source, data = _training_data(paths, encoding, missing, shards_folder, features)
     dev = source.read(dev_path, encoding) if dev_path else None
     if dev is not None:
         check_labelled(dev.y, dev.name, missing)
-    y = [[None if label == missing else label for label in labels] for labels in data.y]
-    check_two_labels(y, data.name)
     estimator = StructuredGPClassifier(
         kernel=source.kernel(kernel),
         n_inducing=inducing,
@@ -158,7 +167,7 @@ def train(
     try:
         with joined(device_of(device)) as together:
             fit_with_progress(
-                estimator, data.X, y, checkpoint=checkpoint, together=together, **watched
+                estimator, data.X, data.y, checkpoint=checkpoint, together=together, **watched
             )
     except InputError as error:
         if error.place == str(checkpoint):
@@ -169,10 +178,37 @@ def train(
     estimator.model_.extra |= source.to_extra() | {"missing": missing}
     estimator.save(output)
     checkpoint.unlink(missing_ok=True)
-    say_fit(estimator, len(data.X), sum(map(len, y)))
+    say_fit(estimator, data.n_sequences, data.n_tokens)
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
         print_reports({"structgp": score(estimator, dev.X, dev.y, dev.name)})
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What is passed to ``fit``; y is None where X are shards."""
+
+    X: Any
+    y: list[list[str | None]] | None
+    n_sequences: int
+    n_tokens: int
+
+
+def _training_data(
+    paths: Sequence[str],
+    encoding: str,
+    missing: str | None,
+    shards_folder: str | None,
+    features: dict[str, Any],
+) -> tuple[Input, _Data]:
+    if shards_folder is not None:
+        stream = open_stream(paths, encoding, missing, **features)
+        found = shards_of(stream, shards_folder)
+        return stream.source, _Data(found, None, found.about["n_given"], found.n_tokens)
+    source, data = learn(paths, encoding, **features)
+    y = [[None if label == missing else label for label in labels] for labels in data.y]
+    check_two_labels(y, data.name)
+    return source, _Data(data.X, y, len(data.X), sum(map(len, y)))
 
 
 def _constraints(

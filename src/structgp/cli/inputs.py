@@ -150,7 +150,7 @@ class ColumnInput:
     def labelled(self, data: ColumnFile) -> Labelled:
         rows, y = data.split_labels()
         lines = [sequence.line for sequence in data.sequences]
-        X = [self._tokens(r, data.name, line) for r, line in zip(rows, lines, strict=True)]
+        X = [self.tokens(r, data.name, line) for r, line in zip(rows, lines, strict=True)]
         return Labelled(data.name, X, y)
 
     def sequences(self, source: Source, encoding: str, name: str) -> Iterator[Unlabelled]:
@@ -166,9 +166,10 @@ class ColumnInput:
             rows, line = sequence.rows, sequence.line
             labels = [row[-1] for row in rows] if width > self.n_columns else None
             words = [row[0] for row in rows]
-            yield Unlabelled(rows, self._tokens(rows, name, line), words, labels, name, line)
+            yield Unlabelled(rows, self.tokens(rows, name, line), words, labels, name, line)
 
-    def _tokens(self, rows: Sequence[Sequence[str]], name: str, line: int) -> list[Any]:
+    def tokens(self, rows: Sequence[Sequence[str]], name: str, line: int) -> list[Any]:
+        """Features of the rows of one sequence, which begins at ``name:line``."""
         strings = self.template.expand(rows)
         if not self._has_dense:
             return strings
@@ -266,6 +267,34 @@ def learn(
     vector_column: int | None,
 ) -> tuple[Input, Labelled]:
     """What the arguments and options of ``train`` ask for, and the training file read with it."""
+    check_paths(paths, format_name, dialect, numeric, vectors_path, vector_column)
+    if format_name == "crfsuite":
+        attributes = AttributeInput()
+        return attributes, attributes.read(paths[0], encoding)
+    template = Template.read(paths[0], encoding=encoding, dialect=dialect or "crf++")
+    data = _read_labelled(paths[1], encoding)
+    n_columns = data.n_columns - 1
+    template.check_columns(n_columns, data.name)
+    numbers = _learn_numeric(list(dict.fromkeys(numeric)), data) if numeric else None
+    vectors = None
+    if vectors_path is not None:
+        column = vector_column or 0
+        _check_column(column, "--vector-column", data)
+        words = [row[column] for sequence in data.sequences for row in sequence.rows]
+        vectors = ColumnVectors.learn(WordVectors(vectors_path, encoding=encoding), column, words)
+    columns = ColumnInput(template, n_columns, numbers, vectors)
+    return columns, columns.labelled(data)
+
+
+def check_paths(
+    paths: Sequence[str],
+    format_name: str,
+    dialect: str | None,
+    numeric: Sequence[int],
+    vectors_path: str | None,
+    vector_column: int | None,
+) -> None:
+    """InputError where options do not go with the format, or files are too few or too many."""
     if vector_column is not None and vectors_path is None:
         raise InputError("--vector-column", "no word vectors", "name their file with --vectors")
     if format_name == "crfsuite":
@@ -287,27 +316,13 @@ def learn(
                 f"{len(paths)} files where CRFsuite's format has TRAIN alone",
                 "leave TEMPLATE out: attributes are features as they are",
             )
-        attributes = AttributeInput()
-        return attributes, attributes.read(paths[0], encoding)
+        return
     if len(paths) != 2:
         raise InputError(
             "train",
             f"{len(paths)} file{'s' if len(paths) > 1 else ''} where TEMPLATE and TRAIN are needed",
             "give both, or --format crfsuite for a file of attributes",
         )
-    template = Template.read(paths[0], encoding=encoding, dialect=dialect or "crf++")
-    data = _read_labelled(paths[1], encoding)
-    n_columns = data.n_columns - 1
-    template.check_columns(n_columns, data.name)
-    numbers = _learn_numeric(list(dict.fromkeys(numeric)), data) if numeric else None
-    vectors = None
-    if vectors_path is not None:
-        column = vector_column or 0
-        _check_column(column, "--vector-column", data)
-        words = [row[column] for sequence in data.sequences for row in sequence.rows]
-        vectors = ColumnVectors.learn(WordVectors(vectors_path, encoding=encoding), column, words)
-    columns = ColumnInput(template, n_columns, numbers, vectors)
-    return columns, columns.labelled(data)
 
 
 def _learn_numeric(columns: Sequence[int], data: ColumnFile) -> NumericColumns:

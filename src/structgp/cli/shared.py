@@ -86,8 +86,8 @@ def check_writable(path: str) -> None:
 
 def fit_with_progress(
     estimator: StructuredGPClassifier,
-    X: list[Any],
-    y: Sequence[Sequence[str | None]],
+    X: Any,
+    y: Sequence[Sequence[str | None]] | None,
     *,
     together: Together = ALONE,
     **options: Any,

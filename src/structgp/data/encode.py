@@ -16,7 +16,7 @@ sequence: two tokens of a new sentence that share an unknown word still agree in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,17 +87,17 @@ class FeatureEncoder:
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def fit(self, X: Sequence[Any]) -> FeatureEncoder:
-        """Learns form and vocabularies from X (see :class:`structgp.StructuredGPClassifier`)."""
+    def fit(self, X: Iterable[Any]) -> FeatureEncoder:
+        """Learns form and vocabularies from X (see :class:`structgp.StructuredGPClassifier`), which is gone
+        through more than once. Memory is that of one sequence and what is learned."""
         if self.features not in ("auto", "columns", "bag"):
             raise InputError(
                 "features", f"{self.features!r} is not known", "use 'auto', 'columns' or 'bag'"
             )
-        lengths = [length(x, f"X[{n}]") for n, x in enumerate(X)]
-        if not any(lengths):
+        begin = next(_not_empty(X), None)
+        if begin is None:
             raise InputError("X", "no token in it", "pass at least one sequence with one token")
-        n = next(n for n, length in enumerate(lengths) if length)
-        first, place = X[n], f"X[{n}]"
+        first, place = begin[1], f"X[{begin[0]}]"
         self.form = form_of(first, place)
         if self.form == "dense":
             self.width = as_dense(first, place).shape[1]
@@ -105,9 +105,9 @@ class FeatureEncoder:
             self.width = int(first.shape[1])
             self.has_sparse = True
             seen = np.zeros(self.width, dtype=bool)
-            for n, x in enumerate(X):
+            for n, x in _not_empty(X):
                 # What is something else is told where it is encoded.
-                if lengths[n] and form_of(x, f"X[{n}]") == "sparse" and x.shape[1] == self.width:
+                if form_of(x, f"X[{n}]") == "sparse" and x.shape[1] == self.width:
                     seen[as_csr(x).indices] = True
             self.columns = np.flatnonzero(seen).tolist()
         elif self.form == "strings":
@@ -118,24 +118,33 @@ class FeatureEncoder:
             raise InputError("X", "no token has any feature", "pass at least one feature")
         return self
 
-    def _fit_strings(self, X: Sequence[Any]) -> None:
-        widths, ordered = set(), True
-        for n, x in enumerate(X):
+    def _fit_strings(self, X: Iterable[Any]) -> None:
+        """Columns are learned on the way to knowing whether they are columns."""
+        widths, ordered, stray = set(), True, None
+        values: list[dict[str, int]] = []
+        for n, x in _not_empty(X):
             for t, token in enumerate(x):
                 check_strings(token, f"X[{n}][{t}]")
                 widths.add(len(token))
                 ordered = ordered and not isinstance(token, set | frozenset)
+                if self.features == "bag" or not ordered or len(widths) > 1:
+                    values = []
+                elif not all(isinstance(value, str) for value in token):
+                    stray = stray or (token, f"X[{n}][{t}]")
+                else:
+                    values = values or [{} for _ in token]
+                    for known, value in zip(values, token, strict=True):
+                        known.setdefault(value, len(known))
         as_columns = self.features == "columns" or (
             self.features == "auto" and len(widths) == 1 and ordered
         )
         if as_columns and len(widths) == 1 and widths != {0}:
             self.templates = [str(p) for p in range(widths.pop())]
-            self.values = [{} for _ in self.templates]
-            for n, x in enumerate(X):
-                for t, token in enumerate(x):
-                    self._check_columns(token, f"X[{n}][{t}]")
-                    for known, value in zip(self.values, token, strict=True):
-                        known.setdefault(value, len(known))
+            self.values = values
+            if stray is not None:
+                self._check_columns(*stray)
+            if not ordered:
+                self._refuse_sets(X)
         elif as_columns and self.features == "columns":
             raise InputError(
                 "X",
@@ -145,9 +154,14 @@ class FeatureEncoder:
         else:
             self._learn_attributes(X, bag)
 
-    def _fit_dicts(self, X: Sequence[Any]) -> None:
+    def _refuse_sets(self, X: Iterable[Any]) -> None:
+        for n, x in _not_empty(X):
+            for t, token in enumerate(x):
+                self._check_columns(token, f"X[{n}][{t}]")
+
+    def _fit_dicts(self, X: Iterable[Any]) -> None:
         keys: dict[str, None] = {}
-        for n, x in enumerate(X):
+        for n, x in _not_empty(X):
             for t, token in enumerate(x):
                 check_mapping(token, place := f"X[{n}][{t}]")
                 keys.update({k: None for k, v in token.items() if isinstance(v, str)})
@@ -159,7 +173,7 @@ class FeatureEncoder:
         if names and (len(names) <= MAX_TEMPLATES or self.features == "columns"):
             self.templates = names
             self.values = [{} for _ in self.templates]
-            for x in X:
+            for _, x in _not_empty(X):
                 for token in x:
                     for key, known in zip(self.templates, self.values, strict=True):
                         value = token.get(key)
@@ -167,14 +181,14 @@ class FeatureEncoder:
                             known.setdefault(value, len(known))
         self._learn_attributes(X, self._loose_attributes)
 
-    def learn_attributes(self, X: Sequence[Any]) -> None:
+    def learn_attributes(self, X: Iterable[Any]) -> None:
         """Adds the sparse features of X, tokens of the form and the templates that are known."""
         self._learn_attributes(X, bag if self.form == "strings" else self._loose_attributes)
 
     def _learn_attributes(
-        self, X: Sequence[Any], attributes_of: Callable[[Any, str], dict[str, float]]
+        self, X: Iterable[Any], attributes_of: Callable[[Any, str], dict[str, float]]
     ) -> None:
-        for n, x in enumerate(X):
+        for n, x in _not_empty(X):
             for t, token in enumerate(x):
                 for name in attributes_of(token, f"X[{n}][{t}]"):
                     self.attributes.setdefault(name, len(self.attributes))
@@ -365,6 +379,13 @@ class FeatureEncoder:
             width=state["width"],
             columns=list(state["columns"]),
         )
+
+
+def _not_empty(X: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Sequences with tokens, and their numbers."""
+    for n, x in enumerate(X):
+        if length(x, f"X[{n}]"):
+            yield n, x
 
 
 def _pairs(n: int, row: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:

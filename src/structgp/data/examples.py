@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,25 @@ class Examples:
     def n_sequences(self) -> int:
         """Those with tokens: others teach nothing."""
         return sum(len(r) > 0 for r in self.rows)
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(map(len, self.rows))
+
+    @property
+    def typical_length(self) -> float:
+        """Of the sequence that a token is in, on average."""
+        return sum(len(r) ** 2 for r in self.rows) / max(1, self.n_tokens)
+
+    @property
+    def digest(self) -> str:
+        """Of all data, equal for equal data alone."""
+        digest = hashlib.sha256()
+        for array in (*self.rows, *self.y, self.weights):
+            if array is not None:
+                digest.update(repr(array.shape).encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
     @property
     def label_counts(self) -> np.ndarray:
@@ -100,7 +120,7 @@ def read_examples(
     encoded = labels.transform(labels_of)
     rules = None if constraints is None else allowed(constraints, labels.classes)
     if rules is not None:
-        _check_obeyed(rules, encoded, labels)
+        check_obeyed(rules, enumerate(encoded), labels)
     return Examples(encoder, labels, encoder.transform(X), encoded, counts, rules)
 
 
@@ -124,8 +144,9 @@ def _check_weights(weights: Any, n: int) -> np.ndarray | None:
     return found
 
 
-def _check_obeyed(rules: Allowed, y: Sequence[np.ndarray], labels: LabelEncoder) -> None:
-    for n, sequence in enumerate(y):
+def check_obeyed(rules: Allowed, y: Iterable[tuple[int, np.ndarray]], labels: LabelEncoder) -> None:
+    """InputError for the first of the numbered sequences of labels that the rules forbid."""
+    for n, sequence in y:
         t = rules.breaks(sequence.tolist())
         possible = np.ones((len(sequence), len(labels.classes)), bool)
         known = sequence >= 0

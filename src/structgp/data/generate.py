@@ -166,14 +166,22 @@ def true_chain(
 
 
 def _block(
-    chain: TrueChain, size: int, mean_length: float, rng: np.random.Generator
+    chain: TrueChain,
+    lengths: Integers,
+    rng: np.random.Generator,
+    sweep: int = 0,
+    begin: int = 0,
 ) -> Iterator[tuple[list[Token], list[str]]]:
-    """``size`` sequences, drawn together and given out one by one."""
+    """Sequences of these lengths, drawn together and given out one by one; ``begin`` : tokens before."""
     n_templates, n_values, _ = chain.emission.shape
-    lengths = 1 + rng.poisson(mean_length - 1, size=size)
     zipf = np.cumsum(1 / np.arange(1, n_values + 1))
-    u = rng.random((size, int(lengths.max()), n_templates)) * zipf[-1]
+    u = rng.random((len(lengths), int(lengths.max()), n_templates)) * zipf[-1]
     ids = np.searchsorted(zipf[:-1], u, side="right")
+    if sweep:
+        number = begin + np.arange(int(lengths.sum()))
+        turn = number % sweep == 0
+        row, place = np.nonzero(np.arange(int(lengths.max())) < lengths[:, None])
+        ids[row[turn], place[turn]] = (number[turn] // sweep % n_values)[:, None]
     y = chain._sample(ids, lengths, rng)
     values, labels = np.array(chain.values, dtype=object), np.array(chain.labels, dtype=object)
     for i, length in enumerate(lengths):
@@ -188,14 +196,19 @@ def generate_stream(
     n_templates: int = 6,
     n_values: int = 200,
     strength: float = 3.0,
+    sweep: int = 0,
     seed: int,
 ) -> Iterator[tuple[list[Token], list[str]]]:
     """Yield (x, y) one sequence at a time; what :func:`generate` gives, in memory that stays flat.
 
-    x is a list of T tuples of P strings, y a list of T labels. Arguments as in :func:`generate`.
+    x is a list of T tuples of P strings, y a list of T labels. Arguments as in :func:`generate`. With
+    ``sweep``, one token in so many has values that take turns: the first ``sweep * n_values`` tokens have
+    all of them.
     """
     if n_sequences < 0:
         raise InputError("n_sequences", f"{n_sequences} is negative", "give 0 or more")
+    if sweep < 0:
+        raise InputError("sweep", f"{sweep} is negative", "give 0 or more")
     if not 1 <= mean_length < np.inf:
         raise InputError("mean_length", f"{mean_length} tokens", "give 1 or more")
     chain = true_chain(
@@ -205,17 +218,20 @@ def generate_stream(
         strength=strength,
         seed=seed,
     )
-    return _stream(chain, n_sequences, mean_length, seed)
+    return _stream(chain, n_sequences, mean_length, seed, sweep)
 
 
 def _stream(
-    chain: TrueChain, n_sequences: int, mean_length: float, seed: int
+    chain: TrueChain, n_sequences: int, mean_length: float, seed: int, sweep: int
 ) -> Iterator[tuple[list[Token], list[str]]]:
     # Apart from generate_stream, so that wrong arguments are reported at the call.
-    size = math.ceil(_BLOCK_TOKENS / mean_length)
+    size, tokens = math.ceil(_BLOCK_TOKENS / mean_length), 0
     for start in range(0, n_sequences, size):
         rng = np.random.default_rng([seed, 1 + start // size])
-        yield from islice(_block(chain, size, mean_length, rng), n_sequences - start)
+        lengths = 1 + rng.poisson(mean_length - 1, size=size)
+        block = _block(chain, lengths, rng, sweep, tokens)
+        yield from islice(block, n_sequences - start)
+        tokens += int(lengths.sum())
 
 
 def generate(

@@ -44,29 +44,30 @@ def check_labels(X: Sequence[Any], y: Sequence[Any], name: str = "y") -> list[li
         raise InputError(
             name, f"{len(y)} label sequences for {len(X)} sequences of tokens", "pass one for each"
         )
-    checked = []
-    for n, (x, labels) in enumerate(zip(X, y, strict=True)):
-        if isinstance(labels, str) or not hasattr(labels, "__len__"):
-            kind = type(labels).__name__
+    pairs = enumerate(zip(X, y, strict=True))
+    return [check_sequence(x, labels, n, name) for n, (x, labels) in pairs]
+
+
+def check_sequence(x: Any, labels: Any, n: int, name: str = "y") -> list[str | None]:
+    """The labels of x, the sequence with the number n, as a list, None where there is none."""
+    if isinstance(labels, str) or not hasattr(labels, "__len__"):
+        kind = type(labels).__name__
+        raise InputError(f"{name}[{n}]", f"a {kind} where a list of labels belongs", "pass a list")
+    n_tokens = length(x, f"X[{n}]")
+    if len(labels) != n_tokens:
+        raise InputError(
+            f"{name}[{n}]",
+            f"{len(labels)} labels for {n_tokens} tokens",
+            "give every token exactly one label, or None",
+        )
+    for t, label in enumerate(labels):
+        if label is not None and not isinstance(label, str):
             raise InputError(
-                f"{name}[{n}]", f"a {kind} where a list of labels belongs", "pass a list"
+                f"{name}[{n}][{t}]",
+                f"label {label!r} is not a string",
+                "convert labels with str(); None is for a token without one",
             )
-        n_tokens = length(x, f"X[{n}]")
-        if len(labels) != n_tokens:
-            raise InputError(
-                f"{name}[{n}]",
-                f"{len(labels)} labels for {n_tokens} tokens",
-                "give every token exactly one label, or None",
-            )
-        for t, label in enumerate(labels):
-            if label is not None and not isinstance(label, str):
-                raise InputError(
-                    f"{name}[{n}][{t}]",
-                    f"label {label!r} is not a string",
-                    "convert labels with str(); None is for a token without one",
-                )
-        checked.append([None if label is None else str(label) for label in labels])
-    return checked
+    return [None if label is None else str(label) for label in labels]
 
 
 def check_all_labelled(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:

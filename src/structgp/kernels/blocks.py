@@ -14,7 +14,7 @@ from structgp.errors import InputError
 from structgp.kernels.evaluate import covariance
 from structgp.kernels.relevance import RelevanceKernel
 from structgp.kernels.sparse import SparseLinearKernel, SparseRBFKernel, inner_product, unpack
-from structgp.kernels.template import TemplateKernel
+from structgp.kernels.template import MISSING, TemplateKernel
 
 SELDOM = 2
 """Times that a value is seen at most to be rare."""
@@ -187,14 +187,38 @@ def _block_kernel(
 
 def _relevance(block: Block, rows: Tensor, amplitude: float | str) -> Kernel:
     if block.kind == "sparse":
-        made = RelevanceKernel([max(0, int(unpack(rows)[0].max())) + 1], sparse=True)
-    else:
-        made = RelevanceKernel([int(n) + 1 for n in rows.amax(0).clamp(min=0)], rare=True)
-        place = made.known(rows)[0][:, : rows.shape[1]]
-        counts = torch.bincount(place[place >= 0], minlength=len(made.seldom))
-        made.seldom.copy_(counts <= SELDOM)
+        ids, values = unpack(rows)
+        square = float(values.square().sum(-1).mean())
+        return relevance_kernel([max(0, int(ids.max())) + 1], None, square, amplitude)
+    sizes = [int(n) + 1 for n in rows.amax(0).clamp(min=0)]
+    counts = [
+        torch.bincount(c[c >= 0], minlength=n) for c, n in zip(rows.T.long(), sizes, strict=True)
+    ]
+    square = float((rows != MISSING).sum(-1).double().mean())
+    return relevance_kernel(sizes, counts, square, amplitude, len(rows))
+
+
+def relevance_kernel(
+    sizes: Sequence[int],
+    counts: Sequence[Tensor] | None,
+    square: float,
+    amplitude: float | str,
+    n_tokens: int = 1,
+) -> Kernel:
+    """The one that 'relevance' stands for on a block with so many values of each template, or so many
+    sparse features.
+
+    counts : how often each value of each template came, among ``n_tokens``; None for sparse features.
+    square : of a row, its squared values summed up, on average. amplitude : as of ``build_kernel``.
+    """
+    made = RelevanceKernel(sizes, sparse=counts is None, rare=counts is not None)
+    if counts is not None:
+        often = torch.cat(list(counts))
+        made.seldom.copy_(often <= SELDOM)
+        # That a value is seldom is a feature too.
+        square += float(often[made.seldom].sum()) / max(1, n_tokens)
     if not isinstance(amplitude, str):
-        share = amplitude / (1 + float(made.known(rows)[1].square().sum(-1).mean()))
+        share = amplitude / (1 + square)
         made.initialize(log_scale=torch.full_like(made.log_scale, share).log())
     return made
 

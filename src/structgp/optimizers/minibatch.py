@@ -14,7 +14,7 @@ weight, and the sites, 2 R numbers for each weight that a batch has, which may b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,12 @@ from structgp.optimizers.weight_sites import Site, SitesInMemory, SitesOnDisk
 
 SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
+
+FEW, MANY = (500, 8), (2_000, 4)
+"""Tokens of a batch and steps of a visit. Of much data there are batches enough for the others' say to
+change before a batch's own is worth knowing well."""
+
+MANY_TOKENS = 50_000
 
 
 @dataclass
@@ -70,9 +76,9 @@ class Minibatch:
 
     Parameters
     ----------
-    batch_tokens : tokens of a batch, about.
+    batch_tokens : tokens of a batch, about; None for what suits the data, see ``paced``.
     n_draws : S of each visit, antithetic, so even.
-    steps : of L-BFGS in a visit, at most.
+    steps : of L-BFGS in a visit, at most; None for what suits the data.
     tolerance : the bound has settled when a pass changes it by less, in nats per sequence.
     max_passes : stop here at the latest.
     learn_scales : as 'second-order' has it: False, 'pairwise' or 'all'.
@@ -82,9 +88,9 @@ class Minibatch:
     sites_folder : where sites are kept; None for in memory.
     """
 
-    batch_tokens: int = 500
+    batch_tokens: int | None = None
     n_draws: int = 16
-    steps: int = 8
+    steps: int | None = None
     tolerance: float = 0.1
     max_passes: int = 30
     learn_scales: LearnScales = "all"
@@ -92,6 +98,11 @@ class Minibatch:
     goes_on: bool = False
     sites_folder: str | None = None
     name = "minibatch"
+
+    def paced(self, n_tokens: int) -> Minibatch:
+        """The same, with what was left open as it suits so many tokens."""
+        pace = MANY if n_tokens >= MANY_TOKENS else FEW
+        return replace(self, batch_tokens=self.batch_tokens or pace[0], steps=self.steps or pace[1])
 
     def start(self, problem: Problem, generator: torch.Generator) -> MinibatchState:
         q = problem.posterior
@@ -164,14 +175,14 @@ class Minibatch:
         noise = torch.randn(half, V, V, generator=state.generator, dtype=q.m.dtype).to(q.m)
         pair_offset = q.pairwise().factor * torch.cat([noise, -noise])
         keys = problem.numbers(i) + SALT * (state.passes + 1)
-        offset = here.spread(sd, state.table, keys)
+        offset = here.spread(sd, state.table, keys) @ q.basis.T
         start, scale = prior_sd * mean.T, prior_sd * sd.T  # (F, R) of weights themselves
         pair_start, pair_scale = q.pair_mean.clone(), q.pairwise().factor
         calls, shape = 0, batch.mask.shape
 
         def latent(weights: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-            h = rows.times(weights).view(*shape, -1) + offset
-            return h @ q.basis.T, pairs + pair_offset
+            f = (rows.times(weights) @ q.basis.T).view(*shape, -1)
+            return f + offset, pairs + pair_offset
 
         def unflat(flat: Tensor) -> tuple[Tensor, Tensor]:
             step, pair_step = flat.split([start.numel(), V * V])
@@ -199,7 +210,7 @@ class Minibatch:
             return -value, -torch.cat(both)
 
         zero = start.new_zeros(start.numel() + V * V)
-        best, _ = minimize(negative, zero, steps=self.steps, memory=10)
+        best, _ = minimize(negative, zero, steps=self.steps or FEW[1], memory=10)
         weights, pairs = unflat(best)
         f, g = latent(weights, pairs)
         extra = () if q.has_label_basis else (q.basis,)

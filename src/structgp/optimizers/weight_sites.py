@@ -1,7 +1,7 @@
 """Where the sites of minibatches are: in memory, or in files that only grow.
 
 A site is a precision and a linear term for each weight of one batch, numbers that are rounded to single
-precision where that can hold them: what is rounded is what the posterior is made of, so nothing drifts.
+precision where that can hold them. The posterior is made of what is rounded, so that nothing drifts.
 
 On disk, sites of one pass are appended to one file. What a checkpoint knows is how far the files had come;
 a run that goes on from it cuts them there. So nothing that a checkpoint speaks of is ever written over, and

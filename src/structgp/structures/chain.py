@@ -125,12 +125,11 @@ def _variances(f: Tensor, g: Tensor, mask: Tensor, basis: Tensor | None) -> Loca
     unary, pairwise = f.new_zeros(()), f.new_zeros(())
     for some, scores in zip(f.split(at_once), g.split(at_once), strict=True):
         _, messages = _forward(some, scores, mask)
-        node, step = messages.walk()
+        node, pairs = messages.pair_variances()
         first = node if basis is None else node @ basis
         second = node if basis is None else node @ basis.square()
         unary = unary + (second - first.square()).clamp(min=0).sum(0)
-        pair = node[:, :, :-1, :, None] * step
-        pairwise = pairwise + (pair - pair.square()).sum((0, 2))
+        pairwise = pairwise + pairs.sum(0)
     return LocalCurvature(unary / len(f), pairwise / len(f))
 
 
@@ -285,6 +284,16 @@ class _Scaled:
         total = weight.sum(-1, keepdim=True)
         return self._nodes(passed), weight / torch.where(total > 0, total, 1)
 
+    def pair_variances(self) -> tuple[Tensor, Tensor]:
+        """Node marginals (S, B, T, V), and p (1 - p) of pair marginals summed over positions,
+        (S, B, V, V): both sums are matrix products, and no position has a matrix of its own."""
+        passed = self._incoming()
+        before, after = self.alpha[:-1].permute(1, 2, 3, 0), passed[1:].permute(1, 2, 0, 3)
+        edge = self.edge[:, None]
+        first = edge * (before @ after)
+        second = edge.square() * (before.square() @ after.square())
+        return self._nodes(passed), (first - second).clamp(min=0)
+
     def marginals(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Node marginals (S, B, T, V), and pair marginals (S, V, V) summed with weight (S, B)."""
         passed = self._incoming()
@@ -339,6 +348,11 @@ class _Logs:
         # A label that nothing can follow is never visited: its row may be anything finite.
         step = torch.softmax(weight, -1).nan_to_num(0)
         return self._nodes(beta), torch.where(self.mask[:, 1:, None, None], step, 0)
+
+    def pair_variances(self) -> tuple[Tensor, Tensor]:
+        node, step = self.walk()
+        pair = node[:, :, :-1, :, None] * step
+        return node, (pair - pair.square()).sum(2)
 
     def marginals(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         beta, log_z = self._beta(), self._total()

@@ -1,0 +1,202 @@
+"""What is in a folder of shards, and how it is known to be whole.
+
+=====================  ==================================================================================
+manifest.json          counts, labels, and the size and digest of every other file; it is written last, so
+                       that a folder without one was never finished
+encoder.json           the vocabularies
+counts-J.npy           how often each value of template J came
+shard-NNNNN-*.npy      one stretch of the data, its sequences sorted by length: ``starts`` (n + 1, 2), where
+                       the tokens and the sparse pairs of each begin; ``numbers`` (n,), where each stood in
+                       the data; ``labels``, one a token; ``values`` (tokens, P), ids of the templates'
+                       values; ``pair_counts``, one a token, ``pair_ids`` and ``pair_values``
+=====================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from structgp.data.atomic import atomic_write
+from structgp.data.columns import cannot_read
+from structgp.data.encode import FeatureEncoder
+from structgp.errors import InputError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+ENCODER = "encoder.json"
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Encoded sequences on disk, for :meth:`structgp.StructuredGPClassifier.fit`.
+
+    folder : where they are; about : the manifest; n_sequences, n_tokens : those with tokens and labels,
+    which a fit learns from; classes : the labels. Memory is that of the vocabularies, however many
+    sequences there are.
+    """
+
+    folder: Path
+    about: dict[str, Any]
+    _whole: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    @property
+    def n_sequences(self) -> int:
+        return int(self.about["n_sequences"])
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.about["n_tokens"])
+
+    @property
+    def classes(self) -> list[str]:
+        return list(self.about["classes"])
+
+    @property
+    def n_shards(self) -> int:
+        return len(self.about["shards"])
+
+    @property
+    def digest(self) -> str:
+        """That of the manifest, which holds those of all files: equal for equal data alone."""
+        return str(self.about["digest"])
+
+    @cached_property
+    def encoder(self) -> FeatureEncoder:
+        self.check(ENCODER)
+        return FeatureEncoder.from_json(json.loads((self.folder / ENCODER).read_text("utf-8")))
+
+    @property
+    def value_counts(self) -> list[np.ndarray]:
+        """How often each value of each template came."""
+        return [self.array(f"counts-{j}") for j in range(len(self.encoder.templates))]
+
+    def labels(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The number of each sequence and its label indices, shard by shard."""
+        for k in range(self.n_shards):
+            starts, numbers = self.array(part(k, "starts")), self.array(part(k, "numbers"))
+            labels = self.array(part(k, "labels"))
+            for n, begin, end in zip(numbers, starts[:-1, 0], starts[1:, 0], strict=True):
+                yield int(n), np.asarray(labels[begin:end], dtype=np.int64)
+
+    def has(self, name: str) -> bool:
+        return f"{name}.npy" in self.about["files"]
+
+    def array(self, name: str) -> np.ndarray:
+        """One of the arrays, memory-mapped; checked against its digest the first time."""
+        file = f"{name}.npy"
+        self.check(file)
+        try:
+            found: np.ndarray = np.load(self.folder / file, mmap_mode="r", allow_pickle=False)
+        except OSError as error:
+            raise cannot_read(str(self.folder / file), error) from error
+        return found
+
+    def check(self, file: str) -> None:
+        """InputError if the file is not the one that was written."""
+        if file in self._whole:
+            return
+        path, digest = self.folder / file, hashlib.sha256()
+        try:
+            with open(path, "rb") as stream:
+                while block := stream.read(_BLOCK):
+                    digest.update(block)
+        except OSError as error:
+            raise cannot_read(str(path), error) from error
+        if digest.hexdigest() != self.about["files"][file][1]:
+            raise altered(path)
+        self._whole.add(file)
+
+
+def read(folder: str | os.PathLike[str]) -> Shards:
+    """The shards in a folder that ``write`` has filled.
+
+    Raises
+    ------
+    InputError
+        At the folder, where there is none or the writing was cut off; at a file, where it is not as it was
+        written: sizes are looked at here, contents when they are first read.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(str(folder), "no such folder", "check the path, or write the shards first")
+    try:
+        text = (path / MANIFEST).read_text("utf-8")
+    except FileNotFoundError:
+        raise InputError(
+            str(folder), "no shards in it, or not all of them were written", "write them again"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            str(path / MANIFEST), f"cannot be read ({error})", "write the shards again"
+        ) from None
+    try:
+        about = json.loads(text)
+        digest, kind = about.pop("digest"), about["format"]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise altered(path / MANIFEST) from None
+    if kind != FORMAT:
+        raise InputError(str(folder), "shards of another version", "write them again")
+    if digest != digest_of(about):
+        raise altered(path / MANIFEST)
+    for file, (size, _) in about["files"].items():
+        try:
+            found = (path / file).stat().st_size
+        except OSError as error:
+            raise cannot_read(str(path / file), error) from error
+        if found != size:
+            raise altered(path / file)
+    return Shards(path, about | {"digest": digest})
+
+
+@dataclass
+class Folder:
+    """One that is being filled. files : size and digest of each."""
+
+    path: Path
+    files: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def save(self, name: str, array: np.ndarray) -> None:
+        content = io.BytesIO()
+        np.save(content, array, allow_pickle=False)
+        self.put(f"{name}.npy", content.getvalue())
+
+    def put(self, file: str, content: bytes) -> None:
+        with atomic_write(self.path / file, "wb") as out:
+            out.write(content)
+        self.files[file] = len(content), hashlib.sha256(content).hexdigest()
+
+    def finish(self, about: dict[str, Any]) -> None:
+        """The manifest, which makes the folder whole."""
+        about = json.loads(json.dumps({"format": FORMAT, **about, "files": self.files}))
+        text = json.dumps(about | {"digest": digest_of(about)})
+        with atomic_write(self.path / MANIFEST, "w") as out:
+            out.write(text)
+
+
+def part(shard: int, what: str) -> str:
+    return f"shard-{shard:05d}-{what}"
+
+
+def ours(path: Path) -> Sequence[Path]:
+    """The files of shards in a folder."""
+    patterns = (MANIFEST, ENCODER, "counts-*.npy", "shard-*-*.npy")
+    return [file for pattern in patterns for file in path.glob(pattern)]
+
+
+def digest_of(about: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def altered(path: Path) -> InputError:
+    return InputError(str(path), "altered since it was written", "write the shards again")
