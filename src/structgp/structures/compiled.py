@@ -99,11 +99,48 @@ class Compiled:
 
 @_reordered
 def _multiply(matrix: Any, vector: Any, out: Any) -> None:
-    for j in range(len(out)):
-        total = vector.dtype.type(0)
+    """Four rows at a time: a vector that is loaded serves all of them."""
+    row, zero = 0, vector.dtype.type(0)
+    while row + 4 <= len(out):
+        a = b = c = d = zero
         for i in range(len(vector)):
-            total += matrix[j, i] * vector[i]
-        out[j] = total
+            a += matrix[row, i] * vector[i]
+            b += matrix[row + 1, i] * vector[i]
+            c += matrix[row + 2, i] * vector[i]
+            d += matrix[row + 3, i] * vector[i]
+        out[row], out[row + 1], out[row + 2], out[row + 3] = a, b, c, d
+        row += 4
+    while row < len(out):
+        a = zero
+        for i in range(len(vector)):
+            a += matrix[row, i] * vector[i]
+        out[row] = a
+        row += 1
+
+
+@_compiled
+def _add_pairs(alpha: Any, passed: Any, n: int, weight: Any, pair: Any) -> None:
+    """pair (V, V) += weight * sum_t alpha[t - 1] passed[t]^T, four positions at a time: as many sums for one
+    way to the memory of ``pair``."""
+    V, t = len(pair), 1
+    while t + 4 <= n:
+        for i in range(V):
+            a, b = weight * alpha[t - 1, i], weight * alpha[t, i]
+            c, d = weight * alpha[t + 1, i], weight * alpha[t + 2, i]
+            for j in range(V):
+                pair[i, j] += (
+                    a * passed[t, j]
+                    + b * passed[t + 1, j]
+                    + c * passed[t + 2, j]
+                    + d * passed[t + 3, j]
+                )
+        t += 4
+    while t < n:
+        for i in range(V):
+            a = weight * alpha[t - 1, i]
+            for j in range(V):
+                pair[i, j] += a * passed[t, j]
+        t += 1
 
 
 @_reordered
@@ -210,7 +247,7 @@ def _backward(
 ) -> None:
     _, B, T, V = f.shape
     node, alpha, prior, inverse, edge, edge_t = _space(T, V, f)
-    beta, passed = np.empty(V, f.dtype), np.empty(V, f.dtype)
+    beta, passed = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, block = unit // blocks, unit % blocks
@@ -218,41 +255,43 @@ def _backward(
         pair.fill(0)
         _exponentiate_edges(g[s], edge, edge_t)
         for b in range(block * CHAINS_AT_ONCE, min(B, (block + 1) * CHAINS_AT_ONCE)):
-            n, w = lengths[b], weight[s, b]
+            n = lengths[b]
             _exponentiate_nodes(f[s, b], n, node)
             _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            nodes[s, b, n:].fill(0)
-            for t in range(n - 1, -1, -1):
-                _pass_back(edge, node[t], inverse[t], t == n - 1, beta, passed)
-                for v in range(V):
-                    nodes[s, b, t, v] = w * prior[t, v] * passed[v]
-                if t > 0:
-                    for i in range(V):
-                        before = w * alpha[t - 1, i]
-                        for j in range(V):
-                            pair[i, j] += before * passed[j]
+            _backward_chain(node, edge, n, inverse, beta, passed)
+            _node_marginals(prior, passed, n, weight[s, b], nodes[s, b])
+            _add_pairs(alpha, passed, n, weight[s, b], pair)
         for i in range(V):
             for j in range(V):
                 pair[i, j] *= edge[i, j]
 
 
 @_compiled
-def _pass_back(edge: Any, node: Any, inverse: Any, is_last: bool, beta: Any, passed: Any) -> None:
-    """beta (V,) <- what all that follows says of this position; passed (V,) <- what it then passes back to
-    the one before, from what it was passed itself."""
-    if is_last:
-        beta.fill(1)
-    else:
-        _multiply(edge, passed, beta)
-    for v in range(len(node)):
-        passed[v] = node[v] * inverse * beta[v]
+def _backward_chain(node: Any, edge: Any, n: int, inverse: Any, beta: Any, passed: Any) -> None:
+    """Row t of beta (T, V) <- what all that follows says of position t; of passed (T, V) <- what t then
+    passes back to the position before."""
+    for t in range(n - 1, -1, -1):
+        if t == n - 1:
+            beta[t].fill(1)
+        else:
+            _multiply(edge, passed[t + 1], beta[t])
+        for v in range(node.shape[1]):
+            passed[t, v] = node[t, v] * inverse[t] * beta[t, v]
+
+
+@_compiled
+def _node_marginals(prior: Any, passed: Any, n: int, weight: Any, out: Any) -> None:
+    for t in range(n):
+        for v in range(out.shape[1]):
+            out[t, v] = weight * prior[t, v] * passed[t, v]
+    out[n:].fill(0)
 
 
 @_compiled
 def _walk(f: Any, g: Any, lengths: Any, nodes: Any, steps: Any, first: int, last: int) -> None:
     _, B, T, V = f.shape
     node, alpha, prior, inverse, edge, edge_t = _space(T, V, f)
-    beta, passed, after = np.empty(V, f.dtype), np.empty(V, f.dtype), np.empty(V, f.dtype)
+    beta, passed = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
@@ -261,17 +300,12 @@ def _walk(f: Any, g: Any, lengths: Any, nodes: Any, steps: Any, first: int, last
             n = lengths[b]
             _exponentiate_nodes(f[s, b], n, node)
             _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            nodes[s, b, n:].fill(0)
+            _backward_chain(node, edge, n, inverse, beta, passed)
+            _node_marginals(prior, passed, n, f.dtype.type(1), nodes[s, b])
             steps[s, b, max(n - 1, 0) :].fill(0)
-            for t in range(n - 1, -1, -1):
-                for v in range(V):
-                    after[v] = passed[v]
-                _pass_back(edge, node[t], inverse[t], t == n - 1, beta, passed)
-                for v in range(V):
-                    nodes[s, b, t, v] = prior[t, v] * passed[v]
-                if t < n - 1:
-                    for i in range(V):
-                        # A label that nothing can follow: a row of zeros.
-                        total = 1 / beta[i] if beta[i] > 0 else beta[i]
-                        for j in range(V):
-                            steps[s, b, t, i, j] = edge[i, j] * after[j] * total
+            for t in range(n - 1):
+                for i in range(V):
+                    # A label that nothing can follow: a row of zeros.
+                    total = 1 / beta[t, i] if beta[t, i] > 0 else beta[t, i]
+                    for j in range(V):
+                        steps[s, b, t, i, j] = edge[i, j] * passed[t + 1, j] * total
