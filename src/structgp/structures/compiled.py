@@ -120,8 +120,8 @@ def _multiply(matrix: Any, vector: Any, out: Any) -> None:
 
 @_compiled
 def _add_pairs(alpha: Any, passed: Any, n: int, weight: Any, pair: Any) -> None:
-    """pair (V, V) += weight * sum_t alpha[t - 1] passed[t]^T, four positions at a time: as many sums for one
-    way to the memory of ``pair``."""
+    """pair (V, V) += weight * sum_t alpha[t - 1] passed[t]^T, four positions at a time: one way to the
+    memory of ``pair`` for four sums."""
     V, t = len(pair), 1
     while t + 4 <= n:
         for i in range(V):
