@@ -106,12 +106,11 @@ def _variances(f: Tensor, g: Tensor, mask: Tensor, basis: Tensor | None) -> Loca
     at_once = max(1, TRANSITIONS_AT_ONCE // max(1, f[0].numel() * f.shape[-1]))
     unary, pairwise = f.new_zeros(()), f.new_zeros(())
     for some, scores in zip(f.split(at_once), g.split(at_once), strict=True):
-        node, step = pass_messages(some, scores, mask).walk()
+        node, pair = pass_messages(some, scores, mask).pair_variances()
         first = node if basis is None else node @ basis
         second = node if basis is None else node @ basis.square()
         unary = unary + (second - first.square()).clamp(min=0).sum(0)
-        pair = node[:, :, :-1, :, None] * step
-        pairwise = pairwise + (pair - pair.square()).sum((0, 2))
+        pairwise = pairwise + pair.sum(0)
     return LocalCurvature(unary / len(f), pairwise / len(f))
 
 

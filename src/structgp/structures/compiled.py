@@ -96,6 +96,14 @@ class Compiled:
         self._share(_walk, nodes, steps)
         return torch.from_numpy(nodes), torch.from_numpy(steps)
 
+    def pair_variances(self) -> tuple[Tensor, Tensor]:
+        """Node marginals (S, B, T, V), and for each pair of labels p (1 - p) summed over neighbouring
+        positions, (S, B, V, V)."""
+        S, B, T, V = self._shape
+        nodes, pairs = self._empty(S, B, T, V), self._empty(S, B, V, V)
+        self._share(_pair_variances, nodes, pairs)
+        return torch.from_numpy(nodes), torch.from_numpy(pairs)
+
 
 @_reordered
 def _multiply(matrix: Any, vector: Any, out: Any) -> None:
@@ -309,3 +317,29 @@ def _walk(f: Any, g: Any, lengths: Any, nodes: Any, steps: Any, first: int, last
                     total = 1 / beta[t, i] if beta[t, i] > 0 else beta[t, i]
                     for j in range(V):
                         steps[s, b, t, i, j] = edge[i, j] * passed[t + 1, j] * total
+
+
+@_compiled
+def _pair_variances(
+    f: Any, g: Any, lengths: Any, nodes: Any, pairs: Any, first: int, last: int
+) -> None:
+    _, B, T, V = f.shape
+    node, alpha, prior, inverse, edge, edge_t = _space(T, V, f)
+    beta, passed = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
+    blocks = -(-B // CHAINS_AT_ONCE)
+    for unit in range(first, last):
+        s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
+        _exponentiate_edges(g[s], edge, edge_t)
+        for b in range(start, min(B, start + CHAINS_AT_ONCE)):
+            n = lengths[b]
+            _exponentiate_nodes(f[s, b], n, node)
+            _forward_chain(node, edge_t, n, alpha, prior, inverse)
+            _backward_chain(node, edge, n, inverse, beta, passed)
+            _node_marginals(prior, passed, n, f.dtype.type(1), nodes[s, b])
+            total = pairs[s, b]
+            total.fill(0)
+            for t in range(1, n):
+                for i in range(V):
+                    for j in range(V):
+                        p = alpha[t - 1, i] * edge[i, j] * passed[t, j]
+                        total[i, j] += p - p * p

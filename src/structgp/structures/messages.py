@@ -50,6 +50,11 @@ class Messages(Protocol):
         (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
         ...
 
+    def pair_variances(self) -> tuple[Tensor, Tensor]:
+        """Node marginals (S, B, T, V), and for each pair of labels p (1 - p) summed over neighbouring
+        positions, (S, B, V, V)."""
+        ...
+
 
 def log_partition(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     """(S, B) log Z, differentiable once in f and g."""

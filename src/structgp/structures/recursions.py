@@ -10,7 +10,21 @@ import torch
 from torch import Tensor
 
 
-class Scaled:
+class _Walked:
+    """What is read off the posterior as a Markov chain."""
+
+    def walk(self) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def pair_variances(self) -> tuple[Tensor, Tensor]:
+        """Node marginals (S, B, T, V), and for each pair of labels p (1 - p) summed over neighbouring
+        positions, (S, B, V, V)."""
+        node, step = self.walk()
+        pair = node[:, :, :-1, :, None] * step
+        return node, (pair - pair.square()).sum(2)
+
+
+class Scaled(_Walked):
     """Forward-backward in probability space, every forward message scaled to sum to 1. ``restricted`` :
     some scores are -inf, and a message may be empty."""
 
@@ -94,7 +108,7 @@ class Scaled:
         return weight[..., None, None] * self._nodes(passed), pairs
 
 
-class Logs:
+class Logs(_Walked):
     """Forward-backward in log space: any potentials, -inf included."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
