@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -131,6 +132,28 @@ def test_scores_changed_between_the_passes_are_noticed() -> None:
     moved += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         value.sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["Compiled", "Scaled", "Logs"])
+def test_nothing_outlives_the_value(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cycle through the graph, which no collector sees."""
+    f, g, mask = potentials(8, 20, 20, 7)
+    if kind != "Compiled":
+        monkeypatch.setattr(messages, "WORTH_COMPILING", float("inf"))
+    f = (f * (1000 if kind == "Logs" else 1)).requires_grad_()
+    alive = []
+
+    def watched(*given: Tensor) -> messages.Messages:
+        found = pass_messages(*given)
+        assert type(found).__name__ == kind
+        alive.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(messages, "pass_messages", watched)
+    value = log_partition(f, g, mask)
+    assert alive[0]() is not None
+    del value
+    assert alive[0]() is None
 
 
 def test_numba_waits_for_work_and_can_be_absent() -> None:

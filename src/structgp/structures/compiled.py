@@ -75,7 +75,8 @@ class Compiled:
         return bool((self._log_z == -torch.inf).any())
 
     def log_partition(self) -> Tensor:
-        return self._log_z
+        # A copy: as the output of a function whose context holds this, it would keep itself alive.
+        return self._log_z.clone()
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Of log Z times weight (S, B): node marginals (S, B, T, V) and pair marginals (S, V, V), these
