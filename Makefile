@@ -1,4 +1,4 @@
-# make demo | make test | make check | make docs; each makes .venv and installs what it needs when it is not there.
+# make demo | make test | make check | make docs | make bench; each makes .venv and installs what it needs when it is not there.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Threads that wait should sleep, not spin: several times faster where the cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: install demo test test-all check format docs clean
+.PHONY: install demo test test-all check format docs bench clean
 
 install: $(STAMP)
 
@@ -43,6 +43,14 @@ docs: $(VENV)/.docs-installed
 
 $(VENV)/.docs-installed: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
+# Speed and memory beside named peers; all of it, or BENCH="chain --quick".
+bench: $(VENV)/.bench-installed
+	$(BIN)/python -m benchmarks $(BENCH)
+
+$(VENV)/.bench-installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@
 
 clean:

@@ -1,0 +1,1 @@
+"""How fast, how large: structgp and named peers, side by side. See ``python -m benchmarks --help``."""

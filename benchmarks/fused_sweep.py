@@ -19,8 +19,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from structgp.structures import chain, fused
+from structgp.structures import fused
 from structgp.structures.fused import Shape
+from structgp.structures.recursions import Logs, Scaled
 
 PROBLEMS = [
     (32, 256, 64, 17),
@@ -69,12 +70,11 @@ def both(
 
 
 def eager(
-    kind: Callable[..., chain._Logs | chain._Scaled],
+    kind: Callable[..., Logs | Scaled],
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     def run(f: Tensor, g: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         messages = kind(f, g, mask)
-        nodes, pairs = messages.marginals(weight)
-        return messages.log_partition(), weight[..., None, None] * nodes, pairs
+        return messages.log_partition(), *messages.gradients(weight)
 
     return run
 
@@ -117,7 +117,7 @@ def check() -> bool:
             lengths = torch.randint(0, T + 1, (B,))
             mask = (torch.arange(T) < lengths[:, None]).to(DEVICE)
             clean = f.double().masked_fill(~mask[..., None], 0)
-            expected = eager(chain._Logs)(clean, g.double(), mask, weight.double())
+            expected = eager(Logs)(clean, g.double(), mask, weight.double())
             f = f.masked_fill(~mask[..., None], torch.nan)
             try:
                 off = error(both(f, g, mask, weight, shape), expected)
@@ -182,9 +182,9 @@ def roofline(size: tuple[int, ...]) -> str:
 
 def measure(size: tuple[int, ...], tried: list[Shape], ends: float) -> None:
     f, g, mask, weight = problem(size, torch.float32)
-    expected = eager(chain._Logs)(f.double(), g.double(), mask, weight.double())
+    expected = eager(Logs)(f.double(), g.double(), mask, weight.double())
     print(f"\n{size}: {roofline(size)}")
-    for name, kind in (("log space", chain._Logs), ("probability space", chain._Scaled)):
+    for name, kind in (("log space", Logs), ("probability space", Scaled)):
         took = milliseconds(lambda kind=kind: eager(kind)(f, g, mask, weight), 5)
         print(f"  eager, {name}: {took:.3f} ms")
     rows, failures = [], 0

@@ -535,7 +535,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         log = _log(history, posterior, kl, start, examples.encoder.blocks)
         if isinstance(structure, Differences):
             log |= {"gradient": "differences", "evaluations": structure.n_values}
-        counts = dict(zip(labels.classes, examples.label_counts.tolist(), strict=True))
+        counts = dict(zip(examples.labels.classes, examples.label_counts.tolist(), strict=True))
         seen = {"n_sequences": examples.n_sequences, "n_tokens": examples.n_tokens}
         if before is not None:
             for label, count in before.info["label_counts"].items():

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from structgp.structures import Chain, Curvature, chain
-from structgp.structures.chain import _Logs, _Scaled, labelling_score, log_partition
+from structgp.structures import Chain, Curvature, messages
+from structgp.structures.chain import labelling_score
+from structgp.structures.messages import log_partition, pass_messages
+from structgp.structures.recursions import Logs, Scaled
+
+pytestmark = pytest.mark.usefixtures("loops")
 
 TOLERANCE = 1e-10
 
@@ -142,7 +146,7 @@ def test_moderate_potentials_match_enumeration(oracles: ModuleType, case: Case) 
 def test_widest_potentials_of_probability_space(oracles: ModuleType, case: Case) -> None:
     """Spreads of 224 in f and in g: as much as the fast path is trusted with."""
     f, g, mask = case.tensors()
-    assert isinstance(chain._forward(f, g, mask)[1], _Scaled)
+    assert not isinstance(pass_messages(f, g, mask), Logs)
     assert_matches_enumeration(case, oracles)
 
 
@@ -172,18 +176,19 @@ def test_a_forbidden_transition(oracles: ModuleType) -> None:
 def test_two_ways_to_carry_the_numbers(oracles: ModuleType, case: Case) -> None:
     f, g, mask = case.tensors()
     weight = torch.linspace(-1, 2, mask.shape[0], dtype=f.dtype).expand(f.shape[0], -1)
-    scaled, logs = _Scaled(f, g, mask), _Logs(f, g, mask)
+    scaled, logs = Scaled(f, g, mask), Logs(f, g, mask)
     for way in (scaled, logs):
         log_z = case.log_z(oracles)
         np.testing.assert_allclose(way.log_partition(), log_z, rtol=TOLERANCE, atol=TOLERANCE)
-        nodes, pairs = way.marginals(weight)
+        nodes, pairs = way.gradients(weight)
         expected = case.nodes(oracles)
-        np.testing.assert_allclose(nodes, expected, rtol=0, atol=TOLERANCE)
         np.testing.assert_allclose(way.node_marginals(), expected, rtol=0, atol=TOLERANCE)
+        expected = weight.numpy()[..., None, None] * expected
+        np.testing.assert_allclose(nodes, expected, rtol=0, atol=TOLERANCE)
         expected = case.pairs(oracles, weight.numpy())
         np.testing.assert_allclose(pairs, expected, rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(scaled.log_partition(), logs.log_partition(), rtol=1e-11, atol=1e-11)
-    for one, other in zip(scaled.marginals(weight), logs.marginals(weight), strict=True):
+    for one, other in zip(scaled.gradients(weight), logs.gradients(weight), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
     for one, other in zip(scaled.walk(), logs.walk(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
@@ -191,17 +196,17 @@ def test_two_ways_to_carry_the_numbers(oracles: ModuleType, case: Case) -> None:
 
 def test_wide_potentials_take_the_careful_way() -> None:
     f, g, mask = random_case(1, (3,), 2).tensors()
-    assert isinstance(chain._forward(f, g, mask)[1], _Scaled)
-    assert isinstance(chain._forward(1000 * f, g, mask)[1], _Logs)
-    assert isinstance(chain._forward(f, 1000 * g, mask)[1], _Logs)
-    assert isinstance(chain._forward((50 * f).float(), (50 * g).float(), mask)[1], _Logs)
+    assert not isinstance(pass_messages(f, g, mask), Logs)
+    assert isinstance(pass_messages(1000 * f, g, mask), Logs)
+    assert isinstance(pass_messages(f, 1000 * g, mask), Logs)
+    assert isinstance(pass_messages((50 * f).float(), (50 * g).float(), mask), Logs)
     g[0, 0, 0] = -torch.inf
-    assert isinstance(chain._forward(f, g, mask)[1], _Scaled)
+    assert not isinstance(pass_messages(f, g, mask), Logs)
     # From label 1 to label 0 there is no way back: what is lost on it stays lost.
     g[0, 0, 1] = -torch.inf
-    assert isinstance(chain._forward(100 * f, g, mask)[1], _Logs)
+    assert isinstance(pass_messages(100 * f, g, mask), Logs)
     g[0, 1] = -torch.inf
-    assert isinstance(chain._forward(f, g, mask)[1], _Logs)
+    assert isinstance(pass_messages(f, g, mask), Logs)
 
 
 @pytest.mark.parametrize("size", [1.0, 400.0])
@@ -292,9 +297,9 @@ def test_a_sequence_of_nothing_but_padding() -> None:
 @pytest.mark.parametrize("way", ["scaled", "logs"])
 def test_gradients_against_finite_differences(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "logs":
-        monkeypatch.setitem(chain._SAFE_SPREAD, torch.float64, -1.0)
+        monkeypatch.setitem(messages.SAFE_SPREAD, torch.float64, -1.0)
     f, g, mask = random_case(4, (3, 1, 4), 3).tensors()
-    assert type(chain._forward(f, g, mask)[1]).__name__ == f"_{way.capitalize()}"
+    assert isinstance(pass_messages(f, g, mask), Logs) == (way == "logs")
     f.requires_grad_()
     g.requires_grad_()
     y = torch.tensor([[0, 2, 1, 0], [1, 0, 0, 0], [2, 2, 0, 1]])

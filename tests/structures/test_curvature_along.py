@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.functional import hessian
 
 from structgp.gp import contrasts
-from structgp.structures import Chain, Curvature, Piecewise, Structure, chain, moments
+from structgp.structures import Chain, Curvature, Piecewise, Structure, messages, moments
 
 V = 3
 LENGTHS = (5, 3, 1, 0)
@@ -127,7 +127,7 @@ def test_the_careful_way_bends_alike(along: str, monkeypatch: pytest.MonkeyPatch
     """Messages in log space."""
     given, basis = draws(), BASES[along]
     fast = Chain().curvature(*given, basis)
-    monkeypatch.setitem(chain._SAFE_SPREAD, torch.float64, -1.0)
+    monkeypatch.setitem(messages.SAFE_SPREAD, torch.float64, -1.0)
     assert_close(Chain().curvature(*given, basis), fast, 1e-11)
 
 

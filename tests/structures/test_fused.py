@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from structgp.structures import fused
-from structgp.structures.chain import _Logs, log_partition
 from structgp.structures.fused import Shape
+from structgp.structures.messages import log_partition
+from structgp.structures.recursions import Logs
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -110,7 +111,7 @@ def compare(
     tolerance: float | None = None,
 ) -> None:
     """With log space in float64: log Z, both gradients, node marginals."""
-    logs = _Logs(f.double().masked_fill(~mask[..., None], 0), g.double(), mask)
+    logs = Logs(f.double().masked_fill(~mask[..., None], 0), g.double(), mask)
     nodes, pairs = logs.marginals(weight.double())
     near = {"rtol": tolerance or TOLERANCE[f.dtype], "atol": tolerance or TOLERANCE[f.dtype]}
     log_z, saved = fused.forward(f, g, mask, shape)

@@ -21,13 +21,15 @@ from structgp.structures import (
     Differences,
     Piecewise,
     Rules,
-    chain,
     composite,
     keep_known,
     some_missing,
 )
-from structgp.structures.chain import _Logs, _restricted_spread, _Scaled
 from structgp.structures.masks import steps_to_anywhere
+from structgp.structures.messages import SAFE_SPREAD, pass_messages, restricted_spread
+from structgp.structures.recursions import Logs, Scaled
+
+pytestmark = pytest.mark.usefixtures("loops")
 
 TOLERANCE = 1e-8
 
@@ -555,14 +557,14 @@ def test_a_detour_that_costs_more_than_a_message_can_hold(
     case = crossing(size)
     f, g, _, mask = case.tensors(dtype)
     f_, g_ = case.chain._restricted(f, g, mask)
-    assert size < chain._SAFE_SPREAD[dtype]
-    assert isinstance(chain._forward(f_, g_, mask)[1], _Logs)
+    assert size < SAFE_SPREAD[dtype]
+    assert isinstance(pass_messages(f_, g_, mask), Logs)
     ((table,),) = Tables(case, oracles).free
     marginals = case.chain.marginals(f, g, mask)
     np.testing.assert_allclose(marginals[0, 0], table.nodes.astype(float), atol=1e-6)
     assert float(marginals[0, 0, 2, 2]) == pytest.approx(1 / 3, abs=1e-6)
     # What the bound keeps away from: two of the three ways are lost.
-    careless = float(_Scaled(f_, g_, mask, True).log_partition())
+    careless = float(Scaled(f_, g_, mask, True).log_partition())
     assert float(table.log_z) == pytest.approx(np.log(3) - 2 * size, rel=1e-9)
     assert careless == pytest.approx(-2 * size)
 
@@ -576,15 +578,15 @@ def test_a_detour_that_a_label_known_makes(oracles: ModuleType) -> None:
     f_, g_ = case.chain._restricted(f, g, mask)
     finite = g_[g_ > -torch.inf]
     each = float((f.amax(-1) - f.amin(-1)).max() + finite.max() - finite.min())
-    assert float(_restricted_spread(f_, g_, mask)) == pytest.approx(2 * each)
+    assert float(restricted_spread(f_, g_, mask)) == pytest.approx(2 * each)
     for t, steps in ((0, 2), (5, 2), (2, 6)):
         labels = y.clone()
         labels[0, t] = 2
         banned = keep_known(f_, labels, mask)
-        assert float(_restricted_spread(banned, g_, mask)) == pytest.approx(steps * each, rel=0.5)
+        assert float(restricted_spread(banned, g_, mask)) == pytest.approx(steps * each, rel=0.5)
         spread = (banned.amax(-1) - f.masked_fill(banned == -torch.inf, torch.inf).amin(-1)).max()
         expected = steps * float(spread + finite.max() - finite.min())
-        assert float(_restricted_spread(banned, g_, mask)) == pytest.approx(expected)
+        assert float(restricted_spread(banned, g_, mask)) == pytest.approx(expected)
 
 
 @settings(generated, max_examples=150)
@@ -598,8 +600,8 @@ def test_no_message_is_wider_than_the_bound(case: Case, known: bool) -> None:
         f = keep_known(f, y, mask)
     f = f.masked_fill(~mask[..., None], 0)
     assume((f > -torch.inf).any(-1).all())
-    bound = float(_restricted_spread(f, g, mask)) + f.shape[2] * np.log(f.shape[-1])
-    logs = _Logs(f, g, mask)
+    bound = float(restricted_spread(f, g, mask)) + f.shape[2] * np.log(f.shape[-1])
+    logs = Logs(f, g, mask)
     for message in (logs.alpha, logs._beta()):
         real = message[:, mask]
         real = real[(real > -torch.inf).any(-1)]
@@ -613,11 +615,11 @@ def test_rules_keep_to_probability_space_where_that_is_safe(oracles: ModuleType)
     f, g, y, mask = case.tensors()
     f_, g_ = case.chain._restricted(f, g, mask)
     assert (g_ == -torch.inf).any()
-    assert isinstance(chain._forward(f_, g_, mask)[1], _Scaled)
-    assert isinstance(chain._forward(keep_known(f_, y, mask), g_, mask)[1], _Scaled)
-    assert isinstance(chain._forward(100 * f_, g_, mask)[1], _Logs)
+    assert not isinstance(pass_messages(f_, g_, mask), Logs)
+    assert not isinstance(pass_messages(keep_known(f_, y, mask), g_, mask), Logs)
+    assert isinstance(pass_messages(100 * f_, g_, mask), Logs)
     f_[:, 0, 1] = -torch.inf  # no label at all
-    assert isinstance(chain._forward(f_, g_, mask)[1], _Logs)
+    assert isinstance(pass_messages(f_, g_, mask), Logs)
 
 
 @settings(generated, max_examples=40)
@@ -626,13 +628,13 @@ def test_both_ways_agree_under_rules(case: Case) -> None:
     f, g, y, mask = case.tensors()
     f, g = case.chain._restricted(f, g, mask)
     f = keep_known(f, y, mask).masked_fill(~mask[..., None], 0)
-    scaled, logs = _Scaled(f, g, mask, True), _Logs(f, g, mask)
+    scaled, logs = Scaled(f, g, mask, True), Logs(f, g, mask)
     if not (logs.log_partition() > -torch.inf).all() or (g == -torch.inf).flatten(1).all(1).any():
         return
     assert not scaled.ends_nowhere
     weight = torch.linspace(-1, 2, len(mask), dtype=f.dtype).expand(len(f), -1)
     torch.testing.assert_close(scaled.log_partition(), logs.log_partition(), rtol=0, atol=1e-9)
-    for one, other in zip(scaled.marginals(weight), logs.marginals(weight), strict=True):
+    for one, other in zip(scaled.gradients(weight), logs.gradients(weight), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
     (node, step), (node_, step_) = scaled.walk(), logs.walk()
     torch.testing.assert_close(node, node_, rtol=0, atol=1e-9)

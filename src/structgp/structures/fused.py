@@ -53,6 +53,9 @@ class Saved:
     careful: Tensor
     shape: Shape
 
+    def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return backward(self, weight)
+
 
 def supports(f: Tensor, g: Tensor, mask: Tensor) -> bool:
     """Whether f (S, B, T, V), g (S, V, V) and mask (B, T) can be taken here."""
