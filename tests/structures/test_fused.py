@@ -112,7 +112,7 @@ def compare(
 ) -> None:
     """With log space in float64: log Z, both gradients, node marginals."""
     logs = Logs(f.double().masked_fill(~mask[..., None], 0), g.double(), mask)
-    nodes, pairs = logs.marginals(weight.double())
+    nodes, pairs = logs.node_marginals(), logs.gradients(weight.double())[1]
     near = {"rtol": tolerance or TOLERANCE[f.dtype], "atol": tolerance or TOLERANCE[f.dtype]}
     log_z, saved = fused.forward(f, g, mask, shape)
     grad_f, grad_g = fused.backward(saved, weight)
