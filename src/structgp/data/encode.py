@@ -123,6 +123,14 @@ class FeatureEncoder:
         widths, ordered, stray = set(), True, None
         values: list[dict[str, int]] = []
         for n, x in _not_empty(X):
+            columns = _columns(x)
+            if columns is not None and self.features != "bag" and ordered:
+                widths.add(len(columns))
+                if len(widths) == 1:
+                    values = values or [{} for _ in columns]
+                    for known, column in zip(values, columns, strict=True):
+                        known.update(dict.fromkeys(column, 0))
+                    continue
             for t, token in enumerate(x):
                 check_strings(token, f"X[{n}][{t}]")
                 widths.add(len(token))
@@ -134,13 +142,14 @@ class FeatureEncoder:
                 else:
                     values = values or [{} for _ in token]
                     for known, value in zip(values, token, strict=True):
-                        known.setdefault(value, len(known))
+                        known[value] = 0
         as_columns = self.features == "columns" or (
             self.features == "auto" and len(widths) == 1 and ordered
         )
         if as_columns and len(widths) == 1 and widths != {0}:
             self.templates = [str(p) for p in range(widths.pop())]
-            self.values = values
+            # Numbers in the order in which values were met.
+            self.values = [{value: i for i, value in enumerate(known)} for known in values]
             if stray is not None:
                 self._check_columns(*stray)
             if not ordered:
@@ -292,6 +301,14 @@ class FeatureEncoder:
     def _encode_templates(self, x: Sequence[Any], place: str) -> np.ndarray:
         rows = np.full((len(x), len(self.templates)), -1.0)
         unseen: list[dict[str, int]] = [{} for _ in self.templates]
+        columns = _columns(x) if self.form == "strings" else None
+        if columns is not None and len(columns) == len(self.templates):
+            for p, (column, known) in enumerate(zip(columns, self.values, strict=True)):
+                found = [known.get(value, -1) for value in column]
+                for t in (t for t, number in enumerate(found) if number < 0):
+                    found[t] = _id_of(column[t], known, unseen[p])
+                rows[:, p] = found
+            return rows
         for t, token in enumerate(x):
             if self.form == "strings":
                 self._check_columns(token, f"{place}[{t}]")
@@ -379,6 +396,14 @@ class FeatureEncoder:
             width=state["width"],
             columns=list(state["columns"]),
         )
+
+
+def _columns(x: Any) -> list[tuple[str, ...]] | None:
+    """The columns of a sequence of tuples or lists of equally many strings; None for anything else."""
+    if not set(map(type, x)) <= {tuple, list} or len(set(map(len, x))) != 1:
+        return None
+    columns = list(zip(*x, strict=True))
+    return columns if all(set(map(type, c)) == {str} for c in columns) else None
 
 
 def _not_empty(X: Iterable[Any]) -> Iterator[tuple[int, Any]]:
