@@ -119,7 +119,7 @@ def test_nothing_is_left_behind(kept: Shards, tmp_path: Path) -> None:
 
 def test_the_pace_suits_the_size() -> None:
     few, many = Minibatch().paced(1_000), Minibatch().paced(1_000_000)
-    assert (few.batch_tokens, many.batch_tokens) == (500, 2_000)
+    assert (few.batch_tokens, many.batch_tokens) == (500, 4_000)
     assert few.steps == 8
     assert Minibatch(batch_tokens=7, steps=9).paced(1_000_000).batch_tokens == 7
 

@@ -44,8 +44,15 @@ class SparseRows:
         self._set(scipy.sparse.csr_array(entries, shape=(len(place), n_weights)), value.device)
 
     def _set(self, x: scipy.sparse.csr_array, device: torch.device) -> None:
-        self._x, xt = x, x.T.tocsr()
+        self._x, self._device, xt = x, device, x.T.tocsr()
         self._by = [_multiplier(a, device) for a in (x, xt, xt.multiply(xt).tocsr())]
+
+    @cached_property
+    def single(self) -> SparseRows:
+        """The same in single precision."""
+        made = SparseRows.__new__(SparseRows)
+        made._set(self._x.astype(np.float32), self._device)
+        return made
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -21,18 +21,19 @@ from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.gp import WeightPosterior, noise_table
+from structgp.gp.weights import SparseRows
 from structgp.optimizers import evidence
 from structgp.optimizers.base import Problem, StepInfo
-from structgp.optimizers.lbfgs import minimize
+from structgp.optimizers.duals import Prior, climb
 from structgp.optimizers.scales import LearnScales, fit_pairwise_sd, moves_kernel
 from structgp.optimizers.weight_sites import Site, SitesInMemory, SitesOnDisk
 
 SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
 
-FEW, MANY = (500, 8), (2_000, 4)
-"""Tokens of a batch and steps of a visit. Of much data there are batches enough for the others' say to
-change before a batch's own is worth knowing well."""
+FEW, MANY = (500, 8, 16), (4_000, 4, 4)
+"""Tokens of a batch, steps and draws of a visit. Of much data there are batches enough for the others' say
+to change before a batch's own is worth knowing well."""
 
 MANY_TOKENS = 50_000
 
@@ -77,7 +78,7 @@ class Minibatch:
     Parameters
     ----------
     batch_tokens : tokens of a batch, about; None for what suits the data, see ``paced``.
-    n_draws : S of each visit, antithetic, so even.
+    n_draws : S of each visit, antithetic, so even; None for what suits the data.
     steps : of L-BFGS in a visit, at most; None for what suits the data.
     tolerance : the bound has settled when a pass changes it by less, in nats per sequence.
     max_passes : stop here at the latest.
@@ -86,10 +87,12 @@ class Minibatch:
     goes_on : what the posterior knows at the start is the say of data seen before, and stays: the old
         posterior is the prior of the new data.
     sites_folder : where sites are kept; None for in memory.
+    single : whether a visit computes in single precision, with one draw of a weight for all of its batch;
+        None for what suits the data.
     """
 
     batch_tokens: int | None = None
-    n_draws: int = 16
+    n_draws: int | None = None
     steps: int | None = None
     tolerance: float = 0.1
     max_passes: int = 30
@@ -97,19 +100,27 @@ class Minibatch:
     learning_rounds: int = 5
     goes_on: bool = False
     sites_folder: str | None = None
+    single: bool | None = None
     name = "minibatch"
 
     def paced(self, n_tokens: int) -> Minibatch:
         """The same, with what was left open as it suits so many tokens."""
-        pace = MANY if n_tokens >= MANY_TOKENS else FEW
-        return replace(self, batch_tokens=self.batch_tokens or pace[0], steps=self.steps or pace[1])
+        many = n_tokens >= MANY_TOKENS
+        batch_tokens, steps, n_draws = MANY if many else FEW
+        return replace(
+            self,
+            batch_tokens=self.batch_tokens or batch_tokens,
+            steps=self.steps or steps,
+            n_draws=self.n_draws or n_draws,
+            single=many if self.single is None else self.single,
+        )
 
     def start(self, problem: Problem, generator: torch.Generator) -> MinibatchState:
         q = problem.posterior
         _check(problem)
         (_, R, M), V = q.m.shape, q.n_labels
         zeros = q.m.new_zeros
-        table = noise_table(R, max(1, self.n_draws // 2), generator).to(q.m.device)
+        table = noise_table(R, max(1, (self.n_draws or FEW[2]) // 2), generator).to(q.m.device)
         n = len(problem.batches)
         sites: SitesInMemory | SitesOnDisk = SitesInMemory.of(n)
         if self.sites_folder is not None:
@@ -159,74 +170,53 @@ class Minibatch:
         """Takes the site of batch i out and puts a new one in. Returns likelihoods computed."""
         batch, V = problem.batches[i], q.n_labels
         index, here = problem.weights(i).compact
-        rows, prior_sd = here.rows, here.prior_sd[:, None]
-        kept = state.sites[i]
-        site = Site.empty(len(index), V, state.scale) if kept is None else kept.at(state.scale)
-        mean, sd = q.m[0][:, index], q.factor[0][:, index].abs()  # (R, F)
-        # What is known without this batch, and of it without the pairwise scores' say.
-        others = (state.precision[index] - site.precision).clamp(min=0)
-        without = prior_sd.square().reciprocal() + others
-        centre = (state.linear[index] - site.linear) / without
-        others = (state.pair_precision - site.pair_precision).clamp(min=0)
-        pair_without = q.pairwise_sd.clamp(min=1e-150) ** -2 + others
-        pair_centre = (state.pair_linear - site.pair_linear) / pair_without
+        kept, n_places = state.sites[i], batch.mask.numel()
+        site = (
+            Site.empty(len(index), n_places, V, state.scale)
+            if kept is None
+            else kept.to(q.m.device).at(state.scale)
+        )
+        before = _Local.of(state, index, here.prior_sd)
+        prior = _cavity(before, site, here.rows, q, state)
+        offsets, pair_offsets = self._offsets(problem, q, state, i, before)
+        if self.single:
+            prior = _in_single(prior)
+            offsets, pair_offsets = offsets.float(), pair_offsets.float()
+        basis = q.basis.to(offsets)
+        counts = problem.weight(i)
 
-        half = state.table.shape[-1]
-        noise = torch.randn(half, V, V, generator=state.generator, dtype=q.m.dtype).to(q.m)
-        pair_offset = q.pairwise().factor * torch.cat([noise, -noise])
-        keys = problem.numbers(i) + SALT * (state.passes + 1)
-        offset = here.spread(sd, state.table, keys) @ q.basis.T
-        start, scale = prior_sd * mean.T, prior_sd * sd.T  # (F, R) of weights themselves
-        pair_start, pair_scale = q.pair_mean.clone(), q.pairwise().factor
-        calls, shape = 0, batch.mask.shape
+        def latent(functions: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
+            f = (functions @ basis.T).view(*batch.mask.shape, -1)
+            return f + offsets, pairs + pair_offsets
 
-        def latent(weights: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-            f = (rows.times(weights) @ q.basis.T).view(*shape, -1)
-            return f + offset, pairs + pair_offset
-
-        def unflat(flat: Tensor) -> tuple[Tensor, Tensor]:
-            step, pair_step = flat.split([start.numel(), V * V])
-            pairs = pair_start + pair_scale * pair_step.view(V, V)
-            return start + scale * step.view_as(start), pairs
-
-        def negative(flat: Tensor) -> tuple[float, Tensor]:
-            nonlocal calls
-            calls += 1
-            weights, pairs = unflat(flat)
-            f, g = (x.requires_grad_() for x in latent(weights, pairs))
+        def likelihood(functions: Tensor, pairs: Tensor) -> tuple[float, Tensor, Tensor]:
+            f, g = (x.requires_grad_() for x in latent(functions, pairs))
             with problem.locating(i), torch.enable_grad():
                 total = problem.log_prob(i, f, g).mean(0).sum()
                 grad_f, grad_g = torch.autograd.grad(total, (f, g), allow_unused=True)
-            away, pair_away = weights - centre, pairs - pair_centre
-            value = float(total.detach()) - 0.5 * float((without * away.square()).sum())
-            slope = (grad_f.sum(0) @ q.basis).flatten(0, 1).contiguous()
-            gradient = scale * (rows.transposed_times(slope) - without * away)
-            pair_gradient = torch.zeros_like(pairs)
-            if q.has_pairs:
-                value -= 0.5 * float((pair_without * pair_away.square()).sum())
-                pair_gradient = -pair_without * pair_away
-                pair_gradient += 0 if grad_g is None else grad_g.sum(0)
-            both = [gradient.reshape(-1), (pair_scale * pair_gradient).reshape(-1)]
-            return -value, -torch.cat(both)
+            slope = (grad_f.sum(0) @ basis).flatten(0, 1)
+            pair_slope = torch.zeros_like(pairs) if grad_g is None else grad_g.sum(0)
+            return float(total.detach()), slope, pair_slope
 
-        zero = start.new_zeros(start.numel() + V * V)
-        best, _ = minimize(negative, zero, steps=self.steps or FEW[1], memory=10)
-        weights, pairs = unflat(best)
-        f, g = latent(weights, pairs)
-        extra = () if q.has_label_basis else (q.basis,)
+        dual, pair_dual = site.dual.to(offsets), site.pair_dual.to(offsets)
+        found = climb(likelihood, prior, dual, pair_dual, self.steps or FEW[1])
+        f, g = latent(found.functions, found.pairs)
+        extra = () if q.has_label_basis else (basis,)
         with problem.locating(i):
             curvature = problem.structure.local_curvature(f, g, batch.y, batch.mask, *extra)
             state.values[i] = float(problem.log_prob(i, f, g).mean(0).sum())
-        counts = problem.weight(i)[:, None, None]
-        bend = (counts * curvature.unary).flatten(0, 1).contiguous()
-        precision = rows.squares_times(bend)
-        pair_precision = (counts * curvature.pairwise).sum(0).clamp(min=0)
+        bend = (counts.to(f)[:, None, None] * curvature.unary).flatten(0, 1).contiguous()
+        precision = prior.rows.squares_times(bend)
+        pair_precision = (counts.to(f)[:, None, None] * curvature.pairwise).sum(0).clamp(min=0)
+        say = prior.rows.transposed_times(found.a)
         state.sites[i] = kept = Site(
             precision,
-            (without + precision) * weights - without * centre,
-            pair_precision,
-            (pair_without + pair_precision) * pairs - pair_without * pair_centre,
+            precision * (prior.mean + say / prior.precision) + say,
+            pair_precision.double(),
+            (pair_precision * found.pairs + found.b).double(),
             state.scale,
+            found.a,
+            found.b.double(),
         ).rounded()
         new = kept.at(state.scale)
         state.precision[index] += new.precision - site.precision
@@ -237,10 +227,33 @@ class Minibatch:
             _place(q, state, problem.conditional.prior_factor)
             state.divergence = _divergence(problem, q, state)
         else:
-            state.divergence -= _part_of_divergence(q, state, prior_sd, index)
+            after = _Local.of(state, index, here.prior_sd)
+            state.divergence += after.divergence(state, index) - before.divergence(state, index)
             _place(q, state, here.prior_sd, index)
-            state.divergence += _part_of_divergence(q, state, prior_sd, index)
-        return (calls + 1) * 2 * half * len(batch)
+        return (found.calls + 1) * len(offsets) * len(batch)
+
+    def _offsets(
+        self, problem: Problem, q: WeightPosterior, state: MinibatchState, i: int, at: _Local
+    ) -> tuple[Tensor, Tensor]:
+        """What draws add to the mean: (S, B, T, V) and (S, V, V)."""
+        half, V, batch = state.table.shape[-1], q.n_labels, problem.batches[i]
+        noise = torch.randn(half, V, V, generator=state.generator, dtype=q.m.dtype).to(q.m)
+        pairs = q.pairwise().factor * torch.cat([noise, -noise])
+        here = problem.weights(i).compact[1]
+        if not self.single:
+            keys = problem.numbers(i) + SALT * (state.passes + 1)
+            sd = (at.sd / here.prior_sd[:, None]).T
+            return here.spread(sd, state.table, keys) @ q.basis.T, pairs
+        # Of much data, a batch is a small part, and what one draw of a weight says in it is little.
+        sd, rows, basis = at.sd.float(), here.rows.single, q.basis.float()
+        seed = int(torch.randint(2**31, (), generator=state.generator))
+        generator = torch.Generator(sd.device).manual_seed(seed)
+        drawn = []
+        for _ in range(half):
+            eps = torch.empty_like(sd).normal_(generator=generator)
+            drawn.append((rows.times(eps.mul_(sd)) @ basis.T).view(*batch.mask.shape, -1))
+        drawn += [-x for x in drawn]
+        return torch.stack(drawn), pairs
 
     def _end_pass(
         self, problem: Problem, q: WeightPosterior, state: MinibatchState, elbo: float
@@ -277,16 +290,63 @@ def _value(problem: Problem, state: MinibatchState) -> float:
 def _divergence(problem: Problem, q: WeightPosterior, state: MinibatchState) -> float:
     """KL of the weights from their prior, less what was known of them at the start: all of it anew, so
     that the rounding of one pass does not go on into the next. Cost O(M R)."""
-    return float(q.kl_inducing(problem.entropy)) - _known_weights(q, state, None)
+    return float(q.kl_inducing(problem.entropy)) - _known_weights(q, state)
 
 
-def _part_of_divergence(
-    q: WeightPosterior, state: MinibatchState, prior_sd: Tensor, index: Tensor
-) -> float:
-    """The part of it that the weights ``index`` (F,) have, up to a constant; prior_sd : (F, 1)."""
-    m, s = q.m[0][:, index], q.factor[0][:, index]
-    kl = float(0.5 * (m.square() + s.square()).sum() - s.abs().log().sum())
-    return kl - _known_weights(q, state, index, prior_sd)
+@dataclass(frozen=True)
+class _Local:
+    """The posterior of the weights of one batch: precision, linear, sd : (F, R); prior_sd : (F,)."""
+
+    precision: Tensor
+    linear: Tensor
+    sd: Tensor
+    prior_sd: Tensor
+
+    @staticmethod
+    def of(state: MinibatchState, index: Tensor, prior_sd: Tensor) -> _Local:
+        precision = (
+            state.precision[index].clamp_(min=0).add_(prior_sd.square().reciprocal()[:, None])
+        )
+        return _Local(precision, state.linear[index], precision.rsqrt(), prior_sd)
+
+    def divergence(self, state: MinibatchState, index: Tensor) -> float:
+        """The part of ``_divergence`` that these weights have, up to a constant."""
+        mean, prior = self.linear * self.sd.square(), self.prior_sd.square().reciprocal()[:, None]
+        square = mean.square() + self.sd.square()
+        kl = float(0.5 * (prior * square).sum() - self.sd.log().sum())
+        if state.known is None:
+            return kl
+        precision, linear = (x[index] for x in state.known[:2])
+        return kl - float((linear * mean - 0.5 * precision * square).sum())
+
+
+def _cavity(
+    at: _Local, site: Site, rows: SparseRows, q: WeightPosterior, state: MinibatchState
+) -> Prior:
+    """What is known without the batch whose site it is."""
+    least = at.prior_sd.square().reciprocal()[:, None]
+    precision = torch.maximum(at.precision - site.precision, least)
+    pair_precision = (state.pair_precision - site.pair_precision).clamp(min=0)
+    pair_precision = q.pairwise_sd.clamp(min=1e-150) ** -2 + pair_precision
+    return Prior(
+        rows,
+        precision,
+        (at.linear - site.linear) / precision,
+        pair_precision,
+        (state.pair_linear - site.pair_linear) / pair_precision,
+        not q.has_pairs,
+    )
+
+
+def _in_single(prior: Prior) -> Prior:
+    return Prior(
+        prior.rows.single,
+        prior.precision.float(),
+        prior.mean.float(),
+        prior.pair_precision.float(),
+        prior.pair_mean.float(),
+        prior.fixed,
+    )
 
 
 def _knowledge(q: WeightPosterior) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -304,22 +364,16 @@ def _knowledge(q: WeightPosterior) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _known_value(q: WeightPosterior, state: MinibatchState) -> float:
     """E of the log of what was known at the start, up to a constant."""
-    return _known_weights(q, state, None) + _known_pairs(q, state)
+    return _known_weights(q, state) + _known_pairs(q, state)
 
 
-def _known_weights(
-    q: WeightPosterior,
-    state: MinibatchState,
-    index: Tensor | None,
-    prior_sd: Tensor | None = None,
-) -> float:
-    """What the weights ``index`` have of it; prior_sd : (F, 1). All of them if None."""
+def _known_weights(q: WeightPosterior, state: MinibatchState) -> float:
+    """What the weights have of it."""
     if state.known is None:
         return 0.0
-    some = slice(None) if index is None else index
-    precision, linear = (x[some] for x in state.known[:2])
-    prior_sd = q.prior_factor()[:, None] if prior_sd is None else prior_sd
-    mean, sd = prior_sd * q.m[0][:, some].T, prior_sd * q.factor[0][:, some].T
+    precision, linear = state.known[:2]
+    prior_sd = q.prior_factor()[:, None]
+    mean, sd = prior_sd * q.m[0].T, prior_sd * q.factor[0].T
     return float((linear * mean - 0.5 * precision * (mean.square() + sd.square())).sum())
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,32 +28,39 @@ LARGEST_SINGLE = 1e37
 @dataclass(frozen=True)
 class Site:
     """What one batch says. precision, linear : (F, R), of the F weights that occur in it; pair_precision,
-    pair_linear : (V, V). scale : (R,) of the functions' variances when it was made."""
+    pair_linear : (V, V). scale : (R,) of the functions' variances when it was made. dual : (N, R), for each
+    of the batch's places the slope of its likelihood, and pair_dual (V, V): where the next visit starts."""
 
     precision: Tensor
     linear: Tensor
     pair_precision: Tensor
     pair_linear: Tensor
     scale: Tensor
+    dual: Tensor
+    pair_dual: Tensor
 
     @staticmethod
-    def empty(n_weights: int, n_labels: int, scale: Tensor) -> Site:
-        weights = scale.new_zeros((n_weights, len(scale)))
+    def empty(n_weights: int, n_places: int, n_labels: int, scale: Tensor) -> Site:
+        weights, dual = (scale.new_zeros((n, len(scale))) for n in (n_weights, n_places))
         pairs = scale.new_zeros((n_labels, n_labels))
-        return Site(weights, weights, pairs, pairs, scale)
+        return Site(weights, weights, pairs, pairs, scale, dual, pairs)
+
+    def to(self, device: torch.device) -> Site:
+        return Site(*(x.to(device) for x in vars(self).values()))
 
     def rounded(self) -> Site:
         """As it is kept."""
         largest = max(float(x.abs().max()) for x in (self.precision, self.linear))
         kind = torch.float32 if largest < LARGEST_SINGLE else torch.float64
-        precision, linear = self.precision.to(kind), self.linear.to(kind)
-        return Site(precision, linear, self.pair_precision, self.pair_linear, self.scale)
+        precision, linear, dual = (x.to(kind) for x in (self.precision, self.linear, self.dual))
+        return replace(self, precision=precision, linear=linear, dual=dual)
 
     def at(self, scale: Tensor) -> Site:
         """The same in double precision, where the functions' variances have grown to ``scale``."""
         grown = scale / self.scale
         precision, linear = self.precision.double() * grown, self.linear.double() * grown.sqrt()
-        return Site(precision, linear, self.pair_precision, self.pair_linear, scale)
+        dual = self.dual.double() * grown.sqrt()
+        return replace(self, precision=precision, linear=linear, dual=dual, scale=scale)
 
 
 @dataclass
@@ -81,9 +88,9 @@ class SitesInMemory:
 
 @dataclass
 class SitesOnDisk:
-    """The same in files. ``table`` : (n, 5), of each batch the file of its site, from which byte on, the
-    weights F, the bytes of a number, and a checksum; the file is -1 before the first visit. ``length`` :
-    bytes of the file ``current``, to which sites of this pass are appended."""
+    """The same in files. ``table`` : (n, 6), of each batch the file of its site, from which byte on, the
+    weights F, the places N, the bytes of a number, and a checksum; the file is -1 before the first visit.
+    ``length`` : bytes of the file ``current``, to which sites of this pass are appended."""
 
     folder: str
     n_functions: int
@@ -104,7 +111,7 @@ class SitesOnDisk:
             (path / "0.sites").touch()
         except OSError as error:
             raise _cannot(str(folder), error) from error
-        table = torch.full((n, 5), -1, dtype=torch.int64)
+        table = torch.full((n, 6), -1, dtype=torch.int64)
         return SitesOnDisk(str(path), n_functions, n_labels, table)
 
     def __post_init__(self) -> None:
@@ -124,11 +131,12 @@ class SitesOnDisk:
         return Path(self.folder) / f"{number}.sites"
 
     def __getitem__(self, i: int) -> Site | None:
-        number, offset, n_weights, width, checksum = self.table[i].tolist()
+        number, offset, n_weights, n_places, width, checksum = self.table[i].tolist()
         if number < 0:
             return None
         R, V = self.n_functions, self.n_labels
-        size = 2 * n_weights * R * width + (2 * V * V + R) * 8
+        split = (2 * n_weights + n_places) * R * width
+        size = split + (3 * V * V + R) * 8
         path = self._file(number)
         try:
             with open(path, "rb") as file:
@@ -138,16 +146,17 @@ class SitesOnDisk:
             raise _cannot(str(path), error) from error
         if len(content) != size or zlib.crc32(content) != checksum:
             raise InputError(str(path), "altered since it was written", "fit anew")
-        split = 2 * n_weights * R * width
-        weights = np.frombuffer(content[:split], dtype=f"f{width}").reshape(2, n_weights, R).copy()
-        rest = np.frombuffer(content[split:], dtype="f8").copy()
-        pairs = rest[: 2 * V * V].reshape(2, V, V)
-        parts = (*weights, *pairs, rest[2 * V * V :])
-        return Site(*(torch.from_numpy(part) for part in parts))
+        tall = torch.from_numpy(np.frombuffer(content[:split], dtype=f"f{width}").copy())
+        precision, linear, dual = tall.view(-1, R).split([n_weights, n_weights, n_places])
+        rest = torch.from_numpy(np.frombuffer(content[split:], dtype="f8").copy())
+        pairs = rest[: 3 * V * V].view(3, V, V)
+        return Site(precision, linear, pairs[0], pairs[1], rest[3 * V * V :], dual, pairs[2])
 
     def __setitem__(self, i: int, site: Site) -> None:
-        parts = site.precision, site.linear, site.pair_precision, site.pair_linear, site.scale
-        content = b"".join(part.contiguous().numpy().tobytes() for part in parts)
+        tall = site.precision, site.linear, site.dual
+        pairs = site.pair_precision, site.pair_linear, site.pair_dual
+        parts = (*tall, *pairs, site.scale)
+        content = b"".join(part.contiguous().cpu().numpy().tobytes() for part in parts)
         path = self._file(self.current)
         try:
             with open(path, "r+b") as file:
@@ -156,7 +165,8 @@ class SitesOnDisk:
         except OSError as error:
             raise _cannot(str(path), error) from error
         width = site.precision.element_size()
-        row = self.current, self.length, len(site.precision), width, zlib.crc32(content)
+        sizes = len(site.precision), len(site.dual)
+        row = self.current, self.length, *sizes, width, zlib.crc32(content)
         self.table[i] = torch.tensor(row)
         self.length += len(content)
 
