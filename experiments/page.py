@@ -280,7 +280,17 @@ def _ablation(rows: Sequence[Row], drawn: bool) -> str:
         return "\n".join([*lines, f"{MISSING.capitalize()}.", ""])
     if drawn:
         lines += ["![NLL with each change](figures/ablation.svg)", ""]
-    return "\n".join([*lines, ablation.markdown(rows)])
+    missing = [
+        f"{task}, {base}, {change}"
+        for task in ablation.ABLATED
+        for base, changes in ablation.ABLATIONS.items()
+        for change in changes
+        if (base, change, task) not in {(r["base"], r["change"], r["task"]) for r in rows}
+    ]
+    lines += [ablation.markdown(rows)]
+    if missing:
+        lines += [f"{MISSING.capitalize()}: {'; '.join(missing)}.", ""]
+    return "\n".join(lines)
 
 
 def _rerun(rows: dict[str, list[Row]]) -> str:
