@@ -35,6 +35,7 @@ from structgp.structures import Chain
 
 KEY = ("base", "change", "task", "fold", "quick")
 NONE = "none"
+ABLATED = ("segmentation", "chunking")
 FIXED: dict[str, Any] = {
     "kernel": "linear",
     "learn_kernel": False,
@@ -133,7 +134,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", nargs="+", choices=list(ABLATIONS), default=list(ABLATIONS))
     options = parser.parse_args(words)
     data_folder(options.data)
-    tasks = options.task or ["segmentation", "chunking"][: 1 if options.quick else 2]
+    tasks = options.task or ABLATED[: 1 if options.quick else 2]
     cells = [
         Cell(base, change, task, fold, options.quick, options.data)
         for fold in options.fold

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import ablation, large, profile, table1
@@ -94,6 +95,14 @@ Then `python -m experiments page` writes this page again.
 |---|---|---|---|"""
 
 
+@dataclass(frozen=True)
+class Line:
+    """fields : of a table, behind the name of the method. word : what is to be said of it."""
+
+    fields: list[str]
+    word: str = ""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m experiments page",
@@ -155,20 +164,30 @@ def _table(rows: Sequence[Row], drawn: bool) -> str:
         lines += [
             f"### {task}",
             "",
-            "| method | paper | here | difference | NLL | ECE | seconds a fit | in a word |",
-            "|---|---|---|---|---|---|---|---|",
-            *(_table_line(rows, task, method) for method in METHODS),
+            *_columns({m: _table_line(rows, task, m) for m in METHODS}),
             "",
         ]
     return "\n".join(lines)
 
 
-def _table_line(rows: Sequence[Row], task: str, method: str) -> str:
+def _columns(found: dict[str, Line]) -> list[str]:
+    """A table, and below it what is to be said of its lines, those of one mind together."""
+    said: dict[str, list[str]] = {}
+    for method, line in found.items():
+        if line.word:
+            said.setdefault(line.word, []).append(method)
+    head = ["method", "paper", "here", "difference", "NLL", "ECE", "seconds"]
+    table = [head, ["---"] * len(head), *([m, *line.fields] for m, line in found.items())]
+    words = [f"- {', '.join(methods)}: {word}." for word, methods in said.items()]
+    return [*(f"| {' | '.join(fields)} |" for fields in table), "", *words]
+
+
+def _table_line(rows: Sequence[Row], task: str, method: str) -> Line:
     papers = papers_errors()[task]
     paper, here = papers.get(method), cells_of(rows, method, task)
     published = "" if paper is None else f"{paper[0]:.2f} ({paper[1]:.2f})"
     if not here:
-        return f"| {method} | {published} | {MISSING} | | | | | |"
+        return Line([published, MISSING, "", "", "", ""])
     error, _ = mean_and_spread(here)
     best = min(papers, key=lambda name: papers[name][0])
     mean, spread = papers[best] if paper is None else paper
@@ -177,9 +196,12 @@ def _table_line(rows: Sequence[Row], task: str, method: str) -> str:
         word = f"the lowest published is {mean:.2f}, {best}"
     else:
         word = verdict(method, difference, here)
-    fields = [method, published, summary(here), f"{difference:+.1f}"]
-    fields += [_mean(here, "nll", 3), _mean(here, "ece", 3), _mean(here, "seconds", 0), word]
-    return f"| {' | '.join(fields)} |"
+    fields = [published, summary(here), f"{difference:+.1f}"]
+    return Line([*fields, *_others(here)], word)
+
+
+def _others(here: Sequence[Row]) -> list[str]:
+    return [_mean(here, "nll", 3), _mean(here, "ece", 3), _mean(here, "seconds", 0)]
 
 
 def verdict(method: str, difference: float, rows: Sequence[Row]) -> str:
@@ -187,7 +209,7 @@ def verdict(method: str, difference: float, rows: Sequence[Row]) -> str:
     limits = {row["minutes"] for row in rows if row["hit_limit"] and row["minutes"]}
     cut = f"cut short at {max(limits):g} minutes" if limits else ""
     if abs(difference) <= 1:
-        return f"as published{', though ' if cut else ''}{cut}"
+        return f"within a deviation of the published figure{', though ' if cut else ''}{cut}"
     way = "lower" if difference < 0 else "higher"
     return f"{way} than published: {cut}{'; ' if cut else ''}{WHY[method]}"
 
@@ -205,19 +227,17 @@ def _large(rows: Sequence[Row], drawn: bool) -> str:
     if drawn:
         lines += ["![Token error by method, here and in the paper](figures/large.svg)", ""]
     lines += [
-        "| method | paper | here | difference | NLL | ECE | seconds a fit | in a word |",
-        "|---|---|---|---|---|---|---|---|",
-        *(_large_line(method, large.cells_of(rows, method)) for method in large.LARGE),
+        *_columns({m: _large_line(m, large.cells_of(rows, m)) for m in large.LARGE}),
         "",
     ]
     return "\n".join(lines)
 
 
-def _large_line(method: str, here: Sequence[Row]) -> str:
+def _large_line(method: str, here: Sequence[Row]) -> Line:
     paper = large.PAPER.get(method)
     published = "" if paper is None else f"{paper:.2f}"
     if not here:
-        return f"| {method} | {published} | {MISSING} | | | | | |"
+        return Line([published, MISSING, "", "", "", ""])
     error, spread = mean_and_spread(here)
     difference, word = "", ""
     if paper is None:
@@ -227,11 +247,14 @@ def _large_line(method: str, here: Sequence[Row]) -> str:
         difference = f"{sds:+.1f}"
         limits = {row["minutes"] for row in here if row["hit_limit"] and row["minutes"]}
         cut = f"; cut short at {max(limits):g} minutes" if limits else ""
-        near = "as published" if abs(sds) <= 1 else "lower" if sds < 0 else "higher"
-        word = near + ("" if abs(sds) <= 1 else ": other splits") + cut
-    fields = [method, published, summary(here), difference]
-    fields += [_mean(here, "nll", 3), _mean(here, "ece", 3), _mean(here, "seconds", 0), word]
-    return f"| {' | '.join(fields)} |"
+        way = "lower" if sds < 0 else "higher"
+        near = (
+            "within a deviation of the published figure"
+            if abs(sds) <= 1
+            else f"{way} than published, on other splits"
+        )
+        word = near + cut
+    return Line([published, summary(here), difference, *_others(here)], word)
 
 
 def _profile(rows: Sequence[Row]) -> str:
@@ -257,7 +280,17 @@ def _ablation(rows: Sequence[Row], drawn: bool) -> str:
         return "\n".join([*lines, f"{MISSING.capitalize()}.", ""])
     if drawn:
         lines += ["![NLL with each change](figures/ablation.svg)", ""]
-    return "\n".join([*lines, ablation.markdown(rows)])
+    missing = [
+        f"{task}, {base}, {change}"
+        for task in ablation.ABLATED
+        for base, changes in ablation.ABLATIONS.items()
+        for change in changes
+        if (base, change, task) not in {(r["base"], r["change"], r["task"]) for r in rows}
+    ]
+    lines += [ablation.markdown(rows)]
+    if missing:
+        lines += [f"{MISSING.capitalize()}: {'; '.join(missing)}.", ""]
+    return "\n".join(lines)
 
 
 def _rerun(rows: dict[str, list[Row]]) -> str:
