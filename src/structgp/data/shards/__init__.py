@@ -1,4 +1,4 @@
-"""Corpora that do not fit in memory: encoded once, kept on disk in shards, read batch by batch.
+"""Corpora that do not fit in memory: encoded once, kept on disk in shards, read batch by batch::
 
 shards = write(sequences, folder)     # (x, y) pairs, gone through twice or so, never held
 StructuredGPClassifier().fit(shards)
