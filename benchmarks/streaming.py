@@ -80,7 +80,8 @@ def fit(folder: str, steps: int) -> None:
     def turn(info: Any) -> bool:
         nonlocal began
         if info.iteration:
-            tell(seconds=time.perf_counter() - began, bound=info.elbo, peak=peak())
+            seconds = time.perf_counter() - began
+            tell(seconds=seconds, peak=peak(), sites=sites(folder))
         sys.stdin.readline()
         began = time.perf_counter()
         return info.iteration >= steps
@@ -88,6 +89,11 @@ def fit(folder: str, steps: int) -> None:
     warnings.simplefilter("ignore")
     model = StructuredGPClassifier().fit(shards.read(folder), callback=turn)
     tell(peak=peak(), fresh_bound=model.training_log_["fresh_elbo"])
+
+
+def sites(folder: str) -> int:
+    """Bytes of the sites of a fit that is under way."""
+    return sum(file.stat().st_size for file in Path(folder).glob(".sites-*/*"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,16 +128,22 @@ def compare(folder: Path, sizes: Sequence[int], n_values: int, steps: int) -> No
             )
     fits = [_start("fit", str(folder / f"{n}-{n_values}"), str(steps)) for n in sizes]
     seconds: list[list[float]] = [[] for _ in sizes]
+    first: list[float] = []
     for step in range(steps):
         for fit, own in zip(fits, seconds, strict=True):
             told = _ask(fit)
+            if step == 0:
+                first.append(told["sites"] / 2)  # of two batches
             if step >= WARM_UP:
                 own.append(told["seconds"])
     ends = [_ask(fit) for fit in fits]
-    for n, own, end in zip(sizes, seconds, ends, strict=True):
+    for fit in fits:
+        fit.communicate()
+    for n, own, end, size in zip(sizes, seconds, ends, first, strict=True):
         print(
             f"{n} sequences: {statistics.median(own):.3f} s a step (median of {len(own)}), "
-            f"{end['peak']:.2f} GiB at most, bound on fresh draws {end['fresh_bound']:.0f}"
+            f"{end['peak']:.2f} GiB at most, {size / 2**20:.1f} MiB on disk for the site of a batch, "
+            f"bound on fresh draws {end['fresh_bound']:.0f}"
         )
     few, many = (statistics.median(own) for own in seconds)
     print(f"time a step, {sizes[1]} over {sizes[0]} sequences: {many / few:.3f}")

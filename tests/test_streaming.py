@@ -102,10 +102,10 @@ def test_several_shards_come_to_the_same_bound(data: Generated, tmp_path: Path) 
     pairs = list(zip(data.X, data.y, strict=True))
     kept = shards.write(pairs, tmp_path / "shards", shard_tokens=50)
     assert kept.n_shards > 2
-    exact = Minibatch(batch_tokens=40, n_draws=256, steps=20, tolerance=0.001, learning_rounds=0)
+    exact = Minibatch(batch_tokens=40, n_draws=64, steps=8, tolerance=0.01, learning_rounds=0)
     one = model(inference=exact).fit(kept).training_log_["elbo"]
     assert one == pytest.approx(
-        model(inference=exact).fit(data.X, data.y).training_log_["elbo"], abs=0.5
+        model(inference=exact).fit(data.X, data.y).training_log_["elbo"], abs=1.5
     )
 
 
@@ -191,13 +191,10 @@ model.fit(shards.read(sys.argv[1]), callback=stop, checkpoint=sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("last", [2, 11])
-def test_a_killed_fit_goes_on_from_its_checkpoint(
-    last: int, kept: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_fit_goes_on_from_its_checkpoint(kept: Shards, tmp_path: Path) -> None:
+    last, path = 11, tmp_path / "checkpoint"
     n_batches = len(shards.ShardBatches(kept, 40))
-    assert 2 < n_batches <= 11, "killed in the first pass, and in a later one"
-    path = tmp_path / "checkpoint"
+    assert n_batches < last < 3 * n_batches, "killed in a pass after the first"
     command = [sys.executable, "-W", "ignore", "-c", KILLED, str(kept.folder), str(path), str(last)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert sorted(p.name for p in tmp_path.iterdir()) == [
@@ -274,19 +271,19 @@ folder = sys.argv[1]
 def make(n):
     return lambda: generate_stream(n, n_labels=4, mean_length=8, n_templates=2, n_values=300, seed=1)
 def run(n):
-    kept = shards.write(make(n), folder, features="columns", shard_tokens=4000, overwrite=True)
+    kept = shards.write(make(n), folder, features="columns", shard_tokens=2000, overwrite=True)
     fast = Minibatch(batch_tokens=1000, n_draws=2, steps=1, max_passes=1)
     StructuredGPClassifier(inference=fast, n_draws=2).fit(kept)
     return peak()
-first = run(1000)
-print(first, run(5000))
+first = run(500)
+print(first, run(3000))
 """
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_memory_does_not_grow_with_the_number_of_sequences(tmp_path: Path) -> None:
-    """In memory, 4,000 sequences more are 20 MB."""
+    """In memory, 2,500 sequences more are 13 MB."""
     command = [sys.executable, "-W", "ignore", "-c", MEMORY, str(tmp_path / "shards")]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     few, many = map(float, ended.stdout.split())
-    assert many - few < 8
+    assert many - few < 6

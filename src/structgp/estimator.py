@@ -74,7 +74,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         (S, V, V), (B, T), (B, T) and returns (S, B). See :mod:`structgp.testing`.
     predict_with : what reads drawn latent values as label probabilities: 'auto' (the likelihood itself
         if it offers marginals, else the chain), 'chain', or a structure.
-    inference : 'auto' (second-order where the likelihood gives its curvature, else natural),
+    inference : 'auto' (second-order where the likelihood gives its curvature, else natural; on shards
+        minibatch),
         'second-order', 'minibatch' (the same batch by batch, in weight space), 'natural', 'adam', 'sgd',
         'saga', 'lbfgs'; 'paper-batch' and 'paper-stochastic', with the number of draws, of inducing
         inputs, the gradient and the schedule that the paper states; or an optimiser from

@@ -164,3 +164,16 @@ def test_foreign_sequences_are_refused():
         chain.true_marginals([("v0",)])
     with pytest.raises(InputError, match="y: not 1 labels"):
         chain.log_prob([("v0", "v0")], ["L0", "L1"])
+
+
+def test_with_a_sweep_every_value_has_its_turn() -> None:
+    options = {"n_labels": 3, "n_templates": 2, "n_values": 900, "mean_length": 6, "seed": 1}
+    found = list(generate_stream(700, sweep=4, **options))
+    tokens = [token for x, _ in found for token in x][: 4 * 900]
+    for p in range(2):
+        assert len({token[p] for token in tokens}) == 900
+        assert [token[p] for token in tokens[::4]] == [f"v{k}" for k in range(900)]
+    assert list(generate_stream(30, sweep=4, **options)) == found[:30]
+    assert len({token[0] for x, _ in generate_stream(700, **options) for token in x}) < 900
+    with pytest.raises(InputError, match="sweep: -1 is negative"):
+        generate_stream(3, sweep=-1, **options)

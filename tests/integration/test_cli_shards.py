@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
+import functools
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,9 @@ import torch
 from click.testing import CliRunner
 
 import structgp
+import structgp.cli.shared as cli_shared
+import structgp.estimator
+from structgp.checkpoint import Checkpoint
 from structgp.cli import main
 from structgp.data import shards
 from structgp.data.columns import write_columns
@@ -110,28 +111,28 @@ def test_what_does_not_go_with_shards(files: Path) -> None:
     assert "only column 0 exists" in refused(files, *TRAIN, "--shards", "@other")
 
 
-KILLED = """
-import os, signal, sys
-import structgp.checkpoint
-import structgp.cli.shared as shared
-structgp.checkpoint.Checkpoint.__init__.__defaults__ = (0.0,)
-echo = shared.click.echo
-def stop(text, **options):
-    if str(text).startswith("step 4"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    echo(text, **options)
-shared.click.echo = stop
-from structgp.cli import main
-main(sys.argv[1:])
-"""
+class CutOffError(Exception):
+    """Instead of a power cut."""
 
 
-def test_a_killed_run_goes_on_without_encoding_again(files: Path) -> None:
-    words = [
-        str(files / a[1:]) if a.startswith("@") else a for a in (*TRAIN, "--shards", "@shards")
-    ]
-    ended = subprocess.run([sys.executable, "-c", KILLED, *words], check=False, capture_output=True)
-    assert ended.returncode == -signal.SIGKILL
+class CutOff(cli_shared.tqdm):  # type: ignore[type-arg]
+    """A progress bar that does not get far."""
+
+    def update(self, n: float | None = 1) -> None:
+        self.seen = getattr(self, "seen", 0) + 1
+        if self.seen == 5:
+            raise CutOffError
+
+
+def test_a_run_that_was_cut_off_goes_on_without_encoding_again(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often = functools.partial(Checkpoint, seconds=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(structgp.estimator, "Checkpoint", often)
+        patch.setattr(cli_shared, "tqdm", CutOff)
+        cut = run(files, *TRAIN, "--shards", "@shards")
+    assert isinstance(cut.exception, CutOffError)
     assert (files / "model.checkpoint.sites").is_dir()
     said = ok(files, *TRAIN, "--shards", "@shards").stderr
     assert "written before" in said

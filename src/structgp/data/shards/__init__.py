@@ -1,8 +1,7 @@
 """Corpora that do not fit in memory: encoded once, kept on disk in shards, read batch by batch.
 
-shards = write(sequences, folder)     # (x, y) pairs, gone through twice or so, never held
-StructuredGPClassifier().fit(shards)
-shards = read(folder)                 # another day
+``write(sequences, folder)`` goes through pairs (x, y) without holding them, and gives the shards that
+:meth:`structgp.StructuredGPClassifier.fit` takes; ``read(folder)`` gives the same another day.
 """
 
 from structgp.data.shards.batches import ShardBatches
