@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import ThreadpoolController, threadpool_limits
 from torch import Tensor
 
+from structgp import StructuredGPClassifier
 from structgp.data.batch import Batch
 from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import generate
@@ -325,3 +327,20 @@ def test_batches_hold_every_sequence_once() -> None:
             assert (batch.x[b][batch.mask[b]] == i).all()
             assert (batch.y[b][batch.mask[b]] == i).all()
             assert (batch.x[b][~batch.mask[b]] == -1).all()
+
+
+def test_vectors_have_one_thread_while_a_fit_lasts() -> None:
+    def threads() -> set[int]:
+        found = ThreadpoolController().select(internal_api="openblas").info()
+        return {library["num_threads"] for library in found}
+
+    seen = []
+    with threadpool_limits(2):
+        if threads() != {2}:
+            pytest.skip("NumPy and SciPy have another BLAS than OpenBLAS, or one core")
+        data = generate(4, n_labels=2, n_values=3, mean_length=3, seed=0)
+        model = StructuredGPClassifier()
+        model.fit(data.X, data.y, callback=lambda _: seen.append(threads()))
+        assert threads() == {2}
+    assert seen
+    assert all(each == {1} for each in seen)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController
 
 from structgp.checkpoint import Checkpoint, Reached
 from structgp.data.batch import Batch, by_length, pad
@@ -139,6 +141,15 @@ def _placed(batches: Sequence[Batch], device: str) -> Sequence[Batch]:
     return [batch.to(device) for batch in batches]
 
 
+@contextmanager
+def _one_thread_for_vectors() -> Iterator[None]:
+    """SciPy's L-BFGS adds and multiplies vectors in OpenBLAS, whose threads spin while they wait: several
+    times the work where cores are shared. torch has a BLAS of its own."""
+    with ThreadpoolController().select(internal_api="openblas").limit(limits=1):
+        yield
+
+
+@_one_thread_for_vectors()
 def train(
     posterior: Posterior,
     structure: Structure,
