@@ -304,6 +304,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             gradient=self.gradient,
             n_gradient_draws=self.n_gradient_draws,
             learn_scales=setting(self, "learn_scales", "all" if start.on_bound else "pairwise"),
+            n_tokens=examples.n_tokens if together.size == 1 else 0,
         )
         check_together(together, choice.optimizer, posterior)
         kept = self._checkpoint(checkpoint, examples, choice)

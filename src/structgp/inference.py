@@ -20,6 +20,7 @@ from structgp.optimizers import (
     SecondOrder,
     Stochastic,
 )
+from structgp.optimizers.minibatch import MANY_TOKENS
 from structgp.structures import Differences, Structure
 from structgp.together import Together
 
@@ -77,12 +78,13 @@ def choose(
     gradient: str = "auto",
     n_gradient_draws: int | None = None,
     learn_scales: LearnScales | Literal["auto"] = "auto",
+    n_tokens: int = 0,
 ) -> Choice:
     """The optimiser and estimator for ``inference`` and ``gradient``, names or 'auto'.
 
-    'auto' takes the second-order fit if the structure gives its curvature, else natural gradients:
-    pathwise where the likelihood can be differentiated, surrogate plus residual where it only has
-    values. A mixture starts from one component fitted so, and goes on with Adam.
+    'auto' takes the second-order fit if the structure gives its curvature, batch by batch where weights are
+    fitted to very many tokens (``n_tokens``), else natural gradients: pathwise where the likelihood can be
+    differentiated, surrogate plus residual where it only has values. A mixture starts from one component fitted so, and goes on with Adam.
     """
     estimator = choose_estimator(
         _gradient_name(inference, gradient), has_gradient=structure.has_gradient
@@ -116,7 +118,10 @@ def choose(
         if isinstance(inference, SecondOrder | Minibatch) and n_gradient_draws is not None:
             optimizer = replace(inference, n_draws=int(n_gradient_draws))
     elif inference == "auto":
-        if closed:
+        if isinstance(posterior, WeightPosterior) and closed and n_tokens >= MANY_TOKENS:
+            optimizer = Minibatch(n_draws=own.get("n_draws"), learn_scales=learn_scales)
+            reason = "there is much data"
+        elif closed:
             optimizer = second
             reason = "the structure gives its curvature"
             if isinstance(structure, Differences):

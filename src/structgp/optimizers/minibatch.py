@@ -31,7 +31,7 @@ from structgp.optimizers.weight_sites import Site, SitesInMemory, SitesOnDisk
 SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
 
-FEW, MANY = (500, 8, 16), (4_000, 4, 4)
+FEW, MANY = (500, 8, 16), (4_000, 4, 2)
 """Tokens of a batch, steps and draws of a visit. Of much data there are batches enough for the others' say
 to change before a batch's own is worth knowing well."""
 
