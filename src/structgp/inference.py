@@ -84,7 +84,8 @@ def choose(
 
     'auto' takes the second-order fit if the structure gives its curvature, batch by batch where weights are
     fitted to very many tokens (``n_tokens``), else natural gradients: pathwise where the likelihood can be
-    differentiated, surrogate plus residual where it only has values. A mixture starts from one component fitted so, and goes on with Adam.
+    differentiated, surrogate plus residual where it only has values. A mixture starts from one component
+    fitted so, and goes on with Adam.
     """
     estimator = choose_estimator(
         _gradient_name(inference, gradient), has_gradient=structure.has_gradient

@@ -209,7 +209,8 @@ def train(
     if watch is not None:
         watch.restore()
         problem.conditional.refresh()
-    history.fresh_elbo = problem.fresh_bound(16, generator)
+    much = isinstance(optimizer, Minibatch) and bool(optimizer.single)
+    history.fresh_elbo = problem.fresh_bound(4 if much else 16, generator)
     if isinstance(optimizer, Minibatch):
         history.fresh_elbo += optimizer.known_value(problem, state)
     posterior.to(home)

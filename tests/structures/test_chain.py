@@ -199,7 +199,9 @@ def test_wide_potentials_take_the_careful_way() -> None:
     assert not isinstance(pass_messages(f, g, mask), Logs)
     assert isinstance(pass_messages(1000 * f, g, mask), Logs)
     assert isinstance(pass_messages(f, 1000 * g, mask), Logs)
-    assert isinstance(pass_messages((50 * f).float(), (50 * g).float(), mask), Logs)
+    wide = (50 * f).float(), (50 * g).float(), mask
+    assert isinstance(pass_messages(*wide), messages._Narrowed)
+    assert isinstance(pass_messages((1000 * f).float(), g.float(), mask), Logs)
     g[0, 0, 0] = -torch.inf
     assert not isinstance(pass_messages(f, g, mask), Logs)
     # From label 1 to label 0 there is no way back: what is lost on it stays lost.
@@ -207,6 +209,27 @@ def test_wide_potentials_take_the_careful_way() -> None:
     assert isinstance(pass_messages(100 * f, g, mask), Logs)
     g[0, 1] = -torch.inf
     assert isinstance(pass_messages(f, g, mask), Logs)
+
+
+def test_single_precision_that_is_too_narrow_is_left_for_a_while() -> None:
+    """All that messages are asked for, in single precision and as log space in double has it."""
+    generator = torch.Generator().manual_seed(3)
+    f, g = (30 * torch.randn(shape, generator=generator) for shape in ((3, 4, 6, 5), (3, 5, 5)))
+    mask = torch.arange(6) < torch.tensor([[6], [4], [1], [5]])
+    narrowed, logs = pass_messages(f, g, mask), pass_messages(f.double(), 1.0 * g.double(), mask)
+    assert isinstance(narrowed, messages._Narrowed)
+    weight = torch.rand(3, 4, generator=generator)
+    asked = [
+        lambda m, w: (m.log_partition(),),
+        lambda m, w: m.gradients(w),
+        lambda m, w: (m.node_marginals(),),
+        lambda m, w: m.walk(),
+        lambda m, w: m.pair_variances(),
+    ]
+    for ask in asked:
+        for here, there in zip(ask(narrowed, weight), ask(logs, weight.double()), strict=True):
+            assert here.dtype == torch.float32
+            torch.testing.assert_close(here.double(), there, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1.0, 400.0])

@@ -103,9 +103,37 @@ def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
         spread = restricted_spread(f, g, mask)
     # `not <=` so that inf - inf = nan takes the careful path as well.
     if not bool(spread <= SAFE_SPREAD[f.dtype]):
+        if f.dtype == torch.float32 and bool(spread <= SAFE_SPREAD[torch.float64]):
+            return _Narrowed(pass_messages(f.double(), g.double(), mask))
         return Logs(f, g, mask)
     scaled = Scaled(f, g, mask, restricted) if quick is None else quick
     return Logs(f, g, mask) if restricted and scaled.ends_nowhere else scaled
+
+
+class _Narrowed:
+    """Messages in double precision, of which the answers are wanted in single: where the potentials are too
+    wide for one and not for the other, that is quicker than log space."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+
+    def log_partition(self) -> Tensor:
+        return self._messages.log_partition().float()
+
+    def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        nodes, pairs = self._messages.gradients(weight.double())
+        return nodes.float(), pairs.float()
+
+    def node_marginals(self) -> Tensor:
+        return self._messages.node_marginals().float()
+
+    def walk(self) -> tuple[Tensor, Tensor]:
+        nodes, steps = self._messages.walk()
+        return nodes.float(), steps.float()
+
+    def pair_variances(self) -> tuple[Tensor, Tensor]:
+        nodes, pairs = self._messages.pair_variances()
+        return nodes.float(), pairs.float()
 
 
 def _in_compiled_loops(f: Tensor, g: Tensor, mask: Tensor) -> Any:
