@@ -1,4 +1,4 @@
-"""python -m experiments table1|large|profile|ablation|page ...: the paper's tables and figures by command.
+"""python -m experiments table1|large|profile|ablation|optimum|page ...: the paper's tables and figures.
 
 The other experiments are modules of their own, as in python -m experiments.folds.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from experiments import ablation, large, page, profile, table1
+from experiments import ablation, large, optimum, page, profile, table1
 from structgp import StructgpError
 
 TABLES = {
@@ -15,6 +15,7 @@ TABLES = {
     "large": large.main,
     "profile": profile.main,
     "ablation": ablation.main,
+    "optimum": optimum.main,
     "page": page.main,
 }
 

@@ -360,7 +360,7 @@ def test_who_gets_contrasts(data: Any, cases: ModuleType) -> None:
     examples = read_examples([[["a"]], [["b"]], [["c"]], [["c"]]], [["x"], ["y"], ["z"], ["z"]])
 
     def chosen(structure: Any, **parameters: Any) -> Tensor | None:
-        return starting._basis(StructuredGPClassifier(**parameters), structure, examples)
+        return starting.label_basis(StructuredGPClassifier(**parameters), structure, examples)
 
     expected = contrasts(torch.tensor([1.0, 1.0, 2.0]))
     torch.testing.assert_close(chosen(Chain()), expected, rtol=0, atol=1e-12)

@@ -21,7 +21,8 @@ def site(seed: int, F: int = 4, size: float = 1.0) -> Site:
         return torch.randn(*shape, generator=g, dtype=torch.float64)
 
     weights = (size * draw(F, R) ** 2, size * draw(F, R))
-    return Site(*weights, draw(V, V) ** 2, draw(V, V), draw(R) ** 2)
+    rest = draw(V, V) ** 2, draw(V, V), draw(R) ** 2, draw(F + 1, R), draw(V, V)
+    return Site(*weights, *rest)
 
 
 def assert_equal(one: Site | None, other: Site | None) -> None:
@@ -57,6 +58,7 @@ def test_functions_that_grow_take_their_sites_along() -> None:
     grown = one.at(4 * one.scale)
     torch.testing.assert_close(grown.precision, 4 * one.precision)
     torch.testing.assert_close(grown.linear, 2 * one.linear)
+    torch.testing.assert_close(grown.dual, 2 * one.dual)
 
 
 def test_files_of_passes_that_are_over_go_when_nothing_asks_for_them(tmp_path: Path) -> None:
