@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from structgp import InputError, StructuredGPClassifier
+from structgp.cli import main as cli
 from structgp.data.generate import generate
 from structgp.inference import check_together
 from structgp.optimizers import Adam, SecondOrder
@@ -156,8 +158,15 @@ def test_training_and_tagging_by_two_processes(tmp_path):
     files = tmp_path / "template", tmp_path / "train.txt"
     for n in (1, 2):
         model, tagged = tmp_path / f"{n}.model", tmp_path / f"{n}.txt"
-        run(n, "-m", "structgp", "train", *files, "-o", model)
-        run(n, "-m", "structgp", "tag", "-m", model, "-v1", tmp_path / "train.txt", "-o", tagged)
+        for words in (
+            ["train", *files, "-o", model],
+            ["tag", "-m", model, "-v1", tmp_path / "train.txt", "-o", tagged],
+        ):
+            if n == 1:
+                found = CliRunner().invoke(cli, [str(word) for word in words])
+                assert found.exit_code == 0, found.output
+            else:
+                run(n, "-m", "structgp", *words)
     assert (tmp_path / "1.txt").read_text() == (tmp_path / "2.txt").read_text()
 
 
