@@ -89,6 +89,16 @@ class Checkpoint:
         self._took = 0.0 if self.seconds == 0 else self._written - now
         return True
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the file is, and of these data and parameters."""
+        try:
+            with safetensors.safe_open(str(self.path), framework="pt") as file:
+                tree = json.loads((file.metadata() or {}).get("checkpoint", "{}"))
+        except (OSError, safetensors.SafetensorError):
+            return False
+        return bool(tree.get("fingerprint") == self.fingerprint)
+
     def read(self, posterior: nn.Module, generator: torch.Generator) -> Reached | None:
         """What was reached; the posterior and the generator are set, in place. None where there is no
         file."""

@@ -46,6 +46,17 @@ from structgp.training import Callback, History, Watch, make_batches, train
 
 logger = logging.getLogger("structgp")
 
+ABOUT_ANSWERS = (
+    "n_draws",
+    "average",
+    "decode",
+    "class_weight",
+    "device",
+    "n_jobs",
+    "verbose",
+)
+"""Parameters that a fit does not depend on: one that was cut off may go on with others."""
+
 Likelihood: TypeAlias = str | Structure | Callable[..., Any]
 
 LATER_LEARNING_ROUNDS = 1
@@ -74,8 +85,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         (S, V, V), (B, T), (B, T) and returns (S, B). See :mod:`structgp.testing`.
     predict_with : what reads drawn latent values as label probabilities: 'auto' (the likelihood itself
         if it offers marginals, else the chain), 'chain', or a structure.
-    inference : 'auto' (second-order where the likelihood gives its curvature, else natural; on shards
-        minibatch),
+    inference : 'auto' (second-order where the likelihood gives its curvature, else natural; minibatch on
+        shards, and for weights from 50,000 tokens on),
         'second-order', 'minibatch' (the same batch by batch, in weight space), 'natural', 'adam', 'sgd',
         'saga', 'lbfgs'; 'paper-batch' and 'paper-stochastic', with the number of draws, of inducing
         inputs, the gradient and the schedule that the paper states; or an optimiser from
@@ -297,26 +308,30 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         generator = torch.Generator().manual_seed(int(self.random_state))
         start = start_of(self, examples, structure, generator, before)
         posterior = start.posterior
-        choice = choose(
-            self.inference,
-            structure,
-            posterior,
-            gradient=self.gradient,
-            n_gradient_draws=self.n_gradient_draws,
-            learn_scales=setting(self, "learn_scales", "all" if start.on_bound else "pairwise"),
-            n_tokens=examples.n_tokens if together.size == 1 else 0,
-        )
+
+        def chosen(n_tokens: int) -> Choice:
+            return choose(
+                self.inference,
+                structure,
+                posterior,
+                gradient=self.gradient,
+                n_gradient_draws=self.n_gradient_draws,
+                learn_scales=setting(self, "learn_scales", "all" if start.on_bound else "pairwise"),
+                n_tokens=n_tokens,
+            )
+
+        choice = chosen(examples.n_tokens if together.size == 1 and examples.in_many_parts else 0)
         check_together(together, choice.optimizer, posterior)
         kept = self._checkpoint(checkpoint, examples, choice)
+        other = self._checkpoint(checkpoint, examples, chosen(0))
+        if kept is not None and other is not None and other.is_there and not kept.is_there:
+            # Several processes have begun it.
+            choice, kept = chosen(0), other
         watch = self._watch(examples, posterior, predictor, dev)
-        self._fitting = examples, posterior, predictor
-        try:
-            with self._reporting(callback) as report:
-                history = self._train(
-                    examples, structure, posterior, choice, generator, report, kept, watch, together
-                )
-        finally:
-            del self._fitting
+        with self._reporting(callback) as report, self._asked(examples, posterior, predictor):
+            history = self._train(
+                examples, structure, posterior, choice, generator, report, kept, watch, together
+            )
         self._end(examples, structure, predictor, history, start, kept, dev, together)
         return self
 
@@ -342,6 +357,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         with (
             sites_beside(choice, shards, checkpoint) as choice,
             self._reporting(callback) as report,
+            self._asked(examples, start.posterior, predictor),
         ):
             history = self._train(
                 examples, structure, start.posterior, choice, generator, report, kept
@@ -374,6 +390,20 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         if dev is not None:
             self.training_log_["dev"] = self.evaluate(*dev).as_dict()
 
+    @contextmanager
+    def _asked(
+        self,
+        examples: Examples | ShardedExamples,
+        posterior: Posterior,
+        predictor: Structure | None,
+    ) -> Iterator[None]:
+        """While it lives, ``so_far`` has an answer."""
+        self._fitting = examples, posterior, predictor
+        try:
+            yield
+        finally:
+            del self._fitting
+
     def so_far(self) -> StructuredGPClassifier:
         """Within the ``callback`` of a ``fit``: a fitted estimator with the posterior as it is now, to be
         asked like any other. The fit goes on undisturbed. Cost: a copy of the posterior."""
@@ -384,7 +414,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         del found._fitting
         found.classes_ = np.array(examples.labels.classes)
         found.training_log_ = {}
-        info = {"label_counts": examples.counts_by_label}
+        counts = dict(zip(examples.labels.classes, examples.label_counts.tolist(), strict=True))
+        info = {
+            "label_counts": counts,
+            "n_sequences": examples.n_sequences,
+            "n_tokens": examples.n_tokens,
+        }
         found.model_ = self._model(examples, copy.deepcopy(posterior), predictor, info, {})
         return found
 
@@ -440,7 +475,10 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         start = Start(carried_over(before, examples), on_bound=True)
         goes_on = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS)
         choice = choose(goes_on, structure, start.posterior)
-        with self._reporting(callback) as report:
+        with (
+            self._reporting(callback) as report,
+            self._asked(examples, start.posterior, predictor),
+        ):
             history = self._train(examples, structure, start.posterior, choice, generator, report)
         self._keep(examples, structure, start.posterior, predictor, history, start, before)
         return self
@@ -583,7 +621,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             )
         # An optimiser that is no dataclass may have a name and no values that can be told.
         optimizer = choice.optimizer if is_dataclass(choice.optimizer) else choice.optimizer.name
-        told = {k: _told(v) for k, v in self.get_params(deep=False).items()}
+        params = self.get_params(deep=False)
+        told = {k: _told(v) for k, v in params.items() if k not in ABOUT_ANSWERS}
         plain = told, examples.labels.classes, optimizer, choice.estimator.name, examples.digest
         return Checkpoint(path, hashlib.sha256(repr(plain).encode()).hexdigest())
 
@@ -710,7 +749,11 @@ def load(path: str | Path) -> StructuredGPClassifier:
 
 def _plain_params(estimator: StructuredGPClassifier) -> dict[str, Any]:
     """The parameters that JSON can hold: numbers, strings, lists and dicts of them."""
-    params = {k: v for k, v in estimator.get_params(deep=False).items() if _is_plain(v)}
+    params = {
+        k: v
+        for k, v in estimator.get_params(deep=False).items()
+        if _is_plain(v) and k != "device"  # another machine may not have it
+    }
     return {k: _unboxed(v) for k, v in params.items()}
 
 

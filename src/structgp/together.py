@@ -64,6 +64,11 @@ class Together:
 ALONE = Together()
 
 
+def n_started() -> int:
+    """Processes that ``torchrun`` has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextmanager
 def joined(device: str = "cpu") -> Iterator[Together]:
     """The processes that ``torchrun`` has started, or this one alone. A process group that is there already
@@ -71,7 +76,7 @@ def joined(device: str = "cpu") -> Iterator[Together]:
     if dist.is_available() and dist.is_initialized():
         yield Together(dist.get_rank(), dist.get_world_size())
         return
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if n_started() == 1:
         yield ALONE
         return
     if "MASTER_ADDR" not in os.environ:

@@ -190,7 +190,9 @@ def train(
     while True:
         state, info = optimizer.step(problem, state)
         history.steps.append(info)
-        stop = watch is not None and watch.enough()
+        # A batch of many says little of whether the fit as a whole gets better.
+        within_pass = isinstance(state, MinibatchState) and bool(state.order)
+        stop = watch is not None and not within_pass and watch.enough()
         stop = together.any((callback is not None and bool(callback(info))) or stop)
         if stop and not info.finished:
             history.stopped = "interrupted"

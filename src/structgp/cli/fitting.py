@@ -23,9 +23,9 @@ from structgp.cli.shared import (
 from structgp.cli.streams import open_stream, shards_of
 from structgp.errors import InputError
 from structgp.estimator import StructuredGPClassifier
-from structgp.inference import INFERENCE
+from structgp.inference import INFERENCE, check_alone
 from structgp.parameters import device_of
-from structgp.together import joined
+from structgp.together import Together, joined, n_started
 
 
 def _label_options(command: Any) -> Any:
@@ -142,6 +142,8 @@ def train(
     check_writable(output)
     if early_stopping and not dev_path:
         raise InputError("--early-stopping", "no labelled file to stop by", "name one with --dev")
+    if shards_folder is not None:
+        check_alone(Together(size=n_started()))
     source, data = _training_data(paths, encoding, missing, shards_folder, features)
     dev = source.read(dev_path, encoding) if dev_path else None
     if dev is not None:

@@ -67,8 +67,9 @@ class Examples:
         return np.bincount(known, often, minlength=self.n_labels)
 
     @property
-    def counts_by_label(self) -> dict[str, float]:
-        return dict(zip(self.labels.classes, self.label_counts.tolist(), strict=True))
+    def in_many_parts(self) -> bool:
+        """Whether no sequence is more than a small part of it all."""
+        return 10 * max(map(len, self.rows)) <= self.n_tokens
 
     @property
     def some_missing(self) -> bool:

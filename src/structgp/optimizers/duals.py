@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from structgp.errors import LikelihoodError
 from structgp.gp.weights import SparseRows
 
 MEMORY = 10
@@ -24,6 +25,7 @@ FIRST_CHANGE = 1.0
 """Of any latent value, in a step that knows nothing of the curvature."""
 
 TRIES = 6
+SHORTER, NEGLIGIBLE = 0.4, 0.01
 
 Likelihood = Callable[[Tensor, Tensor], tuple[float, Tensor, Tensor]]
 """Of functions (N, R) and pairwise scores (V, V): the value, and its slopes in both."""
@@ -77,9 +79,11 @@ class Found:
     calls: int
 
 
-def climb(likelihood: Likelihood, prior: Prior, a: Tensor, b: Tensor, steps: int) -> Found:
-    """Towards the most probable weights, from a and b. Cost of a step: a likelihood, O((nnz + F) R)
-    products, and O(MEMORY N R)."""
+def climb(
+    likelihood: Likelihood, prior: Prior, a: Tensor, b: Tensor, steps: int, unsure: bool = False
+) -> Found:
+    """Towards the most probable weights, from a and b, or if ``unsure`` from a part of them. Cost of a
+    step: a likelihood, O((nnz + F) R) products, and O(MEMORY N R)."""
     shapes = a.shape, b.shape
     sizes = [a.numel(), b.numel()]
     home, pair_home = prior.rows.times(prior.mean), prior.pair_mean
@@ -95,19 +99,37 @@ def climb(likelihood: Likelihood, prior: Prior, a: Tensor, b: Tensor, steps: int
     calls = 0
 
     def look(x: Vector) -> tuple[float, tuple[Tensor, Tensor]]:
-        """Minus the log posterior, and the slopes of the likelihood."""
+        """Minus the log posterior, and the slopes of the likelihood; infinite where that has no value."""
         nonlocal calls
         calls += 1
         functions, pairs = apart(x.image)
-        value, *slopes = likelihood(home + functions, pair_home + pairs)
+        try:
+            value, *slopes = likelihood(home + functions, pair_home + pairs)
+        except LikelihoodError:
+            if not bool(x.numbers.any()):
+                raise  # where the prior is, it has to have one
+            return float("inf"), (functions, pairs)
         return 0.5 * x.dot(x) - value, (slopes[0], slopes[1])
+
+    def nearest(x: Vector) -> tuple[Vector, float, tuple[Tensor, Tensor]]:
+        """The best of x and shorter ones: since they were found, the prior may have become so much wider
+        that the same numbers are far too much."""
+        best = x, *look(x)
+        while bool(x.numbers.any()):
+            x = Vector(SHORTER * x.numbers, SHORTER * x.image)
+            if float(x.image.abs().max()) < NEGLIGIBLE:
+                x = Vector(torch.zeros_like(x.numbers), torch.zeros_like(x.image))
+            tried = x, *look(x)
+            if tried[1] >= best[1] and best[1] < float("inf"):
+                break
+            best = tried
+        return best
 
     def gradient(x: Vector, slopes: tuple[Tensor, Tensor]) -> Vector:
         a, b = apart(x.numbers)
         return vector(a - slopes[0], b - slopes[1])
 
-    x = vector(a, b)
-    value, slopes = look(x)
+    x, value, slopes = nearest(vector(a, b)) if unsure else _at(look, vector(a, b))
     slope, history = gradient(x, slopes), _History()
     for _ in range(steps):
         direction = history.direction(slope)
@@ -122,6 +144,9 @@ def climb(likelihood: Likelihood, prior: Prior, a: Tensor, b: Tensor, steps: int
             new_value, slopes = look(new)
             if new_value <= value + 1e-4 * t * falls:
                 break
+            if new_value == float("inf"):
+                t *= 0.1
+                continue
             # Where the parabola through what is known is lowest, within reason.
             bend = new_value - value - t * falls
             t *= min(0.5, max(0.1, -0.5 * t * falls / bend if bend > 0 else 0.1))
@@ -132,6 +157,12 @@ def climb(likelihood: Likelihood, prior: Prior, a: Tensor, b: Tensor, steps: int
         x, value, slope = new, new_value, new_slope
     functions, pairs = apart(x.image)
     return Found(*apart(x.numbers), home + functions, pair_home + pairs, calls)
+
+
+def _at(
+    look: Callable[[Vector], tuple[float, tuple[Tensor, Tensor]]], x: Vector
+) -> tuple[Vector, float, tuple[Tensor, Tensor]]:
+    return x, *look(x)
 
 
 class _History:

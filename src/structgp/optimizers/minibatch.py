@@ -9,7 +9,8 @@ bound (partitioned variational inference, Bui et al. 2018).
 
 A visit touches the weights of its batch alone: its cost does not depend on how many batches there are, nor
 on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
-weight, and the sites, 2 R numbers for each weight that a batch has, which may be on disk.
+weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which may be
+on disk.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ MANY_TOKENS = 50_000
 
 @dataclass
 class MinibatchState:
-    """precision, linear : (M, R), pair_precision, pair_linear : (V, V), of all sites together; known :
-    the same
-    of what the posterior knew at the start, which stays. values : (n,) E[log p] of each batch at its last
-    visit, nan before the first. scale : (R,) by how much the functions' variances have grown. divergence :
-    of the weights, less what was known of them. order : batches still to come in this pass.
-    bounds : at the end of each pass since the kernel last moved. known_at_start : log of what ``known``
-    makes of the prior's mass, so that the bound is of the new data."""
+    """precision, linear : (M, R), pair_precision, pair_linear : (V, V), of all sites together; known : the
+    same of what the posterior knew at the start, which stays. values : (n,) E[log p] of each batch at its
+    last visit, nan before the first. scale : (R,) by how much the functions' variances have grown.
+    divergence : of the weights, less what was known of them. moved : whether the kernel has since the last
+    pass. order : batches still to come in this pass. bounds : at the end of each pass since the kernel last
+    moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound is of the new
+    data."""
 
     generator: torch.Generator
     table: Tensor
@@ -65,6 +66,7 @@ class MinibatchState:
     iteration: int = 0
     known_at_start: float = 0.0
     divergence: float = 0.0
+    moved: bool = False
 
     def release(self) -> None:
         """A checkpoint has been written, or there is none: what came before will not be asked for."""
@@ -179,7 +181,7 @@ class Minibatch:
         before = _Local.of(state, index, here.prior_sd)
         prior = _cavity(before, site, here.rows, q, state)
         offsets, pair_offsets = self._offsets(problem, q, state, i, before)
-        if self.single:
+        if self._is_single(problem):
             prior = _in_single(prior)
             offsets, pair_offsets = offsets.float(), pair_offsets.float()
         basis = q.basis.to(offsets)
@@ -199,7 +201,8 @@ class Minibatch:
             return float(total.detach()), slope, pair_slope
 
         dual, pair_dual = site.dual.to(offsets), site.pair_dual.to(offsets)
-        found = climb(likelihood, prior, dual, pair_dual, self.steps or FEW[1])
+        unsure = kept is not None and (state.moved or not self.single)
+        found = climb(likelihood, prior, dual, pair_dual, self.steps or FEW[1], unsure)
         f, g = latent(found.functions, found.pairs)
         extra = () if q.has_label_basis else (basis,)
         with problem.locating(i):
@@ -232,6 +235,9 @@ class Minibatch:
             _place(q, state, here.prior_sd, index)
         return (found.calls + 1) * len(offsets) * len(batch)
 
+    def _is_single(self, problem: Problem) -> bool:
+        return bool(self.single) and problem.structure.takes_single
+
     def _offsets(
         self, problem: Problem, q: WeightPosterior, state: MinibatchState, i: int, at: _Local
     ) -> tuple[Tensor, Tensor]:
@@ -240,7 +246,7 @@ class Minibatch:
         noise = torch.randn(half, V, V, generator=state.generator, dtype=q.m.dtype).to(q.m)
         pairs = q.pairwise().factor * torch.cat([noise, -noise])
         here = problem.weights(i).compact[1]
-        if not self.single:
+        if not self._is_single(problem):
             keys = problem.numbers(i) + SALT * (state.passes + 1)
             sd = (at.sd / here.prior_sd[:, None]).T
             return here.spread(sd, state.table, keys) @ q.basis.T, pairs
@@ -263,6 +269,7 @@ class Minibatch:
             fit_pairwise_sd(q)
         learns = moves_kernel(self.learn_scales) and state.learned < self.learning_rounds
         state.bounds.append(elbo)
+        state.moved = learns and len(state.bounds) >= 2
         if learns and len(state.bounds) >= 2:
             grown = evidence.learn(problem)
             state.scale = state.scale * grown

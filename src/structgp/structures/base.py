@@ -134,6 +134,11 @@ class Structure(ABC):
         return type(self).n_best is not Structure.n_best
 
     @property
+    def takes_single(self) -> bool:
+        """Whether f and g may come in single precision."""
+        return False
+
+    @property
     def handles_missing(self) -> bool:
         """Whether ``log_prob`` knows what to do where y is negative, a label that is missing."""
         return False

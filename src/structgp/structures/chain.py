@@ -93,6 +93,10 @@ class Chain(Structure):
             return found
 
     @property
+    def takes_single(self) -> bool:
+        return type(self) is Chain
+
+    @property
     def handles_missing(self) -> bool:
         return True
 

@@ -59,15 +59,22 @@ class Compiled:
         units = S * -(-B // CHAINS_AT_ONCE)
         n = min(torch.get_num_threads(), units, max(1, S * B * T * V * V // WORTH_A_THREAD))
         cuts = [units * i // n for i in range(n + 1)]
-        others = [
-            Thread(target=work, args=(*self._given, *arrays, first, last))
-            for first, last in pairwise(cuts[1:])
-        ]
+        failed: list[BaseException] = []
+
+        def part(first: int, last: int) -> None:
+            try:
+                work(*self._given, *arrays, first, last)
+            except BaseException as error:
+                failed.append(error)
+
+        others = [Thread(target=part, args=ends) for ends in pairwise(cuts[1:])]
         for thread in others:
             thread.start()
-        work(*self._given, *arrays, 0, cuts[1])
+        part(0, cuts[1])
         for thread in others:
             thread.join()
+        if failed:
+            raise failed[0]
 
     @property
     def ends_nowhere(self) -> bool:

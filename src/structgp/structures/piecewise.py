@@ -41,6 +41,10 @@ class Piecewise(Structure):
         return True
 
     @property
+    def takes_single(self) -> bool:
+        return type(self) is Piecewise
+
+    @property
     def handles_missing(self) -> bool:
         return True
 
