@@ -9,8 +9,8 @@ bound (partitioned variational inference, Bui et al. 2018).
 
 A visit touches the weights of its batch alone: its cost does not depend on how many batches there are, nor
 on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
-weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which may be
-on disk.
+weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which may
+be on disk.
 """
 
 from __future__ import annotations
