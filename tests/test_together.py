@@ -118,9 +118,10 @@ def test_a_world_without_an_address_is_refused(monkeypatch):
 def start(n_processes, *words, restarts=0):
     """Under torchrun, or plainly for one process."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--local-addr=127.0.0.1"]
     command += [f"--nproc_per_node={n_processes}", f"--max-restarts={restarts}"]
     command = command if n_processes > 1 else [sys.executable]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.Popen(
         [*command, *map(str, words)],
         stdout=subprocess.PIPE,
