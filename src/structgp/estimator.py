@@ -24,17 +24,18 @@ from structgp.answers import Answers, as_list
 from structgp.checkpoint import Checkpoint
 from structgp.continuing import carried_over
 from structgp.data.batch import Batch
-from structgp.data.encode import Block
 from structgp.data.examples import Examples, read_examples
 from structgp.data.labels import check_all_labelled
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
+from structgp.fit_log import fit_log
 from structgp.gp import Entropy, PairwiseForm, Posterior, WeightPosterior
 from structgp.inference import Choice, check_alone, check_together, choose
-from structgp.kernels.blocks import KernelChoice, kernel_scales
+from structgp.kernels.blocks import KernelChoice
 from structgp.model import STRUCTURES, Model
 from structgp.optimizers import LearnScales, Minibatch, Optimizer, StepInfo
 from structgp.parameters import check_class_weight, check_parameters, device_of
+from structgp.plain import plain, told_apart
 from structgp.space import (
     setting,
 )
@@ -46,16 +47,6 @@ from structgp.training import Callback, History, Watch, make_batches, train
 
 logger = logging.getLogger("structgp")
 
-ABOUT_ANSWERS = (
-    "n_draws",
-    "average",
-    "decode",
-    "class_weight",
-    "device",
-    "n_jobs",
-    "verbose",
-)
-"""Parameters that a fit does not depend on: one that was cut off may go on with others."""
 
 Likelihood: TypeAlias = str | Structure | Callable[..., Any]
 
@@ -572,7 +563,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         posterior.round_factor()
         self.classes_ = np.array(examples.labels.classes)
         kl = float(posterior.kl_inducing(self.entropy).detach())
-        log = _log(history, posterior, kl, start, examples.encoder.blocks)
+        log = fit_log(history, posterior, kl, start, examples.encoder.blocks)
         if isinstance(structure, Differences):
             log |= {"gradient": "differences", "evaluations": structure.n_values}
         counts = dict(zip(examples.labels.classes, examples.label_counts.tolist(), strict=True))
@@ -621,8 +612,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             )
         # An optimiser that is no dataclass may have a name and no values that can be told.
         optimizer = choice.optimizer if is_dataclass(choice.optimizer) else choice.optimizer.name
-        params = self.get_params(deep=False)
-        told = {k: _told(v) for k, v in params.items() if k not in ABOUT_ANSWERS}
+        told = told_apart(self.get_params(deep=False))
         plain = told, examples.labels.classes, optimizer, choice.estimator.name, examples.digest
         return Checkpoint(path, hashlib.sha256(repr(plain).encode()).hexdigest())
 
@@ -724,7 +714,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     def save(self, path: str | Path) -> None:
         """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``."""
         check_is_fitted(self, "model_")
-        self.model_.extra["params"] = _plain_params(self)
+        self.model_.extra["params"] = plain(self.get_params(deep=False))
         model_file.save(self.model_, path)
 
 
@@ -745,83 +735,3 @@ def load(path: str | Path) -> StructuredGPClassifier:
             stacklevel=2,
         )
     return estimator
-
-
-def _plain_params(estimator: StructuredGPClassifier) -> dict[str, Any]:
-    """The parameters that JSON can hold: numbers, strings, lists and dicts of them."""
-    params = {
-        k: v
-        for k, v in estimator.get_params(deep=False).items()
-        if _is_plain(v) and k != "device"  # another machine may not have it
-    }
-    return {k: _unboxed(v) for k, v in params.items()}
-
-
-def _told(value: Any) -> Any:
-    """What tells one value of a parameter from another, where its text may not: of functions their code,
-    of kernels their numbers."""
-    if isinstance(value, torch.nn.Module):
-        return type(value).__name__, [(k, v.tolist()) for k, v in value.state_dict().items()]
-    code = getattr(value, "__code__", None)
-    if code is not None:
-        cells = [repr(cell.cell_contents) for cell in getattr(value, "__closure__", None) or ()]
-        return value.__qualname__, code.co_code.hex(), repr(code.co_consts), cells
-    if callable(value) or isinstance(value, Structure):
-        return type(value).__qualname__, repr(sorted(getattr(value, "__dict__", {}).items()))
-    return repr(_unboxed(value))
-
-
-def _unboxed(value: Any) -> Any:
-    """The same without NumPy's numbers."""
-    if isinstance(value, dict):
-        return {k: _unboxed(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_unboxed(v) for v in value]
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _is_plain(value: Any, inside: bool = False) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(k, str) and _is_plain(v, True) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return inside and all(_is_plain(v, True) for v in value)
-    return isinstance(value, str | int | float | bool | np.generic) or (inside and value is None)
-
-
-def _log(
-    history: History,
-    posterior: Posterior,
-    kl_inducing: float,
-    start: Start,
-    blocks: Sequence[Block],
-) -> dict[str, Any]:
-    relaxation, pilot = start.relaxation, start.pilot
-    before = None if pilot is None else pilot.history
-    with torch.no_grad():
-        return {
-            "optimizer": history.optimizer,
-            "reason": history.reason,
-            "gradient": history.gradient,
-            "stopped": history.stopped,
-            "steps": history.steps,
-            "trace": history.trace,
-            "elbo": history.elbo,
-            "fresh_elbo": history.fresh_elbo,
-            "relaxation": None if relaxation is None else vars(relaxation),
-            "pilot": None if pilot is None else pilot.summary,
-            "space": "weights" if isinstance(posterior, WeightPosterior) else "functions",
-            "covariance": posterior.form,
-            "covariance_rank": posterior.rank,
-            "covariance_reason": start.form_reason,
-            "kernel_scales": kernel_scales(posterior.kernel, blocks),
-            "function_scales": posterior.basis.square().sum(0).tolist(),
-            "effective_parameters": float(posterior.effective_parameters()),
-            "kl_inducing": kl_inducing,
-            "kl_pairwise": float(posterior.kl_pairwise()),
-            "amplitude_factor": float(posterior.log_amplitude.exp()),
-            "pairwise_sd": float(posterior.pairwise_sd),
-            "n_inducing": posterior.n_inducing,
-            "inducing_residual": start.residual,
-            "evaluations": history.evaluations + (before.evaluations if before else 0),
-            "seconds": history.seconds + (before.seconds if before else 0.0),
-        }

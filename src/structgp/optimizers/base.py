@@ -140,13 +140,9 @@ class Problem:
         return ones if batch.weight is None else batch.weight.to(ones)
 
     @cached_property
-    def _n_sequences(self) -> int:
+    def n_sequences(self) -> int:
         (total,) = self.together.sum(self._bounds[-1].to(self.posterior.m))
         return int(total)
-
-    @property
-    def n_sequences(self) -> int:
-        return self._n_sequences
 
     @property
     def device(self) -> torch.device:

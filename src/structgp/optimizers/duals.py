@@ -43,6 +43,13 @@ class Prior:
     pair_mean: Tensor
     fixed: bool
 
+    @property
+    def single(self) -> Prior:
+        """The same in single precision."""
+        numbers = (self.precision, self.mean, self.pair_precision, self.pair_mean)
+        precision, mean, pair_precision, pair_mean = (x.float() for x in numbers)
+        return Prior(self.rows.single, precision, mean, pair_precision, pair_mean, self.fixed)
+
     def weights(self, a: Tensor) -> Tensor:
         """(F, R) L^-1 X^T a."""
         return self.rows.transposed_times(a) / self.precision
@@ -129,7 +136,8 @@ def climb(
         a, b = apart(x.numbers)
         return vector(a - slopes[0], b - slopes[1])
 
-    x, value, slopes = nearest(vector(a, b)) if unsure else _at(look, vector(a, b))
+    x = vector(a, b)
+    x, value, slopes = nearest(x) if unsure else (x, *look(x))
     slope, history = gradient(x, slopes), _History()
     for _ in range(steps):
         direction = history.direction(slope)
@@ -157,12 +165,6 @@ def climb(
         x, value, slope = new, new_value, new_slope
     functions, pairs = apart(x.image)
     return Found(*apart(x.numbers), home + functions, pair_home + pairs, calls)
-
-
-def _at(
-    look: Callable[[Vector], tuple[float, tuple[Tensor, Tensor]]], x: Vector
-) -> tuple[Vector, float, tuple[Tensor, Tensor]]:
-    return x, *look(x)
 
 
 class _History:

@@ -26,6 +26,7 @@ from structgp.gp.weights import SparseRows
 from structgp.optimizers import evidence
 from structgp.optimizers.base import Problem, StepInfo
 from structgp.optimizers.duals import Prior, climb
+from structgp.optimizers.local import Local
 from structgp.optimizers.scales import LearnScales, fit_pairwise_sd, moves_kernel
 from structgp.optimizers.weight_sites import Site, SitesInMemory, SitesOnDisk
 
@@ -178,11 +179,11 @@ class Minibatch:
             if kept is None
             else kept.to(q.m.device).at(state.scale)
         )
-        before = _Local.of(state, index, here.prior_sd)
-        prior = _cavity(before, site, here.rows, q, state)
+        before = Local.of(state.precision, state.linear, index, here.prior_sd)
+        prior = self._cavity(before, site, here.rows, q, state)
         offsets, pair_offsets = self._offsets(problem, q, state, i, before)
         if self._is_single(problem):
-            prior = _in_single(prior)
+            prior = prior.single
             offsets, pair_offsets = offsets.float(), pair_offsets.float()
         basis = q.basis.to(offsets)
         counts = problem.weight(i)
@@ -230,16 +231,27 @@ class Minibatch:
             _place(q, state, problem.conditional.prior_factor)
             state.divergence = _divergence(problem, q, state)
         else:
-            after = _Local.of(state, index, here.prior_sd)
-            state.divergence += after.divergence(state, index) - before.divergence(state, index)
+            known = None if state.known is None else (state.known[0][index], state.known[1][index])
+            after = Local.of(state.precision, state.linear, index, here.prior_sd)
+            state.divergence += after.divergence(known) - before.divergence(known)
             _place(q, state, here.prior_sd, index)
         return (found.calls + 1) * len(offsets) * len(batch)
+
+    def _cavity(
+        self, at: Local, site: Site, rows: SparseRows, q: WeightPosterior, state: MinibatchState
+    ) -> Prior:
+        """What is known without the batch whose site it is."""
+        precision, mean = at.without(site)
+        pair_precision = (state.pair_precision - site.pair_precision).clamp(min=0)
+        pair_precision = q.pairwise_sd.clamp(min=1e-150) ** -2 + pair_precision
+        pair_mean = (state.pair_linear - site.pair_linear) / pair_precision
+        return Prior(rows, precision, mean, pair_precision, pair_mean, not q.has_pairs)
 
     def _is_single(self, problem: Problem) -> bool:
         return bool(self.single) and problem.structure.takes_single
 
     def _offsets(
-        self, problem: Problem, q: WeightPosterior, state: MinibatchState, i: int, at: _Local
+        self, problem: Problem, q: WeightPosterior, state: MinibatchState, i: int, at: Local
     ) -> tuple[Tensor, Tensor]:
         """What draws add to the mean: (S, B, T, V) and (S, V, V)."""
         half, V, batch = state.table.shape[-1], q.n_labels, problem.batches[i]
@@ -298,62 +310,6 @@ def _divergence(problem: Problem, q: WeightPosterior, state: MinibatchState) -> 
     """KL of the weights from their prior, less what was known of them at the start: all of it anew, so
     that the rounding of one pass does not go on into the next. Cost O(M R)."""
     return float(q.kl_inducing(problem.entropy)) - _known_weights(q, state)
-
-
-@dataclass(frozen=True)
-class _Local:
-    """The posterior of the weights of one batch: precision, linear, sd : (F, R); prior_sd : (F,)."""
-
-    precision: Tensor
-    linear: Tensor
-    sd: Tensor
-    prior_sd: Tensor
-
-    @staticmethod
-    def of(state: MinibatchState, index: Tensor, prior_sd: Tensor) -> _Local:
-        precision = (
-            state.precision[index].clamp_(min=0).add_(prior_sd.square().reciprocal()[:, None])
-        )
-        return _Local(precision, state.linear[index], precision.rsqrt(), prior_sd)
-
-    def divergence(self, state: MinibatchState, index: Tensor) -> float:
-        """The part of ``_divergence`` that these weights have, up to a constant."""
-        mean, prior = self.linear * self.sd.square(), self.prior_sd.square().reciprocal()[:, None]
-        square = mean.square() + self.sd.square()
-        kl = float(0.5 * (prior * square).sum() - self.sd.log().sum())
-        if state.known is None:
-            return kl
-        precision, linear = (x[index] for x in state.known[:2])
-        return kl - float((linear * mean - 0.5 * precision * square).sum())
-
-
-def _cavity(
-    at: _Local, site: Site, rows: SparseRows, q: WeightPosterior, state: MinibatchState
-) -> Prior:
-    """What is known without the batch whose site it is."""
-    least = at.prior_sd.square().reciprocal()[:, None]
-    precision = torch.maximum(at.precision - site.precision, least)
-    pair_precision = (state.pair_precision - site.pair_precision).clamp(min=0)
-    pair_precision = q.pairwise_sd.clamp(min=1e-150) ** -2 + pair_precision
-    return Prior(
-        rows,
-        precision,
-        (at.linear - site.linear) / precision,
-        pair_precision,
-        (state.pair_linear - site.pair_linear) / pair_precision,
-        not q.has_pairs,
-    )
-
-
-def _in_single(prior: Prior) -> Prior:
-    return Prior(
-        prior.rows.single,
-        prior.precision.float(),
-        prior.mean.float(),
-        prior.pair_precision.float(),
-        prior.pair_mean.float(),
-        prior.fixed,
-    )
 
 
 def _knowledge(q: WeightPosterior) -> tuple[Tensor, Tensor, Tensor, Tensor]:
