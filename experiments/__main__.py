@@ -1,4 +1,5 @@
-"""python -m experiments table1|large|profile|ablation|optimum|page ...: the paper's tables and figures.
+"""python -m experiments table1|resample|optimum|large|profile|ablation|page ...: the paper's tables and
+figures.
 
 The other experiments are modules of their own, as in python -m experiments.folds.
 """
@@ -7,15 +8,16 @@ from __future__ import annotations
 
 import sys
 
-from experiments import ablation, large, optimum, page, profile, table1
+from experiments import ablation, large, optimum, page, profile, resample, table1
 from structgp import StructgpError
 
 TABLES = {
     "table1": table1.main,
+    "resample": resample.main,
+    "optimum": optimum.main,
     "large": large.main,
     "profile": profile.main,
     "ablation": ablation.main,
-    "optimum": optimum.main,
     "page": page.main,
 }
 

@@ -21,7 +21,7 @@ def test_the_page_is_what_the_cells_give():
 
 def test_without_cells_everything_is_missing(tmp_path):
     (text,) = render(tmp_path).values()
-    assert text.count(MISSING) == 7 * 4 + 4
+    assert text.count(MISSING) == 7 * 4 + 4  # lines of two tables
     assert "![" not in text
 
 

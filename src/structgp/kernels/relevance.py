@@ -25,9 +25,10 @@ from structgp.kernels.template import MISSING
 
 def degrees_of_freedom(n_functions: int) -> float:
     """nu of the Student-t prior of a feature's R weights, by trial on four tasks: heavy tails where many
-    weights tell together what the feature is worth, lighter ones for two, which hardly do; a single one
+    weights tell together what the feature is worth, light ones for two, which hardly do; a single one
     stands between."""
-    return 1.0 + 1.5 * min(n_functions**2, 16 / n_functions**2)
+    tried = {1: 2.5, 2: 15.0}
+    return tried.get(n_functions, 1 + 24 / n_functions**2)
 
 
 class RelevanceKernel(Kernel):
