@@ -77,9 +77,9 @@ A preset that is cut short, or whose kernel is not the paper's, may differ from 
 reason. This tells them apart: the model and the bound of the presets, fitted to convergence by the
 second-order optimiser in seconds. gp-var-b and gp-var-s have the chain, gp-var-p the piecewise
 pseudo-likelihood; the presets start from weights of variance 1, and gp-var-b goes on to learn it. Error
-in % (NLL), mean over folds; * a fold stopped at 20 rounds. Where a preset above is worse than its optimum at variance 1, it was cut
-short; where that optimum is worse than the paper's figure and a larger variance is not, the difference is
-the kernel's.
+in % (NLL), mean over folds; * a fold stopped at 20 rounds. Where a preset above is worse than its optimum
+at variance 1, it was cut short; where that optimum is worse than the paper's figure and one at a larger
+variance is not, the difference is the kernel's.
 """
 LARGER = f"""\
 ## The larger experiment

@@ -24,7 +24,6 @@ import structgp.estimator
 from structgp import InputError, StructuredGPClassifier
 from structgp.checkpoint import Checkpoint, Reached, _pack, _Unpack
 from structgp.data.generate import Generated, generate
-from structgp.gp.weights import SparseRows
 from structgp.inference import INFERENCE
 from structgp.optimizers import Blocks, Minibatch, Natural, SecondOrder, StepInfo, Stochastic
 from structgp.optimizers.blocks import BlocksState
@@ -430,17 +429,11 @@ def test_plain_values(value: Any) -> None:
     assert type(found) is type(value)
 
 
-def test_tensors_rows_and_generators() -> None:
+def test_tensors_and_generators() -> None:
     given = torch.arange(6.0).view(2, 3).T
     assert torch.equal(round_trip([given])[0], given)
     empty = torch.zeros(0, 3, dtype=torch.int64)
     assert round_trip(empty).shape == (0, 3)
-    place, value = torch.tensor([[0, 2], [1, -1]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double()
-    rows, weights = SparseRows(place, value, 3), torch.randn(3, 2).double()
-    again = round_trip(rows)
-    assert torch.equal(again.times(weights), rows.times(weights))
-    values = torch.randn(2, 2).double()
-    assert torch.equal(again.squares_times(values), rows.squares_times(values))
     generator = torch.Generator().manual_seed(3)
     torch.randn(5, generator=generator)
     found = round_trip(generator)

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from structgp.data.atomic import atomic_write
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp.weights import SparseRows
 from structgp.optimizers import StepInfo
 from structgp.optimizers.sites import Sites
 
@@ -159,8 +158,6 @@ def _pack(value: Any, tensors: dict[str, Tensor], names: dict[int, str]) -> Any:
             return {"dict": [[inner(k), inner(v)] for k, v in value.items()]}
         if isinstance(value, torch.Generator):
             return {"generator": keep(value.get_state())}
-        if isinstance(value, SparseRows):
-            return {"rows": [keep(x) for x in value.parts]}
         if isinstance(value, torch.optim.Optimizer):
             groups = [[names[id(p)] for p in g["params"]] for g in value.param_groups]
             state = inner(value.state_dict())
@@ -215,10 +212,6 @@ class _Unpack:
         # A fit has one generator, whoever holds it.
         self.generator.set_state(self.tensors[name].to(torch.uint8))
         return self.generator
-
-    def _rows(self, names: list[str]) -> SparseRows:
-        data, indices, bounds, shape = (self.tensors[name] for name in names)
-        return SparseRows.of(data, indices, bounds, shape, self._device)
 
     def _optimizer(self, value: list[Any]) -> torch.optim.Optimizer:
         name, groups, state = value

@@ -286,3 +286,16 @@ def test_a_labelling_that_is_forbidden_is_told(folder, corpus, tmp_path):
     y = [["I-NAME", *labels[1:]] for labels in corpus.y_test[:2]]
     given = write(tmp_path / "given", corpus.X_test[:2], y)
     assert "the constraints forbid" in ok("evaluate", "-m", folder / "model", given).stderr
+
+
+@pytest.mark.parametrize("command", ["tag", "evaluate", "next", "report"])
+def test_every_answer_is_computed_where_it_is_asked_for(folder, tmp_path, command):
+    """The device 'nowhere' is one that no machine has."""
+    words = {
+        "tag": ["-m", folder / "model", folder / "pool"],
+        "evaluate": ["-m", folder / "model", folder / "test"],
+        "next": ["-m", folder / "model", folder / "pool", "-n", 2],
+        "report": [folder / "model", folder / "test", "-o", tmp_path / "page.html"],
+    }[command]
+    assert ok(command, *words).stdout == ok(command, *words, "--device", "cpu").stdout
+    fails(command, *words, "--device", "nowhere", says="'nowhere' cannot be used here")

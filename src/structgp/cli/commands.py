@@ -8,7 +8,7 @@ import click
 
 from structgp._version import __version__
 from structgp.cli.inputs import load_with_input
-from structgp.cli.options import encoding_option, model_option, vectors_option
+from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import (
     Group,
     check_labelled,
@@ -55,6 +55,7 @@ def main() -> None:
 @click.option("--train", "train_path", type=click.Path(), help="Training file, for --against.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @vectors_option
+@device_option
 @encoding_option
 def evaluate_command(
     model_path: str,
@@ -63,6 +64,7 @@ def evaluate_command(
     train_path: str | None,
     as_json: bool,
     vectors_path: str | None,
+    device: str,
     encoding: str,
 ) -> None:
     """Score a model on the labelled file TEST."""
@@ -70,7 +72,7 @@ def evaluate_command(
         raise InputError(
             "--against", "nothing to train the rival on", "add --train with the training file"
         )
-    estimator, source = load_with_input(model_path, vectors_path)
+    estimator, source = load_with_input(model_path, vectors_path, device)
     test = source.read(test_path, encoding)
     missing = estimator.model_.extra.get("missing")
     check_labelled(test.y, test.name, missing)

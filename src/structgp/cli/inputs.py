@@ -346,10 +346,12 @@ def _check_column(column: int, option: str, data: ColumnFile) -> None:
 
 
 def load_with_input(
-    path: str, vectors_path: str | None = None
+    path: str, vectors_path: str | None = None, device: str = "cpu"
 ) -> tuple[StructuredGPClassifier, Input]:
-    """A model, and what it reads. ``vectors_path`` : where its word vectors are now."""
+    """A model, and what it reads. vectors_path : where its word vectors are now. device : where it is to
+    answer."""
     estimator = load(path)
+    estimator.device = device
     extra = estimator.model_.extra
     if vectors_path is not None and "vectors" not in extra:
         raise InputError("--vectors", f"{path} was trained without word vectors", "leave it out")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from structgp.cli.inputs import Input, load_with_input
-from structgp.cli.options import vectors_option
+from structgp.cli.options import device_option, vectors_option
 from structgp.cli.shared import check_writable
 from structgp.data.atomic import atomic_write
 from structgp.errors import InputError
@@ -26,15 +26,21 @@ from structgp.report import Text, examine, render
     help="Encoding of DATA; the page is UTF-8.",
 )
 @vectors_option
+@device_option
 def report(
-    model_path: str, data_path: str, output: str, encoding: str, vectors_path: str | None
+    model_path: str,
+    data_path: str,
+    output: str,
+    encoding: str,
+    vectors_path: str | None,
+    device: str,
 ) -> None:
     """Show what a model makes of the file DATA, on one HTML page.
 
     Labels in the last column are compared with; without them the page has the doubts alone.
     """
     check_writable(output)
-    estimator, source = load_with_input(model_path, vectors_path)
+    estimator, source = load_with_input(model_path, vectors_path, device)
     text, X = _read(source, data_path, encoding)
     findings = examine(
         estimator,

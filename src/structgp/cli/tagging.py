@@ -243,6 +243,7 @@ def _block(sequence: Unlabelled, cells: Sequence[str]) -> str:
 @click.option("--seed", default=0, show_default=True, help="Of --strategy random.")
 @click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
 @vectors_option
+@device_option
 @encoding_option
 def next_command(
     model_path: str,
@@ -253,6 +254,7 @@ def next_command(
     seed: int,
     output: str | None,
     vectors_path: str | None,
+    device: str,
     encoding: str,
 ) -> None:
     """Choose the sequences of POOL to label next, most useful first.
@@ -260,7 +262,7 @@ def next_command(
     They are written with the model's labels in the last column, to be corrected; where each stands in its
     file goes to standard error. Labels that POOL has are not looked at.
     """
-    estimator, source = load_with_input(model_path, vectors_path)
+    estimator, source = load_with_input(model_path, vectors_path, device)
     pool = list(_sequences(source, files, encoding))
     X = [sequence.tokens for sequence in pool]
     chosen = select(estimator, X, number, strategy, cost=cost, random_state=seed)

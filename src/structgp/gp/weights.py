@@ -54,27 +54,6 @@ class SparseRows:
         made._set(self._x.astype(np.float32), self._device)
         return made
 
-    @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Entries, their columns, bounds of rows and the shape, of which ``of`` makes the same again."""
-        x = self._x
-        entries = torch.from_numpy(x.data), torch.from_numpy(x.indices), torch.from_numpy(x.indptr)
-        return *entries, torch.tensor(x.shape)
-
-    @staticmethod
-    def of(
-        data: Tensor,
-        indices: Tensor,
-        indptr: Tensor,
-        shape: Tensor,
-        device: torch.device | None = None,
-    ) -> SparseRows:
-        made = SparseRows.__new__(SparseRows)
-        entries = data.numpy(), indices.numpy(), indptr.numpy()
-        x = scipy.sparse.csr_array(entries, shape=tuple(shape.tolist()))
-        made._set(x, data.device if device is None else device)
-        return made
-
     def times(self, weights: Tensor) -> Tensor:
         """X weights, (N, R) from (M, R)."""
         return self._by[0](weights)
