@@ -17,6 +17,7 @@ from structgp.inference import GRADIENTS, INFERENCE, PRESETS, choose
 from structgp.optimizers import (
     Adam,
     Blocks,
+    Minibatch,
     Mixture,
     Natural,
     Problem,
@@ -159,6 +160,29 @@ def test_an_optimiser_is_taken_as_it_is(cases: ModuleType) -> None:
     assert choice.optimizer is given
     assert choice.reason == "given"
     assert choice.estimator == ESTIMATORS["surrogate"]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (SecondOrder(n_draws=0), "SecondOrder(n_draws=0)"),
+        (SecondOrder(tolerance=-1.0), "SecondOrder(tolerance=-1.0)"),
+        (Minibatch(steps=0), "Minibatch(steps=0)"),
+        (Minibatch(max_passes=-1), "Minibatch(max_passes=-1)"),
+        (Adam(learning_rate=float("nan")), "Adam(learning_rate=nan)"),
+    ],
+)
+def test_numbers_that_no_optimiser_can_use(given: Any, named: str, cases: ModuleType) -> None:
+    with pytest.raises(InputError) as error:
+        chosen(cases, given, "chain")
+    assert (error.value.place, error.value.problem) == ("inference", named)
+
+
+@pytest.mark.parametrize(
+    "given", [SecondOrder(tolerance=0.0, learning_rounds=0), Blocks(hyper_steps=0)]
+)
+def test_none_may_be_a_choice(given: Any, cases: ModuleType) -> None:
+    assert chosen(cases, given, "chain").optimizer is given
 
 
 @pytest.mark.parametrize("gradient", ESTIMATORS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from structgp.optimizers import (
     base,
 )
 from structgp.structures import Chain, Structure
-from structgp.training import TRACE_POINTS, History, make_batches, train
+from structgp.training import TRACE_POINTS, History, OneThreadForVectors, make_batches, train
 
 OPTIMIZERS = {
     "adam": Adam(max_steps=12, window=4, tolerance=0.5),
@@ -329,18 +330,37 @@ def test_batches_hold_every_sequence_once() -> None:
             assert (batch.x[b][~batch.mask[b]] == -1).all()
 
 
-def test_vectors_have_one_thread_while_a_fit_lasts() -> None:
-    def threads() -> set[int]:
-        found = ThreadpoolController().select(internal_api="openblas").info()
-        return {library["num_threads"] for library in found}
+def blas_threads() -> set[int]:
+    found = ThreadpoolController().select(internal_api="openblas").info()
+    return {library["num_threads"] for library in found}
 
-    seen = []
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
     with threadpool_limits(2):
-        if threads() != {2}:
+        if blas_threads() != {2}:
             pytest.skip("NumPy and SciPy have another BLAS than OpenBLAS, or one core")
-        data = generate(4, n_labels=2, n_values=3, mean_length=3, seed=0)
-        model = StructuredGPClassifier()
-        model.fit(data.X, data.y, callback=lambda _: seen.append(threads()))
-        assert threads() == {2}
+        yield
+
+
+def test_vectors_have_one_thread_while_a_fit_lasts(two_threads: None) -> None:
+    seen = []
+    data = generate(4, n_labels=2, n_values=3, mean_length=3, seed=0)
+    model = StructuredGPClassifier()
+    model.fit(data.X, data.y, callback=lambda _: seen.append(blas_threads()))
+    assert blas_threads() == {2}
     assert seen
     assert all(each == {1} for each in seen)
+
+
+def test_fits_that_overlap_set_the_threads_back_once(two_threads: None) -> None:
+    limit = OneThreadForVectors()
+    limit.__enter__()
+    limit.__enter__()  # a second fit begins
+    limit.__exit__()  # the first one ends
+    assert blas_threads() == {1}
+    limit.__exit__()
+    assert blas_threads() == {2}
+    with limit:
+        assert blas_threads() == {1}
+    assert blas_threads() == {2}

@@ -60,6 +60,16 @@ GRADIENTS = ("auto", *ESTIMATORS)
 NATURAL_PATHWISE_DRAWS = 32
 LBFGS_PATHWISE_DRAWS = 32
 
+MAY_BE_ZERO = (
+    "max_seconds",
+    "reductions",
+    "learning_rounds",
+    "unary_steps",
+    "pairwise_steps",
+    "hyper_steps",
+)
+"""Numbers of an optimiser, beside its tolerances, of which none is a choice too."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -116,6 +126,7 @@ def choose(
     optimizer: Optimizer
     if not isinstance(inference, str):
         optimizer, reason = inference, "given"
+        _check_numbers(optimizer)
         if isinstance(inference, SecondOrder | Minibatch) and n_gradient_draws is not None:
             optimizer = replace(inference, n_draws=int(n_gradient_draws))
     elif inference == "auto":
@@ -142,6 +153,19 @@ def choose(
         if inference in ("second-order", "natural") and posterior.n_components > 1:
             optimizer = Mixture(optimizer, then=after)
     return Choice(optimizer, _with_draws(estimator, optimizer, inference, n_gradient_draws), reason)
+
+
+def _check_numbers(optimizer: Optimizer) -> None:
+    for name, value in vars(optimizer).items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        none_will_do = name in MAY_BE_ZERO or name.endswith("tolerance")
+        if not (value >= 0 if none_will_do else value > 0):
+            raise InputError(
+                "inference",
+                f"{type(optimizer).__name__}({name}={value!r})",
+                f"use a number {'of at least' if none_will_do else 'above'} 0",
+            )
 
 
 def check_alone(together: Together) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -141,15 +143,31 @@ def _placed(batches: Sequence[Batch], device: str) -> Sequence[Batch]:
     return [batch.to(device) for batch in batches]
 
 
-@contextmanager
-def _one_thread_for_vectors() -> Iterator[None]:
+class OneThreadForVectors(ContextDecorator):
     """SciPy's L-BFGS adds and multiplies vectors in OpenBLAS, whose threads spin while they wait: several
-    times the work where cores are shared. torch has a BLAS of its own."""
-    with ThreadpoolController().select(internal_api="openblas").limit(limits=1):
-        yield
+    times the work where cores are shared. torch has a BLAS of its own.
+
+    Fits may overlap, in threads of the caller's: the last to end sets back what the first one found."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._limit: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                blas = ThreadpoolController().select(internal_api="openblas")
+                self._limit = blas.limit(limits=1)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limit.restore_original_limits()
 
 
-@_one_thread_for_vectors()
+@OneThreadForVectors()
 def train(
     posterior: Posterior,
     structure: Structure,
