@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.page import best_of_its_bound, verdict
+from experiments.page import beside_the_optimum, verdict
 
 from experiments import optimum
 
@@ -25,13 +25,29 @@ def test_table() -> None:
 
 
 def test_what_is_said_of_a_preset() -> None:
-    best = best_of_its_bound(rows(), "chunking", "gp-var-p")
-    assert best == "the optimum of its bound is at 12.00, with variance 10 9.00"
-    assert verdict("gp-var-p", 3.0, [{"hit_limit": False, "minutes": None}], best).endswith(best)
+    cut_short = [{"hit_limit": True, "minutes": 3.0}]
+    best = beside_the_optimum(rows(), "chunking", "gp-var-p", 14.0)
+    assert best == (
+        "short of the optimum of its bound at variance 1, 12.00 (at variance 10 9.00)",
+        False,
+    )
+    words = verdict("gp-var-p", 3.0, cut_short, *best)
+    assert words.startswith("higher than published: cut short at 3 minutes; ")
+    assert words.endswith(best[0])
+    best = beside_the_optimum(rows(), "chunking", "gp-var-p", 11.9)
+    assert best[1]
+    words = verdict("gp-var-p", 3.0, cut_short, *best)
+    assert words.startswith(
+        "higher than published: at the optimum of its bound at variance 1, 12.00 (at"
+    )
+    assert "cut short" not in words
+
+
+def test_without_an_optimum_nothing_is_said() -> None:
     for task, method in (("chunking", "gp-var-s"), ("basenp", "gp-var-p"), ("chunking", "crf")):
-        assert best_of_its_bound(rows(), task, method) == ""
+        assert beside_the_optimum(rows(), task, method, 12.0) == ("", False)
 
 
 def test_variance_1_alone() -> None:
-    best = best_of_its_bound(rows()[:2], "chunking", "gp-var-p")
-    assert best == "the optimum of its bound is at 12.00"
+    (words, _) = beside_the_optimum(rows()[:2], "chunking", "gp-var-p", 14.0)
+    assert words == "short of the optimum of its bound at variance 1, 12.00"
