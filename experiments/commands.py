@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import os
 import platform
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import structgp
 from experiments import cells
 from experiments.cells import Row, Store, say
 from experiments.data import RESULTS
-from structgp import __version__
+from structgp import InputError
 
 
 class Named(Protocol):
@@ -45,13 +48,13 @@ def add_folds(parser: argparse.ArgumentParser, tasks: Sequence[str]) -> None:
     parser.add_argument("--fold", nargs="+", type=int, choices=range(5), help="default: all")
 
 
-def is_done(row: Row | None, minutes: float) -> bool:
-    """Whether a cell is there, and not one that a shorter limit of time than ``minutes`` cut short. Rows
-    without 'minutes' had no such limit."""
+def is_done(row: Row | None, minutes: float, device: str = "cpu") -> bool:
+    """Whether a cell is there, and not one that a shorter limit of time than ``minutes`` on the same device
+    cut short: a minute of another one is worth more or less. Rows without 'minutes' had no such limit."""
     if row is None:
         return False
     cut_short = row["hit_limit"] and row["minutes"] is not None and row["minutes"] < minutes
-    return not cut_short
+    return not cut_short or row.get("device", "cpu") != device
 
 
 def finish(
@@ -62,16 +65,30 @@ def finish(
     tell: Callable[[Row], str],
 ) -> int:
     """Does the cells and keeps their rows, with a line of progress each; how many failed."""
+    if n_jobs < 1:
+        raise InputError("--jobs", f"{n_jobs} processes do nothing", "give 1 or more")
+    _check_writable(store.path.parent)
     n, failed = len(open_cells), 0
     say([f"{n} cells to do, {len(store.rows())} in {store.path.name}, {n_jobs} processes"])
     for number, (cell, row) in enumerate(cells.run_all(work, open_cells, n_jobs), 1):
         if isinstance(row, Exception):
             failed += 1
-            say([f"[{number}/{n}] {cell.name}: failed: {row}"])
+            say([f"[{number}/{n}] {cell.name}: failed: {type(row).__name__}: {row}"])
         else:
             store.add(row)
             say([f"[{number}/{n}] {cell.name}: {tell(row)}"])
     return failed
+
+
+def _check_writable(folder: Path) -> None:
+    """Before hours are spent on what could not be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        words = f"{folder}: {error.strerror or error}"
+        raise InputError("--results", words, "name a folder that can be written to") from error
 
 
 def tell_error(row: Row) -> str:
@@ -91,8 +108,16 @@ def publish(path: Path, text: str, figures: dict[str, str]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what figures depend on."""
-    found = {"structgp": __version__, "python": platform.python_version()}
+    """Of what figures depend on. source : a digest of structgp's files, which tells states of one version
+    apart."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(structgp.__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    found = {
+        "structgp": structgp.__version__,
+        "source": digest.hexdigest()[:8],
+        "python": platform.python_version(),
+    }
     for name in ("torch", "gpytorch", "numpy", "scipy", "python-crfsuite"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)

@@ -26,8 +26,8 @@ from structgp.training import Callback
 
 @dataclass(frozen=True)
 class Fitted:
-    """model : that predicts; has_probabilities; hit_limit : whether the time was over before the fit was;
-    details : what its log says, for the record."""
+    """model : that predicts; has_probabilities; hit_limit : whether time, passes or iterations were over
+    before the fit was; details : what its log says, for the record."""
 
     model: Any
     has_probabilities: bool
@@ -48,7 +48,8 @@ class Setting:
 def _svm(fold: Fold, setting: Setting) -> Fitted:
     smaller: dict[str, Any] = {"C": (0.03, 0.1, 0.3), "tolerance": 0.02} if setting.quick else {}
     model = StructuredSVM(**smaller, random_state=setting.seed).fit(fold.X, fold.y)
-    return Fitted(model, False, False, {"C": model.C_, **model.training_log_})
+    log = model.training_log_
+    return Fitted(model, False, log["stopped"] == "limit", {"C": model.C_, **log})
 
 
 def _crf(fold: Fold, setting: Setting) -> Fitted:
@@ -58,10 +59,21 @@ def _crf(fold: Fold, setting: Setting) -> Fitted:
 
 
 def _gp_ess(fold: Fold, setting: Setting) -> Fitted:
-    n, thin = (90, 2) if setting.quick else (2000, 10)
+    n, thin = (90, 2) if setting.quick else (ESS_ITERATIONS, 10)
+    labels = {label for y in fold.y for label in y}
+    if not setting.quick and sum(map(len, fold.y)) * len(labels) < FEW_VALUES:
+        n *= 5  # iterations that are cheap
     model = GPStruct(n, thin=thin, random_state=setting.seed).fit(fold.X, fold.y)
-    return Fitted(model, True, False, {"iterations": n, **model.training_log_})
+    log = model.training_log_
+    return Fitted(model, True, log["rhat_likelihood"] > MIXED, {"iterations": n, **log})
 
+
+ESS_ITERATIONS = 2000
+FEW_VALUES = 5000
+"""Of functions at training tokens, fewer than which an iteration costs little."""
+
+MIXED = 1.05
+"""R-hat of the likelihood above which a chain was too short."""
 
 QUICK_OPTIMIZERS = {
     "paper-batch": {"unary_steps": 4, "pairwise_steps": 1, "hyper_steps": 0, "max_iterations": 1},

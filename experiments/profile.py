@@ -136,11 +136,9 @@ class Looks:
 
 
 def run_cell(cell: Cell) -> Row:
-    split = cell.task == LARGE_TASK
-    load = large.load_split if split else lambda folder, k: load_fold(cell.task, folder, k)
-    return dict(zip(KEY, cell.key, strict=True)) | profile(
-        load(cell.data, cell.fold), cell.method, cell.setting
-    )
+    task = large.TASK if cell.task == LARGE_TASK else cell.task
+    fold = load_fold(task, cell.data, cell.fold)
+    return dict(zip(KEY, cell.key, strict=True)) | profile(fold, cell.method, cell.setting)
 
 
 def profile(fold: Fold, method: str, setting: Setting) -> Row:

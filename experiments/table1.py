@@ -4,9 +4,9 @@
 
 A cell is one method on one fold of one task. Finished cells are kept in experiments/results/table1.jsonl
 and skipped by the next run, so a run may be killed at any time; a cell that the time limit cut short is
-done again when --minutes is longer. The paper's presets (gp-var-*) take hours to converge: each fit gets
---minutes, with which the whole table takes about 7 hours on two cores. --quick has one fold and short
-schedules, in a file of its own, in a few minutes.
+done again when --minutes is longer on the same --device. The paper's presets (gp-var-*) take hours to
+converge: each fit gets --minutes. --quick has one fold and short schedules, in a file of its own, in a few
+minutes.
 
 The table of all cells in the file is printed at the end and written beside it, as table1.md.
 """
@@ -82,7 +82,9 @@ def main(words: Sequence[str] | None = None) -> int:
     ]
     store = Store(Path(options.results) / f"table1{'-quick' if options.quick else ''}.jsonl", KEY)
     there = store.rows()
-    open_cells = [cell for cell in cells if not is_done(there.get(cell.key), options.minutes)]
+    open_cells = [
+        cell for cell in cells if not is_done(there.get(cell.key), options.minutes, options.device)
+    ]
     failed = finish(run_cell, open_cells, store, options.jobs, tell_error)
     rows = list(store.rows().values())
     publish(store.path, markdown(rows) + "\n" + times(rows), {store.path.stem: plot(rows)})

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 from experiments.cells import Store
-from experiments.commands import add_folds, finish, is_done, parser_of, publish
+from experiments.commands import add_folds, finish, is_done, parser_of, publish, versions
 from experiments.data import TASKS
 
 from experiments import ablation, table1
+from structgp import InputError
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +38,7 @@ def test_rows_are_kept_and_failures_counted(tmp_path, monkeypatch, capsys):
     assert finish(lambda cell: {"name": cell.name}, cells, store, 3, lambda row: "well") == 1
     assert store.rows() == {("a",): {"name": "a"}}
     said = capsys.readouterr().err.splitlines()
-    assert said[1:] == ["[1/2] a: well", "[2/2] b: failed: no luck"]
+    assert said[1:] == ["[1/2] a: well", "[2/2] b: failed: ValueError: no luck"]
 
 
 def test_a_cell_that_its_limit_cut_short_is_done_again_with_more_time():
@@ -47,6 +48,28 @@ def test_a_cell_that_its_limit_cut_short_is_done_again_with_more_time():
     assert is_done(cut, 5.0)
     assert is_done(cut | {"hit_limit": False}, 10.0)
     assert is_done(cut | {"minutes": None}, 10.0)
+
+
+def test_a_minute_of_another_device_is_another_minute():
+    cut = {"hit_limit": True, "minutes": 5.0, "device": "cuda"}
+    assert is_done(cut, 10.0, "cpu")
+    assert not is_done(cut, 10.0, "cuda")
+
+
+def test_what_cannot_be_kept_or_done_is_told_before_the_first_cell(tmp_path):
+    def finish_in(folder, n_jobs):
+        finish(len, [Cell("a")], Store(folder / "rows.jsonl", ("name",)), n_jobs, str)
+
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="--results"):
+        finish_in(tmp_path / "file", 1)
+    with pytest.raises(InputError, match="--jobs"):
+        finish_in(tmp_path, 0)
+
+
+def test_versions_tell_states_of_the_source_apart():
+    assert set(versions()) >= {"structgp", "source", "python", "torch"}
+    assert len(versions()["source"]) == 8
 
 
 def test_every_command_has_the_same_options():

@@ -8,6 +8,7 @@ import pytest
 from experiments.cells import Store
 
 from experiments import large
+from structgp.data.corpora import encoded_suite
 
 
 def row(method: str, split: int, error: float, **more: object) -> dict[str, object]:
@@ -38,6 +39,7 @@ def test_cells_that_are_there_are_not_done_again(tmp_path, monkeypatch, capsys) 
         return iter(())
 
     monkeypatch.setattr("experiments.cells.run_all", none)
+    monkeypatch.setattr(large, "data_folder", lambda path: path)
     words = ["--results", str(tmp_path), "--method", "ours", "gp-var-s"]
     assert large.main([*words, "--minutes", "3"]) == 0
     assert large.main([*words, "--minutes", "4"]) == 0
@@ -51,13 +53,15 @@ def test_a_failed_cell_is_told(tmp_path, monkeypatch, capsys) -> None:
         return iter([(cells[0], RuntimeError("no luck"))])
 
     monkeypatch.setattr("experiments.cells.run_all", broken)
+    monkeypatch.setattr(large, "data_folder", lambda path: path)
     assert large.main(["--results", str(tmp_path), "--quick"]) == 1
     assert "no luck" in capsys.readouterr().err
 
 
 @pytest.mark.paper
 @pytest.mark.skipif("STRUCTGP_DATA" not in os.environ, reason="STRUCTGP_DATA is not set")
-def test_a_split_has_every_sequence_once() -> None:
-    fold = large.load_split(None, 0)
-    assert (len(fold.X), len(fold.X_test)) == (500, 323)
-    assert large.load_split(None, 1).y != fold.y
+def test_no_sequence_is_trained_on_and_tested_on() -> None:
+    folds = encoded_suite(large.TASK).folds
+    for train, test in folds:
+        assert (len(train), len(test)) == (large.TRAIN, 323)
+        assert len({*train, *test}) == 823

@@ -5,10 +5,11 @@ import re
 import pytest
 from experiments.cells import Store
 from experiments.data import RESULTS
-from experiments.page import DOCS, KEYS, MISSING, render, verdict
+from experiments.page import DOCS, KEYS, MISSING, cut_short, render, verdict
 from tests.experiments import test_table1
 
 from experiments import page, table1
+from structgp import InputError
 
 
 def test_the_page_is_what_the_cells_give():
@@ -21,7 +22,7 @@ def test_the_page_is_what_the_cells_give():
 
 def test_without_cells_everything_is_missing(tmp_path):
     (text,) = render(tmp_path).values()
-    assert text.count(MISSING) == 7 * 4 + 4  # lines of two tables
+    assert text.count(MISSING) == 7 * 4 + 5  # lines of two tables
     assert "![" not in text
 
 
@@ -41,14 +42,45 @@ def test_a_new_cell_is_in_the_page_and_old_figures_go(tmp_path, capsys):
         cut = {"minutes": 3.0, "hit_limit": True}
         store.add(test_table1.row("gp-var-s", "basenp", k, 6.0 + k / 10, **cut) | extra)
     (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "old.svg").write_text("")
+    for name in ("profile-old", "other"):
+        (tmp_path / "figures" / f"{name}.svg").write_text("")
     assert page.main(["--results", str(tmp_path), "--docs", str(tmp_path)]) == 0
     text = (tmp_path / "results.md").read_text()
     (line,) = re.findall(r"^\| gp-var-s \| 5\.27 .*$", text, re.MULTILINE)
     assert line == "| gp-var-s | 5.27 (0.24) | 6.20 (0.16)* | +3.9 | 0.200 | 0.010 | 3 |"
-    assert "\n- gp-var-s: higher than published: cut short at 3 minutes; the paper's kernel" in text
+    assert "\n- gp-var-s: higher than published: the paper's kernel" in text
+    assert "unit variance; cut short at 3 minutes." in text
     assert "| structgp | 9.9 |" in text
-    assert [file.name for file in (tmp_path / "figures").iterdir()] == ["table1.svg"]
+    drawn = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert drawn == {"table1.svg", "other.svg"}  # what is not its own stays
+
+
+def test_a_folder_without_cells_is_no_reason_to_write_a_page(tmp_path):
+    with pytest.raises(InputError, match="--results"):
+        page.main(["--results", str(tmp_path / "mistyped"), "--docs", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"hit_limit": False, "minutes": 3.0}], ""),
+        ([{"hit_limit": True, "minutes": None}], "cut short at its number of passes"),
+        (
+            [{"hit_limit": True, "minutes": m, "device": "cuda"} for m in (5.0, 3.0)],
+            "cut short at 3 to 5 minutes of a GPU",
+        ),
+        (
+            [
+                {"hit_limit": True, "minutes": None, "details": {"rhat": 4.0, "rhat_likelihood": r}}
+                for r in (1.1, 1.3)
+            ],
+            "cut short: R-hat of the likelihood up to 1.30",
+        ),
+    ],
+)
+def test_what_cut_a_fit_short(rows, words):
+    assert cut_short(rows) == words
 
 
 @pytest.mark.parametrize(
@@ -57,7 +89,7 @@ def test_a_new_cell_is_in_the_page_and_old_figures_go(tmp_path, capsys):
         (0.9, None, "within a deviation of the published figure"),
         (-0.9, 12.0, "within a deviation of the published figure, though cut short at 12 minutes"),
         (-1.1, None, "lower than published: the paper tunes"),
-        (1.1, 12.0, "higher than published: cut short at 12 minutes; the paper tunes"),
+        (1.1, None, "higher than published: the paper tunes"),
     ],
 )
 def test_words(difference, minutes, words):

@@ -96,7 +96,7 @@ def tag(
     with joined(device_of(device)) as together:
         if together.size > 1 and not files:
             raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
-        estimator.device = local_device(device_of(device))
+        estimator.device = local_device(device_of(device))  # each process its own
         # What comes through a pipe is answered as it comes.
         parts = chunks(_sequences(source, given, encoding), _CHUNK if files else 1)
         with output_stream(output, encoding) if together.is_first else nullcontext() as out:
