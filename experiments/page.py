@@ -273,11 +273,11 @@ def beside_the_optimum(optima: Sequence[Row], task: str, method: str, rows: Sequ
         pairs = [(row, best[row["fold"]]) for row in rows if row["fold"] in best]
         if pairs:
             n = optimum.TRAINING_SEQUENCES[task]
-            gaps = [there["bound"] - here["details"]["fresh_elbo"] for here, there in pairs]
+            gap = statistics.mean(b["bound"] - a["details"]["fresh_elbo"] for a, b in pairs) / n
             error = statistics.mean(there["error"] for _, there in pairs)
             return (
-                f"bound {statistics.mean(gaps) / n:.1f} nats a sequence below the optimum at "
-                f"variance 1, where the error is {error:.2f}"
+                f"bound {abs(gap):.1f} nats a sequence {'below' if gap > 0 else 'above'} the optimum "
+                f"at variance 1, where the error is {error:.2f}"
             )
     return ""
 

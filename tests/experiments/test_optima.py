@@ -35,6 +35,8 @@ def test_what_is_said_of_a_preset() -> None:
     assert words == (
         "bound 3.0 nats a sequence below the optimum at variance 1, where the error is 12.00"
     )
+    words = beside_the_optimum(rows(), "chunking", "gp-var-p", [preset(0, -950.0)])
+    assert words.startswith("bound 1.0 nats a sequence above the optimum")
 
 
 def test_without_an_optimum_nothing_is_said() -> None:
