@@ -108,8 +108,7 @@ PARTS = """\
 linear kernel, contrasts of the labels. 'stochastic' is the paper's way, shortened: a function for each
 label, SAGA on one sequence a step, 4,000 draws, control variates, 1,500 steps as long as the curvature
 allows. The bound is in nats a training sequence, on 256 fresh draws. Of two labels, a function for each
-also has lighter tails, as every two functions have by default. A stochastic fit whose bound is far below
-that of its base had steps too long for the noise of its gradients, and was still halving them.
+also has lighter tails, as every two functions have by default.
 """
 RERUN = """\
 ## How to rerun

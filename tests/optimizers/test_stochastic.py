@@ -18,6 +18,7 @@ from structgp.errors import InputError
 from structgp.gradients import Pathwise
 from structgp.optimizers import Problem, Stochastic
 from structgp.optimizers import stochastic as module
+from structgp.optimizers.plateau import Plateau
 from structgp.optimizers.stochastic import (
     Gradient,
     StochasticState,
@@ -331,8 +332,8 @@ def test_it_stops_at_the_second_stall(cases: ModuleType) -> None:
     optimizer = Stochastic(True, 1e-9, 1e-9, unary_steps=3, pairwise_steps=2, tolerance=0.5)
     steps = cases.finish(optimizer, problem)
     assert steps[-1].converged
-    # A first look has nothing to compare with; two rounds of five follow.
-    assert len(steps) == 15
+    # Two rounds of five, the first of which begins where the store is full.
+    assert len(steps) == len(problem.batches) - 1 + 10
 
 
 def test_limits(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,6 +425,41 @@ def test_many_transitions_and_rare_features_do_not_diverge(cases: ModuleType) ->
     optimizer = replace(SAGA, mean_step="auto", covariance_step="auto", learn_scales=False)
     cases.finish(replace(optimizer, max_steps=600), problem)
     assert cases.many_draw_bound(problem, 500) > before + 10
+
+
+@pytest.mark.parametrize(
+    ("values", "turned"),
+    [
+        ([10.0, 30.0, 50.0, 70.0], False),
+        ([10.0, 60.0, 50.0, 40.0], False),  # a third of what was gained is lost
+        ([10.0, 60.0, 40.0, 20.0], True),
+        ([0.1, 0.2, 0.2, 0.1], False),  # within the tolerance
+    ],
+)
+def test_a_bound_that_rose_and_fell_within_a_round_is_seen(
+    values: list[float], turned: bool
+) -> None:
+    """Four passes of three batches each, from a best bound of 0; noise of one nat."""
+    noise = (-1.0, 0.0, 1.0)
+    recent = [value + shift for value in values for shift in noise]
+    assert module._turned(Plateau(12, tolerance=0.5, recent=recent, best=0.0), 3) == turned
+
+
+def test_the_pass_that_fills_the_store_is_no_bound(cases: ModuleType) -> None:
+    problem = cases.make_problem(Chain(), batch_tokens=1)
+    optimizer = Stochastic(unary_steps=None, pairwise_steps=None)
+    state = optimizer.start(problem, torch.Generator().manual_seed(0))
+    n = None
+    for k in range(1, 100):
+        state, _ = optimizer.step(problem, state)
+        if n is None and len(state.stored) == len(problem.batches):
+            n = k
+        if n is not None:
+            assert len(state.plateau.recent) == k - n + 1
+            if k > n + 3:
+                break
+    else:
+        pytest.fail("the store was never full")
 
 
 class Steep(Chain):

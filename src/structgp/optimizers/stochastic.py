@@ -12,6 +12,7 @@ an A that does not change, V M^2 numbers for what T V + V T^2 say. SGD is the sa
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -178,8 +179,9 @@ class Stochastic:
         if not fills:
             self._move(problem, state, direction)
         elif len(state.stored) == n:
-            # The bound where it starts, which no look may find it below.
+            # The bound where it starts, which no look may find it below; till now it was of a part.
             state.plateau.best = max(state.plateau.best, elbo)
+            state.plateau.recent = []
         state.plateau.add(elbo)
         mean = state.plateau.mean
         state.iteration += 1
@@ -192,12 +194,12 @@ class Stochastic:
             fit_pairwise_sd(problem.posterior)
         plateau = state.plateau
         # The mean of a window may be high and its end, where the parameters are, low.
-        ends = (plateau.recent, plateau.recent[-len(problem.batches) :])
+        n = len(problem.batches)
+        ends = (plateau.recent, plateau.recent[-n:])
         fell = any(_is_below(plateau.best, values, plateau.tolerance) for values in ends)
-        stalled = plateau.look()
-        if fell:
+        if fell or _turned(plateau, n):
             self._step_back(problem, state)
-        elif stalled:
+        elif plateau.look():
             state.stalls += 1
         else:
             state.best = problem.posterior.snapshot()
@@ -334,6 +336,16 @@ def _is_below(level: float, values: list[float], tolerance: float) -> bool:
     """Whether the mean of noisy values is so clearly; a mean that is no number always is."""
     noise = statistics.pstdev(values) / len(values) ** 0.5
     return not statistics.mean(values) > level - 4 * max(noise, tolerance)
+
+
+def _turned(plateau: Plateau, n: int) -> bool:
+    """Whether a bound that had risen has clearly lost half of that again in its last pass of n batches, as
+    it does where steps are too long for their noise."""
+    values = plateau.recent
+    passes = [statistics.mean(values[k : k + n]) for k in range(0, len(values) - n + 1, n)]
+    peak = max(passes, default=-math.inf)
+    lost = peak - statistics.mean(values[-n:]) > 0.5 * (peak - plateau.best)
+    return lost and _is_below(peak, values[-n:], plateau.tolerance)
 
 
 def _through_factor(covariance: Tensor, factor: Tensor, diagonal: bool) -> Tensor:
