@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from structgp.errors import InputError
+from structgp.errors import InputError, LikelihoodError
 from structgp.gradients import Pathwise
 from structgp.optimizers import Problem, Stochastic
 from structgp.optimizers import stochastic as module
@@ -467,6 +467,35 @@ class Steep(Chain):
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         return 20 * super().log_prob(f, g, y, mask)
+
+
+class Fragile(Chain):
+    """The chain, but for the time it is asked after so many others."""
+
+    def __init__(self, good: int) -> None:
+        super().__init__()
+        self.good = good
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        self.good -= 1
+        if self.good == 0:
+            raise LikelihoodError("likelihood", "log p is -inf", "return finite numbers")
+        return super().log_prob(f, g, y, mask)
+
+
+def test_a_likelihood_that_breaks_on_the_way_is_stepped_back_from(cases: ModuleType) -> None:
+    problem = cases.make_problem(Fragile(60), batch_tokens=1)
+    optimizer = replace(SAGA, mean_step=1e-3, covariance_step=1e-4)
+    state = optimizer.start(problem, torch.Generator().manual_seed(0))
+    for _ in range(80):
+        state, _ = optimizer.step(problem, state)
+    assert state.falls == 1
+
+
+def test_a_likelihood_that_breaks_from_the_start_is_told(cases: ModuleType) -> None:
+    problem = cases.make_problem(Fragile(2), batch_tokens=1)
+    with pytest.raises(LikelihoodError):
+        cases.finish(replace(SAGA, max_steps=5), problem)
 
 
 def test_a_bound_that_fell_is_taken_back(cases: ModuleType) -> None:

@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from structgp.errors import InputError
+from structgp.errors import InputError, LikelihoodError
 from structgp.objective import Sensitivity
 from structgp.optimizers.base import Problem, StepInfo
 from structgp.optimizers.mixture import separate
@@ -171,8 +171,10 @@ class Stochastic:
         i = len(state.stored) if fills else int(torch.randint(n, (), generator=state.generator))
         try:
             direction, elbo, evaluations = self.direction(problem, state, i)
-        except torch.linalg.LinAlgError:
-            # So far off that no covariance is left.
+        except (torch.linalg.LinAlgError, LikelihoodError) as error:
+            # So far off that no covariance is left, or no probability where there was one.
+            if isinstance(error, LikelihoodError) and state.plateau.best == -math.inf:
+                raise
             self._step_back(problem, state)
             state.iteration += 1
             return state, self._info(state, state.plateau.best, 0)
