@@ -24,6 +24,14 @@ from structgp.inference import PRESETS
 from structgp.training import Callback
 
 
+ESS_ITERATIONS = 2000
+FEW_VALUES = 5000
+"""Of functions at training tokens, fewer than which an iteration costs little."""
+
+MIXED = 1.05
+"""R-hat of the likelihood above which a chain was too short."""
+
+
 @dataclass(frozen=True)
 class Fitted:
     """model : that predicts; has_probabilities; hit_limit : whether time, passes or iterations were over
@@ -67,13 +75,6 @@ def _gp_ess(fold: Fold, setting: Setting) -> Fitted:
     log = model.training_log_
     return Fitted(model, True, log["rhat_likelihood"] > MIXED, {"iterations": n, **log})
 
-
-ESS_ITERATIONS = 2000
-FEW_VALUES = 5000
-"""Of functions at training tokens, fewer than which an iteration costs little."""
-
-MIXED = 1.05
-"""R-hat of the likelihood above which a chain was too short."""
 
 QUICK_OPTIMIZERS = {
     "paper-batch": {"unary_steps": 4, "pairwise_steps": 1, "hyper_steps": 0, "max_iterations": 1},

@@ -36,9 +36,7 @@ from structgp.model import STRUCTURES, Model
 from structgp.optimizers import LearnScales, Minibatch, Optimizer, StepInfo
 from structgp.parameters import check_class_weight, check_parameters, device_of
 from structgp.plain import plain, told_apart
-from structgp.space import (
-    setting,
-)
+from structgp.space import setting
 from structgp.starting import BATCH_TOKENS, Start, can_go_on, likelihood_of, name_of, start_of
 from structgp.streaming import check_possible, sharded_choice, sharded_start, sites_beside
 from structgp.structures import Differences, Structure
@@ -46,7 +44,6 @@ from structgp.together import ALONE, Together, local_device
 from structgp.training import Callback, History, Watch, make_batches, train
 
 logger = logging.getLogger("structgp")
-
 
 Likelihood: TypeAlias = str | Structure | Callable[..., Any]
 
