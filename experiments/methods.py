@@ -23,7 +23,6 @@ from structgp.baselines.svm import StructuredSVM
 from structgp.inference import PRESETS
 from structgp.training import Callback
 
-
 ESS_ITERATIONS = 2000
 FEW_VALUES = 5000
 """Of functions at training tokens, fewer than which an iteration costs little."""
