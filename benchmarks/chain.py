@@ -35,14 +35,14 @@ MOST_AT_ONCE = 150_000_000
 
 
 def ours(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    from structgp.structures.messages import log_partition
+    from structgp.structures.linear_chain.messages import log_partition
 
     return log_partition(f, g, mask)
 
 
 def ours_in_torch(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     """As it is without numba."""
-    from structgp.structures import messages
+    from structgp.structures.linear_chain import messages
 
     before = messages.WORTH_COMPILING
     messages.WORTH_COMPILING = f.numel() * f.shape[-1] + 1

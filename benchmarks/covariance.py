@@ -26,10 +26,10 @@ from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior
-from structgp.kernels.blocks import build_kernel
-from structgp.optimizers import Problem, SecondOrder
+from structgp.gp.kernels.block_sum import build_kernel
+from structgp.inference import Problem, SecondOrder
+from structgp.inference.loop import make_batches
 from structgp.structures import Chain
-from structgp.training import make_batches
 
 FORMS = ("full", "low-rank", "diagonal")
 

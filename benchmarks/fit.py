@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from experiments.methods.ess import GPStruct
+
 from benchmarks.record import Options, Row, log_plot, table
 from structgp import StructgpWarning, StructuredGPClassifier, metrics
-from structgp.baselines.crf import LinearCRF
-from structgp.baselines.ess import GPStruct
 from structgp.data.corpora import recipes
-from structgp.inference import PRESETS
-from structgp.optimizers import Blocks, Stochastic
+from structgp.evaluation.crf import LinearCRF
+from structgp.paper import Blocks, Stochastic
+from structgp.plan.choose_optimizer import PRESETS
 
 Fit = Callable[[float, list[Any], list[Any]], Any]
 

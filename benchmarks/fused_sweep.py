@@ -19,9 +19,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from structgp.structures import fused
-from structgp.structures.fused import Shape
-from structgp.structures.recursions import Logs, Scaled
+from structgp.structures.linear_chain import fused
+from structgp.structures.linear_chain.fused import Shape
+from structgp.structures.linear_chain.recursions import Logs, Scaled
 
 PROBLEMS = [
     (32, 256, 64, 17),

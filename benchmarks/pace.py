@@ -18,7 +18,7 @@ import torch
 from structgp import StructuredGPClassifier
 from structgp.data.generate import Generated, generate
 from structgp.errors import StructgpWarning
-from structgp.optimizers import Minibatch, StepInfo
+from structgp.inference import Minibatch, StepInfo
 
 PASSES = 3
 

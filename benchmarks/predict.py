@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from benchmarks.clock import take_turns
 from benchmarks.record import Options, Row, log_plot, table
 from structgp import StructuredGPClassifier
-from structgp.baselines.crf import LinearCRF
 from structgp.data.corpora import recipes
+from structgp.evaluation.crf import LinearCRF
 
 QUICK_LINES = 40
 

@@ -44,7 +44,7 @@ class Options:
 
 def circumstances(options: Options) -> Row:
     """Of a run; part of each of its rows."""
-    from structgp._version import __version__
+    from structgp import __version__
 
     where = platform.machine()
     if torch.device(options.device).type == "cuda":

@@ -8,7 +8,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE / "_ext")]
 
-from structgp._version import __version__  # noqa: E402
+from structgp import __version__  # noqa: E402
 
 project = "structgp"
 author = "The structgp developers"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from structgp import StructuredGPClassifier
 from structgp.data.corpora import recipes
-from structgp.optimizers import StepInfo
+from structgp.inference import StepInfo
 
 # %%
 corpus = recipes()

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from structgp import InputError, StructgpError, StructuredGPClassifier, metrics
-from structgp.baselines.crf import LinearCRF
 from structgp.data.corpora import recipes
+from structgp.evaluation.crf import LinearCRF
 
 Labels = list[list[str]]
 Array = NDArray[np.float64]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from structgp import StructuredGPClassifier
 from structgp.data import ingredients
 from structgp.data.corpora import recipes
-from structgp.metrics import chunks
+from structgp.evaluation.metrics import chunks
 
 LINE = "2 heaped tablespoons brown sugar, plus extra"
 

@@ -24,13 +24,14 @@ from typing import Any
 
 from experiments.cells import Row, Store
 from experiments.commands import finish, is_done, parser_of, publish, tell_error, versions
+from experiments.compared import fit_quietly
 from experiments.data import TASKS, Fold, bound_per_sequence, load_fold, problem_of
 from experiments.figures import Dot, dots, figure
-from experiments.methods import fit_quietly
 from experiments.table1 import SEED
 from structgp import StructuredGPClassifier, metrics
 from structgp.data.corpora import data_folder
-from structgp.optimizers import SecondOrder, Stochastic
+from structgp.inference import SecondOrder
+from structgp.paper import Stochastic
 from structgp.structures import Chain
 
 KEY = ("base", "change", "task", "fold", "quick")

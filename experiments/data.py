@@ -13,10 +13,10 @@ import torch
 
 from structgp import StructuredGPClassifier
 from structgp.data.corpora import columns_suite, encoded_suite
-from structgp.gradients import Estimator, Pathwise
-from structgp.optimizers import Problem
+from structgp.inference import Problem
+from structgp.inference.estimators import Estimator, Pathwise
+from structgp.inference.loop import make_batches
 from structgp.structures import Structure
-from structgp.training import make_batches
 
 TASKS = ("basenp", "chunking", "segmentation", "japanesene")
 RESULTS = Path(__file__).parent / "results"

@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 
 from experiments.data import Fold, keep
 from structgp import StructgpError, StructuredGPClassifier, metrics
-from structgp.baselines.crf import LinearCRF
+from structgp.evaluation.crf import LinearCRF
 
 N_STRINGS = 200
 SHORTEST, LONGEST = 5, 12

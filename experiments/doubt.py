@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments.data import TASKS, arguments, keep, load_fold
 from structgp import StructgpError, StructuredGPClassifier, metrics
-from structgp.baselines.crf import LinearCRF
+from structgp.evaluation.crf import LinearCRF
 
 DOUBTFUL = 0.1
 

@@ -22,9 +22,10 @@ import torch
 
 from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
 from structgp import StructgpError, StructuredGPClassifier
-from structgp.gradients import ESTIMATORS
-from structgp.inference import PRESETS
-from structgp.optimizers import Optimizer, Problem, SecondOrder, Stochastic
+from structgp.inference import Optimizer, Problem, SecondOrder
+from structgp.paper import Stochastic
+from structgp.plan.choose_optimizer import PRESETS
+from structgp.plan.gradient_estimators import ESTIMATORS
 from structgp.structures import Chain
 
 N_INDUCING = 500

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from structgp import StructgpError, StructuredGPClassifier, metrics
-from structgp.baselines.crf import LinearCRF
 from structgp.data.corpora import columns_suite, encoded_suite
+from structgp.evaluation.crf import LinearCRF
 
 TASKS = ("basenp", "chunking", "segmentation", "japanesene")
 FIGURES = ("token_error", "token_nll", "ece")

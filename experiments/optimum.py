@@ -21,8 +21,8 @@ from typing import Any
 
 from experiments.cells import Row, Store
 from experiments.commands import add_folds, finish, parser_of, publish, tell_error, versions
+from experiments.compared import Fitted, fit_quietly
 from experiments.data import TASKS, Fold, load_fold
-from experiments.methods import Fitted, fit_quietly
 from experiments.table1 import papers_errors
 from structgp import StructuredGPClassifier, metrics
 from structgp.data.corpora import data_folder

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from experiments import ablation, large, optimum, profile, resample, table1
 from experiments.cells import Row, Store, say
+from experiments.compared import METHODS
 from experiments.data import RESULTS, TASKS
-from experiments.methods import METHODS
 from experiments.table1 import cells_of, mean_and_spread, papers_errors, summary
 from structgp import InputError
 

@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from experiments.data import arguments, keep, load_fold
 from structgp import StructgpError, StructuredGPClassifier, metrics
-from structgp.inference import GRADIENTS, PRESETS
-from structgp.optimizers import Blocks, StepInfo, Stochastic
+from structgp.inference import StepInfo
+from structgp.paper import Blocks, Stochastic
+from structgp.plan.choose_optimizer import GRADIENTS, PRESETS
 
 PRESET_OPTIMIZERS = {
     "paper-batch": Blocks(name="paper-batch"),

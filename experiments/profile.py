@@ -34,13 +34,13 @@ from experiments.commands import (
     tell_error,
     versions,
 )
+from experiments.compared import GP_MODELS, METHODS, TIME_LIMITED, Setting, fit_quietly
 from experiments.data import Fold, load_fold
 from experiments.figures import Curve, curves, figure
-from experiments.methods import GP_MODELS, METHODS, TIME_LIMITED, Setting, fit_quietly
 from experiments.table1 import MINUTES, SEED, cells_of, papers_errors
 from structgp import StructuredGPClassifier, metrics
 from structgp.data.corpora import data_folder
-from structgp.optimizers import StepInfo
+from structgp.inference import StepInfo
 
 LARGE_TASK = "basenp-500"
 TASKS = (*data.TASKS, LARGE_TASK)

@@ -23,8 +23,8 @@ import numpy as np
 from experiments import optimum
 from experiments.cells import Row, Store
 from experiments.commands import finish, parser_of, publish, tell_error
+from experiments.compared import METHODS, Fitted, Setting
 from experiments.data import TASKS, Fold
-from experiments.methods import METHODS, Fitted, Setting
 from experiments.table1 import SEED, score
 from structgp.data.corpora import data_folder, encoded_suite
 

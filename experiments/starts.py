@@ -24,10 +24,10 @@ from structgp import StructgpError
 from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, WeightPosterior, contrasts
-from structgp.optimizers import Problem, SecondOrder
-from structgp.prior import choose_kernel, flat_tokens, pick_inducing
+from structgp.inference import Problem, SecondOrder
+from structgp.inference.loop import make_batches, train
+from structgp.plan.prior import choose_kernel, flat_tokens, pick_inducing
 from structgp.structures import Chain
-from structgp.training import make_batches, train
 
 SEEDS = range(5)
 START_SD = 0.5

@@ -25,13 +25,14 @@ from structgp import StructgpError
 from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior
-from structgp.gradients import ESTIMATORS
-from structgp.inference import PRESETS
-from structgp.kernels.blocks import build_kernel
-from structgp.optimizers import Problem, Stochastic
-from structgp.prior import flat_tokens, pick_inducing
+from structgp.gp.kernels.block_sum import build_kernel
+from structgp.inference import Problem
+from structgp.inference.loop import make_batches
+from structgp.paper import Stochastic
+from structgp.plan.choose_optimizer import PRESETS
+from structgp.plan.gradient_estimators import ESTIMATORS
+from structgp.plan.prior import flat_tokens, pick_inducing
 from structgp.structures import Chain, Piecewise, Structure
-from structgp.training import make_batches
 
 PASSES = (1, 3, 10)
 TIMED_STEPS = 40

@@ -31,9 +31,9 @@ from experiments.commands import (
     tell_error,
     versions,
 )
+from experiments.compared import METHODS, TIME_LIMITED, Fitted, Setting
 from experiments.data import TASKS, Fold, load_fold
 from experiments.figures import Dot, dots, figure
-from experiments.methods import METHODS, TIME_LIMITED, Fitted, Setting
 from structgp import metrics
 from structgp.data.corpora import data_folder
 

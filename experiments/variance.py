@@ -19,9 +19,10 @@ import torch
 
 from experiments.data import PLAIN, TASKS, arguments, load_fold, problem_of
 from structgp import StructgpError, StructuredGPClassifier
-from structgp.gradients import ESTIMATORS, Estimator, Moments, Pathwise
-from structgp.objective import Latents
-from structgp.optimizers import Problem
+from structgp.inference import Problem
+from structgp.inference.bound import Latents
+from structgp.inference.estimators import Estimator, Moments, Pathwise
+from structgp.plan.gradient_estimators import ESTIMATORS
 from structgp.structures import Chain
 
 DOCS = Path(__file__).parent.parent / "docs" / "estimators.md"

@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.data import TASKS, arguments, each_fold, load_fold
 from structgp import StructgpError, StructuredGPClassifier, metrics
-from structgp.optimizers import SecondOrder
+from structgp.inference import SecondOrder
 
 VARIANTS: dict[str, Callable[[], StructuredGPClassifier]] = {
     "default": StructuredGPClassifier,

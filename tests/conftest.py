@@ -35,14 +35,14 @@ def oracles() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def cases() -> ModuleType:
-    """``optimizers/cases.py``: small problems that every optimiser is tried on."""
-    return _load("optimizers/cases.py")
+    """``inference/cases.py``: small problems that every optimiser is tried on."""
+    return _load("inference/cases.py")
 
 
 @pytest.fixture(scope="session")
 def mixtures() -> ModuleType:
-    """``predict/mixtures.py``: chains with several draws, and their average by enumeration."""
-    return _load("predict/mixtures.py")
+    """``answers/mixtures.py``: chains with several draws, and their average by enumeration."""
+    return _load("answers/mixtures.py")
 
 
 def _load(path: str) -> ModuleType:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from structgp._version import __version__
 from structgp.errors import InputError, ModelFileError, StructgpError, StructgpWarning
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
-    from structgp.active import select
-    from structgp.estimator import StructuredGPClassifier, load
-    from structgp.reasons import explain
-    from structgp.summary import describe
+    from structgp.api.active import select
+    from structgp.api.describe import describe
+    from structgp.api.estimator import StructuredGPClassifier, load
+    from structgp.api.explain import explain
+    from structgp.evaluation import metrics
 
 __all__ = [
     "InputError",
@@ -24,15 +26,17 @@ __all__ = [
     "describe",
     "explain",
     "load",
+    "metrics",
     "select",
 ]
 
 _ROOMS = {
-    "StructuredGPClassifier": "estimator",
-    "describe": "summary",
-    "explain": "reasons",
-    "load": "estimator",
-    "select": "active",
+    "StructuredGPClassifier": "api.estimator",
+    "describe": "api.describe",
+    "explain": "api.explain",
+    "load": "api.estimator",
+    "metrics": "evaluation",
+    "select": "api.active",
 }
 
 

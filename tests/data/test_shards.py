@@ -23,7 +23,7 @@ from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import Examples, read_examples
 from structgp.data.generate import generate, generate_stream
 from structgp.errors import InputError, StructgpWarning
-from structgp.training import make_batches
+from structgp.inference.loop import make_batches
 
 WORDS = st.sampled_from("abcdefg")
 TOKENS = {

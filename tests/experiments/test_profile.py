@@ -6,13 +6,13 @@ import math
 
 import pytest
 from experiments.cells import Store
+from experiments.compared import GP_MODELS, METHODS, Setting
 from experiments.data import TASKS, load_fold
-from experiments.methods import GP_MODELS, METHODS, Setting
 from experiments.profile import KEY, PROFILED, Looks, arrival, markdown, plots
 from experiments.table1 import score
 
 from experiments import profile
-from structgp.optimizers import StepInfo
+from structgp.inference import StepInfo
 
 QUICK = Setting(True, 1.0, 0)
 

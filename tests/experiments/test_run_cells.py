@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from experiments.compared import Setting
 from experiments.data import Fold
-from experiments.methods import Setting
 from scipy.sparse import csr_array
 
 from experiments import large, optimum, resample

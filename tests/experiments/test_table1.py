@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from experiments.cells import Store
+from experiments.compared import METHODS
 from experiments.data import TASKS
-from experiments.methods import METHODS
 from experiments.table1 import KEY, markdown, times
 
 from experiments import table1

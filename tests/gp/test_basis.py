@@ -18,15 +18,16 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 import structgp
-from structgp import InputError, StructuredGPClassifier, starting
+from structgp import InputError, StructuredGPClassifier
+from structgp.answers import FunctionDraws as Draws
 from structgp.data.batch import Batch
 from structgp.data.examples import read_examples
 from structgp.data.generate import generate
 from structgp.gp import Posterior, contrasts
-from structgp.gradients import ESTIMATORS
-from structgp.optimizers import Natural, Problem, SecondOrder
-from structgp.optimizers.stochastic import curvature_bound
-from structgp.predict import FunctionDraws as Draws
+from structgp.inference import Natural, Problem, SecondOrder
+from structgp.paper.saga import curvature_bound
+from structgp.plan import start as starting
+from structgp.plan.gradient_estimators import ESTIMATORS
 from structgp.structures import Chain
 
 generated = settings(max_examples=40, deadline=None, derandomize=True)

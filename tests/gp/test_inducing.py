@@ -9,8 +9,8 @@ from gpytorch.kernels import Kernel, LinearKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from structgp.gp import choose_inducing, inducing
-from structgp.kernels import SparseLinearKernel, TemplateKernel, covariance
-from structgp.kernels.sparse import pack
+from structgp.gp.kernels import SparseLinearKernel, TemplateKernel, covariance
+from structgp.gp.kernels.sparse import pack
 
 
 def dense_case() -> tuple[Kernel, Tensor]:

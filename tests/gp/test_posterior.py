@@ -19,7 +19,7 @@ from torch.distributions import (
 )
 
 from structgp.gp import Posterior, SequenceGaussian, choose_inducing
-from structgp.kernels import TemplateKernel
+from structgp.gp.kernels import TemplateKernel
 
 LENGTHS = (4, 1, 3)
 B, T, V, M, W = 3, 4, 2, 5, 2

@@ -12,8 +12,8 @@ from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from structgp.gp import has_shape, learn_shape, relaxation
-from structgp.kernels import SparseLinearKernel, SparseRBFKernel, TemplateKernel, covariance
-from structgp.kernels.blocks import BlockSumKernel
+from structgp.gp.kernels import SparseLinearKernel, SparseRBFKernel, TemplateKernel, covariance
+from structgp.gp.kernels.block_sum import BlockSumKernel
 
 P, K, V = 6, 5, 3
 SIGNAL = 3

@@ -11,10 +11,10 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from structgp.gp import WeightConditional, WeightPosterior, contrasts, noise_table
+from structgp.gp.kernels import RelevanceKernel, covariance, weight_variances
+from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.sparse import pack
 from structgp.gp.weights import NOISE_ROWS, SparseRows, WeightGaussian, _row
-from structgp.kernels import RelevanceKernel, covariance, weight_variances
-from structgp.kernels.blocks import BlockSumKernel
-from structgp.kernels.sparse import pack
 
 V, R, K = 3, 2, 2
 SIZES, ATTRIBUTES = [3, 2], 4

@@ -127,7 +127,7 @@ def main(page: Path, folder: Path, shell: bool) -> None:
     """Leaves what went wrong in ``failure.txt``."""
     import torch
 
-    import structgp.estimator  # noqa: F401  (what its own imports warn of is not for pages)
+    import structgp.api.estimator  # noqa: F401  (what its own imports warn of is not for pages)
 
     torch.set_num_threads(1)
     os.chdir(folder)

@@ -17,10 +17,10 @@ import pytest
 from click.testing import CliRunner
 
 import structgp
+from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import main
 from structgp.data import atomic
 from structgp.data.generate import generate
-from structgp.estimator import StructuredGPClassifier
 
 TEMPLATE = """\
 # the token, its neighbours
@@ -839,7 +839,7 @@ def test_train_with_natural_gradients(files, tmp_path):
 
 def test_every_inference_can_be_asked_for():
     (option,) = (p for p in main.commands["train"].params if p.name == "inference")
-    assert tuple(option.type.choices) == structgp.inference.INFERENCE
+    assert tuple(option.type.choices) == structgp.plan.choose_optimizer.INFERENCE
     (option,) = (p for p in main.commands["train"].params if p.name == "likelihood")
     assert option.type.choices == tuple(structgp.structures.choose.NAMED)
 
@@ -854,7 +854,7 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(StructuredGPClassifier, "fit", watched)
-    monkeypatch.setattr(structgp.starting, "N_INDUCING", 11)
+    monkeypatch.setattr(structgp.plan.start, "N_INDUCING", 11)
     model = trained(files, tmp_path / "model", "--kernel", "template")
     assert seen == [None]
     assert model.training_log_["n_inducing"] == 11

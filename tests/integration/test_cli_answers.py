@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 import structgp
-from structgp import StructuredGPClassifier, checkpoint, metrics
+from structgp import StructuredGPClassifier, metrics
 from structgp.cli import main
 from structgp.data.corpora import recipes
 from structgp.data.templates import Template
+from structgp.inference import checkpoint
 
 N = 40
 

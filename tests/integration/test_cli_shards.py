@@ -12,13 +12,13 @@ import torch
 from click.testing import CliRunner
 
 import structgp
+import structgp.api.estimator
 import structgp.cli.shared as cli_shared
-import structgp.estimator
-from structgp.checkpoint import Checkpoint
 from structgp.cli import main
 from structgp.data import shards
 from structgp.data.columns import write_columns
 from structgp.data.generate import generate_stream
+from structgp.inference.checkpoint import Checkpoint
 
 TEMPLATE = "U00:%x[0,0]\nU01:%x[-1,0]/%x[0,1]\nB\n"
 
@@ -129,7 +129,7 @@ def test_a_run_that_was_cut_off_goes_on_without_encoding_again(
 ) -> None:
     often = functools.partial(Checkpoint, seconds=0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(structgp.estimator, "Checkpoint", often)
+        patch.setattr(structgp.api.estimator, "Checkpoint", often)
         patch.setattr(cli_shared, "tqdm", CutOff)
         cut = run(files, *TRAIN, "--shards", "@shards")
     assert isinstance(cut.exception, CutOffError)

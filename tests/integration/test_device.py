@@ -10,7 +10,7 @@ import torch
 
 from structgp import StructgpWarning, StructuredGPClassifier
 from structgp.data.generate import generate
-from structgp.optimizers.lbfgs import minimize
+from structgp.inference.lbfgs import minimize
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -30,7 +30,7 @@ def quadratic(device):
 
 @pytest.mark.parametrize("way", ["_on_host", "_on_device"])
 def test_either_way_of_lbfgs_finds_the_least_value(way):
-    from structgp.optimizers import lbfgs
+    from structgp.inference import lbfgs
 
     objective, centre = quadratic("cpu")
     x, value = getattr(lbfgs, way)(objective, torch.zeros_like(centre), 200, 10, 1e-12)
@@ -40,7 +40,7 @@ def test_either_way_of_lbfgs_finds_the_least_value(way):
 
 @pytest.mark.parametrize("way", ["_on_host", "_on_device"])
 def test_a_step_that_gains_too_little_is_the_last(way):
-    from structgp.optimizers import lbfgs
+    from structgp.inference import lbfgs
 
     objective, centre = quadratic("cpu")
     calls = []

@@ -12,16 +12,16 @@ import torch
 from scipy.special import softmax
 from torch import Tensor
 
-from structgp import predict
+from structgp import answers as predict
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, choose_inducing
-from structgp.kernels.blocks import build_kernel
-from structgp.optimizers import Problem, SecondOrder
+from structgp.gp.kernels.block_sum import build_kernel
+from structgp.inference import Problem, SecondOrder
+from structgp.inference.loop import make_batches
 from structgp.structures import Chain
-from structgp.training import make_batches
 
 V = 3
 AMPLITUDE = 2.0

@@ -126,16 +126,16 @@ EXCLUDED: dict[str, tuple[str, ...]] = {
         "check_supervised_y_no_nan",
     ),
     "a sequence has draws of its own, so that a weight of two is two of them only but for the draws: "
-    "tests/test_weights_of_data.py": (
+    "tests/api/test_weights_of_data.py": (
         "check_sample_weight_equivalence_on_dense_data",
         "check_sample_weight_equivalence_on_sparse_data",
     ),
-    "labels are strings, and the weights of classes are named by them: tests/test_weights_of_data.py": (
+    "labels are strings, and the weights of classes are named by them: tests/api/test_weights_of_data.py": (
         "check_class_weight_balanced_classifiers",
         "check_class_weight_balanced_linear_classifier",
         "check_class_weight_classifiers",
     ),
-    "features are learned on, and their number grows: tests/test_going_on.py": (
+    "features are learned on, and their number grows: tests/api/test_going_on.py": (
         "check_estimators_partial_fit_n_features",
     ),
     "there is no max_iter or n_iter_: optimisers have limits of their own": (
@@ -154,7 +154,7 @@ EXCLUDED: dict[str, tuple[str, ...]] = {
         "check_classifiers_multilabel_output_format_predict_proba",
         "check_classifiers_multilabel_representation_invariance",
     ),
-    "of scikit-learn's declarations of parameters; ours are checked in tests/test_estimator.py": (
+    "of scikit-learn's declarations of parameters; ours are checked in tests/api/test_estimator.py": (
         "check_param_validation",
     ),
     "of transformers": (

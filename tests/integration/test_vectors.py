@@ -10,9 +10,9 @@ from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 
 import structgp
 from structgp import InputError, StructuredGPClassifier
-from structgp.baselines.crf import LinearCRF
-from structgp.kernels import RelevanceKernel
-from structgp.kernels.blocks import BlockSumKernel, build_kernel
+from structgp.evaluation.crf import LinearCRF
+from structgp.gp.kernels import RelevanceKernel
+from structgp.gp.kernels.block_sum import BlockSumKernel, build_kernel
 
 
 def corpus(n: int, seed: int) -> tuple[list[Any], list[list[str]]]:
@@ -55,7 +55,7 @@ def test_each_kind_has_its_kernel(fitted: StructuredGPClassifier) -> None:
 
 def test_the_kernel_of_vectors_is_learned(fitted: StructuredGPClassifier) -> None:
     encoder = fitted.model_.encoder
-    tokens = structgp.prior.flat_tokens(encoder, encoder.transform(X))
+    tokens = structgp.plan.prior.flat_tokens(encoder, encoder.transform(X))
     start = build_kernel("auto", encoder.blocks, tokens).requires_grad_(False).kernels[1]
     learned = fitted.model_.posterior.kernel.kernels[1]
     assert abs(float(learned.base_kernel.lengthscale / start.base_kernel.lengthscale) - 1) > 0.05

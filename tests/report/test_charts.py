@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from structgp.metrics import calibration, risk_coverage
+from structgp.evaluation.metrics import calibration, risk_coverage
 from structgp.report.charts import (
     confidence_counts,
     error_at,

@@ -12,8 +12,8 @@ import re
 import numpy as np
 import pytest
 
-from structgp.estimator import StructuredGPClassifier
-from structgp.metrics import calibration, risk_coverage
+from structgp.api.estimator import StructuredGPClassifier
+from structgp.evaluation.metrics import calibration, risk_coverage
 from structgp.report import Text, examine, render
 from structgp.report.doubt import Doubt, token_doubts
 from structgp.report.numbers import decimal, percent

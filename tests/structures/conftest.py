@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from structgp.structures import messages
+from structgp.structures.linear_chain import messages
 
 
 @pytest.fixture(scope="module", params=["torch", "compiled"])

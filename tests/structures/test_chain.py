@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from structgp.structures import Chain, Curvature, messages
-from structgp.structures.chain import labelling_score
-from structgp.structures.messages import log_partition, pass_messages
-from structgp.structures.recursions import Logs, Scaled
+from structgp.structures import Chain, Curvature
+from structgp.structures.linear_chain import messages
+from structgp.structures.linear_chain.chain import labelling_score
+from structgp.structures.linear_chain.messages import log_partition, pass_messages
+from structgp.structures.linear_chain.recursions import Logs, Scaled
 
 pytestmark = pytest.mark.usefixtures("loops")
 

@@ -13,15 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from structgp.structures import Chain, Rules, messages
-from structgp.structures.messages import log_partition, pass_messages
-from structgp.structures.recursions import Logs, Scaled
+from structgp.structures import Chain, Rules
+from structgp.structures.linear_chain import messages
+from structgp.structures.linear_chain.messages import log_partition, pass_messages
+from structgp.structures.linear_chain.recursions import Logs, Scaled
 
 if messages.compiled_loops() is None:
     pytest.skip("numba is not installed", allow_module_level=True)
 
-from structgp.structures import compiled, lane_exp
-from structgp.structures.compiled import Compiled
+from structgp.structures.linear_chain import compiled, lane_exp
+from structgp.structures.linear_chain.compiled import Compiled
 
 CLOSE = {torch.float64: 1e-11, torch.float32: 2e-5}
 
@@ -160,7 +161,7 @@ def test_numba_waits_for_work_and_can_be_absent() -> None:
     code = """
 import sys
 import torch
-from structgp.structures.messages import pass_messages
+from structgp.structures.linear_chain.messages import pass_messages
 def kind(S, B, T, V):
     f, g, mask = torch.zeros(S, B, T, V), torch.zeros(S, V, V), torch.ones(B, T, dtype=torch.bool)
     return type(pass_messages(f, g, mask)).__name__

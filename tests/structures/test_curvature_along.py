@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.autograd.functional import hessian
 
 from structgp.gp import contrasts
-from structgp.structures import Chain, Curvature, Piecewise, Structure, messages, moments
+from structgp.structures import Chain, Curvature, Piecewise, Structure
+from structgp.structures.linear_chain import messages
+from structgp.structures.linear_chain import second_moments as moments
 
 V = 3
 LENGTHS = (5, 3, 1, 0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from structgp import StructuredGPClassifier
 from structgp.errors import LikelihoodError
 from structgp.structures import BlackBox, Chain, Differences, Piecewise
-from structgp.structures import differences as module
+from structgp.structures.opaque import differences as module
 
 
 def latents(V: int = 3, S: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -147,7 +147,7 @@ def test_not_where_another_way_is_asked_for(asked: dict[str, object]) -> None:
 
 def test_not_where_it_takes_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = little_data()
-    monkeypatch.setattr("structgp.space.CHEAP_DIFFERENCES", 10)
+    monkeypatch.setattr("structgp.plan.posterior_family.CHEAP_DIFFERENCES", 10)
     model = StructuredGPClassifier(likelihood=chain_in_numpy, n_draws=2, n_gradient_draws=20)
     log = model.fit(X[:4], y[:4], callback=lambda info: True).training_log_
     assert log["gradient"] == "surrogate"

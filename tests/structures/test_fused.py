@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from structgp.structures import fused
-from structgp.structures.fused import Shape
-from structgp.structures.messages import log_partition
-from structgp.structures.recursions import Logs
+from structgp.structures.linear_chain import fused
+from structgp.structures.linear_chain.fused import Shape
+from structgp.structures.linear_chain.messages import log_partition
+from structgp.structures.linear_chain.recursions import Logs
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

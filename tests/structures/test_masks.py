@@ -23,12 +23,12 @@ from structgp.structures import (
     Rules,
     composite,
     keep_known,
-    messages,
     some_missing,
 )
+from structgp.structures.linear_chain import messages
+from structgp.structures.linear_chain.messages import SAFE_SPREAD, pass_messages, restricted_spread
+from structgp.structures.linear_chain.recursions import Logs, Scaled
 from structgp.structures.masks import steps_to_anywhere
-from structgp.structures.messages import SAFE_SPREAD, pass_messages, restricted_spread
-from structgp.structures.recursions import Logs, Scaled
 
 pytestmark = pytest.mark.usefixtures("loops")
 

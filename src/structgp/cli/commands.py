@@ -6,7 +6,8 @@ import json
 
 import click
 
-from structgp._version import __version__
+from structgp import __version__
+from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli.inputs import load_with_input
 from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import (
@@ -21,7 +22,6 @@ from structgp.cli.shared import (
 from structgp.data import ingredients
 from structgp.data.corpora import recipes
 from structgp.errors import InputError
-from structgp.estimator import StructuredGPClassifier
 
 _DEMO_LINES = (
     "2 1/2 cups self-raising flour, sifted",

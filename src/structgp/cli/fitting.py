@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from structgp.api.estimator import StructuredGPClassifier
+from structgp.api.parameters import device_of
 from structgp.cli.inputs import Input, learn
 from structgp.cli.options import device_option, encoding_option, feature_options
 from structgp.cli.shared import (
@@ -22,10 +24,8 @@ from structgp.cli.shared import (
 )
 from structgp.cli.streams import open_stream, shards_of
 from structgp.errors import InputError
-from structgp.estimator import StructuredGPClassifier
-from structgp.inference import INFERENCE, check_alone
-from structgp.parameters import device_of
-from structgp.together import Together, joined, n_started
+from structgp.inference.distributed import Together, joined, n_started
+from structgp.plan.choose_optimizer import INFERENCE, check_alone
 
 
 def _label_options(command: Any) -> Any:

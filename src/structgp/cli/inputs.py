@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from structgp.api.estimator import StructuredGPClassifier, load
 from structgp.data.attributes import format_attributes, iter_attributes, read_attributes
 from structgp.data.columns import (
     ColumnFile,
@@ -26,7 +27,6 @@ from structgp.data.numbers import NumericColumns, read_numbers
 from structgp.data.templates import Template, columns_that_exist
 from structgp.data.vectors import WordVectors
 from structgp.errors import InputError, StructgpWarning
-from structgp.estimator import StructuredGPClassifier, load
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from typing import Any, TextIO
 import click
 from tqdm import tqdm
 
-from structgp.baselines.crf import LinearCRF
+from structgp.api.estimator import StructuredGPClassifier
 from structgp.data.atomic import atomic_write
 from structgp.errors import InputError, StructgpError, StructgpWarning
-from structgp.estimator import StructuredGPClassifier
-from structgp.metrics import Report, evaluate
-from structgp.optimizers import StepInfo
-from structgp.together import ALONE, Together
+from structgp.evaluation.crf import LinearCRF
+from structgp.evaluation.metrics import Report, evaluate
+from structgp.inference import StepInfo
+from structgp.inference.distributed import ALONE, Together
 
 
 class Group(click.Group):

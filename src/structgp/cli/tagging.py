@@ -10,15 +10,15 @@ from typing import Any
 
 import click
 
-from structgp.active import STRATEGIES, select
+from structgp.api.active import STRATEGIES, select
+from structgp.api.estimator import StructuredGPClassifier
+from structgp.api.parameters import device_of
 from structgp.cli.inputs import Input, Unlabelled, load_with_input
 from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import chunks, output_stream
 from structgp.data.columns import format_sequence
 from structgp.errors import InputError
-from structgp.estimator import StructuredGPClassifier
-from structgp.parameters import device_of
-from structgp.together import joined, local_device
+from structgp.inference.distributed import joined, local_device
 
 _CHUNK = 200
 

@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from structgp.kernels import covariance, variance
+from structgp.gp.kernels import covariance, variance
 
 WHOLE_MATRIX = 8_000
 """Rows up to which the whole prior covariance is computed at once (512 MB in float64)."""

@@ -30,11 +30,11 @@ from structgp.gp.divergences import (
     kl_full,
     kl_whitened,
 )
+from structgp.gp.kernels import covariance
 from structgp.gp.linalg import cholesky
 from structgp.gp.lowrank import LowRank
 from structgp.gp.sequences import Conditional, SequenceGaussian
 from structgp.gp.spreads import Spread, traces
-from structgp.kernels import covariance
 
 CovarianceForm: TypeAlias = Literal["full", "low-rank", "diagonal"]
 PairwiseForm: TypeAlias = Literal["full", "diagonal"]

@@ -26,8 +26,8 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
+from structgp.gp.kernels import covariance, variance
 from structgp.gp.linalg import cholesky
-from structgp.kernels import covariance, variance
 
 NOISE_FLOOR = 0.25
 """Least share of the labels' variance that is left to noise."""

@@ -22,9 +22,9 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from structgp.gp.kernels import ActiveFeatures, active_features, weight_variances
+from structgp.gp.kernels.sparse import inner_product, pack
 from structgp.gp.posterior import PairwiseForm, Posterior
-from structgp.kernels import ActiveFeatures, active_features, weight_variances
-from structgp.kernels.sparse import inner_product, pack
 
 NOISE_ROWS = 1 << 13
 """Rows of a table of noise. Two features of one token share a row, and with it their noise, once in so

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from structgp.metrics import Calibration, CalibrationBin, RiskCoverage
+from structgp.evaluation.metrics import Calibration, CalibrationBin, RiskCoverage
 from structgp.report.markup import Markup
 from structgp.report.numbers import count, decimal, percent, plural
 from structgp.report.svg import Plot, Range, ticks, widened

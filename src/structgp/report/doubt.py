@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from structgp.estimator import StructuredGPClassifier
+from structgp.api.estimator import StructuredGPClassifier
 
 Doubts = list[NDArray[np.float64]]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from structgp import metrics
-from structgp.estimator import StructuredGPClassifier
+from structgp.api.estimator import StructuredGPClassifier
+from structgp.evaluation import metrics
 from structgp.report.doubt import Doubt, token_doubts
 
 

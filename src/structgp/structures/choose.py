@@ -7,8 +7,8 @@ from typing import Any
 
 from structgp.errors import InputError
 from structgp.structures.base import Structure
-from structgp.structures.blackbox import BlackBox
-from structgp.structures.chain import Chain
+from structgp.structures.linear_chain.chain import Chain
+from structgp.structures.opaque.blackbox import BlackBox
 from structgp.structures.piecewise import Piecewise
 
 NAMED: dict[str, type[Structure]] = {"chain": Chain, "piecewise": Piecewise}

@@ -1,0 +1,1 @@
+"""Methods that exist to be compared with."""

@@ -1,0 +1,130 @@
+"""A Gaussian near the posterior of GPstruct, for slices to be cut around.
+
+The sampler may have any Gaussian in the place of the prior if the ratio makes up for it (Nishihara, Murray
+and Adams 2014): with t(h) = exp(<a, h> - (h - m)^T W (h - m) / 2), prior times likelihood is prior times t,
+which is Gaussian, times likelihood over t. The nearer the first is to the posterior, the flatter the second
+and the longer the steps; what is sampled is the same for every a, m and W >= 0, and with all at 0 it is the
+plain sampler. Here W is diagonal, m the mean of prior times t, and the likelihood's average slope and bend
+around m give both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from experiments.methods.latent import Coordinates, LatentChain
+
+ROUNDS = 8
+MEAN_STEPS = 4
+HALF_DRAWS = 8
+PRECISION_SHARE = 0.7
+"""Of what the bend says, so that the Gaussian is rather too wide: in the tails of one that is too narrow
+the ratio rises, and chains stay there for long."""
+
+
+@dataclass(frozen=True)
+class Sites:
+    """mean, precision : (N, C) m and W; pair_mean, pair_precision : (V, V), the same for g; factor :
+    (C, N, R) with factor factor^T the covariance of h; pair_sd : (V, V) of g; tilt, pair_tilt : a."""
+
+    mean: Tensor
+    precision: Tensor
+    factor: Tensor
+    tilt: Tensor
+    pair_mean: Tensor
+    pair_precision: Tensor
+    pair_sd: Tensor
+    pair_tilt: Tensor
+
+    def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """n deviations from the mean: (n, N, C) and (n, V, V). Cost O(n C N R)."""
+        C, _, R = self.factor.shape
+        eps = torch.randn(C, R, n, generator=generator, dtype=self.mean.dtype)
+        pair = torch.randn(n, *self.pair_sd.shape, generator=generator, dtype=self.mean.dtype)
+        return (self.factor @ eps).permute(2, 1, 0), self.pair_sd * pair
+
+    def ratio(self, chain: LatentChain, dh: Tensor, dg: Tensor) -> Tensor:
+        """(S,) log likelihood / t, at deviations from the mean."""
+        h, g = self.mean + dh, self.pair_mean + dg
+        linear = (self.tilt * h).sum((1, 2)) + (self.pair_tilt * g).sum((1, 2))
+        square = (self.precision * dh.square()).sum((1, 2))
+        square = square + (self.pair_precision * dg.square()).sum((1, 2))
+        return chain.log_prob(h, g) - linear + 0.5 * square
+
+
+def prior_sites(coordinates: Coordinates, basis: Tensor, pairwise_sd: float) -> Sites:
+    """t = 1, for functions ``basis`` (V, C)."""
+    V, C = basis.shape
+    zero, pairs = basis.new_zeros(len(coordinates.phi), C), basis.new_zeros(V, V)
+    factor = coordinates.phi.expand(C, -1, -1)
+    return Sites(zero, zero, factor, zero, pairs, pairs, pairs + pairwise_sd, pairs)
+
+
+def fit_sites(
+    chain: LatentChain,
+    coordinates: Coordinates,
+    pairwise_sd: float,
+    generator: torch.Generator,
+) -> Sites:
+    """Some rounds of: bend over draws, then Newton steps of the mean along the slope over draws, with step
+    sizes that fall as 1 / k so that the noise of draws averages out. Cost O(C N R^2) a round."""
+    now = prior_sites(coordinates, chain.basis, pairwise_sd)
+    prior_precision = pairwise_sd**-2
+    for number in range(ROUNDS):
+        bend, pair_bend = chain.bend(*_around(now, generator))
+        share = 1 / (1 + number)
+        precision = torch.lerp(now.precision, bend, share)
+        pair_precision = torch.lerp(now.pair_precision, pair_bend, share)
+        now = _with_precision(now, precision, pair_precision, coordinates, prior_precision)
+        for k in range(number * MEAN_STEPS, (number + 1) * MEAN_STEPS):
+            slope, pair_slope = chain.slope(*_around(now, generator))
+            # Where slope = K^-1 mean the mean stands still.
+            pull = (slope + now.precision * now.mean).T[..., None]
+            aim = (now.factor @ (now.factor.mT @ pull)).squeeze(-1).T
+            pair_aim = now.pair_sd.square() * (pair_slope + now.pair_precision * now.pair_mean)
+            step = 1 / (1 + 0.25 * k)
+            now = replace(
+                now,
+                mean=torch.lerp(now.mean, aim, step),
+                pair_mean=torch.lerp(now.pair_mean, pair_aim, step),
+            )
+    precisions = (PRECISION_SHARE * now.precision, PRECISION_SHARE * now.pair_precision)
+    now = _with_precision(now, *precisions, coordinates, prior_precision)
+    # K^-1 m, so that m is the mean of prior times t.
+    tilt = (coordinates.phi / coordinates.scale.square()) @ coordinates.inverse(now.mean)
+    return replace(now, tilt=tilt, pair_tilt=prior_precision * now.pair_mean)
+
+
+def _around(sites: Sites, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Antithetic draws of h and g."""
+    dh, dg = sites.draw(HALF_DRAWS, generator)
+    return sites.mean + torch.cat([dh, -dh]), sites.pair_mean + torch.cat([dg, -dg])
+
+
+def _with_precision(
+    sites: Sites,
+    precision: Tensor,
+    pair_precision: Tensor,
+    coordinates: Coordinates,
+    prior_precision: float,
+) -> Sites:
+    return replace(
+        sites,
+        precision=precision,
+        factor=_factor(coordinates.phi, precision),
+        pair_precision=pair_precision,
+        pair_sd=(prior_precision + pair_precision).rsqrt(),
+    )
+
+
+def _factor(phi: Tensor, precision: Tensor) -> Tensor:
+    """(C, N, R) phi J^-T with J J^T = I + phi^T W phi: the square of it is (K^-1 + W)^-1."""
+    eye = torch.eye(phi.shape[1], dtype=phi.dtype)
+    factors = []
+    for weight in precision.T:
+        root = torch.linalg.cholesky(eye + phi.T @ (weight[:, None] * phi))
+        factors.append(torch.linalg.solve_triangular(root, phi.T, upper=False).T.contiguous())
+    return torch.stack(factors)

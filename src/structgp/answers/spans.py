@@ -1,0 +1,102 @@
+"""Probabilities of spans, exact under each draw.
+
+Where one span ends and the next begins is a question about two neighbouring labels, as conlleval reads them
+(``metrics.chunks``). So whether a span is there is a product of transition matrices of the Markov chain
+that a draw's labelling is, with what does not agree left out.
+
+    'covers' : tokens start to stop all belong to one span, which may be longer;
+    'bounds' : a span of any label begins at start and ends before stop;
+    'exact'  : the same, with the label that is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from structgp.answers.potentials import Potentials
+from structgp.evaluation import metrics
+
+SENSES = ("covers", "bounds", "exact")
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """kinds : types of spans. inside : (K, V), whether a label is of a span of that type. parts : (V, V),
+    whether
+    a span ends or begins between one label and the next."""
+
+    kinds: list[str]
+    inside: Tensor
+    parts: Tensor
+
+    @staticmethod
+    def of(classes: Sequence[str]) -> Boundaries:
+        alone = [metrics.chunks([label]) for label in classes]  # one span, or none
+        kinds = sorted({kind for spans in alone for *_, kind in spans})
+        inside = [[(0, 1, kind) in spans for spans in alone] for kind in kinds]
+        parts = [
+            [(0, 2) not in [s[:2] for s in metrics.chunks([i, j])] for j in classes]
+            for i in classes
+        ]
+        return Boundaries(
+            kinds,
+            torch.tensor(inside, dtype=torch.bool).view(len(kinds), len(classes)),
+            torch.tensor(parts),
+        )
+
+    @property
+    def joined(self) -> Tensor:
+        """(V, V), whether two labels go on with one span; outside of spans nothing does."""
+        return ~self.parts
+
+
+def span_probability(
+    at: Potentials, boundaries: Boundaries, start: int, stop: int, sense: str, kind: int | None
+) -> Tensor:
+    """(S,) probability, under each draw, that a sequence has the span from token ``start`` to before
+    ``stop``. ``at`` : of that sequence alone. ``kind`` : index of the type; None for any. Cost O(S L V^2)
+    for a span of L tokens, beside the walk."""
+    bounded = sense != "covers"
+    node, step = at.structure.walk(at.f, at.g, at.mask)
+    inside = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
+    here = _enter(node[:, 0], step[:, 0], boundaries, start, bounded) * inside.to(node)
+    for t in range(start, stop - 1):
+        here = torch.einsum("si,sij->sj", here, step[:, 0, t] * boundaries.joined.to(here))
+    if not bounded or stop == node.shape[2]:
+        return here.sum(-1)
+    return torch.einsum("si,sij->s", here, step[:, 0, stop - 1] * boundaries.parts.to(here))
+
+
+def _enter(node: Tensor, step: Tensor, boundaries: Boundaries, t: int, bounded: bool) -> Tensor:
+    """(S, V) probability of each label at t; if ``bounded``, with a boundary before it."""
+    if t == 0 or not bounded:
+        return node[:, t]
+    return torch.einsum("si,sij->sj", node[:, t - 1], step[:, t - 1] * boundaries.parts.to(node))
+
+
+def likely_spans(
+    at: Potentials, boundaries: Boundaries, least: float
+) -> list[tuple[int, int, int, float]]:
+    """Every span (start, stop, type) of one sequence whose averaged probability is at least ``least``, with
+    that probability, most probable first. Cost O(S T L K V^2) for spans up to L tokens and K types; what is
+    not likely to be covered is not followed further."""
+    node, step = at.structure.walk(at.f, at.g, at.mask)
+    joined, parts = boundaries.joined.to(node), boundaries.parts.to(node)
+    share, T = at.share[:, 0], node.shape[2]
+    found: list[tuple[int, int, int, float]] = []
+    for start in range(T if boundaries.kinds else 0):
+        first = _enter(node[:, 0], step[:, 0], boundaries, start, True)
+        here = first[:, None] * boundaries.inside.to(node)  # (S, K, V), each type by itself
+        for stop in range(start + 1, T + 1):
+            ends = here if stop == T else here @ (step[:, 0, stop - 1] * parts)
+            p = share @ ends.sum(-1)  # (K,)
+            likely = (p >= least).nonzero()[:, 0].tolist()
+            found += [(start, stop, k, float(p[k])) for k in likely]
+            if stop == T or float((share @ here.sum(-1)).max()) < least:
+                break
+            here = here @ (step[:, 0, stop - 1] * joined)
+    return sorted(found, key=lambda span: -span[3])

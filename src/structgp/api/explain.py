@@ -1,0 +1,365 @@
+"""Why this label: what speaks for it, in features, in neighbours and in training tokens.
+
+Under the posterior mean, the log-odds of one label against another at a token are a sum,
+
+    log p(a) / p(b) = f(a) - f(b)  +  what comes from the left  +  what comes from the right,
+
+f being a sum over features in turn; and at the optimum of the fit also over training tokens n, each with
+its likeness to this one times what the model leaves unexplained of its label,
+
+    f(x) = sum_n k(x, x_n) (1[y_n] - p_n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structgp.answers.model import Model
+from structgp.api.estimator import StructuredGPClassifier
+from structgp.api.questions import as_list
+from structgp.data.labels import check_labels
+from structgp.errors import InputError
+from structgp.gp import WeightPosterior
+from structgp.gp.kernels import active_features, covariance
+from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.template import MISSING
+
+
+class Part(NamedTuple):
+    """What one feature adds to the log-odds. ``value`` : of a template, what stands there."""
+
+    name: str
+    value: str
+    score: float
+
+
+class Witness(NamedTuple):
+    """What one training token adds to the log-odds; ``features`` of an inducing input, in its place."""
+
+    sequence: int | None
+    token: int | None
+    label: str | None
+    score: float
+    features: tuple[str, ...] = ()
+
+
+class Transition(NamedTuple):
+    """The neighbour's most probable label if the token has ``label``, and if it has ``other``; by how
+    much the one pair scores more than the other, with the posterior sd of that."""
+
+    if_label: str
+    if_other: str
+    score: float
+    sd: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """``log_odds`` of ``label`` against ``other`` = ``unary`` + ``left`` + ``right``, under the
+    posterior mean.
+
+    features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided
+    most of ``left`` and ``right``, None at the ends. witnesses : training tokens, or inducing inputs,
+    those for the label first, those against it last. Over all inducing inputs they sum up to ``unary``;
+    over training tokens only roughly, since p_n is an average over draws.
+    """
+
+    label: str
+    other: str
+    probability: float
+    log_odds: float
+    unary: float
+    left: float
+    right: float
+    features: list[Part]
+    before: Transition | None
+    after: Transition | None
+    witnesses: list[Witness] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.label} rather than {self.other}: log-odds {self.log_odds:+.2f} "
+            f"= features {self.unary:+.2f}, left {self.left:+.2f}, right {self.right:+.2f}"
+        ]
+        lines += [f"  {part.score:+6.2f}  {part.name} {part.value}" for part in self.features]
+        for side, step in (("before", self.before), ("after", self.after)):
+            if step is not None:
+                lines.append(
+                    f"  {step.score:+6.2f}  {step.if_label} {side} {self.label}, where {side} "
+                    f"{self.other} were {step.if_other} (sd {step.sd:.2f})"
+                )
+        for w in self.witnesses:
+            where = " ".join(w.features)
+            if w.sequence is not None:
+                where = f"sequence {w.sequence}, token {w.token}, {w.label}"
+            lines.append(f"  {w.score:+6.2f}  {where}")
+        return "\n".join(lines)
+
+
+def explain(
+    model: StructuredGPClassifier,
+    x: Any,
+    token: int,
+    label: str | None = None,
+    other: str | None = None,
+    *,
+    X_train: Iterable[Any] | None = None,
+    y_train: Iterable[Sequence[str | None]] | None = None,
+    n: int = 10,
+) -> Explanation:
+    """Why token number ``token`` of the sequence x has ``label`` (by default the most probable one)
+    rather than ``other`` (by default the next).
+
+    With training data, ``n`` of its tokens that speak for the label and against it; without, inducing
+    inputs where the model has them.
+    """
+    fitted = model._ready()
+    fitted._require("has_walk", "neighbours")
+    rows = fitted.encoder.transform([x])
+    if not len(rows[0]):
+        raise InputError("x", "no tokens in it", "pass a sequence with at least one")
+    ((_, at),) = fitted._one_by_one(rows, None, "mean")
+    T, classes = at.f.shape[2], fitted.labels.classes
+    if not -T <= token < T:
+        raise InputError("token", f"no token {token} of {T}", "count from 0")
+    t = token % T
+    p = fitted.marginals([x], model.average)[0][t]
+    a, b = _two(classes, p, label, other)
+    node, step = (found[0, 0] for found in at.structure.walk(at.f, at.g, at.mask))
+    odds = float((node[t, a] / node[t, b]).log())
+    unary = float(at.f[0, 0, t, a] - at.f[0, 0, t, b])
+    left = _from_left(at.f[0, 0], at.g[0], t, a, b)
+    before = after = None
+    if t > 0:
+        before = _transition(fitted, (node[t - 1, :, None] * step[t - 1]).T, a, b, after=False)
+    if t + 1 < T:
+        after = _transition(fitted, step[t], a, b, after=True)
+    row = torch.from_numpy(rows[0][t : t + 1])
+    return Explanation(
+        classes[a],
+        classes[b],
+        float(p[a]),
+        odds,
+        unary,
+        left,
+        odds - unary - left,
+        _features(fitted, row, a, b)[: max(n, 1)],
+        before,
+        after,
+        _witnesses(model, fitted, row, a, b, X_train, y_train, n),
+    )
+
+
+def _two(
+    classes: Sequence[str], p: np.ndarray, label: str | None, other: str | None
+) -> tuple[int, int]:
+    for name, given in (("label", label), ("other", other)):
+        if given is not None and given not in classes:
+            raise InputError(name, f"{given!r} is no label", f"use one of {', '.join(classes)}")
+    order = [int(v) for v in np.argsort(-p)]
+    a = order[0] if label is None else classes.index(label)
+    b = next(v for v in order if v != a) if other is None else classes.index(other)
+    if a == b:
+        raise InputError("other", f"{other!r} is the label itself", "name another label")
+    return a, b
+
+
+def _from_left(f: Tensor, g: Tensor, t: int, a: int, b: int) -> float:
+    """The log-ratio of what the positions before t give to each of the labels; f (T, V), g (V, V)."""
+    if t == 0:
+        return 0.0
+    alpha = f[0]
+    for s in range(1, t):
+        alpha = torch.logsumexp(alpha[:, None] + g, 0) + f[s]
+    into = torch.logsumexp(alpha[:, None] + g, 0)
+    return float(into[a] - into[b])
+
+
+def _transition(fitted: Model, beside: Tensor, a: int, b: int, *, after: bool) -> Transition:
+    """From how probable each label (column) is beside the token, for each label of the token (row)."""
+    i, j = int(beside[a].argmax()), int(beside[b].argmax())
+    q = fitted.posterior.pairwise()
+    mean, variance = (q.mean, q.variance) if after else (q.mean.T, q.variance.T)
+    names = fitted.labels.classes
+    score, sd = mean[a, i] - mean[b, j], (variance[a, i] + variance[b, j]).sqrt()
+    return Transition(names[i], names[j], float(score), float(sd))
+
+
+# -- features --------------------------------------------------------------------------------------
+
+
+def _features(fitted: Model, row: Tensor, a: int, b: int) -> list[Part]:
+    q = fitted.posterior
+    direction = q.basis[a] - q.basis[b]  # (R,)
+    found = (
+        _weights(fitted, row, direction)
+        if isinstance(q, WeightPosterior)
+        else _without(fitted, row, direction)
+    )
+    parts: dict[tuple[str, str], float] = {}
+    if fitted.shift is not None:
+        found = [*found, ("class weight", "", float(fitted.shift[a] - fitted.shift[b]))]
+    for name, value, score in found:
+        parts[name, value] = parts.get((name, value), 0.0) + score
+    listed = [Part(name, value, score) for (name, value), score in parts.items() if score]
+    return sorted(listed, key=lambda part: -abs(part.score))
+
+
+def _weights(fitted: Model, row: Tensor, direction: Tensor) -> list[tuple[str, str, float]]:
+    """Feature by feature: its weight times its value."""
+    q = fitted.posterior
+    with torch.no_grad():
+        here = active_features(q.kernel, row[None])
+        place, value = here.place[0, 0], here.value[0, 0]
+        scale = (0.5 * q.log_amplitude).exp() * q.prior_factor()
+        weight = (q.m[0] * scale).T @ direction  # (M,)
+        scores = torch.where(place >= 0, weight[place.clamp(min=0)] * value, 0).tolist()
+    names = _slot_names(fitted, row)
+    return [(*name, score) for name, score in zip(names, scores, strict=True)]
+
+
+def _slot_names(fitted: Model, row: Tensor) -> list[tuple[str, str]]:
+    """Template and value of what stands in each place of ``active_features``."""
+    encoder, names = fitted.encoder, []
+    for block in encoder.blocks:
+        cells = row[0, block.start : block.stop].tolist()
+        if block.kind == "categorical":
+            for kind in ("", "rare"):
+                names += [
+                    (template, kind or _name(list(values), cell))
+                    for template, values, cell in zip(
+                        encoder.templates, encoder.values, cells, strict=True
+                    )
+                ]
+        else:
+            known = list(encoder.attributes) or [f"column {c}" for c in encoder.columns]
+            names += [(_name(known, cell), "") for cell in cells[::2]]
+        names.append(("label frequency", ""))
+    return names
+
+
+def _name(known: Sequence[str], cell: float) -> str:
+    return "" if cell < 0 else known[int(cell)] if cell < len(known) else "(new)"
+
+
+def _without(fitted: Model, row: Tensor, direction: Tensor) -> list[tuple[str, str, float]]:
+    """Template by template, block by block: what the score loses without it; and what none of them alone
+    accounts for: label frequencies, and what templates say together."""
+    q, encoder = fitted.posterior, fitted.encoder
+    found = []
+    with torch.no_grad():
+        dual = _dual(q) @ direction  # (M,)
+        whole = float(covariance(q.kernel, row, q.inducing)[0] @ dual)
+        for block in encoder.blocks:
+            if block.kind == "categorical":
+                for p, template in enumerate(encoder.templates):
+                    less = row.clone()
+                    less[0, block.start + p] = MISSING
+                    lost = whole - float(covariance(q.kernel, less, q.inducing)[0] @ dual)
+                    known = list(encoder.values[p])
+                    found.append((template, _name(known, float(row[0, block.start + p])), lost))
+            elif len(encoder.blocks) == 1:
+                found.append((block.kind, "", whole))
+            else:
+                kernel = q.kernel
+                factor = 1.0
+                if not isinstance(kernel, BlockSumKernel):
+                    factor, kernel = float(kernel.outputscale), kernel.base_kernel
+                part = kernel.kernels[encoder.blocks.index(block)]
+                columns = slice(block.start, block.stop)
+                k = covariance(part, row[:, columns], q.inducing[:, columns])[0]
+                found.append((block.kind, "", factor * float(k @ dual)))
+    rest = whole - sum(score for *_, score in found)
+    return [*found, ("the rest", "", rest)] if abs(rest) > 1e-9 else found
+
+
+def _dual(q: Any) -> Tensor:
+    """(M, R), of which the mean functions are k(., Z) dual."""
+    m = torch.einsum("k,krm->rm", q.weights, q.m)
+    amplitude = q.log_amplitude.exp().sqrt()
+    return amplitude * torch.linalg.solve_triangular(q.prior_factor().T, m.T, upper=True)
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+def _witnesses(
+    model: StructuredGPClassifier,
+    fitted: Model,
+    row: Tensor,
+    a: int,
+    b: int,
+    X: Iterable[Any] | None,
+    y: Iterable[Sequence[str | None]] | None,
+    n: int,
+) -> list[Witness]:
+    q = fitted.posterior
+    if (X is None) != (y is None):
+        raise InputError("X_train", "one of X_train and y_train is missing", "pass both or neither")
+    if X is None or y is None:
+        if isinstance(q, WeightPosterior):
+            return []
+        return _inducing(fitted, row, a, b, n)
+    X = as_list(X)
+    labels = check_labels(X, list(y))
+    surprise = [
+        known - p
+        for known, p in zip(
+            fitted.marginals(X, model.average, labels),
+            fitted.marginals(X, model.average),
+            strict=True,
+        )
+    ]  # (T, V) a sequence: 1[y] - p, where y is known
+    direction = (q.basis[a] - q.basis[b]) @ q.basis.T  # (V,)
+    scores, places = [], []
+    amplitude = float(q.log_amplitude.exp())
+    for i, rows in enumerate(fitted.encoder.transform(X)):
+        if len(rows):
+            with torch.no_grad():
+                k = covariance(q.kernel, row, torch.from_numpy(rows))[0]
+            scores.append((amplitude * k * (torch.from_numpy(surprise[i]) @ direction)).numpy())
+            places += [(i, t) for t in range(len(rows))]
+    flat = np.concatenate(scores) if scores else np.empty(0)
+    found = []
+    for place in _extremes(flat, n):
+        i, t = places[place]
+        found.append(Witness(i, t, labels[i][t], float(flat[place])))
+    return found
+
+
+def _inducing(fitted: Model, row: Tensor, a: int, b: int, n: int) -> list[Witness]:
+    q = fitted.posterior
+    with torch.no_grad():
+        scores = covariance(q.kernel, row, q.inducing)[0] * (_dual(q) @ (q.basis[a] - q.basis[b]))
+    flat = scores.numpy()
+    return [
+        Witness(None, None, None, float(flat[k]), _values(fitted, q.inducing[k : k + 1]))
+        for k in _extremes(flat, n)
+    ]
+
+
+def _values(fitted: Model, row: Tensor) -> tuple[str, ...]:
+    """What is known of a token from its row: values of templates, names of sparse features."""
+    encoder, found = fitted.encoder, []
+    for block in encoder.blocks:
+        cells = row[0, block.start : block.stop].tolist()
+        if block.kind == "categorical":
+            values = map(list, encoder.values)
+            found += [_name(known, cell) for known, cell in zip(values, cells, strict=True)]
+        elif block.kind == "sparse":
+            known = list(encoder.attributes) or [f"column {c}" for c in encoder.columns]
+            found += [_name(known, cell) for cell in cells[::2] if cell >= 0]
+    return tuple(name for name in found if name)
+
+
+def _extremes(scores: np.ndarray, n: int) -> list[int]:
+    """Places of the n largest and the n smallest, in falling order, without zeros."""
+    order = np.argsort(-scores, kind="stable")
+    ends = order if len(order) <= 2 * n else np.concatenate([order[:n], order[-n:]])
+    return [int(k) for k in ends if scores[k] != 0]

@@ -1,0 +1,27 @@
+"""Covariance functions: GPyTorch's for dense features, ours for categorical and sparse ones."""
+
+from structgp.gp.kernels.evaluate import covariance, variance
+from structgp.gp.kernels.linear_weights import (
+    ActiveFeatures,
+    active_features,
+    has_weights,
+    weight_parts,
+    weight_variances,
+)
+from structgp.gp.kernels.relevance import RelevanceKernel
+from structgp.gp.kernels.sparse import SparseLinearKernel, SparseRBFKernel
+from structgp.gp.kernels.template import TemplateKernel
+
+__all__ = [
+    "ActiveFeatures",
+    "RelevanceKernel",
+    "SparseLinearKernel",
+    "SparseRBFKernel",
+    "TemplateKernel",
+    "active_features",
+    "covariance",
+    "has_weights",
+    "variance",
+    "weight_parts",
+    "weight_variances",
+]

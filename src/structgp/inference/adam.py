@@ -1,0 +1,106 @@
+"""Adam on the bound: stochastic in draws and sequences, for any structure and posterior.
+
+The learning rate falls when the bound stops rising, and the third time the optimiser stops by
+itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from structgp.inference.fit_low_rank import open_directions
+from structgp.inference.plateau import Plateau
+from structgp.inference.problem import Problem, StepInfo
+from structgp.inference.scales import (
+    LearnScales,
+    fit_pairwise_sd,
+    hyper_parameters,
+    moves_kernel,
+)
+
+
+@dataclass
+class AdamState:
+    """One batch a step in shuffled order."""
+
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    plateau: Plateau
+    queue: list[int] = field(default_factory=list)
+    reductions: int = 0
+    iteration: int = 0
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with a schedule that stops by itself.
+
+    Parameters
+    ----------
+    learning_rate : of the means; factors, weights and scales move at a third of it.
+    window : at least this many steps, and whole passes over the data, between two looks at the
+        mean bound.
+    tolerance : a look must find the mean bound risen by this much, in nats per sequence.
+    max_steps : stop here at the latest.
+    reductions : stop at this many looks that found no rise; each also cuts the learning rate.
+    learn_scales : False, 'pairwise' (the pairwise scale moves, at each look), True (the amplitude
+        too, at each step) or 'all' (the kernel's own parameters too, which costs a kernel matrix a
+        step).
+    """
+
+    learning_rate: float = 0.05
+    window: int = 30
+    tolerance: float = 0.05
+    max_steps: int = 3000
+    reductions: int = 3
+    learn_scales: LearnScales = "pairwise"
+    name = "adam"
+
+    def start(self, problem: Problem, generator: torch.Generator) -> AdamState:
+        q, rate = problem.posterior, self.learning_rate
+        open_directions(problem)
+        spread = q.pair_factor if q.pairs_are_full else q.pair_log_sd
+        factors = [q.factor, q.directions] if q.form == "low-rank" else [q.factor]
+        scales = [p for p in hyper_parameters(q, self.learn_scales) if p is not q.log_pairwise_sd]
+        groups = [
+            {"params": [q.m, q.pair_mean], "lr": rate},
+            {"params": [*factors, spread, q.weight_logits, *scales], "lr": rate / 3},
+        ]
+        plateau = Plateau(self.window, self.tolerance * problem.n_sequences)
+        return AdamState(torch.optim.Adam(groups, betas=(0.9, 0.99)), generator, plateau)
+
+    def step(self, problem: Problem, state: AdamState) -> tuple[AdamState, StepInfo]:
+        """One gradient step on one batch. Cost O(B T V M^2 + K^2 V M^3 if K > 1), with r and r^2
+        in the place of M and M^2 if low-rank, and the estimator's."""
+        if not state.queue:
+            order = torch.randperm(len(problem.batches), generator=state.generator)
+            state.queue = order.tolist()
+        i = state.queue.pop()
+        state.optimizer.zero_grad()
+        moves = moves_kernel(self.learn_scales)
+        bound = problem.bound(i, state.generator, move_kernel=moves)
+        (-bound.elbo).backward()
+        state.optimizer.step()
+        if moves and not state.queue:
+            problem.conditional.refresh()
+        state.plateau.add(float(bound.elbo.detach()))
+        elbo = state.plateau.mean
+        state.iteration += 1
+        if not state.queue and state.plateau.is_full:
+            self._look(problem, state)
+        converged = state.reductions >= self.reductions
+        finished = converged or state.iteration >= self.max_steps
+        if finished and moves:
+            problem.conditional.refresh()
+        evaluations = bound.estimate.evaluations
+        return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, converged)
+
+    def _look(self, problem: Problem, state: AdamState) -> None:
+        if state.plateau.look():
+            state.reductions += 1
+            for group in state.optimizer.param_groups:
+                group["lr"] *= 0.3
+        if self.learn_scales:
+            fit_pairwise_sd(problem.posterior)

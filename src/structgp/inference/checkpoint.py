@@ -1,0 +1,235 @@
+"""Where a fit stands, in a file: posterior, optimiser, random numbers, history. A killed run goes on from
+it.
+
+What an optimiser carries from step to step is a tree of dataclasses, lists and tensors. It is written as
+one safetensors file with the tree as JSON, as a model is, and is read without pickle: only dataclasses of
+this package are built from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import math
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from structgp.data.atomic import atomic_write
+from structgp.errors import InputError, StructgpWarning
+from structgp.inference import StepInfo
+from structgp.inference.sites import Sites
+
+FORMAT = 1
+
+LARGEST_SHARE = 0.05
+"""Of the time that writing checkpoints may take."""
+
+
+@dataclass
+class Reached:
+    """How far a fit has come. state : the optimiser's; elapsed : seconds; memory : the problem's; best : of
+    early stopping."""
+
+    state: Any
+    steps: list[StepInfo]
+    elapsed: float
+    memory: dict[int, Sites]
+    best: Any = None
+
+
+@dataclass
+class Checkpoint:
+    """path : the file. fingerprint : of the data and parameters, which a file has to agree with. seconds :
+    between two writes, at least; longer where writing would take more than its share of the time."""
+
+    path: str | Path
+    fingerprint: str
+    seconds: float = 5.0
+    _written: float = field(default_factory=lambda: time.monotonic(), init=False)
+    _took: float = field(default=0.0, init=False)
+
+    def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> bool:
+        """After a step; does nothing if the last write was a moment ago. Whether it was written."""
+        now = time.monotonic()
+        if now - self._written < max(self.seconds, self._took / LARGEST_SHARE):
+            return False
+        tensors: dict[str, Tensor] = {}
+        names = {id(p): name for name, p in posterior.named_parameters()}
+        tree = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "posterior": _pack(dict(posterior.state_dict()), tensors, names),
+            "reached": _pack(reached, tensors, names),
+            "generator": _pack(generator, tensors, names),
+        }
+        text = json.dumps(tree)
+        metadata = {"checkpoint": text, "digest": _digest(text, tensors)}
+        content = safetensors.torch.save(tensors, metadata)
+        try:
+            with atomic_write(self.path, "wb") as file:
+                file.write(content)
+        except InputError as error:
+            # A fit that goes on is worth more than the file.
+            warnings.warn(f"no more checkpoints: {error}", StructgpWarning, stacklevel=2)
+            self.seconds = math.inf
+            return False
+        self._written = time.monotonic()
+        self._took = 0.0 if self.seconds == 0 else self._written - now
+        return True
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file is, and of these data and parameters."""
+        try:
+            with safetensors.safe_open(str(self.path), framework="pt") as file:
+                tree = json.loads((file.metadata() or {}).get("checkpoint", "{}"))
+        except (OSError, safetensors.SafetensorError):
+            return False
+        return bool(tree.get("fingerprint") == self.fingerprint)
+
+    def read(self, posterior: nn.Module, generator: torch.Generator) -> Reached | None:
+        """What was reached; the posterior and the generator are set, in place. None where there is no
+        file."""
+        if not Path(self.path).exists():
+            return None
+        try:
+            with safetensors.safe_open(str(self.path), framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, safetensors.SafetensorError):
+            metadata, tensors = {}, {}
+        text = metadata.get("checkpoint", "{}")
+        if metadata.get("digest") != _digest(text, tensors):
+            raise InputError(str(self.path), "no checkpoint, or a damaged one", "remove it")
+        tree = json.loads(text)
+        if tree["format"] != FORMAT:
+            raise InputError(str(self.path), "a checkpoint of another version", "remove it")
+        if tree["fingerprint"] != self.fingerprint:
+            raise InputError(
+                str(self.path),
+                "of other data or other parameters",
+                "remove it, or name another file",
+            )
+        parameters = dict(posterior.named_parameters())
+        unpack = _Unpack(tensors, parameters, generator)
+        posterior.load_state_dict(unpack(tree["posterior"]))
+        reached: Reached = unpack(tree["reached"])
+        unpack(tree["generator"])
+        return reached
+
+    def remove(self) -> None:
+        Path(self.path).unlink(missing_ok=True)
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(tensors[name].numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _pack(value: Any, tensors: dict[str, Tensor], names: dict[int, str]) -> Any:
+    """JSON that stands for ``value``; its tensors go to ``tensors``, parameters by name (``names``)."""
+
+    def keep(tensor: Tensor) -> str:
+        name = str(len(tensors))
+        tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return name
+
+    def inner(value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Tensor):
+            return {"tensor": keep(value)}
+        if isinstance(value, list | tuple):
+            return {type(value).__name__: [inner(v) for v in value]}
+        if isinstance(value, dict):
+            return {"dict": [[inner(k), inner(v)] for k, v in value.items()]}
+        if isinstance(value, torch.Generator):
+            return {"generator": keep(value.get_state())}
+        if isinstance(value, torch.optim.Optimizer):
+            groups = [[names[id(p)] for p in g["params"]] for g in value.param_groups]
+            state = inner(value.state_dict())
+            return {"optimizer": [type(value).__name__, groups, state]}
+        if dataclasses.is_dataclass(value):
+            kind = type(value)
+            fields = {
+                f.name: inner(_stored(f, getattr(value, f.name)))
+                for f in dataclasses.fields(value)
+                if f.init and f.metadata.get("checkpoint", True)
+            }
+            return {"dataclass": [kind.__module__, kind.__qualname__, fields]}
+        raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
+
+    return inner(value)
+
+
+def _stored(f: dataclasses.Field[Any], value: Any) -> Any:
+    """Times are kept as how long ago: a clock begins anew with the machine."""
+    return time.monotonic() - value if f.metadata.get("clock") else value
+
+
+@dataclass
+class _Unpack:
+    tensors: dict[str, Tensor]
+    parameters: dict[str, nn.Parameter]
+    generator: torch.Generator
+
+    def __call__(self, tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        ((kind, value),) = tree.items()
+        return getattr(self, f"_{kind}")(value)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
+    def _tensor(self, name: str) -> Tensor:
+        return self.tensors[name].to(self._device)
+
+    def _list(self, values: list[Any]) -> list[Any]:
+        return [self(v) for v in values]
+
+    def _tuple(self, values: list[Any]) -> tuple[Any, ...]:
+        return tuple(self(v) for v in values)
+
+    def _dict(self, items: list[Any]) -> dict[Any, Any]:
+        return {self(k): self(v) for k, v in items}
+
+    def _generator(self, name: str) -> torch.Generator:
+        # A fit has one generator, whoever holds it.
+        self.generator.set_state(self.tensors[name].to(torch.uint8))
+        return self.generator
+
+    def _optimizer(self, value: list[Any]) -> torch.optim.Optimizer:
+        name, groups, state = value
+        for parameter in (self.parameters[n] for group in groups for n in group):
+            parameter.requires_grad_(True)  # a kernel's do not, until an optimiser moves them
+        kind = {"Adam": torch.optim.Adam, "SGD": torch.optim.SGD}[name]
+        made = kind([{"params": [self.parameters[n] for n in group]} for group in groups], lr=0.1)
+        made.load_state_dict(self(state))
+        return made
+
+    def _dataclass(self, value: list[Any]) -> Any:
+        module, name, fields = value
+        if not module.startswith("structgp."):
+            raise InputError("checkpoint", f"{module} is no part of structgp", "remove the file")
+        kind = getattr(importlib.import_module(module), name, None)
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            raise InputError("checkpoint", f"{module}.{name} is no dataclass", "remove the file")
+        clocks = {f.name for f in dataclasses.fields(kind) if f.metadata.get("clock")}
+        found = {k: self(v) for k, v in fields.items()}
+        found |= {k: time.monotonic() - found[k] for k in clocks if k in found}
+        return kind(**found)

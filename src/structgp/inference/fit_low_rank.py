@@ -1,0 +1,105 @@
+"""The low-rank covariance that is best for a precision known by its diagonal and its products.
+
+For a bound that is quadratic in the inducing values with precision P, the best S in the family
+S^-1 = Q = D + W W^T (``gp.lowrank``: D = s^-2, W = V / s) maximises
+
+    -log det Q - tr P Q^-1,
+
+which is the likelihood of a factor analysis of P. At its optimum, for a given D, the columns of D^-1 W
+are the leading solutions b of P b = lambda D b, b^T D b = 1, each times sqrt(lambda - 1) (Joreskog, 1967);
+and D + diag(W W^T) = diag(P): with r = 0 the rule for diagonal covariances. Both are looked for in turn:
+directions within a subspace that each product with P turns towards the leading one, and D in between,
+where no new product is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from structgp.gp import LowRank
+from structgp.inference.problem import Problem
+
+PASSES = 2
+"""Products with the precision that one fit takes. Each starts where the last one ended."""
+
+DIAGONAL_STEPS = 10
+
+FIRST_PASSES = 4
+
+OPENING = 0.1
+"""How much directions are narrowed for gradients to see them: by half a percent."""
+
+
+def fit_low_rank(
+    times: Callable[[Tensor], Tensor], diagonal: Tensor, start: LowRank, passes: int = PASSES
+) -> LowRank:
+    """R covariances for R precisions P, never worse than diag(P)^-1.
+
+    times : x (R, M, r) to P x. diagonal : (R, M) of P. start : (R, M) and (R, M, r), whose directions say
+    where to look first. Cost O(R M r^2) and the products.
+    """
+    D, basis = start.sd.square().reciprocal(), start.sd[..., None] * start.directions
+    best = LowRank(diagonal.rsqrt(), torch.zeros_like(start.directions))
+    highest = -(diagonal.log() + 1).sum(-1)
+    for _ in range(passes):
+        root = D.sqrt()[..., None]
+        basis = torch.linalg.qr(root * basis)[0] / root
+        moved = times(basis)
+        known = basis.mT @ moved
+        for step in range(DIAGONAL_STEPS + 1):
+            b, gain = _leading(basis, known, D)
+            if step < DIAGONAL_STEPS:
+                # D + (diag W W^T) = diag P with b and lambda held, where W = D b sqrt(lambda - 1).
+                w = (b.square() * gain[..., None, :]).sum(-1)
+                D = 2 * diagonal / (1 + (1 + 4 * w * diagonal).sqrt())
+        value = (gain - gain.log1p()).sum(-1) - (D.log() + diagonal / D).sum(-1)
+        better = value > highest
+        highest = torch.where(better, value, highest)
+        V = D.sqrt()[..., None] * b * gain.sqrt()[..., None, :]
+        best = LowRank(
+            torch.where(better[:, None], D.rsqrt(), best.sd),
+            torch.where(better[:, None, None], V, best.directions),
+        )
+        basis = moved / D[..., None]
+    return best
+
+
+def _leading(basis: Tensor, known: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
+    """b (R, M, r) within the span of ``basis``, and lambda - 1 (R, r), or 0 where lambda is less than 1.
+    known : (R, r, r) basis^T P basis."""
+    lower = torch.linalg.cholesky(basis.mT @ (D[..., None] * basis))
+    half = torch.linalg.solve_triangular(lower, known, upper=False)
+    inner = torch.linalg.solve_triangular(lower, half.mT, upper=False)
+    value, vector = torch.linalg.eigh(0.5 * (inner + inner.mT))
+    turned = torch.linalg.solve_triangular(lower.mT, vector, upper=True)
+    return basis @ turned, (value - 1).clamp(min=0)
+
+
+def leading_directions(problem: Problem, rank: int) -> Tensor:
+    """(M, r) orthonormal, about those along which the inputs differ most: the leading ones of
+    sum_n A_n^T A_n, by subspace iteration from a start of its own. Cost O(N M r)."""
+    M = problem.posterior.n_inducing
+    generator = torch.Generator().manual_seed(0)
+    m = problem.posterior.m
+    x = torch.randn(M, rank, generator=generator, dtype=m.dtype).to(m)
+    for _ in range(FIRST_PASSES):
+        x, moved = torch.linalg.qr(x)[0], torch.zeros_like(x)
+        for i in range(len(problem.batches)):
+            A = problem.conditional(i).projection
+            seen = problem.weight(i)[:, None, None] * (A @ x)
+            moved += A.flatten(0, 1).T @ seen.flatten(0, 1)
+        x = moved
+    return torch.linalg.qr(x)[0]
+
+
+def open_directions(problem: Problem) -> None:
+    """Where no direction of a low-rank posterior is narrowed, none has a gradient either: narrows some a
+    little, in place. Does nothing to other posteriors."""
+    q = problem.posterior
+    if q.form != "low-rank" or bool(q.directions.any()):
+        return
+    with torch.no_grad():
+        q.directions.copy_(OPENING * leading_directions(problem, q.rank).expand_as(q.directions))

@@ -1,0 +1,238 @@
+"""The loop: data -> problem -> optimiser steps -> history. Prints nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import ThreadpoolController
+
+from structgp.data.batch import Batch, by_length, pad
+from structgp.data.shards import ShardBatches
+from structgp.errors import InputError
+from structgp.gp import Entropy, Posterior
+from structgp.inference import Minibatch, Optimizer, Problem, StepInfo
+from structgp.inference.checkpoint import Checkpoint, Reached
+from structgp.inference.distributed import ALONE, Together
+from structgp.inference.estimators import Estimator, Pathwise
+from structgp.inference.minibatch import MinibatchState
+from structgp.structures import Structure
+
+Callback = Callable[[StepInfo], bool | None]
+
+TRACE_POINTS = 400
+"""Steps that a trace keeps; stochastic optimisers take thousands."""
+
+
+@dataclass
+class History:
+    """How a fit went.
+
+    optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry
+    a step. fresh_elbo : the bound on draws that nothing was fitted to; with the last step's ``elbo`` it
+    brackets the optimum in expectation. stopped : 'converged', 'limit' or 'interrupted'.
+    """
+
+    optimizer: str
+    reason: str
+    gradient: str = "pathwise"
+    steps: list[StepInfo] = field(default_factory=list)
+    fresh_elbo: float = float("nan")
+    seconds: float = 0.0
+    stopped: str = "limit"
+
+    @property
+    def elbo(self) -> float:
+        return self.steps[-1].elbo
+
+    @property
+    def trace(self) -> list[list[float]]:
+        """[number from 1, bound] of every step, or of as many evenly spaced ones as a model file should
+        hold, the first and the last among them."""
+        n = len(self.steps)
+        kept = np.unique(np.linspace(0, n - 1, min(n, TRACE_POINTS)).round().astype(int))
+        return [[self.steps[i].iteration + 1, float(self.steps[i].elbo)] for i in kept.tolist()]
+
+    @property
+    def evaluations(self) -> int:
+        """Likelihoods computed: sequences times draws, over all steps."""
+        return sum(step.evaluations for step in self.steps)
+
+
+PATIENCE = 2
+"""Steps in a row that may fail to lower the loss on dev data."""
+
+
+@dataclass
+class Best:
+    """The lowest loss so far, the posterior that had it, and the steps since then."""
+
+    loss: float = float("inf")
+    posterior: dict[str, torch.Tensor] | None = None
+    worse: int = 0
+
+
+@dataclass
+class Watch:
+    """Early stopping: ``loss`` is looked at after every step, and the posterior with the lowest one is
+    kept."""
+
+    posterior: Posterior
+    loss: Callable[[], float]
+    best: Best = field(default_factory=Best)
+
+    def enough(self) -> bool:
+        """Whether to stop."""
+        loss = self.loss()
+        if loss < self.best.loss:
+            self.best = Best(loss, self.posterior.snapshot())
+        else:
+            self.best.worse += 1
+        return self.best.worse >= PATIENCE
+
+    def restore(self) -> None:
+        if self.best.posterior is not None:
+            self.posterior.load_state_dict(self.best.posterior)
+
+
+def make_batches(
+    rows: Sequence[np.ndarray],
+    labels: Sequence[np.ndarray],
+    pad_row: Callable[[int], np.ndarray],
+    batch_tokens: int,
+    weights: np.ndarray | None = None,
+    together: Together = ALONE,
+) -> list[Batch]:
+    """Training batches of similar length; sequences without tokens are left out, and those without
+    weight. Of several processes, each has its share."""
+    lengths = [len(r) for r in rows]
+    if weights is not None:
+        lengths = [n if w > 0 else 0 for n, w in zip(lengths, weights, strict=True)]
+    batches = list(by_length(lengths, batch_tokens))
+    if together.size == 1:
+        return [pad(rows, labels, pad_row, index, weights) for index in batches]
+    order = [i for index in batches for i in index]
+    if len(order) < together.size:
+        raise InputError(
+            "torchrun",
+            f"{together.size} processes for {len(order)} sequences",
+            "start fewer of them",
+        )
+    number = {i: n for n, i in enumerate(order)}
+    own = together.share(order)
+    found = []
+    for places in by_length([lengths[i] for i in own], batch_tokens):
+        index = [own[j] for j in places]
+        batch = pad(rows, labels, pad_row, index, weights)
+        found.append(replace(batch, number=torch.tensor([number[i] for i in index])))
+    return found
+
+
+def _placed(batches: Sequence[Batch], device: str) -> Sequence[Batch]:
+    """Those on disk stay there, and go to the device when they are read."""
+    if torch.device(device).type == "cpu":
+        return batches
+    if isinstance(batches, ShardBatches):
+        return batches.to(device)
+    return [batch.to(device) for batch in batches]
+
+
+class OneThreadForVectors(ContextDecorator):
+    """SciPy's L-BFGS adds and multiplies vectors in OpenBLAS, whose threads spin while they wait: several
+    times the work where cores are shared. torch has a BLAS of its own.
+
+    Fits may overlap, in threads of the caller's: the last to end sets back what the first one found."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._limit: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                blas = ThreadpoolController().select(internal_api="openblas")
+                self._limit = blas.limit(limits=1)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limit.restore_original_limits()
+
+
+@OneThreadForVectors()
+def train(
+    posterior: Posterior,
+    structure: Structure,
+    batches: Sequence[Batch],
+    optimizer: Optimizer,
+    reason: str,
+    *,
+    estimator: Estimator | None = None,
+    entropy: Entropy = "auto",
+    device: str = "cpu",
+    generator: torch.Generator,
+    callback: Callback | None = None,
+    checkpoint: Checkpoint | None = None,
+    watch: Watch | None = None,
+    together: Together = ALONE,
+) -> History:
+    """Fits ``posterior`` in place. ``estimator`` : of the expected log-likelihood, pathwise unless given.
+    ``device`` : where all of it is computed; the posterior comes back when it is done.
+    ``callback`` sees every step; if it returns True, the fit stops there and what has been reached is
+    kept. ``checkpoint`` : if its file is there the fit goes on from it; it is written after steps, and it
+    is the caller's to remove. ``watch`` : looks at every step, ends the fit, and has the last word on the
+    posterior. ``together`` : with which other processes, whose batches are others."""
+    home = posterior.m.device
+    posterior.to(device)
+    batches = _placed(batches, device)
+    saved = None if checkpoint is None else checkpoint.read(posterior, generator)
+    began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
+    problem = Problem(
+        posterior, structure, batches, estimator or Pathwise(), entropy, together=together
+    )
+    history = History(optimizer.name, reason, problem.estimator.name)
+    if saved is None:
+        state = optimizer.start(problem, generator)
+    else:
+        state, history.steps, problem.memory = saved.state, saved.steps, saved.memory
+        if watch is not None and saved.best is not None:
+            watch.best = saved.best
+    while True:
+        state, info = optimizer.step(problem, state)
+        history.steps.append(info)
+        # A batch of many says little of whether the fit as a whole gets better.
+        within_pass = isinstance(state, MinibatchState) and bool(state.order)
+        stop = watch is not None and not within_pass and watch.enough()
+        stop = together.any((callback is not None and bool(callback(info))) or stop)
+        if stop and not info.finished:
+            history.stopped = "interrupted"
+            break
+        if info.finished:
+            history.stopped = "converged" if info.converged else "limit"
+            break
+        written = True
+        if checkpoint is not None and together.is_first:
+            elapsed = time.monotonic() - began
+            best = None if watch is None else watch.best
+            reached = Reached(state, history.steps, elapsed, problem.memory, best)
+            written = checkpoint.write(posterior, generator, reached)
+        if written and isinstance(state, MinibatchState):
+            state.release()
+    if watch is not None:
+        watch.restore()
+        problem.conditional.refresh()
+    much = isinstance(optimizer, Minibatch) and bool(optimizer.single)
+    history.fresh_elbo = problem.fresh_bound(4 if much else 16, generator)
+    if isinstance(optimizer, Minibatch):
+        history.fresh_elbo += optimizer.known_value(problem, state)
+    posterior.to(home)
+    history.seconds = time.monotonic() - began
+    return history

@@ -1,0 +1,305 @@
+"""Natural gradients through quadratic sites: second order for any likelihood, from values alone.
+
+Each batch is held as a quadratic in its latent values (``Sites``). A step estimates the quadratic
+that fits log p under the posterior as it is, moves the one held a part of the way to it, and sets the
+posterior to the exact answer for the quadratics held:
+
+    S_j^-1 = I + sum_n A_n^T Lambda_nj A_n,    m_j = S_j sum_n A_n^T r_nj.
+
+That is a natural-gradient step in the bound (Khan and Lin, 2017), and the part of the way is its
+length. Noise in the estimates is averaged over steps, the more so the shorter they are; and where
+the estimator works from values alone, the quadratics held are its control variate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from structgp.errors import InputError
+from structgp.gp import LowRank
+from structgp.gp.linalg import factor_of_inverse
+from structgp.inference.bound import Latents, Sensitivity
+from structgp.inference.fit_low_rank import fit_low_rank, leading_directions
+from structgp.inference.plateau import Plateau
+from structgp.inference.problem import Problem, StepInfo
+from structgp.inference.scales import (
+    AMPLITUDE_PRIOR_SD,
+    LearnScales,
+    fit_pairwise_sd,
+    moves_amplitude,
+    refuse_kernel,
+)
+from structgp.inference.sites import Sites
+
+LEAST_PRECISION = 0.25
+"""A posterior may be wider than the prior, under a likelihood that is not concave, but not wider than
+1 / sqrt(this) times."""
+
+UPWARD_SHARES = (0.5, -1.0)
+"""What is used of the part that bends up where all of it leaves no posterior. -1 turns it round: a
+direction that bends up by much is then one to move little in, as in a saddle-free Newton step. At 0 it
+would be one to move far in."""
+
+WORSE = 6.0
+"""Standard errors by which the bound must have fallen for a step to be taken back."""
+
+SHORTEST = 1e-3
+
+AMPLITUDE_STEP = 0.3
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one pass over the data found at a posterior: the bound and the variance of its estimate, the
+    quadratics that fit there, and the derivative in the log-amplitude. posterior, sites : where it was."""
+
+    elbo: float
+    variance: float
+    targets: list[Sites]
+    latents: list[Latents]
+    amplitude_slope: float
+    evaluations: int
+    posterior: dict[str, Tensor]
+    sites: list[Sites | None]
+
+
+@dataclass
+class NaturalState:
+    """sites : of each batch, None before the first step. rate : part of the way, times ``trust``, which
+    falls where steps do harm. best : the highest bound seen. last : the last look that was not worse
+    for certain."""
+
+    generator: torch.Generator
+    plateau: Plateau
+    rate: float
+    sites: list[Sites | None]
+    trust: float = 1.0
+    best: float = -float("inf")
+    last: Look | None = field(default=None, metadata={"checkpoint": False})
+    iteration: int = 0
+    reductions: int = 0
+    amplitude_momentum: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+
+@dataclass(frozen=True)
+class Natural:
+    """Natural gradients, one pass over all batches a step.
+
+    Parameters
+    ----------
+    rate : of the first steps. All labels move at once, each as if the others stood still: above
+        one half that overshoots.
+    window, tolerance : every so many steps the mean bound must have risen by so many nats per
+        sequence, or the rate is halved.
+    reductions : stop when that has happened so often.
+    max_steps : stop here at the latest. It also stops, as at a limit, where even the shortest step
+        made the bound worse.
+    learn_scales : False, 'pairwise' or True (the amplitude too).
+    """
+
+    rate: float = 0.5
+    window: int = 6
+    tolerance: float = 0.02
+    reductions: int = 4
+    max_steps: int = 150
+    learn_scales: LearnScales = "pairwise"
+    name = "natural"
+
+    def start(self, problem: Problem, generator: torch.Generator) -> NaturalState:
+        if problem.posterior.n_components > 1:
+            raise InputError(
+                "inference", "'natural' fits one component", "use inference='adam' for a mixture"
+            )
+        refuse_kernel(self.learn_scales, self.name)
+        plateau = Plateau(self.window, self.tolerance * problem.n_sequences)
+        return NaturalState(generator, plateau, self.rate, [None] * len(problem.batches))
+
+    def step(self, problem: Problem, state: NaturalState) -> tuple[NaturalState, StepInfo]:
+        """Cost O(V (N M^2 + M^3)) and the estimator's on every batch."""
+        with torch.no_grad():
+            look = _look(problem, state)
+            last = state.last
+            noise = WORSE * (look.variance + (last.variance if last else 0.0)) ** 0.5
+            if last is not None and look.elbo < state.best - noise:
+                # A step that made it worse for certain is taken back. The next look is at the old
+                # place with fresh draws, and steps from there are shorter. It may have been luck
+                # that the step was measured by: less so each time.
+                problem.posterior.load_state_dict(last.posterior)
+                state.sites, state.last, elbo = last.sites, None, last.elbo
+                state.trust, state.best = 0.5 * state.trust, state.best - noise / 16
+            else:
+                state.last, elbo = look, look.elbo
+                state.best = max(state.best, elbo)
+                state.trust = min(1.0, 1.2 * state.trust)
+                state.plateau.add(elbo)
+                self._move(problem, state, look)
+            stuck = state.trust < SHORTEST
+        problem.memory.clear()
+        state.iteration += 1
+        if state.plateau.is_full and state.plateau.look():
+            state.reductions += 1
+            state.rate *= 0.5
+        converged = state.reductions >= self.reductions
+        finished = converged or stuck or state.iteration >= self.max_steps
+        return state, StepInfo(state.iteration - 1, elbo, look.evaluations, finished, converged)
+
+    def _move(self, problem: Problem, state: NaturalState, look: Look) -> None:
+        """Sites part of the way to where the look found them, the posterior to the answer for them,
+        and the scales."""
+        # The first sites of all come from nothing: quadratics of zero.
+        moved = [
+            (_nothing(new) if old is None else old).towards(new, state.rate * state.trust)
+            for old, new in zip(state.sites, look.targets, strict=True)
+        ]
+        if not set_posterior(problem, moved):
+            # Under a likelihood that is not concave, or under noise, the quadratics may bend up by
+            # more than the prior bends down, and have no posterior.
+            split = [_split(site, at) for site, at in zip(moved, look.latents, strict=True)]
+            for share in UPWARD_SHARES:
+                moved = [down.plus(up, share) for down, up in split]
+                if set_posterior(problem, moved):
+                    break
+        state.sites = list(moved)
+        if moves_amplitude(self.learn_scales):
+            self._move_amplitude(problem, state, look.amplitude_slope)
+        if self.learn_scales:
+            fit_pairwise_sd(problem.posterior)
+
+    def _move_amplitude(self, problem: Problem, state: NaturalState, slope: float) -> None:
+        """One step of Adam, shorter as the rate is."""
+        q, (first, second) = problem.posterior, state.amplitude_momentum
+        slope -= float(q.log_amplitude) / AMPLITUDE_PRIOR_SD**2
+        first, second = 0.7 * first + 0.3 * slope, 0.9 * second + 0.1 * slope**2
+        state.amplitude_momentum = [first, second]
+        n = state.iteration + 1
+        direction = first / (1 - 0.7**n) / max(1e-12, second / (1 - 0.9**n)) ** 0.5
+        q.log_amplitude.add_(AMPLITUDE_STEP * state.rate * state.trust * direction)
+
+
+def _look(problem: Problem, state: NaturalState) -> Look:
+    q = problem.posterior
+    elbo = -float(q.kl_inducing(problem.entropy)) - float(q.kl_pairwise())
+    variance, slope, evaluations = 0.0, 0.0, 0
+    targets, latents = [], []
+    for i, known in enumerate(state.sites):
+        latent = problem.latents(i)
+        found = problem.estimate(i, latent, state.generator, memory=known)
+        at = latent.sensitivity(found.moments)
+        targets.append(Sites.of(latent, at))
+        latents.append(latent)
+        elbo += float(found.moments.value.sum())
+        # Unknown, from one replicate: then nothing is certain.
+        variance += float(found.variance.value.nan_to_num(torch.inf).sum())
+        evaluations += found.evaluations
+        # Every draw is proportional to the root of the amplitude.
+        slope += 0.5 * float((at.mean * latent.mean).sum())
+        slope += float((at.covariance * latent.covariance).sum())
+    return Look(elbo, variance, targets, latents, slope, evaluations, q.snapshot(), state.sites)
+
+
+def _split(site: Sites, latent: Latents) -> tuple[Sites, Sites]:
+    """The part that bends down and the part that bends up, each around the posterior as it is, where
+    leaving out the second then changes no gradient. Eigenvalues are those in whitened coordinates,
+    where noise is evenly spread."""
+    factor = latent.factor
+    whitened = factor.mT @ site.precision @ factor
+    values, vectors = torch.linalg.eigh(0.5 * (whitened + whitened.mT))
+    back = torch.linalg.solve_triangular(factor.mT, vectors, upper=True)  # L^-T U
+    up = (back * values.clamp(max=0)[..., None, :]) @ back.mT
+    if site.pair_precision.shape == site.pair_linear.shape:
+        pair_up = site.pair_precision.clamp(max=0)
+    else:
+        values, vectors = torch.linalg.eigh(0.5 * (site.pair_precision + site.pair_precision.T))
+        pair_up = (vectors * values.clamp(max=0)) @ vectors.T
+    nothing = torch.zeros_like(latent.mean), torch.zeros_like(latent.pairs.mean)
+    bends_up = Sites.of(latent, Sensitivity(nothing[0], -0.5 * up, nothing[1], -0.5 * pair_up))
+    return site.plus(bends_up, -1.0), bends_up
+
+
+def _nothing(like: Sites) -> Sites:
+    return Sites(*(torch.zeros_like(a) for a in vars(like).values()))
+
+
+def set_posterior(problem: Problem, sites: list[Sites]) -> bool:
+    """The exact posterior for quadratic ``sites``, in place; False, and nothing moved, if there is none.
+    Where the covariances are of another form than full, the means are still exact, and the covariances
+    the closest of their form.
+
+    Cost O(R (N M^2 + M^3)) time, O(M^2) memory beside the posterior itself.
+    """
+    q = problem.posterior
+    scale = (0.5 * q.log_amplitude.detach()).exp()
+    pairs = _pairwise(problem, sites)
+    if pairs is None:
+        return False
+    linear, opened = torch.zeros_like(q.m[0]), None
+    for i, site in enumerate(sites):
+        linear += scale * problem.conditional(i).transposed_times(site.linear[0])
+    if q.form == "low-rank" and not bool(q.directions.any()):
+        opened = leading_directions(problem, q.rank)
+    means, factors, directions = [], [], []
+    # One function at a time: of R precisions, each may be as large as memory has room for.
+    for j in range(q.n_functions):
+        precision = _precision(problem, sites, j, scale)
+        least = LEAST_PRECISION * torch.eye(len(precision)).to(precision)
+        if int(torch.linalg.cholesky_ex(precision - least)[1]) > 0:
+            return False
+        lower = torch.linalg.cholesky_ex(precision)[0]
+        means.append(torch.cholesky_solve(linear[j][:, None], lower)[:, 0])
+        if q.form == "full":
+            factors.append(factor_of_inverse(precision))
+        elif q.form == "diagonal":
+            # Of all diagonal covariances the one with the precision's diagonal is closest.
+            factors.append(precision.diagonal().rsqrt())
+        else:
+            first = q.directions[0, j] if opened is None else opened
+            start = LowRank(q.factor[0, j][None], first[None])
+            found = fit_low_rank(precision.matmul, precision.diagonal()[None], start)[0]
+            factors.append(found.sd)
+            directions.append(found.directions)
+    q.m[0], q.factor[0] = torch.stack(means), torch.stack(factors)
+    if directions:
+        q.directions[0] = torch.stack(directions)
+    if q.has_pairs:
+        mean, spread = pairs
+        q.pair_mean.copy_(mean)
+        if q.pairs_are_full:
+            q.pair_factor.copy_(spread)
+        else:
+            q.pair_log_sd.copy_(spread.log())
+    return True
+
+
+def _precision(problem: Problem, sites: list[Sites], j: int, scale: Tensor) -> Tensor:
+    """(M, M) I + sum_n A_n^T Lambda_nj A_n of function j."""
+    q = problem.posterior
+    precision = torch.eye(q.n_inducing).to(q.m)
+    for i, site in enumerate(sites):
+        projection = scale * problem.conditional(i).projection
+        bent = site.precision[0, :, j] @ projection
+        precision.addmm_(projection.flatten(0, 1).T, bent.flatten(0, 1))
+    return 0.5 * (precision + precision.T)
+
+
+def _pairwise(problem: Problem, sites: list[Sites]) -> tuple[Tensor, Tensor] | None:
+    """Mean and factor of q(g) under the sites; None if there is none."""
+    q = problem.posterior
+    if not q.has_pairs:
+        return q.pair_mean, q.pair_mean
+    prior = q.pairwise_sd.detach() ** -2
+    linear = torch.stack([s.pair_linear for s in sites]).sum(0)
+    precision = torch.stack([s.pair_precision for s in sites]).sum(0)
+    if not q.pairs_are_full:
+        precision = precision + prior
+        if bool((precision <= LEAST_PRECISION * prior).any()):
+            return None
+        return linear / precision, precision.rsqrt()
+    eye = torch.eye(len(precision)).to(precision)
+    precision = 0.5 * (precision + precision.T) + prior * eye
+    if int(torch.linalg.cholesky_ex(precision - LEAST_PRECISION * prior * eye)[1]) > 0:
+        return None
+    mean = torch.cholesky_solve(linear.reshape(-1, 1), torch.linalg.cholesky(precision))
+    return mean.view_as(linear), factor_of_inverse(precision)

@@ -1,0 +1,215 @@
+"""The paper's batch schedule: L-BFGS over blocks of parameters, one block after the other.
+
+A global iteration gives the unary block (inducing means and covariances, mixture weights) 50 steps
+of L-BFGS, the pairwise block 10, the hyper-parameters 5. Every evaluation uses the same draws, so
+that L-BFGS sees a function and not noise. It ends when two global iterations in a row have the same
+objective, when the unary parameters stand still, or when the time is up; the best parameters seen at
+the end of a block are kept.
+
+With score estimates, value and gradient of the same draws do not quite belong together, and a line search
+may find no step that improves: that ends a block, and when it ends all of them the objective stands still.
+Agreement then says that L-BFGS can go no further, with so many draws, and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from structgp.gp import Posterior
+from structgp.inference.fit_low_rank import open_directions
+from structgp.inference.lbfgs import minimize
+from structgp.inference.problem import Problem, StepInfo
+from structgp.inference.scales import LearnScales, hyper_parameters, moves_kernel
+from structgp.paper.mixture import separate
+
+
+@dataclass
+class BlocksState:
+    """seed : of the draws. best, best_elbo : parameters with the highest objective. elbo : of the last
+    global iteration."""
+
+    seed: int
+    best: dict[str, Tensor]
+    began: float = field(metadata={"clock": True})
+    best_elbo: float = -math.inf
+    elbo: float = -math.inf
+    iteration: int = 0
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """L-BFGS over blocks; the defaults are the paper's.
+
+    Parameters
+    ----------
+    unary_steps, pairwise_steps, hyper_steps : L-BFGS iterations of each block a global iteration.
+    objective_tolerance : stop when the objective changes by less between two global iterations.
+    parameter_tolerance : stop when the unary parameters change by less on average, the means and the
+        diagonals of the covariance factors each; what is off the diagonals hardly moves, and there
+        is so much of it that an average over all would always be small.
+    max_seconds, max_iterations : stop here at the latest; the time is looked at between blocks, and
+        between the evaluations within one.
+    learn_scales : what the block of hyper-parameters is; 'all' is the paper's.
+    """
+
+    unary_steps: int = 50
+    pairwise_steps: int = 10
+    hyper_steps: int = 5
+    objective_tolerance: float = 1e-5
+    parameter_tolerance: float = 1e-3
+    max_seconds: float = 5.5 * 3600
+    max_iterations: int = 1000
+    learn_scales: LearnScales = "all"
+    name: str = "lbfgs"
+
+    def start(self, problem: Problem, generator: torch.Generator) -> BlocksState:
+        seed = int(torch.randint(2**31, (), generator=generator))
+        open_directions(problem)
+        separate(problem, generator)
+        return BlocksState(seed, problem.posterior.snapshot(), time.monotonic())
+
+    def step(self, problem: Problem, state: BlocksState) -> tuple[BlocksState, StepInfo]:
+        """One global iteration: 65 L-BFGS steps, each of one evaluation of the bound or more."""
+        q = problem.posterior
+        before = _places(q)
+        evaluations = 0
+        for parameters, steps, moves in self._blocks(problem):
+            if not parameters or self._is_late(state):
+                continue
+            elbo, count = self._climb(problem, state, parameters, steps, moves)
+            evaluations += count
+            if elbo > state.best_elbo:
+                state.best, state.best_elbo = problem.posterior.snapshot(), elbo
+        changed = max(float((a - b).abs().mean()) for a, b in zip(before, _places(q), strict=True))
+        settled = abs(state.best_elbo - state.elbo) < self.objective_tolerance
+        still = changed < self.parameter_tolerance
+        state.elbo, state.iteration = state.best_elbo, state.iteration + 1
+        converged = (settled or still) and not self._is_late(state)
+        finished = converged or self._is_late(state) or state.iteration >= self.max_iterations
+        if finished:
+            q.load_state_dict(state.best)
+            problem.conditional.refresh()
+        info = StepInfo(state.iteration - 1, state.best_elbo, evaluations, finished, converged)
+        return state, info
+
+    def _is_late(self, state: BlocksState) -> bool:
+        return time.monotonic() - state.began > self.max_seconds
+
+    def _blocks(self, problem: Problem) -> list[tuple[list[torch.nn.Parameter], int, bool]]:
+        """Parameters, steps, and whether the kernel is among them."""
+        q = problem.posterior
+        unary = [q.m, q.factor] + ([q.directions] if q.form == "low-rank" else [])
+        unary += [q.weight_logits] if q.n_components > 1 else []
+        spread = q.pair_factor if q.pairs_are_full else q.pair_log_sd
+        pairwise = [q.pair_mean, spread] if q.has_pairs else []
+        hyper = hyper_parameters(q, self.learn_scales)
+        return [
+            (unary, self.unary_steps, False),
+            (pairwise, self.pairwise_steps, False),
+            (hyper, self.hyper_steps, moves_kernel(self.learn_scales)),
+        ]
+
+    def _climb(
+        self,
+        problem: Problem,
+        state: BlocksState,
+        parameters: list[torch.nn.Parameter],
+        steps: int,
+        move_kernel: bool,
+    ) -> tuple[float, int]:
+        """L-BFGS on one block, the rest held; the bound reached and the likelihoods computed."""
+        count = 0
+        q = problem.posterior
+        lower = [p is q.factor and q.form == "full" for p in parameters]
+        start = _flatten([p.detach() for p in parameters], lower)
+        best_value, best_flat = math.inf, start
+
+        def negative(flat: Tensor) -> tuple[float, Tensor]:
+            nonlocal count, best_value, best_flat
+            _unflatten(flat, parameters, lower)
+            try:
+                value, grads, evaluations = _value_and_gradients(
+                    problem, parameters, state.seed, move_kernel
+                )
+            except torch.linalg.LinAlgError:
+                # A step so long that nothing can be computed there.
+                return 1e300, torch.zeros_like(flat)
+            count += evaluations
+            if not math.isfinite(value):
+                return 1e300, torch.zeros_like(flat)
+            if -value < best_value:
+                best_value, best_flat = -value, flat.clone()
+            if self._is_late(state):
+                raise _OutOfTimeError
+            return -value, -_flatten(grads, lower)
+
+        with contextlib.suppress(_OutOfTimeError):
+            minimize(negative, start, steps=steps, memory=10)
+        _unflatten(best_flat, parameters, lower)
+        if move_kernel:
+            problem.conditional.refresh()
+        return -best_value, count
+
+
+def _places(q: Posterior) -> list[Tensor]:
+    """Copies of the means and of the diagonals of the factors."""
+    factor = q.factor.detach()
+    diagonal = factor.diagonal(dim1=-1, dim2=-2) if q.form == "full" else factor
+    return [q.m.detach().clone(), diagonal.clone()]
+
+
+class _OutOfTimeError(Exception):
+    """The time limit was reached within a block."""
+
+
+def _value_and_gradients(
+    problem: Problem, parameters: Sequence[torch.nn.Parameter], seed: int, move_kernel: bool
+) -> tuple[float, list[Tensor], int]:
+    """The bound on the draws of ``seed``, and its gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    total, grads, evaluations = 0.0, [torch.zeros_like(p) for p in parameters], 0
+    n = len(problem.batches)
+    for i in range(n):
+        bound = problem.bound(i, generator, move_kernel=move_kernel)
+        # Each batch stands for all of them: the mean over batches is the bound.
+        found = torch.autograd.grad(bound.elbo / n, list(parameters), allow_unused=True)
+        grads = [a if b is None else a + b for a, b in zip(grads, found, strict=True)]
+        total += float(bound.elbo.detach()) / n
+        evaluations += bound.estimate.evaluations
+    return total, grads, evaluations
+
+
+def _flatten(tensors: Sequence[Tensor], lower: Sequence[bool]) -> Tensor:
+    """One float64 vector; of those that are lower triangular, the lower triangle."""
+    parts = [_packed(t, low).double().reshape(-1) for t, low in zip(tensors, lower, strict=True)]
+    return torch.cat(parts)
+
+
+def _unflatten(
+    flat: Tensor, parameters: Sequence[torch.nn.Parameter], lower: Sequence[bool]
+) -> None:
+    start = 0
+    with torch.no_grad():
+        for p, low in zip(parameters, lower, strict=True):
+            size = _packed(p, low).numel()
+            part = flat[start : start + size].to(p)
+            start += size
+            if low:
+                row, column = torch.tril_indices(*p.shape[-2:])
+                p[..., row, column] = part.reshape(*p.shape[:-2], -1)
+            else:
+                p.copy_(part.view_as(p))
+
+
+def _packed(tensor: Tensor, lower: bool) -> Tensor:
+    if not lower:
+        return tensor
+    row, column = torch.tril_indices(*tensor.shape[-2:])
+    return tensor[..., row, column]

@@ -1,0 +1,166 @@
+"""Gradients from values of the likelihood alone: the supplement's estimators, and better points.
+
+Raw, the score form multiplies l itself by the score, and most of its variance is the mean of l.
+Three ways to take that away, none of which moves the expectation:
+
+* the paper's control variate: subtract a-hat times the score, entry by entry, with
+  a-hat = Cov[score l, score] / Var[score] from a tenth of the draws, which then do not serve again;
+* leave-one-out: subtract from each value the mean of the others;
+* where points of a replicate depend on one another, subtract the mean over the other replicates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from structgp.inference.estimators.designs import Design, draw, replicate_sizes
+from structgp.inference.estimators.moments import (
+    Draws,
+    Estimate,
+    Moments,
+    Target,
+    combine,
+    masked,
+    score_moments,
+    variance_of_mean,
+)
+
+Baseline: TypeAlias = Literal["none", "control-variate", "mean"]
+
+REPLICATES = 8
+TENTHS = 10
+
+
+@dataclass(frozen=True)
+class Score:
+    """Score gradients with a choice of points and of what is subtracted.
+
+    Parameters
+    ----------
+    name : what it is called.
+    design : see ``designs``.
+    baseline : 'none', 'control-variate' (the paper's) or 'mean' (leave-one-out for independent
+        points, leave-one-replicate-out for others).
+    n_draws : S.
+    """
+
+    name: str
+    design: Design
+    baseline: Baseline
+    n_draws: int = 1024
+    needs_gradient = False
+    parts = None
+    uses_memory = False
+
+    def with_draws(self, n_draws: int) -> Score:
+        return replace(self, n_draws=n_draws)
+
+    def __call__(
+        self, target: Target, generator: torch.Generator, memory: Moments | None = None
+    ) -> Estimate:
+        """Cost: S likelihoods of every sequence, and O(S B V T^2). ``memory`` is not used."""
+        tenths = self.baseline == "control-variate"
+        sizes = replicate_sizes(self.n_draws, TENTHS if tenths else REPLICATES, self.design)
+        values: list[Tensor] = []
+        with_values, with_ones = [], []
+        gain: Moments | None = None
+        for draws in draw(target, self.design, sizes, generator):
+            l = target.log_prob(draws.unary, draws.pairwise)
+            values.append(l)
+            if tenths and len(sizes) > 1 and gain is None:
+                gain = _control_variate(target, draws, l)
+                continue
+            with_values.append(score_moments(target, draws, l))
+            if self.baseline != "none":
+                with_ones.append(score_moments(target, draws, torch.ones_like(l)))
+        if gain is not None:
+            parts = [m1 - gain * m0 for m1, m0 in zip(with_values, with_ones, strict=True)]
+            sizes = sizes[1:]
+        elif self.baseline == "mean" and len(sizes) > 1:
+            parts = self._less_mean(target, values, with_values, with_ones)
+        else:
+            parts = with_values
+        mean, variance = combine(parts, sizes)
+        l = torch.cat(values)
+        # Points of a replicate that depend on one another say little of each other's scatter.
+        dependent = self.design != "iid"
+        scatter = combine(with_values, sizes)[1].value if dependent else variance_of_mean(l)
+        return Estimate(
+            replace(mean, value=l.mean(0)),
+            replace(variance, value=scatter),
+            l.std(0, correction=0),
+            l.numel(),
+        )
+
+    def _less_mean(
+        self,
+        target: Target,
+        values: list[Tensor],
+        with_values: list[Moments],
+        with_ones: list[Moments],
+    ) -> list[Moments]:
+        count = sum(len(l) for l in values)
+        total = torch.stack([l.sum(0) for l in values]).sum(0)
+        parts = []
+        for l, m1, m0 in zip(values, with_values, with_ones, strict=True):
+            if self.design == "iid":
+                # Leaving one value out of its own baseline: S / (S - 1) (l - mean of all).
+                less, stretch = total / count, count / (count - 1)
+            else:
+                less, stretch = (total - l.sum(0)) / (count - len(l)), 1.0
+            parts.append((m1 - _times(target, m0, less)) * stretch)
+        return parts
+
+
+def _times(target: Target, ones: Moments, baseline: Tensor) -> Moments:
+    """Score moments of values that are ``baseline`` (B,) at every draw, from those of values 1."""
+    # Of ones, the sum over sequences carries the sum of the weights.
+    weight = target.weight.to(baseline)
+    pairs = (weight @ baseline) / weight.sum()
+    return Moments(
+        ones.value * baseline,
+        ones.slope * baseline[:, None, None],
+        ones.bend * baseline[:, None, None, None],
+        ones.pair_slope * pairs,
+        ones.pair_bend * pairs,
+    )
+
+
+def _control_variate(target: Target, draws: Draws, values: Tensor) -> Moments:
+    """a-hat = Cov[h l, h] / Var[h] for each entry h of the score."""
+    ones = torch.ones_like(values)
+    hl, h = score_moments(target, draws, values), score_moments(target, draws, ones)
+    hhl, hh = _squared_scores(target, draws, values), _squared_scores(target, draws, ones)
+    # Var[h] of the sum over sequences is that of one score; its ones come with the summed weight.
+    total = float(target.weight.sum())
+    h = replace(h, pair_slope=h.pair_slope / total, pair_bend=h.pair_bend / total)
+    hh = replace(hh, pair_slope=hh.pair_slope / total, pair_bend=hh.pair_bend / total)
+    covariance, variance = hhl - hl * h, hh - h * h
+    gain = covariance.map(lambda c, v: torch.where(v > 0, c / v, 0), variance)
+    # The sums over sequences are taken with the weights in: undo it where ones are multiplied.
+    return replace(gain, pair_slope=gain.pair_slope / total, pair_bend=gain.pair_bend / total)
+
+
+def _squared_scores(target: Target, draws: Draws, values: Tensor) -> Moments:
+    """E[h^2 l] for each entry h of the score: eps, eps_t eps_u (t != u), eps^2 - 1."""
+    S = len(draws)
+    weighted = values / S
+    e = draws.unary.permute(1, 3, 2, 0).square().contiguous()
+    ew = e * weighted.T[:, None, None, :]
+    bend, slope, total = ew @ e.mT, ew.sum(-1), weighted.sum(0)
+    bend.diagonal(dim1=-1, dim2=-2).add_(total[:, None, None] - 2 * slope)
+    summed = weighted @ target.weight.to(values)
+    flat = draws.pairwise.flatten(1).square()
+    pair_slope = summed @ flat
+    if target.pairs_are_full:
+        pair_bend = (flat * summed[:, None]).T @ flat
+        pair_bend.diagonal().add_(summed.sum() - 2 * pair_slope)
+    else:
+        pair_bend = summed @ (flat - 1).square()
+        pair_bend = pair_bend.view_as(draws.pairwise[0])
+    pair_slope = pair_slope.view_as(draws.pairwise[0])
+    return masked(target, Moments(total, slope.mT, bend, pair_slope, pair_bend))

@@ -1,0 +1,154 @@
+"""The chain's log Z and its gradient, each as one kernel, on GPUs and where Triton's interpreter is on.
+
+The same recursion as ``chain``'s. All steps of a sequence run within one launch, and nothing is asked of
+the potentials before it: ``fused_kernels`` says how large ones, and -inf, are met on the way.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+MOST_LABELS = 64
+
+# An entry below LOW may lack numbers that vanished; TINY is about the smallest normal number.
+_LOW = {torch.float32: 1e-30, torch.float64: 1e-290}
+_TINY = {torch.float32: 1e-37, torch.float64: 1e-307}
+_MASK_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How sequences are dealt out: ``block_b`` (a power of 2) of one draw to a program of ``num_warps``
+    warps. At most 8 sequences: products of 16 rows Triton would take to tensor cores by itself, in a
+    precision too low."""
+
+    block_b: int = 1
+    num_warps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.block_b not in (1, 2, 4, 8):
+            raise ValueError(f"{self.block_b} sequences a program: 1, 2, 4 or 8 are possible")
+
+
+def padded(V: int) -> int:
+    """V as the kernels hold it, a power of 2."""
+    return max(2, 1 << (V - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward pass needs: the inputs, and forward messages (S, B, T, V), which are logs where
+    the program that wrote them was careful."""
+
+    f: Tensor
+    g: Tensor
+    mask: Tensor
+    alpha: Tensor
+    careful: Tensor
+    shape: Shape
+
+    def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return backward(self, weight)
+
+
+def supports(f: Tensor, g: Tensor, mask: Tensor) -> bool:
+    """Whether f (S, B, T, V), g (S, V, V) and mask (B, T) can be taken here."""
+    return (
+        (f.is_cuda or _interpreted())
+        and f.dtype == g.dtype
+        and f.dtype in _LOW
+        and f.numel() > 0
+        and f.shape[-1] <= MOST_LABELS
+        and f.device == g.device == mask.device
+        and _triton_is_there()
+    )
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def _triton_is_there() -> bool:
+    return find_spec("triton") is not None
+
+
+def default_shape(B: int, V: int) -> Shape:
+    """A warp for a row of labels, and sequences that fill it twice: the best or near it on an H200, where
+    there are enough of them."""
+    labels = padded(V)
+    block = min(max(1, 64 // labels), 8, 1 << (B - 1).bit_length())
+    return Shape(block, 4 if labels > 32 else 1)
+
+
+def forward(f: Tensor, g: Tensor, mask: Tensor, shape: Shape | None = None) -> tuple[Tensor, Saved]:
+    """log Z (S, B), and what ``backward`` needs. Cost O(S B T V^2), memory O(S B T V)."""
+    from structgp.structures.linear_chain.fused_kernels import forward_kernel
+
+    S, B, T, V = f.shape
+    shape = shape or default_shape(B, V)
+    n_blocks = -(-B // shape.block_b)
+    saved = Saved(
+        f.detach().contiguous(),
+        g.detach().contiguous(),
+        mask.contiguous().view(torch.uint8),
+        torch.empty_like(f, memory_format=torch.contiguous_format),
+        torch.empty(S * n_blocks, dtype=torch.int8, device=f.device),
+        shape,
+    )
+    log_z = f.new_empty((S, B))
+    with torch.cuda.device_of(f):
+        forward_kernel[(S * n_blocks,)](
+            saved.f, saved.g, saved.mask, log_z, saved.alpha, saved.careful, B, T, n_blocks,
+            **_constants(saved),
+        )  # fmt: skip
+    return log_z, saved
+
+
+def backward(saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients in f (S, B, T, V), 0 at padding, and in g (S, V, V), of sum(grad * log Z), grad (S, B)."""
+    nodes, pairs = _marginals(saved, grad, pairs=True)
+    return nodes, pairs[:, 0] if pairs.shape[1] == 1 else pairs.sum(1)
+
+
+def node_marginals(f: Tensor, g: Tensor, mask: Tensor, shape: Shape | None = None) -> Tensor:
+    """(S, B, T, V) probabilities of labels, 0 at padding and where a sequence has no labelling."""
+    log_z, saved = forward(f, g, mask, shape)
+    return _marginals(saved, torch.ones_like(log_z), pairs=False)[0]
+
+
+def _marginals(saved: Saved, weight: Tensor, *, pairs: bool) -> tuple[Tensor, Tensor]:
+    """Node marginals times weight (S, B), and pair marginals (S, blocks of sequences, V, V)."""
+    from structgp.structures.linear_chain.fused_kernels import backward_kernel
+
+    f = saved.f
+    S, B, T, V = f.shape
+    n_blocks = -(-B // saved.shape.block_b)
+    nodes = torch.empty_like(f)
+    # One part for each program, summed afterwards: the sum's order is then always the same.
+    parts = f.new_empty((S, n_blocks, V, V) if pairs else (0,))
+    with torch.cuda.device_of(f):
+        backward_kernel[(S * n_blocks,)](
+            f, saved.g, saved.mask, saved.alpha, saved.careful, weight.to(f.dtype).contiguous(),
+            nodes, parts, B, T, n_blocks, **_constants(saved), PAIRS=pairs,
+        )  # fmt: skip
+    return nodes, parts
+
+
+def _constants(saved: Saved) -> dict[str, int | float | str]:
+    V, dtype = saved.f.shape[-1], saved.f.dtype
+    return {
+        "V": V,
+        "VP": padded(V),
+        "BLOCK_B": saved.shape.block_b,
+        "LOW": _LOW[dtype],
+        "TINY": _TINY[dtype],
+        "CHUNK": _MASK_CHUNK,
+        "num_warps": saved.shape.num_warps,
+    }

@@ -1,0 +1,513 @@
+"""The model file: what comes back, what is refused, and what a failed save leaves behind."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import importlib.util
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import scipy.sparse
+import torch
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+
+import structgp
+from structgp import InputError, ModelFileError, StructuredGPClassifier
+from structgp.answers import model_file
+from structgp.answers.model import Model
+from structgp.data import atomic
+from structgp.data.generate import generate
+from structgp.gp import Posterior
+from structgp.structures import Chain
+
+
+@pytest.fixture(scope="module")
+def data():
+    return generate(16, n_labels=3, n_values=12, n_templates=3, mean_length=4, seed=1)
+
+
+@pytest.fixture(scope="module")
+def fitted(data):
+    return fit(data.X, data.y)
+
+
+@pytest.fixture(scope="module")
+def content(fitted, tmp_path_factory):
+    """The bytes of a good file."""
+    path = tmp_path_factory.mktemp("model") / "model"
+    fitted.save(path)
+    return path.read_bytes()
+
+
+def fit(X, y, **parameters):
+    defaults = {"n_inducing": 8, "n_draws": 8}
+    return StructuredGPClassifier(**(defaults | parameters)).fit(X, y)
+
+
+def dense(X):
+    return [np.array([[int(v[1:]) / 12 for v in token] for token in x]) for x in X]
+
+
+def mixed(X):
+    return [[{"a": a, "größe": int(b[1:]) / 12, "c": [c, "語"]} for a, b, c in x] for x in X]
+
+
+def header_size(content: bytes) -> int:
+    return 8 + int.from_bytes(content[:8], "little")
+
+
+def refused(path, *parts) -> ModelFileError:
+    """The one line said of a file, by both doors."""
+    with pytest.raises(ModelFileError) as caught:
+        structgp.load(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ")
+    assert "\n" not in text
+    assert caught.value.problem
+    assert caught.value.remedy
+    for part in parts:
+        assert part in text
+    with pytest.raises(ModelFileError) as again:
+        model_file.load(path)
+    assert str(again.value) == text
+    return caught.value
+
+
+# -- there and back --------------------------------------------------------------------------------
+
+
+FORMS = {
+    "columns": (list, {}),
+    "product": (list, {"kernel": "template-product"}),
+    "bag": (list, {"features": "bag"}),
+    "mixed": (mixed, {}),
+    "mixed, chosen": (mixed, {"kernel": {"categorical": "template-product", "sparse": "rbf"}}),
+    "dense": (dense, {}),
+    "dense linear": (dense, {"kernel": "linear"}),
+    "user's kernel": (
+        dense,
+        {"kernel": ScaleKernel(MaternKernel(nu=1.5, active_dims=[0, 2])) + RBFKernel(ard_num_dims=3)},
+    ),
+    "sparse": (lambda X: [scipy.sparse.csr_matrix(rows) for rows in dense(X)], {"kernel": "rbf"}),
+    "no pairs": (list, {"pairwise_sd": 0}),
+    "scales": (list, {"learn_scales": True}),
+    "mean": (list, {"average": "mean"}),
+    "adam": (list, {"inference": "adam"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_round_trip_to_the_last_bit(name, data, tmp_path):
+    change, parameters = FORMS[name]
+    X = change(data.X)
+    estimator = fit(X[:12], data.y[:12], **parameters)
+    # A word never seen, a longer sequence, none at all.
+    new = change([[("v1", "v11", "v0"), ("v10", "v1", "v11")], data.X[0] + data.X[1]])
+    asked = X[12:] + new
+    y = [["L0"] * len(x) if not scipy.sparse.issparse(x) else ["L0"] * x.shape[0] for x in asked]
+    path = tmp_path / "a model.sgp"
+    estimator.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["a model.sgp"]
+    for loaded in (structgp.load(path), structgp.load(str(path))):
+        assert loaded.predict_marginals(asked) == estimator.predict_marginals(asked)
+        assert loaded.predict(asked) == estimator.predict(asked)
+        assert loaded.sequence_log_probs(asked, y) == estimator.sequence_log_probs(asked, y)
+        loaded.decode = estimator.decode = "viterbi"
+        assert loaded.predict(asked) == estimator.predict(asked)
+        estimator.decode = "marginal"
+    again = tmp_path / "again"
+    structgp.load(path).save(again)
+    assert structgp.load(again).predict_marginals(asked) == estimator.predict_marginals(asked)
+
+
+POSTERIORS = [
+    {"n_components": K, "covariance": covariance, "pairwise_covariance": pairs, "pairwise_sd": sd}
+    for K in (1, 2)
+    for covariance in ("full", "diagonal")
+    for pairs in ("full", "diagonal")
+    for sd in (0.7, 0.0)
+]
+
+
+def with_posterior(fitted, options, **fields) -> Model:
+    """The fitted model with another posterior in it, nothing of which is at its start."""
+    old = fitted.model_
+    q = Posterior(old.posterior.kernel, old.posterior.inducing, 3, **options)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in q.named_parameters():
+            if not name.startswith("kernel.") and parameter.isfinite().all():
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter += 0.5 * noise
+    q.round_factor()
+    return Model(old.encoder, old.labels, q.requires_grad_(False), n_draws=8, **fields)
+
+
+@pytest.mark.parametrize("options", POSTERIORS, ids=lambda o: "-".join(map(str, o.values())))
+def test_every_posterior_comes_back_to_the_last_bit(options, fitted, data, tmp_path):
+    before = with_posterior(fitted, options)
+    path = tmp_path / "model"
+    model_file.save(before, path)
+    after = model_file.load(path)
+    state, loaded = before.posterior.state_dict(), after.posterior.state_dict()
+    assert state.keys() == loaded.keys()
+    for name, value in state.items():
+        assert value.dtype == loaded[name].dtype, name
+        assert torch.equal(value, loaded[name]), name
+    assert after.posterior.is_diagonal == (options["covariance"] == "diagonal")
+    assert after.posterior.pairs_are_full == (options["pairwise_covariance"] == "full")
+    for average in ("draws", "mean"):
+        for one, other in zip(
+            before.marginals(data.X, average), after.marginals(data.X, average), strict=True
+        ):
+            assert np.array_equal(one, other)
+
+
+def test_diagonal_covariances_take_less_space(fitted, tmp_path):
+    sizes = []
+    for covariance in ("full", "diagonal"):
+        model_file.save(with_posterior(fitted, {"covariance": covariance}), tmp_path / covariance)
+        with safetensors.safe_open(tmp_path / covariance, framework="np") as file:
+            sizes.append(file.get_tensor("factor").shape)
+    M = fitted.model_.posterior.n_inducing
+    assert sizes == [(1, 3, M * (M + 1) // 2), (1, 3, M)]
+
+
+# -- what answers ----------------------------------------------------------------------------------
+
+
+class Backwards(Chain):
+    """Reads sequences from their end."""
+
+    def marginals(self, f, g, mask):
+        return super().marginals(f, g.mT, mask)
+
+
+def test_a_predictor_answers_and_is_not_kept(fitted, data, tmp_path):
+    plain = with_posterior(fitted, {})
+    own = with_posterior(fitted, {}, likelihood="custom", predictor=Backwards())
+    assert isinstance(plain.structure, Chain)
+    assert isinstance(own.structure, Backwards)
+    differ = [
+        not np.allclose(one, other)
+        for one, other in zip(plain.marginals(data.X), own.marginals(data.X), strict=True)
+    ]
+    assert any(differ)
+    model_file.save(own, tmp_path / "model")
+    loaded = model_file.load(tmp_path / "model")
+    assert loaded.likelihood == "custom"
+    assert loaded.predictor is None
+    assert type(loaded.structure) is Chain
+    for one, other in zip(plain.marginals(data.X), loaded.marginals(data.X), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_the_structure_that_answers_is_kept_by_name(fitted, tmp_path, monkeypatch):
+    monkeypatch.setitem(structgp.answers.model.STRUCTURES, "backwards", Backwards)
+    own = with_posterior(fitted, {}, predict_with="backwards")
+    model_file.save(own, tmp_path / "model")
+    assert isinstance(model_file.load(tmp_path / "model").structure, Backwards)
+
+
+def test_a_structure_this_version_does_not_know(content, tmp_path):
+    path = tmp_path / "model"
+    rewritten(content, path, predict_with="lattice", version="9.8.7")
+    refused(path, "predicts with 'lattice'", "update structgp", "9.8.7")
+
+
+def test_in_a_new_process(fitted, data, tmp_path):
+    path = tmp_path / "model"
+    fitted.save(path)
+    (tmp_path / "x.json").write_text(json.dumps(data.X))
+    script = (
+        "import json, torch, structgp\n"
+        "torch.set_num_threads(1)\n"
+        "X = json.load(open('x.json'))\n"
+        "print(json.dumps(structgp.load('model').predict_marginals(X)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # repr of a float reads back as the same float.
+    assert json.loads(done.stdout) == fitted.predict_marginals(data.X)
+
+
+def test_what_else_comes_back(fitted, data, tmp_path):
+    fitted.save(tmp_path / "model")
+    loaded = structgp.load(tmp_path / "model")
+    assert loaded.get_params() == fitted.get_params()
+    assert loaded.classes_.tolist() == fitted.classes_.tolist()
+    assert loaded.training_log_["elbo"] == fitted.training_log_["elbo"]
+    assert loaded.training_log_["version"] == structgp.__version__
+    assert loaded.training_log_["n_sequences"] == len(data.X)
+    assert loaded.training_log_["n_tokens"] == sum(map(len, data.X))
+    # It can be fitted again.
+    again = loaded.fit(data.X, data.y).predict_marginals(data.X)
+    assert again == fitted.predict_marginals(data.X)
+
+
+def test_extra_is_kept(fitted, tmp_path):
+    fitted.model_.extra["note"] = {"für": ["später", 1, None]}
+    try:
+        fitted.save(tmp_path / "model")
+    finally:
+        del fitted.model_.extra["note"]
+    assert structgp.load(tmp_path / "model").model_.extra["note"] == {"für": ["später", 1, None]}
+
+
+def test_the_file_is_plain_safetensors_and_json(content, tmp_path):
+    path = tmp_path / "model"
+    path.write_bytes(content)
+    with safetensors.safe_open(path, framework="np") as file:
+        header = json.loads(file.metadata()["structgp"])
+        assert {"inducing", "m", "factor", "pair_mean"} <= set(file.keys())
+    assert header["format"] == model_file.FORMAT
+    assert header["labels"] == ["L0", "L1", "L2"]
+
+
+# -- no code in it ---------------------------------------------------------------------------------
+
+
+def test_the_package_never_unpickles():
+    """No module imports a library that builds objects from bytes, or calls one that does."""
+    root = Path(importlib.util.find_spec("structgp").origin).parent
+    banned = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    banned_calls = {"torch.load", "torch.save", "joblib.load", "eval", "exec", "__import__"}
+    # The conformance suite may: it reads back only what it has pickled itself.
+    files = [file for file in sorted(root.rglob("*.py")) if "testing" not in file.parts]
+    assert len(files) > 20
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                assert not {a.name.split(".")[0] for a in node.names} & banned, file
+            elif isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] not in banned, file
+            elif isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in banned_calls, file
+                if called in {"np.load", "numpy.load"}:
+                    given = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                    assert given.get("allow_pickle", "False") == "False", file
+
+
+def test_loading_calls_no_unpickler(content, tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    path.write_bytes(content)
+
+    def never(*_, **__):
+        raise AssertionError("unpickled")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, never)
+    monkeypatch.setattr(torch, "load", never)
+    structgp.load(path)
+
+
+# -- files that are no good ------------------------------------------------------------------------
+
+
+def test_every_kind_of_truncation(content, tmp_path):
+    path = tmp_path / "model"
+    header, size = header_size(content), len(content)
+    lengths = [0, 1, 7, 8, 9, header // 2, header - 1, header, header + 1]
+    lengths += [(header + size) // 2, size - 8, size - 1]
+    assert len(set(lengths)) == len(lengths)
+    for length in lengths:
+        path.write_bytes(content[:length])
+        refused(path)
+
+
+def test_more_than_was_written(content, tmp_path):
+    path = tmp_path / "model"
+    path.write_bytes(content + b"\0")
+    refused(path)
+
+
+def test_a_changed_byte_in_the_tensors(content, tmp_path):
+    path = tmp_path / "model"
+    start = header_size(content)
+    for place in np.linspace(start, len(content) - 1, 60).astype(int).tolist():
+        changed = bytearray(content)
+        changed[place] ^= 0x10
+        path.write_bytes(changed)
+        refused(path, "altered since it was written", "copy or train it again")
+
+
+@pytest.mark.parametrize("flip", [0x01, 0x20, 0x80])
+def test_a_changed_byte_in_the_metadata(content, tmp_path, flip):
+    path = tmp_path / "model"
+    header = header_size(content)
+    # The first eight are the header's length; the rest is JSON, with blanks at its end.
+    places = {*range(8), *np.linspace(8, header - 1, 150).astype(int).tolist()}
+    for place in sorted(places):
+        changed = bytearray(content)
+        changed[place] ^= flip
+        path.write_bytes(changed)
+        refused(path)
+
+
+def test_a_plausible_change_in_the_metadata(content, tmp_path):
+    path = tmp_path / "model"
+    for before, after in (
+        (b'[\\"L0\\",\\"L1\\"', b'[\\"L1\\",\\"L0\\"'),
+        (b'\\"seed\\":', b'\\"sEed\\":'),
+        (b'\\"v10\\"', b'\\"v19\\"'),
+    ):
+        before, after = before.replace(b",", b", "), after.replace(b",", b", ")
+        assert content.count(before) > 0, before
+        path.write_bytes(content.replace(before, after, 1))
+        refused(path, "altered since it was written")
+
+
+def test_files_of_others(tmp_path):
+    path = tmp_path / "file"
+    safetensors.torch.save_file({"weight": torch.zeros(3)}, path)
+    refused(path, "a safetensors file of another program", "pass a file that structgp wrote")
+    safetensors.torch.save_file({"weight": torch.zeros(3)}, path, {"format": "pt"})
+    refused(path, "a safetensors file of another program")
+    safetensors.torch.save_file({"weight": torch.zeros(3)}, path, {"structgp": "{}"})
+    refused(path, "altered")
+    path.write_text("U00:%x[0,0]\nB\n" * 100)
+    refused(path, "not a structgp model")
+    path.write_bytes(np.random.default_rng(0).bytes(4096))
+    refused(path, "not a structgp model")
+    path.write_bytes(pickle.dumps({"model": 1}))
+    refused(path, "not a structgp model")
+    torch.save({"m": torch.zeros(2)}, path)
+    refused(path, "not a structgp model")
+
+
+def test_what_is_no_file(tmp_path):
+    refused(tmp_path)
+    refused(tmp_path / "nothing", "no such file", "check the path")
+    refused(tmp_path / "no" / "folder", "no such file")
+    (tmp_path / "file").write_text("text")
+    refused(tmp_path / "file" / "model")
+
+
+def rewritten(content: bytes, path: Path, **changes) -> None:
+    """A good file with other entries in its header, digest included: what a later version writes."""
+    path.write_bytes(content)
+    with safetensors.safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["structgp"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    text = json.dumps(header | changes)
+    metadata = {"structgp": text, "digest": model_file._digest(text, tensors)}
+    path.write_bytes(safetensors.torch.save(tensors, metadata))
+
+
+def test_a_later_format_names_the_versions(content, tmp_path):
+    path = tmp_path / "model"
+    rewritten(content, path)
+    structgp.load(path)
+    rewritten(
+        content, path, format=model_file.FORMAT + 1, version="9.8.7", kernel="of a later kind"
+    )
+    refused(
+        path,
+        f"format {model_file.FORMAT + 1}",
+        "structgp 9.8.7",
+        f"this is {structgp.__version__}",
+        f"up to format {model_file.FORMAT}",
+        "update structgp",
+    )
+
+
+def test_an_earlier_format_asks_for_another_fit(content, tmp_path):
+    path = tmp_path / "model"
+    rewritten(content, path, format=1, posterior=None, predict_with=None)
+    refused(path, "format 1", "written by an earlier development version", "train it again")
+
+
+def test_a_file_cannot_name_a_class_to_build(content, tmp_path):
+    path = tmp_path / "model"
+    evil = {"class": "os.system", "arguments": {}, "positional": []}
+    rewritten(content, path, kernel=evil)
+    with pytest.raises(InputError, match=r"unknown kernel 'os\.system'"):
+        structgp.load(path)
+
+
+# -- saves that fail -------------------------------------------------------------------------------
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class FullFile:
+    """A file on a disk without space."""
+
+    def __init__(self, *arguments, **keywords):
+        self.file = open(*arguments, **keywords)  # noqa: SIM115
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def write(self, _):
+        full()
+
+
+@pytest.mark.parametrize("where", ["write", "flush", "rename"])
+def test_a_full_disk_leaves_the_old_file(where, fitted, content, tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    path.write_bytes(content)
+    if where == "write":
+        monkeypatch.setattr(atomic, "open", FullFile, raising=False)
+    else:
+        monkeypatch.setattr(os, "fsync" if where == "flush" else "replace", full)
+    with pytest.raises(InputError) as caught:
+        fitted.save(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: cannot be written (No space left on device); ")
+    assert "free some space" in text
+    assert "\n" not in text
+    assert path.read_bytes() == content
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_places_that_cannot_be_written(fitted, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file" / "model", tmp_path / "no" / "model", tmp_path):
+        with pytest.raises(InputError) as caught:
+            fitted.save(path)
+        assert str(caught.value).startswith(f"{path}: cannot be written (")
+    assert (tmp_path / "file").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+class Custom(Kernel):
+    """A user's own."""
+
+    def forward(self, x1, x2, diag=False, **_):
+        value = torch.exp(-torch.cdist(x1, x2))
+        return value.diagonal(dim1=-1, dim2=-2) if diag else value
+
+
+def test_a_kernel_that_cannot_be_described_is_refused_at_save(data, content, tmp_path):
+    path = tmp_path / "model"
+    path.write_bytes(content)
+    X = dense(data.X)
+    estimator = fit(X, data.y, kernel=ScaleKernel(Custom()))
+    estimator.predict(X)
+    with pytest.raises(InputError, match=r"^kernel: a ScaleKernel .* cannot be saved; build it"):
+        estimator.save(path)
+    assert path.read_bytes() == content
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]

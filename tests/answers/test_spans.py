@@ -1,0 +1,131 @@
+"""Probabilities of spans against all labellings, read as conlleval reads them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from structgp import answers as predict
+from structgp import metrics
+from structgp.answers import Boundaries
+
+CLOSE = 1e-8
+LABELS = {
+    "BIO": ["B-X", "B-Y", "I-X", "I-Y", "O"],
+    "BIO without O": ["B-X", "B-Y", "I-X"],
+    "IOBES": ["B-X", "E-X", "I-X", "O", "S-X"],
+    "brackets": [".", "B-X", "[-X", "]-Y"],
+    "bare": ["B", "I", "O"],
+    "unprefixed": ["NOUN", "O", "VERB"],
+    "nothing else": ["NOUN", "VERB"],
+}
+
+each_set = pytest.mark.parametrize("classes", LABELS.values(), ids=LABELS.keys())
+
+
+@pytest.fixture
+def make(oracles: ModuleType, mixtures: ModuleType) -> Any:
+    def one(classes: list[str], seed: int = 0, T: int = 4, **given: Any) -> Any:
+        return mixtures.mixture(oracles, seed, (T,), len(classes), S=3, **given)
+
+    return one
+
+
+def has(spans: list[tuple[int, int, str]], start: int, stop: int, sense: str, kind: Any) -> bool:
+    for first, last, this in spans:
+        same = kind is None or this == kind
+        if sense == "covers" and first <= start and stop <= last and same:
+            return True
+        if sense != "covers" and (first, last) == (start, stop) and same:
+            return True
+    return False
+
+
+def asked(kinds: list[str]) -> list[tuple[str, str | None]]:
+    return [
+        ("bounds", None),
+        ("covers", None),
+        *((s, k) for s in ("covers", "exact") for k in kinds),
+    ]
+
+
+@each_set
+@pytest.mark.parametrize("setting", [{}, {"known": 0.3, "bans": 0.15}], ids=str)
+def test_probability_of_every_span(make: Any, classes: list[str], setting: Any) -> None:
+    case = make(classes, **setting)
+    boundaries, at, table = Boundaries.of(classes), case.alone(0), case.by_hand(0)
+    spans = [metrics.chunks([classes[i] for i in y]) for y in table.labels]
+    assert boundaries.kinds == sorted({kind for found in spans for *_, kind in found})
+    for sense, kind in asked(boundaries.kinds):
+        which = None if kind is None else boundaries.kinds.index(kind)
+        for start in range(4):
+            for stop in range(start + 1, 5):
+                there = np.array([has(found, start, stop, sense, kind) for found in spans])
+                p = predict.span_probability(at, boundaries, start, stop, sense, which)
+                np.testing.assert_allclose(p, table.each @ there, rtol=0, atol=CLOSE)
+                averaged = float(at.average(p[:, None])[0])
+                assert averaged == pytest.approx(table.prob @ there, abs=CLOSE)
+
+
+@each_set
+@pytest.mark.parametrize("setting", [{}, {"known": 0.3, "bans": 0.15}], ids=str)
+@pytest.mark.parametrize("least", [0.3, 0.05, 1e-4])
+def test_all_spans_that_are_likely(
+    make: Any, classes: list[str], setting: Any, least: float
+) -> None:
+    case = make(classes, 1, **setting)
+    boundaries, table = Boundaries.of(classes), case.by_hand(0)
+    expected: dict[tuple[int, int, str], float] = {}
+    for y, p in zip(table.labels, table.prob, strict=True):
+        for span in metrics.chunks([classes[i] for i in y]):
+            expected[span] = expected.get(span, 0.0) + p
+    found = predict.likely_spans(case.alone(0), boundaries, least)
+    by_span = {(start, stop, boundaries.kinds[k]): p for start, stop, k, p in found}
+    assert len(by_span) == len(found)
+    assert set(by_span) == {span for span, p in expected.items() if p >= least}
+    for span, p in by_span.items():
+        assert p == pytest.approx(expected[span], abs=CLOSE)
+    values = [p for *_, p in found]
+    assert values == sorted(values, reverse=True)
+
+
+def test_one_token(make: Any) -> None:
+    case = make(LABELS["BIO"], T=1)
+    boundaries, table = Boundaries.of(LABELS["BIO"]), case.by_hand(0)
+    p = table.prob[0] + table.prob[2]  # B-X, and an I-X that begins a span
+    found = predict.span_probability(case.alone(0), boundaries, 0, 1, "exact", 0)
+    assert float(case.alone(0).average(found[:, None])[0]) == pytest.approx(p, abs=CLOSE)
+
+
+def test_long_spans_are_followed_while_they_are_likely(make: Any) -> None:
+    """One span over all of six tokens, and none that is shorter."""
+    classes = ["B-X", "I-X", "O"]
+    case = make(classes, T=6)
+    case.f[:], case.g[:] = 0, 0
+    case.f[:, 0, 0, 0] = case.f[:, 0, 1:, 1] = 20
+    found = predict.likely_spans(case.alone(0), Boundaries.of(classes), 0.5)
+    assert [span[:3] for span in found] == [(0, 6, 0)]
+
+
+def test_labels_without_any_span(make: Any) -> None:
+    boundaries = Boundaries.of([".", "O"])
+    assert boundaries.kinds == []
+    assert boundaries.inside.shape == (0, 2)
+    case = make([".", "O"])
+    assert predict.likely_spans(case.alone(0), boundaries, 0.01) == []
+    p = predict.span_probability(case.alone(0), boundaries, 0, 2, "bounds", None)
+    assert not p.any()
+
+
+def test_boundaries_of_bio() -> None:
+    found = Boundaries.of(["B-X", "I-X", "I-Y", "O"])
+    assert found.kinds == ["X", "Y"]
+    assert found.inside.int().tolist() == [[1, 1, 0, 0], [0, 0, 1, 0]]
+    joined = torch.zeros(4, 4, dtype=torch.bool)
+    joined[[0, 1, 2], [1, 1, 2]] = True
+    assert torch.equal(found.joined, joined)
+    assert torch.equal(found.parts, ~joined)

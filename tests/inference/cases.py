@@ -1,0 +1,260 @@
+"""Tiny problems, and a likelihood under which the answer is known: Gaussian regression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structgp.data.encode import FeatureEncoder
+from structgp.data.generate import generate
+from structgp.data.labels import LabelEncoder
+from structgp.gp import Entropy, Posterior, choose_inducing
+from structgp.gp.kernels.block_sum import build_kernel
+from structgp.gp.posterior import CovarianceForm, PairwiseForm
+from structgp.inference import Problem, StepInfo
+from structgp.inference.estimators import Draws, Estimate, Estimator, Moments, Pathwise, Target
+from structgp.inference.estimators.moments import path_moments
+from structgp.inference.loop import make_batches
+from structgp.structures import Chain, Structure
+from structgp.structures.base import Curvature
+
+LABEL_NOISE = 0.3
+AMPLITUDE = 2.0
+
+
+class Regression(Structure):
+    """log p = -sum_tv (f_tv - target_tv)^2 / (2 noise) - sum_ij (g_ij - pair_ij)^2 / 2.
+
+    Quadratic, so one Gaussian is the exact posterior: GP regression of the targets, which a label
+    picks from a table.
+    """
+
+    def __init__(self, n_labels: int, noise: float = LABEL_NOISE) -> None:
+        generator = torch.Generator().manual_seed(17)
+        self.noise = noise
+        shape = n_labels, n_labels
+        self.table = torch.randn(shape, generator=generator, dtype=torch.float64)
+        self.pair = torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        away = torch.where(mask[..., None], f - self.table[y], 0)
+        unary = -0.5 * away.square().sum((-1, -2)) / self.noise
+        return unary - 0.5 * (g - self.pair).square().sum((-1, -2))[:, None]
+
+    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
+        unary = torch.diag_embed(mask.double() / self.noise)
+        V = f.shape[-1]
+        return Curvature(
+            unary[:, None].expand(-1, V, -1, -1),
+            torch.ones_like(self.pair).expand(len(mask), -1, -1),
+        )
+
+
+class ValueOnly(Structure):
+    """The chain with nothing but what a structure must have; counts what it was asked for."""
+
+    def __init__(self) -> None:
+        self.evaluated = 0
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        self.evaluated += f.shape[0] * f.shape[1]
+        return Chain().log_prob(f, g, y, mask)
+
+
+class Counted(ValueOnly):
+    """The same with the chain's curvature."""
+
+    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
+        return Chain().curvature(f, g, y, mask)
+
+
+class Opaque(ValueOnly):
+    """The chain as a likelihood that cannot be differentiated."""
+
+    @property
+    def has_gradient(self) -> bool:
+        return False
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return super().log_prob(f.detach(), g.detach(), y, mask).detach()
+
+
+@dataclass(frozen=True)
+class Exact:
+    """No estimate: mean, slope and bend of a likelihood that is quadratic in (f, g).
+
+    Points at +-sqrt(n) along each of the n axes have the first and second moments of a standard
+    normal, and of a quadratic nothing else counts.
+    """
+
+    name: str = "exact"
+    n_draws: int = 0
+    needs_gradient = True
+    parts = None
+    uses_memory = False
+
+    def with_draws(self, n_draws: int) -> Exact:
+        return self
+
+    def __call__(
+        self, target: Target, generator: torch.Generator, memory: Moments | None = None
+    ) -> Estimate:
+        B, T = target.mask.shape
+        V = target.n_labels
+        own, pairs = T * V, V * V
+        # Sequences do not see each other: they may share their points.
+        n = own + pairs
+        eye = n**0.5 * torch.eye(n, dtype=torch.float64)
+        points = torch.cat([eye, -eye])
+        unary = points[:, :own].reshape(-1, 1, T, V).expand(-1, B, -1, -1)
+        draws = Draws(unary.contiguous(), points[:, own:].reshape(-1, V, V))
+        moments, values = path_moments(target, draws, target.log_prob)
+        none = moments * 0.0
+        return Estimate(moments, none, values.std(0, correction=0), values.numel())
+
+
+def make_problem(
+    structure: Structure | None = None,
+    *,
+    estimator: Estimator | None = None,
+    entropy: Entropy = "auto",
+    n_components: int = 1,
+    covariance: CovarianceForm = "full",
+    rank: int = 2,
+    pairwise_covariance: PairwiseForm = "diagonal",
+    n_sequences: int = 4,
+    n_labels: int = 3,
+    mean_length: float = 3,
+    n_inducing: int = 6,
+    pairwise_sd: float = 1.0,
+    batch_tokens: int = 1000,
+    seed: int = 0,
+) -> Problem:
+    """Sequences of a true chain, two templates of three values each."""
+    data = generate(
+        n_sequences,
+        n_labels=n_labels,
+        mean_length=mean_length,
+        n_templates=2,
+        n_values=3,
+        strength=2.0,
+        seed=seed,
+    )
+    encoder = FeatureEncoder().fit(data.X)
+    rows = encoder.transform(data.X)
+    labels = LabelEncoder(list(data.chain.labels)).transform(data.y)
+    tokens = torch.from_numpy(np.concatenate(rows))
+    kernel = build_kernel("auto", encoder.blocks, tokens, AMPLITUDE).requires_grad_(False)
+    chosen = choose_inducing(kernel, tokens, n_inducing)
+    posterior = Posterior(
+        kernel,
+        tokens[chosen.index],
+        n_labels,
+        pairwise_sd=pairwise_sd,
+        n_components=n_components,
+        covariance=covariance,
+        rank=rank,
+        pairwise_covariance=pairwise_covariance,
+    )
+    batches = make_batches(rows, labels, encoder.pad_row, batch_tokens)
+    return Problem(posterior, structure or Chain(), batches, estimator or Pathwise(), entropy)
+
+
+def disturb(posterior: Posterior, seed: int = 5) -> None:
+    """Moves the posterior somewhere nobody would start from."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator, dtype=like.dtype)
+
+    with torch.no_grad():
+        posterior.m += 0.7 * noise(posterior.m)
+        spread = 0.3 * noise(posterior.factor)
+        posterior.factor += spread.tril() if posterior.form == "full" else spread
+        if posterior.form == "low-rank":
+            posterior.directions += 0.5 * noise(posterior.directions)
+        posterior.pair_mean += 0.5 * noise(posterior.pair_mean)
+        if posterior.pairs_are_full:
+            posterior.pair_factor += 0.3 * noise(posterior.pair_factor).tril()
+        else:
+            posterior.pair_log_sd += 0.3 * noise(posterior.pair_log_sd)
+        posterior.log_amplitude += 0.4
+        posterior.weight_logits += 0.5 * noise(posterior.weight_logits)
+
+
+def finish(optimizer: Any, problem: Problem, seed: int = 1) -> list[StepInfo]:
+    """All steps until the optimiser says that it has finished."""
+    state = optimizer.start(problem, torch.Generator().manual_seed(seed))
+    steps: list[StepInfo] = []
+    while not (steps and steps[-1].finished):
+        state, info = optimizer.step(problem, state)
+        steps.append(info)
+    return steps
+
+
+def many_draw_bound(problem: Problem, n_draws: int = 20_000, seed: int = 99) -> float:
+    """The bound up to the noise of very many draws, the same ones for every posterior."""
+    generator = torch.Generator().manual_seed(seed)
+    return problem.fresh_bound(n_draws, generator)
+
+
+def numbers(posterior: Posterior) -> dict[str, Tensor]:
+    """Copies of everything an optimiser may move, or must not."""
+    return {name: value.detach().clone() for name, value in posterior.state_dict().items()}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The Gaussian posterior of ``Regression``: mean and covariance at the N tokens (the same for
+    all labels), of the pairwise scores, and the log-evidence."""
+
+    mean: np.ndarray  # (N, V)
+    covariance: np.ndarray  # (N, N)
+    pair_mean: np.ndarray  # (V, V)
+    pair_sd: float
+    log_evidence: float
+
+
+def exact_regression(problem: Problem) -> Answer:
+    """Gaussian process regression from the textbook, on plain arrays."""
+    x = np.concatenate([b.x[b.mask].numpy() for b in problem.batches])
+    y = np.concatenate([b.y[b.mask].numpy() for b in problem.batches])
+    targets = problem.structure.table.numpy()[y]
+    N, V = targets.shape
+    noise = problem.structure.noise
+    K = AMPLITUDE * (x[:, None] == x[None]).mean(-1)
+    noisy = K + noise * np.eye(N)
+    solved = np.linalg.solve(noisy, targets)
+    prior = float(problem.posterior.pairwise_sd.detach()) ** 2
+    n = problem.n_sequences
+    pair = problem.structure.pair.numpy()
+    # exp(log_prob) is a Gaussian density in the targets but for its constant; the n equal targets
+    # of a pairwise score are one target of variance 1 / n.
+    unary = -0.5 * (targets * solved).sum() - 0.5 * V * (
+        np.linalg.slogdet(noisy)[1] - N * np.log(noise)
+    )
+    pairwise = -0.5 * (pair**2 / (prior + 1 / n) + np.log1p(n * prior)).sum()
+    return Answer(
+        K @ solved,
+        K - K @ np.linalg.solve(noisy, K),
+        pair * n / (n + 1 / prior),
+        (n + 1 / prior) ** -0.5,
+        float(unary + pairwise),
+    )
+
+
+def at_tokens(problem: Problem) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Means (N, V) at all tokens, and the covariance (V, T, T) of each sequence, in their order."""
+    means, covariances = [], []
+    with torch.no_grad():
+        for i, batch in enumerate(problem.batches):
+            q = problem.posterior.at(problem.conditional(i))
+            means.append(q.mean[0][batch.mask].numpy())
+            covariance = q.covariance[0].numpy()
+            for b, T in enumerate(batch.mask.sum(-1).tolist()):
+                covariances.append(covariance[b, :, :T, :T])
+    return np.concatenate(means), covariances

@@ -1,0 +1,303 @@
+"""Natural gradients: exact on a quadratic, careful with noise, and clear about what they cannot fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from structgp.errors import InputError
+from structgp.inference import Natural, Problem, SecondOrder
+from structgp.inference.estimators import Estimate, Pathwise
+from structgp.inference.natural import LEAST_PRECISION, _split, set_posterior
+from structgp.inference.sites import Sites
+from structgp.plan.gradient_estimators import ESTIMATORS
+from structgp.structures import Chain
+
+
+def begin(optimizer: Natural, problem: Problem) -> Any:
+    return optimizer.start(problem, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("pairs", ["diagonal", "full"])
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+@pytest.mark.parametrize("batch_tokens", [1, 1000])
+def test_one_whole_step_on_a_quadratic(
+    batch_tokens: int, covariance: str, pairs: str, cases: ModuleType
+) -> None:
+    """From anywhere, at any amplitude; and there it stays."""
+    problem = cases.make_problem(
+        cases.Regression(2),
+        n_labels=2,
+        estimator=cases.Exact(),
+        batch_tokens=batch_tokens,
+        covariance=covariance,
+        pairwise_covariance=pairs,
+    )
+    cases.disturb(problem.posterior)
+    q = problem.posterior
+    optimizer = Natural(rate=1.0, learn_scales=False)
+    state = begin(optimizer, problem)
+    state, _ = optimizer.step(problem, state)
+    kept = [
+        (0.5 * q.log_amplitude.detach()).exp() * problem.conditional(i).projection[b.mask]
+        for i, b in enumerate(problem.batches)
+    ]
+    A = torch.cat(kept).numpy()
+    targets = torch.cat([problem.structure.table[b.y[b.mask]] for b in problem.batches]).numpy()
+    precision = np.eye(A.shape[1]) + A.T @ A / cases.LABEL_NOISE
+    mean = np.linalg.solve(precision, A.T @ targets / cases.LABEL_NOISE)
+    np.testing.assert_allclose(q.m[0].detach().T, mean, rtol=0, atol=1e-6)
+    factor = q.factor[0].detach().numpy()
+    for j in range(2):
+        if covariance == "diagonal":
+            np.testing.assert_allclose(factor[j] ** -2, np.diag(precision), rtol=1e-5)
+        else:
+            found = np.linalg.inv(factor[j] @ factor[j].T)
+            np.testing.assert_allclose(found, precision, rtol=0, atol=1e-4)
+    exact = cases.exact_regression(problem)
+    np.testing.assert_allclose(q.pair_mean.detach(), exact.pair_mean, rtol=0, atol=1e-7)
+    variance = q.pairwise().variance.detach()
+    np.testing.assert_allclose(variance, exact.pair_sd**2, rtol=1e-7)
+    before = cases.numbers(q)
+    optimizer.step(problem, state)
+    for name, value in cases.numbers(q).items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])
+def test_a_step_is_part_of_the_way(rate: float, cases: ModuleType) -> None:
+    """In natural parameters: from the prior, the precision gets its share of the data's."""
+    problem = cases.make_problem(cases.Regression(2), n_labels=2, estimator=cases.Exact())
+    q = problem.posterior
+    optimizer = Natural(rate=rate, learn_scales=False)
+    optimizer.step(problem, begin(optimizer, problem))
+    A = problem.conditional(0).projection[problem.batches[0].mask]
+    lower = q.factor[0, 0].detach()
+    precision = torch.linalg.inv(lower @ lower.T)
+    expected = torch.eye(len(precision), dtype=torch.float64) + rate * A.T @ A / cases.LABEL_NOISE
+    torch.testing.assert_close(precision, expected, rtol=0, atol=1e-5)
+
+
+def test_the_bound_reported_is_of_the_posterior_before_the_step(cases: ModuleType) -> None:
+    problem = cases.make_problem(cases.Regression(2), n_labels=2, estimator=cases.Exact())
+    cases.disturb(problem.posterior)
+    expected = float(problem.bound(0, torch.Generator()).elbo.detach())
+    optimizer = Natural(learn_scales=False)
+    _, info = optimizer.step(problem, begin(optimizer, problem))
+    assert info.elbo == pytest.approx(expected, rel=1e-9)
+
+
+# -- noise that would leave no posterior ---------------------------------------------------------
+
+
+class Bent(Pathwise):
+    """Pathwise estimates with ``bend`` (in whitened coordinates) added to what they bend by."""
+
+    bend = 0.0
+    pair_bend = 0.0
+
+    def __call__(self, target: Any, generator: Any, memory: Any = None) -> Estimate:
+        found = super().__call__(target, generator, memory)
+        eye = torch.eye(target.mask.shape[1], dtype=torch.float64) * target.mask[:, None, None]
+        moments = replace(
+            found.moments,
+            bend=found.moments.bend + self.bend * eye,
+            pair_bend=found.moments.pair_bend + self.pair_bend,
+        )
+        return replace(found, moments=moments)
+
+
+def bent(bend: float = 0.0, pair_bend: float = 0.0) -> Bent:
+    estimator = Bent(n_draws=8)
+    object.__setattr__(estimator, "bend", bend)
+    object.__setattr__(estimator, "pair_bend", pair_bend)
+    return estimator
+
+
+@pytest.mark.parametrize("bend", [8.0, 1e7])
+@pytest.mark.parametrize("noise", ["unary", "pairs"])
+@pytest.mark.parametrize("pairs", ["diagonal", "full"])
+def test_noise_that_bends_up_still_leaves_a_posterior(
+    bend: float, noise: str, pairs: str, cases: ModuleType
+) -> None:
+    problem = cases.make_problem(estimator=bent(), pairwise_covariance=pairs)
+    size = torch.eye(9).double() if pairs == "full" else 1.0
+    name, value = ("bend", bend) if noise == "unary" else ("pair_bend", bend * size)
+    object.__setattr__(problem.estimator, name, value)
+    q = problem.posterior
+    optimizer = Natural(learn_scales=False)
+    state, info = optimizer.step(problem, begin(optimizer, problem))
+    assert np.isfinite(info.elbo)
+    assert torch.isfinite(q.m).all()
+    lower = q.factor[0].detach().tril()
+    assert torch.linalg.eigvalsh(lower @ lower.mT).max() <= 1 / LEAST_PRECISION + 1e-9
+    prior = float(q.pairwise_sd.detach()) ** 2
+    assert q.pairwise().variance.max() <= prior / LEAST_PRECISION + 1e-9
+    # What is held is what the posterior is of: going nowhere from there changes nothing.
+    before = cases.numbers(q)
+    with torch.no_grad():
+        assert set_posterior(problem, state.sites)
+    for name, value in cases.numbers(q).items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-9)
+
+
+def test_what_bends_up_is_split_off_without_changing_a_gradient(cases: ModuleType) -> None:
+    problem = cases.make_problem(estimator=bent(8.0))
+    cases.disturb(problem.posterior)
+    with torch.no_grad():
+        latent = problem.latents(0)
+        found = problem.estimate(0, latent, torch.Generator().manual_seed(0))
+        site = Sites.of(latent, latent.sensitivity(found.moments))
+        down, up = _split(site, latent)
+        whole = site.sensitivity(latent)
+        torch.testing.assert_close(down.sensitivity(latent).mean, whole.mean, atol=1e-6, rtol=1e-6)
+        both = down.plus(up, 1.0)
+        torch.testing.assert_close(both.precision, site.precision, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(both.linear, site.linear, atol=1e-6, rtol=1e-6)
+        factor = latent.factor
+        for part, sign in ((down, 1), (up, -1)):
+            values = torch.linalg.eigvalsh(factor.mT @ part.precision @ factor)
+            assert (sign * values).min() > -1e-6
+
+
+class Contrary(Pathwise):
+    """Pathwise estimates that point the wrong way."""
+
+    sign = -1.0
+
+    def __call__(self, target: Any, generator: Any, memory: Any = None) -> Estimate:
+        found = super().__call__(target, generator, memory)
+        moments = replace(found.moments, slope=10 * self.sign * found.moments.slope)
+        return replace(found, moments=moments)
+
+
+def test_a_step_that_made_it_worse_is_taken_back(cases: ModuleType) -> None:
+    problem = cases.make_problem(cases.Regression(2), n_labels=2, estimator=Contrary(n_draws=32))
+    start = cases.many_draw_bound(problem, 2000)
+    found = problem.estimate(0, problem.latents(0), torch.Generator().manual_seed(1))
+    spread = float(found.variance.value.sum()) ** 0.5
+    optimizer = Natural(learn_scales=False)
+    state = begin(optimizer, problem)
+    infos = []
+    while not infos or not infos[-1].finished:
+        state, info = optimizer.step(problem, state)
+        infos.append(info)
+    # Even the shortest step makes it worse: it ends about where it began, and says so.
+    assert len(infos) < 60
+    assert not infos[-1].converged
+    assert state.trust < 0.01
+    assert cases.many_draw_bound(problem, 2000) > start - 25 * spread
+
+
+def test_a_refusal_moves_nothing(cases: ModuleType) -> None:
+    problem = cases.make_problem()
+    optimizer = Natural(learn_scales=False)
+    state = begin(optimizer, problem)
+    state, _ = optimizer.step(problem, state)
+    (site,) = state.sites
+    before = cases.numbers(problem.posterior)
+    with torch.no_grad():
+        assert not set_posterior(problem, [replace(site, precision=-100 - site.precision.abs())])
+        wild = torch.full_like(site.pair_precision, -1e3)
+        assert not set_posterior(problem, [replace(site, pair_precision=wild)])
+        for name, value in cases.numbers(problem.posterior).items():
+            assert torch.equal(value, before[name]), name
+        assert set_posterior(problem, [site])
+
+
+def test_a_likelihood_that_is_not_concave(cases: ModuleType) -> None:
+    """It bends the wrong way almost everywhere, and the posterior ends wider than the prior."""
+
+    class Spread(Chain):
+        def log_prob(self, f: Any, g: Any, y: Any, mask: Any) -> Any:
+            size = torch.where(mask[..., None], f, 0).square().sum((-1, -2))
+            return 0.5 * torch.log1p(size) - 0.1 * g.square().sum((-1, -2))[:, None]
+
+    problem = cases.make_problem(Spread(), estimator=Pathwise(n_draws=32))
+    before = cases.many_draw_bound(problem, 2000)
+    steps = cases.finish(Natural(learn_scales=False), problem)
+    assert steps[-1].converged
+    assert cases.many_draw_bound(problem, 2000) > before + 0.1
+
+
+# -- schedule, scales, refusals ------------------------------------------------------------------
+
+
+def test_the_rate_is_halved_when_the_bound_stops_rising(cases: ModuleType) -> None:
+    problem = cases.make_problem(cases.Regression(2), n_labels=2, estimator=cases.Exact())
+    optimizer = Natural(window=2, reductions=3, tolerance=0.01, learn_scales=False)
+    state = begin(optimizer, problem)
+    rates, info = [state.rate], None
+    while info is None or not info.finished:
+        state, info = optimizer.step(problem, state)
+        rates.append(state.rate)
+    assert info.converged
+    assert state.reductions == 3
+    assert rates[-1] == 0.5 * 0.5**3
+    assert (np.diff(rates) <= 0).all()
+    assert len(rates) % 2 == 1, "a look comes every second step"
+
+
+def test_the_limit_is_flagged(cases: ModuleType) -> None:
+    steps = cases.finish(Natural(max_steps=3), cases.make_problem())
+    assert len(steps) == 3
+    assert not steps[-1].converged
+
+
+def test_sites_are_the_memory_of_the_surrogate(cases: ModuleType) -> None:
+    """After the first step the estimator is told what is known already, and needs fewer draws."""
+    told: list[bool] = []
+    surrogate = ESTIMATORS["surrogate"].with_draws(64)
+
+    class Watched(type(surrogate)):  # type: ignore[misc]
+        def __call__(self, target: Any, generator: Any, memory: Any = None) -> Estimate:
+            told.append(memory is not None)
+            return super().__call__(target, generator, memory)
+
+    estimator = Watched(surrogate.name, surrogate.parts, True, 64)
+    problem = cases.make_problem(cases.Opaque(), estimator=estimator, batch_tokens=9)
+    optimizer = Natural(learn_scales=False)
+    state = begin(optimizer, problem)
+    for _ in range(2):
+        state, _ = optimizer.step(problem, state)
+    assert told == [False, False, True, True]
+    assert problem.memory == {}
+
+
+def test_mixtures_are_refused(cases: ModuleType) -> None:
+    with pytest.raises(
+        InputError, match=r"^inference: 'natural' fits one component; use inference='adam' for a"
+    ):
+        begin(Natural(), cases.make_problem(n_components=2))
+
+
+def test_the_kernel_is_refused(cases: ModuleType) -> None:
+    with pytest.raises(InputError, match=r"^learn_scales: 'all' is more than 'natural' inference"):
+        begin(Natural(learn_scales="all"), cases.make_problem())
+
+
+@pytest.mark.parametrize("amplitude", [0.3, 3.0])
+def test_the_amplitude_goes_where_second_order_takes_it(
+    amplitude: float, cases: ModuleType
+) -> None:
+    """Within 0.15 of its logarithm, from a kernel too small or too large by far more."""
+
+    def start(**kwargs: Any) -> Problem:
+        problem: Problem = cases.make_problem(n_sequences=12, mean_length=5, **kwargs)
+        problem.posterior.kernel.outputscale = cases.AMPLITUDE * amplitude
+        problem.conditional.refresh()
+        return problem
+
+    second, natural = start(), start(estimator=Pathwise(n_draws=32))
+    cases.finish(SecondOrder(256, tolerance=1e-4, max_rounds=40, learn_scales=True), second)
+    cases.finish(Natural(tolerance=0.005, learn_scales=True), natural)
+    expected = float(second.posterior.log_amplitude.detach())
+    assert abs(expected) > 0.4
+    assert float(natural.posterior.log_amplitude.detach()) == pytest.approx(expected, abs=0.15)
+    scale = float(second.posterior.log_pairwise_sd.detach())
+    assert float(natural.posterior.log_pairwise_sd.detach()) == pytest.approx(scale, abs=0.1)

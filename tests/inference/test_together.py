@@ -1,0 +1,195 @@
+"""Fits by several processes: shares, sums, and the same answer as one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from structgp import InputError, StructuredGPClassifier
+from structgp.cli import main as cli
+from structgp.data.generate import generate
+from structgp.inference import Adam, SecondOrder
+from structgp.inference.distributed import ALONE, Together, joined
+from structgp.inference.loop import make_batches
+from structgp.plan.choose_optimizer import check_together
+
+TRAINING = """\
+import json, sys, time
+import torch
+torch.set_num_threads(1)
+from structgp import StructuredGPClassifier
+from structgp.data.generate import generate
+from structgp.inference.checkpoint import Checkpoint
+from structgp.inference.distributed import joined
+
+Checkpoint.__init__.__defaults__ = (0.0,)  # after every step
+made = generate({n}, n_labels=4, mean_length=8, n_templates=4, n_values=20, seed=0)
+with joined() as together:
+    model = StructuredGPClassifier()
+    steps = []
+
+    def told(info):
+        steps.append(info.elbo)
+        if together.is_first:
+            print("step", info.iteration, flush=True)
+        time.sleep(float(sys.argv[2]) if len(sys.argv) > 2 else 0)
+
+    model.fit(made.X, made.y, callback=told, checkpoint=sys.argv[1], together=together)
+    m = model.model_.posterior.m
+    assert torch.allclose(m, together.sum(m)[0] / together.size, rtol=1e-12, atol=0)
+    if together.is_first:
+        print(json.dumps([model.training_log_["elbo"], model.training_log_["fresh_elbo"]]))
+"""
+
+
+def pieces(n):
+    lengths = np.random.default_rng(n).integers(1, 12, n)
+    rows = [np.ones((length, 2)) for length in lengths]
+    return rows, [np.zeros(length, dtype=np.int64) for length in lengths]
+
+
+@given(st.integers(4, 30), st.integers(1, 4), st.integers(5, 200))
+def test_shares_hold_every_sequence_once_and_under_its_number(n, size, batch_tokens):
+    rows, labels = pieces(n)
+
+    def numbers(together):
+        batches = make_batches(rows, labels, np.zeros, batch_tokens, together=together)
+        found, before = {}, 0
+        for batch in batches:
+            here = torch.arange(before, before + len(batch))
+            before += len(batch)
+            number = here if batch.number is None else batch.number
+            found |= dict(zip(batch.index.tolist(), number.tolist(), strict=True))
+        return found
+
+    whole = numbers(ALONE)
+    assert sorted(whole.values()) == list(range(n))
+    dealt = [numbers(Together(rank, size)) for rank in range(size)]
+    assert sum(map(len, dealt)) == n
+    assert {i: k for share in dealt for i, k in share.items()} == whole
+    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+
+
+def test_more_processes_than_sequences_are_refused():
+    rows, labels = pieces(4)
+    with pytest.raises(InputError, match="5 processes for 4 sequences"):
+        make_batches(rows, labels, np.zeros, 100, together=Together(0, 5))
+
+
+def test_what_is_for_one_process_is_refused():
+    made = generate(6, n_labels=2, mean_length=4, n_templates=2, n_values=4, seed=0)
+    weights = StructuredGPClassifier().fit(made.X, made.y).model_.posterior
+    functions = StructuredGPClassifier(space="functions").fit(made.X, made.y).model_.posterior
+    check_together(Together(0, 2), SecondOrder(), weights)
+    check_together(ALONE, Adam(), functions)
+    for optimizer, posterior in ((Adam(), weights), (SecondOrder(), functions)):
+        with pytest.raises(InputError, match="is for one process"):
+            check_together(Together(0, 2), optimizer, posterior)
+
+
+def test_alone_sums_and_gathers_are_what_was_given(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with joined() as together:
+        assert together == ALONE
+        assert together.gather("x") == ["x"]
+        assert together.any(True)
+        assert not together.any(False)
+        assert together.sum(torch.ones(2))[0].tolist() == [1, 1]
+
+
+def test_a_world_without_an_address_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(InputError, match="torchrun"), joined():
+        pass
+
+
+def start(n_processes, *words, restarts=0):
+    """Under torchrun, or plainly for one process."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--local-addr=127.0.0.1"]
+    command += [f"--nproc_per_node={n_processes}", f"--max-restarts={restarts}"]
+    command = command if n_processes > 1 else [sys.executable]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(
+        [*command, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def run(n_processes, *words):
+    process = start(n_processes, *words)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    return out
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "training.py"
+    path.write_text(TRAINING.format(n=40))
+    return path
+
+
+def test_two_processes_have_the_fit_of_one(script, tmp_path):
+    one = eval(run(1, script, tmp_path / "one").splitlines()[-1])
+    two = eval(run(2, script, tmp_path / "two").splitlines()[-1])
+    np.testing.assert_allclose(two, one, rtol=1e-10)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["training.py"]
+
+
+def test_training_and_tagging_by_two_processes(tmp_path):
+    made = generate(30, n_labels=3, mean_length=6, n_templates=2, n_values=8, seed=1)
+    text = "\n\n".join(
+        "\n".join(" ".join([*token, label]) for token, label in zip(x, y, strict=True))
+        for x, y in zip(made.X, made.y, strict=True)
+    )
+    (tmp_path / "train.txt").write_text(text + "\n")
+    (tmp_path / "template").write_text("U0:%x[0,0]\nU1:%x[0,1]\nB\n")
+    files = tmp_path / "template", tmp_path / "train.txt"
+    for n in (1, 2):
+        model, tagged = tmp_path / f"{n}.model", tmp_path / f"{n}.txt"
+        for words in (
+            ["train", *files, "-o", model],
+            ["tag", "-m", model, "-v1", tmp_path / "train.txt", "-o", tagged],
+        ):
+            if n == 1:
+                found = CliRunner().invoke(cli, [str(word) for word in words])
+                assert found.exit_code == 0, found.output
+            else:
+                run(n, "-m", "structgp", *words)
+    assert (tmp_path / "1.txt").read_text() == (tmp_path / "2.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_loses_no_more_than_what_came_after_the_last_checkpoint(tmp_path):
+    """And the run goes on with as many processes as one likes."""
+    script, kept = tmp_path / "training.py", tmp_path / "kept"
+    script.write_text(TRAINING.format(n=200))
+    process = start(2, script, kept, 2)
+    while not kept.exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.2)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    process.communicate(timeout=100)
+    assert process.returncode != 0
+    assert kept.exists()
+    again = run(3, script, kept)
+    assert not again.startswith("step 0")
+    whole = eval(run(1, script, tmp_path / "other").splitlines()[-1])
+    np.testing.assert_allclose(eval(again.splitlines()[-1]), whole, rtol=1e-4)

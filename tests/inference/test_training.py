@@ -1,0 +1,358 @@
+"""The loop: callbacks, history, what is kept between steps, and the bound on fresh draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from threadpoolctl import ThreadpoolController, threadpool_limits
+from torch import Tensor
+
+from structgp import StructuredGPClassifier
+from structgp.data.batch import Batch
+from structgp.data.encode import FeatureEncoder
+from structgp.data.generate import generate
+from structgp.data.labels import LabelEncoder
+from structgp.errors import InputError, LikelihoodError
+from structgp.gp import Posterior, choose_inducing
+from structgp.gp.kernels.block_sum import build_kernel
+from structgp.inference import Adam, Natural, Optimizer, Problem, SecondOrder, StepInfo
+from structgp.inference import problem as base
+from structgp.inference.loop import TRACE_POINTS, History, OneThreadForVectors, make_batches, train
+from structgp.paper import Blocks, Stochastic
+from structgp.structures import Chain, Structure
+
+OPTIMIZERS = {
+    "adam": Adam(max_steps=12, window=4, tolerance=0.5),
+    "lbfgs": Blocks(10, 5, 2, max_iterations=3, learn_scales="pairwise"),
+    "natural": Natural(max_steps=12, window=4),
+    "saga": Stochastic(True, 0.02, 0.005, unary_steps=None, pairwise_steps=None, max_steps=12),
+    "second-order": SecondOrder(),
+}
+
+
+def case(
+    *, n_labels: int = 3, pairwise_sd: float = 1.0, batch_tokens: int = 12
+) -> tuple[Posterior, list[Batch]]:
+    data = generate(
+        6, n_labels=n_labels, mean_length=3, n_templates=2, n_values=4, strength=2.0, seed=3
+    )
+    encoder = FeatureEncoder().fit(data.X)
+    rows = encoder.transform(data.X)
+    labels = LabelEncoder(list(data.chain.labels)).transform(data.y)
+    tokens = torch.from_numpy(np.concatenate(rows))
+    kernel = build_kernel("auto", encoder.blocks, tokens, 2.0).requires_grad_(False)
+    chosen = choose_inducing(kernel, tokens, 4)
+    posterior = Posterior(kernel, tokens[chosen.index], n_labels, pairwise_sd=pairwise_sd)
+    return posterior, make_batches(rows, labels, encoder.pad_row, batch_tokens)
+
+
+def fit(optimizer: Optimizer, seed: int = 0, **kwargs: Any) -> tuple[Posterior, History]:
+    posterior, batches = case()
+    generator = torch.Generator().manual_seed(seed)
+    history = train(posterior, Chain(), batches, optimizer, "a test", generator=generator, **kwargs)
+    return posterior, history
+
+
+def disturb(posterior: Posterior) -> None:
+    generator = torch.Generator().manual_seed(5)
+
+    def noise(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator, dtype=like.dtype)
+
+    with torch.no_grad():
+        posterior.m += 0.7 * noise(posterior.m)
+        posterior.factor += 0.3 * noise(posterior.factor).tril()
+        posterior.log_amplitude += 0.4
+
+
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+@every_optimizer
+def test_callback_sees_every_step(optimizer: Optimizer) -> None:
+    seen: list[StepInfo] = []
+    _, history = fit(optimizer, callback=seen.append)
+    assert seen == history.steps
+    assert len(seen) > 1
+    assert history.optimizer == optimizer.name
+    assert history.reason == "a test"
+    assert history.elbo == seen[-1].elbo
+    assert history.seconds > 0
+
+
+def test_the_trace_has_the_bound_of_every_step_or_of_some() -> None:
+    few = History("any", "a test", steps=[StepInfo(i, -10.0 / (i + 1), 1) for i in range(3)])
+    assert few.trace == [[1, -10.0], [2, -5.0], [3, -10 / 3]]
+    many = History("any", "a test", steps=[StepInfo(i, float(i), 1) for i in range(5000)])
+    assert len(many.trace) == TRACE_POINTS
+    assert (many.trace[0], many.trace[-1]) == ([1, 0.0], [5000, 4999.0])
+    assert History("any", "a test").trace == []
+
+
+@every_optimizer
+def test_callback_can_stop(optimizer: Optimizer) -> None:
+    def stop_soon(info: StepInfo) -> bool:
+        return info.iteration == last
+
+    # What stores a gradient of each batch first has not moved before that.
+    last = len(case()[1]) if isinstance(optimizer, Stochastic) else 1
+    posterior, history = fit(optimizer, callback=stop_soon)
+    assert history.stopped == "interrupted"
+    assert len(history.steps) == last + 1
+    assert np.isfinite(history.fresh_elbo)
+    assert (posterior.m != 0).any(), "what was reached is not kept"
+
+
+@every_optimizer
+def test_a_callback_that_agrees_with_the_end_interrupts_nothing(optimizer: Optimizer) -> None:
+    _, history = fit(optimizer, callback=lambda info: info.finished)
+    assert history.stopped in ("converged", "limit")
+    assert history.steps[-1].finished
+
+
+def test_why_it_stopped() -> None:
+    assert fit(SecondOrder())[1].stopped == "converged"
+    assert fit(SecondOrder(max_rounds=1))[1].stopped == "limit"
+    assert fit(Adam(max_steps=3))[1].stopped == "limit"
+
+
+@every_optimizer
+def test_evaluations_add_up(optimizer: Optimizer) -> None:
+    _, history = fit(optimizer)
+    assert history.gradient == "pathwise"
+    assert history.evaluations == sum(step.evaluations for step in history.steps) > 0
+    if isinstance(optimizer, Adam):
+        # Whole passes, with 8 draws of each of 6 sequences.
+        n_batches = len(case()[1])
+        assert len(history.steps) % n_batches == 0
+        assert history.evaluations == 8 * 6 * len(history.steps) / n_batches
+
+
+@every_optimizer
+def test_keeping_conditionals_changes_nothing(
+    optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    original = Posterior.conditional
+
+    def counted(self: Posterior, x: Tensor, mask: Tensor, factor: Tensor | None = None) -> Any:
+        nonlocal calls
+        calls += 1
+        return original(self, x, mask, factor)
+
+    monkeypatch.setattr(Posterior, "conditional", counted)
+    kept, kept_history = fit(optimizer)
+    n_batches = len(case()[1])
+    # L-BFGS goes back to the best parameters in the end, and refreshes them once.
+    # Second order does whenever the scales of the kernel have moved.
+    second_order = optimizer.name == "second-order"
+    if second_order:
+        assert calls % n_batches == 0
+        assert calls <= n_batches * len(kept_history.steps)
+    else:
+        assert calls == n_batches * (2 if optimizer.name == "lbfgs" else 1) > 1
+    monkeypatch.setattr(base, "CACHE_BYTES", 0)
+    calls = 0
+    computed, computed_history = fit(optimizer)
+    assert calls > n_batches * (len(kept_history.steps) if second_order else 2)
+    for name, value in kept.state_dict().items():
+        assert torch.equal(value, computed.state_dict()[name]), name
+    assert kept_history.steps == computed_history.steps
+    assert kept_history.fresh_elbo == computed_history.fresh_elbo
+
+
+@every_optimizer
+def test_the_generator_decides(optimizer: Optimizer) -> None:
+    first, second, other = (fit(optimizer, seed) for seed in (0, 0, 1))
+    assert torch.equal(first[0].m, second[0].m)
+    assert first[1].steps == second[1].steps
+    assert first[1].fresh_elbo == second[1].fresh_elbo
+    assert not torch.equal(first[0].m, other[0].m)
+
+
+# -- the bound on fresh draws -------------------------------------------------------------------
+
+
+def test_fresh_bound_against_quadrature() -> None:
+    """Two labels and no pairwise scores: log p is a sum over tokens of log sigmoid(+-(f_0 - f_1)),
+    and the expectation of each is a one-dimensional integral."""
+    posterior, batches = case(n_labels=2, pairwise_sd=0.0)
+    disturb(posterior)
+    assert len({len(batch) for batch in batches}) > 1
+    with torch.no_grad():
+        kept = [posterior.conditional(batch.x, batch.mask) for batch in batches]
+        nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+        exact = -float(posterior.kl_inducing())
+        for batch, conditional in zip(batches, kept, strict=True):
+            q = posterior.at(conditional)
+            variances = q.covariance[0].diagonal(dim1=-1, dim2=-2).sum(1)[batch.mask].numpy()
+            away = (q.mean[0, ..., 0] - q.mean[0, ..., 1])[batch.mask].numpy()
+            sign = np.where(batch.y[batch.mask].numpy() == 0, 1, -1)
+            margin = sign[:, None] * (away[:, None] + np.sqrt(variances)[:, None] * nodes)
+            exact -= float((np.logaddexp(0, -margin) @ (weights / weights.sum())).sum())
+    problem = Problem(posterior, Chain(), batches)
+    generator = torch.Generator().manual_seed(0)
+    few = [problem.fresh_bound(4, generator) for _ in range(400)]
+    error = np.std(few) / np.sqrt(len(few))
+    assert np.mean(few) == pytest.approx(exact, abs=4 * error)
+    assert error < 0.005 * abs(exact)
+    assert problem.fresh_bound(20_000, generator) == pytest.approx(exact, rel=0.003)
+
+
+def test_the_reported_fresh_bound_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the posterior as it ended, on draws that come after all others."""
+    posterior, batches = case()
+    seen: list[tuple[int, Tensor]] = []
+    original = Problem.fresh_bound
+
+    def watched(self: Problem, n_draws: int, generator: torch.Generator) -> float:
+        seen.append((n_draws, self.posterior.m.detach().clone()))
+        return original(self, n_draws, generator)
+
+    monkeypatch.setattr(Problem, "fresh_bound", watched)
+    generator = torch.Generator().manual_seed(0)
+    history = train(posterior, Chain(), batches, SecondOrder(), "", generator=generator)
+    ((n_draws, m),) = seen
+    assert torch.equal(m, posterior.m)
+    problem = Problem(posterior, Chain(), batches)
+    many = [original(problem, n_draws, generator) for _ in range(200)]
+    assert abs(history.fresh_elbo - np.mean(many)) < 4 * np.std(many)
+
+
+def test_fitted_and_fresh_bounds_bracket_the_optimum() -> None:
+    """In expectation: the fitted draws flatter, fresh ones do not."""
+    fitted, fresh = [], []
+    for seed in range(40):
+        _, history = fit(SecondOrder(n_draws=2, learn_scales=False), seed)
+        fitted.append(history.elbo)
+        fresh.append(history.fresh_elbo)
+    best, batches = case()
+    generator = torch.Generator().manual_seed(0)
+    optimizer = SecondOrder(n_draws=512, learn_scales=False, tolerance=1e-4)
+    train(best, Chain(), batches, optimizer, "", generator=generator)
+    optimum = Problem(best, Chain(), batches).fresh_bound(20_000, generator)
+    assert np.mean(fresh) < optimum + 0.02
+    assert np.mean(fitted) > optimum - 0.02
+    assert np.mean(fitted) > np.mean(fresh)
+
+
+# -- choices and batches ------------------------------------------------------------------------
+
+
+class ValueOnly(Structure):
+    """The least a structure can be."""
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return Chain().log_prob(f, g, y, mask)
+
+
+def test_second_order_without_curvature_says_what_is_missing() -> None:
+    posterior, batches = case()
+    with pytest.raises(InputError, match="needs the curvature, and ValueOnly offers none"):
+        train(posterior, ValueOnly(), batches, SecondOrder(), "", generator=torch.Generator())
+
+
+# -- likelihoods that fail -----------------------------------------------------------------------
+
+
+class Failing(Chain):
+    """Returns ``value`` for the sequence labelled ``y``, in some of the draws."""
+
+    def __init__(self, y: Tensor, value: float) -> None:
+        self.y, self.value = y, value
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        T = len(self.y)
+        bad = torch.zeros(len(mask), dtype=torch.bool)
+        if mask.shape[1] >= T:
+            bad = (mask.sum(-1) == T) & (y[:, :T] == self.y).all(-1)
+        values = super().log_prob(f, g, y, mask)
+        return torch.where(bad & (f[:, :, 0, 0] > 0), self.value, values)
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.nan, np.inf])
+@pytest.mark.parametrize("n_components", [1, 2])
+def test_a_likelihood_without_an_expectation_names_the_sequence(
+    n_components: int, value: float
+) -> None:
+    posterior, batches = case()
+    posterior = Posterior(posterior.kernel, posterior.inducing, 3, n_components=n_components)
+    batch = max(batches, key=lambda batch: batch.mask.shape[1])
+    n, T = int(batch.index[-1]), int(batch.mask[-1].sum())
+    assert n > 0
+    structure = Failing(batch.y[-1, :T], value)
+    with pytest.raises(LikelihoodError) as caught:
+        train(posterior, structure, batches, Adam(), "", generator=torch.Generator())
+    error = caught.value
+    assert error.place == f"likelihood, training sequence {n + 1} ({T} tokens)"
+    assert error.sequence == n
+    assert f"log p is {value} at " in error.problem
+    assert "% of the draws" in error.problem
+    assert "\n" not in str(error)
+
+
+def test_components_come_one_after_another_in_an_error() -> None:
+    posterior, batches = case()
+    batch = max(batches, key=len)
+    assert len(batch) > 1
+    problem = Problem(posterior, Chain(), batches)
+    for row in range(2 * len(batch)):
+        error = problem._located(LikelihoodError("place", "problem", "remedy", row), batch)
+        assert error.sequence == int(batch.index[row % len(batch)])
+    unknown = LikelihoodError("place", "problem", "remedy")
+    assert problem._located(unknown, batch) is unknown
+
+
+def test_batches_hold_every_sequence_once() -> None:
+    rows = [np.full((n, 2), float(i)) for i, n in enumerate([3, 0, 1, 5, 2, 3])]
+    labels = [np.full(len(r), i) for i, r in enumerate(rows)]
+    batches = make_batches(rows, labels, lambda width: np.full(width, -1.0), 6)
+    seen = torch.cat([batch.index for batch in batches]).tolist()
+    assert sorted(seen) == [0, 2, 3, 4, 5]  # the one without tokens is left out
+    for batch in batches:
+        assert batch.mask.numel() <= 6
+        for b, i in enumerate(batch.index.tolist()):
+            assert int(batch.mask[b].sum()) == len(rows[i])
+            assert (batch.x[b][batch.mask[b]] == i).all()
+            assert (batch.y[b][batch.mask[b]] == i).all()
+            assert (batch.x[b][~batch.mask[b]] == -1).all()
+
+
+def blas_threads() -> set[int]:
+    found = ThreadpoolController().select(internal_api="openblas").info()
+    return {library["num_threads"] for library in found}
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    with threadpool_limits(2):
+        if blas_threads() != {2}:
+            pytest.skip("NumPy and SciPy have another BLAS than OpenBLAS, or one core")
+        yield
+
+
+def test_vectors_have_one_thread_while_a_fit_lasts(two_threads: None) -> None:
+    seen = []
+    data = generate(4, n_labels=2, n_values=3, mean_length=3, seed=0)
+    model = StructuredGPClassifier()
+    model.fit(data.X, data.y, callback=lambda _: seen.append(blas_threads()))
+    assert blas_threads() == {2}
+    assert seen
+    assert all(each == {1} for each in seen)
+
+
+def test_fits_that_overlap_set_the_threads_back_once(two_threads: None) -> None:
+    limit = OneThreadForVectors()
+    limit.__enter__()
+    limit.__enter__()  # a second fit begins
+    limit.__exit__()  # the first one ends
+    assert blas_threads() == {1}
+    limit.__exit__()
+    assert blas_threads() == {2}
+    with limit:
+        assert blas_threads() == {1}
+    assert blas_threads() == {2}

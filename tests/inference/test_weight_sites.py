@@ -1,0 +1,115 @@
+"""Sites on disk are those in memory, and go back to where a checkpoint knew them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from structgp.errors import InputError
+from structgp.inference.weight_sites import Site, SitesInMemory, SitesOnDisk
+
+R, V = 2, 3
+
+
+def site(seed: int, F: int = 4, size: float = 1.0) -> Site:
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    weights = (size * draw(F, R) ** 2, size * draw(F, R))
+    rest = draw(V, V) ** 2, draw(V, V), draw(R) ** 2, draw(F + 1, R), draw(V, V)
+    return Site(*weights, *rest)
+
+
+def assert_equal(one: Site | None, other: Site | None) -> None:
+    assert one is not None
+    assert other is not None
+    for field in dataclasses.fields(Site):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b), field.name
+
+
+def test_what_is_put_in_comes_out(tmp_path: Path) -> None:
+    disk, memory = SitesOnDisk.new(tmp_path / "s", 3, R, V), SitesInMemory.of(3)
+    assert disk[1] is None
+    assert memory[1] is None
+    for i, size in ((1, 1.0), (0, 1e60), (1, 2.0)):
+        for store in (disk, memory):
+            store[i] = site(i, F=4 + i, size=size).rounded()
+        assert_equal(disk[i], memory[i])
+    assert_equal(disk[0], memory[0])
+    assert disk[2] is None
+
+
+def test_numbers_that_single_precision_holds_are_held_in_it() -> None:
+    assert site(0).rounded().precision.dtype == torch.float32
+    assert site(0, size=1e60).rounded().precision.dtype == torch.float64
+    kept = site(0).rounded().at(site(0).scale)
+    torch.testing.assert_close(kept.linear, site(0).linear, rtol=1e-7, atol=0)
+
+
+def test_functions_that_grow_take_their_sites_along() -> None:
+    one = site(0)
+    grown = one.at(4 * one.scale)
+    torch.testing.assert_close(grown.precision, 4 * one.precision)
+    torch.testing.assert_close(grown.linear, 2 * one.linear)
+    torch.testing.assert_close(grown.dual, 2 * one.dual)
+
+
+def test_files_of_passes_that_are_over_go_when_nothing_asks_for_them(tmp_path: Path) -> None:
+    sites = SitesOnDisk.new(tmp_path / "s", 2, R, V)
+
+    def files() -> list[str]:
+        return sorted(p.name for p in (tmp_path / "s").iterdir())
+
+    sites[0] = sites[1] = site(0).rounded()
+    sites.next_pass()
+    sites[0] = site(1).rounded()
+    sites.release()
+    assert files() == ["0.sites", "1.sites"], "one site is in the old file still"
+    sites[1] = site(2).rounded()
+    assert files() == ["0.sites", "1.sites"], "a checkpoint may know it"
+    sites.release()
+    assert files() == ["1.sites"]
+    assert_equal(sites[0], site(1).rounded())
+
+
+def test_a_run_that_goes_on_cuts_what_its_checkpoint_does_not_know(tmp_path: Path) -> None:
+    sites = SitesOnDisk.new(tmp_path / "s", 2, R, V)
+    sites[0] = site(0).rounded()
+    known = {f.name: getattr(sites, f.name) for f in dataclasses.fields(SitesOnDisk) if f.init} | {
+        "table": sites.table.clone()
+    }
+    sites[0], sites[1] = site(1).rounded(), site(2).rounded()
+    sites.next_pass()
+    sites[0] = site(3).rounded()
+    again = SitesOnDisk(**known)
+    assert [p.name for p in (tmp_path / "s").iterdir()] == ["0.sites"]
+    assert_equal(again[0], site(0).rounded())
+    assert again[1] is None
+    again[1] = site(4).rounded()
+    assert_equal(again[1], site(4).rounded())
+    (tmp_path / "s" / "0.sites").unlink()
+    with pytest.raises(InputError, match="sites of the fit are missing in it; remove the checkp"):
+        SitesOnDisk(**known)
+
+
+def test_damage_is_told(tmp_path: Path) -> None:
+    sites = SitesOnDisk.new(tmp_path / "s", 1, R, V)
+    sites[0] = site(0).rounded()
+    path = tmp_path / "s" / "0.sites"
+    content = bytearray(path.read_bytes())
+    content[3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"0\.sites: altered since it was written; fit anew"):
+        sites[0]
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot hold the sites .* choose a disk with room"):
+        SitesOnDisk.new(tmp_path / "none" / "s", 1, R, V)

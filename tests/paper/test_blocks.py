@@ -1,0 +1,348 @@
+"""L-BFGS over blocks: the schedule, the same draws, the three ways to stop, and what is kept."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+
+from structgp.inference import Problem
+from structgp.inference.estimators import Pathwise
+from structgp.paper import Blocks
+from structgp.paper import lbfgs_blocks as module
+
+UNARY = {"m", "factor", "weight_logits"}
+PAIRWISE = {"pair_mean", "pair_log_sd", "pair_factor"}
+HYPER = {"log_pairwise_sd", "log_amplitude"}
+
+
+def is_kernel(name: str) -> bool:
+    return name.startswith("kernel.")
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> list[tuple[int, set[str], int]]:
+    """For each call of L-BFGS: most iterations, the parameters that moved, iterations made."""
+    seen: list[tuple[int, set[str], int]] = []
+    original = scipy.optimize.minimize
+    climb = Blocks._climb
+
+    def minimize(fun: Any, x0: Any, **kwargs: Any) -> Any:
+        result = original(fun, x0, **kwargs)
+        seen.append((kwargs["options"]["maxiter"], set(), result.nit))
+        return result
+
+    def climbing(self: Blocks, problem: Problem, *args: Any) -> Any:
+        q = problem.posterior
+        before = {k: v.detach().clone() for k, v in q.state_dict().items()}
+        answer = climb(self, problem, *args)
+        now = q.state_dict()
+        seen[-1][1].update(k for k, v in before.items() if not torch.equal(v, now[k]))
+        return answer
+
+    monkeypatch.setattr(scipy.optimize, "minimize", minimize)
+    monkeypatch.setattr(Blocks, "_climb", climbing)
+    return seen
+
+
+@pytest.mark.parametrize("pairs", ["diagonal", "full"])
+@pytest.mark.parametrize("n_components", [1, 2])
+def test_blocks_in_turn(
+    n_components: int, pairs: str, cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = cases.make_problem(n_components=n_components, pairwise_covariance=pairs)
+    seen = watch(monkeypatch, problem)
+    optimizer = Blocks(unary_steps=7, pairwise_steps=4, hyper_steps=2, learn_scales="all")
+    state = optimizer.start(problem, torch.Generator().manual_seed(0))
+    for _ in range(2):
+        state, _ = optimizer.step(problem, state)
+    assert [most for most, _, _ in seen] == [7, 4, 2, 7, 4, 2]
+    assert all(0 < made <= most for most, _, made in seen)
+    names = set(problem.posterior.state_dict())
+    for (_, moved, _), allowed in zip(
+        seen, itertools.cycle((UNARY, PAIRWISE, HYPER)), strict=False
+    ):
+        wanted = allowed & names
+        if n_components == 1:
+            wanted -= {"weight_logits"}
+        if allowed is HYPER:
+            assert any(is_kernel(name) for name in moved)
+            moved = {name for name in moved if not is_kernel(name)}
+        assert moved == wanted
+
+
+@pytest.mark.parametrize(
+    ("learn_scales", "moved"),
+    [(False, set()), ("pairwise", {"log_pairwise_sd"}), (True, HYPER)],
+)
+def test_which_scales_move(learn_scales: Any, moved: set[str], cases: ModuleType) -> None:
+    problem = cases.make_problem()
+    before = cases.numbers(problem.posterior)
+    cases.finish(Blocks(learn_scales=learn_scales, max_iterations=1), problem)
+    after = cases.numbers(problem.posterior)
+    different = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {n for n in different if is_kernel(n) or n in HYPER} == moved
+
+
+def test_no_block_of_pairs_where_there_are_none(
+    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = cases.make_problem(pairwise_sd=0.0)
+    seen = watch(monkeypatch, problem)
+    cases.finish(Blocks(max_iterations=1, learn_scales=True), problem)
+    assert [most for most, _, _ in seen] == [50, 5]
+    assert [moved for _, moved, _ in seen] == [{"m", "factor"}, {"log_amplitude"}]
+
+
+def test_every_evaluation_has_the_same_draws(cases: ModuleType) -> None:
+    """Standard normal numbers, batch by batch; another seed has others."""
+    seen: list[torch.Tensor] = []
+
+    class Watched(Pathwise):
+        def __call__(self, target: Any, generator: Any, memory: Any = None) -> Any:
+            start = generator.get_state()
+            answer = super().__call__(target, generator, memory)
+            fresh = torch.Generator()
+            fresh.set_state(start)
+            seen.append(torch.randn(4, generator=fresh))
+            return answer
+
+    def fit(seed: int) -> list[torch.Tensor]:
+        seen.clear()
+        problem = cases.make_problem(batch_tokens=9, estimator=Watched(n_draws=4))
+        assert len(problem.batches) == 2
+        cases.finish(Blocks(max_iterations=2, learn_scales="all"), problem, seed)
+        return list(seen)
+
+    draws, other = fit(1), fit(2)
+    assert len(draws) > 20
+    for first, second in itertools.pairwise(zip(draws[::2], draws[1::2], strict=True)):
+        assert torch.equal(first[0], second[0])
+        assert torch.equal(first[1], second[1])
+    assert not torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], other[0])
+
+
+def test_the_objective_is_the_mean_over_batches(cases: ModuleType) -> None:
+    problem = cases.make_problem(batch_tokens=9, estimator=Pathwise(n_draws=4))
+    cases.disturb(problem.posterior)
+    q = problem.posterior
+    value, grads, count = module._value_and_gradients(problem, [q.m, q.pair_mean], 3, False)
+    generator = torch.Generator().manual_seed(3)
+    bounds = [problem.bound(i, generator) for i in range(2)]
+    mean = (bounds[0].elbo + bounds[1].elbo) / 2
+    assert value == pytest.approx(float(mean.detach()), rel=1e-12)
+    for found, expected in zip(grads, torch.autograd.grad(mean, [q.m, q.pair_mean]), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert count == 4 * problem.n_sequences
+
+
+# -- stopping --------------------------------------------------------------------------------------
+
+
+def regression(cases: ModuleType) -> Problem:
+    problem: Problem = cases.make_problem(
+        cases.Regression(2), n_labels=2, estimator=cases.Exact(), n_inducing=4
+    )
+    return problem
+
+
+def test_stops_when_the_objective_stands_still(cases: ModuleType) -> None:
+    optimizer = Blocks(parameter_tolerance=0.0, objective_tolerance=1e-2, learn_scales=False)
+    steps = cases.finish(optimizer, regression(cases))
+    changes = np.abs(np.diff([s.elbo for s in steps]))
+    assert steps[-1].converged
+    assert len(steps) > 1
+    assert changes[-1] < 1e-2
+    assert (changes[:-1] >= 1e-2).all()
+
+
+def test_stops_when_the_parameters_stand_still(cases: ModuleType) -> None:
+    problem = regression(cases)
+    q = problem.posterior
+    rows, columns = torch.tril_indices(q.n_inducing, q.n_inducing)
+    optimizer = Blocks(
+        unary_steps=3, parameter_tolerance=1e-2, objective_tolerance=0.0, learn_scales=False
+    )
+    state = optimizer.start(problem, torch.Generator().manual_seed(0))
+    moves, infos = [], []
+    for _ in range(30):
+        before = cases.numbers(q)
+        state, info = optimizer.step(problem, state)
+        now = cases.numbers(q)
+        changes = [
+            (now["m"] - before["m"]).flatten(),
+            (now["factor"] - before["factor"])[..., rows, columns].flatten(),
+        ]
+        moves.append(float(torch.cat(changes).abs().mean()))
+        infos.append(info)
+        if info.finished:
+            break
+    assert infos[-1].converged
+    assert len(infos) > 1
+    assert moves[-1] < 1e-2
+    assert min(moves[:-1]) >= 1e-2
+
+
+def never(**kwargs: Any) -> Blocks:
+    """No tolerance would stop it."""
+    return Blocks(parameter_tolerance=0.0, objective_tolerance=0.0, learn_scales=False, **kwargs)
+
+
+def test_stops_at_most_iterations(cases: ModuleType) -> None:
+    steps = cases.finish(never(max_iterations=3, unary_steps=2), cases.make_problem())
+    assert len(steps) == 3
+    assert steps[-1].finished
+    assert not steps[-1].converged
+
+
+def test_stops_in_time_and_keeps_what_it_has(cases: ModuleType) -> None:
+    problem = cases.make_problem(estimator=Pathwise(n_draws=4))
+    before = cases.many_draw_bound(problem, 1000)
+    began = time.monotonic()
+    steps = cases.finish(never(max_seconds=0.3), problem)
+    assert time.monotonic() - began < 2
+    assert steps[-1].finished
+    assert not steps[-1].converged
+    assert cases.many_draw_bound(problem, 1000) > before + 1
+
+
+def test_the_time_is_looked_at_within_a_block(
+    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that moves by a second an evaluation: five of them, and no more blocks."""
+    clock, calls = [0.0], [0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    original = module._value_and_gradients
+
+    def counted(*args: Any) -> Any:
+        clock[0] += 1
+        calls[0] += 1
+        return original(*args)
+
+    monkeypatch.setattr(module, "_value_and_gradients", counted)
+    problem = cases.make_problem()
+    steps = cases.finish(never(max_seconds=4.5), problem)
+    assert calls[0] == 5
+    assert len(steps) == 1
+    assert not steps[0].converged
+    assert (problem.posterior.pair_mean == 0).all()
+    assert (problem.posterior.m != 0).any()
+
+
+# -- the best is kept ------------------------------------------------------------------------------
+
+
+def test_the_best_parameters_are_kept(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound that is lowered from outside in every round after the first: what is left in the end
+    is the first one's."""
+    problem = cases.make_problem()
+    state_of: list[dict[str, torch.Tensor]] = []
+    worse = [0.0]
+    original = module._value_and_gradients
+
+    def lowered(*args: Any) -> Any:
+        value, grads, count = original(*args)
+        return value - worse[0], grads, count
+
+    monkeypatch.setattr(module, "_value_and_gradients", lowered)
+    optimizer = never(max_iterations=3, unary_steps=3, pairwise_steps=2)
+    state = optimizer.start(problem, torch.Generator().manual_seed(0))
+    infos = []
+    for _ in range(3):
+        state, info = optimizer.step(problem, state)
+        infos.append(info)
+        state_of.append(cases.numbers(problem.posterior))
+        worse[0] += 100
+    assert infos[-1].finished
+    assert infos[0].elbo == infos[1].elbo == infos[2].elbo
+    assert not torch.equal(state_of[0]["m"], state_of[1]["m"])
+    for name, value in state_of[0].items():
+        assert torch.equal(value, state_of[2][name]), name
+
+
+def test_values_that_are_no_numbers_are_stepped_over(
+    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = module._value_and_gradients, [0]
+
+    def holes(*args: Any) -> Any:
+        value, grads, count = original(*args)
+        calls[0] += 1
+        if calls[0] == 4:
+            raise torch.linalg.LinAlgError("nothing can be computed there")
+        return (np.nan if calls[0] == 3 else value), grads, count
+
+    monkeypatch.setattr(module, "_value_and_gradients", holes)
+    problem = cases.make_problem()
+    steps = cases.finish(never(max_iterations=2), problem)
+    assert np.isfinite([s.elbo for s in steps]).all()
+    assert torch.isfinite(problem.posterior.m).all()
+
+
+def test_conditionals_follow_the_kernel_at_once(cases: ModuleType) -> None:
+    """The unary block of the next global iteration needs them."""
+    problem = cases.make_problem(batch_tokens=9)
+    kept = problem.conditional(0).projection.clone()
+    optimizer = Blocks(4, 2, 2, learn_scales="all")
+    _, info = optimizer.step(problem, optimizer.start(problem, torch.Generator().manual_seed(0)))
+    assert not info.finished
+    scratch = Problem(problem.posterior, problem.structure, problem.batches)
+    found = problem.conditional(0).projection
+    assert not torch.equal(found, kept)
+    assert torch.equal(found, scratch.conditional(0).projection)
+
+
+def test_conditionals_follow_the_kernel(cases: ModuleType) -> None:
+    """After 'all' has moved the kernel, the bound is that of a problem made from scratch."""
+    problem = cases.make_problem(batch_tokens=9)
+    before = cases.numbers(problem.posterior)
+    cases.finish(Blocks(learn_scales="all", max_iterations=2), problem)
+    after = cases.numbers(problem.posterior)
+    assert any(is_kernel(n) and not torch.equal(before[n], after[n]) for n in before)
+    scratch = Problem(problem.posterior, problem.structure, problem.batches, problem.estimator)
+    for i in range(2):
+        torch.testing.assert_close(
+            problem.conditional(i).projection, scratch.conditional(i).projection, rtol=0, atol=0
+        )
+    old, new = (cases.many_draw_bound(p, 200) for p in (problem, scratch))
+    assert old == new
+
+
+def test_the_reported_bound_is_of_the_parameters_kept(cases: ModuleType) -> None:
+    problem = cases.make_problem(batch_tokens=9)
+    optimizer = Blocks(learn_scales="all", max_iterations=2, parameter_tolerance=0.0)
+    state = optimizer.start(problem, torch.Generator().manual_seed(0))
+    for _ in range(2):
+        state, info = optimizer.step(problem, state)
+    value, _, _ = module._value_and_gradients(problem, [problem.posterior.m], state.seed, False)
+    assert info.elbo == pytest.approx(value, abs=1e-8)
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_only_the_lower_triangle_is_a_parameter(covariance: str, cases: ModuleType) -> None:
+    q = cases.make_problem(covariance=covariance, n_components=2).posterior
+    K, V, M = q.m.shape
+    size = M * (M + 1) // 2 if covariance == "full" else M
+    lower = [False, covariance == "full"]
+    flat = module._flatten([q.m.detach(), q.factor.detach()], lower)
+    assert flat.shape == (K * V * (M + size),)
+    new = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0), dtype=flat.dtype)
+    module._unflatten(new, [q.m, q.factor], lower)
+    np.testing.assert_array_equal(module._flatten([q.m.detach(), q.factor.detach()], lower), new)
+    if covariance == "full":
+        assert torch.equal(q.factor, q.factor.tril())
+
+
+def test_a_full_q_of_pairs_keeps_its_triangle(cases: ModuleType) -> None:
+    """pair_factor is (V^2, V^2): what is above the diagonal does not count and has no gradient."""
+    problem = cases.make_problem(pairwise_covariance="full")
+    cases.finish(Blocks(max_iterations=1, learn_scales=False), problem)
+    factor = problem.posterior.pair_factor.detach()
+    assert torch.equal(factor, factor.tril())
+    assert (factor - torch.eye(9, dtype=torch.float64)).abs().max() > 0.01
