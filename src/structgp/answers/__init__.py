@@ -1,6 +1,6 @@
 """From a posterior to answers: each an average over joint draws of (f, g), exact under each draw."""
 
-from structgp.answers.draws import Draws, FunctionDraws, WeightDraws, mean, sample
+from structgp.answers.draws import Draws, mean, sample
 from structgp.answers.labellings import (
     best_tokens,
     log_prob,
@@ -19,9 +19,7 @@ __all__ = [
     "Boundaries",
     "Doubt",
     "Draws",
-    "FunctionDraws",
     "Potentials",
-    "WeightDraws",
     "best_tokens",
     "event_doubt",
     "likely_spans",

@@ -38,9 +38,9 @@ def log_prob(
     """(B,) log of the probability of labelling ``batch.y``, averaged over draws; of its known part, where
     some of it is missing."""
     with torch.no_grad():
-        f = draws.unary(posterior, batch)
+        f, g = draws.scores(posterior, batch)
         f = f if shift is None else f + shift.to(f)
-        values = structure.log_prob(f, draws.pairwise, batch.y, batch.mask)
+        values = structure.log_prob(f, g, batch.y, batch.mask)
         return torch.logsumexp(values, 0) - math.log(len(values))
 
 

@@ -298,13 +298,7 @@ class Model:
         for batch in self._batches(rows, known):
             at = self._potentials(batch, average).on_host()
             for b, i in enumerate(batch.index.tolist()):
-                T, one = len(rows[i]), slice(b, b + 1)
-                yield (
-                    i,
-                    Potentials(
-                        at.structure, at.f[:, one, :T], at.g, at.mask[one, :T], at.share[:, one]
-                    ),
-                )
+                yield i, at.one(b, len(rows[i]))
 
     def _batches(self, rows: Sequence[np.ndarray], known: Known | None) -> Iterator[Batch]:
         encoded = None if known is None else self._known(rows, known)

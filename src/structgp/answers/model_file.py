@@ -23,10 +23,10 @@ from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder
 from structgp.data.schemes import Allowed
 from structgp.errors import ModelFileError
-from structgp.gp import CovarianceForm, Posterior, WeightPosterior
+from structgp.gp import FAMILIES, Posterior
 from structgp.gp.kernels.kernel_json import describe, rebuild
 
-FORMAT = 5
+FORMAT = 6
 
 
 def save(model: Model, path: str | Path) -> None:
@@ -37,16 +37,16 @@ def save(model: Model, path: str | Path) -> None:
         k: v.detach().clone(memory_format=torch.contiguous_format)
         for k, v in posterior.state_dict().items()
     }
-    tensors["factor"] = _pack(tensors["factor"], posterior.form)
-    if posterior.form == "low-rank":
-        tensors["directions"] = tensors["directions"].float()
+    for name in posterior.names:
+        for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
+            if key in tensors:
+                tensors[key] = _pack(tensors[key], posterior[name])
     header = {
         "format": FORMAT,
         "version": __version__,
         "likelihood": model.likelihood,
         "predict_with": model.predict_with,
-        "posterior": _options(posterior),
-        "kernel": describe(posterior.kernel),
+        "posterior": [_block_to_json(name, posterior[name]) for name in posterior.names],
         "encoder": model.encoder.to_json(),
         "labels": model.labels.classes,
         "constraints": None if model.constraints is None else model.constraints.to_json(),
@@ -108,17 +108,14 @@ def load(path: str | Path) -> Model:
 
 
 def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
-    kernel, n_labels = rebuild(header["kernel"]), len(header["labels"])
-    options, basis = header["posterior"], tensors["basis"]
-    posterior: Posterior
-    if options.pop("space") == "weights":
-        options.pop("covariance")
-        posterior = WeightPosterior(kernel, n_labels, basis=basis, **options)
-    else:
-        posterior = Posterior(kernel, tensors["inducing"], n_labels, basis=basis, **options)
-    tensors["factor"] = _unpack(tensors["factor"], posterior.n_inducing, posterior.form)
-    if posterior.form == "low-rank":
-        tensors["directions"] = tensors["directions"].double()
+    posterior = Posterior(
+        {state["template"]: _block_from_json(state, tensors) for state in header["posterior"]}
+    )
+    for name in posterior.names:
+        block = posterior[name]
+        for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
+            if key in tensors:
+                tensors[key] = _unpack(tensors[key], block)
     posterior.load_state_dict(tensors)
     return Model(
         encoder=FeatureEncoder.from_json(header["encoder"]),
@@ -134,29 +131,38 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
     )
 
 
-def _options(posterior: Posterior) -> dict[str, Any]:
-    """What ``Posterior`` has to be given for the tensors to fit."""
-    rank = {"rank": posterior.rank} if posterior.form == "low-rank" else {}
-    return rank | {
-        "space": "weights" if isinstance(posterior, WeightPosterior) else "functions",
-        "n_components": posterior.n_components,
-        "covariance": posterior.form,
-        "pairwise_covariance": "full" if posterior.pairs_are_full else "diagonal",
-    }
+def _block_to_json(template: str, block: Any) -> dict[str, Any]:
+    """What a block has to be built from for its tensors to fit."""
+    state = {"template": template, "family": block.name, "labels": list(block.labels)}
+    state["options"] = block.options()
+    kernel = getattr(block, "kernel", None)
+    return state if kernel is None else state | {"kernel": describe(kernel)}
 
 
-def _pack(factor: Tensor, form: CovarianceForm) -> Tensor:
-    """(K, R, M, M) lower triangular float64 -> (K, R, M (M + 1) / 2) float32, exact after
-    ``Posterior.round_factor``: a quarter of the space. Standard deviations (K, R, M): float32."""
-    if form != "full":
-        return factor.float()
-    row, column = torch.tril_indices(*factor.shape[-2:])
-    return factor[..., row, column].float().contiguous()
+def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    family, options = FAMILIES[state["family"]], state["options"]
+    if "kernel" not in state:
+        return family(state["labels"], **options)
+    prefix = f"_blocks.{state['template']}."
+    inducing = tensors.get(prefix + "inducing")
+    rows = () if inducing is None else (inducing,)
+    basis = tensors[prefix + "basis"]
+    return family(rebuild(state["kernel"]), *rows, state["labels"], basis=basis, **options)
 
 
-def _unpack(packed: Tensor, M: int, form: CovarianceForm) -> Tensor:
-    if form != "full":
+def _pack(spread: Tensor, block: Any) -> Tensor:
+    """(..., M, M) lower triangular float64 -> (..., M (M + 1) / 2) float32, exact after ``round_factor``: a quarter of the
+    space. Others: float32."""
+    if getattr(block, "form", None) != "full":
+        return spread.float()
+    row, column = torch.tril_indices(*spread.shape[-2:])
+    return spread[..., row, column].float().contiguous()
+
+
+def _unpack(packed: Tensor, block: Any) -> Tensor:
+    if getattr(block, "form", None) != "full":
         return packed.double()
+    M = block.n_values
     factor = packed.new_zeros((*packed.shape[:-1], M, M), dtype=torch.float64)
     row, column = torch.tril_indices(M, M)
     factor[..., row, column] = packed.double()

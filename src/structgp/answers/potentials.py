@@ -36,6 +36,13 @@ class Potentials:
         f, g, mask, share = (x.cpu() for x in (self.f, self.g, self.mask, self.share))
         return Potentials(self.structure, f, g, mask, share)
 
+    def one(self, b: int, length: int) -> Potentials:
+        """Those of one example, without padding."""
+        some = slice(b, b + 1)
+        g = self.g if self.g.dim() == 3 else self.g[:, some, : max(0, length - 1)]
+        f, mask = self.f[:, some, :length], self.mask[some, :length]
+        return Potentials(self.structure, f, g, mask, self.share[:, some])
+
     def average(self, values: Tensor) -> Tensor:
         """(B, ...) mean over draws of values (S, B, ...)."""
         return torch.einsum("sb...,sb->b...", values, self.share)
@@ -61,7 +68,7 @@ def potentials(
     (V,),
     added to the scores of each position."""
     with torch.no_grad():
-        f, g = draws.unary(posterior, batch), draws.pairwise
+        f, g = draws.scores(posterior, batch)
         if shift is not None:
             f = f + shift.to(f)
         share = f.new_full(f.shape[:2], 1 / len(f))

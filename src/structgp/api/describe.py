@@ -38,10 +38,10 @@ class Summary:
 def describe(model: StructuredGPClassifier) -> Summary:
     """What the model has learned of templates and of label pairs."""
     fitted = model._ready()
-    q = fitted.posterior.pairwise()
+    table = fitted.posterior["next"]
     return Summary(
         dict(fitted.info["kernel_scales"]),
         list(fitted.labels.classes),
-        q.mean.detach().numpy().copy(),
-        q.variance.detach().sqrt().numpy().copy(),
+        table.mean_scores.detach().numpy().copy(),
+        table.score_sds.detach().numpy().copy(),
     )

@@ -28,7 +28,7 @@ from structgp.data.examples import Examples, read_examples
 from structgp.data.labels import check_all_labelled
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp import Entropy, PairwiseForm, Posterior, WeightPosterior
+from structgp.gp import Entropy, Posterior
 from structgp.gp.kernels.block_sum import KernelChoice
 from structgp.inference import LearnScales, Minibatch, Optimizer, StepInfo
 from structgp.inference.checkpoint import Checkpoint
@@ -181,7 +181,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         basis: str = "auto",
         covariance: str = "auto",
         covariance_rank: int | None = None,
-        pairwise_covariance: PairwiseForm = "diagonal",
+        pairwise_covariance: str = "diagonal",
         entropy: Entropy = "auto",
         amplitude: float | str = "auto",
         pairwise_sd: float = 1.5,
@@ -304,7 +304,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
                 posterior,
                 gradient=self.gradient,
                 n_gradient_draws=self.n_gradient_draws,
-                learn_scales=setting(self, "learn_scales", "all" if start.on_bound else "pairwise"),
+                learn_scales=setting(self, "learn_scales", "all" if start.on_bound else "transitions"),
                 n_tokens=n_tokens,
             )
 
@@ -446,7 +446,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         sample_weight: Any,
         callback: Callback | None,
     ) -> StructuredGPClassifier:
-        if not isinstance(before.posterior, WeightPosterior):
+        if before.posterior.node.name != "weights":
             raise InputError(
                 "partial_fit",
                 "the model is of functions at inducing inputs, not of weights",
@@ -455,7 +455,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         examples = self._examples(as_list(X), list(y), sample_weight, before)
         structure = likelihood_of(self, examples)
         predictor = self._predictor(structure)
-        fits = before.posterior.has_label_basis or structure.ignores_shift
+        fits = before.posterior.node.has_own_functions or structure.ignores_shift
         if not structure.has_local_curvature or not fits:
             lacks = "may depend on what was left out" if not fits else "offers no curvature"
             raise InputError("partial_fit", f"{name_of(structure)} {lacks}", "fit all data at once")
@@ -513,7 +513,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         together: Together = ALONE,
     ) -> History:
         one_by_one = getattr(choice.optimizer, "one_sequence_a_batch", False)
-        space = "weights" if isinstance(posterior, WeightPosterior) else "functions"
+        space = "weights" if posterior.node.name == "weights" else "functions"
         most_tokens = 1 if one_by_one else BATCH_TOKENS[space]
         if isinstance(choice.optimizer, Minibatch):
             paced = choice.optimizer.paced(examples.n_tokens)
@@ -537,7 +537,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             choice.optimizer,
             choice.reason,
             estimator=choice.estimator,
-            entropy=self.entropy,
+            entropy="jensen" if self.entropy == "jensen" else "bhattacharyya",
             device=local_device(device_of(self.device)),
             generator=generator,
             callback=report,
@@ -559,7 +559,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         """The fitted attributes."""
         posterior.round_factor()
         self.classes_ = np.array(examples.labels.classes)
-        kl = float(posterior.kl_inducing(self.entropy).detach())
+        kl = float(posterior.node.kl().detach())
         log = fit_log(history, posterior, kl, start, examples.encoder.blocks)
         if isinstance(structure, Differences):
             log |= {"gradient": "differences", "evaluations": structure.n_values}
@@ -718,7 +718,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
 def load(path: str | Path) -> StructuredGPClassifier:
     """The fitted estimator in a file that ``save`` or ``structgp train`` wrote."""
     model = model_file.load(path)
-    params = {"kernel": model.posterior.kernel} | model.extra.get("params", {})
+    params = {"kernel": model.posterior.node.kernel} | model.extra.get("params", {})
     estimator = StructuredGPClassifier(**params)
     estimator.model_ = model
     estimator.classes_ = np.array(model.labels.classes)

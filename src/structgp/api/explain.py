@@ -25,7 +25,6 @@ from structgp.api.estimator import StructuredGPClassifier
 from structgp.api.questions import as_list
 from structgp.data.labels import check_labels
 from structgp.errors import InputError
-from structgp.gp import WeightPosterior
 from structgp.gp.kernels import active_features, covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.template import MISSING
@@ -184,8 +183,10 @@ def _from_left(f: Tensor, g: Tensor, t: int, a: int, b: int) -> float:
 def _transition(fitted: Model, beside: Tensor, a: int, b: int, *, after: bool) -> Transition:
     """From how probable each label (column) is beside the token, for each label of the token (row)."""
     i, j = int(beside[a].argmax()), int(beside[b].argmax())
-    q = fitted.posterior.pairwise()
-    mean, variance = (q.mean, q.variance) if after else (q.mean.T, q.variance.T)
+    table = fitted.posterior["next"]
+    mean, variance = table.mean_scores, table.score_sds.square()
+    if not after:
+        mean, variance = mean.T, variance.T
     names = fitted.labels.classes
     score, sd = mean[a, i] - mean[b, j], (variance[a, i] + variance[b, j]).sqrt()
     return Transition(names[i], names[j], float(score), float(sd))
@@ -195,11 +196,11 @@ def _transition(fitted: Model, beside: Tensor, a: int, b: int, *, after: bool) -
 
 
 def _features(fitted: Model, row: Tensor, a: int, b: int) -> list[Part]:
-    q = fitted.posterior
+    q = fitted.posterior.node
     direction = q.basis[a] - q.basis[b]  # (R,)
     found = (
         _weights(fitted, row, direction)
-        if isinstance(q, WeightPosterior)
+        if q.name == "weights"
         else _without(fitted, row, direction)
     )
     parts: dict[tuple[str, str], float] = {}
@@ -213,12 +214,12 @@ def _features(fitted: Model, row: Tensor, a: int, b: int) -> list[Part]:
 
 def _weights(fitted: Model, row: Tensor, direction: Tensor) -> list[tuple[str, str, float]]:
     """Feature by feature: its weight times its value."""
-    q = fitted.posterior
+    q = fitted.posterior.node
     with torch.no_grad():
         here = active_features(q.kernel, row[None])
         place, value = here.place[0, 0], here.value[0, 0]
         scale = (0.5 * q.log_amplitude).exp() * q.prior_factor()
-        weight = (q.m[0] * scale).T @ direction  # (M,)
+        weight = (q.m * scale).T @ direction  # (M,)
         scores = torch.where(place >= 0, weight[place.clamp(min=0)] * value, 0).tolist()
     names = _slot_names(fitted, row)
     return [(*name, score) for name, score in zip(names, scores, strict=True)]
@@ -251,7 +252,7 @@ def _name(known: Sequence[str], cell: float) -> str:
 def _without(fitted: Model, row: Tensor, direction: Tensor) -> list[tuple[str, str, float]]:
     """Template by template, block by block: what the score loses without it; and what none of them alone
     accounts for: label frequencies, and what templates say together."""
-    q, encoder = fitted.posterior, fitted.encoder
+    q, encoder = fitted.posterior.node, fitted.encoder
     found = []
     with torch.no_grad():
         dual = _dual(q) @ direction  # (M,)
@@ -281,7 +282,7 @@ def _without(fitted: Model, row: Tensor, direction: Tensor) -> list[tuple[str, s
 
 def _dual(q: Any) -> Tensor:
     """(M, R), of which the mean functions are k(., Z) dual."""
-    m = torch.einsum("k,krm->rm", q.weights, q.m)
+    m = torch.einsum("k,krm->rm", q.mixing, q.m.reshape(-1, *q.m.shape[-2:]))
     amplitude = q.log_amplitude.exp().sqrt()
     return amplitude * torch.linalg.solve_triangular(q.prior_factor().T, m.T, upper=True)
 
@@ -299,11 +300,11 @@ def _witnesses(
     y: Iterable[Sequence[str | None]] | None,
     n: int,
 ) -> list[Witness]:
-    q = fitted.posterior
+    q = fitted.posterior.node
     if (X is None) != (y is None):
         raise InputError("X_train", "one of X_train and y_train is missing", "pass both or neither")
     if X is None or y is None:
-        if isinstance(q, WeightPosterior):
+        if q.name == "weights":
             return []
         return _inducing(fitted, row, a, b, n)
     X = as_list(X)
@@ -334,7 +335,7 @@ def _witnesses(
 
 
 def _inducing(fitted: Model, row: Tensor, a: int, b: int, n: int) -> list[Witness]:
-    q = fitted.posterior
+    q = fitted.posterior.node
     with torch.no_grad():
         scores = covariance(q.kernel, row, q.inducing)[0] * (_dual(q) @ (q.basis[a] - q.basis[b]))
     flat = scores.numpy()

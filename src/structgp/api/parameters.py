@@ -22,7 +22,7 @@ _CHOICES = {
     "entropy": ("auto", "exact", "bhattacharyya", "jensen"),
     "gradient": GRADIENTS,
     "learn_kernel": ("auto", True, False),
-    "learn_scales": ("auto", "pairwise", True, "all", False),
+    "learn_scales": ("auto", "transitions", True, "all", False),
     "pairwise_covariance": ("diagonal", "full"),
     "space": ("auto", "weights", "functions"),
 }

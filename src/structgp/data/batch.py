@@ -19,7 +19,8 @@ class Batch:
     x : (B, T, W) rows; y : (B, T) labels, negative where there is none, 0 at padding; mask : (B, T) true at
     real positions; index : (B,) where each sequence stands in the data; weight : (B,) how often each
     counts, once if None; number : (B,) that names each sequence to its noise, its place among those of all
-    batches if None.
+    batches if None; edges : (B, T - 1, W') rows of the transitions into each token but the first, None where they
+    have no features.
     """
 
     x: Tensor
@@ -28,13 +29,24 @@ class Batch:
     index: Tensor
     weight: Tensor | None = None
     number: Tensor | None = None
+    edges: Tensor | None = None
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """The features of every template's tuples: of nodes, and of transitions if they have any."""
+        return self.x, self.edges
+
+    @property
+    def masks(self) -> tuple[Tensor, Tensor]:
+        """Which tuples of every template exist: (B, T) nodes, (B, T - 1) transitions."""
+        return self.mask, self.mask[:, 1:]
 
     def __len__(self) -> int:
         return len(self.index)
 
     def to(self, device: str | torch.device) -> Batch:
         """The same, with all of it on ``device``."""
-        parts = (self.x, self.y, self.mask, self.index, self.weight, self.number)
+        parts = (self.x, self.y, self.mask, self.index, self.weight, self.number, self.edges)
         return Batch(*(None if t is None else t.to(device) for t in parts))  # type: ignore[arg-type]
 
 

@@ -1,42 +1,30 @@
-"""Sparse Gaussian processes: inducing inputs, the variational posterior, divergences."""
+"""Gaussian processes: kernels, inducing inputs, and posteriors of the potentials of templates."""
 
 from structgp.gp.basis import contrasts
-from structgp.gp.inducing import InducingChoice, choose_inducing
-from structgp.gp.lowrank import LowRank
-from structgp.gp.posterior import (
-    RANK,
-    CovarianceForm,
-    Entropy,
-    PairwiseForm,
-    PairwiseGaussian,
-    Posterior,
-)
+from structgp.gp.block import Block, CovarianceForm, Entropy
+from structgp.gp.families import FAMILIES, Inducing, Mixture, Table, Weights
+from structgp.gp.families.inducing_points import RANK
+from structgp.gp.choose_inducing import InducingChoice, choose_inducing
+from structgp.gp.posterior import Posterior
 from structgp.gp.relaxation import Relaxation, has_shape, learn_shape
-from structgp.gp.sequences import Conditional, SequenceGaussian
-from structgp.gp.spreads import Spread, root_times, root_transposed_times, traces
-from structgp.gp.weights import WeightConditional, WeightPosterior, noise_table
+from structgp.gp.scale_steps import Seen
 
 __all__ = [
+    "FAMILIES",
     "RANK",
-    "Conditional",
+    "Block",
     "CovarianceForm",
     "Entropy",
+    "Inducing",
     "InducingChoice",
-    "LowRank",
-    "PairwiseForm",
-    "PairwiseGaussian",
+    "Mixture",
     "Posterior",
     "Relaxation",
-    "SequenceGaussian",
-    "Spread",
-    "WeightConditional",
-    "WeightPosterior",
+    "Seen",
+    "Table",
+    "Weights",
     "choose_inducing",
     "contrasts",
     "has_shape",
     "learn_shape",
-    "noise_table",
-    "root_times",
-    "root_transposed_times",
-    "traces",
 ]

@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from structgp.gp.block import Entropy
 from structgp.gp.linalg import cholesky
 from structgp.gp.lowrank import LowRank
 from structgp.gp.spreads import Spread, half_log_dets, traces
@@ -30,21 +31,16 @@ def kl_whitened(mean: Tensor, factor: Spread) -> Tensor:
     return 0.5 * (second - mean.numel()) - half_log_dets(mean, factor).sum()
 
 
-def kl_diagonal(mean: Tensor, sd: Tensor, prior_sd: Tensor) -> Tensor:
-    """KL(N(mean, sd^2) || N(0, prior_sd^2)), all of one shape, summed.
+def divergence(log_weights: Tensor, mean: Tensor, factor: Spread, entropy: Entropy) -> Tensor:
+    """KL(q || N(0, I)) of a mixture, or a bound above it: cross-entropy minus a bound below the entropy.
 
-    For the pairwise scores the number of terms is V^2 (the paper's ``klbin`` prints V).
+    entropy : 'bhattacharyya', exact at K = 1, else cost O(K^2 V M^3) (low-rank: O(K^2 V M r^2)); 'jensen', the
+    paper's (``eq:entropy``), looser.
     """
-    ratio = (sd / prior_sd).square()
-    return 0.5 * ((mean / prior_sd).square() + ratio - 1 - ratio.log()).sum()
-
-
-def kl_full(mean: Tensor, factor: Tensor, prior_sd: Tensor) -> Tensor:
-    """KL(N(mean, L L^T) || N(0, prior_sd^2 I)) (``klbin``).
-
-    mean : (V, V), read row by row; factor : (V^2, V^2) lower triangular; prior_sd : (). Cost O(V^4).
-    """
-    return kl_whitened(mean.reshape(-1) / prior_sd, factor / prior_sd)
+    if entropy == "bhattacharyya" and len(mean) == 1:
+        return kl_whitened(mean, factor)
+    bound = entropy_jensen if entropy == "jensen" else entropy_bhattacharyya
+    return cross_entropy(log_weights, mean, factor) - bound(log_weights, mean, factor)
 
 
 def cross_entropy(log_weights: Tensor, mean: Tensor, factor: Spread) -> Tensor:

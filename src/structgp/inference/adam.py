@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from structgp.inference.fit_low_rank import open_directions
 from structgp.inference.plateau import Plateau
-from structgp.inference.problem import Problem, StepInfo
+from structgp.inference.problem import Problem, StepInfo, open_low_rank
 from structgp.inference.scales import (
     LearnScales,
-    fit_pairwise_sd,
+    fit_tables,
     hyper_parameters,
     moves_kernel,
 )
@@ -45,7 +44,7 @@ class Adam:
     tolerance : a look must find the mean bound risen by this much, in nats per sequence.
     max_steps : stop here at the latest.
     reductions : stop at this many looks that found no rise; each also cuts the learning rate.
-    learn_scales : False, 'pairwise' (the pairwise scale moves, at each look), True (the amplitude
+    learn_scales : False, 'transitions' (the scale of tables moves, at each look), True (the amplitude
         too, at each step) or 'all' (the kernel's own parameters too, which costs a kernel matrix a
         step).
     """
@@ -55,19 +54,18 @@ class Adam:
     tolerance: float = 0.05
     max_steps: int = 3000
     reductions: int = 3
-    learn_scales: LearnScales = "pairwise"
+    learn_scales: LearnScales = "transitions"
     name = "adam"
 
     def start(self, problem: Problem, generator: torch.Generator) -> AdamState:
         q, rate = problem.posterior, self.learning_rate
-        open_directions(problem)
-        spread = q.pair_factor if q.pairs_are_full else q.pair_log_sd
-        factors = [q.factor, q.directions] if q.form == "low-rank" else [q.factor]
-        scales = [p for p in hyper_parameters(q, self.learn_scales) if p is not q.log_pairwise_sd]
-        groups = [
-            {"params": [q.m, q.pair_mean], "lr": rate},
-            {"params": [*factors, spread, q.weight_logits, *scales], "lr": rate / 3},
-        ]
+        open_low_rank(problem)
+        means = [p for block in q.blocks for p in block.mean_parameters()]
+        spreads = [p for block in q.blocks for p in block.spread_parameters()]
+        # The scale of tables moves in closed form, at each look.
+        tables = {id(block.log_amplitude) for block in q.blocks if block.shared}
+        scales = [p for p in hyper_parameters(q, self.learn_scales) if id(p) not in tables]
+        groups = [{"params": means, "lr": rate}, {"params": [*spreads, *scales], "lr": rate / 3}]
         plateau = Plateau(self.window, self.tolerance * problem.n_sequences)
         return AdamState(torch.optim.Adam(groups, betas=(0.9, 0.99)), generator, plateau)
 
@@ -103,4 +101,4 @@ class Adam:
             for group in state.optimizer.param_groups:
                 group["lr"] *= 0.3
         if self.learn_scales:
-            fit_pairwise_sd(problem.posterior)
+            fit_tables(problem.posterior)

@@ -176,7 +176,7 @@ def train(
     reason: str,
     *,
     estimator: Estimator | None = None,
-    entropy: Entropy = "auto",
+    entropy: Entropy = "bhattacharyya",
     device: str = "cpu",
     generator: torch.Generator,
     callback: Callback | None = None,
@@ -190,7 +190,7 @@ def train(
     kept. ``checkpoint`` : if its file is there the fit goes on from it; it is written after steps, and it
     is the caller's to remove. ``watch`` : looks at every step, ends the fit, and has the last word on the
     posterior. ``together`` : with which other processes, whose batches are others."""
-    home = posterior.m.device
+    home = posterior.device
     posterior.to(device)
     batches = _placed(batches, device)
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)

@@ -1,7 +1,7 @@
 """Weights fitted batch by batch, each batch's say kept as a site: old out, new in.
 
-The posterior is the prior times one Gaussian factor a batch, its site: a precision and a linear term for
-each weight that occurs in the batch. A visit takes the batch's site out, which leaves a Gaussian that knows
+The posterior is the prior times one Gaussian factor per batch, its site: a precision and a linear term for
+each weight that occurs in the batch; a score of a table counts as a weight that occurs everywhere. A visit takes the batch's site out, which leaves a Gaussian that knows
 all but this batch; fits the batch under it as its prior, means by L-BFGS on draws, precisions from the
 curvature, as ``second_order`` does for all data at once; and puts what has changed back as the new site.
 Where no visit changes anything any more, the sum of all slopes is zero: that is the optimum of the whole
@@ -18,17 +18,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, maximum
 
 from structgp.errors import InputError
-from structgp.gp import WeightPosterior, noise_table
-from structgp.gp.weights import SparseRows
-from structgp.inference import learn_scales as evidence
+from structgp.gp import Posterior
+from structgp.inference.batch_sites import Site, SitesInMemory, SitesOnDisk
+from structgp.inference.bound import lower_bound
 from structgp.inference.dual_lbfgs import Prior, climb
-from structgp.inference.local import Local
 from structgp.inference.problem import Problem, StepInfo
-from structgp.inference.scales import LearnScales, fit_pairwise_sd, moves_kernel
-from structgp.inference.weight_sites import Site, SitesInMemory, SitesOnDisk
+from structgp.inference.scales import LearnScales, fit_tables, learn_prior, moves_kernel
 
 SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
@@ -40,26 +38,62 @@ to change before a batch's own is worth knowing well."""
 MANY_TOKENS = 50_000
 
 
-@dataclass
-class MinibatchState:
-    """precision, linear : (M, R), pair_precision, pair_linear : (V, V), of all sites together; known : the
-    same of what the posterior knew at the start, which stays. values : (n,) E[log p] of each batch at its
-    last visit, nan before the first. scale : (R,) by how much the functions' variances have grown.
-    divergence : of the weights, less what was known of them. moved : whether the kernel has since the last
-    pass. order : batches still to come in this pass. bounds : at the end of each pass since the kernel last
-    moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound is of the new
-    data."""
+@dataclass(frozen=True)
+class Local:
+    """The posterior of the weights of one block in one batch. precision, linear, sd : (F, R); prior_sd : (F,)."""
 
-    generator: torch.Generator
-    table: Tensor
-    sites: SitesInMemory | SitesOnDisk
-    values: Tensor
-    scale: Tensor
     precision: Tensor
     linear: Tensor
-    pair_precision: Tensor
-    pair_linear: Tensor
-    known: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    sd: Tensor
+    prior_sd: Tensor
+
+    @staticmethod
+    def of(precision: Tensor, linear: Tensor, index: Tensor, prior_sd: Tensor) -> Local:
+        """precision, linear : (M, R), what all sites together say; index, prior_sd : (F,)."""
+        here = precision[index].clamp_(min=0).add_(prior_sd.square().reciprocal()[:, None])
+        return Local(here, linear[index], here.rsqrt(), prior_sd)
+
+    @property
+    def prior_precision(self) -> Tensor:
+        """(F, 1)."""
+        return self.prior_sd.square().reciprocal()[:, None]
+
+    def without(self, site: Site) -> tuple[Tensor, Tensor]:
+        """Precision and mean (F, R) of what is left when a site is taken out."""
+        precision = maximum(self.precision - site.precision, self.prior_precision)
+        return precision, (self.linear - site.linear) / precision
+
+    def divergence(self, known: tuple[Tensor, Tensor] | None) -> float:
+        """From the prior, less the expectation of what was known at the start, a precision and a linear term (F, R), up
+        to a constant."""
+        mean = self.linear * self.sd.square()
+        square = mean.square() + self.sd.square()
+        kl = float(0.5 * (self.prior_precision * square).sum() - self.sd.log().sum())
+        return kl if known is None else kl - _expected(*known, mean, square)
+
+
+def _expected(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -> float:
+    """Of a Gaussian factor with this precision and linear term, up to a constant."""
+    return float((linear * mean - 0.5 * precision * square).sum())
+
+
+@dataclass
+class MinibatchState:
+    """precision, linear : (M, R) of each block, of all sites together; known : the same of what the posterior knew at
+    the start, which stays. values : (n,) E[log p] of each batch at its last visit, nan before the first. scale : (R,) of
+    each block, by how much the functions' variances have grown. divergence : from the prior, less what was known. moved :
+    whether the kernel has since the last pass. order : batches still to come in this pass. bounds : at the end of each
+    pass since the kernel last moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound
+    is of the new data."""
+
+    generator: torch.Generator
+    noise: list[Tensor]
+    sites: SitesInMemory | SitesOnDisk
+    values: Tensor
+    scale: list[Tensor]
+    precision: list[Tensor]
+    linear: list[Tensor]
+    known: list[tuple[Tensor, Tensor]] | None = None
     order: list[int] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     passes: int = 0
@@ -73,6 +107,10 @@ class MinibatchState:
         """A checkpoint has been written, or there is none: what came before will not be asked for."""
         self.sites.release()
 
+    def known_of(self, k: int, index: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Of the weights ``index`` of block k."""
+        return None if self.known is None else (self.known[k][0][index], self.known[k][1][index])
+
 
 @dataclass(frozen=True)
 class Minibatch:
@@ -85,7 +123,7 @@ class Minibatch:
     steps : of L-BFGS in a visit, at most; None for what suits the data.
     tolerance : the bound has settled when a pass changes it by less, in nats per sequence.
     max_passes : stop here at the latest.
-    learn_scales : as 'second-order' has it: False, 'pairwise' or 'all'.
+    learn_scales : as 'second-order' has it: False, 'transitions' or 'all'.
     learning_rounds : with 'all', the kernel moves so often, after every second pass.
     goes_on : what the posterior knows at the start is the say of data seen before, and stays: the old
         posterior is the prior of the new data.
@@ -119,256 +157,225 @@ class Minibatch:
         )
 
     def start(self, problem: Problem, generator: torch.Generator) -> MinibatchState:
-        q = problem.posterior
         _check(problem)
-        (_, R, M), V = q.m.shape, q.n_labels
-        zeros = q.m.new_zeros
-        table = noise_table(R, max(1, (self.n_draws or FEW[2]) // 2), generator).to(q.m.device)
-        n = len(problem.batches)
+        q, n = problem.posterior, len(problem.batches)
+        half = max(1, (self.n_draws or FEW[2]) // 2)
+        noise = [block.visit_noise(half, generator) for block in q.blocks]
         sites: SitesInMemory | SitesOnDisk = SitesInMemory.of(n)
         if self.sites_folder is not None:
-            sites = SitesOnDisk.new(self.sites_folder, n, R, V)
-        begun = generator, table, sites, q.m.new_full((n,), torch.nan), q.m.new_ones(R)
-        sums = zeros((M, R)), zeros((M, R)), zeros((V, V)), zeros((V, V))
-        if not self.goes_on:
-            return MinibatchState(*begun, *sums)
-        assert isinstance(q, WeightPosterior)
-        known = _knowledge(q)
-        a, b, c, d = (x.clone() for x in known)
-        state = MinibatchState(*begun, a, b, c, d, known)
-        with torch.no_grad():
-            divergence = float(q.kl_inducing(problem.entropy)) + float(q.kl_pairwise())
-            state.known_at_start = _known_value(q, state) - divergence
+            sites = SitesOnDisk.new(self.sites_folder, n, [b.n_functions for b in q.blocks])
+        shapes = [(len(block.prior_sds()), block.n_functions) for block in q.blocks]
+        state = MinibatchState(
+            generator,
+            noise,
+            sites,
+            q.like.new_full((n,), torch.nan),
+            scale=[q.like.new_ones(R) for _, R in shapes],
+            precision=[q.like.new_zeros(shape) for shape in shapes],
+            linear=[q.like.new_zeros(shape) for shape in shapes],
+        )
+        if self.goes_on:
+            with torch.no_grad():
+                state.known = [block.knowledge() for block in q.blocks]
+                state.precision = [precision.clone() for precision, _ in state.known]
+                state.linear = [linear.clone() for _, linear in state.known]
+                divergence = float(q.divergence(problem.entropy))
+                state.known_at_start = _known_value(q, state) - divergence
         return state
 
     def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
         """One visit. Cost O(steps S B T (V^2 + A R)); O(M R) more at the end of a pass."""
-        q = problem.posterior
-        assert isinstance(q, WeightPosterior)
         if not state.order:
             shuffled = torch.randperm(len(problem.batches), generator=state.generator)
             state.order = shuffled.tolist()
         i = state.order.pop()
         settled = False
         with torch.no_grad():
-            evaluations = self._visit(problem, q, state, i)
-            value = _value(problem, state) + _known_pairs(q, state) - state.known_at_start
-            elbo = value - state.divergence - float(q.kl_pairwise())
+            evaluations = self._visit(problem, state, i)
+            value = _value(problem, state) - state.known_at_start
+            divergence = value.new_tensor(state.divergence)
+            elbo = float(lower_bound(value, problem.posterior, divergence=divergence))
             if not state.order:
                 state.passes += 1
-                settled = self._end_pass(problem, q, state, elbo)
+                settled = self._end_pass(problem, state, elbo)
         state.iteration += 1
         finished = settled or (state.passes >= self.max_passes and not state.order)
         return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, settled)
 
     def known_value(self, problem: Problem, state: MinibatchState) -> float:
-        """What the bound has beside E[log p] and the divergence from the prior: with both, the divergence
-        is from the posterior at the start."""
-        q = problem.posterior
-        assert isinstance(q, WeightPosterior)
+        """What the bound has beside E[log p] and the divergence from the prior: with both, the divergence is from the
+        posterior at the start."""
         with torch.no_grad():
-            return _known_value(q, state) - state.known_at_start
+            return _known_value(problem.posterior, state) - state.known_at_start
 
-    def _visit(self, problem: Problem, q: WeightPosterior, state: MinibatchState, i: int) -> int:
-        """Takes the site of batch i out and puts a new one in. Returns likelihoods computed."""
-        batch, V = problem.batches[i], q.n_labels
-        index, here = problem.weights(i).compact
-        kept, n_places = state.sites[i], batch.mask.numel()
-        site = (
-            Site.empty(len(index), n_places, V, state.scale)
-            if kept is None
-            else kept.to(q.m.device).at(state.scale)
-        )
-        before = Local.of(state.precision, state.linear, index, here.prior_sd)
-        prior = self._cavity(before, site, here.rows, q, state)
-        offsets, pair_offsets = self._offsets(problem, q, state, i, before)
-        if self._is_single(problem):
-            prior = prior.single
-            offsets, pair_offsets = offsets.float(), pair_offsets.float()
-        basis = q.basis.to(offsets)
-        counts = problem.weight(i)
-
-        def latent(functions: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-            f = (functions @ basis.T).view(*batch.mask.shape, -1)
-            return f + offsets, pairs + pair_offsets
-
-        def likelihood(functions: Tensor, pairs: Tensor) -> tuple[float, Tensor, Tensor]:
-            f, g = (x.requires_grad_() for x in latent(functions, pairs))
-            with problem.locating(i), torch.enable_grad():
-                total = problem.log_prob(i, f, g).mean(0).sum()
-                grad_f, grad_g = torch.autograd.grad(total, (f, g), allow_unused=True)
-            slope = (grad_f.sum(0) @ basis).flatten(0, 1)
-            pair_slope = torch.zeros_like(pairs) if grad_g is None else grad_g.sum(0)
-            return float(total.detach()), slope, pair_slope
-
-        dual, pair_dual = site.dual.to(offsets), site.pair_dual.to(offsets)
-        unsure = kept is not None and (state.moved or not self.single)
-        found = climb(likelihood, prior, dual, pair_dual, self.steps or FEW[1], unsure)
-        f, g = latent(found.functions, found.pairs)
-        extra = () if q.has_label_basis else (basis,)
-        with problem.locating(i):
-            curvature = problem.structure.local_curvature(f, g, batch.y, batch.mask, *extra)
-            state.values[i] = float(problem.log_prob(i, f, g).mean(0).sum())
-        bend = (counts.to(f)[:, None, None] * curvature.unary).flatten(0, 1).contiguous()
-        precision = prior.rows.squares_times(bend)
-        pair_precision = (counts.to(f)[:, None, None] * curvature.pairwise).sum(0).clamp(min=0)
-        say = prior.rows.transposed_times(found.a)
-        state.sites[i] = kept = Site(
-            precision,
-            precision * (prior.mean + say / prior.precision) + say,
-            pair_precision.double(),
-            (pair_precision * found.pairs + found.b).double(),
-            state.scale,
-            found.a,
-            found.b.double(),
-        ).rounded()
-        new = kept.at(state.scale)
-        state.precision[index] += new.precision - site.precision
-        state.linear[index] += new.linear - site.linear
-        state.pair_precision += new.pair_precision - site.pair_precision
-        state.pair_linear += new.pair_linear - site.pair_linear
-        if state.iteration == 0:  # the posterior at the start is not of sites
-            _place(q, state, problem.conditional.prior_factor)
-            state.divergence = _divergence(problem, q, state)
-        else:
-            known = None if state.known is None else (state.known[0][index], state.known[1][index])
-            after = Local.of(state.precision, state.linear, index, here.prior_sd)
-            state.divergence += after.divergence(known) - before.divergence(known)
-            _place(q, state, here.prior_sd, index)
-        return (found.calls + 1) * len(offsets) * len(batch)
-
-    def _cavity(
-        self, at: Local, site: Site, rows: SparseRows, q: WeightPosterior, state: MinibatchState
-    ) -> Prior:
-        """What is known without the batch whose site it is."""
-        precision, mean = at.without(site)
-        pair_precision = (state.pair_precision - site.pair_precision).clamp(min=0)
-        pair_precision = q.pairwise_sd.clamp(min=1e-150) ** -2 + pair_precision
-        pair_mean = (state.pair_linear - site.pair_linear) / pair_precision
-        return Prior(rows, precision, mean, pair_precision, pair_mean, not q.has_pairs)
+    def _visit(self, problem: Problem, state: MinibatchState, i: int) -> int:
+        """Takes the sites of batch i out and puts new ones in. Returns likelihoods computed."""
+        visit = _Visit(problem, state, i, self._is_single(problem))
+        unsure = visit.is_again and (state.moved or not self.single)
+        found = climb(visit.likelihood, visit.priors, visit.duals, self.steps or FEW[1], unsure)
+        visit.put_back(found.a, found.functions)
+        return (found.calls + 1) * visit.n_draws * len(problem.batches[i])
 
     def _is_single(self, problem: Problem) -> bool:
         return bool(self.single) and problem.structure.takes_single
 
-    def _offsets(
-        self, problem: Problem, q: WeightPosterior, state: MinibatchState, i: int, at: Local
-    ) -> tuple[Tensor, Tensor]:
-        """What draws add to the mean: (S, B, T, V) and (S, V, V)."""
-        half, V, batch = state.table.shape[-1], q.n_labels, problem.batches[i]
-        noise = torch.randn(half, V, V, generator=state.generator, dtype=q.m.dtype).to(q.m)
-        pairs = q.pairwise().factor * torch.cat([noise, -noise])
-        here = problem.weights(i).compact[1]
-        if not self._is_single(problem):
-            keys = problem.numbers(i) + SALT * (state.passes + 1)
-            sd = (at.sd / here.prior_sd[:, None]).T
-            return here.spread(sd, state.table, keys) @ q.basis.T, pairs
-        # Of much data, a batch is a small part, and what one draw of a weight says in it is little.
-        sd, rows, basis = at.sd.float(), here.rows.single, q.basis.float()
-        seed = int(torch.randint(2**31, (), generator=state.generator))
-        generator = torch.Generator(sd.device).manual_seed(seed)
-        drawn = []
-        for _ in range(half):
-            eps = torch.empty_like(sd).normal_(generator=generator)
-            drawn.append((rows.times(eps.mul_(sd)) @ basis.T).view(*batch.mask.shape, -1))
-        drawn += [-x for x in drawn]
-        return torch.stack(drawn), pairs
-
-    def _end_pass(
-        self, problem: Problem, q: WeightPosterior, state: MinibatchState, elbo: float
-    ) -> bool:
+    def _end_pass(self, problem: Problem, state: MinibatchState, elbo: float) -> bool:
         """Whether it is over."""
         if self.learn_scales:
-            fit_pairwise_sd(q)
+            fit_tables(problem.posterior)
         learns = moves_kernel(self.learn_scales) and state.learned < self.learning_rounds
         state.bounds.append(elbo)
         state.moved = learns and len(state.bounds) >= 2
-        if learns and len(state.bounds) >= 2:
-            grown = evidence.learn(problem)
-            state.scale = state.scale * grown
-            state.precision *= grown
-            state.linear *= grown.sqrt()
-            if state.known is not None:
-                precision, linear, *pairs = state.known
-                state.known = precision * grown, linear * grown.sqrt(), pairs[0], pairs[1]
+        if state.moved:
+            grown = learn_prior(problem, self.learn_scales)
+            for k, by in enumerate(grown):
+                state.scale[k] = state.scale[k] * by
+                state.precision[k] *= by
+                state.linear[k] *= by.sqrt()
+                if state.known is not None:
+                    precision, linear = state.known[k]
+                    state.known[k] = precision * by, linear * by.sqrt()
             state.learned, state.bounds = state.learned + 1, []
-            _place(q, state, problem.conditional.prior_factor)
-        state.divergence = _divergence(problem, q, state)
+            _place(problem.posterior, state)
+        state.divergence = _divergence(problem, state)
         state.sites.next_pass()
         if len(state.bounds) < 2:
             return False
         return abs(state.bounds[-1] - state.bounds[-2]) < self.tolerance * problem.n_sequences
 
 
-def _value(problem: Problem, state: MinibatchState) -> float:
-    """E[log p] of all data; in the first pass, batches to come stand as the others do."""
+class _Visit:
+    """One batch under what all others say: the weights that occur in it, their priors without the batch's own sites, and
+    draws of them."""
+
+    def __init__(self, problem: Problem, state: MinibatchState, i: int, single: bool) -> None:
+        self.problem, self.state, self.i = problem, state, i
+        self.blocks, self.batch = problem.posterior.blocks, problem.batches[i]
+        pairs = zip(self.blocks, problem.conditional(i), strict=True)
+        found = [block.compact(conditional) for block, conditional in pairs]
+        self.index, self.here = zip(*found, strict=True)
+        kept = state.sites[i]
+        self.is_again = kept is not None
+        self.sites = [self._site(k, kept) for k in range(len(self.blocks))]
+        self.before = [self._local(k) for k in range(len(self.blocks))]
+        keys = problem.numbers(i) + SALT * (state.passes + 1)
+        self.priors, self.offsets, self.duals = [], [], []
+        for k, (block, local) in enumerate(zip(self.blocks, self.before, strict=True)):
+            prior = Prior(self.here[k].rows, *local.without(self.sites[k]))
+            self.priors.append(prior.single if single else prior)
+            seed = int(torch.randint(2**31, (), generator=state.generator))
+            draws = local.sd, state.noise[k], keys, seed, single
+            self.offsets.append(block.visit_offsets(self.here[k], *draws))
+            self.duals.append(self.sites[k].dual.to(self.offsets[k]))
+        self.n_draws = len(self.offsets[0])
+
+    def _site(self, k: int, kept: list[Site] | None) -> Site:
+        scale = self.state.scale[k]
+        if kept is not None:
+            return kept[k].to(scale.device).at(scale)
+        n_rows = 1 if self.blocks[k].shared else self.batch.masks[k].numel()
+        return Site.empty(len(self.index[k]), n_rows, scale)
+
+    def _local(self, k: int) -> Local:
+        sums = self.state.precision[k], self.state.linear[k]
+        return Local.of(*sums, self.index[k], self.here[k].prior_sd)
+
+    def scores(self, functions: list[Tensor]) -> list[Tensor]:
+        """Of every template at the draws, from mean functions (N, R) of each block."""
+        return [
+            block.scores(h.view(offset.shape[1:]) + offset)
+            for block, h, offset in zip(self.blocks, functions, self.offsets, strict=True)
+        ]
+
+    def likelihood(self, functions: list[Tensor]) -> tuple[float, list[Tensor]]:
+        scores = [s.requires_grad_() for s in self.scores(functions)]
+        with torch.enable_grad():
+            total = self.problem.log_prob(self.i, scores).mean(0).sum()
+            grads = torch.autograd.grad(total, scores, allow_unused=True)
+        slopes = []
+        for block, h, s, grad in zip(self.blocks, functions, scores, grads, strict=True):
+            summed = torch.zeros_like(s[0]) if grad is None else grad.sum(0)
+            slopes.append(block.pull_back(summed).reshape(h.shape))
+        return float(total.detach()), slopes
+
+    def put_back(self, duals: list[Tensor], functions: list[Tensor]) -> None:
+        """The new sites, in the place of the old ones, and the posterior that they make."""
+        problem, state, i = self.problem, self.state, self.i
+        scores, along = self.scores(functions), self.blocks[0].directions_of_scores
+        extra = () if along is None else (along.to(scores[0]),)
+        with problem.locating(i):
+            bends = problem.structure.local_curvature(*scores, self.batch.y, self.batch.mask, *extra)
+        state.values[i] = float(problem.log_prob(i, scores).mean(0).sum())
+        kept = [
+            self._new_site(k, bend, duals[k]) for k, bend in enumerate((bends.node, bends.next))
+        ]
+        state.sites[i] = kept
+        for k, (site, old) in enumerate(zip(kept, self.sites, strict=True)):
+            new = site.at(state.scale[k])
+            state.precision[k][self.index[k]] += new.precision - old.precision
+            state.linear[k][self.index[k]] += new.linear - old.linear
+        if state.iteration == 0:  # the posterior at the start is not of sites
+            _place(problem.posterior, state)
+            state.divergence = _divergence(problem, state)
+            return
+        for k, block in enumerate(self.blocks):
+            known, after = state.known_of(k, self.index[k]), self._local(k)
+            state.divergence += after.divergence(known) - self.before[k].divergence(known)
+            at, prior_sd = self.index[k], self.here[k].prior_sd
+            block.place(state.precision[k][at], state.linear[k][at], prior_sd, at)
+
+    def _new_site(self, k: int, bend: Tensor, dual: Tensor) -> Site:
+        prior = self.priors[k]
+        weight = self.problem.weight(self.i).to(bend)
+        bend = weight.view(-1, *[1] * (bend.dim() - 1)) * bend
+        if self.blocks[k].shared:
+            bend = bend.sum(0).reshape(1, -1)
+        precision = prior.rows.squares_times(bend.reshape(len(dual), -1).contiguous()).clamp(min=0)
+        say = prior.rows.transposed_times(dual)
+        linear = precision * (prior.mean + say / prior.precision) + say
+        return Site(precision, linear, self.state.scale[k], dual).rounded()
+
+
+def _value(problem: Problem, state: MinibatchState) -> Tensor:
+    """() E[log p] of all data; in the first pass, batches to come stand as the others do."""
     seen = ~state.values.isnan()
     share = problem.sizes[seen].sum() / problem.sizes.sum()
-    return float(state.values[seen].sum() / share)
+    return state.values[seen].sum() / share
 
 
-def _divergence(problem: Problem, q: WeightPosterior, state: MinibatchState) -> float:
-    """KL of the weights from their prior, less what was known of them at the start: all of it anew, so
-    that the rounding of one pass does not go on into the next. Cost O(M R)."""
-    return float(q.kl_inducing(problem.entropy)) - _known_weights(q, state)
+def _divergence(problem: Problem, state: MinibatchState) -> float:
+    """From the prior, less what was known at the start: all of it anew, so that the rounding of one pass does not go on
+    into the next. Cost O(M R)."""
+    return float(problem.posterior.divergence(problem.entropy)) - _known_value(problem.posterior, state)
 
 
-def _knowledge(q: WeightPosterior) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What q says beyond its prior, as a site of all weights and pairs."""
-    with torch.no_grad():
-        prior_sd, m, s = q.prior_factor()[:, None], q.m[0].T, q.factor[0].T.square()  # (M, R)
-        precision = (s.reciprocal() - 1).clamp(min=0) / prior_sd.square()
-        linear = m / (s * prior_sd)
-        spread = q.pairwise().factor.square()
-        prior = q.pairwise_sd.clamp(min=1e-150) ** -2
-        if not q.has_pairs:
-            return precision, linear, torch.zeros_like(spread), torch.zeros_like(spread)
-        return precision, linear, (spread.reciprocal() - prior).clamp(min=0), q.pair_mean / spread
-
-
-def _known_value(q: WeightPosterior, state: MinibatchState) -> float:
+def _known_value(q: Posterior, state: MinibatchState) -> float:
     """E of the log of what was known at the start, up to a constant."""
-    return _known_weights(q, state) + _known_pairs(q, state)
+    total = 0.0
+    for block, known in zip(q.blocks, state.known or [], strict=state.known is not None):
+        if not block.is_silent:
+            prior_sd = block.prior_sds()[:, None]
+            mean = prior_sd * block.m.reshape(block.n_functions, -1).T
+            sd = prior_sd * block.factor.reshape(block.n_functions, -1).T
+            total += _expected(*known, mean, mean.square() + sd.square())
+    return total
 
 
-def _known_weights(q: WeightPosterior, state: MinibatchState) -> float:
-    """What the weights have of it."""
-    if state.known is None:
-        return 0.0
-    precision, linear = state.known[:2]
-    prior_sd = q.prior_factor()[:, None]
-    mean, sd = prior_sd * q.m[0].T, prior_sd * q.factor[0].T
-    return float((linear * mean - 0.5 * precision * (mean.square() + sd.square())).sum())
-
-
-def _known_pairs(q: WeightPosterior, state: MinibatchState) -> float:
-    if state.known is None or not q.has_pairs:
-        return 0.0
-    precision, linear = state.known[2:]
-    square = q.pair_mean.square() + q.pairwise().factor.square()
-    return float((linear * q.pair_mean - 0.5 * precision * square).sum())
-
-
-def _place(
-    q: WeightPosterior, state: MinibatchState, prior_sd: Tensor, index: Tensor | None = None
-) -> None:
-    """The posterior that prior and sites make, at the weights ``index``, or at all. prior_sd : (F,)."""
-    some, prior_sd = slice(None) if index is None else index, prior_sd[:, None]
-    precision = 1 + prior_sd.square() * state.precision[some].clamp(min=0)
-    q.m[0, :, some] = (prior_sd * state.linear[some] / precision).T
-    q.factor[0, :, some] = precision.rsqrt().T
-    if q.has_pairs:
-        pairs = q.pairwise_sd**-2 + state.pair_precision.clamp(min=0)
-        q.pair_mean.copy_(state.pair_linear / pairs)
-        q.pair_log_sd.copy_(-0.5 * pairs.log())
+def _place(q: Posterior, state: MinibatchState) -> None:
+    """The posterior that prior and sites make, at all weights."""
+    for block, precision, linear in zip(q.blocks, state.precision, state.linear, strict=True):
+        prior_sd = block.prior_sds()
+        index = torch.arange(len(prior_sd), device=prior_sd.device)
+        block.place(precision, linear, prior_sd, index)
 
 
 def _check(problem: Problem) -> None:
     q, structure = problem.posterior, problem.structure
-    if not isinstance(q, WeightPosterior) or q.pairs_are_full or q.n_components > 1:
+    if not all(block.takes_minibatches for block in q.blocks):
         raise InputError(
             "inference",
-            "'minibatch' fits weights, with one component and a diagonal covariance of pairwise scores",
-            "use kernel='relevance' and space='weights', or inference='saga'",
+            "'minibatch' fits one Gaussian of weights, with independent transition scores",
+            "use kernel='relevance' and posterior='weights', or inference='saga'",
         )
     if not structure.has_local_curvature:
         raise InputError(

@@ -19,24 +19,18 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.gp import LowRank
-from structgp.gp.linalg import factor_of_inverse
-from structgp.inference.bound import Latents, Sensitivity
-from structgp.inference.fit_low_rank import fit_low_rank, leading_directions
+from structgp.inference.bound import lower_bound
+from structgp.inference.latents import ExampleLatent, Latents, Sensitivity, SharedLatent
 from structgp.inference.plateau import Plateau
 from structgp.inference.problem import Problem, StepInfo
 from structgp.inference.scales import (
     AMPLITUDE_PRIOR_SD,
     LearnScales,
-    fit_pairwise_sd,
+    fit_tables,
     moves_amplitude,
     refuse_kernel,
 )
 from structgp.inference.sites import Sites
-
-LEAST_PRECISION = 0.25
-"""A posterior may be wider than the prior, under a likelihood that is not concave, but not wider than
-1 / sqrt(this) times."""
 
 UPWARD_SHARES = (0.5, -1.0)
 """What is used of the part that bends up where all of it leaves no posterior. -1 turns it round: a
@@ -97,7 +91,7 @@ class Natural:
     reductions : stop when that has happened so often.
     max_steps : stop here at the latest. It also stops, as at a limit, where even the shortest step
         made the bound worse.
-    learn_scales : False, 'pairwise' or True (the amplitude too).
+    learn_scales : False, 'transitions' or True (the amplitude too).
     """
 
     rate: float = 0.5
@@ -105,13 +99,15 @@ class Natural:
     tolerance: float = 0.02
     reductions: int = 4
     max_steps: int = 150
-    learn_scales: LearnScales = "pairwise"
+    learn_scales: LearnScales = "transitions"
     name = "natural"
 
     def start(self, problem: Problem, generator: torch.Generator) -> NaturalState:
-        if problem.posterior.n_components > 1:
+        if not all(block.takes_sites for block in problem.posterior.blocks):
             raise InputError(
-                "inference", "'natural' fits one component", "use inference='adam' for a mixture"
+                "inference",
+                "'natural' fits one Gaussian of inducing values",
+                "use inference='adam' for a mixture, 'second-order' for weights",
             )
         refuse_kernel(self.learn_scales, self.name)
         plateau = Plateau(self.window, self.tolerance * problem.n_sequences)
@@ -151,7 +147,7 @@ class Natural:
         and the scales."""
         # The first sites of all come from nothing: quadratics of zero.
         moved = [
-            (_nothing(new) if old is None else old).towards(new, state.rate * state.trust)
+            (new.nothing() if old is None else old).towards(new, state.rate * state.trust)
             for old, new in zip(state.sites, look.targets, strict=True)
         ]
         if not set_posterior(problem, moved):
@@ -166,22 +162,22 @@ class Natural:
         if moves_amplitude(self.learn_scales):
             self._move_amplitude(problem, state, look.amplitude_slope)
         if self.learn_scales:
-            fit_pairwise_sd(problem.posterior)
+            fit_tables(problem.posterior)
 
     def _move_amplitude(self, problem: Problem, state: NaturalState, slope: float) -> None:
         """One step of Adam, shorter as the rate is."""
-        q, (first, second) = problem.posterior, state.amplitude_momentum
-        slope -= float(q.log_amplitude) / AMPLITUDE_PRIOR_SD**2
+        node, (first, second) = problem.posterior.node, state.amplitude_momentum
+        slope -= float(node.log_amplitude) / AMPLITUDE_PRIOR_SD**2
         first, second = 0.7 * first + 0.3 * slope, 0.9 * second + 0.1 * slope**2
         state.amplitude_momentum = [first, second]
         n = state.iteration + 1
         direction = first / (1 - 0.7**n) / max(1e-12, second / (1 - 0.9**n)) ** 0.5
-        q.log_amplitude.add_(AMPLITUDE_STEP * state.rate * state.trust * direction)
+        node.log_amplitude.add_(AMPLITUDE_STEP * state.rate * state.trust * direction)
 
 
 def _look(problem: Problem, state: NaturalState) -> Look:
     q = problem.posterior
-    elbo = -float(q.kl_inducing(problem.entropy)) - float(q.kl_pairwise())
+    expected = q.like.new_zeros(())
     variance, slope, evaluations = 0.0, 0.0, 0
     targets, latents = [], []
     for i, known in enumerate(state.sites):
@@ -190,116 +186,57 @@ def _look(problem: Problem, state: NaturalState) -> Look:
         at = latent.sensitivity(found.moments)
         targets.append(Sites.of(latent, at))
         latents.append(latent)
-        elbo += float(found.moments.value.sum())
+        expected += found.moments.value.sum()
         # Unknown, from one replicate: then nothing is certain.
         variance += float(found.variance.value.nan_to_num(torch.inf).sum())
         evaluations += found.evaluations
-        # Every draw is proportional to the root of the amplitude.
-        slope += 0.5 * float((at.mean * latent.mean).sum())
-        slope += float((at.covariance * latent.covariance).sum())
+        slope += float(amplitude_slope(latent, at).sum())
+    elbo = float(lower_bound(expected, q, problem.entropy))
     return Look(elbo, variance, targets, latents, slope, evaluations, q.snapshot(), state.sites)
 
 
+def amplitude_slope(latent: Latents, at: Sensitivity) -> Tensor:
+    """(K, B) derivative in the log-amplitude of nodes: every draw is proportional to the root of the amplitude."""
+    node = latent.parts[0]
+    slope = 0.5 * (at.mean[0] * node.mean).sum((-1, -2))
+    return slope + (at.covariance[0] * node.covariance).sum((-1, -2, -3))
+
+
 def _split(site: Sites, latent: Latents) -> tuple[Sites, Sites]:
-    """The part that bends down and the part that bends up, each around the posterior as it is, where
-    leaving out the second then changes no gradient. Eigenvalues are those in whitened coordinates,
-    where noise is evenly spread."""
-    factor = latent.factor
-    whitened = factor.mT @ site.precision @ factor
-    values, vectors = torch.linalg.eigh(0.5 * (whitened + whitened.mT))
-    back = torch.linalg.solve_triangular(factor.mT, vectors, upper=True)  # L^-T U
-    up = (back * values.clamp(max=0)[..., None, :]) @ back.mT
-    if site.pair_precision.shape == site.pair_linear.shape:
-        pair_up = site.pair_precision.clamp(max=0)
-    else:
-        values, vectors = torch.linalg.eigh(0.5 * (site.pair_precision + site.pair_precision.T))
-        pair_up = (vectors * values.clamp(max=0)) @ vectors.T
-    nothing = torch.zeros_like(latent.mean), torch.zeros_like(latent.pairs.mean)
-    bends_up = Sites.of(latent, Sensitivity(nothing[0], -0.5 * up, nothing[1], -0.5 * pair_up))
+    """The part that bends down and the part that bends up, each around the posterior as it is, where leaving out the
+    second then changes no gradient."""
+    parts = zip(latent.parts, site.precision, strict=True)
+    up = tuple(_upward(part, precision) for part, precision in parts)
+    flat = tuple(torch.zeros_like(mean) for mean in latent.means)
+    bends_up = Sites.of(latent, Sensitivity(flat, tuple(-0.5 * u for u in up)))
     return site.plus(bends_up, -1.0), bends_up
 
 
-def _nothing(like: Sites) -> Sites:
-    return Sites(*(torch.zeros_like(a) for a in vars(like).values()))
+def _upward(part: ExampleLatent | SharedLatent, precision: Tensor) -> Tensor:
+    """What of a precision is negative. Of functions on examples, its eigenvalues are those in whitened coordinates,
+    where noise is evenly spread."""
+    if precision.dim() == 1:
+        return precision.clamp(max=0)
+    if precision.dim() == 2:
+        values, vectors = torch.linalg.eigh(0.5 * (precision + precision.T))
+        return (vectors * values.clamp(max=0)) @ vectors.T
+    factor = part.factor
+    whitened = factor.mT @ precision @ factor
+    values, vectors = torch.linalg.eigh(0.5 * (whitened + whitened.mT))
+    back = torch.linalg.solve_triangular(factor.mT, vectors, upper=True)  # L^-T U
+    return (back * values.clamp(max=0)[..., None, :]) @ back.mT
 
 
 def set_posterior(problem: Problem, sites: list[Sites]) -> bool:
-    """The exact posterior for quadratic ``sites``, in place; False, and nothing moved, if there is none.
-    Where the covariances are of another form than full, the means are still exact, and the covariances
-    the closest of their form.
-
-    Cost O(R (N M^2 + M^3)) time, O(M^2) memory beside the posterior itself.
-    """
+    """The exact posterior for quadratic ``sites``, in place; False, and nothing moved, if there is none."""
     q = problem.posterior
-    scale = (0.5 * q.log_amplitude.detach()).exp()
-    pairs = _pairwise(problem, sites)
-    if pairs is None:
-        return False
-    linear, opened = torch.zeros_like(q.m[0]), None
-    for i, site in enumerate(sites):
-        linear += scale * problem.conditional(i).transposed_times(site.linear[0])
-    if q.form == "low-rank" and not bool(q.directions.any()):
-        opened = leading_directions(problem, q.rank)
-    means, factors, directions = [], [], []
-    # One function at a time: of R precisions, each may be as large as memory has room for.
-    for j in range(q.n_functions):
-        precision = _precision(problem, sites, j, scale)
-        least = LEAST_PRECISION * torch.eye(len(precision)).to(precision)
-        if int(torch.linalg.cholesky_ex(precision - least)[1]) > 0:
+    before = q.snapshot()
+    here = [problem.conditional(i) for i in range(len(sites))]
+    for k, block in enumerate(q.blocks):
+        linear, precision = ([s.linear[k] for s in sites], [s.precision[k] for s in sites])
+        if not block.shared:
+            linear, precision = [r[0] for r in linear], [p[0] for p in precision]
+        if not block.solve_sites([c[k] for c in here], linear, precision):
+            q.load_state_dict(before)
             return False
-        lower = torch.linalg.cholesky_ex(precision)[0]
-        means.append(torch.cholesky_solve(linear[j][:, None], lower)[:, 0])
-        if q.form == "full":
-            factors.append(factor_of_inverse(precision))
-        elif q.form == "diagonal":
-            # Of all diagonal covariances the one with the precision's diagonal is closest.
-            factors.append(precision.diagonal().rsqrt())
-        else:
-            first = q.directions[0, j] if opened is None else opened
-            start = LowRank(q.factor[0, j][None], first[None])
-            found = fit_low_rank(precision.matmul, precision.diagonal()[None], start)[0]
-            factors.append(found.sd)
-            directions.append(found.directions)
-    q.m[0], q.factor[0] = torch.stack(means), torch.stack(factors)
-    if directions:
-        q.directions[0] = torch.stack(directions)
-    if q.has_pairs:
-        mean, spread = pairs
-        q.pair_mean.copy_(mean)
-        if q.pairs_are_full:
-            q.pair_factor.copy_(spread)
-        else:
-            q.pair_log_sd.copy_(spread.log())
     return True
-
-
-def _precision(problem: Problem, sites: list[Sites], j: int, scale: Tensor) -> Tensor:
-    """(M, M) I + sum_n A_n^T Lambda_nj A_n of function j."""
-    q = problem.posterior
-    precision = torch.eye(q.n_inducing).to(q.m)
-    for i, site in enumerate(sites):
-        projection = scale * problem.conditional(i).projection
-        bent = site.precision[0, :, j] @ projection
-        precision.addmm_(projection.flatten(0, 1).T, bent.flatten(0, 1))
-    return 0.5 * (precision + precision.T)
-
-
-def _pairwise(problem: Problem, sites: list[Sites]) -> tuple[Tensor, Tensor] | None:
-    """Mean and factor of q(g) under the sites; None if there is none."""
-    q = problem.posterior
-    if not q.has_pairs:
-        return q.pair_mean, q.pair_mean
-    prior = q.pairwise_sd.detach() ** -2
-    linear = torch.stack([s.pair_linear for s in sites]).sum(0)
-    precision = torch.stack([s.pair_precision for s in sites]).sum(0)
-    if not q.pairs_are_full:
-        precision = precision + prior
-        if bool((precision <= LEAST_PRECISION * prior).any()):
-            return None
-        return linear / precision, precision.rsqrt()
-    eye = torch.eye(len(precision)).to(precision)
-    precision = 0.5 * (precision + precision.T) + prior * eye
-    if int(torch.linalg.cholesky_ex(precision - LEAST_PRECISION * prior * eye)[1]) > 0:
-        return None
-    mean = torch.cholesky_solve(linear.reshape(-1, 1), torch.linalg.cholesky(precision))
-    return mean.view_as(linear), factor_of_inverse(precision)

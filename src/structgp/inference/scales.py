@@ -1,27 +1,37 @@
-"""Which hyper-parameters move with the bound, and the pairwise scale's closed form."""
+"""Which hyper-parameters move with the bound, and how they are moved between rounds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from structgp.errors import InputError
-from structgp.gp import Posterior
+from structgp.gp import Posterior, Seen
+from structgp.inference.problem import Problem
 
-LearnScales: TypeAlias = bool | Literal["pairwise", "all"]
-"""What moves during a fit: none, the pairwise scale, (True) the amplitude too, or all of these and the
-kernel's own parameters."""
+LearnScales: TypeAlias = bool | Literal["transitions", "all"]
+"""What moves during a fit: nothing, the scale of tables of transitions, (True) the amplitude of nodes too, or all of
+these and the kernel's own parameters."""
 
 AMPLITUDE_PRIOR_SD = 1.5
 """Prior standard deviation of the log-amplitude around where it starts: a factor of 4.5 or so."""
 
-PAIRWISE_PRIOR_SCORES = 4.0
+
+@dataclass
+class Slopes:
+    """Derivatives of the expected log-likelihood in the functions of one block, one entry per batch: mean (B, T, R),
+    bend (B, R, T, T) minus the second ones. Empty for blocks that learn their scales from less."""
+
+    mean: list[Tensor] = field(default_factory=list)
+    bend: list[Tensor] = field(default_factory=list)
 
 
 def moves_amplitude(learn: LearnScales) -> bool:
-    return learn != "pairwise" and bool(learn)
+    return learn != "transitions" and bool(learn)
 
 
 def moves_kernel(learn: LearnScales) -> bool:
@@ -29,13 +39,14 @@ def moves_kernel(learn: LearnScales) -> bool:
 
 
 def hyper_parameters(q: Posterior, learn: LearnScales) -> list[nn.Parameter]:
-    """Those that ``learn`` stands for; the kernel's are made to take gradients."""
-    chosen = [q.log_pairwise_sd] if learn and q.has_pairs else []
-    if moves_amplitude(learn):
-        chosen.append(q.log_amplitude)
-    if moves_kernel(learn):
-        q.kernel.requires_grad_(True)
-        chosen += list(q.kernel.parameters())
+    """Those that ``learn`` stands for; the kernels' are made to take gradients."""
+    chosen = []
+    for block in q.blocks:
+        moves = bool(learn) if block.shared else moves_amplitude(learn)
+        if moves and not block.is_silent:
+            chosen.append(block.log_amplitude)
+        if moves_kernel(learn):
+            chosen += block.kernel_parameters()
     return chosen
 
 
@@ -48,18 +59,34 @@ def refuse_kernel(learn: LearnScales, name: str) -> None:
         )
 
 
-def fit_pairwise_sd(q: Posterior) -> None:
-    """Moves the pairwise scale towards where the bound is largest, which is known in closed form since
-    the scale enters KL(q(g) || p(g)) alone: it is the root of the scores' mean second moment, whatever
-    covariance q(g) has. A prior worth ``PAIRWISE_PRIOR_SCORES`` scores of size 1 keeps it in place
-    where V is small. Over-relaxed by as much as q(g) is still the prior: to that extent it follows
-    the scale, and plain fixed-point iteration would creep."""
-    if not q.has_pairs:
-        return
+def fit_tables(q: Posterior) -> None:
+    """Moves the scale of every table towards where the bound is largest."""
+    for block in q.blocks:
+        block.fit_amplitude()
+
+
+def learn_prior(
+    problem: Problem, learn: LearnScales, slopes: Sequence[Slopes] | None = None
+) -> list[Tensor]:
+    """One step for the scales of every block's prior, at the posterior as it is, which is to be about the best under
+    them. Returns by how much the variance of each function has grown, (R,) per block."""
+    grown = []
     with torch.no_grad():
-        pairs, prior = q.pairwise(), q.pairwise_sd.square()
-        mean, variance = pairs.mean, pairs.variance
-        total = (mean.square() + variance).sum() + PAIRWISE_PRIOR_SCORES
-        best = total / (mean.numel() + PAIRWISE_PRIOR_SCORES)
-        untouched = (variance / prior).mean().clamp(max=1)
-        q.log_pairwise_sd.add_(0.5 * (1 + untouched) * (best / prior).log())
+        for k, block in enumerate(problem.posterior.blocks):
+            seen = [] if slopes is None else _seen(problem, k, slopes[k])
+            if moves_kernel(learn):
+                grown.append(block.learn_scales(seen, problem.conditional.prior_factors[k]))
+            else:
+                grown.append(block.learn_amplitude(seen))
+        problem.conditional.refresh()
+        problem.memory.clear()
+    return grown
+
+
+def _seen(problem: Problem, k: int, slopes: Slopes) -> list[Seen]:
+    return [
+        Seen(problem.conditional(i)[k], batch.rows[k], batch.masks[k], mean, bend)
+        for i, (batch, mean, bend) in enumerate(
+            zip(problem.batches, slopes.mean, slopes.bend, strict=False)
+        )
+    ]

@@ -1,7 +1,7 @@
 """The paper's batch schedule: L-BFGS over blocks of parameters, one block after the other.
 
 A global iteration gives the unary block (inducing means and covariances, mixture weights) 50 steps
-of L-BFGS, the pairwise block 10, the hyper-parameters 5. Every evaluation uses the same draws, so
+of L-BFGS, the transition block 10, the hyper-parameters 5. Every evaluation uses the same draws, so
 that L-BFGS sees a function and not noise. It ends when two global iterations in a row have the same
 objective, when the unary parameters stand still, or when the time is up; the best parameters seen at
 the end of a block are kept.
@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 
 from structgp.gp import Posterior
-from structgp.inference.fit_low_rank import open_directions
 from structgp.inference.lbfgs import minimize
-from structgp.inference.problem import Problem, StepInfo
+from structgp.inference.problem import Problem, StepInfo, open_low_rank
 from structgp.inference.scales import LearnScales, hyper_parameters, moves_kernel
-from structgp.paper.mixture import separate
+from structgp.paper.mixture_fit import separate
 
 
 @dataclass
@@ -49,7 +48,7 @@ class Blocks:
 
     Parameters
     ----------
-    unary_steps, pairwise_steps, hyper_steps : L-BFGS iterations of each block a global iteration.
+    node_steps, transition_steps, hyper_steps : L-BFGS iterations of each block a global iteration.
     objective_tolerance : stop when the objective changes by less between two global iterations.
     parameter_tolerance : stop when the unary parameters change by less on average, the means and the
         diagonals of the covariance factors each; what is off the diagonals hardly moves, and there
@@ -59,8 +58,8 @@ class Blocks:
     learn_scales : what the block of hyper-parameters is; 'all' is the paper's.
     """
 
-    unary_steps: int = 50
-    pairwise_steps: int = 10
+    node_steps: int = 50
+    transition_steps: int = 10
     hyper_steps: int = 5
     objective_tolerance: float = 1e-5
     parameter_tolerance: float = 1e-3
@@ -71,7 +70,7 @@ class Blocks:
 
     def start(self, problem: Problem, generator: torch.Generator) -> BlocksState:
         seed = int(torch.randint(2**31, (), generator=generator))
-        open_directions(problem)
+        open_low_rank(problem)
         separate(problem, generator)
         return BlocksState(seed, problem.posterior.snapshot(), time.monotonic())
 
@@ -105,14 +104,12 @@ class Blocks:
     def _blocks(self, problem: Problem) -> list[tuple[list[torch.nn.Parameter], int, bool]]:
         """Parameters, steps, and whether the kernel is among them."""
         q = problem.posterior
-        unary = [q.m, q.factor] + ([q.directions] if q.form == "low-rank" else [])
-        unary += [q.weight_logits] if q.n_components > 1 else []
-        spread = q.pair_factor if q.pairs_are_full else q.pair_log_sd
-        pairwise = [q.pair_mean, spread] if q.has_pairs else []
+        nodes = [*q.node.mean_parameters(), *q.node.spread_parameters()]
+        tables = [p for block in q.blocks[1:] for p in (block.mean_parameters(), block.spread_parameters())]
         hyper = hyper_parameters(q, self.learn_scales)
         return [
-            (unary, self.unary_steps, False),
-            (pairwise, self.pairwise_steps, False),
+            (nodes, self.node_steps, False),
+            ([p for some in tables for p in some], self.transition_steps, False),
             (hyper, self.hyper_steps, moves_kernel(self.learn_scales)),
         ]
 
@@ -127,7 +124,7 @@ class Blocks:
         """L-BFGS on one block, the rest held; the bound reached and the likelihoods computed."""
         count = 0
         q = problem.posterior
-        lower = [p is q.factor and q.form == "full" for p in parameters]
+        lower = [p is q.node.factor and q.node.form == "full" for p in parameters]
         start = _flatten([p.detach() for p in parameters], lower)
         best_value, best_flat = math.inf, start
 
@@ -160,9 +157,10 @@ class Blocks:
 
 def _places(q: Posterior) -> list[Tensor]:
     """Copies of the means and of the diagonals of the factors."""
-    factor = q.factor.detach()
-    diagonal = factor.diagonal(dim1=-1, dim2=-2) if q.form == "full" else factor
-    return [q.m.detach().clone(), diagonal.clone()]
+    node = q.node
+    factor = node.factor.detach()
+    diagonal = factor.diagonal(dim1=-1, dim2=-2) if node.form == "full" else factor
+    return [node.m.detach().clone(), diagonal.clone()]
 
 
 class _OutOfTimeError(Exception):

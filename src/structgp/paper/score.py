@@ -19,9 +19,9 @@ from torch import Tensor
 
 from structgp.inference.estimators.designs import Design, draw, replicate_sizes
 from structgp.inference.estimators.moments import (
-    Draws,
     Estimate,
     Moments,
+    Noise,
     Target,
     combine,
     masked,
@@ -68,15 +68,15 @@ class Score:
         values: list[Tensor] = []
         with_values, with_ones = [], []
         gain: Moments | None = None
-        for draws in draw(target, self.design, sizes, generator):
-            l = target.log_prob(draws.unary, draws.pairwise)
+        for noise in draw(target, self.design, sizes, generator):
+            l = target.log_prob(noise)
             values.append(l)
             if tenths and len(sizes) > 1 and gain is None:
-                gain = _control_variate(target, draws, l)
+                gain = _control_variate(target, noise, l)
                 continue
-            with_values.append(score_moments(target, draws, l))
+            with_values.append(score_moments(target, noise, l))
             if self.baseline != "none":
-                with_ones.append(score_moments(target, draws, torch.ones_like(l)))
+                with_ones.append(score_moments(target, noise, torch.ones_like(l)))
         if gain is not None:
             parts = [m1 - gain * m0 for m1, m0 in zip(with_values, with_ones, strict=True)]
             sizes = sizes[1:]
@@ -118,49 +118,52 @@ class Score:
 
 def _times(target: Target, ones: Moments, baseline: Tensor) -> Moments:
     """Score moments of values that are ``baseline`` (B,) at every draw, from those of values 1."""
-    # Of ones, the sum over sequences carries the sum of the weights.
+    # Of ones, the sum over examples carries the sum of the weights.
     weight = target.weight.to(baseline)
-    pairs = (weight @ baseline) / weight.sum()
-    return Moments(
-        ones.value * baseline,
-        ones.slope * baseline[:, None, None],
-        ones.bend * baseline[:, None, None, None],
-        ones.pair_slope * pairs,
-        ones.pair_bend * pairs,
+    shared = (weight @ baseline) / weight.sum()
+    return ones.map_groups(
+        target.groups,
+        lambda a: a * baseline.view(-1, *[1] * (a.dim() - 1)),
+        lambda a: a * shared,
     )
 
 
-def _control_variate(target: Target, draws: Draws, values: Tensor) -> Moments:
+def _control_variate(target: Target, noise: Noise, values: Tensor) -> Moments:
     """a-hat = Cov[h l, h] / Var[h] for each entry h of the score."""
-    ones = torch.ones_like(values)
-    hl, h = score_moments(target, draws, values), score_moments(target, draws, ones)
-    hhl, hh = _squared_scores(target, draws, values), _squared_scores(target, draws, ones)
-    # Var[h] of the sum over sequences is that of one score; its ones come with the summed weight.
-    total = float(target.weight.sum())
-    h = replace(h, pair_slope=h.pair_slope / total, pair_bend=h.pair_bend / total)
-    hh = replace(hh, pair_slope=hh.pair_slope / total, pair_bend=hh.pair_bend / total)
+    ones, total = torch.ones_like(values), float(target.weight.sum())
+
+    def unweighted(moments: Moments) -> Moments:
+        # Var[h] of the sum over examples is that of one score; its ones come with the summed weight.
+        return moments.map_groups(target.groups, lambda a: a, lambda a: a / total)
+
+    hl, h = score_moments(target, noise, values), unweighted(score_moments(target, noise, ones))
+    hhl = _squared_scores(target, noise, values)
+    hh = unweighted(_squared_scores(target, noise, ones))
     covariance, variance = hhl - hl * h, hh - h * h
     gain = covariance.map(lambda c, v: torch.where(v > 0, c / v, 0), variance)
-    # The sums over sequences are taken with the weights in: undo it where ones are multiplied.
-    return replace(gain, pair_slope=gain.pair_slope / total, pair_bend=gain.pair_bend / total)
+    # The sums over examples are taken with the weights in: undo it where ones are multiplied.
+    return unweighted(gain)
 
 
-def _squared_scores(target: Target, draws: Draws, values: Tensor) -> Moments:
+def _squared_scores(target: Target, noise: Noise, values: Tensor) -> Moments:
     """E[h^2 l] for each entry h of the score: eps, eps_t eps_u (t != u), eps^2 - 1."""
-    S = len(draws)
-    weighted = values / S
-    e = draws.unary.permute(1, 3, 2, 0).square().contiguous()
-    ew = e * weighted.T[:, None, None, :]
-    bend, slope, total = ew @ e.mT, ew.sum(-1), weighted.sum(0)
-    bend.diagonal(dim1=-1, dim2=-2).add_(total[:, None, None] - 2 * slope)
-    summed = weighted @ target.weight.to(values)
-    flat = draws.pairwise.flatten(1).square()
-    pair_slope = summed @ flat
-    if target.pairs_are_full:
-        pair_bend = (flat * summed[:, None]).T @ flat
-        pair_bend.diagonal().add_(summed.sum() - 2 * pair_slope)
-    else:
-        pair_bend = summed @ (flat - 1).square()
-        pair_bend = pair_bend.view_as(draws.pairwise[0])
-    pair_slope = pair_slope.view_as(draws.pairwise[0])
-    return masked(target, Moments(total, slope.mT, bend, pair_slope, pair_bend))
+    weighted = values / len(values)
+    total, summed = weighted.sum(0), weighted @ target.weight.to(values)
+    slopes, bends = [], []
+    for group, eps in zip(target.groups, noise, strict=True):
+        if group.mask is None:
+            flat = eps.square()
+            slopes.append(summed @ flat)
+            if group.full:
+                bend = (flat * summed[:, None]).T @ flat
+                bend.diagonal().add_(summed.sum() - 2 * slopes[-1])
+            else:
+                bend = summed @ (flat - 1).square()
+        else:
+            e = eps.permute(1, 3, 2, 0).square().contiguous()
+            ew = e * weighted.T[:, None, None, :]
+            bend, slope = ew @ e.mT, ew.sum(-1)
+            bend.diagonal(dim1=-1, dim2=-2).add_(total[:, None, None] - 2 * slope)
+            slopes.append(slope.mT)
+        bends.append(bend)
+    return masked(target, Moments(total, tuple(slopes), tuple(bends)))

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from structgp.errors import InputError
-from structgp.gp import Posterior, WeightPosterior
+from structgp.gp import Posterior
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.inference.distributed import Together
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.minibatch import MANY_TOKENS
-from structgp.paper import Blocks, Mixture, Stochastic
+from structgp.paper import Blocks, MixtureFit, Stochastic
 from structgp.plan.gradient_estimators import ESTIMATORS, choose_estimator
 from structgp.structures import Differences, Structure
 
@@ -56,8 +56,8 @@ MAY_BE_ZERO = (
     "max_seconds",
     "reductions",
     "learning_rounds",
-    "unary_steps",
-    "pairwise_steps",
+    "node_steps",
+    "transition_steps",
     "hyper_steps",
 )
 """Numbers of an optimiser, beside its tolerances, of which none is a choice too."""
@@ -105,16 +105,16 @@ def choose(
             f"{name!r} does not use {gradient!r}",
             "use gradient='auto', or inference='natural'",
         )
-    closed = takes_second_order("auto", structure, gradient, posterior.pairs_are_full)
-    closed = closed or (isinstance(posterior, WeightPosterior) and structure.has_local_curvature)
+    closed = takes_second_order("auto", structure, gradient, posterior["next"].is_full)
+    closed = closed or (posterior.node.name == "weights" and structure.has_local_curvature)
     if learn_scales == "auto":
-        found = takes_second_order(inference, structure, gradient, posterior.pairs_are_full)
-        learn_scales = "all" if found else "pairwise"
+        found = takes_second_order(inference, structure, gradient, posterior["next"].is_full)
+        learn_scales = "all" if found else "transitions"
     how = "pathwise gradients" if estimator.needs_gradient else "gradients from values alone"
     own = {} if n_gradient_draws is None else {"n_draws": int(n_gradient_draws)}
     second = SecondOrder(learn_scales=learn_scales, **own)
     # What the first stage of a mixture has learned of the kernel stays.
-    after = Adam(0.01, learn_scales="pairwise" if learn_scales == "all" else learn_scales)
+    after = Adam(0.01, learn_scales="transitions" if learn_scales == "all" else learn_scales)
     optimizer: Optimizer
     if not isinstance(inference, str):
         optimizer, reason = inference, "given"
@@ -122,7 +122,7 @@ def choose(
         if isinstance(inference, SecondOrder | Minibatch) and n_gradient_draws is not None:
             optimizer = replace(inference, n_draws=int(n_gradient_draws))
     elif inference == "auto":
-        if isinstance(posterior, WeightPosterior) and closed and n_tokens >= MANY_TOKENS:
+        if posterior.node.name == "weights" and closed and n_tokens >= MANY_TOKENS:
             optimizer = Minibatch(n_draws=own.get("n_draws"), learn_scales=learn_scales)
             reason = "there is much data"
         elif closed:
@@ -133,7 +133,7 @@ def choose(
         else:
             optimizer, reason = Natural(learn_scales=learn_scales), how
         if posterior.n_components > 1:
-            optimizer = Mixture(optimizer, then=after)
+            optimizer = MixtureFit(optimizer, then=after)
             reason += "; a mixture starts from one component"
     else:
         optimizer, reason = second, "asked for"
@@ -143,7 +143,7 @@ def choose(
                 optimizer = replace(optimizer, n_draws=int(n_gradient_draws))
             reason += f"; {how}"
         if inference in ("second-order", "natural") and posterior.n_components > 1:
-            optimizer = Mixture(optimizer, then=after)
+            optimizer = MixtureFit(optimizer, then=after)
     return Choice(optimizer, _with_draws(estimator, optimizer, inference, n_gradient_draws), reason)
 
 
@@ -173,7 +173,7 @@ def check_together(together: Together, optimizer: Optimizer, posterior: Posterio
     """Several processes can fit weights in closed form."""
     if together.size == 1:
         return
-    if not (isinstance(optimizer, SecondOrder) and isinstance(posterior, WeightPosterior)):
+    if not (isinstance(optimizer, SecondOrder) and posterior.node.name == "weights"):
         raise InputError(
             "torchrun",
             f"the {optimizer.name} fit of this posterior is for one process",
@@ -202,15 +202,15 @@ def _named(inference: str, learn_scales: LearnScales) -> Optimizer:
     own_pace: dict[str, Any] = {
         "mean_step": "auto",
         "covariance_step": "auto",
-        "unary_steps": None,
-        "pairwise_steps": None,
+        "node_steps": None,
+        "transition_steps": None,
     }
     make: dict[str, Callable[[], Optimizer]] = {
         "minibatch": lambda: Minibatch(learn_scales=learn_scales),
         "natural": lambda: Natural(learn_scales=learn_scales),
         "adam": lambda: Adam(learn_scales=learn_scales),
-        "sgd": lambda: Stochastic(False, **own_pace, learn_scales=learn_scales, name="sgd"),
-        "saga": lambda: Stochastic(True, **own_pace, learn_scales=learn_scales, name="saga"),
+        "sgd": lambda: Stochastic(**own_pace, learn_scales=learn_scales, name="sgd"),
+        "saga": lambda: Stochastic(**own_pace, learn_scales=learn_scales, name="saga"),
         "lbfgs": lambda: Blocks(learn_scales=learn_scales),
         "paper-batch": lambda: Blocks(learn_scales=learn_scales, name="paper-batch"),
         "paper-stochastic": lambda: Stochastic(learn_scales=learn_scales, name="paper-stochastic"),
@@ -226,7 +226,7 @@ def _with_draws(
     if isinstance(inference, str) and inference in PRESETS:
         return estimator.with_draws(PRESETS[inference].n_gradient_draws)
     if isinstance(estimator, Pathwise):
-        first = optimizer.first if isinstance(optimizer, Mixture) else optimizer
+        first = optimizer.first if isinstance(optimizer, MixtureFit) else optimizer
         if isinstance(first, Natural):
             return replace(estimator, n_draws=NATURAL_PATHWISE_DRAWS)
         if isinstance(first, Blocks):

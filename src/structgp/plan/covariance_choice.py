@@ -19,8 +19,8 @@ from typing import Any
 
 from structgp.gp import RANK, CovarianceForm
 from structgp.inference import Adam, Natural, SecondOrder
-from structgp.inference.fit_low_rank import PASSES
-from structgp.paper import Blocks, Mixture
+from structgp.gp.low_rank_fit import PASSES
+from structgp.paper import Blocks, MixtureFit
 from structgp.plan.choose_optimizer import PRESETS, takes_second_order
 from structgp.structures import Structure
 
@@ -83,6 +83,6 @@ def _takes_low_rank(inference: Any) -> bool:
     """Whether it is sure to: an optimiser of one's own need not."""
     if isinstance(inference, str):
         return inference not in ("sgd", "saga")
-    if isinstance(inference, Mixture):
+    if isinstance(inference, MixtureFit):
         return _takes_low_rank(inference.first)
     return isinstance(inference, Adam | Blocks | Natural | SecondOrder)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from structgp.data.encode import Block
-from structgp.gp import Posterior, WeightPosterior
+from structgp.gp import Posterior
 from structgp.gp.kernels.block_sum import kernel_scales
 from structgp.inference.loop import History
 from structgp.plan.start import Start
@@ -35,18 +35,18 @@ def fit_log(
             "fresh_elbo": history.fresh_elbo,
             "relaxation": None if relaxation is None else vars(relaxation),
             "pilot": None if pilot is None else pilot.summary,
-            "space": "weights" if isinstance(posterior, WeightPosterior) else "functions",
-            "covariance": posterior.form,
-            "covariance_rank": posterior.rank,
+            "space": "weights" if posterior.node.name == "weights" else "functions",
+            "covariance": getattr(posterior.node, "form", "diagonal"),
+            "covariance_rank": getattr(posterior.node, "rank", 0),
             "covariance_reason": start.form_reason,
-            "kernel_scales": kernel_scales(posterior.kernel, blocks),
-            "function_scales": posterior.basis.square().sum(0).tolist(),
-            "effective_parameters": float(posterior.effective_parameters()),
+            "kernel_scales": kernel_scales(posterior.node.kernel, blocks),
+            "function_scales": posterior.node.basis.square().sum(0).tolist(),
+            "effective_parameters": float(posterior.node.effective_parameters()),
             "kl_inducing": kl_inducing,
-            "kl_pairwise": float(posterior.kl_pairwise()),
-            "amplitude_factor": float(posterior.log_amplitude.exp()),
-            "pairwise_sd": float(posterior.pairwise_sd),
-            "n_inducing": posterior.n_inducing,
+            "kl_pairwise": float(posterior["next"].kl()),
+            "amplitude_factor": float(posterior.node.log_amplitude.exp()),
+            "pairwise_sd": float(posterior["next"].sd),
+            "n_inducing": posterior.node.n_values,
             "inducing_residual": start.residual,
             "evaluations": history.evaluations + (before.evaluations if before else 0),
             "seconds": history.seconds + (before.seconds if before else 0.0),

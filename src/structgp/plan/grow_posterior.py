@@ -12,17 +12,15 @@ from structgp.answers.model import Model
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import Examples
 from structgp.data.extend import column_places
-from structgp.gp import Posterior, WeightPosterior
+from structgp.gp import Posterior, Table, Weights
 from structgp.gp.kernels.grow import grown
 from structgp.plan.prior import flat_tokens
 
 
-def carried_over(model: Model, examples: Examples) -> WeightPosterior:
-    """The model's posterior of weights, for the features and labels of the examples too, whose encoder
-    goes on
+def carried_over(model: Model, examples: Examples) -> Posterior:
+    """The model's posterior of weights, for the features and labels of the examples too, whose encoder goes on
     from the model's and whose labels begin with the model's."""
-    old = model.posterior
-    assert isinstance(old, WeightPosterior)
+    old, table = model.posterior.node, model.posterior["next"]
     moved = column_places(model.encoder, examples.encoder)
     kernel, place = grown(
         old.kernel,
@@ -30,18 +28,16 @@ def carried_over(model: Model, examples: Examples) -> WeightPosterior:
         flat_tokens(examples.encoder, examples.rows),
         None if moved is None else torch.from_numpy(moved),
     )
-    sd = float(old.pairwise_sd.detach())
-    new = WeightPosterior(
-        kernel, examples.n_labels, pairwise_sd=sd, basis=_basis(old, examples.n_labels)
-    )
-    R, V = old.n_functions, old.n_labels
+    V, N, R = old.n_scores, examples.n_labels, old.n_functions
+    new = Weights(kernel, (N,), _basis(old, N))
+    wide = Table((N, N), float(table.sd.detach()))
     with torch.no_grad():
         new.log_amplitude.copy_(old.log_amplitude)
-        new.m[:, :R, place] = old.m
-        new.factor[:, :R, place] = old.factor
-        new.pair_mean[:V, :V] = old.pair_mean
-        new.pair_log_sd[:V, :V] = old.pair_log_sd
-    return new
+        new.m[:R, place] = old.m
+        new.factor[:R, place] = old.factor
+        wide.m.view(N, N)[:V, :V] = table.m.view(V, V)
+        wide.factor.view(N, N)[:V, :V] = table.factor.view(V, V)
+    return Posterior({"node": new, "next": wide})
 
 
 def _sizes(encoder: FeatureEncoder) -> list[list[int]]:
@@ -54,7 +50,7 @@ def _sizes(encoder: FeatureEncoder) -> list[list[int]]:
     return sizes
 
 
-def _basis(old: Posterior, n_labels: int) -> Tensor:
+def _basis(old: Weights, n_labels: int) -> Tensor:
     """(V', R') a function for each new label, as large as the old labels' are; none of the old functions
     moves it."""
     V, R = old.basis.shape

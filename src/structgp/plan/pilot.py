@@ -16,7 +16,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.gp import Posterior
+from structgp.gp import Inducing, Posterior, Table
 from structgp.inference import SecondOrder
 from structgp.inference.loop import History, make_batches, train
 from structgp.plan.prior import flat_tokens, pick_inducing
@@ -69,12 +69,14 @@ def run_pilot(
     rows, labels = [rows[i] for i in some], [labels[i] for i in some]
     tokens = flat_tokens(encoder, rows)
     chosen = pick_inducing(kernel, tokens, len(tokens), seed=0)
-    posterior = Posterior(kernel, chosen.rows, n_labels, pairwise_sd=pairwise_sd, basis=basis)
+    node = Inducing(kernel, chosen.rows, (n_labels,), basis=basis)
+    table = Table((n_labels, n_labels), pairwise_sd)
+    posterior = Posterior({"node": node, "next": table})
     counts = None if weights is None else weights[some]
     batches = make_batches(rows, labels, encoder.pad_row, batch_tokens, counts)
     history = train(posterior, structure, batches, OPTIMIZER, "a pilot", generator=generator)
-    learned = None if basis is None else posterior.basis
-    return Pilot(learned, float(posterior.pairwise_sd.detach()), len(tokens), history)
+    learned = None if basis is None else node.basis
+    return Pilot(learned, float(table.sd.detach()), len(tokens), history)
 
 
 def _some_sequences(lengths: Sequence[int], generator: torch.Generator) -> list[int]:

@@ -20,10 +20,10 @@ from gpytorch.kernels import Kernel
 from structgp.data.encode import Block
 from structgp.data.shards import ShardedExamples, Shards
 from structgp.errors import InputError
-from structgp.gp import Posterior, WeightPosterior
+from structgp.gp import Posterior, Table, Weights
 from structgp.gp.kernels.block_sum import BlockSumKernel, relevance_kernel
 from structgp.inference import Minibatch
-from structgp.inference.weight_sites import remove_sites
+from structgp.inference.batch_sites import remove_sites
 from structgp.plan.choose_optimizer import Choice, choose
 from structgp.plan.posterior_family import choose_space, learns_on_bound, setting
 from structgp.plan.start import Start, label_basis
@@ -75,14 +75,9 @@ def sharded_start(given: Any, examples: ShardedExamples, structure: Structure) -
     on_bound = learns_on_bound(_by_minibatch(given), structure, examples.encoder.blocks)
     kernel = _kernel(given, examples)
     choose_space(_by_minibatch(given), kernel, on_bound)
-    posterior = WeightPosterior(
-        kernel,
-        examples.n_labels,
-        pairwise_sd=float(given.pairwise_sd),
-        n_components=given.n_components,
-        pairwise_covariance=given.pairwise_covariance,
-        basis=label_basis(given, structure, examples),
-    )
+    V = examples.n_labels
+    node = Weights(kernel, (V,), label_basis(given, structure, examples))
+    posterior = Posterior({"node": node, "next": Table((V, V), float(given.pairwise_sd))})
     return Start(posterior, on_bound)
 
 

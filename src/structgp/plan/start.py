@@ -17,7 +17,7 @@ from structgp.data.examples import Examples
 from structgp.data.extend import column_places
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp import Posterior, Relaxation, WeightPosterior, contrasts
+from structgp.gp import Inducing, Mixture, Posterior, Relaxation, Table, Weights, contrasts
 from structgp.plan.covariance_choice import choose_form
 from structgp.plan.grow_posterior import carried_over
 from structgp.plan.pilot import Pilot, run_pilot
@@ -84,7 +84,7 @@ def start_of(
     encoder = examples.encoder
     on_bound = learns_on_bound(given, structure, encoder.blocks)
     if before is not None:
-        if isinstance(before.posterior, WeightPosterior):
+        if before.posterior.node.name == "weights":
             return Start(carried_over(before, examples), on_bound)
         return Start(copy.deepcopy(before.posterior).requires_grad_(True), on_bound)
     tokens = flat_tokens(encoder, examples.rows)
@@ -118,51 +118,45 @@ def start_of(
         )
     if pilot is not None:
         basis, pairwise_sd = pilot.basis, pilot.pairwise_sd
-    common: dict[str, Any] = {
-        "pairwise_sd": pairwise_sd,
-        "n_components": given.n_components,
-        "pairwise_covariance": given.pairwise_covariance,
-        "basis": basis,
-    }
+    V = examples.n_labels
+    table = Table((V, V), pairwise_sd, given.pairwise_covariance == "full")
     if space == "weights":
-        weights = WeightPosterior(kernel, examples.n_labels, **common)
+        weights = Posterior({"node": Weights(kernel, (V,), basis), "next": table})
         return Start(weights, on_bound, relaxation, pilot, form_reason="weights have no other")
     most = setting(given, "n_inducing", N_INDUCING)
     enough = ENOUGH if given.n_inducing is None and pilot is not None else 0.0
     chosen = pick_inducing(kernel, tokens, most, seed=given.random_state, enough=enough)
     n_functions = examples.n_labels if basis is None else basis.shape[1]
     form = choose_form(given, structure, n_functions, len(chosen.rows), len(tokens))
-    posterior = Posterior(
-        kernel,
-        chosen.rows,
-        examples.n_labels,
-        covariance=form.name,
-        rank=form.rank,
-        **common,
-    )
+    options = {"covariance": form.name, "rank": form.rank, "basis": basis}
+    node: Any = Inducing(kernel, chosen.rows, (V,), **options)
+    if given.n_components > 1:
+        K = given.n_components
+        node = Mixture(kernel, chosen.rows, (V,), n_components=K, **options)
+    posterior = Posterior({"node": node, "next": table})
     return Start(posterior, on_bound, relaxation, pilot, chosen.residual, form.reason)
 
 
 def can_go_on(given: Any, before: Model, examples: Examples, structure: Structure) -> bool:
     """Whether the old posterior can be the start; where it cannot, a warning says so."""
-    old = before.posterior
-    possible = old.has_label_basis or structure.ignores_shift
-    possible = possible and old.has_pairs == (float(given.pairwise_sd) > 0)
-    if isinstance(old, WeightPosterior):
+    old, table = before.posterior.node, before.posterior["next"]
+    possible = old.has_own_functions or structure.ignores_shift
+    possible = possible and table.is_silent == (float(given.pairwise_sd) == 0)
+    if old.name == "weights":
         on_bound = learns_on_bound(given, structure, examples.encoder.blocks)
         possible = possible and on_bound and needs_functions(given) is None
     else:
         # Inducing inputs are rows of the old encoder.
         moved = column_places(before.encoder, examples.encoder)
         n_tokens = sum(map(len, examples.rows))
-        form = choose_form(given, structure, old.n_functions, old.n_inducing, n_tokens)
+        form = choose_form(given, structure, old.n_functions, old.n_values, n_tokens)
         possible = (
             possible
             and given.space != "weights"
-            and old.n_labels == examples.n_labels
+            and old.n_scores == examples.n_labels
             and old.n_components == given.n_components
             and (old.form, old.rank) == (form.name, form.rank)
-            and old.pairs_are_full == (given.pairwise_covariance == "full")
+            and table.is_full == (given.pairwise_covariance == "full")
             and (moved is None or bool((moved == np.arange(len(moved))).all()))
         )
     if not possible:

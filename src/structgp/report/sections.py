@@ -171,15 +171,14 @@ def confusions(findings: Findings) -> Markup:
 
 
 def transitions(findings: Findings) -> Markup:
-    posterior = findings.estimator.model_.posterior
-    if not posterior.has_pairs:
+    next_ = findings.estimator.model_.posterior["next"]
+    if next_.is_silent:
         return _note("The model has no label-to-label scores.")
     classes = findings.estimator.classes_.tolist()
     used = Counter(label for labels in findings.predicted for label in labels)
     kept = tables.frequent({label: used[label] for label in classes})
     index = [classes.index(label) for label in kept]
-    scores = posterior.pairwise()
-    mean, sd = scores.mean.detach(), scores.variance.detach().sqrt()
+    mean, sd = next_.mean_scores.detach(), next_.score_sds.detach()
     rules = findings.estimator.model_.rules
     never = torch.zeros_like(mean, dtype=torch.bool) if rules is None else ~rules.follows
     table = tables.transitions(

@@ -19,22 +19,22 @@ class Curvature:
     pairwise : (B, V, V), for each pair of labels.
     """
 
-    unary: Tensor
-    pairwise: Tensor
+    node: Tensor
+    next: Tensor
 
     def __post_init__(self) -> None:
-        _check_pairs(self.pairwise)
+        _check_pairs(self.next)
 
 
 @dataclass(frozen=True)
 class LocalCurvature:
     """The same position by position. unary : (B, T, R), not negative. pairwise : (B, V, V)."""
 
-    unary: Tensor
-    pairwise: Tensor
+    node: Tensor
+    next: Tensor
 
     def __post_init__(self) -> None:
-        _check_pairs(self.pairwise)
+        _check_pairs(self.next)
 
 
 def _check_pairs(pairwise: Tensor) -> None:
@@ -101,7 +101,7 @@ class Structure(ABC):
         """``curvature`` without what positions have in common, which a structure may know at less cost;
         its pairwise part may then leave it out as well."""
         whole = self.curvature(f, g, y, mask, *(() if basis is None else (basis,)))
-        return LocalCurvature(whole.unary.diagonal(dim1=-1, dim2=-2).mT, whole.pairwise)
+        return LocalCurvature(whole.node.diagonal(dim1=-1, dim2=-2).mT, whole.next)
 
     @property
     def has_gradient(self) -> bool:

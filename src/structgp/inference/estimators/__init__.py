@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from structgp.inference.estimators.moments import Draws, Estimate, Moments, Target
+from structgp.inference.estimators.moments import Estimate, Group, Moments, Noise, Target
 from structgp.inference.estimators.pathwise import Pathwise
 from structgp.inference.estimators.surrogate import PathwiseSurrogate, Surrogate
 
@@ -35,10 +35,11 @@ class Estimator(Protocol):
 
 
 __all__ = [
-    "Draws",
     "Estimate",
     "Estimator",
+    "Group",
     "Moments",
+    "Noise",
     "Pathwise",
     "PathwiseSurrogate",
     "Surrogate",

@@ -11,6 +11,7 @@ may depend on one another only within a replicate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from structgp.inference.estimators.moments import Draws, Target
+from structgp.inference.estimators.moments import Group, Noise, Target
 
 Design: TypeAlias = Literal["iid", "antithetic", "orthogonal", "sobol"]
 
@@ -34,39 +35,38 @@ def replicate_sizes(n_draws: int, replicates: int, design: Design) -> list[int]:
 
 def draw(
     target: Target, design: Design, sizes: list[int], generator: torch.Generator
-) -> Iterator[Draws]:
-    """One ``Draws`` a replicate, each computed when it is asked for."""
-    (B, T), V, R, dtype = target.mask.shape, target.n_labels, target.n_functions, target.dtype
-    generator = _on_device(generator, target.mask.device)
+) -> Iterator[Noise]:
+    """The random numbers of one replicate after the other, each computed when it is asked for."""
+    generator = _on_device(generator, target.weight.device)
     for size in sizes:
-        if design == "iid":
-            unary = _normal((size, B, T, R), generator, dtype)
-            yield Draws(unary, _normal((size, V, V), generator, dtype))
-        elif design == "sobol":
-            unary = _sobol(size, B, T * R, generator, dtype).reshape(size, B, T, R)
-            yield Draws(unary, _sobol(size, 1, V * V, generator, dtype).reshape(size, V, V))
-        else:
-            half = size // 2
-            if design == "antithetic":
-                unary = _normal((half, B, T, R), generator, dtype)
-                pairs = _normal((half, V, V), generator, dtype)
-            else:
-                unary = _orthogonal(half, B, T * R, generator, dtype).reshape(half, B, T, R)
-                pairs = _orthogonal(half, 1, V * V, generator, dtype).reshape(half, V, V)
-            yield Draws(torch.cat([unary, -unary]), torch.cat([pairs, -pairs]))
+        yield tuple(_points(group, design, size, generator, target.dtype) for group in target.groups)
 
 
-def split(draws: Draws, sizes: list[int], design: Design) -> Iterator[Draws]:
-    """One replicate in parts of the given sizes, pairs kept together."""
-    if design in ("iid", "sobol"):
-        both = zip(draws.unary.split(sizes), draws.pairwise.split(sizes), strict=True)
-        yield from (Draws(unary, pairs) for unary, pairs in both)
-        return
-    half = len(draws) // 2
-    halves = [size // 2 for size in sizes]
-    unary, pairs = draws.unary[:half].split(halves), draws.pairwise[:half].split(halves)
-    for u, p in zip(unary, pairs, strict=True):
-        yield Draws(torch.cat([u, -u]), torch.cat([p, -p]))
+def _points(
+    group: Group, design: Design, size: int, generator: torch.Generator, dtype: torch.dtype
+) -> Tensor:
+    """(S, B, T, R), or (S, R) if shared."""
+    if design == "iid":
+        return _normal(group.shape(size), generator, dtype)
+    B = 1 if group.mask is None else len(group.mask)
+    n = math.prod(group.shape(1)) // B  # numbers per example
+    if design == "sobol":
+        return _sobol(size, B, n, generator, dtype).reshape(group.shape(size))
+    half = size // 2
+    if design == "antithetic":
+        points = _normal(group.shape(half), generator, dtype)
+    else:
+        points = _orthogonal(half, B, n, generator, dtype).reshape(group.shape(half))
+    return torch.cat([points, -points])
+
+
+def split(noise: Noise, sizes: list[int], design: Design) -> Iterator[Noise]:
+    """One replicate in parts of the given sizes, mirrored points kept together."""
+    mirrored = design not in ("iid", "sobol")
+    half = len(noise[0]) // 2 if mirrored else len(noise[0])
+    parts = [eps[:half].split([size // 2 for size in sizes] if mirrored else sizes) for eps in noise]
+    for some in zip(*parts, strict=True):
+        yield tuple(torch.cat([eps, -eps]) if mirrored else eps for eps in some)
 
 
 def _orthogonal(

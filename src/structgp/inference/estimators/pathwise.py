@@ -45,8 +45,8 @@ class Pathwise:
         design = self.design or ("orthogonal" if self.n_draws >= MANY_DRAWS else "antithetic")
         sizes = replicate_sizes(self.n_draws, REPLICATES, design)
         parts, values = [], []
-        for draws in split(next(draw(target, design, [sum(sizes)], generator)), sizes, design):
-            moments, l = path_moments(target, draws, target.log_prob)
+        for noise in split(next(draw(target, design, [sum(sizes)], generator)), sizes, design):
+            moments, l = path_moments(target, noise, target.log_prob)
             parts.append(moments)
             values.append(l)
         mean, variance = combine(parts, sizes)

@@ -12,6 +12,7 @@ surrogate that explains nothing gets a coefficient near 0 and does no harm.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -20,9 +21,10 @@ from torch import Tensor
 
 from structgp.inference.estimators.designs import draw, replicate_sizes, split
 from structgp.inference.estimators.moments import (
-    Draws,
     Estimate,
+    Group,
     Moments,
+    Noise,
     Target,
     combine,
     masked,
@@ -71,7 +73,7 @@ class Surrogate:
         sizes = replicate_sizes(self.n_draws, REPLICATES, "iid")
         quadratic = _Quadratic(target, memory) if memory is not None and self.uses_memory else None
         draws = list(draw(target, "iid", sizes, generator))
-        values = [target.log_prob(d.unary, d.pairwise) for d in draws]
+        values = [target.log_prob(d) for d in draws]
         features = [_features(target, d, quadratic) for d in draws]
         products = [_products(l, c) for l, c in zip(values, features, strict=True)]
         estimates = []
@@ -141,66 +143,72 @@ class PathwiseSurrogate:
 
 
 class _Quadratic:
-    """A quadratic around the posterior mean as four functions of eps, each of mean 0 and with
-    known slope and bend: linear and quadratic in the unary, and in the pairwise numbers.
+    """A quadratic around the posterior mean as two functions of eps for each group, linear and quadratic, all of
+    mean 0 and with known slope and bend.
 
-    What is known of the pairwise scores is a sum over sequences; each gets its share by length.
+    What is known of shared numbers is a sum over examples; each gets its share by length.
     """
 
-    count = 4
-
     def __init__(self, target: Target, memory: Moments) -> None:
-        self.memory = memory.map(lambda a: a.to(target.mask.device, target.dtype))
-        steps = (target.mask.sum(-1) - 1).clamp(min=0).to(target.dtype) * (target.weight > 0)
-        share = steps / (target.weight.to(steps) @ steps).clamp(min=1e-12)
-        self.share = share
+        self.groups = target.groups
+        self.count = 2 * len(target.groups)
+        self.memory = memory.map(lambda a: a.to(target.weight.device, target.dtype))
+        lengths = target.groups[0].mask
+        assert lengths is not None
+        steps = (lengths.sum(-1) - 1).clamp(min=0).to(target.dtype) * (target.weight > 0)
+        self.share = steps / (target.weight.to(steps) @ steps).clamp(min=1e-12)
 
-    def __call__(self, draws: Draws) -> Tensor:
-        """(S, B, 4)."""
-        m = self.memory
-        linear = torch.einsum("sbtv,btv->sb", draws.unary, m.slope)
-        bent = torch.einsum("bvtu,sbuv->sbtv", m.bend, draws.unary)
-        trace = m.bend.diagonal(dim1=-1, dim2=-2).sum((-1, -2))
-        square = 0.5 * ((bent * draws.unary).sum((-1, -2)) - trace)
-        flat, bend = draws.pairwise.flatten(1), m.pair_bend
-        pair_linear = flat @ m.pair_slope.flatten()
-        if bend.shape == m.pair_slope.shape:
-            pair_square = 0.5 * (flat.square() - 1) @ bend.flatten()
-        else:
-            pair_square = 0.5 * (((flat @ bend) * flat).sum(-1) - bend.trace())
-        pairs = [p[:, None] * self.share for p in (pair_linear, pair_square)]
-        return torch.stack([linear, square, *pairs], -1)
+    def __call__(self, noise: Noise) -> Tensor:
+        """(S, B, count)."""
+        found = []
+        for group, eps, slope, bend in self._each(noise):
+            if group.mask is None:
+                linear = eps @ slope
+                if group.full:
+                    square = 0.5 * (((eps @ bend) * eps).sum(-1) - bend.trace())
+                else:
+                    square = 0.5 * (eps.square() - 1) @ bend
+                found += [p[:, None] * self.share for p in (linear, square)]
+            else:
+                trace = bend.diagonal(dim1=-1, dim2=-2).sum((-1, -2))
+                bent = torch.einsum("bvtu,sbuv->sbtv", bend, eps)
+                square = 0.5 * ((bent * eps).sum((-1, -2)) - trace)
+                found += [torch.einsum("sbtv,btv->sb", eps, slope), square]
+        return torch.stack(found, -1)
+
+    def _each(self, noise: Noise) -> Iterator[tuple[Group, Tensor, Tensor, Tensor]]:
+        return zip(self.groups, noise, self.memory.slopes, self.memory.bends, strict=True)
 
     def moments(self, target: Target, beta: Tensor) -> Moments:
-        """Of beta (B, 4) times the four functions."""
-        m = self.memory
-        shares = (target.weight.to(beta) * self.share) @ beta[:, 2:]  # (2,)
-        return masked(
-            target,
-            Moments(
-                torch.zeros_like(m.value),
-                m.slope * beta[:, 0, None, None],
-                m.bend * beta[:, 1, None, None, None],
-                m.pair_slope * shares[0],
-                m.pair_bend * shares[1],
-            ),
-        )
+        """Of beta (B, count) times the functions."""
+        m, slopes, bends = self.memory, [], []
+        weight = target.weight.to(beta) * self.share
+        for k, group in enumerate(self.groups):
+            linear, square = beta[:, 2 * k], beta[:, 2 * k + 1]
+            if group.mask is None:
+                slopes.append(m.slopes[k] * (weight @ linear))
+                bends.append(m.bends[k] * (weight @ square))
+            else:
+                slopes.append(m.slopes[k] * linear[:, None, None])
+                bends.append(m.bends[k] * square[:, None, None, None])
+        return masked(target, Moments(torch.zeros_like(m.value), tuple(slopes), tuple(bends)))
 
 
-def _features(target: Target, draws: Draws, quadratic: _Quadratic | None) -> Tensor:
-    """(S, B, C): the parts, then the four of the quadratic."""
+def _features(target: Target, noise: Noise, quadratic: _Quadratic | None) -> Tensor:
+    """(S, B, C): the parts, then those of the quadratic."""
     found = []
     if target.parts is not None:
         with torch.no_grad():
-            found.append(target.parts(draws.unary, draws.pairwise))
+            found.append(target.parts(noise))
     if quadratic is not None:
-        found.append(quadratic(draws))
-    shape = (len(draws), len(target.mask), 0)
-    return torch.cat(found, -1) if found else draws.unary.new_zeros(shape)
+        found.append(quadratic(noise))
+    shape = (len(noise[0]), len(target.weight), 0)
+    return torch.cat(found, -1) if found else noise[0].new_zeros(shape)
 
 
-def _some(draws: Draws) -> Draws:
-    return draws.first(max(len(draws) // PATHWISE_SHARE, LEAST_PATHWISE))
+def _some(noise: Noise) -> Noise:
+    n = max(len(noise[0]) // PATHWISE_SHARE, LEAST_PATHWISE)
+    return tuple(eps[:n] for eps in noise)
 
 
 def _products(l: Tensor, c: Tensor) -> tuple[int, Tensor, Tensor]:
@@ -232,18 +240,18 @@ def _regression(
 
 
 def _surrogate_moments(
-    target: Target, draws: Draws, beta: Tensor, quadratic: _Quadratic | None
+    target: Target, noise: Noise, beta: Tensor, quadratic: _Quadratic | None
 ) -> Moments:
     """Slope and bend of beta c: the parts pathwise at the draws, the quadratic exactly."""
-    total = score_moments(target, draws, draws.unary.new_zeros(len(draws), len(beta)))
+    total = score_moments(target, noise, noise[0].new_zeros(len(noise[0]), len(beta)))
     if target.parts is not None:
         functions = target.parts
         some = beta[:, : beta.shape[1] - (0 if quadratic is None else quadratic.count)]
 
-        def combined(unary: Tensor, pairwise: Tensor) -> Tensor:
-            return (functions(unary, pairwise) * some).sum(-1)
+        def combined(noise: Noise) -> Tensor:
+            return (functions(noise) * some).sum(-1)
 
-        total = total + path_moments(target, draws, combined)[0]
+        total = total + path_moments(target, noise, combined)[0]
     if quadratic is not None:
         total = total + quadratic.moments(target, beta[:, -quadratic.count :])
     return total

@@ -72,9 +72,9 @@ class Chain(Structure):
                 return found
             known = (y >= 0) & mask
             part = (known != mask).any(-1)[:, None, None]
-            left = self.local_curvature(f, g, y, mask, basis).pairwise
+            left = self.local_curvature(f, g, y, mask, basis).next
             both = known[:, None, :, None] & known[:, None, None]
-            return Curvature(found.unary * both, torch.where(part, left, found.pairwise))
+            return Curvature(found.node * both, torch.where(part, left, found.next))
 
     def local_curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
@@ -87,8 +87,8 @@ class Chain(Structure):
             if some_missing(y, mask):
                 left = _variances(keep_known(f, y, mask), g, mask, basis)
                 found = LocalCurvature(
-                    (found.unary - left.unary).clamp(min=0),
-                    (found.pairwise - left.pairwise).clamp(min=0),
+                    (found.node - left.node).clamp(min=0),
+                    (found.next - left.next).clamp(min=0),
                 )
             return found
 

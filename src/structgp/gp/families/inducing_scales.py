@@ -1,61 +1,36 @@
-"""Hyper-parameters on the bound, in closed form: scales of a sum of kernels.
+"""Scales of a kernel on the bound, for a posterior at inducing inputs (``gp.scale_steps``).
 
-For a kernel k = sum_c w_c k_c and the posterior that is best under it, the derivative of the bound is
-
-    d ELBO / d log w_c = (E_c - gamma_c) / 2,
-
-E_c : what the fitted function spends in component c, its squared norm there over w_c; gamma_c : the number
-of parameters that the data determine in it. At the optimum they are equal, so that
-
-    w_c <- w_c E_c / gamma_c                                       (MacKay, 1992)
-
-climbs to it without a step size. One component may be a whole template, one feature, or one of the
-functions that the labels are made of. All of it comes from the gradient of the bound in the kernel
-matrices, which costs about as much as the covariances of the posterior do.
+All of it comes from the gradient of the bound in the kernel matrices, which costs about as much as the
+covariances of the posterior do.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
-from structgp.gp import LowRank, Spread, WeightPosterior, traces
-from structgp.gp.kernels import covariance, weight_parts, weight_variances
+from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.relevance import RelevanceKernel, degrees_of_freedom
-from structgp.inference.problem import Problem
+from structgp.gp.lowrank import LowRank
+from structgp.gp.scale_steps import AXIS_PRIOR_COUNT, LARGEST_FACTOR, Seen, ratio
+from structgp.gp.spreads import Spread, traces
 
 PRIOR_COUNT = 1.0
 """Parameters' worth of prior that a scale is right as it is: what nothing determines stays put."""
-
-WEIGHTS_PRIOR_COUNT = 10.0
-"""The same in weight space, where a posterior without correlations is too sure of what it has found."""
-
-AXIS_PRIOR_COUNT = 2.0
-
-LARGEST_FACTOR = 4.0
-"""By which one step may change a scale."""
 
 NUMBERS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Slopes:
-    """Derivatives of the expected log-likelihood, one entry a batch: mean (B, T, R) in the functions,
-    bend (B, R, T, T) minus the second ones."""
-
-    mean: list[Tensor] = field(default_factory=list)
-    bend: list[Tensor] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
 class KernelGradient:
-    """Of the bound, in the kernel matrices: cross (B T, M) in k(x, Z) and within (B, T, T) in
-    k(x, x) of each batch; inducing (M, M) in k(Z, Z). dual : (M, R) K_zz^-1 u, of which the mean
-    functions are k(., Z) dual."""
+    """Of the bound, in the kernel matrices: cross (B T, M) in k(x, Z) and within (B, T, T) in k(x, x) of each
+    batch; inducing (M, M) in k(Z, Z). dual : (M, R) K_zz^-1 u, of which the mean functions are k(., Z) dual."""
 
     cross: list[Tensor]
     within: list[Tensor]
@@ -63,74 +38,26 @@ class KernelGradient:
     dual: Tensor
 
 
-def learn(problem: Problem, at: Slopes | None = None) -> Tensor:
-    """One step for all scales: of the kernel's parts, their features and the functions' amplitudes.
-    Returns by how much the variance of each function has grown, (R,).
-
-    ``at`` : at the posterior as it is, which is to be about the best under the kernel as it is; in weight
-    space it is not needed. Cost O(R N M^2 + M^3), and O(N M A) for A active features a token; in weight
-    space O(R M).
-    """
+def learn_scales(block: Any, seen: Sequence[Seen], prior_factor: Tensor) -> Tensor:
+    """One step for the scales of the kernel's parts, of their features and of the functions. Returns by how much
+    the variance of each function has grown, (R,). Cost O(R N M^2 + M^3), and O(N M A) for A active features per
+    row."""
     with torch.no_grad():
-        if isinstance(problem.posterior, WeightPosterior):
-            grown = _learn_weights(problem.posterior)
-            problem.conditional.refresh()
-            problem.memory.clear()
-            return grown
-        assert at is not None, "inducing inputs are learned from slopes"
-        gradient = _gradient(problem, at)
-        axes = _axes(problem, at)
-        parts, labels = _parts(problem.posterior.kernel), problem.posterior.has_label_basis
+        gradient = _gradient(block, seen, prior_factor)
+        axes = _axes(block, seen)
+        parts = _parts(block.kernel)
         for part, start, stop in parts:
-            rows = [batch.x[..., start:stop] for batch in problem.batches]
-            inducing = problem.posterior.inducing[:, start:stop]
+            rows = [s.rows[..., start:stop] for s in seen]
+            inducing = block.inducing[:, start:stop]
             if isinstance(part, RelevanceKernel):
-                _learn_relevance(part, problem, rows, inducing, gradient)
-            elif isinstance(part, ScaleKernel) and (len(parts) > 1 or labels):
+                _learn_relevance(part, [s.mask for s in seen], rows, inducing, gradient)
+            elif isinstance(part, ScaleKernel) and (len(parts) > 1 or block.has_own_functions):
                 # Alone it would do what the functions' amplitudes do, where those move.
                 _learn_scale(part, rows, inducing, gradient)
-        if labels:
+        if block.has_own_functions:
             axes = torch.ones_like(axes)
-        problem.posterior.basis.mul_(axes.sqrt())
-        problem.conditional.refresh()
-        problem.memory.clear()
+        block.basis.mul_(axes.sqrt())
         return axes
-
-
-def _learn_weights(q: WeightPosterior) -> Tensor:
-    """The same where the posterior is of the weights: whitened, E of a weight is m^2 and gamma 1 - s^2.
-
-    Amplitudes of functions, then scales of groups, then relevances, each given the ones before: what one
-    has explained is not explained again. The mean weights stay what they are, and what the data says of
-    their precision. Cost O(R M).
-    """
-    before, axes = weight_variances(q.kernel), q.m.new_ones((q.n_functions, 1))
-    energy = q.m[0].square()  # (R, M)
-    determined = (1 - q.factor[0].square()).clamp(min=0)
-    if not q.has_label_basis:
-        axes = _ratio(energy.sum(1), determined.sum(1), AXIS_PRIOR_COUNT)[:, None]
-        q.basis.mul_(axes.sqrt().T)
-        energy = energy / axes
-    nu = degrees_of_freedom(q.n_functions)
-    for part, _, span in weight_parts(q.kernel):
-        spent, used = energy[:, span].sum(0), determined[:, span].sum(0)
-        constant = part.group.new_full((1,), len(part.sizes))
-        group = torch.cat([part.group, constant])
-        by_group = torch.zeros_like(part.log_scale)
-        growth = _ratio(
-            by_group.index_add(0, group, spent),
-            by_group.index_add(0, group, used),
-            WEIGHTS_PRIOR_COUNT,
-        )
-        part.log_scale.add_(growth.log())
-        old, left = part.log_relevance.exp(), (spent / growth[group])[:-1]
-        new = (nu + old * left) / (nu + used[:-1])
-        new = torch.minimum(torch.maximum(new, old / LARGEST_FACTOR), old * LARGEST_FACTOR)
-        part.log_relevance.copy_(new.log())
-    grown = axes * weight_variances(q.kernel) / before
-    q.m[0] /= grown.sqrt()
-    q.factor[0] = (1 + grown * (q.factor[0].square().reciprocal() - 1).clamp(min=0)).rsqrt()
-    return axes[:, 0]
 
 
 def _parts(kernel: Kernel) -> list[tuple[Kernel, int, int | None]]:
@@ -142,40 +69,31 @@ def _parts(kernel: Kernel) -> list[tuple[Kernel, int, int | None]]:
     return [(kernel, 0, None)]
 
 
-def _ratio(energy: Tensor, determined: Tensor, prior: float) -> Tensor:
-    ratio = (energy + prior) / (determined.clamp(min=0) + prior)
-    return ratio.clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
-
-
-def _axes(problem: Problem, at: Slopes) -> Tensor:
+def _axes(block: Any, seen: Sequence[Seen]) -> Tensor:
     """(R,) by how much the variance of each function should grow."""
-    q = problem.posterior
-    scale = q.log_amplitude.exp()
-    determined = q.n_inducing - traces(q.m[0], q.spread[0])
-    for i, bend in enumerate(at.bend):
-        residual = problem.conditional(i).residual
+    scale = block.log_amplitude.exp()
+    determined = block.n_values - traces(block.m, block.spread)
+    for s in seen:
+        residual = s.conditional.residual
         left = scale * residual @ residual.mT
-        determined = determined + (bend * left[:, None]).sum((0, 2, 3))
-    return _ratio(q.m[0].square().sum(-1), determined, AXIS_PRIOR_COUNT)
+        determined = determined + (s.bend * left[:, None]).sum((0, 2, 3))
+    return ratio(block.m.square().sum(-1), determined, AXIS_PRIOR_COUNT)
 
 
-def _gradient(problem: Problem, at: Slopes) -> KernelGradient:
+def _gradient(block: Any, seen: Sequence[Seen], L: Tensor) -> KernelGradient:
     """Through A = k(x, Z) L^-T, with m and S held: the bound depends on A by
 
     sum_r slope_r (A m_r) - 1/2 tr bend_r (K_nn - A A^T + A S_r A^T).
     """
-    q, L = problem.posterior, problem.conditional.prior_factor
-    m, scale = q.m[0], (0.5 * q.log_amplitude).exp()
+    m, scale = block.m, block.scale
     cross, within, through_factor = [], [], torch.zeros_like(L)
-    covariances = _covariances(q.spread[0])
-    for i, (slope, bend) in enumerate(zip(at.mean, at.bend, strict=True)):
-        A = problem.conditional(i).projection
-        bend = scale.square() * bend
-        grad = scale * slope @ m
+    covariances = _covariances(block.spread)
+    for s in seen:
+        A, bend = s.conditional.projection, scale.square() * s.bend
+        grad = scale * s.slope @ m
         for r, S in enumerate(covariances):
             grad = grad + bend[:, r] @ (A - _times_covariance(A, S))
-        flat, mask = grad.flatten(0, 1), problem.batches[i].mask.flatten()
-        flat = flat * mask[:, None]
+        flat = grad.flatten(0, 1) * s.mask.flatten()[:, None]
         H = torch.linalg.solve_triangular(L, flat, upper=False, left=False)
         through_factor -= H.T @ A.flatten(0, 1)
         cross.append(H)
@@ -212,13 +130,13 @@ def _learn_scale(
         slope += (cross * covariance(kernel, x.flatten(0, 1), inducing)).sum()
         slope += (within * covariance(kernel, x, x)).sum()
     energy = (gradient.dual * (k_zz @ gradient.dual)).sum()
-    factor = _ratio(energy, energy - 2 * slope, PRIOR_COUNT)
+    factor = ratio(energy, energy - 2 * slope, PRIOR_COUNT)
     kernel.outputscale = kernel.outputscale.detach() * factor
 
 
 def _learn_relevance(
     kernel: RelevanceKernel,
-    problem: Problem,
+    masks: list[Tensor],
     rows: list[Tensor],
     inducing: Tensor,
     gradient: KernelGradient,
@@ -236,15 +154,15 @@ def _learn_relevance(
     ):
         slope += _agreements(left, (place_z, value_z), matrix, D)
         bias_slope = bias_slope + matrix.sum()
-    for (place, v), batch, within in zip(places, problem.batches, gradient.within, strict=True):
-        B, T = batch.mask.shape
-        mask = batch.mask.flatten()
+    for (place, v), shape, within in zip(places, masks, gradient.within, strict=True):
+        B, T = shape.shape
+        mask = shape.flatten()
         seen.index_add_(
             0, place[mask].clamp(min=0).flatten(), (place[mask] >= 0).double().flatten()
         )
         bias_slope = bias_slope + within.sum()
         shaped = place.reshape(B, T, -1), v.reshape(B, T, -1)
-        for b, length in enumerate(batch.mask.sum(-1).tolist()):
+        for b, length in enumerate(shape.sum(-1).tolist()):
             there = shaped[0][b, :length], shaped[1][b, :length]
             _add_agreements_within(slope, *there, within[b, :length, :length])
     norm = dual.new_zeros((D, dual.shape[1]))
@@ -254,10 +172,10 @@ def _learn_relevance(
     by_group = torch.zeros_like(kernel.log_scale[:-1])
     spent = by_group.index_add(0, group, energy)
     used = by_group.index_add(0, group, determined)
-    kernel.log_scale[:-1].add_(_ratio(spent, used, PRIOR_COUNT).log())
+    kernel.log_scale[:-1].add_(ratio(spent, used, PRIOR_COUNT).log())
     bias = kernel.log_scale[-1].exp()
     bias_energy = bias * dual.sum(0).square().sum()
-    factor = _ratio(bias_energy, bias_energy - 2 * bias * bias_slope, PRIOR_COUNT)
+    factor = ratio(bias_energy, bias_energy - 2 * bias * bias_slope, PRIOR_COUNT)
     kernel.log_scale[-1].add_(factor.log())
     old = kernel.log_relevance.exp()
     new = (nu + old * energy) / (nu + determined)

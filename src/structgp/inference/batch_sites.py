@@ -1,11 +1,11 @@
 """Where the sites of minibatches are: in memory, or in files that only grow.
 
-A site is a precision and a linear term for each weight of one batch, numbers that are rounded to single
+A site is a precision and a linear term for each weight of one batch, one per block, numbers that are rounded to single
 precision where that can hold them. The posterior is made of what is rounded, so that nothing drifts.
 
-On disk, sites of one pass are appended to one file. What a checkpoint knows is how far the files had come;
-a run that goes on from it cuts them there. So nothing that a checkpoint speaks of is ever written over, and
-what a killed run wrote after its last checkpoint is not taken for anything.
+On disk, sites of one pass are appended to one file. What a checkpoint knows is how far the files had come; a run that
+goes on from it cuts them there. So nothing that a checkpoint speaks of is ever written over, and what a killed run wrote
+after its last checkpoint is not taken for anything.
 """
 
 from __future__ import annotations
@@ -27,23 +27,19 @@ LARGEST_SINGLE = 1e37
 
 @dataclass(frozen=True)
 class Site:
-    """What one batch says. precision, linear : (F, R), of the F weights that occur in it; pair_precision,
-    pair_linear : (V, V). scale : (R,) of the functions' variances when it was made. dual : (N, R), for each
-    of the batch's places the slope of its likelihood, and pair_dual (V, V): where the next visit starts."""
+    """What one batch says of one block. precision, linear : (F, R), of the F weights that occur in it. scale : (R,) of
+    the functions' variances when it was made. dual : (N, R), for each of the batch's rows the slope of its likelihood:
+    where the next visit starts."""
 
     precision: Tensor
     linear: Tensor
-    pair_precision: Tensor
-    pair_linear: Tensor
     scale: Tensor
     dual: Tensor
-    pair_dual: Tensor
 
     @staticmethod
-    def empty(n_weights: int, n_places: int, n_labels: int, scale: Tensor) -> Site:
-        weights, dual = (scale.new_zeros((n, len(scale))) for n in (n_weights, n_places))
-        pairs = scale.new_zeros((n_labels, n_labels))
-        return Site(weights, weights, pairs, pairs, scale, dual, pairs)
+    def empty(n_weights: int, n_rows: int, scale: Tensor) -> Site:
+        weights, dual = (scale.new_zeros((n, len(scale))) for n in (n_weights, n_rows))
+        return Site(weights, weights, scale, dual)
 
     def to(self, device: torch.device) -> Site:
         return Site(*(x.to(device) for x in vars(self).values()))
@@ -65,19 +61,19 @@ class Site:
 
 @dataclass
 class SitesInMemory:
-    """One site a batch, None before its first visit."""
+    """The sites of each batch, one per block; None before its first visit."""
 
-    sites: list[Site | None]
+    sites: list[list[Site] | None]
 
     @staticmethod
     def of(n_batches: int) -> SitesInMemory:
         return SitesInMemory([None] * n_batches)
 
-    def __getitem__(self, i: int) -> Site | None:
+    def __getitem__(self, i: int) -> list[Site] | None:
         return self.sites[i]
 
-    def __setitem__(self, i: int, site: Site) -> None:
-        self.sites[i] = site
+    def __setitem__(self, i: int, sites: list[Site]) -> None:
+        self.sites[i] = sites
 
     def next_pass(self) -> None:
         """Sites of the pass that has ended are the old ones now."""
@@ -88,20 +84,19 @@ class SitesInMemory:
 
 @dataclass
 class SitesOnDisk:
-    """The same in files. ``table`` : (n, 6), of each batch the file of its site, from which byte on, the
-    weights F, the places N, the bytes of a number, and a checksum; the file is -1 before the first visit.
-    ``length`` : bytes of the file ``current``, to which sites of this pass are appended."""
+    """The same in files. n_functions : R of each block. table : (n, 3 + 3 per block), of each batch the file of its
+    sites (-1 before the first visit), from which byte on, a checksum, and for each block the weights F, the rows N and
+    the bytes of a number. length : bytes of the file ``current``, to which sites of this pass are appended."""
 
     folder: str
-    n_functions: int
-    n_labels: int
+    n_functions: list[int]
     table: Tensor
     current: int = 0
     length: int = 0
     _oldest: int = field(default=0, init=False)
 
     @staticmethod
-    def new(folder: str | os.PathLike[str], n: int, n_functions: int, n_labels: int) -> SitesOnDisk:
+    def new(folder: str | os.PathLike[str], n: int, n_functions: list[int]) -> SitesOnDisk:
         """In a folder that is made; what another run has left there is removed."""
         path = Path(folder).absolute()
         try:
@@ -111,8 +106,8 @@ class SitesOnDisk:
             (path / "0.sites").touch()
         except OSError as error:
             raise _cannot(str(folder), error) from error
-        table = torch.full((n, 6), -1, dtype=torch.int64)
-        return SitesOnDisk(str(path), n_functions, n_labels, table)
+        table = torch.full((n, 3 + 3 * len(n_functions)), -1, dtype=torch.int64)
+        return SitesOnDisk(str(path), n_functions, table)
 
     def __post_init__(self) -> None:
         """Files are cut to what is known of them: the rest is of a run that was killed."""
@@ -130,13 +125,12 @@ class SitesOnDisk:
     def _file(self, number: int) -> Path:
         return Path(self.folder) / f"{number}.sites"
 
-    def __getitem__(self, i: int) -> Site | None:
-        number, offset, n_weights, n_places, width, checksum = self.table[i].tolist()
+    def __getitem__(self, i: int) -> list[Site] | None:
+        number, offset, checksum, *sizes = self.table[i].tolist()
         if number < 0:
             return None
-        R, V = self.n_functions, self.n_labels
-        split = (2 * n_weights + n_places) * R * width
-        size = split + (3 * V * V + R) * 8
+        shapes = list(zip(sizes[0::3], sizes[1::3], sizes[2::3], self.n_functions, strict=True))
+        size = sum(((2 * F + N) * width + 8) * R for F, N, width, R in shapes)
         path = self._file(number)
         try:
             with open(path, "rb") as file:
@@ -146,16 +140,18 @@ class SitesOnDisk:
             raise _cannot(str(path), error) from error
         if len(content) != size or zlib.crc32(content) != checksum:
             raise InputError(str(path), "altered since it was written", "fit anew")
-        tall = torch.from_numpy(np.frombuffer(content[:split], dtype=f"f{width}").copy())
-        precision, linear, dual = tall.view(-1, R).split([n_weights, n_weights, n_places])
-        rest = torch.from_numpy(np.frombuffer(content[split:], dtype="f8").copy())
-        pairs = rest[: 3 * V * V].view(3, V, V)
-        return Site(precision, linear, pairs[0], pairs[1], rest[3 * V * V :], dual, pairs[2])
+        found, start = [], 0
+        for F, N, width, R in shapes:
+            middle = start + (2 * F + N) * R * width
+            tall = torch.from_numpy(np.frombuffer(content[start:middle], dtype=f"f{width}").copy())
+            precision, linear, dual = tall.view(-1, R).split([F, F, N])
+            start = middle + 8 * R
+            scale = torch.from_numpy(np.frombuffer(content[middle:start], dtype="f8").copy())
+            found.append(Site(precision, linear, scale, dual))
+        return found
 
-    def __setitem__(self, i: int, site: Site) -> None:
-        tall = site.precision, site.linear, site.dual
-        pairs = site.pair_precision, site.pair_linear, site.pair_dual
-        parts = (*tall, *pairs, site.scale)
+    def __setitem__(self, i: int, sites: list[Site]) -> None:
+        parts = [part for s in sites for part in (s.precision, s.linear, s.dual, s.scale)]
         content = b"".join(part.contiguous().cpu().numpy().tobytes() for part in parts)
         path = self._file(self.current)
         try:
@@ -164,9 +160,8 @@ class SitesOnDisk:
                 file.write(content)
         except OSError as error:
             raise _cannot(str(path), error) from error
-        width = site.precision.element_size()
-        sizes = len(site.precision), len(site.dual)
-        row = self.current, self.length, *sizes, width, zlib.crc32(content)
+        sizes = [(len(s.precision), len(s.dual), s.precision.element_size()) for s in sites]
+        row = [self.current, self.length, zlib.crc32(content), *(n for some in sizes for n in some)]
         self.table[i] = torch.tensor(row)
         self.length += len(content)
 

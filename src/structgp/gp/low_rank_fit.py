@@ -14,13 +14,12 @@ where no new product is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from structgp.gp import LowRank
-from structgp.inference.problem import Problem
+from structgp.gp.lowrank import LowRank
 
 PASSES = 2
 """Products with the precision that one fit takes. Each starts where the last one ended."""
@@ -28,9 +27,6 @@ PASSES = 2
 DIAGONAL_STEPS = 10
 
 FIRST_PASSES = 4
-
-OPENING = 0.1
-"""How much directions are narrowed for gradients to see them: by half a percent."""
 
 
 def fit_low_rank(
@@ -78,28 +74,17 @@ def _leading(basis: Tensor, known: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
     return basis @ turned, (value - 1).clamp(min=0)
 
 
-def leading_directions(problem: Problem, rank: int) -> Tensor:
+def leading_directions(products: Sequence[tuple[Tensor, Tensor]], M: int, rank: int) -> Tensor:
     """(M, r) orthonormal, about those along which the inputs differ most: the leading ones of
-    sum_n A_n^T A_n, by subspace iteration from a start of its own. Cost O(N M r)."""
-    M = problem.posterior.n_inducing
+    sum_n A_n^T A_n, by subspace iteration from a start of its own. products : of each batch A (B, T, M) and how
+    often each example counts (B,). Cost O(N M r)."""
+    like = products[0][0]
     generator = torch.Generator().manual_seed(0)
-    m = problem.posterior.m
-    x = torch.randn(M, rank, generator=generator, dtype=m.dtype).to(m)
+    x = torch.randn(M, rank, generator=generator, dtype=like.dtype).to(like)
     for _ in range(FIRST_PASSES):
         x, moved = torch.linalg.qr(x)[0], torch.zeros_like(x)
-        for i in range(len(problem.batches)):
-            A = problem.conditional(i).projection
-            seen = problem.weight(i)[:, None, None] * (A @ x)
+        for A, weight in products:
+            seen = weight[:, None, None] * (A @ x)
             moved += A.flatten(0, 1).T @ seen.flatten(0, 1)
         x = moved
     return torch.linalg.qr(x)[0]
-
-
-def open_directions(problem: Problem) -> None:
-    """Where no direction of a low-rank posterior is narrowed, none has a gradient either: narrows some a
-    little, in place. Does nothing to other posteriors."""
-    q = problem.posterior
-    if q.form != "low-rank" or bool(q.directions.any()):
-        return
-    with torch.no_grad():
-        q.directions.copy_(OPENING * leading_directions(problem, q.rank).expand_as(q.directions))

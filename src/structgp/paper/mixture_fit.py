@@ -9,12 +9,10 @@ go back to it: it never ends below.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from structgp.gp import Posterior, root_times
+from structgp.gp import Posterior
 from structgp.inference.adam import Adam, AdamState
 from structgp.inference.problem import Optimizer, Problem, StepInfo
 
@@ -33,7 +31,7 @@ class MixtureState:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class MixtureFit:
     """Fits one component with ``first``, then K perturbed copies of it with Adam.
 
     Parameters
@@ -52,10 +50,11 @@ class Mixture:
         return f"{self.first.name}, then adam"
 
     def start(self, problem: Problem, generator: torch.Generator) -> MixtureState:
-        q = problem.posterior
-        alone = _alone(q)
+        q, mixture = problem.posterior, problem.posterior.node
+        alone = mixture.alone()
+        others = {name: q[name] for name in q.names[1:]}
         single = Problem(
-            alone,
+            Posterior({"node": alone} | others),
             problem.structure,
             problem.batches,
             problem.estimator,
@@ -64,12 +63,12 @@ class Mixture:
         while info is None or not info.finished:
             state, info = self.first.step(single, state)
             evaluations += info.evaluations
-        _copy_into(alone, q)
+        mixture.copy_from(alone)
         problem.conditional.refresh()
         seed = int(torch.randint(2**31, (), generator=generator))
         copies = q.snapshot()
         elbo = _judge(problem, seed)
-        separate(problem, generator, self.spread)
+        mixture.separate(generator, self.spread)
         adam = self.then.start(problem, generator)
         return MixtureState(adam, copies, elbo, seed, evaluations + _judging(problem))
 
@@ -84,16 +83,11 @@ class Mixture:
         return state, info
 
 
-def separate(problem: Problem, generator: torch.Generator, spread: float = 0.1) -> None:
-    """Moves the means of a mixture's components apart, at random, by ``spread`` posterior standard
-    deviations; does nothing to one component."""
-    q = problem.posterior
-    if q.n_components == 1:
-        return
-    with torch.no_grad():
-        noise = torch.randn(q.m.shape, generator=generator, dtype=q.m.dtype).to(q.m)
-        for k in range(q.n_components):
-            q.m[k] += spread * root_times(q.spread[k], noise[k])
+def separate(problem: Problem, generator: torch.Generator, by: float = 0.1) -> None:
+    """Moves the means of a mixture's components apart, at random, by so many posterior standard deviations; does
+    nothing to one component."""
+    if problem.posterior.n_components > 1:
+        problem.posterior.node.separate(generator, by)
 
 
 def _judge(problem: Problem, seed: int) -> float:
@@ -103,35 +97,3 @@ def _judge(problem: Problem, seed: int) -> float:
 def _judging(problem: Problem) -> int:
     """Likelihoods that a judgement takes."""
     return JUDGE_DRAWS * problem.posterior.n_components * problem.n_sequences
-
-
-def _alone(q: Posterior) -> Posterior:
-    """A posterior with one component under the same prior."""
-    alone = Posterior(
-        q.kernel,
-        q.inducing,
-        q.n_labels,
-        pairwise_sd=float(q.pairwise_sd.detach()),
-        covariance=q.form,
-        rank=q.rank,
-        pairwise_covariance="full" if q.pairs_are_full else "diagonal",
-        basis=q.basis,
-    )
-    alone.to(q.m.device)
-    with torch.no_grad():
-        alone.log_amplitude.copy_(q.log_amplitude)
-    return alone
-
-
-def _copy_into(alone: Posterior, q: Posterior) -> None:
-    """Every component of q as the one of ``alone``, all with equal weights."""
-    found: dict[str, Any] = alone.state_dict()
-    K = q.n_components
-    with torch.no_grad():
-        for name, value in q.state_dict().items():
-            if name in ("m", "factor", "directions"):
-                value.copy_(found[name].expand(K, *found[name].shape[1:]))
-            elif name == "weight_logits":
-                value.zero_()
-            else:
-                value.copy_(found[name])

@@ -1,0 +1,160 @@
+"""What posteriors of values at inducing inputs share: the kernel, the inputs Z, the forms of a covariance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor, nn
+
+from structgp.errors import InputError
+from structgp.gp.block import Block, CovarianceForm
+from structgp.gp.kernels import covariance as kernel_matrix
+from structgp.gp.linalg import cholesky
+from structgp.gp.low_rank_fit import leading_directions
+from structgp.gp.lowrank import LowRank
+from structgp.gp.sequences import Projection, condition
+from structgp.gp.spreads import Spread
+
+RANK = 64
+"""Directions that a low-rank covariance has unless told."""
+
+OPENING = 0.1
+"""How much directions are narrowed for gradients to see them: by half a percent."""
+
+
+class InducingBlock(Block):
+    """kernel : GPyTorch kernel over rows, shared by all functions. inducing : (M, W) rows Z; with Z = all
+    distinct training rows this is the full GP.
+
+    covariance : of the inducing values of each function. 'full' has a lower triangular ``factor``
+    (..., M, M); 'diagonal' has standard deviations (..., M) in the WHITENED coordinates, where the prior is
+    N(0, I) and what was not learned costs nothing; 'low-rank' has those and ``directions`` (..., M, rank) in
+    which the precision is higher (``gp.lowrank``). All start at the prior, where no direction of a low-rank
+    covariance has a gradient: optimisers that climb along gradients call ``open_directions`` first.
+    """
+
+    joint_curvature = True
+    inducing: Tensor
+    factor: nn.Parameter
+    directions: nn.Parameter
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        inducing: Tensor,
+        labels: Sequence[int],
+        *,
+        covariance: CovarianceForm,
+        rank: int,
+        basis: Tensor | None,
+        components: tuple[int, ...],
+    ) -> None:
+        """components : leading dimensions of all parameters, () or (K,)."""
+        super().__init__(labels, basis)
+        if covariance not in get_args(CovarianceForm):
+            known = ", ".join(get_args(CovarianceForm))
+            raise InputError("covariance", f"{covariance!r} is not known", f"use one of {known}")
+        if rank < 0:
+            raise InputError("rank", f"must be 0 or more, got {rank}", "use 0 or more")
+        self.kernel = kernel
+        self.register_buffer("inducing", inducing)
+        M, dtype, shape = len(inducing), torch.float64, (*components, self.n_functions)
+        self.m = nn.Parameter(torch.zeros(*shape, M, dtype=dtype))
+        prior = torch.eye(M, dtype=dtype) if covariance == "full" else torch.ones(M, dtype=dtype)
+        self.factor = nn.Parameter(prior.expand(*shape, *prior.shape).clone())
+        if covariance == "low-rank":
+            self.directions = nn.Parameter(torch.zeros(*shape, M, min(rank, M), dtype=dtype))
+
+    @property
+    def form(self) -> CovarianceForm:
+        if hasattr(self, "directions"):
+            return "low-rank"
+        return "diagonal" if self.factor.dim() == self.m.dim() else "full"
+
+    @property
+    def rank(self) -> int:
+        """Directions of a low-rank covariance; 0 for the other forms."""
+        return self.directions.shape[-1] if self.form == "low-rank" else 0
+
+    @property
+    def spread(self) -> Spread:
+        """The covariances of inducing values: (..., M, M) lower triangular, (..., M) standard deviations, or
+        low-rank."""
+        if self.form == "low-rank":
+            return LowRank(self.factor, self.directions)
+        return self.factor.tril() if self.form == "full" else self.factor
+
+    def options(self) -> dict[str, Any]:
+        """What the constructor has to be given for the tensors to fit."""
+        return {"covariance": self.form, "rank": self.rank}
+
+    def prior_factor(self) -> Tensor:
+        """(M, M) L_zz, the lower factor of k(Z, Z). Cost O(M^3)."""
+        return cholesky(kernel_matrix(self.kernel, self.inducing, self.inducing))
+
+    def conditional(self, rows: Tensor, mask: Tensor, factor: Tensor) -> Projection:
+        """p(h | u) at rows (B, T, W) under the kernel as it is, before the amplitude. ``factor`` is
+        ``prior_factor()``. Cost O(B T M (W + M) + B T^3), in float64."""
+        return condition(self.kernel, self.inducing, rows, mask, factor)
+
+    def conditional_size(self, mask: Tensor, width: int) -> int:
+        """About how many numbers ``conditional`` holds."""
+        return mask.numel() * (self.n_values + mask.shape[1])
+
+    def amplified(self, conditional: Projection) -> Projection:
+        return conditional.scaled(self.scale)
+
+    def spread_parameters(self) -> list[nn.Parameter]:
+        return [self.factor] + ([self.directions] if self.form == "low-rank" else [])
+
+    def kernel_parameters(self) -> list[nn.Parameter]:
+        self.kernel.requires_grad_(True)
+        return list(self.kernel.parameters())
+
+    def round_factor(self) -> None:
+        """Rounds the spread to single precision, in place: a file may then hold it in half the space and still
+        give the same answers to the last bit."""
+        with torch.no_grad():
+            lower = self.factor.tril() if self.form == "full" else self.factor
+            self.factor.copy_(lower.float())
+            if self.form == "low-rank":
+                self.directions.copy_(self.directions.float())
+
+    def project(
+        self, conditional: Projection, slope: Tensor, bend: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A gradient in mean (..., B, T, R) and covariance (..., B, R, T, T) of the functions, as one in ``m`` and
+        in S, without the amplitude, of which the diagonal where that is all there is: A^T g and A^T G A (supplement, 'Inducing
+        variables'). Cost O(K R B T M (M + T))."""
+        A = conditional.projection
+        B, T, M = A.shape
+        flat = A.reshape(B * T, M)
+        m = slope.flatten(-3, -2).mT @ flat
+        bent = (bend @ A[:, None]).transpose(-4, -3).flatten(-3, -2)  # (..., R, B T, M)
+        S = flat.T @ bent if self.form == "full" else (bent * flat).sum(-2)
+        return m.reshape(self.m.shape), S.reshape(self.factor.shape)
+
+    def open_directions(self, batches: Sequence[tuple[Projection, Tensor, Tensor]]) -> None:
+        if self.form == "low-rank" and not bool(self.directions.any()):
+            products = [(conditional.projection, weight) for conditional, _, weight in batches]
+            found = leading_directions(products, self.n_values, self.rank)
+            with torch.no_grad():
+                self.directions.copy_(OPENING * found.expand_as(self.directions))
+
+    def curvature_bound(self, batches: Sequence[tuple[Projection, Tensor, Tensor]]) -> float:
+        """Largest curvature of the bound in a whitened mean if each tuple bends by at most 1/4, as a softmax
+        does: 1 + 1/4 of the largest eigenvalue of sum_n A_n^T A_n, by power iteration. batches : conditional,
+        mask, weight (B,) of the examples."""
+        scale = float(self.log_amplitude.detach().exp() * self.basis.square().sum(0).max())
+        v, size = self.m.new_ones(self.n_values), 0.0
+        for _ in range(20):
+            v = v / v.norm().clamp(min=1e-300)
+            moved = torch.zeros_like(v)
+            for conditional, _, weight in batches:
+                A = conditional.projection
+                moved += A.flatten(0, 1).T @ (weight[:, None] * (A @ v)).flatten()
+            size, v = float(moved.norm()), moved
+        return 1 + 0.25 * scale * size

@@ -1,0 +1,153 @@
+"""A mixture of K Gaussians over the inducing values of all functions: q(v) = sum_k pi_k prod_j N(m_kj, S_kj).
+
+The paper's family. Its entropy has no closed form, so that the bound is bounded once more
+(``gp.divergences``), and no closed-form updates exist: Adam and the paper's own optimisers fit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor, nn
+
+from structgp.errors import InputError
+from structgp.gp.block import CovarianceForm, Entropy
+from structgp.gp.divergences import divergence
+from structgp.gp.families.inducing import Inducing, InducingDraws
+from structgp.gp.families.inducing_points import RANK, InducingBlock
+from structgp.gp.sequences import Projection, gaussian_of
+from structgp.gp.spreads import root_times, traces
+
+
+class Mixture(InducingBlock):
+    """n_components : K; see :class:`InducingBlock` for the rest. Parameters ``weight_logits`` (K,) and those of
+    :class:`Inducing` with a leading K. All components start at the prior with equal weights: they have to be
+    moved apart (``separate``), since equal components have equal gradients."""
+
+    name = "mixture"
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        inducing: Tensor,
+        labels: Sequence[int],
+        *,
+        n_components: int = 2,
+        covariance: CovarianceForm = "full",
+        rank: int = RANK,
+        basis: Tensor | None = None,
+    ) -> None:
+        if n_components < 1:
+            raise InputError("n_components", f"must be 1 or more, got {n_components}", "use 1")
+        super().__init__(
+            kernel,
+            inducing,
+            labels,
+            covariance=covariance,
+            rank=rank,
+            basis=basis,
+            components=(n_components,),
+        )
+        self.weight_logits = nn.Parameter(torch.zeros(n_components, dtype=torch.float64))
+
+    @property
+    def n_components(self) -> int:
+        return len(self.weight_logits)
+
+    @property
+    def mixing(self) -> Tensor:
+        return self.weight_logits.softmax(0)
+
+    @property
+    def takes_curvature(self) -> bool:
+        return False
+
+    @property
+    def takes_sites(self) -> bool:
+        return False
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"n_components": self.n_components}
+
+    def gaussian(self, conditional: Projection) -> tuple[Tensor, Tensor]:
+        """Means (K, B, T, R) and covariances (K, B, R, T, T) of the functions in each component."""
+        here = self.amplified(conditional)
+        parts = [gaussian_of(here, m, self.spread[k]) for k, m in enumerate(self.m)]
+        means, covariances = zip(*parts, strict=True)
+        return torch.stack(means), torch.stack(covariances)
+
+    def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
+        """A bound above KL(q(u) || p(u)): cross-entropy minus a bound below the entropy."""
+        return divergence(self.weight_logits.log_softmax(0), self.m, self.spread, entropy)
+
+    def effective_parameters(self) -> Tensor:
+        """() as of one Gaussian, averaged over components."""
+        return self.mixing @ (self.n_values - traces(self.m, self.spread)).sum(-1)
+
+    def spread_parameters(self) -> list[nn.Parameter]:
+        extra = [self.weight_logits] if self.n_components > 1 else []
+        return super().spread_parameters() + extra
+
+    # -- draws ---------------------------------------------------------------------------------------------
+
+    def draws(self, n: int, seed: int) -> InducingDraws:
+        """n draws, rounded up to mirrored ones, a draw and its mirror image always from one component."""
+        half, rng = (n + 1) // 2, np.random.default_rng([seed, 0])
+        shape = half, self.n_functions, self.n_values
+        eps = torch.from_numpy(rng.standard_normal(shape)).to(self.m)
+        component = _components(self.mixing, half, rng)
+        centre, spread = self.m[component], torch.empty_like(eps)
+        for k in range(self.n_components):
+            here = component == k
+            spread[here] = root_times(self.spread[k], eps[here])
+        both = torch.cat([centre + spread, centre - spread])
+        return InducingDraws(both, self.prior_factor(), seed)
+
+    def mean_draw(self) -> InducingDraws:
+        """sum_k pi_k m_k."""
+        mean = torch.einsum("k,krm->rm", self.mixing, self.m)
+        return InducingDraws(mean[None], self.prior_factor(), None)
+
+    # -- from and to one Gaussian ------------------------------------------------------------------------------
+
+    def alone(self) -> Inducing:
+        """A posterior with one component under the same prior."""
+        form, rank = self.form, self.rank
+        made = Inducing(
+            self.kernel, self.inducing, self.labels, covariance=form, rank=rank, basis=self.basis
+        ).to(self.m.device)
+        with torch.no_grad():
+            made.log_amplitude.copy_(self.log_amplitude)
+        return made
+
+    def copy_from(self, one: Inducing) -> None:
+        """Every component as ``one``, all with equal weights: exactly its bound, with the Bhattacharyya
+        entropy."""
+        found: dict[str, Any] = one.state_dict()
+        with torch.no_grad():
+            for name, value in self.state_dict().items():
+                if name == "weight_logits":
+                    value.zero_()
+                else:
+                    value.copy_(found[name].expand_as(value))
+
+    def separate(self, generator: torch.Generator, by: float) -> None:
+        """Moves the components' means apart, at random, by ``by`` posterior standard deviations."""
+        if self.n_components == 1:
+            return
+        with torch.no_grad():
+            noise = torch.randn(self.m.shape, generator=generator, dtype=self.m.dtype).to(self.m)
+            for k in range(self.n_components):
+                self.m[k] += by * root_times(self.spread[k], noise[k])
+
+
+def _components(weights: Tensor, n: int, rng: np.random.Generator) -> Tensor:
+    """(n,) a component for each draw, by systematic resampling: component k comes n pi_k times, rounded up or
+    down so that this is its expectation."""
+    edges = weights.detach().cumsum(0).cpu().numpy()[:-1]
+    places = (np.arange(n) + rng.random()) / n
+    return torch.from_numpy(np.searchsorted(edges, places, side="right")).to(weights.device)

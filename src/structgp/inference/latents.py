@@ -1,0 +1,203 @@
+"""The Gaussian of the functions on a batch, block by block, and the way from standard normal numbers to scores.
+
+Estimators see a log-likelihood as a function of standard normal numbers eps, one array per block. What they
+find, slope and bend in eps, is turned into gradients in the mean b and the covariance Sigma = L L^T of each
+block's functions:
+
+    grad_b = L^-T slope,       grad_Sigma = 1/2 L^-T bend L^-1,
+
+and from there flows to whatever lies behind them. A block's functions are per example (one Gaussian over the
+tuples of each), or shared by all examples (one Gaussian over the scores of a table). Examples of a mixture's K
+components come component after component, as one batch of K B examples. Letters as in ``gp.block``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structgp.gp import Posterior
+from structgp.gp.linalg import cholesky
+from structgp.inference.estimators import Group, Moments
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Gradients of the expected log-likelihood, one entry per block. mean : (K, B, T, R), or (P,) if shared.
+    covariance : (K, B, R, T, T), symmetric, or (P,) of the variances or (P, P) if shared. What is shared is summed
+    over examples, and over components with their weights."""
+
+    mean: tuple[Tensor, ...]
+    covariance: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class ExampleLatent:
+    """q of one block's functions on B examples. mean : (K, B, T, R) and covariance : (K, B, R, T, T),
+    differentiable in all that is behind them. factor : of the covariance, detached. mask : (B, T)."""
+
+    block: Any
+    mean: Tensor
+    covariance: Tensor
+    factor: Tensor
+    mask: Tensor
+
+    @staticmethod
+    def of(block: Any, conditional: Any, mask: Tensor) -> ExampleLatent:
+        """Cost O(K B R T (M^2 + T^2))."""
+        mean, covariance = block.gaussian(conditional)
+        detached = covariance.detach()
+        # Padding gets the mean of the diagonal, which leaves the jitter of `cholesky` as it is.
+        scale = detached.diagonal(dim1=-1, dim2=-2).sum(-1) / mask.sum(-1).clamp(min=1)[:, None]
+        scale = torch.where(mask.any(-1)[:, None], scale, 1)
+        fill = torch.diag_embed(scale[..., None] * ~mask[:, None])
+        return ExampleLatent(block, mean, covariance, cholesky(detached + fill), mask)
+
+    @property
+    def group(self) -> Group:
+        return Group(self.mask.repeat(len(self.mean), 1), self.block.n_functions)
+
+    def place(self, noise: Tensor) -> Tensor:
+        """(S, K B, T, *labels) scores from standard normal numbers (S, K B, T, R). Cost O(S K B T R (T + P))."""
+        mean = self.mean.detach().flatten(0, 1).to(noise)
+        factor = self.factor.flatten(0, 1).to(noise)  # (K B, R, T, T)
+        spread = factor @ noise.permute(1, 3, 2, 0)  # (K B, R, T, S)
+        return self.block.scores(mean + spread.permute(3, 0, 2, 1))
+
+    def sensitivity(self, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
+        shape, factor = self.covariance.shape, self.factor
+        slope = slope.to(factor).mT.reshape(*shape[:-1], 1)
+        mean = _solve_transposed(factor, slope)[..., 0].mT
+        return mean, 0.5 * _divide(factor, bend.to(factor).reshape(shape))
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Slope and bend that the gradients are of."""
+        slope = (self.factor.mT @ mean.mT[..., None])[..., 0].mT
+        bend = 2 * self.factor.mT @ covariance @ self.factor
+        return slope.flatten(0, 1), bend.flatten(0, 1)
+
+    def first_order(self, mean: Tensor, covariance: Tensor, mixing: Tensor) -> Tensor:
+        """() what the expectation gains as the posterior moves, to first order."""
+        away = (mean * (self.mean - self.mean.detach())).sum((-1, -2))
+        spread = (covariance * (self.covariance - self.covariance.detach())).sum((-1, -2, -3))
+        return (mixing @ (away + spread)).sum()
+
+
+@dataclass(frozen=True)
+class SharedLatent:
+    """q of a table's scores. mean : (P,), covariance : (P,) variances or (P, P), differentiable; factor : (P,)
+    standard deviations or (P, P) lower triangular, detached."""
+
+    block: Any
+    mean: Tensor
+    covariance: Tensor
+    factor: Tensor
+
+    @staticmethod
+    def of(block: Any, conditional: Any, mask: Tensor) -> SharedLatent:
+        factor = (block.scale * block.spread).detach()
+        return SharedLatent(block, *block.gaussian(conditional), factor)
+
+    @property
+    def is_full(self) -> bool:
+        return self.factor.dim() == 2
+
+    @property
+    def group(self) -> Group:
+        return Group(None, self.block.n_functions, self.is_full)
+
+    def place(self, noise: Tensor) -> Tensor:
+        """(S, *labels) scores from standard normal numbers (S, P)."""
+        factor = self.factor.to(noise)
+        spread = noise @ factor.mT if self.is_full else factor * noise
+        return self.block.scores(self.mean.detach().to(noise) + spread)
+
+    def sensitivity(self, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
+        slope, bend, factor = slope.to(self.factor), bend.to(self.factor), self.factor
+        if self.block.is_silent:
+            return torch.zeros_like(slope), torch.zeros_like(bend)
+        if not self.is_full:
+            return slope / factor, 0.5 * bend / factor.square()
+        return _solve_transposed(factor, slope[:, None])[:, 0], 0.5 * _divide(factor, bend)
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        factor = self.factor
+        if self.is_full:
+            return factor.T @ mean, 2 * factor.T @ covariance @ factor
+        return factor * mean, 2 * factor.square() * covariance
+
+    def first_order(self, mean: Tensor, covariance: Tensor, mixing: Tensor) -> Tensor:
+        away = (mean * (self.mean - self.mean.detach())).sum()
+        return away + (covariance * (self.covariance - self.covariance.detach())).sum()
+
+
+@dataclass(frozen=True)
+class Latents:
+    """q of the functions of all blocks on one batch."""
+
+    parts: tuple[ExampleLatent | SharedLatent, ...]
+
+    @staticmethod
+    def of(posterior: Posterior, conditionals: Sequence[Any], masks: Sequence[Tensor]) -> Latents:
+        found: list[ExampleLatent | SharedLatent] = []
+        for block, conditional, mask in zip(posterior.blocks, conditionals, masks, strict=True):
+            kind = SharedLatent if block.shared else ExampleLatent
+            found.append(kind.of(block, conditional, mask))
+        return Latents(tuple(found))
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return tuple(part.group for part in self.parts)
+
+    @property
+    def means(self) -> tuple[Tensor, ...]:
+        """Detached."""
+        return tuple(part.mean.detach() for part in self.parts)
+
+    def place(self, noise: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The scores of every template."""
+        return tuple(part.place(eps) for part, eps in zip(self.parts, noise, strict=True))
+
+    def sensitivity(self, moments: Moments) -> Sensitivity:
+        """Gradients in mean and covariance."""
+        found = [
+            part.sensitivity(slope, bend)
+            for part, slope, bend in zip(self.parts, moments.slopes, moments.bends, strict=True)
+        ]
+        means, covariances = zip(*found, strict=True)
+        return Sensitivity(means, covariances)
+
+    def moments(self, at: Sensitivity) -> Moments:
+        """The slope and bend that ``at`` is of; value 0."""
+        found = [
+            part.moments(mean, covariance)
+            for part, mean, covariance in zip(self.parts, at.mean, at.covariance, strict=True)
+        ]
+        slopes, bends = zip(*found, strict=True)
+        return Moments(slopes[0].new_zeros(len(slopes[0])), slopes, bends)
+
+    def expand(self, moments: Moments, mixing: Tensor) -> Tensor:
+        """The expected log-likelihood summed over components with weights ``mixing`` (K,) and over examples: its
+        value, and as function of the posterior right to first order, which is all that a gradient sees. The
+        derivative in a weight is the expectation under its component."""
+        at = self.sensitivity(moments)
+        value = moments.value.to(self.parts[0].mean).reshape(self.parts[0].mean.shape[:2])
+        total = (mixing @ value).sum()
+        for part, mean, covariance in zip(self.parts, at.mean, at.covariance, strict=True):
+            total = total + part.first_order(mean, covariance, mixing)
+        return total
+
+
+def _solve_transposed(factor: Tensor, right: Tensor) -> Tensor:
+    """L^-T right."""
+    return torch.linalg.solve_triangular(factor.mT, right, upper=True)
+
+
+def _divide(factor: Tensor, matrix: Tensor) -> Tensor:
+    """L^-T matrix L^-1."""
+    half = _solve_transposed(factor, matrix)
+    return torch.linalg.solve_triangular(factor, half, upper=False, left=False)
