@@ -36,8 +36,13 @@ class Draws:
 
 def sample(posterior: Posterior, n: int, seed: int) -> Draws:
     """n draws, rounded up to an even number."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks, found = posterior.blocks, {}
     with torch.no_grad():
-        return Draws(tuple(block.draws(n, seed) for block in posterior.blocks))
+        # What all examples share is drawn first: a larger vocabulary then leaves it as it is.
+        for k in sorted(range(len(blocks)), key=lambda k: not blocks[k].shared):
+            found[k] = blocks[k].draws(n, seed, generator)
+    return Draws(tuple(found[k] for k in range(len(blocks))))
 
 
 def mean(posterior: Posterior) -> Draws:

@@ -92,11 +92,11 @@ class Inducing(InducingBlock):
         covariance = gaussian_of(conditional, self.m, self.spread)[1]
         return torch.einsum("bvtu,sbuv->sbtv", cholesky(covariance), noise[i])
 
-    def draws(self, n: int, seed: int) -> InducingDraws:
+    def draws(self, n: int, seed: int, generator: torch.Generator) -> InducingDraws:
         """n draws of inducing values, rounded up to mirrored ones. Cost O(n R M^2), O(n R M r) if low-rank."""
-        rng = np.random.default_rng([seed, 0])
         shape = (n + 1) // 2, self.n_functions, self.n_values
-        spread = self.root_times(torch.from_numpy(rng.standard_normal(shape)).to(self.m))
+        noise = torch.randn(shape, generator=generator, dtype=self.m.dtype).to(self.m)
+        spread = self.root_times(noise)
         both = torch.cat([self.m + spread, self.m - spread])
         return InducingDraws(both, self.prior_factor(), seed)
 

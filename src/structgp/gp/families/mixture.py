@@ -94,12 +94,12 @@ class Mixture(InducingBlock):
 
     # -- draws ---------------------------------------------------------------------------------------------
 
-    def draws(self, n: int, seed: int) -> InducingDraws:
+    def draws(self, n: int, seed: int, generator: torch.Generator) -> InducingDraws:
         """n draws, rounded up to mirrored ones, a draw and its mirror image always from one component."""
-        half, rng = (n + 1) // 2, np.random.default_rng([seed, 0])
+        half = (n + 1) // 2
         shape = half, self.n_functions, self.n_values
-        eps = torch.from_numpy(rng.standard_normal(shape)).to(self.m)
-        component = _components(self.mixing, half, rng)
+        eps = torch.randn(shape, generator=generator, dtype=self.m.dtype).to(self.m)
+        component = _components(self.mixing, half, np.random.default_rng([seed, 0]))
         centre, spread = self.m[component], torch.empty_like(eps)
         for k in range(self.n_components):
             here = component == k

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -163,9 +162,11 @@ class Table(Block):
         """(S, P) what each draw adds to the mean, without the amplitude."""
         return self.root_times(noise)
 
-    def draws(self, n: int, seed: int) -> TableDraws:
-        noise = np.random.default_rng([seed, 2]).standard_normal(((n + 1) // 2, self.n_scores))
-        spread = self.root_times(torch.from_numpy(noise).to(self.m))
+    def draws(self, n: int, seed: int, generator: torch.Generator) -> TableDraws:
+        """n draws, rounded up to mirrored ones."""
+        shape = (n + 1) // 2, self.n_scores
+        noise = torch.randn(shape, generator=generator, dtype=self.m.dtype).to(self.m)
+        spread = self.root_times(noise)
         return TableDraws(self.scale * torch.cat([self.m + spread, self.m - spread]))
 
     def mean_draw(self) -> TableDraws:

@@ -129,8 +129,7 @@ class Weights(Block):
         index, here = conditional.compact
         return here.times(self.m[:, index]) + here.spread(self.factor[:, index].abs(), noise, numbers)
 
-    def draws(self, n: int, seed: int) -> WeightDraws:
-        generator = torch.Generator().manual_seed(seed)
+    def draws(self, n: int, seed: int, generator: torch.Generator) -> WeightDraws:
         table = noise_table(self.n_functions, (n + 1) // 2, generator).to(self.m)
         return WeightDraws(self.prior_factor(), table)
 
