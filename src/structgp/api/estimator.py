@@ -304,7 +304,9 @@ class StructuredGPClassifier(Answers, BaseEstimator):
                 posterior,
                 gradient=self.gradient,
                 n_gradient_draws=self.n_gradient_draws,
-                learn_scales=setting(self, "learn_scales", "all" if start.on_bound else "transitions"),
+                learn_scales=setting(
+                    self, "learn_scales", "all" if start.on_bound else "transitions"
+                ),
                 n_tokens=n_tokens,
             )
 

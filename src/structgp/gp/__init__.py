@@ -2,9 +2,9 @@
 
 from structgp.gp.basis import contrasts
 from structgp.gp.block import Block, CovarianceForm, Entropy
+from structgp.gp.choose_inducing import InducingChoice, choose_inducing
 from structgp.gp.families import FAMILIES, Inducing, Mixture, Table, Weights
 from structgp.gp.families.inducing_points import RANK
-from structgp.gp.choose_inducing import InducingChoice, choose_inducing
 from structgp.gp.posterior import Posterior
 from structgp.gp.relaxation import Relaxation, has_shape, learn_shape
 from structgp.gp.scale_steps import Seen

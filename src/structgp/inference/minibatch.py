@@ -304,7 +304,9 @@ class _Visit:
         scores, along = self.scores(functions), self.blocks[0].directions_of_scores
         extra = () if along is None else (along.to(scores[0]),)
         with problem.locating(i):
-            bends = problem.structure.local_curvature(*scores, self.batch.y, self.batch.mask, *extra)
+            bends = problem.structure.local_curvature(
+                *scores, self.batch.y, self.batch.mask, *extra
+            )
         state.values[i] = float(problem.log_prob(i, scores).mean(0).sum())
         kept = [
             self._new_site(k, bend, duals[k]) for k, bend in enumerate((bends.node, bends.next))
@@ -346,7 +348,9 @@ def _value(problem: Problem, state: MinibatchState) -> Tensor:
 def _divergence(problem: Problem, state: MinibatchState) -> float:
     """From the prior, less what was known at the start: all of it anew, so that the rounding of one pass does not go on
     into the next. Cost O(M R)."""
-    return float(problem.posterior.divergence(problem.entropy)) - _known_value(problem.posterior, state)
+    return float(problem.posterior.divergence(problem.entropy)) - _known_value(
+        problem.posterior, state
+    )
 
 
 def _known_value(q: Posterior, state: MinibatchState) -> float:

@@ -56,7 +56,9 @@ class Conditionals:
             return False
         numbers = 0
         for batch in self.batches:
-            for block, rows, mask in zip(self.posterior.blocks, batch.rows, batch.masks, strict=True):
+            for block, rows, mask in zip(
+                self.posterior.blocks, batch.rows, batch.masks, strict=True
+            ):
                 numbers += block.conditional_size(mask, 0 if rows is None else rows.shape[-1])
         return numbers * 8 <= CACHE_BYTES
 
@@ -266,7 +268,9 @@ class Problem:
                 for i in range(len(self.batches)):
                     target = self.target(i, self.latents(i))
                     noise = [
-                        torch.randn(g.shape(half), generator=generator, dtype=q.like.dtype).to(q.like)
+                        torch.randn(g.shape(half), generator=generator, dtype=q.like.dtype).to(
+                            q.like
+                        )
                         for g in target.groups
                     ]
                     mirrored = tuple(torch.cat([eps, -eps]) for eps in noise)

@@ -131,8 +131,10 @@ def _check(q: Posterior, structure: Structure) -> None:
         )
     for block in q.blocks:
         if not block.takes_curvature:
-            what = f"a mixture of {q.n_components} components" if q.n_components > 1 else (
-                "a full covariance of the transition scores"
+            what = (
+                f"a mixture of {q.n_components} components"
+                if q.n_components > 1
+                else ("a full covariance of the transition scores")
             )
             raise InputError("inference", f"'second-order' cannot fit {what}", "use 'adam'")
 

@@ -9,6 +9,7 @@ go back to it: it never ends below.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+
 import torch
 from torch import Tensor
 

@@ -158,7 +158,9 @@ class Stochastic:
             plateau,
             time.monotonic(),
             mean_steps=safe if fast == "auto" else [float(fast)] * len(safe),
-            covariance_steps=[0.1 * s for s in safe] if slow == "auto" else [float(slow)] * len(safe),
+            covariance_steps=[0.1 * s for s in safe]
+            if slow == "auto"
+            else [float(slow)] * len(safe),
             best=q.snapshot(),
         )
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from structgp.gp import RANK, CovarianceForm
-from structgp.inference import Adam, Natural, SecondOrder
 from structgp.gp.low_rank_fit import PASSES
+from structgp.inference import Adam, Natural, SecondOrder
 from structgp.paper import Blocks, MixtureFit
 from structgp.plan.choose_optimizer import PRESETS, takes_second_order
 from structgp.structures import Structure

@@ -93,7 +93,10 @@ class Moments:
         return Moments(value, tuple(rest[:n]), tuple(rest[n:]))
 
     def map_groups(
-        self, groups: Sequence[Group], example: Callable[[Tensor], Tensor], shared: Callable[[Tensor], Tensor]
+        self,
+        groups: Sequence[Group],
+        example: Callable[[Tensor], Tensor],
+        shared: Callable[[Tensor], Tensor],
     ) -> Moments:
         """``example`` of what is per example, ``shared`` of what is summed over examples."""
         kinds = [shared if g.mask is None else example for g in groups]
