@@ -209,9 +209,9 @@ class Minibatch:
         with problem.locating(i):
             curvature = problem.structure.local_curvature(f, g, batch.y, batch.mask, *extra)
             state.values[i] = float(problem.log_prob(i, f, g).mean(0).sum())
-        bend = (counts.to(f)[:, None, None] * curvature.unary).flatten(0, 1).contiguous()
+        bend = (counts.to(f)[:, None, None] * curvature.node).flatten(0, 1).contiguous()
         precision = prior.rows.squares_times(bend)
-        pair_precision = (counts.to(f)[:, None, None] * curvature.pairwise).sum(0).clamp(min=0)
+        pair_precision = (counts.to(f)[:, None, None] * curvature.next).sum(0).clamp(min=0)
         say = prior.rows.transposed_times(found.a)
         state.sites[i] = kept = Site(
             precision,

@@ -300,7 +300,7 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
         f = scale * (projection @ q.m[0].T + offset) @ q.basis.T
         curvature = problem.structure.curvature(f, g, batch.y, batch.mask, *extra)
         weight = problem.weight(i)
-        bends.append(weight[:, None, None, None] * curvature.unary)
+        bends.append(weight[:, None, None, None] * curvature.node)
         flat = projection.flatten(0, 1)
         for j in range(R):
             bent = ((scale.square() * bends[-1][:, j]) @ projection).flatten(0, 1)
@@ -308,7 +308,7 @@ def _fit_covariances(problem: Problem, offsets: list[Tensor], pair_offset: Tenso
                 precision[j].addmm_(flat.T, bent)
             else:
                 precision[j] += (bent * flat).sum(0)
-        pair_precision += (weight[:, None, None] * curvature.pairwise).sum(0)
+        pair_precision += (weight[:, None, None] * curvature.next).sum(0)
     if q.form == "low-rank":
         _fit_low_rank(problem, bends, precision)
     else:
@@ -360,8 +360,8 @@ def _fit_weight_variances(
         with problem.locating(i):
             curvature = problem.structure.local_curvature(f, g, batch.y, batch.mask, *extra)
         weight = problem.weight(i)[:, None, None]
-        precision += conditional.squares_times(scale.square() * weight * curvature.unary)
-        pair_precision += (weight * curvature.pairwise).sum(0)
+        precision += conditional.squares_times(scale.square() * weight * curvature.node)
+        pair_precision += (weight * curvature.next).sum(0)
     precision, pair_precision = problem.together.sum(precision, pair_precision)
     q.factor[0] = (1 + precision).rsqrt()
     if q.has_pairs:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 
-# A unit of work: up to so many chains of one draw. Pairwise gradients are summed unit by unit.
+# A unit of work: up to so many chains of one draw. Gradients of a shared table are summed unit by unit.
 CHAINS_AT_ONCE = 16
 # Products of a number by a number below which a second thread does not pay.
 WORTH_A_THREAD = 1_000_000
@@ -40,11 +40,14 @@ class Compiled:
     """What ``Scaled`` is, for float32 and float64 on the CPU.
 
     ``spread`` : largest log-ratio within a message that the potentials allow; inf or nan where some of
-    them are. log Z is -inf where a sequence has no labelling."""
+    them are. log Z is -inf where a sequence has no labelling. With tables by position their exponentials,
+    O(T V^2) per sequence, are most of the work."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
-        self._shape, lengths = f.shape, mask.sum(-1).numpy()
-        self._given = f.detach().contiguous().numpy(), g.detach().contiguous().numpy(), lengths
+        self._shape, lengths, self._shared = f.shape, mask.sum(-1).numpy(), g.dim() == 3
+        tables = g.detach()[:, None, None] if self._shared else g.detach()
+        scores = f.detach().contiguous().numpy(), tables.contiguous().numpy()
+        self._given = *scores, int(not self._shared), lengths
         log_z, spread = self._empty(*f.shape[:2]), self._empty(*f.shape[:2])
         self._share(_forward, log_z, spread)
         self._log_z, self.spread = torch.from_numpy(log_z), float(spread.max())
@@ -86,15 +89,19 @@ class Compiled:
         return self._log_z.clone()
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of log Z times weight (S, B): node marginals (S, B, T, V) and pair marginals (S, V, V), these
-        summed over sequences."""
+        """Of log Z times weight (S, B): in f (S, B, T, V), and in g: (S, V, V), summed over sequences and
+        positions, for a shared table, else (S, B, T-1, V, V)."""
         S, B, T, V = self._shape
-        nodes, pairs = self._empty(S, B, T, V), self._empty(S, -(-B // CHAINS_AT_ONCE), V, V)
-        self._share(_backward, weight.detach().contiguous().numpy(), nodes, pairs)
-        return torch.from_numpy(nodes), torch.from_numpy(pairs).sum(1)
+        each = (-(-B // CHAINS_AT_ONCE), 1) if self._shared else (B, T - 1)
+        nodes, tables = self._empty(S, B, T, V), self._empty(S, *each, V, V)
+        self._share(_backward, weight.detach().contiguous().numpy(), nodes, tables)
+        found = torch.from_numpy(tables)
+        return torch.from_numpy(nodes), found.sum((1, 2)) if self._shared else found
 
     def node_marginals(self) -> Tensor:
-        return self.gradients(torch.ones_like(self._log_z))[0]
+        if self._shared:
+            return self.gradients(torch.ones_like(self._log_z))[0]
+        return self.next_variances()[0]
 
     def walk(self) -> tuple[Tensor, Tensor]:
         """The posterior as a Markov chain: node marginals (S, B, T, V), and transition matrices
@@ -104,13 +111,17 @@ class Compiled:
         self._share(_walk, nodes, steps)
         return torch.from_numpy(nodes), torch.from_numpy(steps)
 
-    def pair_variances(self) -> tuple[Tensor, Tensor]:
-        """Node marginals (S, B, T, V), and for each pair of labels p (1 - p) summed over neighbouring
-        positions, (S, B, V, V)."""
+    def next_variances(self) -> tuple[Tensor, Tensor]:
+        """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V), summed
+        over positions, for a shared table, else (S, B, T-1, V, V)."""
         S, B, T, V = self._shape
-        nodes, pairs = self._empty(S, B, T, V), self._empty(S, B, V, V)
-        self._share(_pair_variances, nodes, pairs)
-        return torch.from_numpy(nodes), torch.from_numpy(pairs)
+        nodes, tables = (
+            self._empty(S, B, T, V),
+            self._empty(S, B, 1 if self._shared else T - 1, V, V),
+        )
+        self._share(_next_variances, nodes, tables)
+        found = torch.from_numpy(tables)
+        return torch.from_numpy(nodes), found[:, :, 0] if self._shared else found
 
 
 @_reordered
@@ -135,16 +146,16 @@ def _multiply(matrix: Any, vector: Any, out: Any) -> None:
 
 
 @_compiled
-def _add_pairs(alpha: Any, passed: Any, n: int, weight: Any, pair: Any) -> None:
-    """pair (V, V) += weight * sum_t alpha[t - 1] passed[t]^T, four positions at a time: one way to the
-    memory of ``pair`` for four sums."""
-    V, t = len(pair), 1
+def _add_transitions(alpha: Any, passed: Any, n: int, weight: Any, table: Any) -> None:
+    """table (V, V) += weight * sum_t alpha[t - 1] passed[t]^T, four positions at a time: one way to the
+    memory of ``table`` for four sums."""
+    V, t = len(table), 1
     while t + 4 <= n:
         for i in range(V):
             a, b = weight * alpha[t - 1, i], weight * alpha[t, i]
             c, d = weight * alpha[t + 1, i], weight * alpha[t + 2, i]
             for j in range(V):
-                pair[i, j] += (
+                table[i, j] += (
                     a * passed[t, j]
                     + b * passed[t + 1, j]
                     + c * passed[t + 2, j]
@@ -155,8 +166,20 @@ def _add_pairs(alpha: Any, passed: Any, n: int, weight: Any, pair: Any) -> None:
         for i in range(V):
             a = weight * alpha[t - 1, i]
             for j in range(V):
-                pair[i, j] += a * passed[t, j]
+                table[i, j] += a * passed[t, j]
         t += 1
+
+
+@_compiled
+def _set_transitions(alpha: Any, edge: Any, passed: Any, n: int, weight: Any, out: Any) -> None:
+    """out (T-1, V, V) <- weight * alpha[t] edge[t] passed[t + 1], position by position."""
+    V = edge.shape[1]
+    for t in range(n - 1):
+        for i in range(V):
+            a = weight * alpha[t, i]
+            for j in range(V):
+                out[t, i, j] = a * edge[t, i, j] * passed[t + 1, j]
+    out[max(n - 1, 0) :].fill(0)
 
 
 @_reordered
@@ -177,18 +200,24 @@ def _range(x: Any) -> Any:
 
 
 @_compiled
-def _exponentiate_edges(g: Any, edge: Any, edge_t: Any) -> Any:
-    """edge (V, V) <- exp(g - max g), and its transpose. Returns the maximum and the spread."""
-    V = len(g)
-    scores, flat = g.reshape(V * V), edge.reshape(V * V)
-    low, high = _range(scores)
-    for i in range(V * V):
-        flat[i] = scores[i] - high
-    exp_in_place(flat)
-    for i in range(V):
-        for j in range(V):
-            edge_t[j, i] = edge[i, j]
-    return high, high - low + 0 * _sum(flat)  # nan where there is one among the scores
+def _exponentiate_edges(g: Any, n: int, edge: Any, edge_t: Any) -> Any:
+    """edge (K, V, V) <- exp(g - max g), table by table of the first n, and edge_t <- their transposes.
+    Returns the sum of the maxima and the largest spread."""
+    V = g.shape[1]
+    total, widest = 0.0, g.dtype.type(0)
+    for k in range(n):
+        scores, flat = g[k].reshape(V * V), edge[k].reshape(V * V)
+        low, high = _range(scores)
+        for i in range(V * V):
+            flat[i] = scores[i] - high
+        exp_in_place(flat)
+        for i in range(V):
+            for j in range(V):
+                edge_t[k, j, i] = edge[k, i, j]
+        spread = high - low + 0 * _sum(flat)  # nan where there is one among the scores
+        total += high
+        widest = spread if spread > widest or spread != spread else widest
+    return total, widest
 
 
 @_compiled
@@ -208,16 +237,19 @@ def _exponentiate_nodes(f: Any, n: int, node: Any) -> Any:
 
 
 @_compiled
-def _forward_chain(node: Any, edge_t: Any, n: int, alpha: Any, prior: Any, inverse: Any) -> float:
+def _forward_chain(
+    node: Any, edge_t: Any, apart: int, n: int, alpha: Any, prior: Any, inverse: Any
+) -> float:
     """The sum of the logarithms of the scales. Row t of alpha (T, V) <- the message at t, which sums to 1;
-    of prior (T, V) <- what t is told by the position before; inverse (T,) <- 1 / scale."""
+    of prior (T, V) <- what t is told by the position before; inverse (T,) <- 1 / scale. ``apart`` : 1 if
+    there is a table per position, 0 if one serves all."""
     smallest = np.finfo(node.dtype).tiny
     log_scale, scale = 0.0, 1.0
     for t in range(n):
         if t == 0:
             prior[t].fill(1)
         else:
-            _multiply(edge_t, alpha[t - 1], prior[t])
+            _multiply(edge_t[apart * (t - 1)], alpha[t - 1], prior[t])
         for v in range(node.shape[1]):
             alpha[t, v] = prior[t, v] * node[t, v]
         total = _sum(alpha[t])
@@ -234,63 +266,16 @@ def _forward_chain(node: Any, edge_t: Any, n: int, alpha: Any, prior: Any, inver
 
 
 @_compiled
-def _space(T: int, V: int, like: Any) -> Any:
-    """Work space of one thread: node, alpha, prior, inverse; edge, its transpose."""
-    dtype = like.dtype
-    chain = np.empty((T, V), dtype), np.empty((T, V), dtype), np.empty((T, V), dtype)
-    return *chain, np.empty(T, dtype), np.empty((V, V), dtype), np.empty((V, V), dtype)
-
-
-@_compiled
-def _forward(f: Any, g: Any, lengths: Any, log_z: Any, spread: Any, first: int, last: int) -> None:
-    _, B, T, V = f.shape
-    node, alpha, prior, inverse, edge, edge_t = _space(T, V, f)
-    blocks = -(-B // CHAINS_AT_ONCE)
-    for unit in range(first, last):
-        s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        g_max, g_spread = _exponentiate_edges(g[s], edge, edge_t)
-        for b in range(start, min(B, start + CHAINS_AT_ONCE)):
-            n = lengths[b]
-            total, f_spread = _exponentiate_nodes(f[s, b], n, node)
-            total += _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            log_z[s, b] = total + max(n - 1, 0) * g_max
-            spread[s, b] = f_spread + g_spread
-
-
-@_compiled
-def _backward(
-    f: Any, g: Any, lengths: Any, weight: Any, nodes: Any, pairs: Any, first: int, last: int
+def _backward_chain(
+    node: Any, edge: Any, apart: int, n: int, inverse: Any, beta: Any, passed: Any
 ) -> None:
-    _, B, T, V = f.shape
-    node, alpha, prior, inverse, edge, edge_t = _space(T, V, f)
-    beta, passed = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
-    blocks = -(-B // CHAINS_AT_ONCE)
-    for unit in range(first, last):
-        s, block = unit // blocks, unit % blocks
-        pair = pairs[s, block]
-        pair.fill(0)
-        _exponentiate_edges(g[s], edge, edge_t)
-        for b in range(block * CHAINS_AT_ONCE, min(B, (block + 1) * CHAINS_AT_ONCE)):
-            n = lengths[b]
-            _exponentiate_nodes(f[s, b], n, node)
-            _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            _backward_chain(node, edge, n, inverse, beta, passed)
-            _node_marginals(prior, passed, n, weight[s, b], nodes[s, b])
-            _add_pairs(alpha, passed, n, weight[s, b], pair)
-        for i in range(V):
-            for j in range(V):
-                pair[i, j] *= edge[i, j]
-
-
-@_compiled
-def _backward_chain(node: Any, edge: Any, n: int, inverse: Any, beta: Any, passed: Any) -> None:
     """Row t of beta (T, V) <- what all that follows says of position t; of passed (T, V) <- what t then
     passes back to the position before."""
     for t in range(n - 1, -1, -1):
         if t == n - 1:
             beta[t].fill(1)
         else:
-            _multiply(edge, passed[t + 1], beta[t])
+            _multiply(edge[apart * t], passed[t + 1], beta[t])
         for v in range(node.shape[1]):
             passed[t, v] = node[t, v] * inverse[t] * beta[t, v]
 
@@ -304,50 +289,127 @@ def _node_marginals(prior: Any, passed: Any, n: int, weight: Any, out: Any) -> N
 
 
 @_compiled
-def _walk(f: Any, g: Any, lengths: Any, nodes: Any, steps: Any, first: int, last: int) -> None:
-    _, B, T, V = f.shape
-    node, alpha, prior, inverse, edge, edge_t = _space(T, V, f)
-    beta, passed = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
+def _space(f: Any, apart: int) -> Any:
+    """Work space of one thread: node, alpha, prior, beta, passed; inverse; edges, their transposes."""
+    _, _, T, V = f.shape
+    dtype, K = f.dtype, max(1, apart * (T - 1))
+    rows = np.empty((5, T, V), dtype)
+    edges = np.empty((2, K, V, V), dtype)
+    return rows[0], rows[1], rows[2], rows[3], rows[4], np.empty(T, dtype), edges[0], edges[1]
+
+
+@_compiled
+def _forward(
+    f: Any, g: Any, apart: int, lengths: Any, log_z: Any, spread: Any, first: int, last: int
+) -> None:
+    B = f.shape[1]
+    node, alpha, prior, _, _, inverse, edge, edge_t = _space(f, apart)
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        _exponentiate_edges(g[s], edge, edge_t)
+        top, g_spread = _exponentiate_edges(g[s, 0], 1 - apart, edge, edge_t)
         for b in range(start, min(B, start + CHAINS_AT_ONCE)):
             n = lengths[b]
-            _exponentiate_nodes(f[s, b], n, node)
-            _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            _backward_chain(node, edge, n, inverse, beta, passed)
+            tops = max(n - 1, 0) * top
+            if apart:
+                tops, g_spread = _exponentiate_edges(g[s, b], n - 1, edge, edge_t)
+            total, f_spread = _exponentiate_nodes(f[s, b], n, node)
+            total += _forward_chain(node, edge_t, apart, n, alpha, prior, inverse)
+            log_z[s, b] = total + tops
+            spread[s, b] = f_spread + g_spread
+
+
+@_compiled
+def _both_passes(f: Any, g: Any, apart: int, n: int, space: Any) -> None:
+    """Forward and backward of one chain, f (T, V), with tables g (T-1, V, V) if each position has its
+    own."""
+    node, alpha, prior, beta, passed, inverse, edge, edge_t = space
+    if apart:
+        _exponentiate_edges(g, n - 1, edge, edge_t)
+    _exponentiate_nodes(f, n, node)
+    _forward_chain(node, edge_t, apart, n, alpha, prior, inverse)
+    _backward_chain(node, edge, apart, n, inverse, beta, passed)
+
+
+@_compiled
+def _backward(
+    f: Any,
+    g: Any,
+    apart: int,
+    lengths: Any,
+    weight: Any,
+    nodes: Any,
+    tables: Any,
+    first: int,
+    last: int,
+) -> None:
+    _, B, _, V = f.shape
+    space = _space(f, apart)
+    _, alpha, prior, _, passed, _, edge, edge_t = space
+    blocks = -(-B // CHAINS_AT_ONCE)
+    for unit in range(first, last):
+        s, block = unit // blocks, unit % blocks
+        _exponentiate_edges(g[s, 0], 1 - apart, edge, edge_t)
+        table = tables[s, block, 0] if not apart else edge_t[0]
+        table.fill(0)
+        for b in range(block * CHAINS_AT_ONCE, min(B, (block + 1) * CHAINS_AT_ONCE)):
+            n = lengths[b]
+            _both_passes(f[s, b], g[s, apart * b], apart, n, space)
+            _node_marginals(prior, passed, n, weight[s, b], nodes[s, b])
+            if apart:
+                _set_transitions(alpha, edge, passed, n, weight[s, b], tables[s, b])
+            else:
+                _add_transitions(alpha, passed, n, weight[s, b], table)
+        if not apart:
+            for i in range(V):
+                for j in range(V):
+                    table[i, j] *= edge[0, i, j]
+
+
+@_compiled
+def _walk(
+    f: Any, g: Any, apart: int, lengths: Any, nodes: Any, steps: Any, first: int, last: int
+) -> None:
+    _, B, _, V = f.shape
+    space = _space(f, apart)
+    _, _, prior, beta, passed, _, edge, edge_t = space
+    blocks = -(-B // CHAINS_AT_ONCE)
+    for unit in range(first, last):
+        s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
+        _exponentiate_edges(g[s, 0], 1 - apart, edge, edge_t)
+        for b in range(start, min(B, start + CHAINS_AT_ONCE)):
+            n = lengths[b]
+            _both_passes(f[s, b], g[s, apart * b], apart, n, space)
             _node_marginals(prior, passed, n, f.dtype.type(1), nodes[s, b])
             steps[s, b, max(n - 1, 0) :].fill(0)
             for t in range(n - 1):
+                here = edge[apart * t]
                 for i in range(V):
                     # A label that nothing can follow: a row of zeros.
                     total = 1 / beta[t, i] if beta[t, i] > 0 else beta[t, i]
                     for j in range(V):
-                        steps[s, b, t, i, j] = edge[i, j] * passed[t + 1, j] * total
+                        steps[s, b, t, i, j] = here[i, j] * passed[t + 1, j] * total
 
 
 @_compiled
-def _pair_variances(
-    f: Any, g: Any, lengths: Any, nodes: Any, pairs: Any, first: int, last: int
+def _next_variances(
+    f: Any, g: Any, apart: int, lengths: Any, nodes: Any, tables: Any, first: int, last: int
 ) -> None:
-    _, B, T, V = f.shape
-    node, alpha, prior, inverse, edge, edge_t = _space(T, V, f)
-    beta, passed = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
+    _, B, _, V = f.shape
+    space = _space(f, apart)
+    _, alpha, prior, _, passed, _, edge, edge_t = space
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        _exponentiate_edges(g[s], edge, edge_t)
+        _exponentiate_edges(g[s, 0], 1 - apart, edge, edge_t)
         for b in range(start, min(B, start + CHAINS_AT_ONCE)):
             n = lengths[b]
-            _exponentiate_nodes(f[s, b], n, node)
-            _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            _backward_chain(node, edge, n, inverse, beta, passed)
+            _both_passes(f[s, b], g[s, apart * b], apart, n, space)
             _node_marginals(prior, passed, n, f.dtype.type(1), nodes[s, b])
-            total = pairs[s, b]
-            total.fill(0)
-            for t in range(1, n):
+            tables[s, b].fill(0)
+            for t in range(n - 1):
+                here, total = edge[apart * t], tables[s, b, apart * t]
                 for i in range(V):
                     for j in range(V):
-                        p = alpha[t - 1, i] * edge[i, j] * passed[t, j]
+                        p = alpha[t, i] * here[i, j] * passed[t + 1, j]
                         total[i, j] += p - p * p
