@@ -27,6 +27,10 @@ TRANSITIONS_AT_ONCE = 1 << 23
 """Numbers in tables by position that are held at once: beyond it, some draws at a time."""
 
 
+BITS = 23
+"""Labellings that one backward pass tells apart: integers that single precision holds exactly."""
+
+
 def compile(spec: Spec, layout: Layout, rules: Rules | None = None) -> Program:
     """The program of a spec for examples of that layout, over the labellings that ``rules`` allow."""
     from structgp.structures.linear_chain.chain_program import ChainProgram, TokenProgram
@@ -125,9 +129,8 @@ class Program(ABC):
         leaf = scores[0].clone().requires_grad_()
         with torch.enable_grad():
             values = self.log_total((leaf, *scores[1:]), KMax(n))  # (n, S, B)
-        each = torch.eye(n).to(values)[..., None, None].expand(n, *values.shape)
-        (hot,) = torch.autograd.grad(values, leaf, each, is_grads_batched=True)
-        labels = torch.where(self.mask, hot.argmax(-1), 0)
+        found = torch.cat([_labels(some, values, leaf) for some in torch.arange(n).split(BITS)])
+        labels = torch.where(self.mask, found, 0)  # (n, S, B, T)
         log_probs = _normalised(values.detach(), self.log_total(scores, LOG))
         return labels.movedim(0, 2), log_probs.movedim(0, -1)
 
@@ -185,6 +188,21 @@ def variance(p: Tensor, basis: Tensor | None = None) -> Tensor:
     first = p if basis is None else p @ basis
     second = p if basis is None else p @ basis.square()
     return (second - first.square()).clamp(min=0)
+
+
+def _labels(which: Tensor, values: Tensor, leaf: Tensor) -> Tensor:
+    """(C, S, B, T) the labels behind some of the values (n, S, B), from the gradient in the node scores.
+
+    Value c sends a power of 2 of its own back to its labels: their sum at a label tells, bit by bit, which
+    labellings have it. One backward pass for all of them."""
+    place = which - which[0]
+    powers = torch.zeros(len(values), dtype=values.dtype).index_put(
+        (which,), 2.0 ** place.to(values.dtype)
+    )
+    sent = powers.to(values.device)[:, None, None].expand_as(values)
+    (sums,) = torch.autograd.grad(values, leaf, sent, retain_graph=True)
+    bits = sums.long() >> place.to(sums.device).view(-1, 1, 1, 1, 1)
+    return (bits & 1).argmax(-1)
 
 
 def _gradients(scores: Scores, total: Callable[[Scores], Tensor]) -> tuple[Tensor, ...]:

@@ -71,7 +71,17 @@ class KMax(Semiring):
         return torch.cat([scores[None], rest])
 
     def sum(self, x: Tensor, dim: int) -> Tensor:
-        return x.movedim((dim, 0), (-2, -1)).flatten(-2).topk(self.k, -1).values.movedim(-1, 0)
+        return _flat(x, dim).topk(self.k, -1).values.movedim(-1, 0)
+
+    def step(self, message: Tensor, table: Tensor) -> Tensor:
+        if table.requires_grad:
+            return super().step(message, table)
+        return _BestOrigins.apply(message, table)
+
+
+def _flat(x: Tensor, dim: int) -> Tensor:
+    """(..., n k) the lists of x (k, ...) over a dimension of length n: entry i k + place of element i."""
+    return x.movedim((dim, 0), (-2, -1)).flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,26 @@ class _BestOrigin(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (origin,) = ctx.saved_tensors
         return torch.zeros_like(grad).scatter_add_(-1, origin, grad), None
+
+
+class _BestOrigins(torch.autograd.Function):
+    """The same of lists: the k best of all i and all places in their lists."""
+
+    @staticmethod
+    def forward(ctx: Any, message: Tensor, table: Tensor) -> Tensor:
+        value, origin = _flat(message[..., :, None] + table, -2).topk(len(message), -1)
+        ctx.save_for_backward(origin.flatten(-2))  # (..., V k), entry i k + place
+        return value.movedim(-1, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (origin,) = ctx.saved_tensors
+        grad = grad.movedim(0, -1)
+        flat = grad.flatten(-2)
+        return torch.zeros_like(flat).scatter_add(-1, origin, flat).view_as(grad).movedim(
+            -1, 0
+        ), None
 
 
 class _DrawnTerm(torch.autograd.Function):

@@ -45,9 +45,7 @@ class Compiled:
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
         self._shape, lengths, self._shared = f.shape, mask.sum(-1).numpy(), g.dim() == 3
-        tables = g.detach()[:, None, None] if self._shared else g.detach()
-        scores = f.detach().contiguous().numpy(), tables.contiguous().numpy()
-        self._given = *scores, int(not self._shared), lengths
+        self._given = f.detach().contiguous().numpy(), g.detach().contiguous().numpy(), lengths
         log_z, spread = self._empty(*f.shape[:2]), self._empty(*f.shape[:2])
         self._share(_forward, log_z, spread)
         self._log_z, self.spread = torch.from_numpy(log_z), float(spread.max())
@@ -92,16 +90,14 @@ class Compiled:
         """Of log Z times weight (S, B): in f (S, B, T, V), and in g: (S, V, V), summed over sequences and
         positions, for a shared table, else (S, B, T-1, V, V)."""
         S, B, T, V = self._shape
-        each = (-(-B // CHAINS_AT_ONCE), 1) if self._shared else (B, T - 1)
+        each = (-(-B // CHAINS_AT_ONCE),) if self._shared else (B, T - 1)
         nodes, tables = self._empty(S, B, T, V), self._empty(S, *each, V, V)
         self._share(_backward, weight.detach().contiguous().numpy(), nodes, tables)
         found = torch.from_numpy(tables)
-        return torch.from_numpy(nodes), found.sum((1, 2)) if self._shared else found
+        return torch.from_numpy(nodes), found.sum(1) if self._shared else found
 
     def node_marginals(self) -> Tensor:
-        if self._shared:
-            return self.gradients(torch.ones_like(self._log_z))[0]
-        return self.next_variances()[0]
+        return self.gradients(torch.ones_like(self._log_z))[0]
 
     def walk(self) -> tuple[Tensor, Tensor]:
         """The posterior as a Markov chain: node marginals (S, B, T, V), and transition matrices
@@ -115,13 +111,10 @@ class Compiled:
         """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V), summed
         over positions, for a shared table, else (S, B, T-1, V, V)."""
         S, B, T, V = self._shape
-        nodes, tables = (
-            self._empty(S, B, T, V),
-            self._empty(S, B, 1 if self._shared else T - 1, V, V),
-        )
+        each = (B,) if self._shared else (B, T - 1)
+        nodes, tables = self._empty(S, B, T, V), self._empty(S, *each, V, V)
         self._share(_next_variances, nodes, tables)
-        found = torch.from_numpy(tables)
-        return torch.from_numpy(nodes), found[:, :, 0] if self._shared else found
+        return torch.from_numpy(nodes), torch.from_numpy(tables)
 
 
 @_reordered
@@ -182,6 +175,36 @@ def _set_transitions(alpha: Any, edge: Any, passed: Any, n: int, weight: Any, ou
     out[max(n - 1, 0) :].fill(0)
 
 
+@_compiled
+def _set_steps(edge: Any, beta: Any, passed: Any, n: int, out: Any) -> None:
+    """out (T-1, V, V) <- transition matrices of the posterior."""
+    V = out.shape[1]
+    for t in range(n - 1):
+        for i in range(V):
+            # A label that nothing can follow: a row of zeros.
+            total = 1 / beta[t, i] if beta[t, i] > 0 else beta[t, i]
+            for j in range(V):
+                weight = edge[i, j] if edge.ndim == 2 else edge[t, i, j]
+                out[t, i, j] = weight * passed[t + 1, j] * total
+    out[max(n - 1, 0) :].fill(0)
+
+
+@_compiled
+def _set_variances(alpha: Any, edge: Any, passed: Any, n: int, out: Any) -> None:
+    """out <- p (1 - p) of each transition: (V, V), summed over positions, or (T-1, V, V)."""
+    V = edge.shape[-1]
+    out.fill(0)
+    for t in range(n - 1):
+        for i in range(V):
+            for j in range(V):
+                if edge.ndim == 2:
+                    p = alpha[t, i] * edge[i, j] * passed[t + 1, j]
+                    out[i, j] += p - p * p
+                else:
+                    p = alpha[t, i] * edge[t, i, j] * passed[t + 1, j]
+                    out[t, i, j] = p - p * p
+
+
 @_reordered
 def _sum(x: Any) -> Any:
     total = x.dtype.type(0)
@@ -200,21 +223,26 @@ def _range(x: Any) -> Any:
 
 
 @_compiled
-def _exponentiate_edges(g: Any, n: int, edge: Any, edge_t: Any) -> Any:
-    """edge (K, V, V) <- exp(g - max g), table by table of the first n, and edge_t <- their transposes.
-    Returns the sum of the maxima and the largest spread."""
-    V = g.shape[1]
+def _exponentiate_edges(g: Any, edge: Any, edge_t: Any) -> Any:
+    """edge (V, V) <- exp(g - max g), and its transpose. Returns the maximum and the spread."""
+    V = len(g)
+    scores, flat = g.reshape(V * V), edge.reshape(V * V)
+    low, high = _range(scores)
+    for i in range(V * V):
+        flat[i] = scores[i] - high
+    exp_in_place(flat)
+    for i in range(V):
+        for j in range(V):
+            edge_t[j, i] = edge[i, j]
+    return high, high - low + 0 * _sum(flat)  # nan where there is one among the scores
+
+
+@_compiled
+def _exponentiate_all(g: Any, n: int, edge: Any, edge_t: Any) -> Any:
+    """The same of the first n tables (T-1, V, V): the sum of the maxima and the largest spread."""
     total, widest = 0.0, g.dtype.type(0)
-    for k in range(n):
-        scores, flat = g[k].reshape(V * V), edge[k].reshape(V * V)
-        low, high = _range(scores)
-        for i in range(V * V):
-            flat[i] = scores[i] - high
-        exp_in_place(flat)
-        for i in range(V):
-            for j in range(V):
-                edge_t[k, j, i] = edge[k, i, j]
-        spread = high - low + 0 * _sum(flat)  # nan where there is one among the scores
+    for t in range(n):
+        high, spread = _exponentiate_edges(g[t], edge[t], edge_t[t])
         total += high
         widest = spread if spread > widest or spread != spread else widest
     return total, widest
@@ -237,19 +265,18 @@ def _exponentiate_nodes(f: Any, n: int, node: Any) -> Any:
 
 
 @_compiled
-def _forward_chain(
-    node: Any, edge_t: Any, apart: int, n: int, alpha: Any, prior: Any, inverse: Any
-) -> float:
+def _forward_chain(node: Any, edge_t: Any, n: int, alpha: Any, prior: Any, inverse: Any) -> float:
     """The sum of the logarithms of the scales. Row t of alpha (T, V) <- the message at t, which sums to 1;
-    of prior (T, V) <- what t is told by the position before; inverse (T,) <- 1 / scale. ``apart`` : 1 if
-    there is a table per position, 0 if one serves all."""
+    of prior (T, V) <- what t is told by the position before; inverse (T,) <- 1 / scale."""
     smallest = np.finfo(node.dtype).tiny
     log_scale, scale = 0.0, 1.0
     for t in range(n):
         if t == 0:
             prior[t].fill(1)
+        elif edge_t.ndim == 2:  # numba compiles the branch that is taken
+            _multiply(edge_t, alpha[t - 1], prior[t])
         else:
-            _multiply(edge_t[apart * (t - 1)], alpha[t - 1], prior[t])
+            _multiply(edge_t[t - 1], alpha[t - 1], prior[t])
         for v in range(node.shape[1]):
             alpha[t, v] = prior[t, v] * node[t, v]
         total = _sum(alpha[t])
@@ -266,16 +293,16 @@ def _forward_chain(
 
 
 @_compiled
-def _backward_chain(
-    node: Any, edge: Any, apart: int, n: int, inverse: Any, beta: Any, passed: Any
-) -> None:
+def _backward_chain(node: Any, edge: Any, n: int, inverse: Any, beta: Any, passed: Any) -> None:
     """Row t of beta (T, V) <- what all that follows says of position t; of passed (T, V) <- what t then
     passes back to the position before."""
     for t in range(n - 1, -1, -1):
         if t == n - 1:
             beta[t].fill(1)
+        elif edge.ndim == 2:
+            _multiply(edge, passed[t + 1], beta[t])
         else:
-            _multiply(edge[apart * t], passed[t + 1], beta[t])
+            _multiply(edge[t], passed[t + 1], beta[t])
         for v in range(node.shape[1]):
             passed[t, v] = node[t, v] * inverse[t] * beta[t, v]
 
@@ -289,127 +316,105 @@ def _node_marginals(prior: Any, passed: Any, n: int, weight: Any, out: Any) -> N
 
 
 @_compiled
-def _space(f: Any, apart: int) -> Any:
-    """Work space of one thread: node, alpha, prior, beta, passed; inverse; edges, their transposes."""
-    _, _, T, V = f.shape
-    dtype, K = f.dtype, max(1, apart * (T - 1))
-    rows = np.empty((5, T, V), dtype)
-    edges = np.empty((2, K, V, V), dtype)
-    return rows[0], rows[1], rows[2], rows[3], rows[4], np.empty(T, dtype), edges[0], edges[1]
+def _space(f: Any, g: Any) -> Any:
+    """Work space of one thread: node, alpha, prior, inverse; edges, their transposes; beta, passed."""
+    T, V = f.shape[2:]
+    dtype = f.dtype
+    edges = g.shape[1:] if g.ndim == 3 else g.shape[2:]
+    chain = np.empty((T, V), dtype), np.empty((T, V), dtype), np.empty((T, V), dtype)
+    tables = np.empty(edges, dtype), np.empty(edges, dtype)
+    return *chain, np.empty(T, dtype), *tables, np.empty((T, V), dtype), np.empty((T, V), dtype)
 
 
 @_compiled
-def _forward(
-    f: Any, g: Any, apart: int, lengths: Any, log_z: Any, spread: Any, first: int, last: int
-) -> None:
+def _forward(f: Any, g: Any, lengths: Any, log_z: Any, spread: Any, first: int, last: int) -> None:
     B = f.shape[1]
-    node, alpha, prior, _, _, inverse, edge, edge_t = _space(f, apart)
+    node, alpha, prior, inverse, edge, edge_t, _, _ = _space(f, g)
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        top, g_spread = _exponentiate_edges(g[s, 0], 1 - apart, edge, edge_t)
+        if g.ndim == 3:
+            g_max, g_spread = _exponentiate_edges(g[s], edge, edge_t)
         for b in range(start, min(B, start + CHAINS_AT_ONCE)):
             n = lengths[b]
-            tops = max(n - 1, 0) * top
-            if apart:
-                tops, g_spread = _exponentiate_edges(g[s, b], n - 1, edge, edge_t)
+            if g.ndim == 3:
+                tops = max(n - 1, 0) * g_max
+            else:
+                tops, g_spread = _exponentiate_all(g[s, b], n - 1, edge, edge_t)
             total, f_spread = _exponentiate_nodes(f[s, b], n, node)
-            total += _forward_chain(node, edge_t, apart, n, alpha, prior, inverse)
+            total += _forward_chain(node, edge_t, n, alpha, prior, inverse)
             log_z[s, b] = total + tops
             spread[s, b] = f_spread + g_spread
 
 
 @_compiled
-def _both_passes(f: Any, g: Any, apart: int, n: int, space: Any) -> None:
-    """Forward and backward of one chain, f (T, V), with tables g (T-1, V, V) if each position has its
-    own."""
-    node, alpha, prior, beta, passed, inverse, edge, edge_t = space
-    if apart:
-        _exponentiate_edges(g, n - 1, edge, edge_t)
-    _exponentiate_nodes(f, n, node)
-    _forward_chain(node, edge_t, apart, n, alpha, prior, inverse)
-    _backward_chain(node, edge, apart, n, inverse, beta, passed)
-
-
-@_compiled
 def _backward(
-    f: Any,
-    g: Any,
-    apart: int,
-    lengths: Any,
-    weight: Any,
-    nodes: Any,
-    tables: Any,
-    first: int,
-    last: int,
+    f: Any, g: Any, lengths: Any, weight: Any, nodes: Any, tables: Any, first: int, last: int
 ) -> None:
     _, B, _, V = f.shape
-    space = _space(f, apart)
-    _, alpha, prior, _, passed, _, edge, edge_t = space
+    node, alpha, prior, inverse, edge, edge_t, beta, passed = _space(f, g)
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, block = unit // blocks, unit % blocks
-        _exponentiate_edges(g[s, 0], 1 - apart, edge, edge_t)
-        table = tables[s, block, 0] if not apart else edge_t[0]
-        table.fill(0)
+        if g.ndim == 3:
+            table = tables[s, block]
+            table.fill(0)
+            _exponentiate_edges(g[s], edge, edge_t)
         for b in range(block * CHAINS_AT_ONCE, min(B, (block + 1) * CHAINS_AT_ONCE)):
             n = lengths[b]
-            _both_passes(f[s, b], g[s, apart * b], apart, n, space)
+            if g.ndim == 5:
+                _exponentiate_all(g[s, b], n - 1, edge, edge_t)
+            _exponentiate_nodes(f[s, b], n, node)
+            _forward_chain(node, edge_t, n, alpha, prior, inverse)
+            _backward_chain(node, edge, n, inverse, beta, passed)
             _node_marginals(prior, passed, n, weight[s, b], nodes[s, b])
-            if apart:
-                _set_transitions(alpha, edge, passed, n, weight[s, b], tables[s, b])
-            else:
+            if g.ndim == 3:
                 _add_transitions(alpha, passed, n, weight[s, b], table)
-        if not apart:
+            else:
+                _set_transitions(alpha, edge, passed, n, weight[s, b], tables[s, b])
+        if g.ndim == 3:
             for i in range(V):
                 for j in range(V):
-                    table[i, j] *= edge[0, i, j]
+                    table[i, j] *= edge[i, j]
 
 
 @_compiled
-def _walk(
-    f: Any, g: Any, apart: int, lengths: Any, nodes: Any, steps: Any, first: int, last: int
-) -> None:
-    _, B, _, V = f.shape
-    space = _space(f, apart)
-    _, _, prior, beta, passed, _, edge, edge_t = space
+def _walk(f: Any, g: Any, lengths: Any, nodes: Any, steps: Any, first: int, last: int) -> None:
+    B = f.shape[1]
+    node, alpha, prior, inverse, edge, edge_t, beta, passed = _space(f, g)
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        _exponentiate_edges(g[s, 0], 1 - apart, edge, edge_t)
+        if g.ndim == 3:
+            _exponentiate_edges(g[s], edge, edge_t)
         for b in range(start, min(B, start + CHAINS_AT_ONCE)):
             n = lengths[b]
-            _both_passes(f[s, b], g[s, apart * b], apart, n, space)
+            if g.ndim == 5:
+                _exponentiate_all(g[s, b], n - 1, edge, edge_t)
+            _exponentiate_nodes(f[s, b], n, node)
+            _forward_chain(node, edge_t, n, alpha, prior, inverse)
+            _backward_chain(node, edge, n, inverse, beta, passed)
             _node_marginals(prior, passed, n, f.dtype.type(1), nodes[s, b])
-            steps[s, b, max(n - 1, 0) :].fill(0)
-            for t in range(n - 1):
-                here = edge[apart * t]
-                for i in range(V):
-                    # A label that nothing can follow: a row of zeros.
-                    total = 1 / beta[t, i] if beta[t, i] > 0 else beta[t, i]
-                    for j in range(V):
-                        steps[s, b, t, i, j] = here[i, j] * passed[t + 1, j] * total
+            _set_steps(edge, beta, passed, n, steps[s, b])
 
 
 @_compiled
 def _next_variances(
-    f: Any, g: Any, apart: int, lengths: Any, nodes: Any, tables: Any, first: int, last: int
+    f: Any, g: Any, lengths: Any, nodes: Any, tables: Any, first: int, last: int
 ) -> None:
-    _, B, _, V = f.shape
-    space = _space(f, apart)
-    _, alpha, prior, _, passed, _, edge, edge_t = space
+    B = f.shape[1]
+    node, alpha, prior, inverse, edge, edge_t, beta, passed = _space(f, g)
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        _exponentiate_edges(g[s, 0], 1 - apart, edge, edge_t)
+        if g.ndim == 3:
+            _exponentiate_edges(g[s], edge, edge_t)
         for b in range(start, min(B, start + CHAINS_AT_ONCE)):
             n = lengths[b]
-            _both_passes(f[s, b], g[s, apart * b], apart, n, space)
+            if g.ndim == 5:
+                _exponentiate_all(g[s, b], n - 1, edge, edge_t)
+            _exponentiate_nodes(f[s, b], n, node)
+            _forward_chain(node, edge_t, n, alpha, prior, inverse)
+            _backward_chain(node, edge, n, inverse, beta, passed)
             _node_marginals(prior, passed, n, f.dtype.type(1), nodes[s, b])
-            tables[s, b].fill(0)
-            for t in range(n - 1):
-                here, total = edge[apart * t], tables[s, b, apart * t]
-                for i in range(V):
-                    for j in range(V):
-                        p = alpha[t, i] * here[i, j] * passed[t + 1, j]
-                        total[i, j] += p - p * p
+            _set_variances(alpha, edge, passed, n, tables[s, b])
