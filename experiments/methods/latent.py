@@ -116,8 +116,8 @@ class LatentChain:
         pairwise = torch.zeros_like(g[0])
         for part in self.parts:
             found = Chain().local_curvature(f[:, part.token], g, part.y, part.mask, self.basis)
-            unary[part.token[part.mask]] = found.unary[part.mask]
-            pairwise += found.pairwise.sum(0)
+            unary[part.token[part.mask]] = found.node[part.mask]
+            pairwise += found.next.sum(0)
         return unary, pairwise
 
     def marginals(self, h: Tensor, g: Tensor) -> Tensor:

@@ -649,26 +649,26 @@ def test_local_curvature_is_the_diagonal(
     basis: str, size: float, lengths: list[int], seed: int
 ) -> None:
     given = some_scores(tuple(lengths), seed, size)
-    whole = Chain().curvature(*given, BASES[basis]).unary
+    whole = Chain().curvature(*given, BASES[basis]).node
     found = Chain().local_curvature(*given, BASES[basis])
     expected = whole.diagonal(dim1=-1, dim2=-2).mT
-    assert found.unary.shape == (*given[3].shape, V if basis == "labels" else V - 1)
-    torch.testing.assert_close(found.unary, expected.clamp(min=0), rtol=0, atol=1e-14 * size)
-    assert not found.unary[~given[3]].any()
-    assert (found.unary >= 0).all()
+    assert found.node.shape == (*given[3].shape, V if basis == "labels" else V - 1)
+    torch.testing.assert_close(found.node, expected.clamp(min=0), rtol=0, atol=1e-14 * size)
+    assert not found.node[~given[3]].any()
+    assert (found.node >= 0).all()
 
 
 def test_local_pairs_by_enumeration(oracles: ModuleType) -> None:
     """What neighbours say of each other, and not what pairs do; of one pair that is all there is."""
     for lengths in ((4, 2, 1), (2, 2, 2)):
         f, g, y, mask = given = some_scores(lengths, seed=5)
-        found = Chain().local_curvature(*given).pairwise.sum(0)
+        found = Chain().local_curvature(*given).next.sum(0)
         expected = np.zeros((V, V))
         for s in range(2):
             for b, n in enumerate(lengths):
                 expected += local_pairs(oracles.chain_table(f[s, b, :n], g[s])) / 2
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
-        whole = Chain().curvature(f, g, y, mask).pairwise.sum(0)
+        whole = Chain().curvature(f, g, y, mask).next.sum(0)
         same = torch.allclose(found, whole, rtol=1e-9)
         assert same == (lengths == (2, 2, 2))
 
@@ -679,7 +679,7 @@ def test_by_default_it_is_read_off_the_whole(basis: str) -> None:
     whole = Piecewise().curvature(*given, BASES[basis])
     found = Piecewise().local_curvature(*given, BASES[basis])
     assert isinstance(found, LocalCurvature)
-    assert found.unary.shape == (3, 5, V if basis == "labels" else V - 1)
-    assert torch.equal(found.unary, torch.einsum("brtt->btr", whole.unary))
-    assert torch.equal(found.pairwise, whole.pairwise)
-    assert found.unary.max() > 0.1
+    assert found.node.shape == (3, 5, V if basis == "labels" else V - 1)
+    assert torch.equal(found.node, torch.einsum("brtt->btr", whole.node))
+    assert torch.equal(found.next, whole.next)
+    assert found.node.max() > 0.1

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from structgp.structures import Chain, Curvature
+from structgp.structures import Chain, Curvature, Layout
 from structgp.structures.linear_chain import messages
-from structgp.structures.linear_chain.chain import labelling_score
 from structgp.structures.linear_chain.messages import log_partition, pass_messages
 from structgp.structures.linear_chain.recursions import Logs, Scaled
+from structgp.structures.program import labelling_score
 
 pytestmark = pytest.mark.usefixtures("loops")
 
@@ -225,7 +225,7 @@ def test_single_precision_that_is_too_narrow_is_left_for_a_while() -> None:
         lambda m, w: m.gradients(w),
         lambda m, w: (m.node_marginals(),),
         lambda m, w: m.walk(),
-        lambda m, w: m.pair_variances(),
+        lambda m, w: m.next_variances(),
     ]
     for ask in asked:
         for here, there in zip(ask(narrowed, weight), ask(logs, weight.double()), strict=True):
@@ -279,8 +279,8 @@ def test_padding_changes_nothing(case: Case, extra: int, seed: int) -> None:
                 grad_g,
                 Chain().marginals(f, g, mask)[:, :, :T],
                 Chain().decode(f, g, mask)[:, :, :T],
-                moments.unary[:, :, :T, :T],
-                moments.pairwise,
+                moments.node[:, :, :T, :T],
+                moments.next,
             ]
         )
         assert (Chain().marginals(f, g, mask)[:, ~mask] == 0).all()
@@ -301,7 +301,7 @@ def test_whatever_stands_at_padding_is_ignored(junk: float) -> None:
         grads = torch.autograd.grad(value.sum(), (f, g))
         moments = Chain().curvature(f, g, y, mask)
         parts = [value, *grads, Chain().marginals(f, g, mask), Chain().decode(f, g, mask)]
-        results.append([*parts, moments.unary, moments.pairwise])
+        results.append([*parts, moments.node, moments.next])
     for clean, junky in zip(*results, strict=True):
         torch.testing.assert_close(junky, clean, rtol=0, atol=0)
 
@@ -329,7 +329,7 @@ def test_gradients_against_finite_differences(way: str, monkeypatch: pytest.Monk
     y = torch.tensor([[0, 2, 1, 0], [1, 0, 0, 0], [2, 2, 0, 1]])
     assert torch.autograd.gradcheck(lambda f, g: log_partition(f, g, mask), (f, g))
     assert torch.autograd.gradcheck(lambda f, g: Chain().log_prob(f, g, y, mask), (f, g))
-    assert torch.autograd.gradcheck(lambda f, g: labelling_score(f, g, y, mask), (f, g))
+    assert torch.autograd.gradcheck(lambda f, g: labelling_score((f, g), y, Layout(mask)), (f, g))
 
 
 @settings(generated, max_examples=30)
@@ -399,8 +399,8 @@ def test_curvature_is_the_covariance_of_labels(oracles: ModuleType, case: Case) 
             n = case.lengths[b]
             unary[b, :, :n, :n] += table.node_covariance / S
             pairwise += table.count_variance / S
-    np.testing.assert_allclose(curvature.unary, unary, rtol=0, atol=TOLERANCE)
-    np.testing.assert_allclose(curvature.pairwise.sum(0), pairwise, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(curvature.node, unary, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(curvature.next.sum(0), pairwise, rtol=0, atol=TOLERANCE)
 
 
 def test_curvature_of_forbidden_transitions(oracles: ModuleType) -> None:
@@ -409,9 +409,9 @@ def test_curvature_of_forbidden_transitions(oracles: ModuleType) -> None:
     case.g[:, 2, 1] = -np.inf
     curvature = curvature_of(case)
     ((long, short),) = case.tables(oracles)
-    np.testing.assert_allclose(curvature.unary[0], long.node_covariance, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(curvature.node[0], long.node_covariance, rtol=0, atol=TOLERANCE)
     expected = (long.count_variance + short.count_variance).astype(float)
-    np.testing.assert_allclose(curvature.pairwise.sum(0), expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(curvature.next.sum(0), expected, rtol=0, atol=TOLERANCE)
 
 
 def test_curvature_where_a_label_ends_the_sequence(oracles: ModuleType) -> None:
@@ -420,9 +420,9 @@ def test_curvature_where_a_label_ends_the_sequence(oracles: ModuleType) -> None:
     case.g[:, 1] = -np.inf
     curvature = curvature_of(case)
     ((table,),) = case.tables(oracles)
-    np.testing.assert_allclose(curvature.unary[0], table.node_covariance, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(curvature.node[0], table.node_covariance, rtol=0, atol=TOLERANCE)
     expected = table.count_variance.astype(float)
-    np.testing.assert_allclose(curvature.pairwise.sum(0), expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(curvature.next.sum(0), expected, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("size", [1.0, 300.0])
@@ -432,8 +432,8 @@ def test_curvature_is_minus_the_hessian(size: float) -> None:
     _, B, T, V = f.shape
     y = torch.zeros(B, T, dtype=torch.int64)
     curvature = Chain().curvature(f, g, y, mask)
-    assert torch.linalg.eigvalsh(curvature.unary).min() > -1e-12
-    assert (curvature.pairwise > -1e-12).all()
+    assert torch.linalg.eigvalsh(curvature.node).min() > -1e-12
+    assert (curvature.next > -1e-12).all()
 
     def gradients(f: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         f, g = f.clone().requires_grad_(), g.clone().requires_grad_()
@@ -446,7 +446,7 @@ def test_curvature_is_minus_the_hessian(size: float) -> None:
             step[:, :, t, j] = h
             change = (gradients(f + step, g)[0] - gradients(f - step, g)[0]) / (2 * h)
             torch.testing.assert_close(
-                curvature.unary[:, j, t], -change[..., j].mean(0), rtol=1e-5, atol=1e-6
+                curvature.node[:, j, t], -change[..., j].mean(0), rtol=1e-5, atol=1e-6
             )
     for i in range(V):
         for j in range(V):
@@ -454,7 +454,7 @@ def test_curvature_is_minus_the_hessian(size: float) -> None:
             step[:, i, j] = h
             change = (gradients(f, g + step)[1] - gradients(f, g - step)[1]) / (2 * h)
             torch.testing.assert_close(
-                curvature.pairwise.sum(0)[i, j], -change[:, i, j].mean(), rtol=1e-5, atol=1e-6
+                curvature.next.sum(0)[i, j], -change[:, i, j].mean(), rtol=1e-5, atol=1e-6
             )
 
 

@@ -49,8 +49,8 @@ def test_same_numbers_as_torch_operations(shape: tuple[int, ...], dtype: torch.d
     close = {"rtol": CLOSE[dtype], "atol": CLOSE[dtype]}
     torch.testing.assert_close(one.log_partition(), other.log_partition(), **close)
     for ours, theirs in zip(
-        (*one.gradients(weight), *one.walk(), one.node_marginals(), *one.pair_variances()),
-        (*other.gradients(weight), *other.walk(), other.node_marginals(), *other.pair_variances()),
+        (*one.gradients(weight), *one.walk(), one.node_marginals(), *one.next_variances()),
+        (*other.gradients(weight), *other.walk(), other.node_marginals(), *other.next_variances()),
         strict=True,
     ):
         scale = float(theirs.abs().max())

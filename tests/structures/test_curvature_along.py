@@ -96,9 +96,9 @@ def by_differentiation(
 
 
 def assert_close(found: Curvature, expected: Curvature, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(found.unary, expected.unary, rtol=0, atol=tolerance)
+    torch.testing.assert_close(found.node, expected.node, rtol=0, atol=tolerance)
     torch.testing.assert_close(
-        found.pairwise.sum(0), expected.pairwise.sum(0), rtol=tolerance, atol=tolerance
+        found.next.sum(0), expected.next.sum(0), rtol=tolerance, atol=tolerance
     )
 
 
@@ -120,8 +120,8 @@ def test_curvature_is_minus_the_hessian_along_the_basis(name: str, along: str) -
     given, basis = draws(), BASES[along]
     found = structure.curvature(*given, basis)
     assert_close(found, by_differentiation(plain, *given, basis))
-    assert found.unary.abs().max() > 0.05
-    assert torch.linalg.eigvalsh(found.unary).min() > -1e-12
+    assert found.node.abs().max() > 0.05
+    assert torch.linalg.eigvalsh(found.node).min() > -1e-12
 
 
 @each_basis
@@ -148,14 +148,14 @@ def test_padding_and_batching_change_nothing(name: str, along: str) -> None:
     f = torch.where(mask[..., None], f, torch.nan)
     together = structure.curvature(f, g, y, mask, basis)
     both = mask[:, None, :, None] & mask[:, None, None, :]
-    assert (together.unary[~both.expand_as(together.unary)] == 0).all()
+    assert (together.node[~both.expand_as(together.node)] == 0).all()
     pairwise = torch.zeros_like(g[0])
     for b, n in enumerate(LENGTHS[:-1]):
         one = slice(b, b + 1)
         alone = structure.curvature(f[:, one, :n], g, y[one, :n], mask[one, :n], basis)
-        torch.testing.assert_close(together.unary[one, :, :n, :n], alone.unary, rtol=0, atol=1e-12)
-        pairwise += alone.pairwise.sum(0)
-    torch.testing.assert_close(together.pairwise.sum(0), pairwise, rtol=0, atol=1e-12)
+        torch.testing.assert_close(together.node[one, :, :n, :n], alone.node, rtol=0, atol=1e-12)
+        pairwise += alone.next.sum(0)
+    torch.testing.assert_close(together.next.sum(0), pairwise, rtol=0, atol=1e-12)
 
 
 # -- what is far apart ------------------------------------------------------------------------------
@@ -197,12 +197,12 @@ def test_an_early_end_leaves_out_nothing(
     monkeypatch.setattr(moments, "NEGLIGIBLE", 0.0)
     whole = Chain().curvature(f, g, y, mask, basis)
     longest = 1.0 if basis is None else max(1.0, float(basis.square().sum(0).max()))
-    torch.testing.assert_close(found.unary, whole.unary, rtol=0, atol=1e-6 * longest)
+    torch.testing.assert_close(found.node, whole.node, rtol=0, atol=1e-6 * longest)
     # Summed over all pairs of places.
-    torch.testing.assert_close(found.pairwise, whole.pairwise, rtol=3e-6, atol=0)
-    assert bool((found.unary[:, :, 0, T // 2 :] == 0).all()) == forgets
+    torch.testing.assert_close(found.next, whole.next, rtol=3e-6, atol=0)
+    assert bool((found.node[:, :, 0, T // 2 :] == 0).all()) == forgets
     if not forgets:
-        assert whole.unary[0, :, 0, -1].abs().max() > 1e-3
+        assert whole.node[0, :, 0, -1].abs().max() > 1e-3
 
 
 # -- the direction that says nothing -----------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_a_number_added_to_all_labels_of_a_position(
 def test_nothing_bends_where_all_labels_move_alike(name: str) -> None:
     alike = torch.ones(V, 1, dtype=torch.float64)
     found = STRUCTURES[name][0].curvature(*draws(), alike)
-    assert found.unary.abs().max() < 1e-13
+    assert found.node.abs().max() < 1e-13
 
 
 def test_others_do_not_say_so(cases: ModuleType) -> None:

@@ -56,10 +56,10 @@ def test_curvature_is_that_of_the_function(directions: int | None) -> None:
         basis = torch.tensor([[1.0, 0.3], [-1.0, 0.2], [0.0, -0.5]], dtype=f.dtype)
     found = Differences(Chain()).local_curvature(f, g, y, mask, basis)
     exact = Chain().curvature(f, g, y, mask, basis)
-    diagonal = exact.unary.diagonal(dim1=-1, dim2=-2).mT
-    torch.testing.assert_close(found.unary, diagonal, rtol=2e-2, atol=2e-3)
-    torch.testing.assert_close(found.pairwise, exact.pairwise, rtol=2e-2, atol=2e-3)
-    assert (found.unary[~mask] == 0).all()
+    diagonal = exact.node.diagonal(dim1=-1, dim2=-2).mT
+    torch.testing.assert_close(found.node, diagonal, rtol=2e-2, atol=2e-3)
+    torch.testing.assert_close(found.next, exact.next, rtol=2e-2, atol=2e-3)
+    assert (found.node[~mask] == 0).all()
 
 
 def test_what_bends_up_counts_as_flat() -> None:
@@ -71,8 +71,8 @@ def test_what_bends_up_counts_as_flat() -> None:
             )
 
     found = Differences(Up()).local_curvature(*latents())
-    assert (found.unary == 0).all()
-    torch.testing.assert_close(found.pairwise.sum(0), torch.full((3, 3), 6.0, dtype=torch.float64))
+    assert (found.node == 0).all()
+    torch.testing.assert_close(found.next.sum(0), torch.full((3, 3), 6.0, dtype=torch.float64))
 
 
 def test_a_value_that_is_not_finite_is_named() -> None:

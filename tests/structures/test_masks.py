@@ -60,6 +60,11 @@ class Case:
         return Chain(Rules(*map(torch.tensor, (self.follows, self.starts, self.ends))))
 
 
+def restricted(case: Case, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    rules = case.chain.rules
+    return (f, g) if rules is None else rules.restrict((f, g), mask)
+
+
 class Tables:
     """For each draw and sequence: the labellings that are allowed, and those that agree with y."""
 
@@ -219,11 +224,11 @@ def test_curvature_under_rules(oracles: ModuleType, case: Case) -> None:
         unary[b, :, :n, :n] += (free.node_covariance / S).astype(float)
         pairwise[b] += (free.count_variance / S).astype(float)
         apart[b] += pair_variances(free) / S
-    np.testing.assert_allclose(found.unary, unary, rtol=0, atol=1e-7)
-    np.testing.assert_allclose(found.pairwise, pairwise, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found.node, unary, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(found.next, pairwise, rtol=0, atol=1e-6)
     on_place = unary.diagonal(axis1=-1, axis2=-2).swapaxes(-1, -2)
-    np.testing.assert_allclose(local.unary, on_place, rtol=0, atol=TOLERANCE)
-    np.testing.assert_allclose(local.pairwise, apart, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(local.node, on_place, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(local.next, apart, rtol=0, atol=TOLERANCE)
 
 
 def pair_variances(table: Any) -> np.ndarray:
@@ -260,19 +265,19 @@ def test_curvature_where_labels_are_missing(seed: int, bans: float, oracles: Mod
         pairwise[b] += free.count_variance.astype(float) / S
         less[b] += (pair_variances(free) - pair_variances(told)) / S
     both = known[:, None, :, None] & known[:, None, None]
-    np.testing.assert_allclose(found.unary, unary * both, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(found.node, unary * both, rtol=0, atol=1e-7)
     # Minus the second derivatives, there: a label that is known has no variance.
-    np.testing.assert_allclose(found.unary.numpy() * both, lost * both, rtol=0, atol=1e-7)
-    assert torch.linalg.eigvalsh(found.unary).min() > -1e-12
+    np.testing.assert_allclose(found.node.numpy() * both, lost * both, rtol=0, atol=1e-7)
+    assert torch.linalg.eigvalsh(found.node).min() > -1e-12
 
     on_place = lost.diagonal(axis1=-1, axis2=-2).swapaxes(-1, -2).clip(min=0)
-    np.testing.assert_allclose(local.unary, on_place, rtol=0, atol=TOLERANCE)
-    assert local.pairwise.shape == found.pairwise.shape == (B, V, V)
-    np.testing.assert_allclose(local.pairwise, less.clip(min=0), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(local.node, on_place, rtol=0, atol=TOLERANCE)
+    assert local.next.shape == found.next.shape == (B, V, V)
+    np.testing.assert_allclose(local.next, less.clip(min=0), rtol=0, atol=TOLERANCE)
     whole = (known == mask.numpy()).all(-1)
     assert whole[2]
     expected = np.where(whole[:, None, None], pairwise, less.clip(min=0))
-    np.testing.assert_allclose(found.pairwise, expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found.next, expected, rtol=0, atol=1e-6)
 
 
 def case_labels(case: Case, oracles: ModuleType) -> np.ndarray:
@@ -301,8 +306,8 @@ def test_curvature_along_a_basis_where_labels_are_missing(
         step[:, :, t] = h * directions[:, r]
         values = [case.chain.log_prob(f + k * step, g, y, mask) for k in (-1, 0, 1)]
         bend = -float(values[0] - 2 * values[1] + values[2]) / h**2
-        assert float(found.unary[0, r, t, t]) == pytest.approx(bend, abs=1e-5)
-        assert float(local.unary[0, t, r]) == pytest.approx(bend, abs=1e-5)
+        assert float(found.node[0, r, t, t]) == pytest.approx(bend, abs=1e-5)
+        assert float(local.node[0, t, r]) == pytest.approx(bend, abs=1e-5)
 
 
 def oracles_labels(case: Case, oracles: ModuleType) -> np.ndarray:
@@ -336,10 +341,10 @@ def test_batch_is_its_sequences_one_by_one(seed: int, size: float, oracles: Modu
             structure.decode(f, g, mask),
             torch.where(values[..., None] > -torch.inf, labels, 0).flatten(2),
             values,
-            curved.unary[None].flatten(2),
-            curved.pairwise[None],
-            local.unary[None].flatten(2),
-            local.pairwise[None],
+            curved.node[None].flatten(2),
+            curved.next[None],
+            local.node[None].flatten(2),
+            local.next[None],
         ]
 
     together = everything(f, y, mask)
@@ -379,8 +384,8 @@ def test_all_labels_missing_say_nothing(bans: float, oracles: ModuleType) -> Non
     assert value.abs().max() < 1e-12
     for grad in torch.autograd.grad(value.sum(), (f, g)):
         assert grad.abs().max() < 1e-12
-    assert not case.chain.curvature(f, g, y, mask).unary.any()
-    assert case.chain.local_curvature(f, g, y, mask).unary.abs().max() < 1e-12
+    assert not case.chain.curvature(f, g, y, mask).node.any()
+    assert case.chain.local_curvature(f, g, y, mask).node.abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("size", [1.0, 400.0])
@@ -415,8 +420,8 @@ def test_nothing_possible_is_minus_infinity_and_never_nan(size: float) -> None:
     assert torch.equal(values[:, 1] > -torch.inf, torch.tensor([[True, False]]).expand(2, -1))
     assert torch.equal(labels[:, 1, 0, :3], torch.tensor([[0, 1, 2]]).expand(2, -1))
     assert values[:, 1, 0].abs().max() < 1e-9
-    assert case.chain.curvature(f, g, y, mask).unary.isfinite().all()
-    assert case.chain.local_curvature(f, g, y, mask).pairwise.isfinite().all()
+    assert case.chain.curvature(f, g, y, mask).node.isfinite().all()
+    assert case.chain.local_curvature(f, g, y, mask).next.isfinite().all()
 
 
 def test_labels_that_the_rules_forbid(oracles: ModuleType) -> None:
@@ -476,7 +481,7 @@ def test_beginnings_and_ends_of_what_is_not_padding() -> None:
     f, mask = torch.zeros(1, 3, 3, 2), torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]]).bool()
     follows = torch.tensor([[True, False], [True, True]])
     rules = Rules(follows, torch.tensor([False, True]), torch.tensor([True, False]))
-    f_, g_ = rules.restrict(f, torch.zeros(1, 2, 2), mask)
+    f_, g_ = rules.restrict((f, torch.zeros(1, 2, 2)), mask)
     banned = [[[1, 0], [0, 0], [0, 1]], [[1, 1], [0, 0], [0, 0]], [[0, 0]] * 3]
     assert (f_ == -torch.inf).int().tolist() == [banned]
     assert (g_ == -torch.inf).int().tolist() == [[[0, 1], [0, 0]]]
@@ -503,7 +508,7 @@ def test_single_precision_is_close_to_double(oracles: ModuleType) -> None:
             one = getattr(case.chain, method)(*single)
             other = getattr(case.chain, method)(*double)
             if method == "local_curvature":
-                one, other = one.unary, other.unary
+                one, other = one.node, other.node
             assert one.dtype == torch.float32
             torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
 
@@ -557,7 +562,7 @@ def test_a_detour_that_costs_more_than_a_message_can_hold(
 ) -> None:
     case = crossing(size)
     f, g, _, mask = case.tensors(dtype)
-    f_, g_ = case.chain._restricted(f, g, mask)
+    f_, g_ = restricted(case, f, g, mask)
     assert size < SAFE_SPREAD[dtype]
     assert isinstance(pass_messages(f_, g_, mask), Logs | messages._Narrowed)
     ((table,),) = Tables(case, oracles).free
@@ -576,7 +581,7 @@ def test_a_detour_that_a_label_known_makes(oracles: ModuleType) -> None:
     assert steps_to_anywhere(torch.tensor(follows)) == 2
     case = replace(random_case(0, (6,), 3, S=1, missing=1.0, bans=0.0, size=20.0), follows=follows)
     f, g, y, mask = case.tensors()
-    f_, g_ = case.chain._restricted(f, g, mask)
+    f_, g_ = restricted(case, f, g, mask)
     finite = g_[g_ > -torch.inf]
     each = float((f.amax(-1) - f.amin(-1)).max() + finite.max() - finite.min())
     assert float(restricted_spread(f_, g_, mask)) == pytest.approx(2 * each)
@@ -596,7 +601,7 @@ def test_a_detour_that_a_label_known_makes(oracles: ModuleType) -> None:
 def test_no_message_is_wider_than_the_bound(case: Case, known: bool) -> None:
     """Up to the number of ways, at most V a step."""
     f, g, y, mask = case.tensors()
-    f, g = case.chain._restricted(f, g, mask)
+    f, g = restricted(case, f, g, mask)
     if known:
         f = keep_known(f, y, mask)
     f = f.masked_fill(~mask[..., None], 0)
@@ -614,7 +619,7 @@ def test_no_message_is_wider_than_the_bound(case: Case, known: bool) -> None:
 def test_rules_keep_to_probability_space_where_that_is_safe(oracles: ModuleType) -> None:
     case = obeyed(4, (4, 3), oracles, missing=0.0, bans=0.2)
     f, g, y, mask = case.tensors()
-    f_, g_ = case.chain._restricted(f, g, mask)
+    f_, g_ = restricted(case, f, g, mask)
     assert (g_ == -torch.inf).any()
     assert not isinstance(pass_messages(f_, g_, mask), Logs)
     assert not isinstance(pass_messages(keep_known(f_, y, mask), g_, mask), Logs)
@@ -627,7 +632,7 @@ def test_rules_keep_to_probability_space_where_that_is_safe(oracles: ModuleType)
 @given(cases(sizes=(1.0, 10.0)))
 def test_both_ways_agree_under_rules(case: Case) -> None:
     f, g, y, mask = case.tensors()
-    f, g = case.chain._restricted(f, g, mask)
+    f, g = restricted(case, f, g, mask)
     f = keep_known(f, y, mask).masked_fill(~mask[..., None], 0)
     scaled, logs = Scaled(f, g, mask, True), Logs(f, g, mask)
     if not (logs.log_partition() > -torch.inf).all() or (g == -torch.inf).flatten(1).all(1).any():
@@ -678,7 +683,7 @@ def test_piecewise_slopes_and_bends_where_labels_are_missing() -> None:
     g.requires_grad_()
     assert torch.autograd.gradcheck(lambda f, g: Piecewise().log_prob(f, g, y, mask), (f, g))
     found = Piecewise().curvature(f, g, y, mask)
-    assert found.pairwise.shape == (2, 3, 3)
+    assert found.next.shape == (2, 3, 3)
 
     def slopes(f: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         f, g = f.detach().requires_grad_(), g.detach().requires_grad_()
@@ -693,12 +698,12 @@ def test_piecewise_slopes_and_bends_where_labels_are_missing() -> None:
         step = torch.zeros_like(f)
         step[:, :, t, j] = h
         bend = -(slopes(f + step, g)[0] - slopes(f - step, g)[0])[0, ..., j] / (2 * h)
-        torch.testing.assert_close(found.unary[:, j, t], bend, rtol=0, atol=1e-8)
+        torch.testing.assert_close(found.node[:, j, t], bend, rtol=0, atol=1e-8)
     for i, j in product(range(3), range(3)):
         step = torch.zeros_like(g)
         step[:, i, j] = h
         bend = -(slopes(f, g + step)[1] - slopes(f, g - step)[1])[:, i, j] / (2 * h)
-        torch.testing.assert_close(found.pairwise[:, i, j], bend, rtol=0, atol=1e-8)
+        torch.testing.assert_close(found.next[:, i, j], bend, rtol=0, atol=1e-8)
 
 
 def test_stand_ins_stay_finite_where_labels_are_missing() -> None:
@@ -749,6 +754,6 @@ def test_differences_of_a_chain_with_missing_labels(oracles: ModuleType) -> None
     found = Differences(Chain()).local_curvature(f, g, y, mask)
     exact = Chain().local_curvature(f, g, y, mask)
     known = (y >= 0) & mask
-    torch.testing.assert_close(found.unary[known], exact.unary[known], rtol=0, atol=2e-3)
-    assert found.pairwise.shape == exact.pairwise.shape
-    assert (found.unary >= 0).all()
+    torch.testing.assert_close(found.node[known], exact.node[known], rtol=0, atol=2e-3)
+    assert found.next.shape == exact.next.shape
+    assert (found.node >= 0).all()

@@ -152,8 +152,8 @@ def test_one_position_is_the_chain() -> None:
     torch.testing.assert_close(Piecewise().log_prob(f, g, y, mask), expected)
     one = Piecewise().curvature(f, g, y, mask)
     other = Chain().curvature(f, g, y, mask)
-    torch.testing.assert_close(one.unary, other.unary)
-    assert (one.pairwise == 0).all()
+    torch.testing.assert_close(one.node, other.node)
+    assert (one.next == 0).all()
 
 
 def test_without_pairwise_scores_it_is_the_chain_less_a_constant() -> None:
@@ -198,9 +198,9 @@ def test_padding_changes_nothing(case: Case, extra: int, seed: int) -> None:
         value, grad_f, grad_g = gradients(each)
         assert (grad_f[:, ~each.tensors()[3]] == 0).all()
         bend = Piecewise().curvature(*each.tensors())
-        unary = bend.unary[:, :, :T, :T]
-        assert (bend.unary[:, :, T:] == 0).all()
-        results.append([value, grad_f[:, :, :T], grad_g, unary, bend.pairwise.sum(0)])
+        unary = bend.node[:, :, :T, :T]
+        assert (bend.node[:, :, T:] == 0).all()
+        results.append([value, grad_f[:, :, :T], grad_g, unary, bend.next.sum(0)])
     for narrow, padded in zip(*results, strict=True):
         torch.testing.assert_close(narrow, padded, rtol=1e-12, atol=1e-12)
 
@@ -215,7 +215,7 @@ def test_whatever_stands_at_padding_is_ignored(junk: float) -> None:
         value = Piecewise().log_prob(f, g, y, mask)
         grads = torch.autograd.grad(value.sum(), (f, g))
         bend = Piecewise().curvature(f, g, y, mask)
-        results.append([value, *grads, bend.unary, bend.pairwise.sum(0)])
+        results.append([value, *grads, bend.node, bend.next.sum(0)])
     for clean, junky in zip(*results, strict=True):
         torch.testing.assert_close(junky, clean, rtol=0, atol=0)
 
@@ -235,8 +235,8 @@ def test_curvature_is_minus_the_hessian(size: float) -> None:
     f, g, y, mask = case.tensors()
     _, _, T, V = f.shape
     bend = Piecewise().curvature(f, g, y, mask)
-    assert torch.linalg.eigvalsh(bend.unary).min() > -1e-12
-    assert (bend.pairwise > -1e-12).all()
+    assert torch.linalg.eigvalsh(bend.node).min() > -1e-12
+    assert (bend.next > -1e-12).all()
     h = 1e-5
 
     def change(step: Tensor, letter: str) -> Tensor:
@@ -255,20 +255,20 @@ def test_curvature_is_minus_the_hessian(size: float) -> None:
             step = torch.zeros_like(f)
             step[:, :, t, j] = h
             expected = -change(step, "f")[..., j].mean(0)
-            torch.testing.assert_close(bend.unary[:, j, t], expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(bend.node[:, j, t], expected, rtol=1e-5, atol=1e-6)
     for i in range(V):
         for j in range(V):
             step = torch.zeros_like(g)
             step[:, i, j] = h
             expected = -change(step, "g")[:, i, j].mean()
-            torch.testing.assert_close(bend.pairwise.sum(0)[i, j], expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(bend.next.sum(0)[i, j], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_curvature_of_forbidden_transitions() -> None:
     bend = Piecewise().curvature(*ONE_WAY.tensors())
-    assert (bend.pairwise == 0).all()
+    assert (bend.next == 0).all()
     expected = torch.full((2, 2, 2), 0.25, dtype=torch.float64).diag_embed()
-    torch.testing.assert_close(bend.unary, expected)
+    torch.testing.assert_close(bend.node, expected)
 
 
 def test_it_is_concave() -> None:
@@ -296,4 +296,4 @@ def test_no_positions_at_all() -> None:
     f, g = torch.zeros(2, 3, 0, 4, dtype=torch.float64), torch.zeros(2, 4, 4, dtype=torch.float64)
     y, mask = torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, 0, dtype=torch.bool)
     assert (Piecewise().log_prob(f, g, y, mask) == 0).all()
-    assert (Piecewise().curvature(f, g, y, mask).pairwise == 0).all()
+    assert (Piecewise().curvature(f, g, y, mask).next == 0).all()

@@ -162,12 +162,12 @@ def test_curvature_is_symmetric_and_positive(entry: Entry) -> None:
     f, g, y, mask = latents()
     B, T = mask.shape
     curvature = structure.curvature(f, g, y, mask)
-    assert curvature.unary.shape == (B, V, T, T)
-    assert curvature.pairwise.shape == (len(mask), V, V)
-    torch.testing.assert_close(curvature.unary, curvature.unary.mT)
-    assert torch.linalg.eigvalsh(curvature.unary).min() > -1e-12
+    assert curvature.node.shape == (B, V, T, T)
+    assert curvature.next.shape == (len(mask), V, V)
+    torch.testing.assert_close(curvature.node, curvature.node.mT)
+    assert torch.linalg.eigvalsh(curvature.node).min() > -1e-12
     outside = ~(mask[:, :, None] & mask[:, None, :])
-    assert (curvature.unary.movedim(1, -1)[outside] == 0).all()
+    assert (curvature.node.movedim(1, -1)[outside] == 0).all()
 
 
 def test_a_structure_needs_log_prob_only() -> None:
@@ -244,5 +244,5 @@ def test_a_class_is_no_likelihood(likelihood: type) -> None:
 
 @pytest.mark.parametrize("likelihood", ["chian", None, 3, torch.zeros(2)])
 def test_what_is_no_likelihood(likelihood: object) -> None:
-    with pytest.raises(InputError, match="'chain', 'piecewise', a Structure or a function"):
+    with pytest.raises(InputError, match="'chain', 'piecewise', a Spec, a Structure or a function"):
         as_structure(likelihood)

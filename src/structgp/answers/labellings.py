@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from structgp.answers.draws import Draws
-from structgp.answers.potentials import Potentials
+from structgp.answers.potentials import TRANSITIONS_AT_ONCE, Potentials
 from structgp.data.batch import Batch
 from structgp.gp import Posterior
 from structgp.structures import Chain, Rules, Structure
@@ -19,8 +19,8 @@ def marginals(at: Potentials) -> Tensor:
     return at.average(at.structure.marginals(at.f, at.g, at.mask))
 
 
-def pair_marginals(at: Potentials) -> Tensor:
-    """(B, T-1, V, V) probabilities of each label and the next; 0 at padding."""
+def transition_marginals(at: Potentials) -> Tensor:
+    """(B, T-1, V, V) probabilities of each label with the next one; 0 at padding."""
     B, T, V = at.f.shape[1:]
     total = at.f.new_zeros((B, T - 1, V, V))
     for some, node, step in at.walks():
@@ -35,8 +35,8 @@ def log_prob(
     batch: Batch,
     shift: Tensor | None = None,
 ) -> Tensor:
-    """(B,) log of the probability of labelling ``batch.y``, averaged over draws; of its known part, where
-    some of it is missing."""
+    """(B,) log of the probability of labelling ``batch.y``, averaged over draws; of its known labels where
+    some are missing."""
     with torch.no_grad():
         f, g = draws.scores(posterior, batch)
         f = f if shift is None else f + shift.to(f)
@@ -60,9 +60,9 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
     there are fewer.
 
     Candidates are the 2 n best of the posterior mean (``plugged``, of one draw) and the best of each draw;
-    their probabilities are averaged over draws exactly. If the mean is itself the only draw, or n is at
-    least the number of labellings, that is exact. Cost O(B T V^2 n), and for S draws O(S B T (V^2 + S +
-    n)).
+    their probabilities are averaged over draws exactly. The result is exact if the mean is itself the only
+    draw, or n is at least the number of labellings. Cost O(B T V n (V + n)), and for S draws
+    O(S B T V^2 (S + n)).
     """
     B, T = at.mask.shape
     n_all = at.f.shape[-1] ** T if T * math.log(at.f.shape[-1]) < 30 else math.inf
@@ -78,44 +78,42 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
     for b in range(B):
         length = int(at.mask[b].sum())
         candidates = torch.unique(found[b][possible[b]], dim=0)[:, :length]
-        C = len(candidates)
-        f, mask = at.f[:, b : b + 1, :length].expand(-1, C, -1, -1), at.mask[b : b + 1, :length]
-        values = at.structure.log_prob(f, at.g, candidates, mask.expand(C, -1))  # (S, C)
-        values = torch.logsumexp(values + at.share[:, b : b + 1].log(), 0)
-        top, order = values.topk(min(n, C))
+        values = _averaged(at, b, candidates)
+        top, order = values.topk(min(n, len(candidates)))
         chosen[b, : len(top), :length] = candidates[order]
         log_probs[b, : len(top)] = top
     return chosen, log_probs
 
 
+def _averaged(at: Potentials, b: int, labels: Tensor) -> Tensor:
+    """(C,) log-probabilities, averaged over draws, of labellings (C, T) of sequence b, some at a time."""
+    T = labels.shape[1]
+    f, g, mask = _one(at, b, slice(None))
+    f, mask = f[:, :, :T], mask[:, :T]
+    g = g if g.dim() == 3 else g[:, :, : T - 1]
+    values = []
+    for some in labels.split(max(1, TRANSITIONS_AT_ONCE // max(1, f.numel() * f.shape[-1]))):
+        C = len(some)
+        tables = g if g.dim() == 3 else g.expand(-1, C, -1, -1, -1)
+        values.append(
+            at.structure.log_prob(f.expand(-1, C, -1, -1), tables, some, mask.expand(C, -1))
+        )
+    return torch.logsumexp(torch.cat(values, 1) + at.share[:, b : b + 1].log(), 0)
+
+
+def _one(at: Potentials, b: int, draws: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
+    """f, g and mask of sequence b alone, as a batch of one, under some draws."""
+    one = slice(b, b + 1)
+    g = at.g[draws] if at.g.dim() == 3 else at.g[draws][:, one]
+    return at.f[draws][:, one], g, at.mask[one]
+
+
 def sample_labellings(at: Potentials, n: int, generator: torch.Generator) -> Tensor:
     """(n, B, T) labellings drawn from the average over draws: a draw by its share, then a labelling from
-    it. 0 at padding."""
-    B, T = at.mask.shape
-    which = torch.multinomial(at.share.T, n, replacement=True, generator=generator).T  # (n, B)
-    uniform = torch.rand(n, B, T, generator=generator, dtype=at.f.dtype)
-    found = torch.zeros(n, B, T, dtype=torch.int64)
-    for some, node, step in at.walks():
-        picked = (which >= some.start) & (which < some.stop)
-        i, b = picked.nonzero(as_tuple=True)
-        if len(i):
-            found[i, b] = _walk(node, step, which[i, b] - some.start, b, uniform[i, b])
-    return torch.where(at.mask, found, 0)
-
-
-def _walk(node: Tensor, step: Tensor, s: Tensor, b: Tensor, uniform: Tensor) -> Tensor:
-    """(n, T) labels from left to right, of draws s and sequences b (n,), by inversion of uniform (n, T)."""
-    labels = [_invert(node[s, b, 0], uniform[:, 0])]
-    for t in range(1, uniform.shape[1]):
-        labels.append(_invert(step[s, b, t - 1, labels[-1]], uniform[:, t]))
-    return torch.stack(labels, 1)
-
-
-def _invert(p: Tensor, uniform: Tensor) -> Tensor:
-    """(n,) which label of p (n, V) a uniform number (n,) falls on; never one of probability 0."""
-    total = p.cumsum(-1)
-    found = (total <= (uniform * total[:, -1])[:, None]).sum(-1)
-    return found.clamp(max=p.shape[-1] - 1)
+    it. 0 at padding. Cost O(n B T V^2)."""
+    which = torch.multinomial(at.share.T, n, replacement=True, generator=generator)  # (B, n)
+    found = [at.structure.sample(*_one(at, b, some), generator) for b, some in enumerate(which)]
+    return torch.cat(found, 1)
 
 
 def viterbi(plugged: Potentials) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from structgp import answers as predict
-from structgp.answers import Boundaries, Doubt, Potentials
+from structgp.answers import Boundaries, Potentials, Uncertainty
 from structgp.data.batch import Batch, by_length, pad
 from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import MISSING, UNSEEN, LabelEncoder, check_labels
@@ -136,7 +136,7 @@ class Model:
         """(T - 1, V, V) probabilities of each label with the next one; (0, V, V) for at most one token."""
         self._require("has_walk", "pair marginals")
         V = len(self.labels.classes)
-        found = self._each(X, known, average, np.empty((0, V, V)), predict.pair_marginals)
+        found = self._each(X, known, average, np.empty((0, V, V)), predict.transition_marginals)
         lengths = [len(r) for r in self.encoder.transform(X)]
         return [p[: max(0, n - 1)] for p, n in zip(found, lengths, strict=True)]
 
@@ -182,7 +182,7 @@ class Model:
         """(T, 2) total doubt of each token, and the part that is the data's, in nats."""
 
         def ask(at: Potentials) -> Tensor:
-            doubt = predict.token_doubt(at)
+            doubt = predict.token_uncertainty(at)
             return torch.stack([doubt.total, doubt.data], -1)
 
         return self._each(X, known, average, np.empty((0, 2)), ask)
@@ -196,7 +196,7 @@ class Model:
         found = np.zeros((len(rows), 2))
         for i, at in self._one_by_one(rows, known, average):
             generator = torch.Generator().manual_seed(self.seed)
-            doubt = predict.sequence_doubt(at, _DOUBT_SAMPLES, generator)
+            doubt = predict.sequence_uncertainty(at, _DOUBT_SAMPLES, generator)
             found[i] = float(doubt.total[0]), float(doubt.data[0])
         return found
 
@@ -224,7 +224,7 @@ class Model:
         sense: str,
         average: str = "draws",
         known: Sequence[str | None] | None = None,
-    ) -> tuple[float, Doubt]:
+    ) -> tuple[float, Uncertainty]:
         """Probability of a span in one sequence, and the doubt whether it is there."""
         self._require("has_walk", "spans")
         boundaries = Boundaries.of(self.labels.classes)
@@ -241,7 +241,7 @@ class Model:
         kind = None if label is None else boundaries.kinds.index(label)
         ((_, at),) = self._one_by_one(rows, None if known is None else [known], average)
         p = predict.span_probability(at, boundaries, start, stop, sense, kind)
-        return float(at.average(p[:, None])[0]), predict.event_doubt(p, at.share[:, 0])
+        return float(at.average(p[:, None])[0]), predict.event_uncertainty(p, at.share[:, 0])
 
     def draw_marginals(
         self, X: Sequence[Any], average: str = "draws"

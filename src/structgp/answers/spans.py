@@ -1,8 +1,8 @@
 """Probabilities of spans, exact under each draw.
 
 Where one span ends and the next begins is a question about two neighbouring labels, as conlleval reads them
-(``metrics.chunks``). So whether a span is there is a product of transition matrices of the Markov chain
-that a draw's labelling is, with what does not agree left out.
+(``metrics.chunks``). Under one draw the labelling is a Markov chain, so the probability of a span is a
+product of its transition matrices, restricted to the labels that agree with the span.
 
     'covers' : tokens start to stop all belong to one span, which may be longer;
     'bounds' : a span of any label begins at start and ends before stop;
@@ -25,9 +25,8 @@ SENSES = ("covers", "bounds", "exact")
 
 @dataclass(frozen=True)
 class Boundaries:
-    """kinds : types of spans. inside : (K, V), whether a label is of a span of that type. parts : (V, V),
-    whether
-    a span ends or begins between one label and the next."""
+    """kinds : types of spans. inside : (K, V), whether a label belongs to a span of that type. parts :
+    (V, V), whether a span ends or begins between one label and the next."""
 
     kinds: list[str]
     inside: Tensor
@@ -50,7 +49,7 @@ class Boundaries:
 
     @property
     def joined(self) -> Tensor:
-        """(V, V), whether two labels go on with one span; outside of spans nothing does."""
+        """(V, V), whether one span goes on from one label to the next; never outside of spans."""
         return ~self.parts
 
 
@@ -82,8 +81,8 @@ def likely_spans(
     at: Potentials, boundaries: Boundaries, least: float
 ) -> list[tuple[int, int, int, float]]:
     """Every span (start, stop, type) of one sequence whose averaged probability is at least ``least``, with
-    that probability, most probable first. Cost O(S T L K V^2) for spans up to L tokens and K types; what is
-    not likely to be covered is not followed further."""
+    that probability, most probable first. Cost O(S T L K V^2) for spans up to L tokens and K types; a span
+    that is not covered with that probability is not extended."""
     node, step = at.structure.walk(at.f, at.g, at.mask)
     joined, parts = boundaries.joined.to(node), boundaries.parts.to(node)
     share, T = at.share[:, 0], node.shape[2]

@@ -1,11 +1,11 @@
-"""Where doubt comes from: the data, or the model.
+"""Where uncertainty comes from: the data (aleatoric), or the model (epistemic).
 
     H[E p]  =  E H[p]  +  (H[E p] - E H[p])
     total   =  data    +  model
 
 E averages over the posterior. The data's part would remain if the functions were known: tokens that are
 ambiguous in themselves. The model's part, the mutual information of label and functions, is what more
-labels would take away. In nats.
+labels would remove. In nats.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from structgp.answers.potentials import Potentials
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """total, data and model : of equal shape, total = data + model."""
+class Uncertainty:
+    """total = data + model, all of one shape."""
 
     total: Tensor
     data: Tensor
@@ -31,40 +31,34 @@ class Doubt:
         return self.total - self.data
 
 
-def token_doubt(at: Potentials) -> Doubt:
+def token_uncertainty(at: Potentials) -> Uncertainty:
     """(B, T) of the label of each token; 0 at padding."""
     each = at.structure.marginals(at.f, at.g, at.mask)
-    return Doubt(_entropy(at.average(each)), at.average(_entropy(each)))
+    return Uncertainty(_entropy(at.average(each)), at.average(_entropy(each)))
 
 
-def event_doubt(p: Tensor, share: Tensor) -> Doubt:
-    """() of whether something is so, from its probability (S,) under each draw."""
+def event_uncertainty(p: Tensor, share: Tensor) -> Uncertainty:
+    """() of whether an event happens, from its probability (S,) under each draw."""
     both = torch.stack([p, 1 - p], -1).clamp(0, 1)
-    return Doubt(_entropy(share @ both), share @ _entropy(both))
+    return Uncertainty(_entropy(share @ both), share @ _entropy(both))
 
 
-def sequence_doubt(at: Potentials, n_samples: int, generator: torch.Generator) -> Doubt:
-    """(B,) of the whole labelling. The data's part is exact, from the chain's own entropy; the model's is
-    estimated from ``n_samples`` labellings, each under all draws, and is exact for a single draw. Cost
-    O(S B T (V^2 + n_samples))."""
-    data = at.average(torch.cat([_walk_entropy(node, step) for _, node, step in at.walks()]))
+def sequence_uncertainty(at: Potentials, n_samples: int, generator: torch.Generator) -> Uncertainty:
+    """(B,) of the whole labelling. The data's part is exact, from the entropy under each draw; the model's
+    is estimated from ``n_samples`` labellings, each under all draws, and is exact for a single draw. Cost
+    O(S B T V^2 n_samples)."""
+    data = at.average(at.structure.entropy(at.f, at.g, at.mask))
     if len(at.f) == 1:
-        return Doubt(data, data)
+        return Uncertainty(data, data)
     values = torch.zeros(len(data), dtype=data.dtype)
     for y in sample_labellings(at, n_samples, generator):
         log_p = at.structure.log_prob(at.f, at.g, y, at.mask)  # (S, B)
         # What y tells of the draw it came from: the divergence of p(draw | y) from the shares.
         posterior = (log_p + at.share.log()).softmax(0)
         values += (torch.xlogy(posterior, posterior) - torch.xlogy(posterior, at.share)).sum(0)
-    return Doubt(data + values / n_samples, data)
+    return Uncertainty(data + values / n_samples, data)
 
 
 def _entropy(p: Tensor) -> Tensor:
     """(...) of p (..., V)."""
     return -torch.xlogy(p, p).sum(-1)
-
-
-def _walk_entropy(node: Tensor, step: Tensor) -> Tensor:
-    """(S, B) entropy of a Markov chain: of its first label, and of each next one given the one before."""
-    first = _entropy(node[:, :, 0])
-    return first + (node[:, :, :-1] * _entropy(step)).sum((-1, -2))

@@ -8,39 +8,42 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 
 @dataclass(frozen=True)
 class Curvature:
     """Minus the second derivatives of log p(y | f, g), averaged over draws.
 
-    unary : (B, R, T, T), for each direction over the positions of its sequence; positive semi-definite.
-    pairwise : (B, V, V), for each pair of labels.
+    node : (B, R, T, T), for each direction over the positions of its sequence; positive semi-definite.
+    next : (B, V, V), for each label with the next one; (B, T-1, V, V) where g has a table per position.
     """
 
     node: Tensor
     next: Tensor
 
     def __post_init__(self) -> None:
-        _check_pairs(self.next)
+        _check_next(self.next)
 
 
 @dataclass(frozen=True)
 class LocalCurvature:
-    """The same position by position. unary : (B, T, R), not negative. pairwise : (B, V, V)."""
+    """The same position by position. node : (B, T, R), not negative. next : (B, V, V), or (B, T-1, V, V)
+    where g has a table per position."""
 
     node: Tensor
     next: Tensor
 
     def __post_init__(self) -> None:
-        _check_pairs(self.next)
+        _check_next(self.next)
 
 
-def _check_pairs(pairwise: Tensor) -> None:
+def _check_next(table: Tensor) -> None:
     # (V, V) would be spread over the batch without a word.
-    if pairwise.dim() != 3:
-        raise ValueError(f"pairwise curvature is {tuple(pairwise.shape)}; return (B, V, V)")
+    if table.dim() not in (3, 4):
+        raise ValueError(
+            f"curvature of next has shape {tuple(table.shape)}; return (B, V, V), or (B, T-1, V, V)"
+        )
 
 
 class Structure(ABC):
@@ -56,8 +59,9 @@ class Structure(ABC):
 
         Parameters
         ----------
-        f : (S, B, T, V) unary latent values.
-        g : (S, V, V) pairwise latent values, row = from, column = to.
+        f : (S, B, T, V) scores of labels.
+        g : (S, V, V) scores of transitions, row = from, column = to; (S, B, T-1, V, V) where they depend
+            on features, which only a structure that declares such transitions is given.
         y : (B, T) integer labels; entries where ``mask`` is false are ignored. A negative one is missing:
             only a structure that ``handles_missing`` is given such.
         mask : (B, T) true at real positions, which come first in each row.
@@ -78,7 +82,15 @@ class Structure(ABC):
     def walk(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The labelling as a Markov chain from the first position to the last: node marginals (S, B, T, V),
         and transition matrices (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
-        raise NotImplementedError(f"{type(self).__name__} is no Markov chain")
+        raise NotImplementedError(f"{type(self).__name__} offers no Markov chain")
+
+    def sample(self, f: Tensor, g: Tensor, mask: Tensor, generator: Generator) -> Tensor:
+        """(S, B, T) one labelling per draw and sequence, drawn from p(y | f, g); 0 at padding."""
+        raise NotImplementedError(f"{type(self).__name__} offers no labellings to draw")
+
+    def entropy(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
+        """(S, B) entropy of p(y | f, g) over labellings, in nats."""
+        raise NotImplementedError(f"{type(self).__name__} offers no entropy")
 
     def n_best(self, f: Tensor, g: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """The n most probable labellings of each draw: labels (S, B, n, T), 0 at padding, and their
@@ -99,7 +111,7 @@ class Structure(ABC):
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> LocalCurvature:
         """``curvature`` without what positions have in common, which a structure may know at less cost;
-        its pairwise part may then leave it out as well."""
+        its ``next`` may then leave it out as well."""
         whole = self.curvature(f, g, y, mask, *(() if basis is None else (basis,)))
         return LocalCurvature(whole.node.diagonal(dim1=-1, dim2=-2).mT, whole.next)
 
@@ -125,8 +137,18 @@ class Structure(ABC):
 
     @property
     def has_walk(self) -> bool:
-        """Whether ``walk`` is there, which pair, span and entropy answers come from."""
+        """Whether ``walk`` is there, which answers about transitions and spans come from."""
         return type(self).walk is not Structure.walk
+
+    @property
+    def has_sample(self) -> bool:
+        """Whether ``sample`` is there."""
+        return type(self).sample is not Structure.sample
+
+    @property
+    def has_entropy(self) -> bool:
+        """Whether ``entropy`` is there."""
+        return type(self).entropy is not Structure.entropy
 
     @property
     def has_n_best(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is impossible has a score of -inf: one mechanism for rules, for labels known and for labels missing.
+"""What is impossible has a score of -inf: one mechanism for rules, known labels and missing labels.
 
 A rule that label j never follows i puts -inf at g[i, j]; one on how a sequence begins or ends, or a label
 that is known, puts -inf at the other labels of its position. What remains is summed over or maximised as
@@ -7,6 +7,7 @@ before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,16 +23,17 @@ class Rules:
     starts: Tensor
     ends: Tensor
 
-    def restrict(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """f (S, B, T, V) and g (S, V, V) with -inf at what is not allowed."""
+    def restrict(self, scores: Sequence[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
+        """Scores (S, B, T, V) of nodes and, if given, (..., V, V) of transitions, with -inf at what is not
+        allowed."""
+        f, *tables = scores
         follows, starts, ends = (x.to(f.device) for x in (self.follows, self.starts, self.ends))
         last = mask.clone()
         last[:, :-1] &= ~mask[:, 1:]
         banned = last[..., None] & ~ends  # (B, T, V)
         banned[:, 0] |= ~starts
-        return f.masked_fill(banned & mask[..., None], -torch.inf), g.masked_fill(
-            ~follows, -torch.inf
-        )
+        nodes = f.masked_fill(banned & mask[..., None], -torch.inf)
+        return nodes, *(g.masked_fill(~follows, -torch.inf) for g in tables)
 
     @cached_property
     def is_free(self) -> bool:

@@ -1,8 +1,8 @@
 """The linear chain: structured softmax over label sequences (``eq:struct-softmax``).
 
-p(y | f, g) = exp(sum_t f[t, y_t] + sum_t g[y_t-1, y_t]) / Z(f, g).
+p(y | f, g) = exp(sum_t f[t, y_t] + sum_t g[y_t-1, y_t]) / Z(f, g),
 
-Sums over labellings are the recursions of ``messages``; here are what they are asked for.
+with one table g for all positions or one per position. Answers are those of the compiled program.
 """
 
 from __future__ import annotations
@@ -10,87 +10,100 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from structgp.errors import InputError
 from structgp.structures.base import Curvature, LocalCurvature, Structure
-from structgp.structures.linear_chain.messages import log_partition, node_marginals, pass_messages
-from structgp.structures.linear_chain.n_best import n_best_viterbi
+from structgp.structures.layout import Layout
 from structgp.structures.linear_chain.second_moments import chain_curvature
 from structgp.structures.masks import Rules, keep_known, some_missing
-
-TRANSITIONS_AT_ONCE = 1 << 23
+from structgp.structures.program import Program, compile
+from structgp.structures.spec import Spec, chain
 
 
 class Chain(Structure):
-    """Linear-chain structured softmax, of the labellings that ``rules`` allow. Labels y that are missing
-    (negative) are summed out. Cost of each method, but where it says so: O(S B T V^2)."""
+    """Linear-chain structured softmax over the labellings that ``rules`` allow, of the templates that
+    ``spec`` declares. Labels y that are missing (negative) are summed out. With ``chain(order=0)`` tokens
+    are independent and g is not read. Cost O(S B T V^2) unless a method says otherwise."""
 
     rules: Rules | None = None
+    spec: Spec = chain()
 
-    def __init__(self, rules: Rules | None = None) -> None:
+    def __init__(self, rules: Rules | None = None, spec: Spec | None = None) -> None:
         self.rules = None if rules is None or rules.is_free else rules
+        self.spec = Chain.spec if spec is None else spec
+        if self.spec.likelihood != "exact":
+            raise InputError(
+                "spec", f"{self.spec} is not a chain", "pass chain(), or use Piecewise"
+            )
 
-    def _restricted(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return (f, g) if self.rules is None else self.rules.restrict(f, g, mask)
+    def __repr__(self) -> str:
+        return f"Chain({'' if self.rules is None else 'rules, '}spec={self.spec})"
+
+    def _program(self, mask: Tensor) -> Program:
+        return compile(self.spec, Layout(mask), self.rules)
+
+    def _scores(self, f: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        return (f, g) if self.spec.order else (f,)
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        f, g = self._restricted(f, g, mask)
-        if some_missing(y, mask):
-            score = log_partition(keep_known(f, y, mask), g, mask)
-        else:
-            score = labelling_score(f, g, y, mask)
-        return _normalised(score, log_partition(f, g, mask))
+        value = self._program(mask).log_prob(self._scores(f, g), y)
+        # The engine asks for a gradient in g, which is 0 without transitions.
+        return value if self.spec.order or not g.requires_grad else value + 0 * g.sum()
 
     def marginals(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        with torch.no_grad():
-            return node_marginals(*self._restricted(f, g, mask), mask)
+        return self._program(mask).node_marginals(self._scores(f, g))
 
     def walk(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return pass_messages(*self._restricted(f, g, mask), mask).walk()
+        return self._program(mask).walk(self._scores(f, g))
 
     def decode(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        """Viterbi."""
-        with torch.no_grad():
-            return _viterbi(*self._restricted(f, g, mask), mask)
+        return self._program(mask).decode(self._scores(f, g))
 
     def n_best(self, f: Tensor, g: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """Cost O(S B T V^2 n)."""
-        with torch.no_grad():
-            f, g = self._restricted(f, g, mask)
-            labels, scores = n_best_viterbi(f, g, mask, n)
-            return labels, _normalised(scores, log_partition(f, g, mask)[..., None])
+        """Cost O(S B T V n (V + n))."""
+        return self._program(mask).n_best(self._scores(f, g), n)
+
+    def sample(self, f: Tensor, g: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+        return self._program(mask).sample(self._scores(f, g), generator)
+
+    def entropy(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
+        return self._program(mask).entropy(self._scores(f, g))
 
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
-        """Exact chain second moments, the same for every y that is known throughout; cost O(S B T^2 V^3).
-        Positions whose label is missing count as flat, so that what they leave is concave; pairs of
+        """Exact second moments of nodes, the same for every y that is known throughout; cost
+        O(S B T^2 V^3). Exact for a shared table, too; tables by position have that of ``local_curvature``.
+        Positions whose label is missing count as flat, so that what they leave is concave; transitions of
         their sequences bend as ``local_curvature`` has it."""
         with torch.no_grad():
-            walk = pass_messages(*self._restricted(f, g, mask), mask).walk()
-            found = chain_curvature(*walk, mask, basis)
-            if not some_missing(y, mask):
-                return found
+            found = chain_curvature(*self.walk(f, g, mask), mask, basis)
             known = (y >= 0) & mask
-            part = (known != mask).any(-1)[:, None, None]
-            left = self.local_curvature(f, g, y, mask, basis).next
+            part = (known != mask).any(-1)  # (B,) some label is missing
+            exact = g.dim() == 3 and self.spec.order > 0
+            if exact and not bool(part.any()):
+                return found
+            local = self.local_curvature(f, g, y, mask, basis).next
+            if exact:
+                local = torch.where(part[:, None, None], local, found.next)
             both = known[:, None, :, None] & known[:, None, None]
-            return Curvature(found.node * both, torch.where(part, left, found.next))
+            return Curvature(found.node * both, local)
 
     def local_curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> LocalCurvature:
-        """Variances of each label, and of each pair of neighbours; cost O(S B T V^2). With labels missing,
-        what those variances lose by the labels that are known; what they gain counts as flat."""
+        """Variances of each label, and of each label with the next one. With labels missing, what those
+        variances lose by the labels that are known; what they gain counts as flat."""
         with torch.no_grad():
-            f, g = self._restricted(f, g, mask)
-            found = _variances(f, g, mask, basis)
+            program = self._program(mask)
+            scores = program.restrict(self._scores(f, g))
+            node, transition = program.variances(scores, basis)
             if some_missing(y, mask):
-                left = _variances(keep_known(f, y, mask), g, mask, basis)
-                found = LocalCurvature(
-                    (found.node - left.node).clamp(min=0),
-                    (found.next - left.next).clamp(min=0),
-                )
-            return found
+                told = keep_known(scores[0], y, mask), *scores[1:]
+                node_left, left = program.variances(told, basis)
+                node, transition = node - node_left, transition - left
+            if not self.spec.order:
+                transition = torch.zeros_like(transition)
+            return LocalCurvature(node.clamp(min=0), transition.clamp(min=0))
 
     @property
     def takes_single(self) -> bool:
@@ -103,45 +116,3 @@ class Chain(Structure):
     @property
     def ignores_shift(self) -> bool:
         return True
-
-
-def _variances(f: Tensor, g: Tensor, mask: Tensor, basis: Tensor | None) -> LocalCurvature:
-    # Some draws at a time: there is a transition matrix for each position of each.
-    at_once = max(1, TRANSITIONS_AT_ONCE // max(1, f[0].numel() * f.shape[-1]))
-    unary, pairwise = f.new_zeros(()), f.new_zeros(())
-    for some, scores in zip(f.split(at_once), g.split(at_once), strict=True):
-        node, pair = pass_messages(some, scores, mask).pair_variances()
-        first = node if basis is None else node @ basis
-        second = node if basis is None else node @ basis.square()
-        unary = unary + (second - first.square()).clamp(min=0).sum(0)
-        pairwise = pairwise + pair.sum(0)
-    return LocalCurvature(unary / len(f), pairwise / len(f))
-
-
-def _normalised(score: Tensor, log_z: Tensor) -> Tensor:
-    """Log-probabilities; -inf of all where there is no labelling at all."""
-    return torch.where(log_z > -torch.inf, score - log_z, -torch.inf)
-
-
-def labelling_score(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """(S, B) unnormalised log-score of the labelling y (the numerator of the softmax)."""
-    y = torch.where(mask, y, 0)
-    unary = f.gather(-1, y.expand(f.shape[0], -1, -1).unsqueeze(-1)).squeeze(-1)
-    score = torch.where(mask, unary, 0).sum(-1)
-    pairs = g[:, y[:, :-1], y[:, 1:]]  # (S, B, T-1)
-    return score + torch.where(mask[:, 1:], pairs, 0).sum(-1)
-
-
-def _viterbi(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    T = f.shape[2]
-    best = f[:, :, 0]
-    stay = torch.arange(f.shape[-1], device=f.device)
-    came_from = []
-    for t in range(1, T):
-        score, origin = (best[..., :, None] + g[:, None]).max(-2)
-        best = torch.where(mask[:, t, None], score + f[:, :, t], best)
-        came_from.append(torch.where(mask[:, t, None], origin, stay))
-    labels = [best.argmax(-1)]
-    for origin in reversed(came_from):
-        labels.append(origin.gather(-1, labels[-1][..., None]).squeeze(-1))
-    return torch.where(mask, torch.stack(labels[::-1], -1), 0)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 
-# A unit of work: up to so many chains of one draw. Pairwise gradients are summed unit by unit.
+# A unit of work: up to so many chains of one draw. Gradients of a shared table are summed unit by unit.
 CHAINS_AT_ONCE = 16
 # Products of a number by a number below which a second thread does not pay.
 WORTH_A_THREAD = 1_000_000
@@ -40,10 +40,11 @@ class Compiled:
     """What ``Scaled`` is, for float32 and float64 on the CPU.
 
     ``spread`` : largest log-ratio within a message that the potentials allow; inf or nan where some of
-    them are. log Z is -inf where a sequence has no labelling."""
+    them are. log Z is -inf where a sequence has no labelling. With tables by position their exponentials,
+    O(T V^2) per sequence, are most of the work."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
-        self._shape, lengths = f.shape, mask.sum(-1).numpy()
+        self._shape, lengths, self._shared = f.shape, mask.sum(-1).numpy(), g.dim() == 3
         self._given = f.detach().contiguous().numpy(), g.detach().contiguous().numpy(), lengths
         log_z, spread = self._empty(*f.shape[:2]), self._empty(*f.shape[:2])
         self._share(_forward, log_z, spread)
@@ -86,12 +87,14 @@ class Compiled:
         return self._log_z.clone()
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of log Z times weight (S, B): node marginals (S, B, T, V) and pair marginals (S, V, V), these
-        summed over sequences."""
+        """Of log Z times weight (S, B): in f (S, B, T, V), and in g: (S, V, V), summed over sequences and
+        positions, for a shared table, else (S, B, T-1, V, V)."""
         S, B, T, V = self._shape
-        nodes, pairs = self._empty(S, B, T, V), self._empty(S, -(-B // CHAINS_AT_ONCE), V, V)
-        self._share(_backward, weight.detach().contiguous().numpy(), nodes, pairs)
-        return torch.from_numpy(nodes), torch.from_numpy(pairs).sum(1)
+        each = (-(-B // CHAINS_AT_ONCE),) if self._shared else (B, T - 1)
+        nodes, tables = self._empty(S, B, T, V), self._empty(S, *each, V, V)
+        self._share(_backward, weight.detach().contiguous().numpy(), nodes, tables)
+        found = torch.from_numpy(tables)
+        return torch.from_numpy(nodes), found.sum(1) if self._shared else found
 
     def node_marginals(self) -> Tensor:
         return self.gradients(torch.ones_like(self._log_z))[0]
@@ -104,13 +107,14 @@ class Compiled:
         self._share(_walk, nodes, steps)
         return torch.from_numpy(nodes), torch.from_numpy(steps)
 
-    def pair_variances(self) -> tuple[Tensor, Tensor]:
-        """Node marginals (S, B, T, V), and for each pair of labels p (1 - p) summed over neighbouring
-        positions, (S, B, V, V)."""
+    def next_variances(self) -> tuple[Tensor, Tensor]:
+        """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V), summed
+        over positions, for a shared table, else (S, B, T-1, V, V)."""
         S, B, T, V = self._shape
-        nodes, pairs = self._empty(S, B, T, V), self._empty(S, B, V, V)
-        self._share(_pair_variances, nodes, pairs)
-        return torch.from_numpy(nodes), torch.from_numpy(pairs)
+        each = (B,) if self._shared else (B, T - 1)
+        nodes, tables = self._empty(S, B, T, V), self._empty(S, *each, V, V)
+        self._share(_next_variances, nodes, tables)
+        return torch.from_numpy(nodes), torch.from_numpy(tables)
 
 
 @_reordered
@@ -135,16 +139,16 @@ def _multiply(matrix: Any, vector: Any, out: Any) -> None:
 
 
 @_compiled
-def _add_pairs(alpha: Any, passed: Any, n: int, weight: Any, pair: Any) -> None:
-    """pair (V, V) += weight * sum_t alpha[t - 1] passed[t]^T, four positions at a time: one way to the
-    memory of ``pair`` for four sums."""
-    V, t = len(pair), 1
+def _add_transitions(alpha: Any, passed: Any, n: int, weight: Any, table: Any) -> None:
+    """table (V, V) += weight * sum_t alpha[t - 1] passed[t]^T, four positions at a time: one way to the
+    memory of ``table`` for four sums."""
+    V, t = len(table), 1
     while t + 4 <= n:
         for i in range(V):
             a, b = weight * alpha[t - 1, i], weight * alpha[t, i]
             c, d = weight * alpha[t + 1, i], weight * alpha[t + 2, i]
             for j in range(V):
-                pair[i, j] += (
+                table[i, j] += (
                     a * passed[t, j]
                     + b * passed[t + 1, j]
                     + c * passed[t + 2, j]
@@ -155,8 +159,50 @@ def _add_pairs(alpha: Any, passed: Any, n: int, weight: Any, pair: Any) -> None:
         for i in range(V):
             a = weight * alpha[t - 1, i]
             for j in range(V):
-                pair[i, j] += a * passed[t, j]
+                table[i, j] += a * passed[t, j]
         t += 1
+
+
+@_compiled
+def _set_transitions(alpha: Any, edge: Any, passed: Any, n: int, weight: Any, out: Any) -> None:
+    """out (T-1, V, V) <- weight * alpha[t] edge[t] passed[t + 1], position by position."""
+    V = edge.shape[1]
+    for t in range(n - 1):
+        for i in range(V):
+            a = weight * alpha[t, i]
+            for j in range(V):
+                out[t, i, j] = a * edge[t, i, j] * passed[t + 1, j]
+    out[max(n - 1, 0) :].fill(0)
+
+
+@_compiled
+def _set_steps(edge: Any, beta: Any, passed: Any, n: int, out: Any) -> None:
+    """out (T-1, V, V) <- transition matrices of the posterior."""
+    V = out.shape[1]
+    for t in range(n - 1):
+        for i in range(V):
+            # A label that nothing can follow: a row of zeros.
+            total = 1 / beta[t, i] if beta[t, i] > 0 else beta[t, i]
+            for j in range(V):
+                weight = edge[i, j] if edge.ndim == 2 else edge[t, i, j]
+                out[t, i, j] = weight * passed[t + 1, j] * total
+    out[max(n - 1, 0) :].fill(0)
+
+
+@_compiled
+def _set_variances(alpha: Any, edge: Any, passed: Any, n: int, out: Any) -> None:
+    """out <- p (1 - p) of each transition: (V, V), summed over positions, or (T-1, V, V)."""
+    V = edge.shape[-1]
+    out.fill(0)
+    for t in range(n - 1):
+        for i in range(V):
+            for j in range(V):
+                if edge.ndim == 2:
+                    p = alpha[t, i] * edge[i, j] * passed[t + 1, j]
+                    out[i, j] += p - p * p
+                else:
+                    p = alpha[t, i] * edge[t, i, j] * passed[t + 1, j]
+                    out[t, i, j] = p - p * p
 
 
 @_reordered
@@ -192,6 +238,17 @@ def _exponentiate_edges(g: Any, edge: Any, edge_t: Any) -> Any:
 
 
 @_compiled
+def _exponentiate_all(g: Any, n: int, edge: Any, edge_t: Any) -> Any:
+    """The same of the first n tables (T-1, V, V): the sum of the maxima and the largest spread."""
+    total, widest = 0.0, g.dtype.type(0)
+    for t in range(n):
+        high, spread = _exponentiate_edges(g[t], edge[t], edge_t[t])
+        total += high
+        widest = spread if spread > widest or spread != spread else widest
+    return total, widest
+
+
+@_compiled
 def _exponentiate_nodes(f: Any, n: int, node: Any) -> Any:
     """node (T, V) <- exp(f - max f), position by position, of the first n. Returns the sum of the maxima
     and the largest spread."""
@@ -216,8 +273,10 @@ def _forward_chain(node: Any, edge_t: Any, n: int, alpha: Any, prior: Any, inver
     for t in range(n):
         if t == 0:
             prior[t].fill(1)
-        else:
+        elif edge_t.ndim == 2:  # numba compiles the branch that is taken
             _multiply(edge_t, alpha[t - 1], prior[t])
+        else:
+            _multiply(edge_t[t - 1], alpha[t - 1], prior[t])
         for v in range(node.shape[1]):
             alpha[t, v] = prior[t, v] * node[t, v]
         total = _sum(alpha[t])
@@ -234,63 +293,16 @@ def _forward_chain(node: Any, edge_t: Any, n: int, alpha: Any, prior: Any, inver
 
 
 @_compiled
-def _space(T: int, V: int, like: Any) -> Any:
-    """Work space of one thread: node, alpha, prior, inverse; edge, its transpose."""
-    dtype = like.dtype
-    chain = np.empty((T, V), dtype), np.empty((T, V), dtype), np.empty((T, V), dtype)
-    return *chain, np.empty(T, dtype), np.empty((V, V), dtype), np.empty((V, V), dtype)
-
-
-@_compiled
-def _forward(f: Any, g: Any, lengths: Any, log_z: Any, spread: Any, first: int, last: int) -> None:
-    _, B, T, V = f.shape
-    node, alpha, prior, inverse, edge, edge_t = _space(T, V, f)
-    blocks = -(-B // CHAINS_AT_ONCE)
-    for unit in range(first, last):
-        s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        g_max, g_spread = _exponentiate_edges(g[s], edge, edge_t)
-        for b in range(start, min(B, start + CHAINS_AT_ONCE)):
-            n = lengths[b]
-            total, f_spread = _exponentiate_nodes(f[s, b], n, node)
-            total += _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            log_z[s, b] = total + max(n - 1, 0) * g_max
-            spread[s, b] = f_spread + g_spread
-
-
-@_compiled
-def _backward(
-    f: Any, g: Any, lengths: Any, weight: Any, nodes: Any, pairs: Any, first: int, last: int
-) -> None:
-    _, B, T, V = f.shape
-    node, alpha, prior, inverse, edge, edge_t = _space(T, V, f)
-    beta, passed = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
-    blocks = -(-B // CHAINS_AT_ONCE)
-    for unit in range(first, last):
-        s, block = unit // blocks, unit % blocks
-        pair = pairs[s, block]
-        pair.fill(0)
-        _exponentiate_edges(g[s], edge, edge_t)
-        for b in range(block * CHAINS_AT_ONCE, min(B, (block + 1) * CHAINS_AT_ONCE)):
-            n = lengths[b]
-            _exponentiate_nodes(f[s, b], n, node)
-            _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            _backward_chain(node, edge, n, inverse, beta, passed)
-            _node_marginals(prior, passed, n, weight[s, b], nodes[s, b])
-            _add_pairs(alpha, passed, n, weight[s, b], pair)
-        for i in range(V):
-            for j in range(V):
-                pair[i, j] *= edge[i, j]
-
-
-@_compiled
 def _backward_chain(node: Any, edge: Any, n: int, inverse: Any, beta: Any, passed: Any) -> None:
     """Row t of beta (T, V) <- what all that follows says of position t; of passed (T, V) <- what t then
     passes back to the position before."""
     for t in range(n - 1, -1, -1):
         if t == n - 1:
             beta[t].fill(1)
-        else:
+        elif edge.ndim == 2:
             _multiply(edge, passed[t + 1], beta[t])
+        else:
+            _multiply(edge[t], passed[t + 1], beta[t])
         for v in range(node.shape[1]):
             passed[t, v] = node[t, v] * inverse[t] * beta[t, v]
 
@@ -304,50 +316,105 @@ def _node_marginals(prior: Any, passed: Any, n: int, weight: Any, out: Any) -> N
 
 
 @_compiled
-def _walk(f: Any, g: Any, lengths: Any, nodes: Any, steps: Any, first: int, last: int) -> None:
-    _, B, T, V = f.shape
-    node, alpha, prior, inverse, edge, edge_t = _space(T, V, f)
-    beta, passed = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
-    blocks = -(-B // CHAINS_AT_ONCE)
-    for unit in range(first, last):
-        s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        _exponentiate_edges(g[s], edge, edge_t)
-        for b in range(start, min(B, start + CHAINS_AT_ONCE)):
-            n = lengths[b]
-            _exponentiate_nodes(f[s, b], n, node)
-            _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            _backward_chain(node, edge, n, inverse, beta, passed)
-            _node_marginals(prior, passed, n, f.dtype.type(1), nodes[s, b])
-            steps[s, b, max(n - 1, 0) :].fill(0)
-            for t in range(n - 1):
-                for i in range(V):
-                    # A label that nothing can follow: a row of zeros.
-                    total = 1 / beta[t, i] if beta[t, i] > 0 else beta[t, i]
-                    for j in range(V):
-                        steps[s, b, t, i, j] = edge[i, j] * passed[t + 1, j] * total
+def _space(f: Any, g: Any) -> Any:
+    """Work space of one thread: node, alpha, prior, inverse; edges, their transposes; beta, passed."""
+    T, V = f.shape[2:]
+    dtype = f.dtype
+    edges = g.shape[1:] if g.ndim == 3 else g.shape[2:]
+    chain = np.empty((T, V), dtype), np.empty((T, V), dtype), np.empty((T, V), dtype)
+    tables = np.empty(edges, dtype), np.empty(edges, dtype)
+    return *chain, np.empty(T, dtype), *tables, np.empty((T, V), dtype), np.empty((T, V), dtype)
 
 
 @_compiled
-def _pair_variances(
-    f: Any, g: Any, lengths: Any, nodes: Any, pairs: Any, first: int, last: int
-) -> None:
-    _, B, T, V = f.shape
-    node, alpha, prior, inverse, edge, edge_t = _space(T, V, f)
-    beta, passed = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
+def _forward(f: Any, g: Any, lengths: Any, log_z: Any, spread: Any, first: int, last: int) -> None:
+    B = f.shape[1]
+    node, alpha, prior, inverse, edge, edge_t, _, _ = _space(f, g)
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        _exponentiate_edges(g[s], edge, edge_t)
+        if g.ndim == 3:
+            g_max, g_spread = _exponentiate_edges(g[s], edge, edge_t)
         for b in range(start, min(B, start + CHAINS_AT_ONCE)):
             n = lengths[b]
+            if g.ndim == 3:
+                tops = max(n - 1, 0) * g_max
+            else:
+                tops, g_spread = _exponentiate_all(g[s, b], n - 1, edge, edge_t)
+            total, f_spread = _exponentiate_nodes(f[s, b], n, node)
+            total += _forward_chain(node, edge_t, n, alpha, prior, inverse)
+            log_z[s, b] = total + tops
+            spread[s, b] = f_spread + g_spread
+
+
+@_compiled
+def _backward(
+    f: Any, g: Any, lengths: Any, weight: Any, nodes: Any, tables: Any, first: int, last: int
+) -> None:
+    _, B, _, V = f.shape
+    node, alpha, prior, inverse, edge, edge_t, beta, passed = _space(f, g)
+    blocks = -(-B // CHAINS_AT_ONCE)
+    for unit in range(first, last):
+        s, block = unit // blocks, unit % blocks
+        if g.ndim == 3:
+            table = tables[s, block]
+            table.fill(0)
+            _exponentiate_edges(g[s], edge, edge_t)
+        for b in range(block * CHAINS_AT_ONCE, min(B, (block + 1) * CHAINS_AT_ONCE)):
+            n = lengths[b]
+            if g.ndim == 5:
+                _exponentiate_all(g[s, b], n - 1, edge, edge_t)
+            _exponentiate_nodes(f[s, b], n, node)
+            _forward_chain(node, edge_t, n, alpha, prior, inverse)
+            _backward_chain(node, edge, n, inverse, beta, passed)
+            _node_marginals(prior, passed, n, weight[s, b], nodes[s, b])
+            if g.ndim == 3:
+                _add_transitions(alpha, passed, n, weight[s, b], table)
+            else:
+                _set_transitions(alpha, edge, passed, n, weight[s, b], tables[s, b])
+        if g.ndim == 3:
+            for i in range(V):
+                for j in range(V):
+                    table[i, j] *= edge[i, j]
+
+
+@_compiled
+def _walk(f: Any, g: Any, lengths: Any, nodes: Any, steps: Any, first: int, last: int) -> None:
+    B = f.shape[1]
+    node, alpha, prior, inverse, edge, edge_t, beta, passed = _space(f, g)
+    blocks = -(-B // CHAINS_AT_ONCE)
+    for unit in range(first, last):
+        s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
+        if g.ndim == 3:
+            _exponentiate_edges(g[s], edge, edge_t)
+        for b in range(start, min(B, start + CHAINS_AT_ONCE)):
+            n = lengths[b]
+            if g.ndim == 5:
+                _exponentiate_all(g[s, b], n - 1, edge, edge_t)
             _exponentiate_nodes(f[s, b], n, node)
             _forward_chain(node, edge_t, n, alpha, prior, inverse)
             _backward_chain(node, edge, n, inverse, beta, passed)
             _node_marginals(prior, passed, n, f.dtype.type(1), nodes[s, b])
-            total = pairs[s, b]
-            total.fill(0)
-            for t in range(1, n):
-                for i in range(V):
-                    for j in range(V):
-                        p = alpha[t - 1, i] * edge[i, j] * passed[t, j]
-                        total[i, j] += p - p * p
+            _set_steps(edge, beta, passed, n, steps[s, b])
+
+
+@_compiled
+def _next_variances(
+    f: Any, g: Any, lengths: Any, nodes: Any, tables: Any, first: int, last: int
+) -> None:
+    B = f.shape[1]
+    node, alpha, prior, inverse, edge, edge_t, beta, passed = _space(f, g)
+    blocks = -(-B // CHAINS_AT_ONCE)
+    for unit in range(first, last):
+        s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
+        if g.ndim == 3:
+            _exponentiate_edges(g[s], edge, edge_t)
+        for b in range(start, min(B, start + CHAINS_AT_ONCE)):
+            n = lengths[b]
+            if g.ndim == 5:
+                _exponentiate_all(g[s, b], n - 1, edge, edge_t)
+            _exponentiate_nodes(f[s, b], n, node)
+            _forward_chain(node, edge_t, n, alpha, prior, inverse)
+            _backward_chain(node, edge, n, inverse, beta, passed)
+            _node_marginals(prior, passed, n, f.dtype.type(1), nodes[s, b])
+            _set_variances(alpha, edge, passed, n, tables[s, b])

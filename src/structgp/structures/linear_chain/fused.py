@@ -58,9 +58,10 @@ class Saved:
 
 
 def supports(f: Tensor, g: Tensor, mask: Tensor) -> bool:
-    """Whether f (S, B, T, V), g (S, V, V) and mask (B, T) can be taken here."""
+    """Whether f (S, B, T, V), g (S, V, V) and mask (B, T) can be taken here; tables by position cannot."""
     return (
-        (f.is_cuda or _interpreted())
+        g.dim() == 3
+        and (f.is_cuda or _interpreted())
         and f.dtype == g.dtype
         and f.dtype in _LOW
         and f.numel() > 0

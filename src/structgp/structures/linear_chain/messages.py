@@ -41,8 +41,8 @@ class Messages(Protocol):
     def log_partition(self) -> Tensor: ...  # (S, B)
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of log Z times weight (S, B): node marginals (S, B, T, V) and pair marginals (S, V, V), these
-        summed over sequences."""
+        """Of log Z times weight (S, B): in f (S, B, T, V), and in g: (S, V, V), summed over sequences and
+        positions, for a shared table, else (S, B, T-1, V, V)."""
         ...
 
     def node_marginals(self) -> Tensor: ...  # (S, B, T, V)
@@ -52,14 +52,14 @@ class Messages(Protocol):
         (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
         ...
 
-    def pair_variances(self) -> tuple[Tensor, Tensor]:
-        """Node marginals (S, B, T, V), and for each pair of labels p (1 - p) summed over neighbouring
-        positions, (S, B, V, V)."""
+    def next_variances(self) -> tuple[Tensor, Tensor]:
+        """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V), summed
+        over positions, for a shared table, else (S, B, T-1, V, V)."""
         ...
 
 
 def log_partition(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    """(S, B) log Z, differentiable once in f and g."""
+    """(S, B) log Z of f (S, B, T, V) and g (S, V, V) or (S, B, T-1, V, V), differentiable once in both."""
     return _LogPartition.apply(f, g, mask)
 
 
@@ -90,14 +90,15 @@ def node_marginals(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
 
 
 def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
-    """The forward pass over f (S, B, T, V) and g (S, V, V)."""
+    """The forward pass over f (S, B, T, V) and g (S, V, V) or (S, B, T-1, V, V)."""
     quick = _in_compiled_loops(f, g, mask)
     if quick is not None and quick.spread <= SAFE_SPREAD[f.dtype]:
         return quick
     # Whatever stands at padding, infinite or nan, has no part in any of it.
     f = f.masked_fill(~mask[..., None], 0)
-    spread = (f.amax(-1) - f.amin(-1)).amax() if f.numel() else f.new_zeros(())
-    spread = spread + (g.amax((-1, -2)) - g.amin((-1, -2))).amax()
+    if g.dim() > 3:
+        g = g.masked_fill(~(mask[:, 1:] & mask[:, :-1])[..., None, None], 0)
+    spread = _widest(f, (-1,)) + _widest(g, (-1, -2))
     restricted = bool(spread == torch.inf)
     if restricted:
         spread = restricted_spread(f, g, mask)
@@ -121,8 +122,8 @@ class _Narrowed:
         return self._messages.log_partition().float()
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        nodes, pairs = self._messages.gradients(weight.double())
-        return nodes.float(), pairs.float()
+        nodes, tables = self._messages.gradients(weight.double())
+        return nodes.float(), tables.float()
 
     def node_marginals(self) -> Tensor:
         return self._messages.node_marginals().float()
@@ -131,9 +132,19 @@ class _Narrowed:
         nodes, steps = self._messages.walk()
         return nodes.float(), steps.float()
 
-    def pair_variances(self) -> tuple[Tensor, Tensor]:
-        nodes, pairs = self._messages.pair_variances()
-        return nodes.float(), pairs.float()
+    def next_variances(self) -> tuple[Tensor, Tensor]:
+        nodes, tables = self._messages.next_variances()
+        return nodes.float(), tables.float()
+
+
+def _widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Tensor:
+    """() largest difference between entries of x within ``dims``, with minima taken of ``lowest`` if given;
+    inf where all entries are -inf."""
+    if not x.numel():
+        return x.new_zeros(())
+    top = x.amax(dims)
+    width = top - (x if lowest is None else lowest).amin(dims)
+    return width.masked_fill(top == -torch.inf, torch.inf).amax()
 
 
 def _in_compiled_loops(f: Tensor, g: Tensor, mask: Tensor) -> Any:
@@ -160,14 +171,13 @@ def restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     position: an upper bound.
 
     A label that not every label can precede is reached on a detour, and each step of it may cost the
-    spread of the scores that are left. Bans in the midst of a sequence may make it as long as the sequence.
+    spread of the scores that are left. Bans in the middle of a sequence may make it as long as the
+    sequence; with a table per position, what any of them forbids counts as forbidden.
     """
-    spread = sum(
-        (x.amax(dims) - x.masked_fill(x == -torch.inf, torch.inf).amin(dims)).amax()
-        for x, dims in ((f, (-1,)), (g, (-1, -2)))
-    )
-    assert isinstance(spread, Tensor)
-    banned = (g == -torch.inf).any(0)
+    spread = f.new_zeros(())
+    for x, dims in ((f, (-1,)), (g, (-1, -2))):
+        spread = spread + _widest(x, dims, x.masked_fill(x == -torch.inf, torch.inf))
+    banned = (g == -torch.inf).flatten(0, -3).any(0)
     if not bool(banned.any()):
         return spread  # from any label to any in one step
     inner = mask.clone()

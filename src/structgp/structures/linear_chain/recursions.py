@@ -1,7 +1,8 @@
 """Forward-backward as torch operations, a position at a time: in probability space, and in log space.
 
 Both hold what the forward pass found, and give log Z, its gradients, which are the marginals, and the
-posterior as a Markov chain.
+posterior as a Markov chain. Transition scores are one shared table, (S, V, V), or a table per position,
+(S, B, T-1, V, V).
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from torch import Tensor
 class _Walked:
     """What is read off the posterior as a Markov chain."""
 
+    shared: bool
+
     def walk(self) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
-    def pair_variances(self) -> tuple[Tensor, Tensor]:
-        """Node marginals (S, B, T, V), and for each pair of labels p (1 - p) summed over neighbouring
-        positions, (S, B, V, V)."""
+    def next_variances(self) -> tuple[Tensor, Tensor]:
+        """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V), summed
+        over positions, for a shared table, else (S, B, T-1, V, V)."""
         node, step = self.walk()
-        pair = node[:, :, :-1, :, None] * step
-        return node, (pair - pair.square()).sum(2)
+        both = node[:, :, :-1, :, None] * step
+        bend = both - both.square()
+        return node, bend.sum(2) if self.shared else bend
 
 
 class Scaled(_Walked):
@@ -29,21 +33,33 @@ class Scaled(_Walked):
     some scores are -inf, and a message may be empty."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor, restricted: bool = False) -> None:
-        self.mask = mask
+        self.mask, self.shared = mask, g.dim() == 3
         self.f_max = f.amax(-1)  # (S, B, T)
-        self.g_max = g.amax((-1, -2))  # (S,)
+        self.g_max = g.amax((-1, -2))  # (S,) or (S, B, T-1)
         # Time first: each step then reads one contiguous (S, B, V) slab.
         self.node = torch.exp(f - self.f_max[..., None]).permute(2, 0, 1, 3).contiguous()
-        self.edge = torch.exp(g - self.g_max[:, None, None])  # (S, V, V)
+        self.edge = torch.exp(g - self.g_max[..., None, None])  # as g
         self.alpha = torch.empty_like(self.node)
         self.scale = self.node.new_empty((*self.node.shape[:-1], 1))
         alpha = self.node
         for t in range(self.node.shape[0]):
-            alpha = self.node[0] if t == 0 else torch.bmm(alpha, self.edge).mul_(self.node[t])
+            alpha = self.node[0] if t == 0 else self._ahead(alpha, t - 1).mul_(self.node[t])
             torch.sum(alpha, -1, keepdim=True, out=self.scale[t])
             if restricted:
                 self.scale[t].clamp_(min=torch.finfo(f.dtype).tiny)
             alpha = torch.div(alpha, self.scale[t], out=self.alpha[t])
+
+    def _ahead(self, alpha: Tensor, t: int) -> Tensor:
+        """(S, B, V) a message at t times the transitions to t + 1."""
+        if self.shared:
+            return torch.bmm(alpha, self.edge)
+        return (alpha[..., None, :] @ self.edge[:, :, t]).squeeze(-2)
+
+    def _back(self, passed: Tensor, t: int) -> Tensor:
+        """(S, B, V) the transitions from t to t + 1 times what t + 1 passes back."""
+        if self.shared:
+            return torch.bmm(passed, self.edge.mT)
+        return (self.edge[:, :, t] @ passed[..., None]).squeeze(-1)
 
     @property
     def ends_nowhere(self) -> bool:
@@ -54,14 +70,15 @@ class Scaled(_Walked):
     def log_partition(self) -> Tensor:
         # Padding comes last, so the recursion may run into it: its terms are left out here.
         terms = self.scale.squeeze(-1).log().permute(1, 2, 0) + self.f_max
-        steps = (self.mask.sum(-1) - 1).clamp(min=0)
-        return torch.where(self.mask, terms, 0).sum(-1) + steps * self.g_max[:, None]
+        total = torch.where(self.mask, terms, 0).sum(-1)
+        if self.shared:
+            return total + (self.mask.sum(-1) - 1).clamp(min=0) * self.g_max[:, None]
+        return total + torch.where(self.mask[:, 1:], self.g_max, 0).sum(-1)
 
     def _incoming(self) -> Tensor:
         """(T, S, B, V) node * beta / scale: what a position passes back to the one before it."""
         passed = torch.empty_like(self.node)
         n_steps = self.node.shape[0]
-        edge_t = self.edge.transpose(-1, -2)
         here = (self.node / self.scale) * self.mask.T[:, None, :, None]
         follows = torch.zeros_like(self.mask)
         follows[:, :-1] = self.mask[:, 1:]
@@ -69,7 +86,7 @@ class Scaled(_Walked):
         for t in reversed(range(n_steps)):
             if t < n_steps - 1:
                 # The last real position has nothing after it: its beta is 1.
-                beta = torch.bmm(passed[t + 1], edge_t)
+                beta = self._back(passed[t + 1], t)
                 beta.masked_fill_(~follows[:, t, None], 1.0)
             torch.mul(here[t], beta, out=passed[t])
         return passed
@@ -82,45 +99,59 @@ class Scaled(_Walked):
         # times passed_t gives the same product without dividing by a node that may be tiny.
         prior = torch.ones_like(self.alpha)
         n_steps = self.alpha.shape[0]
-        if n_steps > 1:
+        if n_steps > 1 and self.shared:
             S, B, V = self.alpha.shape[1:]
             before = self.alpha[:-1].transpose(0, 1).reshape(S, -1, V)
             moved = torch.bmm(before, self.edge).reshape(S, n_steps - 1, B, V).transpose(0, 1)
             prior[1:] = moved
+        elif n_steps > 1:
+            before = self.alpha[:-1].permute(1, 2, 0, 3)[..., None, :]
+            prior[1:] = (before @ self.edge).squeeze(-2).permute(2, 0, 1, 3)
         return (prior * passed).permute(1, 2, 0, 3)
 
     def walk(self) -> tuple[Tensor, Tensor]:
         """The posterior as a Markov chain: node marginals (S, B, T, V), and transition matrices
         (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
         passed = self._incoming()
-        weight = self.edge[:, None, None] * passed[1:].permute(1, 2, 0, 3)[..., None, :]
+        edge = self.edge[:, None, None] if self.shared else self.edge
+        weight = edge * passed[1:].permute(1, 2, 0, 3)[..., None, :]
         total = weight.sum(-1, keepdim=True)
         return self._nodes(passed), weight / torch.where(total > 0, total, 1)
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of log Z times weight (S, B): node marginals (S, B, T, V) and pair marginals (S, V, V), these
-        summed over sequences."""
+        """Of log Z times weight (S, B): in f (S, B, T, V), and in g: (S, V, V), summed over sequences and
+        positions, for a shared table, else (S, B, T-1, V, V)."""
         passed = self._incoming()
-        S, _, V = self.alpha.shape[1:]
-        before = (self.alpha[:-1] * weight[..., None]).transpose(0, 1).reshape(S, -1, V)
-        after = passed[1:].transpose(0, 1).reshape(S, -1, V)
-        pairs = self.edge * torch.bmm(before.transpose(-1, -2), after)
-        return weight[..., None, None] * self._nodes(passed), pairs
+        before = self.alpha[:-1] * weight[..., None]
+        if self.shared:
+            S, _, V = self.alpha.shape[1:]
+            flat = before.transpose(0, 1).reshape(S, -1, V)
+            after = passed[1:].transpose(0, 1).reshape(S, -1, V)
+            tables = self.edge * torch.bmm(flat.transpose(-1, -2), after)
+        else:
+            tables = self.edge * before.permute(1, 2, 0, 3)[..., None]
+            tables *= passed[1:].permute(1, 2, 0, 3)[..., None, :]
+        return weight[..., None, None] * self._nodes(passed), tables
 
 
 class Logs(_Walked):
     """Forward-backward in log space: any potentials, -inf included."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
-        self.f, self.g, self.mask = f, g, mask
+        self.f, self.mask, self.shared = f, mask, g.dim() == 3
+        self.g = g[:, None, None] if self.shared else g  # (S, B or 1, T-1 or 1, V, V)
         self.alpha = torch.empty_like(f)
         alpha = f[:, :, 0]
         for t in range(f.shape[2]):
             if t > 0:
-                moved = torch.logsumexp(alpha[..., :, None] + g[:, None], -2) + f[:, :, t]
+                moved = torch.logsumexp(alpha[..., :, None] + self._table(t), -2) + f[:, :, t]
                 alpha = torch.where(mask[:, t, None], moved, alpha)
             self.alpha[:, :, t] = alpha
         self.last = alpha
+
+    def _table(self, t: int) -> Tensor:
+        """(S, B or 1, V, V) scores of the transitions into t."""
+        return self.g[:, :, 0 if self.shared else t - 1]
 
     def log_partition(self) -> Tensor:
         log_z = torch.logsumexp(self.last, -1)
@@ -130,7 +161,7 @@ class Logs(_Walked):
         beta = torch.zeros_like(self.f)
         for t in reversed(range(self.f.shape[2] - 1)):
             ahead = self.f[:, :, t + 1] + beta[:, :, t + 1]
-            moved = torch.logsumexp(self.g[:, None] + ahead[..., None, :], -1)
+            moved = torch.logsumexp(self._table(t + 1) + ahead[..., None, :], -1)
             beta[:, :, t] = torch.where(self.mask[:, t + 1, None], moved, 0)
         return beta
 
@@ -148,17 +179,21 @@ class Logs(_Walked):
 
     def walk(self) -> tuple[Tensor, Tensor]:
         beta = self._beta()
-        weight = self.g[:, None, None] + (self.f + beta)[:, :, 1:, None, :]
+        weight = self.g + (self.f + beta)[:, :, 1:, None, :]
         # A label that nothing can follow is never visited: its row may be anything finite.
         step = torch.softmax(weight, -1).nan_to_num(0)
         return self._nodes(beta), torch.where(self.mask[:, 1:, None, None], step, 0)
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         beta, log_z = self._beta(), self._total()
-        pairs = torch.zeros_like(self.g)
+        tables = torch.zeros_like(self.g)
         for t in range(1, self.f.shape[2]):
-            ahead = (self.f + beta)[:, :, t, None, :] + self.g[:, None]
-            pair = torch.exp(self.alpha[:, :, t - 1, :, None] + ahead - log_z)
-            pair = torch.where(self.mask[:, t, None, None], pair * weight[..., None, None], 0)
-            pairs += pair.sum(1)
-        return weight[..., None, None] * self._nodes(beta), pairs
+            ahead = (self.f + beta)[:, :, t, None, :] + self._table(t)
+            p = torch.exp(self.alpha[:, :, t - 1, :, None] + ahead - log_z)
+            p = torch.where(self.mask[:, t, None, None], p * weight[..., None, None], 0)
+            if self.shared:
+                tables[:, 0, 0] += p.sum(1)
+            else:
+                tables[:, :, t - 1] = p
+        nodes = weight[..., None, None] * self._nodes(beta)
+        return nodes, tables[:, 0, 0] if self.shared else tables

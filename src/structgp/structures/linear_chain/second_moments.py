@@ -24,20 +24,20 @@ def chain_curvature(
     """Curvature from node marginals (S, B, T, V) and transition matrices (S, B, T-1, V, V), along the
     columns of ``basis`` (V, R), or of each label.
 
-    All pairs (t, t + d) at once for each distance d: O(S B T^2 V^3) time in T batched products,
+    All positions t and t + d at once for each distance d: O(S B T^2 V^3) time in T batched products,
     O(S B T V^2) memory. Labels that are far apart forget each other: it ends at the first distance where
     nothing is larger than ``NEGLIGIBLE``.
     """
     S, B, T, V = node.shape
     R = V if basis is None else basis.shape[1]
-    unary = node.new_zeros((B, R, T, T))
+    nodes = node.new_zeros((B, R, T, T))
     along = node if basis is None else node @ basis  # (S, B, T, R) the mean
     second = node if basis is None else node @ basis.square()
-    unary.diagonal(dim1=-1, dim2=-2).copy_((second - along.square()).mean(0).mT)
+    nodes.diagonal(dim1=-1, dim2=-2).copy_((second - along.square()).mean(0).mT)
 
-    pair = node[:, :, :-1, :, None] * step  # (S, B, T-1, V, V): p(y_t = i, y_t+1 = j)
+    both = node[:, :, :-1, :, None] * step  # (S, B, T-1, V, V): p(y_t = i, y_t+1 = j)
     # Variance of the number of i -> j in a sequence: equal places, then places d apart.
-    pairwise = (pair - pair.square()).sum(2).mean(0)
+    counts = (both - both.square()).sum(2).mean(0)
     # reach: C[t, t + d]; short: C[t, t + d - 1]
     short = torch.eye(V, dtype=node.dtype, device=node.device).expand(S, B, T, V, V)
     reach = step
@@ -46,17 +46,17 @@ def chain_curvature(
             product = node[:, :, :-d] * reach.diagonal(dim1=-1, dim2=-2)
         else:
             product = ((reach @ basis) * (node[:, :, :-d, :, None] * basis)).sum(-2)
-        both = (product - along[:, :, :-d] * along[:, :, d:]).mean(0)
-        both = torch.where(mask[:, d:, None], both, 0).mT
-        largest = float(both.abs().max()) if both.numel() else 0.0
-        unary.diagonal(offset=d, dim1=-1, dim2=-2).copy_(both)
-        unary.diagonal(offset=-d, dim1=-1, dim2=-2).copy_(both)
+        apart = (product - along[:, :, :-d] * along[:, :, d:]).mean(0)
+        apart = torch.where(mask[:, d:, None], apart, 0).mT
+        largest = float(apart.abs().max()) if apart.numel() else 0.0
+        nodes.diagonal(offset=d, dim1=-1, dim2=-2).copy_(apart)
+        nodes.diagonal(offset=-d, dim1=-1, dim2=-2).copy_(apart)
         if d < T - 1:
-            again = short[:, :, 1 : T - d].mT * step[:, :, d:] - pair[:, :, d:]
-            again = pair[:, :, :-d] * again
-            pairwise = pairwise + 2 * again.sum(2).mean(0)
+            again = short[:, :, 1 : T - d].mT * step[:, :, d:] - both[:, :, d:]
+            again = both[:, :, :-d] * again
+            counts = counts + 2 * again.sum(2).mean(0)
             largest = max(largest, float(again.abs().max()))
             short, reach = reach, reach[:, :, :-1] @ step[:, :, d:]
         if largest < NEGLIGIBLE:
             break
-    return Curvature(unary, pairwise)
+    return Curvature(nodes, counts)

@@ -1,4 +1,4 @@
-"""A likelihood that is a function: the engine needs its values, and nothing else of it.
+"""A likelihood that is a function: the engine needs nothing of it but its values.
 
 Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 """
@@ -18,30 +18,31 @@ from torch import Tensor
 from structgp.errors import InputError, LikelihoodError, StructgpWarning
 from structgp.structures.base import Structure
 from structgp.structures.opaque.detect import Found, Kind, find_kind
+from structgp.structures.opaque.finite import one_table
 from structgp.structures.opaque.user_function import Caller, name_of, told
 
-CHUNKS_A_WORKER = 4
-"""Sequences differ in length: a worker that is done early then has something left to take."""
+CHUNKS_PER_WORKER = 4
+"""Sequences differ in length: a worker that finishes early can take another chunk."""
 
 
 class BlackBox(Structure):
-    """log p(y | f, g) as a callable computes it, in torch or NumPy, with or without a gradient.
+    """log p(y | f, g) computed by a callable, in torch or NumPy, with or without a gradient.
 
-    What the callable works with is found by calling it on a small example (``probe``). Only its
-    ``log_prob`` is known; a likelihood that can also give marginals, a decoding or curvature should
-    subclass :class:`Structure`.
+    Which of these it is, ``probe`` finds out by calling it on a small example. A likelihood that also
+    offers marginals, decoding or curvature should subclass :class:`Structure`. Transitions that depend on
+    features are refused: the function sees one table g.
 
     Parameters
     ----------
     function : log-probabilities of one sequence, ``function(f, g, y)`` with f (S, T, V) and
-        g (S, V, V) float64, y (T,) label indices from 0 to V - 1 -> (S,) real numbers, one a draw;
-        each draw for itself. With an attribute ``handles_missing = True`` it may be given -1 in y, for
-        a label that is missing. -inf is a labelling that is impossible; nan and +inf are errors.
-        NumPy functions have read-only arrays, torch functions copies.
+        g (S, V, V) float64, y (T,) label indices from 0 to V - 1 -> (S,) real numbers, one per draw,
+        each computed from that draw alone. With an attribute ``handles_missing = True`` it may be given
+        -1 in y, for a label that is missing. -inf means that a labelling is impossible; nan and +inf are
+        errors. NumPy functions are given read-only arrays, torch functions copies.
     batched : the function computes a whole batch, ``function(f, g, y, mask)`` with f (S, B, T, V),
         g (S, V, V), y and mask (B, T) -> (S, B). Where the mask is false, f and y are 0 and must
         not count.
-    n_jobs : processes that share the sequences of a batch, -1 for one a core. Only for NumPy
+    n_jobs : processes that share the sequences of a batch, -1 for one per core. Only for NumPy
         functions of one sequence; ignored for others. joblib must be able to pickle the function,
         which it can for most closures and lambdas.
     """
@@ -51,11 +52,13 @@ class BlackBox(Structure):
     ) -> None:
         if not callable(function):
             raise InputError(
-                "likelihood", f"a {type(function).__name__} cannot be called", "pass a function"
+                "structure", f"a {type(function).__name__} cannot be called", "pass a function"
             )
         if not isinstance(n_jobs, int | np.integer) or n_jobs == 0:
             raise InputError(
-                "n_jobs", f"{n_jobs!r} is no number of processes", "pass 1 or more, or -1"
+                "n_jobs",
+                f"must be an integer other than 0, got {n_jobs!r}",
+                "pass 1 or more, or -1",
             )
         self.function = function
         self.batched = batched
@@ -66,10 +69,9 @@ class BlackBox(Structure):
         return f"BlackBox({name_of(self.function)}, batched={self.batched}, n_jobs={self.n_jobs})"
 
     def probe(self, n_labels: int) -> Kind:
-        """What the function works with, from a trial on n_labels labels the first time it is asked.
-
-        'torch with gradient', 'numpy', or 'torch, values only'. Warns if the function carries a
-        gradient that differences of its values contradict: that is then not used.
+        """'torch with gradient', 'numpy', or 'torch, values only', found by a trial with n_labels labels at
+        the first call. Warns if the function carries a gradient that differences of its values contradict;
+        that gradient is not used.
         """
         if self._found is None:
             self._found = find_kind(self._caller, n_labels)
@@ -84,23 +86,23 @@ class BlackBox(Structure):
 
     @property
     def kind(self) -> Kind:
-        """What ``probe`` found; tries 3 labels if it was never asked. A function that knows only
-        another number of labels must be probed with that first."""
+        """What ``probe`` found; it tries 3 labels if it was not called before. A function that only works
+        with another number of labels must be probed with that number first."""
         return self.probe(3)
 
     @property
     def gradient_problem(self) -> str | None:
-        """Why a gradient that the function carries is not used."""
+        """Why the gradient that the function carries is not used; None if it is, or there is none."""
         return self._found.gradient_problem if self._found else None
 
     @property
     def ignores_shift(self) -> bool:
-        """Whether it was so wherever it was tried, by ``probe``; False where it has not been."""
+        """Whether all trials of ``probe`` found it so; False before the first."""
         return self._found is not None and self._found.ignores_shift
 
     @property
     def handles_missing(self) -> bool:
-        """As the function's attribute of that name says."""
+        """The function's attribute of that name; False without one."""
         return getattr(self.function, "handles_missing", False) is True
 
     @property
@@ -108,7 +110,8 @@ class BlackBox(Structure):
         return self.kind == "torch with gradient"
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """One call a sequence, or one a batch in the batched form; 0 for a sequence of nothing."""
+        """One call per sequence, or per batch in the batched form; 0 for an empty sequence."""
+        one_table(g)
         kind = self.probe(f.shape[-1])
         full = torch.zeros(f.shape[:2], dtype=torch.float64, device=f.device)
         real = mask.any(-1).nonzero().squeeze(-1)
@@ -153,10 +156,10 @@ class BlackBox(Structure):
         return torch.stack(values, 1)
 
     def _pool(self, f: Tensor, g: Tensor, y: Tensor, lengths: list[int], real: list[int]) -> Tensor:
-        """NumPy values of the real sequences, (S, len(real)), from as many processes as asked for.
+        """(S, len(real)) NumPy values of the sequences that have tokens, computed by ``n_jobs`` processes.
 
-        A task is some sequences with all draws, or, if there are fewer sequences than processes, one
-        sequence with some of the draws.
+        A task is some sequences with all draws; with fewer sequences than processes, one sequence with
+        some of the draws.
         """
         from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 
@@ -168,7 +171,7 @@ class BlackBox(Structure):
             return torch.from_numpy(_work(caller, g_, items))
         pieces = min(S, math.ceil(n_jobs / n)) if n < n_jobs else 1
         draws = np.array_split(np.arange(S), pieces)
-        groups = np.array_split(np.array(real), min(n, CHUNKS_A_WORKER * n_jobs))
+        groups = np.array_split(np.array(real), min(n, CHUNKS_PER_WORKER * n_jobs))
         tasks = [
             delayed(_work)(
                 caller,
@@ -179,7 +182,7 @@ class BlackBox(Structure):
             for s in draws
         ]
         try:
-            # The processes are the parallelism: each one's libraries keep to one thread.
+            # One thread per process: the processes already use all cores.
             with parallel_config("loky", n_jobs=n_jobs, inner_max_num_threads=1):
                 parts = Parallel(batch_size=1, max_nbytes=None)(tasks)
         except LikelihoodError:
@@ -188,7 +191,7 @@ class BlackBox(Structure):
             raise LikelihoodError(
                 caller.place,
                 f"could not be computed in {n_jobs} processes: {told(error)}",
-                "pass n_jobs=1, or see that joblib can pickle it",
+                "pass n_jobs=1, or make sure that joblib can pickle it",
             ) from error
         rows = [np.concatenate(parts[i : i + pieces]) for i in range(0, len(parts), pieces)]
         return torch.from_numpy(np.concatenate(rows, 1))

@@ -29,9 +29,9 @@ CLOSE = 2e-3
 
 @dataclass(frozen=True)
 class Found:
-    """kind : what the function works with. gradient_problem : why the gradient that it carries is
-    not used, None if it carries none or it is right. ignores_shift : whether no trial changed when
-    a number was added to all labels of a position."""
+    """kind : what the function works with. gradient_problem : why the gradient that it carries is not
+    used; None if it is right, or there is none. ignores_shift : True if adding a number to all labels of
+    a position changed no trial."""
 
     kind: Kind
     gradient_problem: str | None = None
@@ -41,9 +41,8 @@ class Found:
 def find_kind(caller: Caller, n_labels: int) -> Found:
     """Tries, in this order, tensors that require grad, NumPy arrays, and plain tensors.
 
-    A function that returns a differentiable tensor has its gradient compared with differences of
-    its values, along random directions of f and of g. Whether a shift of all labels changes anything is
-    tried as well. About 24 calls with S < 6, T = 3.
+    The gradient of a differentiable result is compared with differences of the values, along random
+    directions of f and of g. A shift of all labels is tried as well. About 24 calls with S < 6, T = 3.
     """
     with warnings.catch_warnings():
         # NumPy code warns of tensors that it was never meant for.
@@ -72,7 +71,7 @@ def _find_kind(caller: Caller, n_labels: int) -> Found:
         return Found("torch, values only")
     except LikelihoodError as error:
         with_torch = error
-    # A plain tensor passes for an array in most of NumPy, so its error is the telling one.
+    # Most of NumPy accepts a plain tensor, so the error with tensors is the informative one.
     arguments = "(f, g, y, mask)" if caller.batched else "(f, g, y)"
     raise LikelihoodError(
         caller.place,
@@ -83,7 +82,8 @@ def _find_kind(caller: Caller, n_labels: int) -> Found:
 
 
 class Example:
-    """Three positions, n_labels labels, and more draws or fewer than either."""
+    """Latent values to try a function on: 3 positions, n_labels labels, and a number of draws that differs
+    from both, so that a mixed-up dimension shows."""
 
     def __init__(self, caller: Caller, n_labels: int) -> None:
         self.caller = caller
@@ -106,7 +106,7 @@ class Example:
         return f if self.mask is None else f.masked_fill(~self.mask[..., None], 0)
 
     def _labellings(self) -> Iterator[Tensor]:
-        """A function may hold most labellings impossible: random ones, and of one label each."""
+        """Random labellings, and those of one label throughout: most may be impossible."""
         generator = torch.Generator().manual_seed(1)
         shape = (*self.batch, N_POSITIONS)
         for label in range(N_TRIES):
@@ -130,13 +130,13 @@ class Example:
         self.caller.numpy(self.f.numpy(), self.g.numpy(), y.numpy(), mask)
 
     def ignores_shift(self, kind: Kind) -> bool:
-        """Whether values stay what they are, for every labelling tried that has finite ones."""
+        """Whether a shift of all labels changed no finite value, over all labellings tried."""
         shape = (*self.f.shape[:-1], 1)
         moved, tried = self._padded(self.f + SHIFT * self._normal(*shape)), 0
         for y, _ in zip(self._labellings(), range(N_SHIFTS), strict=False):
             try:
                 before, after = (self._plain(kind, f, y) for f in (self.f, moved))
-            except LikelihoodError:  # a labelling that the function has no word for
+            except LikelihoodError:  # a labelling that the function cannot take
                 continue
             finite = before.isfinite()
             tried += int(finite.sum())
@@ -162,7 +162,7 @@ class Example:
             return self.caller.torch(f, g, y, self.mask)
 
     def gradient_problem(self, y: Tensor) -> str | None:
-        """What is wrong with the gradient that the values carry; None if nothing is."""
+        """What is wrong with the gradient of the values; None if nothing is."""
         with torch.enable_grad():
             f, g = self.f.clone().requires_grad_(), self.g.clone().requires_grad_()
             values = self.caller.torch(f, g, y, self.mask)

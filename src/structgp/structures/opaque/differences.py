@@ -1,8 +1,8 @@
 """Gradient and curvature of a likelihood that only has values, by central differences.
 
-One position's scores moved up and down tell the slope and the bend there, whatever the function is:
-2 (T V + V^2) values a draw, without the noise of estimators that work from random draws. Where sequences
-are short and labels few that is little, and the second-order fit can be had for any function.
+Each score is moved up and down, which gives slope and curvature there for any function: 2 (T V + V^2)
+values per draw, without the noise of estimators that work from random draws. Where sequences are short and
+labels few that is cheap, and any function can be fitted with second-order inference.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from structgp.structures.base import LocalCurvature, Structure
-from structgp.structures.opaque.finite import all_finite
+from structgp.structures.opaque.finite import all_finite, one_table
 
 SLOPE_STEP = 1e-2
 BEND_STEP = 0.1
@@ -29,8 +29,8 @@ Values = Callable[[Tensor, Tensor], Tensor]
 
 
 class Differences(Structure):
-    """``inner`` with a gradient and a curvature position by position. What bends up counts as flat.
-    ``n_values`` counts how often it was asked, sequences times draws."""
+    """``inner`` with a gradient and a curvature position by position. Negative curvature counts as 0.
+    ``n_values`` counts the values asked for, sequences times draws."""
 
     def __init__(self, inner: Structure) -> None:
         self.inner, self.n_values = inner, 0
@@ -41,7 +41,8 @@ class Differences(Structure):
         return 2 * (n_positions * n_labels + n_labels**2)
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        # Where a shift says nothing, one label's slope is minus the sum of the others'.
+        one_table(g)
+        # Where a shift changes nothing, one label's slope is minus the sum of the others'.
         directions = f.shape[-1] - int(self.ignores_shift)
         return _Values.apply(f, g, lambda f, g: self._finite(f, g, y, mask), directions)
 
@@ -57,20 +58,21 @@ class Differences(Structure):
         def values(f: Tensor, g: Tensor) -> Tensor:
             return self._finite(f, g, y, mask)
 
+        one_table(g)
         with torch.no_grad():
             basis = torch.eye(f.shape[-1]).to(f) if basis is None else basis
             middle = values(f, g)
             bend = [
                 (2 * middle - up - down).mean(0) / BEND_STEP**2
-                for up, down in _moved_unary(values, f, g, BEND_STEP * basis)
+                for up, down in _moved_nodes(values, f, g, BEND_STEP * basis)
             ]
-            unary = torch.stack(bend, -1).view(len(mask), f.shape[2], basis.shape[1])  # (B, T, R)
-            pairs = [
+            node = torch.stack(bend, -1).view(len(mask), f.shape[2], basis.shape[1])  # (B, T, R)
+            bend = [
                 (2 * middle - up - down).mean(0) / BEND_STEP**2
-                for up, down in _moved_pairs(values, f, g, BEND_STEP)
+                for up, down in _moved_table(values, f, g, BEND_STEP)
             ]
-            pairwise = torch.stack(pairs, -1).view(len(mask), *g.shape[1:])
-            return LocalCurvature(unary.clamp(min=0) * mask[..., None], pairwise.clamp(min=0))
+            table = torch.stack(bend, -1).view(len(mask), *g.shape[1:])
+            return LocalCurvature(node.clamp(min=0) * mask[..., None], table.clamp(min=0))
 
     def _finite(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         found = self.inner.log_prob(f, g, y, mask)
@@ -108,19 +110,19 @@ class _Values(torch.autograd.Function):
         eye = torch.eye(f.shape[-1]).to(f)[:, : ctx.directions]
         slopes = [
             (up - down) / (2 * SLOPE_STEP)
-            for up, down in _moved_unary(ctx.values, f, g, SLOPE_STEP * eye)
+            for up, down in _moved_nodes(ctx.values, f, g, SLOPE_STEP * eye)
         ]  # of (S, B)
-        unary = torch.stack(slopes, -1).view(*f.shape[:-1], ctx.directions)
+        node = torch.stack(slopes, -1).view(*f.shape[:-1], ctx.directions)
         if ctx.directions < f.shape[-1]:
-            unary = torch.cat([unary, -unary.sum(-1, keepdim=True)], -1)
-        pairs = [
+            node = torch.cat([node, -node.sum(-1, keepdim=True)], -1)
+        table = [
             (grad * (up - down)).sum(1) / (2 * SLOPE_STEP)
-            for up, down in _moved_pairs(ctx.values, f, g, SLOPE_STEP)
+            for up, down in _moved_table(ctx.values, f, g, SLOPE_STEP)
         ]
-        return grad[..., None, None] * unary, torch.stack(pairs, -1).view(*g.shape), None, None
+        return grad[..., None, None] * node, torch.stack(table, -1).view(*g.shape), None, None
 
 
-def _moved_unary(
+def _moved_nodes(
     values: Values, f: Tensor, g: Tensor, steps: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Values (S, B) with position t moved by column r of ``steps`` (V, R), up and down, for all t and r."""
@@ -134,7 +136,7 @@ def _moved_unary(
         yield from _both(values, f + shift, f - shift, g.expand(len(some), *g.shape), None)
 
 
-def _moved_pairs(
+def _moved_table(
     values: Values, f: Tensor, g: Tensor, step: float
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The same with each entry of g (S, V, V) moved."""
@@ -157,7 +159,7 @@ def _groups(places: list[tuple[int, int]], numbers: int) -> Iterator[list[tuple[
 def _both(
     values: Values, f_up: Tensor, f_down: Tensor, g_up: Tensor, g_down: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """K pairs of values, from one call with 2 K S draws."""
+    """K values moved up and K moved down, from one call with 2 K S draws."""
     K, S = f_up.shape[:2]
     f = torch.cat([f_up, f_down]).flatten(0, 1)
     g = torch.cat([g_up, g_up if g_down is None else g_down]).flatten(0, 1)

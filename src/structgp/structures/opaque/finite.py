@@ -1,15 +1,25 @@
-"""A log-likelihood of training data must be finite at every draw."""
+"""What a function as likelihood must give, and what it can be given."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from structgp.errors import LikelihoodError
+from structgp.errors import InputError, LikelihoodError
+
+
+def one_table(g: Tensor) -> None:
+    """InputError unless g is (S, V, V): a function sees one table of transition scores."""
+    if g.dim() != 3:
+        raise InputError(
+            "structure",
+            "a function cannot have transitions that depend on features",
+            "use chain(features=...), or leave the features to the tokens",
+        )
 
 
 def all_finite(values: Tensor) -> Tensor:
-    """``values`` (S, B) as they are; LikelihoodError, naming a sequence of the batch, if one of them is
-    not finite."""
+    """``values`` (S, B) unchanged; LikelihoodError, naming a sequence of the batch, if one of them is not
+    finite: the bound needs the expectation of a log-likelihood of training data."""
     bad = ~values.detach().isfinite()
     if not bool(bad.any()):
         return values

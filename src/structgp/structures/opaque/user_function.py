@@ -1,4 +1,4 @@
-"""One call of a user's likelihood: what it is handed, and what it may hand back.
+"""One call of a user's likelihood: what it is given, and what it may return.
 
 Letters: S draws, B sequences in a batch, T positions, V labels.
 """
@@ -23,7 +23,7 @@ TEXT_SHOWN = 300
 
 @dataclass(frozen=True)
 class Caller:
-    """A user's function in one of two forms, with its errors told in one way.
+    """A user's function in one of two forms, with all its errors as LikelihoodError.
 
     Single: function(f, g, y) with f (S, T, V), g (S, V, V), y (T,) -> (S,). Batched:
     function(f, g, y, mask) with f (S, B, T, V), g (S, V, V), y and mask (B, T) -> (S, B).
@@ -66,7 +66,7 @@ class Caller:
     ) -> Tensor:
         """Values from float64 tensors, differentiable where the function is and autograd is on.
 
-        The function has copies: what it does to them reaches nobody else.
+        The function is given copies, which it may change.
         """
         given = [f.to(torch.float64, copy=True), g.to(torch.float64, copy=True), y.clone()]
         if mask is not None:
@@ -144,14 +144,14 @@ def told(error: BaseException) -> str:
 
 
 def _frozen(x: NDArray[Any], dtype: type) -> NDArray[Any]:
-    # A view of its own: the caller's array stays as writable as it was.
+    # A new view, so that the caller's array stays writable.
     x = np.ascontiguousarray(x, dtype=dtype).view()
     x.flags.writeable = False
     return x
 
 
 def _as_array(result: Any) -> NDArray[Any] | Tensor | None:
-    """None if there are no real numbers in it."""
+    """The result as an array; None if it does not hold real numbers."""
     try:
         if isinstance(result, list | tuple) and any(isinstance(x, Tensor) for x in result):
             result = torch.stack([torch.as_tensor(x) for x in result])
@@ -176,7 +176,7 @@ def _described(result: Any, values: NDArray[Any] | Tensor | None) -> str:
 
 
 def _labels(y: Any, sequence: int | None) -> str:
-    """How to find a sequence again: its length and first labels."""
+    """The length and first labels of a sequence, by which a user can find it."""
     if y.ndim > 1 and sequence is not None:
         y = y[sequence]
     if y.ndim > 1:

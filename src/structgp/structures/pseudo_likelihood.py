@@ -1,13 +1,13 @@
 """Piecewise pseudo-likelihood of the linear chain (Sutton and McCallum, 2007).
 
 Each factor is normalised on its own, conditional by conditional: the label of a position by its
-unary scores, and each label of a pair given the other by the pairwise scores,
+scores, and each of two neighbouring labels given the other by the scores of the transition,
 
     sum_t [f_t(y_t) - log sum_j exp f_t(j)]
     + sum_t>1 [2 g(y_t-1, y_t) - log sum_j exp g(y_t-1, j) - log sum_i exp g(i, y_t)].
 
-No recursion over positions, and the normalisers of g serve every sequence of the batch: linear in
-V for each position. Its exponentials do not sum to 1 over labellings: it is a likelihood to train
+No recursion over positions, and the normalisers of a shared table g serve every sequence of the batch:
+linear in V for each position. Its exponentials do not sum to 1 over labellings: it is a likelihood to train
 with, and f and g are then read as potentials of the chain.
 """
 
@@ -20,21 +20,26 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from structgp.structures.base import Curvature, Structure
+from structgp.structures.program import transition_scores
+from structgp.structures.spec import Spec, piecewise
 
 
 class Piecewise(Structure):
     """Piecewise pseudo-likelihood. A factor whose labels are not all known is left out. Cost of each
-    method: O(S (B T V + V^2)), and the curvature is written to O(B T^2 V) numbers."""
+    method: O(S (B T V + V^2)), and the curvature is written to O(B T^2 V) numbers; O(S B T V^2) with a
+    table per position."""
+
+    spec: Spec = piecewise()
+
+    def __init__(self, spec: Spec | None = None) -> None:
+        self.spec = Piecewise.spec if spec is None else spec
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         y, mask = _known(y, mask)
         total = _NodeTerms.apply(f, y, mask).sum(-1)
-        # One gather a draw from a (V^2,) table: indexing g by two arrays is far slower backwards.
-        table = (_log_softmax(g, -1) + _log_softmax(g, -2)).flatten(1)
-        places = y[:, :-1] * g.shape[-1] + y[:, 1:]  # (B, T-1)
-        pair = table.gather(-1, places.reshape(1, -1).expand(len(g), -1))
-        pair = pair.reshape(len(g), *places.shape)
-        return total + torch.where(mask[:, 1:] & mask[:, :-1], pair, 0).sum(-1)
+        table = _log_softmax(g, -1) + _log_softmax(g, -2)
+        both = mask[:, 1:] & mask[:, :-1]
+        return total + torch.where(both, transition_scores(table, y), 0).sum(-1)
 
     @property
     def ignores_shift(self) -> bool:
@@ -51,7 +56,7 @@ class Piecewise(Structure):
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
-        """Exact. Positions do not interact, so ``unary`` is diagonal over them; a pair (i, j) bends
+        """Exact. Positions do not interact, so ``node`` is diagonal over them; the score of i -> j bends
         with the softmax of row i each time i is left, and of column j each time j is entered."""
         with torch.no_grad():
             y, mask = _known(y, mask)
@@ -60,13 +65,17 @@ class Piecewise(Structure):
             f = f.masked_fill(~mask[..., None], 0)
             bend = _variance(f, -1) if basis is None else _variance_along(f, basis)
             bend = bend.mean(0) * mask[..., None]
-            unary = f.new_zeros((B, bend.shape[-1], T, T))
-            unary.diagonal(dim1=-1, dim2=-2).copy_(bend.mT)  # (B, R, T)
+            node = f.new_zeros((B, bend.shape[-1], T, T))
+            node.diagonal(dim1=-1, dim2=-2).copy_(bend.mT)  # (B, R, T)
             both = (mask[:, 1:] & mask[:, :-1])[..., None]
             hot = torch.nn.functional.one_hot(y, V).to(g.dtype)
-            left, entered = (hot[:, :-1] * both).sum(1), (hot[:, 1:] * both).sum(1)  # (B, V)
+            left, entered = hot[:, :-1] * both, hot[:, 1:] * both  # (B, T-1, V)
+            if g.dim() == 3:
+                left, entered = left.sum(1), entered.sum(1)
+            else:
+                g = g.masked_fill(~both[..., None], 0)
             rows, columns = _variance(g, -1).mean(0), _variance(g, -2).mean(0)
-            return Curvature(unary, left[..., None] * rows + entered[:, None] * columns)
+            return Curvature(node, left[..., None] * rows + entered[..., None, :] * columns)
 
 
 def _known(y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

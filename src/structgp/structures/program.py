@@ -1,0 +1,223 @@
+"""Every answer of a structure, derived from its sum over labellings.
+
+A program says how scores are summed over labellings under any semiring (``semirings``); what a labelling
+scores, marginals, the best labellings, draws and entropies follow from that, once for all programs.
+
+Letters: S draws, B examples in a batch, T positions (padded), V labels. ``scores`` has one tensor per
+template of the spec: node (S, B, T, V); next (S, V, V) if one table serves all positions, or
+(S, B, T-1, V, V), row = from, column = to. -inf is allowed everywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from structgp.structures.layout import Layout
+from structgp.structures.masks import Rules, keep_known, some_missing
+from structgp.structures.semirings import LOG, MAX, KMax, Sampling, Semiring
+from structgp.structures.spec import Spec
+
+Scores = Sequence[Tensor]
+
+TRANSITIONS_AT_ONCE = 1 << 23
+"""Numbers in tables by position that are held at once: beyond it, some draws at a time."""
+
+
+BITS = 23
+"""Labellings that one backward pass tells apart: integers that single precision holds exactly."""
+
+
+def compile(spec: Spec, layout: Layout, rules: Rules | None = None) -> Program:
+    """The program of a spec for examples of that layout, over the labellings that ``rules`` allow."""
+    from structgp.structures.linear_chain.chain_program import ChainProgram, TokenProgram
+
+    together = spec.order > 0 or (rules is not None and not rules.follows.all())
+    return (ChainProgram if together else TokenProgram)(layout, rules)
+
+
+class Program(ABC):
+    """``log_total`` is all that a program must have."""
+
+    def __init__(self, layout: Layout, rules: Rules | None = None) -> None:
+        self.layout, self.rules = layout, rules
+
+    @property
+    def mask(self) -> Tensor:
+        return self.layout.mask
+
+    @abstractmethod
+    def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
+        """(S, B) elements of the semiring: the sum over all labellings, with -inf at what rules forbid.
+        Differentiable in the scores, by autograd; never nan."""
+
+    def restrict(self, scores: Scores) -> Scores:
+        """Scores with -inf at what the rules forbid."""
+        return scores if self.rules is None else self.rules.restrict(scores, self.mask)
+
+    def log_partition(self, scores: Scores, semiring: Semiring = LOG) -> Tensor:
+        """(S, B) log Z, or what the semiring makes of it; -inf where no labelling is allowed."""
+        return self.log_total(self.restrict(scores), semiring)
+
+    def score(self, scores: Scores, y: Tensor) -> Tensor:
+        """(S, B) the sum of the scores of labelling y (B, T), without a missing label; -inf if the rules
+        forbid it. Cost O(S B T)."""
+        return labelling_score(self.restrict(scores), y, self.layout)
+
+    def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
+        """(S, B) log p(y); labels that are missing (negative) are summed out."""
+        scores = self.restrict(scores)
+        if some_missing(y, self.mask):
+            told = self.log_total((keep_known(scores[0], y, self.mask), *scores[1:]), LOG)
+        else:
+            told = labelling_score(scores, y, self.layout)
+        return _normalised(told, self.log_total(scores, LOG))
+
+    def marginals(self, scores: Scores) -> tuple[Tensor, ...]:
+        """For each template the probability of each label, or labels, of each of its tuples: (S, B, T, V)
+        and (S, B, T-1, V, V), 0 at padding."""
+        return self.slopes(self.restrict(scores))
+
+    def slopes(self, scores: Scores) -> tuple[Tensor, ...]:
+        """Marginals from scores under the rules: the gradient of log Z, tuple by tuple."""
+        leaves = [x if x.dim() > 3 else by_position(x, self.mask) for x in scores]
+        return _gradients(leaves, lambda leaves: self.log_total(leaves, LOG))
+
+    def node_marginals(self, scores: Scores) -> Tensor:
+        """(S, B, T, V) the first of ``marginals``."""
+        return self.marginals(scores)[0]
+
+    def walk(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        """The labelling of a sequence as a Markov chain: node marginals (S, B, T, V) and transition
+        matrices (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
+        node, *rest = self.marginals(scores)
+        # Without transitions every label is followed alike.
+        both = rest[0] if rest else node[:, :, :-1, :, None] * node[:, :, 1:, None]
+        before = node[:, :, :-1, :, None]
+        return node, both / torch.where(before > 0, before, 1)
+
+    def variances(self, scores: Scores, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Means over draws of p (1 - p), from scores under the rules. Of nodes: (B, T, V), or (B, T, R)
+        along ``basis`` (V, R). Of transitions: (B, V, V), summed over positions, for a shared table, else
+        (B, T-1, V, V); 0 without any."""
+        node, *rest = self.slopes(scores)
+        _, B, _, V = node.shape
+        bend = variance(rest[0]).mean(0) if rest else node.new_zeros((B, 1, V, V))
+        apart = bool(rest) and scores[1].dim() > 3
+        return variance(node, basis).mean(0), bend if apart else bend.sum(1)
+
+    def decode(self, scores: Scores) -> Tensor:
+        """(S, B, T) the best labelling; 0 at padding."""
+        return self._one_labelling(scores, MAX)
+
+    def sample(self, scores: Scores, generator: torch.Generator) -> Tensor:
+        """(S, B, T) one labelling per draw and example, drawn from its distribution; 0 at padding."""
+        return self._one_labelling(scores, Sampling(generator))
+
+    def _one_labelling(self, scores: Scores, semiring: Semiring) -> Tensor:
+        node, *rest = (x.detach() for x in self.restrict(scores))
+        (hot,) = _gradients([node], lambda leaves: self.log_total((*leaves, *rest), semiring))
+        return torch.where(self.mask, hot.argmax(-1), 0)
+
+    def n_best(self, scores: Scores, n: int) -> tuple[Tensor, Tensor]:
+        """The n best labellings: labels (S, B, n, T), 0 at padding, and log-probabilities (S, B, n), best
+        first; -inf where there are fewer."""
+        scores = [x.detach() for x in self.restrict(scores)]
+        leaf = scores[0].clone().requires_grad_()
+        with torch.enable_grad():
+            values = self.log_total((leaf, *scores[1:]), KMax(n))  # (n, S, B)
+        found = torch.cat([_labels(some, values, leaf) for some in torch.arange(n).split(BITS)])
+        labels = torch.where(self.mask, found, 0)  # (n, S, B, T)
+        log_probs = _normalised(values.detach(), self.log_total(scores, LOG))
+        return labels.movedim(0, 2), log_probs.movedim(0, -1)
+
+    def entropy(self, scores: Scores) -> Tensor:
+        """(S, B) of the distribution over labellings, in nats: log Z less the expected score. 0 where no
+        labelling is allowed."""
+        parts = zip(*(x.split(draws_at_once(scores[0])) for x in scores), strict=True)
+        return torch.cat([self._entropy(self.restrict(part)) for part in parts])
+
+    def _entropy(self, scores: Scores) -> Tensor:
+        # A constant per tuple changes nothing, and leaves more digits to the difference.
+        scores = [_below_zero(x, n_labels) for n_labels, x in enumerate(scores, 1)]
+        total = self.log_total(scores, LOG)
+        for x, p in zip(scores, self.slopes(scores), strict=True):
+            x = x if x.dim() > 3 else x[:, None, None]
+            total = total - torch.where(p > 0, x * p, 0).flatten(2).sum(-1)
+        return total.clamp(min=0)
+
+
+def draws_at_once(f: Tensor) -> int:
+    """How many draws of f (S, B, T, V) may have their tables by position in memory together."""
+    return max(1, TRANSITIONS_AT_ONCE // max(1, f[0].numel() * f.shape[-1]))
+
+
+def by_position(g: Tensor, mask: Tensor) -> Tensor:
+    """(S, B, T-1, V, V), a view of the shared table g (S, V, V) at each transition."""
+    B, T = mask.shape
+    return g[:, None, None].expand(-1, B, max(T - 1, 0), -1, -1)
+
+
+def labelling_score(scores: Scores, y: Tensor, layout: Layout) -> Tensor:
+    """(S, B) sum of the scores of labelling y (B, T) over all tuples."""
+    y = torch.where(layout.mask, y, 0)
+    f, *rest = scores
+    picked = f.gather(-1, y.expand(f.shape[0], -1, -1).unsqueeze(-1)).squeeze(-1)
+    total = torch.where(layout.mask, picked, 0).sum(-1)
+    for g in rest:
+        total = total + torch.where(layout.tuples("next"), transition_scores(g, y), 0).sum(-1)
+    return total
+
+
+def transition_scores(g: Tensor, y: Tensor) -> Tensor:
+    """(S, B, T-1) entry [y_t-1, y_t] of g (S, V, V) or (S, B, T-1, V, V)."""
+    # One gather per draw from a flat table: indexing by two arrays is far slower backwards.
+    places = y[:, :-1] * g.shape[-1] + y[:, 1:]
+    if g.dim() > 3:
+        places = places[None, ..., None].expand(len(g), -1, -1, -1)
+        return g.flatten(-2).gather(-1, places).squeeze(-1)
+    flat = places.reshape(1, -1).expand(len(g), -1)
+    return g.flatten(1).gather(-1, flat).reshape(len(g), *places.shape)
+
+
+def variance(p: Tensor, basis: Tensor | None = None) -> Tensor:
+    """p (1 - p) of each entry, or the variance of each column of ``basis`` (V, R) under p (..., V)."""
+    first = p if basis is None else p @ basis
+    second = p if basis is None else p @ basis.square()
+    return (second - first.square()).clamp(min=0)
+
+
+def _labels(which: Tensor, values: Tensor, leaf: Tensor) -> Tensor:
+    """(C, S, B, T) the labels behind some of the values (n, S, B), from the gradient in the node scores.
+
+    Value c sends a power of 2 of its own back to its labels: their sum at a label tells, bit by bit, which
+    labellings have it. One backward pass for all of them."""
+    place = which - which[0]
+    powers = torch.zeros(len(values), dtype=values.dtype).index_put(
+        (which,), 2.0 ** place.to(values.dtype)
+    )
+    sent = powers.to(values.device)[:, None, None].expand_as(values)
+    (sums,) = torch.autograd.grad(values, leaf, sent, retain_graph=True)
+    bits = sums.long() >> place.to(sums.device).view(-1, 1, 1, 1, 1)
+    return (bits & 1).argmax(-1)
+
+
+def _gradients(scores: Scores, total: Callable[[Scores], Tensor]) -> tuple[Tensor, ...]:
+    leaves = [x.detach().requires_grad_() for x in scores]
+    with torch.enable_grad():
+        value = total(leaves).sum()
+    return torch.autograd.grad(value, leaves)
+
+
+def _below_zero(x: Tensor, n_labels: int) -> Tensor:
+    """x less its largest entry in the last ``n_labels`` dimensions; as it is where all are -inf."""
+    top = x.amax(tuple(range(-n_labels, 0)), keepdim=True)
+    return x - top.masked_fill(top == -torch.inf, 0)
+
+
+def _normalised(score: Tensor, log_z: Tensor) -> Tensor:
+    """Log-probabilities; -inf where there is no labelling at all."""
+    return torch.where(log_z > -torch.inf, score - log_z, -torch.inf)

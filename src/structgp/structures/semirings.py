@@ -1,0 +1,185 @@
+"""What 'sum over labellings' means: one recursion, several algebras (Goodman, 1999).
+
+A program adds scores and sums over labels, and nothing else; the semiring says what a sum is. The gradient
+of the total in the scores then tells which labels went into it:
+
+    LOG       logsumexp            log Z, and its gradient the marginals
+    MAX       maximum              the best score, and its gradient the best labelling, one-hot
+    KMax(k)   the k largest        the k best scores, and the gradient of each its labelling
+    Sampling  logsumexp            log Z, and a 'gradient' that is one labelling, drawn
+
+Elements of KMax have k as a dimension of their own, the first: scores are added by broadcasting.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Semiring(ABC):
+    def lift(self, scores: Tensor) -> Tensor:
+        """Scores as elements."""
+        return scores
+
+    @abstractmethod
+    def sum(self, x: Tensor, dim: int) -> Tensor:
+        """The sum of elements over a dimension, counted from the last (negative)."""
+
+    def step(self, message: Tensor, table: Tensor) -> Tensor:
+        """(..., V) sum over i of message (..., V)[i] and table (..., V, V)[i, j]. Cost O(V^2)."""
+        return self.sum(message[..., :, None] + table, -2)
+
+
+class _Log(Semiring):
+    def sum(self, x: Tensor, dim: int) -> Tensor:
+        nothing = x.detach().amax(dim, keepdim=True) == -torch.inf
+        if not bool(nothing.any()):
+            return x.logsumexp(dim)
+        # Where all is -inf, torch's gradient is nan; here it is 0.
+        found = x.masked_fill(nothing, 0).logsumexp(dim)
+        return found.masked_fill(nothing.squeeze(dim), -torch.inf)
+
+
+class _Max(Semiring):
+    def sum(self, x: Tensor, dim: int) -> Tensor:
+        return x.max(dim).values  # amax would share the gradient out among ties
+
+    def step(self, message: Tensor, table: Tensor) -> Tensor:
+        if table.requires_grad:
+            return super().step(message, table)
+        return _BestOrigin.apply(message, table)
+
+
+LOG: Semiring = _Log()
+MAX: Semiring = _Max()
+
+
+@dataclass(frozen=True)
+class KMax(Semiring):
+    """Lists of the k largest, (k, ...), in falling order; -inf where there are fewer."""
+
+    k: int
+
+    def lift(self, scores: Tensor) -> Tensor:
+        rest = scores.new_full((self.k - 1, *scores.shape), -torch.inf)
+        return torch.cat([scores[None], rest])
+
+    def sum(self, x: Tensor, dim: int) -> Tensor:
+        return _flat(x, dim).topk(self.k, -1).values.movedim(-1, 0)
+
+    def step(self, message: Tensor, table: Tensor) -> Tensor:
+        if table.requires_grad:
+            return super().step(message, table)
+        return _BestOrigins.apply(message, table)
+
+
+def _flat(x: Tensor, dim: int) -> Tensor:
+    """(..., n k) the lists of x (k, ...) over a dimension of length n: entry i k + place of element i."""
+    return x.movedim((dim, 0), (-2, -1)).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Sampling(Semiring):
+    """log Z whose backward pass draws a labelling. The gradient that reaches a sum must be one-hot, as it
+    is from one total per draw and example: only that label's origin is drawn."""
+
+    generator: torch.Generator
+
+    def sum(self, x: Tensor, dim: int) -> Tensor:
+        return _DrawnTerm.apply(x.movedim(dim, -1), self.generator)
+
+    def step(self, message: Tensor, table: Tensor) -> Tensor:
+        return _DrawnOrigin.apply(message, table, self.generator)
+
+
+class _BestOrigin(torch.autograd.Function):
+    """max_i message_i + table_ij, without a gradient in the table."""
+
+    @staticmethod
+    def forward(ctx: Any, message: Tensor, table: Tensor) -> Tensor:
+        value, origin = (message[..., :, None] + table).max(-2)
+        ctx.save_for_backward(origin)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (origin,) = ctx.saved_tensors
+        return torch.zeros_like(grad).scatter_add_(-1, origin, grad), None
+
+
+class _BestOrigins(torch.autograd.Function):
+    """The same of lists: the k best of all i and all places in their lists."""
+
+    @staticmethod
+    def forward(ctx: Any, message: Tensor, table: Tensor) -> Tensor:
+        value, origin = _flat(message[..., :, None] + table, -2).topk(len(message), -1)
+        ctx.save_for_backward(origin.flatten(-2))  # (..., V k), entry i k + place
+        return value.movedim(-1, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (origin,) = ctx.saved_tensors
+        grad = grad.movedim(0, -1)
+        flat = grad.flatten(-2)
+        return torch.zeros_like(flat).scatter_add(-1, origin, flat).view_as(grad).movedim(
+            -1, 0
+        ), None
+
+
+class _DrawnTerm(torch.autograd.Function):
+    """logsumexp over the last dimension; the gradient goes to one term, drawn by its share."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, generator: torch.Generator) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.generator = generator
+        return x.logsumexp(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        drawn = draw(x, ctx.generator)[..., None]
+        return torch.zeros_like(x).scatter_(-1, drawn, grad[..., None]), None
+
+
+class _DrawnOrigin(torch.autograd.Function):
+    """logsumexp_i message_i + table_ij; the gradient at label j goes to one label i, drawn by its share."""
+
+    @staticmethod
+    def forward(ctx: Any, message: Tensor, table: Tensor, generator: torch.Generator) -> Tensor:
+        ctx.save_for_backward(message, table)
+        ctx.generator = generator
+        return (message[..., :, None] + table).logsumexp(-2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        message, table = ctx.saved_tensors
+        size, label = grad.max(-1, keepdim=True)  # one-hot, or 0 at padding
+        table = table.expand(*message.shape, message.shape[-1])
+        column = table.gather(-1, label[..., None, :].expand(*message.shape, 1)).squeeze(-1)
+        origin = draw(message + column, ctx.generator)[..., None]
+        return torch.zeros_like(message).scatter_(-1, origin, size), None, None
+
+
+def draw(scores: Tensor, generator: torch.Generator) -> Tensor:
+    """(...) an index of the last dimension, drawn by exp(scores)."""
+    shape, where = scores.shape[:-1], generator.device
+    uniform = torch.rand(shape, generator=generator, dtype=scores.dtype, device=where)
+    return invert(scores.softmax(-1), uniform.to(scores.device))
+
+
+def invert(p: Tensor, uniform: Tensor) -> Tensor:
+    """(...) which entry of p (..., V) a number (...) from [0, 1) falls on; never one of probability 0."""
+    total = p.cumsum(-1)
+    found = (total <= (uniform * total[..., -1])[..., None]).sum(-1)
+    return found.clamp(max=p.shape[-1] - 1)
