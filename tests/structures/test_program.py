@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from types import ModuleType
 from typing import Any
@@ -242,13 +243,14 @@ def test_labellings_are_drawn_as_often_as_they_are_probable(
             break
     n, program = 12_000, case.program
     scores = [x.repeat_interleave(n, 0) for x in case.scores]
-    drawn = program.sample(scores, torch.Generator().manual_seed(0)).view(2, n, 3, 3).numpy()
-    for s, b, length, table, _ in case.tables(oracles):
-        assert not drawn[s, :, b, length:].any()
-        index = drawn[s, :, b, :length] @ 3 ** np.arange(length)[::-1]
-        p = table.prob.astype(float)
-        share = np.bincount(index, minlength=len(p)) / n
-        assert (np.abs(share - p) <= 4 * np.sqrt(p * (1 - p) / n) + 1e-12).all()
+    for sample in (program.sample, partial(Program.sample, program)):  # as it is, and derived
+        drawn = sample(scores, torch.Generator().manual_seed(0)).view(2, n, 3, 3).numpy()
+        for s, b, length, table, _ in case.tables(oracles):
+            assert not drawn[s, :, b, length:].any()
+            index = drawn[s, :, b, :length] @ 3 ** np.arange(length)[::-1]
+            p = table.prob.astype(float)
+            share = np.bincount(index, minlength=len(p)) / n
+            assert (np.abs(share - p) <= 4 * np.sqrt(p * (1 - p) / n) + 1e-12).all()
 
 
 def test_labels_of_no_probability_are_never_drawn() -> None:
