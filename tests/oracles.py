@@ -52,7 +52,7 @@ class ChainTable:
 
 
 def chain_table(f: np.ndarray, g: np.ndarray) -> ChainTable:
-    """The chain with unary scores f (T, V) and pairwise scores g (V, V), by enumeration.
+    """The chain with scores f (T, V) of labels and g (V, V) or (T-1, V, V) of transitions, by enumeration.
 
     In extended precision where the machine has it.
     """
@@ -95,7 +95,8 @@ def _score(f: np.ndarray, g: np.ndarray, y: np.ndarray) -> np.longdouble:
     for t, label in enumerate(y):
         total += f[t, label]
         if t > 0:
-            total += g[y[t - 1], label]
+            table = g if g.ndim == 2 else g[t - 1]
+            total += table[y[t - 1], label]
     return total
 
 

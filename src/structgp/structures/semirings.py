@@ -147,7 +147,7 @@ class _DrawnTerm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        drawn = draw(x, ctx.generator)[..., None]
+        drawn = draw(x.softmax(-1), ctx.generator)[..., None]
         return torch.zeros_like(x).scatter_(-1, drawn, grad[..., None]), None
 
 
@@ -167,15 +167,15 @@ class _DrawnOrigin(torch.autograd.Function):
         size, label = grad.max(-1, keepdim=True)  # one-hot, or 0 at padding
         table = table.expand(*message.shape, message.shape[-1])
         column = table.gather(-1, label[..., None, :].expand(*message.shape, 1)).squeeze(-1)
-        origin = draw(message + column, ctx.generator)[..., None]
+        origin = draw((message + column).softmax(-1), ctx.generator)[..., None]
         return torch.zeros_like(message).scatter_(-1, origin, size), None, None
 
 
-def draw(scores: Tensor, generator: torch.Generator) -> Tensor:
-    """(...) an index of the last dimension, drawn by exp(scores)."""
-    shape, where = scores.shape[:-1], generator.device
-    uniform = torch.rand(shape, generator=generator, dtype=scores.dtype, device=where)
-    return invert(scores.softmax(-1), uniform.to(scores.device))
+def draw(p: Tensor, generator: torch.Generator) -> Tensor:
+    """(...) an index of the last dimension, drawn by the probabilities p (..., V)."""
+    shape, where = p.shape[:-1], generator.device
+    uniform = torch.rand(shape, generator=generator, dtype=p.dtype, device=where)
+    return invert(p, uniform.to(p.device))
 
 
 def invert(p: Tensor, uniform: Tensor) -> Tensor:

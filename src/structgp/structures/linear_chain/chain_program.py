@@ -12,7 +12,7 @@ from structgp.structures.linear_chain.messages import (
     pass_messages,
 )
 from structgp.structures.program import Program, Scores, draws_at_once, variance
-from structgp.structures.semirings import LOG, Semiring
+from structgp.structures.semirings import LOG, Semiring, draw
 
 
 class ChainProgram(Program):
@@ -60,6 +60,18 @@ class ChainProgram(Program):
 
     def walk(self, scores: Scores) -> tuple[Tensor, Tensor]:
         return self._messages(self.restrict(scores)).walk()
+
+    def sample(self, scores: Scores, generator: torch.Generator) -> Tensor:
+        # From first to last along the walk: a third of the time of the derived way.
+        at_once, found = draws_at_once(scores[0]), []
+        for part in zip(*(x.split(at_once) for x in self.restrict(scores)), strict=True):
+            node, step = self._messages(part).walk()
+            labels = [draw(node[:, :, 0], generator)]
+            for here in step.unbind(2):
+                row = here.take_along_dim(labels[-1][..., None, None], -2).squeeze(-2)
+                labels.append(draw(row, generator))
+            found.append(torch.stack(labels, -1))
+        return torch.where(self.mask, torch.cat(found), 0)
 
     def variances(self, scores: Scores, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
         f, g = scores

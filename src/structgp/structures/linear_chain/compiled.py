@@ -259,7 +259,8 @@ def _exponentiate_nodes(f: Any, n: int, node: Any) -> Any:
         for v in range(V):
             node[t, v] = f[t, v] - high
         total += high
-        spread = max(spread, high - low)
+        wide = high - low  # nan where all are -inf
+        spread = wide if wide > spread or wide != wide else spread
     exp_in_place(node[:n].reshape(n * V))
     return total, spread
 
