@@ -886,7 +886,7 @@ def test_dev_data_needs_both_halves(train, test):
 def test_another_form_at_predict(trained, given, fits, test):
     X = FORMS[given][0](test[0])
     for ask in ("predict", "predict_marginals"):
-        error = refused(lambda ask=ask: getattr(fits(trained), ask)(X), "where training had")
+        error = refused(lambda ask=ask: getattr(fits(trained), ask)(X), "but training had")
         assert error.place == "X[0]"
         assert "use one form throughout" in error.remedy
 

@@ -8,11 +8,11 @@ import click
 
 from structgp import __version__
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.cli.inputs import load_with_input
+from structgp.cli.inputs import load_with_reader
 from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import (
     Group,
-    check_labelled,
+    all_labels,
     fit_with_progress,
     print_reports,
     say_fit,
@@ -35,9 +35,9 @@ _DEMO_LINES = (
 def main() -> None:
     """Label sequences, and know how sure the labels are.
 
-    Files hold one token a line, columns separated by spaces or tabs, a blank line between sequences,
-    and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's own files, a label and
-    attributes a line, need none.
+    Files have one token per line, columns separated by spaces or tabs, a blank line between sequences,
+    and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's files, with a label and
+    attributes on each line, need no template.
     """
 
 
@@ -50,7 +50,7 @@ def main() -> None:
 @click.option(
     "--against",
     type=click.Choice(["crf"]),
-    help="Also train a linear CRF, its regulariser cross-validated, on the same data.",
+    help="Also train a linear CRF on the same data, its regulariser cross-validated.",
 )
 @click.option("--train", "train_path", type=click.Path(), help="Training file, for --against.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -69,18 +69,15 @@ def evaluate_command(
 ) -> None:
     """Score a model on the labelled file TEST."""
     if against and not train_path:
-        raise InputError(
-            "--against", "nothing to train the rival on", "add --train with the training file"
-        )
-    estimator, source = load_with_input(model_path, vectors_path, device)
-    test = source.read(test_path, encoding)
-    missing = estimator.model_.extra.get("missing")
-    check_labelled(test.y, test.name, missing)
-    reports = {"structgp": score(estimator, test.X, test.y, test.name)}
+        raise InputError("--against", "needs the training file", "add it with --train")
+    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    test = reader.read(test_path, encoding=encoding)
+    y_test = all_labels(test, reader.missing)
+    reports = {"structgp": score(estimator, test.X, y_test, test.name)}
     if against and train_path:
-        data = source.read(train_path, encoding)
-        check_labelled(data.y, data.name, missing)
-        reports["linear CRF"] = score_crf(data.X, data.y, test.X, test.y)
+        data = reader.read(train_path, encoding=encoding)
+        y = all_labels(data, reader.missing)
+        reports["linear CRF"] = score_crf(data.X, y, test.X, y_test)
     if as_json:
         click.echo(json.dumps({name: r.as_dict() for name, r in reports.items()}, indent=2))
     else:
@@ -93,7 +90,7 @@ def evaluate_command(
 @main.command()
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
 def demo(seed: int) -> None:
-    """Train on the embedded corpus of recipe ingredients, score, and label three new lines."""
+    """Train on the embedded corpus of recipe ingredients, score the model, and label three new lines."""
     corpus = recipes()
     X = [corpus.template.expand(rows) for rows in corpus.X_train]
     X_test = [corpus.template.expand(rows) for rows in corpus.X_test]
@@ -108,7 +105,7 @@ def demo(seed: int) -> None:
     try:
         reports["linear CRF"] = score_crf(X, corpus.y_train, X_test, corpus.y_test)
     except InputError as error:
-        click.echo(f"structgp: warning: no linear CRF beside it: {error}", err=True)
+        click.echo(f"structgp: warning: no linear CRF to compare with: {error}", err=True)
     click.echo()
     print_reports(reports)
     for line in _DEMO_LINES:

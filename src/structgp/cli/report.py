@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from structgp.cli.inputs import Input, load_with_input
+from structgp.cli.inputs import load_with_reader
 from structgp.cli.options import device_option, vectors_option
 from structgp.cli.shared import check_writable
 from structgp.data.atomic import atomic_write
+from structgp.data.sources import Reader
 from structgp.errors import InputError
 from structgp.report import Text, examine, render
 
@@ -35,19 +36,19 @@ def report(
     vectors_path: str | None,
     device: str,
 ) -> None:
-    """Show what a model makes of the file DATA, on one HTML page.
+    """Show a model's answers for the file DATA on one HTML page.
 
-    Labels in the last column are compared with; without them the page has the doubts alone.
+    If DATA has labels in its last column, the page compares them with the answers.
     """
     check_writable(output)
-    estimator, source = load_with_input(model_path, vectors_path, device)
-    text, X = _read(source, data_path, encoding)
+    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    text, X = _read(reader, data_path, encoding)
     findings = examine(
         estimator,
         X,
         text,
         model_name=os.path.basename(model_path),
-        templates=source.template_sources,
+        templates=reader.template_lines,
     )
     # Some encodings hold halves of characters, which UTF-8 does not.
     content = render(findings).encode("utf-8", "replace")
@@ -56,11 +57,11 @@ def report(
     click.echo(f"wrote {output}", err=True)
 
 
-def _read(source: Input, path: str, encoding: str) -> tuple[Text, list[Any]]:
+def _read(reader: Reader, path: str, encoding: str) -> tuple[Text, list[Any]]:
     """The text and its features, with labels where the file has them."""
-    sequences = list(source.sequences(path, encoding, path))
+    sequences = list(reader.sequences(path, encoding=encoding))
     if not sequences:
-        raise InputError(path, "no tokens in it", "give a file with something to show")
+        raise InputError(path, "no tokens", "give a file with at least one")
     found = [sequence.labels for sequence in sequences]
     labels = None if any(y is None for y in found) else [list(y or ()) for y in found]
     words = [sequence.words for sequence in sequences]

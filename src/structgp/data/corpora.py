@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from structgp.data.columns import ColumnFile, read_columns
-from structgp.data.templates import Template
+from structgp.data.sources.columns import ColumnFile, read_columns
+from structgp.data.sources.templates import Template
 from structgp.errors import InputError
 
 Rows = list[tuple[str, ...]]
