@@ -162,7 +162,7 @@ def test_foreign_sequences_are_refused():
         chain.true_marginals([("v0", "w0")])
     with pytest.raises(InputError, match="2 values"):
         chain.true_marginals([("v0",)])
-    with pytest.raises(InputError, match="y: not 1 labels"):
+    with pytest.raises(InputError, match="y: must be 1 labels"):
         chain.log_prob([("v0", "v0")], ["L0", "L1"])
 
 
@@ -175,5 +175,5 @@ def test_with_a_sweep_every_value_has_its_turn() -> None:
         assert [token[p] for token in tokens[::4]] == [f"v{k}" for k in range(900)]
     assert list(generate_stream(30, sweep=4, **options)) == found[:30]
     assert len({token[0] for x, _ in generate_stream(700, **options) for token in x}) < 900
-    with pytest.raises(InputError, match="sweep: -1 is negative"):
+    with pytest.raises(InputError, match="sweep: must not be negative, got -1"):
         generate_stream(3, sweep=-1, **options)

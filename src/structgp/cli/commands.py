@@ -1,8 +1,10 @@
-"""The commands: evaluate, demo."""
+"""The commands: evaluate, demo, report."""
 
 from __future__ import annotations
 
 import json
+import os
+from typing import Any
 
 import click
 
@@ -13,6 +15,7 @@ from structgp.cli.options import device_option, encoding_option, model_option, v
 from structgp.cli.shared import (
     Group,
     all_labels,
+    check_writable,
     fit_with_progress,
     print_reports,
     say_fit,
@@ -20,8 +23,11 @@ from structgp.cli.shared import (
     score_crf,
 )
 from structgp.data import ingredients
+from structgp.data.atomic import atomic_write
 from structgp.data.corpora import recipes
+from structgp.data.sources import Reader
 from structgp.errors import InputError
+from structgp.report import Text, examine, render
 
 _DEMO_LINES = (
     "2 1/2 cups self-raising flour, sifted",
@@ -116,3 +122,60 @@ def demo(seed: int) -> None:
         for token, label, p in zip(tokens, labels, marginals, strict=True):
             second = sorted(p, key=p.__getitem__)[-2]
             click.echo(f"  {token:<14}{label:<11}{p[label]:5.2f}   or {second} {p[second]:.2f}")
+
+
+# -- report ------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+@click.argument("data_path", metavar="DATA", type=click.Path())
+@click.option("-o", "--output", required=True, type=click.Path(), help="HTML page to write.")
+@click.option(
+    "--encoding",
+    default="utf-8",
+    show_default=True,
+    help="Encoding of DATA; the page is UTF-8.",
+)
+@vectors_option
+@device_option
+def report(
+    model_path: str,
+    data_path: str,
+    output: str,
+    encoding: str,
+    vectors_path: str | None,
+    device: str,
+) -> None:
+    """Show a model's answers for the file DATA on one HTML page.
+
+    If DATA has labels in its last column, the page compares them with the answers.
+    """
+    check_writable(output)
+    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    text, X = _read(reader, data_path, encoding)
+    findings = examine(
+        estimator,
+        X,
+        text,
+        model_name=os.path.basename(model_path),
+        templates=reader.template_lines,
+    )
+    # Some encodings hold halves of characters, which UTF-8 does not.
+    content = render(findings).encode("utf-8", "replace")
+    with atomic_write(output, "wb") as file:
+        file.write(content)
+    click.echo(f"wrote {output}", err=True)
+
+
+def _read(reader: Reader, path: str, encoding: str) -> tuple[Text, list[Any]]:
+    """The text and its features, with labels where the file has them."""
+    sequences = list(reader.sequences(path, encoding=encoding))
+    if not sequences:
+        raise InputError(path, "no tokens", "give a file with at least one")
+    found = [sequence.labels for sequence in sequences]
+    labels = None if any(y is None for y in found) else [list(y or ()) for y in found]
+    words = [sequence.words for sequence in sequences]
+    lines = [sequence.line for sequence in sequences]
+    text = Text(os.path.basename(path), words, lines, labels)
+    return text, [sequence.tokens for sequence in sequences]

@@ -12,7 +12,7 @@ import click
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.api.parameters import device_of
 from structgp.cli.inputs import shards_of, training_reader
-from structgp.cli.options import device_option, encoding_option, feature_options
+from structgp.cli.options import combined, device_option, encoding_option, feature_options
 from structgp.cli.shared import (
     all_labels,
     check_two_labels,
@@ -27,38 +27,31 @@ from structgp.errors import InputError
 from structgp.inference.distributed import Together, joined, n_started
 from structgp.plan.choose_optimizer import INFERENCE, check_alone
 
-
-def _label_options(command: Any) -> Any:
-    """Options about the labels."""
-    for option in reversed(
-        (
-            click.option(
-                "--scheme",
-                metavar="NAME",
-                help="Tagging scheme that all labellings follow: BIO or IOBES.",
-            ),
-            click.option(
-                "--forbid",
-                nargs=2,
-                multiple=True,
-                metavar="LABEL NEXT",
-                help="NEXT never follows LABEL; ^ is the start of a sequence, $ its end. May be repeated.",
-            ),
-            click.option(
-                "--missing",
-                metavar="TEXT",
-                help="Text in the label column of a token without a label.",
-            ),
-            click.option(
-                "--class-weight",
-                multiple=True,
-                metavar="LABEL=FACTOR",
-                help="Predict as if LABEL were FACTOR times as frequent; or 'balanced'. May be repeated.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+_label_options = combined(
+    click.option(
+        "--scheme",
+        metavar="NAME",
+        help="Tagging scheme that all labellings follow: BIO or IOBES.",
+    ),
+    click.option(
+        "--forbid",
+        nargs=2,
+        multiple=True,
+        metavar="LABEL NEXT",
+        help="NEXT never follows LABEL; ^ is the start of a sequence, $ its end. May be repeated.",
+    ),
+    click.option(
+        "--missing",
+        metavar="TEXT",
+        help="Text in the label column of a token without a label.",
+    ),
+    click.option(
+        "--class-weight",
+        multiple=True,
+        metavar="LABEL=FACTOR",
+        help="Predict as if LABEL were FACTOR times as frequent; or 'balanced'. May be repeated.",
+    ),
+)
 
 
 @click.command()
@@ -200,7 +193,7 @@ def _training_data(
     shards_folder: str | None,
     features: dict[str, Any],
 ) -> tuple[Reader, _Data]:
-    reader, file = training_reader(paths, encoding, missing, shards_folder is None, **features)
+    reader, file = training_reader(paths, encoding, missing, shards_folder is None, features)
     if shards_folder is not None:
         found = shards_of(reader.stream(file, encoding), shards_folder)
         return reader, _Data(found, None, found.about["n_given"], found.n_tokens)

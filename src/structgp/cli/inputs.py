@@ -25,39 +25,29 @@ def load_with_reader(
 
 
 def training_reader(
-    paths: Sequence[str],
-    encoding: str,
-    missing: str | None,
-    hold: bool,
-    *,
-    format_name: str,
-    dialect: str | None,
-    numeric: Sequence[int],
-    vectors_path: str | None,
-    vector_column: int | None,
+    paths: Sequence[str], encoding: str, missing: str | None, hold: bool, features: dict[str, Any]
 ) -> tuple[sources.Reader, Any]:
-    """The reader that the arguments of ``train`` ask for, and its training file: a path or, with
-    ``hold``, a column file that has been read, so that a pipe is read only once."""
-    _check_number(paths, format_name)
-    for option, given in (("--numeric", numeric), ("--vectors", vectors_path)):
-        if given and not hold:
-            raise InputError(option, "shards cannot hold dense features", "leave out --shards")
+    """The reader that the arguments and ``feature_options`` of ``train`` ask for, and its training file: a
+    path or, with ``hold``, a column file that has been read, so that a pipe is read only once."""
+    _check_number(paths, features["format"])
+    for option in ("numeric", "vectors"):
+        if features[option] and not hold:
+            raise InputError(
+                f"--{option}", "shards cannot hold dense features", "leave out --shards"
+            )
     train: Any = paths[-1]
     template = None
-    if format_name == "columns":
-        template = sources.Template.read(paths[0], encoding=encoding, dialect=dialect or "crf++")
+    if features["format"] == "columns":
+        dialect = features["dialect"] or "crf++"
+        template = sources.Template.read(paths[0], encoding=encoding, dialect=dialect)
         train = sources.read_columns(train, encoding=encoding) if hold else train
     reader = sources.learn(
         train,
         template=template,
-        format=format_name,
-        dialect=dialect,
-        numeric=tuple(numeric),
-        vectors=vectors_path,
-        vector_column=vector_column,
         missing=missing,
         transitions=_with_transitions(template),
         encoding=encoding,
+        **features,
     )
     return reader, train
 

@@ -32,49 +32,52 @@ model_option = click.option(
 )
 
 
-def feature_options(command: Any) -> Any:
-    """Options of ``train`` that say what the features are; ``training_reader`` takes them."""
-    for option in reversed(
-        (
-            click.option(
-                "--format",
-                "format_name",
-                type=click.Choice(["columns", "crfsuite"]),
-                default="columns",
-                show_default=True,
-                help="Format of TRAIN: columns, or CRFsuite's attributes, which need no TEMPLATE.",
-            ),
-            click.option(
-                "--dialect",
-                type=click.Choice(["crf++", "wapiti"]),
-                help="Dialect of TEMPLATE.  [default: crf++]",
-            ),
-            click.option(
-                "--numeric",
-                type=click.IntRange(min=0),
-                multiple=True,
-                metavar="COLUMN",
-                help="Use a column of numbers, counted from 0, as a feature. May be repeated.",
-            ),
-            click.option(
-                "--vectors",
-                "vectors_path",
-                type=click.Path(),
-                help="Use word vectors as features: a text file, one word and its numbers per line. Other "
-                "words get zeros. The vectors are not stored in the model.",
-            ),
-            click.option(
-                "--vector-column",
-                type=click.IntRange(min=0),
-                metavar="COLUMN",
-                help="Column of the words to look up in --vectors.  [default: 0]",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+def combined(*options: Any) -> Any:
+    """One decorator for several options, which the help lists in this order."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
+# What the features of ``train`` are, under the names that ``sources.learn`` has for them.
+feature_options = combined(
+    click.option(
+        "--format",
+        "format",
+        type=click.Choice(["columns", "crfsuite"]),
+        default="columns",
+        show_default=True,
+        help="Format of TRAIN: columns, or CRFsuite's attributes, which need no TEMPLATE.",
+    ),
+    click.option(
+        "--dialect",
+        type=click.Choice(["crf++", "wapiti"]),
+        help="Dialect of TEMPLATE.  [default: crf++]",
+    ),
+    click.option(
+        "--numeric",
+        type=click.IntRange(min=0),
+        multiple=True,
+        metavar="COLUMN",
+        help="Use a column of numbers, counted from 0, as a feature. May be repeated.",
+    ),
+    click.option(
+        "--vectors",
+        type=click.Path(),
+        help="Use word vectors as features: a text file, one word and its numbers per line. Other "
+        "words get zeros. The vectors are not stored in the model.",
+    ),
+    click.option(
+        "--vector-column",
+        type=click.IntRange(min=0),
+        metavar="COLUMN",
+        help="Column of the words to look up in --vectors.  [default: 0]",
+    ),
+)
 vectors_option = click.option(
     "--vectors",
     "vectors_path",
