@@ -365,7 +365,7 @@ def test_it_learns(fitted, data):
     of what the chain that made them knows."""
     new = generate(230, n_labels=3, n_values=K, n_templates=P, mean_length=5, seed=0)
     X, y = new.X[30:], new.y[30:]
-    best = [[f"L{i}" for i in data.true_marginals(x).argmax(1)] for x in X]
+    best = [[f"L{i}" for i in data.chain.true_marginals(x).argmax(1)] for x in X]
     ceiling = np.mean([a == b for a, b in zip(flat(best), flat(y), strict=True)])
     common = max(flat(y).count(label) for label in ["L0", "L1", "L2"]) / len(flat(y))
     assert fitted.score(X, y) > common + 0.3 * (ceiling - common)

@@ -263,10 +263,13 @@ GOOD = {"w": "a", "v": np.array([1.0, 2.0])}
 @pytest.mark.parametrize(
     ("token", "message"),
     [
-        ({"w": "a"}, "vector 'v' is missing; pass it with every token, np.zeros(2) "),
+        ({"w": "a"}, "vector 'v' is missing; pass 2 numbers with every token, zeros where "),
         ({"w": "a", "v": None}, "vector 'v' is missing; "),
         ({"v": np.ones(3)}, "vector 'v' has 3 numbers, but the first in training had 2; "),
-        ({"v": "text"}, "feature 'v' is a str, but training had a vector; pass a 1-D array of 2"),
+        (
+            {"v": "text"},
+            "feature 'v' is a str, but training had a vector; pass 2 numbers with every token",
+        ),
         ({"v": [1.0, 2.0]}, "feature 'v' is a list, but training had a vector; "),
         ({"v": 5.0}, "feature 'v' is a float, but training had a vector; "),
         ({"v": np.array(1.0)}, "feature 'v' is an array of float64 and shape (); pass a 1-D array"),

@@ -114,19 +114,19 @@ def test_marginals_and_log_prob_against_enumeration():
         for path, p in exact.items():
             for t, label in enumerate(path):
                 marginals[t, data.chain.labels.index(label)] += p
-        np.testing.assert_allclose(data.true_marginals(x), marginals, rtol=1e-10)
-        assert data.log_prob(x, y) == pytest.approx(np.log(exact[tuple(y)]))
+        np.testing.assert_allclose(data.chain.true_marginals(x), marginals, rtol=1e-10)
+        assert data.chain.log_prob(x, y) == pytest.approx(np.log(exact[tuple(y)]))
 
 
 def test_long_sequences_do_not_underflow():
     data = generate(2, mean_length=5000, strength=20.0, seed=0)
     for x, y in zip(data.X, data.y, strict=True):
-        marginals = data.true_marginals(x)
+        marginals = data.chain.true_marginals(x)
         assert np.isfinite(marginals).all()
         np.testing.assert_allclose(marginals.sum(axis=1), 1.0)
         path = [data.chain.labels.index(label) for label in y]
         assert marginals[np.arange(len(y)), path].min() > 0
-        assert np.isfinite(data.log_prob(x, y))
+        assert np.isfinite(data.chain.log_prob(x, y))
 
 
 def test_strength_zero_is_noise_and_one_of_each_works():

@@ -130,6 +130,7 @@ def test_sequences_come_as_they_are_read() -> None:
 def test_features_of_transitions_are_the_last_columns() -> None:
     reader = sources.learn(ROWS, template=ON_INPUT)
     assert (reader.transition_columns, reader.has_bigram) == (("1", "2"), False)
+    assert reader.structure == (("1", "2"), False)
     assert reader.has_transitions
     assert reader.read(ROWS).X[0][1] == ("big", "big", "two/big")
     assert list(reader.template_lines.values()) == ["U:%x[0,0]", "B:%x[0,0]", "B:%x[-1,0]/%x[0,0]"]

@@ -131,14 +131,9 @@ def demo(seed: int) -> None:
 @click.argument("model_path", metavar="MODEL", type=click.Path())
 @click.argument("data_path", metavar="DATA", type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="HTML page to write.")
-@click.option(
-    "--encoding",
-    default="utf-8",
-    show_default=True,
-    help="Encoding of DATA; the page is UTF-8.",
-)
 @vectors_option
 @device_option
+@encoding_option
 def report(
     model_path: str,
     data_path: str,

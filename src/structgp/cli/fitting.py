@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -176,8 +175,7 @@ def train(
         print_reports({"structgp": score(estimator, dev.X, y_dev, dev.name)})
 
 
-@dataclass(frozen=True)
-class _Data:
+class _Data(NamedTuple):
     """What is passed to ``fit``; y is None if X is shards."""
 
     X: Any

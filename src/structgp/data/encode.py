@@ -113,13 +113,13 @@ class FeatureEncoder(Vocabulary):
 
     def only(self, names: Sequence[str]) -> EncoderView:
         """Rows with these categorical templates alone, in this order."""
-        return EncoderView(self, tuple(self.columns_named(names)), whole=False)
+        return EncoderView(self, self.columns_named(names), whole=False)
 
     def without(self, names: Sequence[str]) -> EncoderView:
         """Rows without these categorical templates; dense and sparse blocks stay."""
         dropped = set(self.columns_named(names))
-        kept = (p for p in range(len(self.templates)) if p not in dropped)
-        return EncoderView(self, tuple(kept), whole=True)
+        kept = [p for p in range(len(self.templates)) if p not in dropped]
+        return EncoderView(self, kept, whole=True)
 
     # -- encoding ------------------------------------------------------------------------------
 
@@ -227,50 +227,23 @@ class FeatureEncoder(Vocabulary):
             )
 
 
-@dataclass(frozen=True)
 class EncoderView:
     """Some columns of an encoder's rows: what one template of a structure sees of a token.
 
-    kept : places of the categorical templates that stay; whole : whether dense and sparse blocks stay.
-    Nothing is copied: ``values`` and ``attributes`` are the encoder's own.
+    kept : places of the categorical templates that stay; whole : whether dense and sparse blocks stay. The
+    other attributes are those of an encoder that has only these columns; nothing is copied.
     """
 
-    encoder: FeatureEncoder
-    kept: tuple[int, ...]
-    whole: bool
-
-    @property
-    def templates(self) -> list[str]:
-        return [self.encoder.templates[p] for p in self.kept]
-
-    @property
-    def values(self) -> list[dict[str, int]]:
-        return [self.encoder.values[p] for p in self.kept]
-
-    @property
-    def attributes(self) -> dict[str, int]:
-        return self.encoder.attributes if self.whole else {}
-
-    @property
-    def columns(self) -> list[int]:
-        return self.encoder.columns if self.whole else []
-
-    @property
-    def has_sparse(self) -> bool:
-        return self.whole and self.encoder.has_sparse
-
-    @property
-    def n_sparse(self) -> int:
-        return self.encoder.n_sparse if self.whole else 0
-
-    @property
-    def dense_width(self) -> int:
-        return self.encoder.dense_width if self.whole else 0
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The blocks of a selected row, in order."""
-        return _blocks(self.templates, self.dense_width, self.has_sparse)
+    def __init__(self, encoder: FeatureEncoder, kept: Sequence[int], *, whole: bool) -> None:
+        self.encoder, self.kept, self.whole = encoder, list(kept), whole
+        self.templates = [encoder.templates[p] for p in kept]
+        self.values = [encoder.values[p] for p in kept]
+        self.attributes = encoder.attributes if whole else {}
+        self.columns = encoder.columns if whole else []
+        self.has_sparse = whole and encoder.has_sparse
+        self.n_sparse = encoder.n_sparse if whole else 0
+        self.dense_width = encoder.dense_width if whole else 0
+        self.blocks = _blocks(self.templates, self.dense_width, self.has_sparse)
 
     def pad_row(self, width: int) -> np.ndarray:
         """(width,) the selected row at padded positions."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder, check_labels
+from structgp.data.labels import LabelEncoder, check_classes, check_labels
 from structgp.data.schemes import Allowed, allowed
 from structgp.errors import InputError, StructgpWarning
 
@@ -116,12 +116,7 @@ def read_examples(
     known = classes if encoder is not None else ()
     labels.classes = [*known, *sorted({*classes, *labels.classes} - set(known))]
     encoder = FeatureEncoder(features).fit(X) if encoder is None else encoder.extended(X)
-    if len(labels.classes) < 2:
-        raise InputError(
-            "y",
-            f"every token has the same label, {labels.classes[0]!r}: only one class",
-            "pass data with at least two labels",
-        )
+    check_classes(labels.classes, "y")
     encoded = labels.transform(labels_of)
     rules = None if constraints is None else allowed(constraints, labels.classes)
     if rules is not None:

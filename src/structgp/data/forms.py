@@ -103,25 +103,16 @@ def as_vector(token: Mapping[str, Any], name: str, width: int, place: str) -> np
     zeros are a place like any other.
     """
     value = token.get(name)
+    if isinstance(value, np.ndarray) and vector_length(value, name, place) == width:
+        return value
+    problem = f"feature {name!r} is a {type(value).__name__}, but training had a vector"
     if value is None:
-        raise InputError(
-            place,
-            f"vector {name!r} is missing",
-            f"pass it with every token, np.zeros({width}) where nothing is known",
-        )
-    if not isinstance(value, np.ndarray):
-        raise InputError(
-            place,
-            f"feature {name!r} is a {type(value).__name__}, but training had a vector",
-            f"pass a 1-D array of {width} numbers",
-        )
-    if vector_length(value, name, place) != width:
-        raise InputError(
-            place,
-            f"vector {name!r} has {len(value)} numbers, but the first in training had {width}",
-            "pass vectors of one length",
-        )
-    return value
+        problem = f"vector {name!r} is missing"
+    elif isinstance(value, np.ndarray):
+        problem = f"vector {name!r} has {len(value)} numbers, but the first in training had {width}"
+    raise InputError(
+        place, problem, f"pass {width} numbers with every token, zeros where nothing is known"
+    )
 
 
 def check_mapping(token: Any, place: str) -> None:

@@ -126,14 +126,6 @@ class Generated:
     y: list[list[str]]
     chain: TrueChain
 
-    def true_marginals(self, x: Sequence[Token]) -> Floats:
-        """p(y_t = v | x) under the true chain, (T, V), labels in the order L0, L1, ..."""
-        return self.chain.true_marginals(x)
-
-    def log_prob(self, x: Sequence[Token], y: Sequence[str]) -> float:
-        """log p(y | x) under the true chain."""
-        return self.chain.log_prob(x, y)
-
 
 def true_chain(
     *,

@@ -73,6 +73,16 @@ def check_sequence(x: Any, labels: Any, n: int, name: str = "y") -> list[str | N
     return [None if label is None else str(label) for label in labels]
 
 
+def check_classes(classes: Sequence[str], place: str) -> None:
+    """InputError where there is nothing to tell apart."""
+    if len(classes) < 2:
+        raise InputError(
+            place,
+            f"every token has the same label, {classes[0]!r}: only one class",
+            "pass data with at least two labels",
+        )
+
+
 def check_all_labelled(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:
     """Like ``check_labels``, but every token must have a label."""
     whole = []

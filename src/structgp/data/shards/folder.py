@@ -29,13 +29,12 @@ import numpy as np
 
 from structgp.data.atomic import atomic_write
 from structgp.data.encode import FeatureEncoder
-from structgp.data.sources.lines import cannot_read
+from structgp.data.sources.lines import cannot_read, digest_of_file
 from structgp.errors import InputError
 
 FORMAT = 2
 MANIFEST = "manifest.json"
 ENCODER = "encoder.json"
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -107,15 +106,8 @@ class Shards:
         """InputError if the file has changed since it was written."""
         if file in self._checked:
             return
-        path, digest = self.folder / file, hashlib.sha256()
-        try:
-            with open(path, "rb") as stream:
-                while block := stream.read(_BLOCK):
-                    digest.update(block)
-        except OSError as error:
-            raise cannot_read(str(path), error) from error
-        if digest.hexdigest() != self.about["files"][file][1]:
-            raise altered(path)
+        if digest_of_file(self.folder / file) != self.about["files"][file][1]:
+            raise altered(self.folder / file)
         self._checked.add(file)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import MISSING, check_sequence
+from structgp.data.labels import MISSING, check_classes, check_sequence
 from structgp.data.shards.folder import ENCODER, MANIFEST, Folder, Shards, ours, part, read
 from structgp.errors import InputError, StructgpWarning
 
@@ -71,12 +71,7 @@ def write(
             "use categorical or sparse features, or fit data in memory",
         )
     labels = sorted({*stream.found, *classes})
-    if len(labels) < 2:
-        raise InputError(
-            name,
-            f"every token has the same label, {labels[0]!r}: only one class",
-            "pass data with at least two labels",
-        )
+    check_classes(labels, name)
     if stream.left_out:
         warnings.warn(
             f"{stream.left_out} of {stream.length} sequences have no label at all and are left out",

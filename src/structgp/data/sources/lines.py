@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TypeVar
@@ -180,6 +181,18 @@ def _not_decodable(place: str, encoding: str, error: UnicodeError) -> InputError
     return InputError(
         place, f"not {encoding} text ({reason})", "state the file's encoding with encoding="
     )
+
+
+def digest_of_file(path: str | os.PathLike[str], first: str = "") -> str:
+    """SHA-256, in hexadecimal, of a text and the bytes of a file after it."""
+    digest = hashlib.sha256(first.encode())
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise cannot_read(os.fspath(path), error) from error
+    return digest.hexdigest()
 
 
 def cannot_read(place: str, error: OSError) -> InputError:

@@ -6,7 +6,6 @@ where the word vectors are, what stands for a missing label. A model keeps what 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -15,13 +14,11 @@ from typing import Any, ClassVar
 
 from structgp.data.sources.attributes import format_attributes, iter_attributes
 from structgp.data.sources.columns import ColumnFile, format_sequence, iter_columns
-from structgp.data.sources.lines import Source, cannot_read, name_of, read_all
+from structgp.data.sources.lines import Source, digest_of_file, name_of, read_all
 from structgp.data.sources.numeric import NumericColumns
 from structgp.data.sources.templates import Template
 from structgp.data.sources.vectors import ColumnVectors
 from structgp.errors import InputError
-
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -87,6 +84,11 @@ class Reader(ABC):
         """All that :func:`from_json` needs."""
 
     @property
+    def structure(self) -> tuple[tuple[str, ...], bool]:
+        """``transition_columns`` and ``has_bigram``: all that a chain has to know of the transitions."""
+        return self.transition_columns, self.has_bigram
+
+    @property
     def template_lines(self) -> dict[str, str]:
         return {}
 
@@ -128,14 +130,7 @@ class Stream:
     @property
     def digest(self) -> str:
         """SHA-256 of the file and of what its reader knows."""
-        digest = hashlib.sha256(repr((self.reader.to_json(), self.encoding)).encode())
-        try:
-            with open(self.path, "rb") as file:
-                while block := file.read(_BLOCK):
-                    digest.update(block)
-        except OSError as error:
-            raise cannot_read(self.path, error) from error
-        return digest.hexdigest()
+        return digest_of_file(self.path, repr((self.reader.to_json(), self.encoding)))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A template is a text file. Blank lines and lines that start with ``#`` are skipped. A line that starts with
 ``U`` gives each token one feature. A line that starts with ``B`` scores transitions, from each label to the
-next: a plain ``B`` gives every pair of labels a score, and with macros that score depends on the feature of
-the token that the transition leads to::
+next: a plain ``B`` gives every transition a score, and with macros that score depends on the feature of the
+token that the transition leads to::
 
     U00:%x[-1,0]            the previous token
     U01:%x[0,0]/%x[0,1]     this token and its second column
