@@ -25,7 +25,7 @@ import pycrfsuite
 import torch
 
 from structgp import StructuredGPClassifier, metrics
-from structgp.data.templates import Template
+from structgp.data.sources.templates import Template
 
 RESULTS = Path(__file__).parent / "results"
 N_LABELS, N_TAGS, N_WORDS = 22, 45, 20_000

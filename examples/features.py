@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from structgp import StructuredGPClassifier
-from structgp.data.attributes import read_attributes
+from structgp.data import sources
 from structgp.data.corpora import recipes
-from structgp.data.templates import Template
-from structgp.data.vectors import WordVectors
 
 FOODS = ["flour", "sugar", "butter", "eggs", "milk", "cream", "rice", "salt", "honey", "yeast"]
 UNITS = ["cups", "grams", "tins", "spoons", "jars", "sticks", "cloves", "dashes", "drops", "bags"]
@@ -54,7 +52,7 @@ def vectors() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vectors.txt"
         write_vectors(path)
-        known = WordVectors(path)
+        known = sources.WordVectors(path)
 
         def token(word: str, dense: bool) -> dict[str, Any]:
             # A number beside the vector: how long the word is.
@@ -74,7 +72,7 @@ def vectors() -> dict[str, float]:
 
 
 # %% [markdown]
-# CRFsuite's own files: a label and attributes a line. They need no template.
+# CRFsuite's own files: a label and attributes on each line. They need no template.
 
 
 # %%
@@ -83,7 +81,7 @@ def crfsuite_file() -> dict[str, float]:
         path = Path(folder) / "train.crfsuite"
         text = "QTY\tw=two\tdigits:0\nNAME\tw=eggs\n\nQTY\tw=3\tdigits:1\nNAME\tw=figs\n\n"
         path.write_text(text, encoding="utf-8")
-        file = read_attributes(path)
+        file = sources.AttributeReader().read(path)
         tagger = StructuredGPClassifier().fit(file.X, file.y)
     print("from a CRFsuite file:", tagger.predict(file.X))
     return {"right of the CRFsuite file": tagger.score(file.X, file.y)}
@@ -103,7 +101,7 @@ u:number=%t[0,0,"^\d"]
 u:ends=%m[0,1,"..$"]
 b
 """
-    template = Template.parse(patterns, "patterns", dialect="wapiti")
+    template = sources.Template.parse(patterns, "patterns", dialect="wapiti")
     corpus = recipes()
     X = [template.expand(rows) for rows in corpus.X_train[:30]]
     X_test = [template.expand(rows) for rows in corpus.X_test[:40]]

@@ -27,9 +27,9 @@ from experiments.commands import finish, is_done, parser_of, publish, tell_error
 from experiments.compared import fit_quietly
 from experiments.data import TASKS, Fold, bound_per_sequence, load_fold, problem_of
 from experiments.figures import Dot, dots, figure
+from experiments.suites import data_folder
 from experiments.table1 import SEED
 from structgp import StructuredGPClassifier, metrics
-from structgp.data.corpora import data_folder
 from structgp.inference import SecondOrder
 from structgp.paper import Stochastic
 from structgp.structures import Chain

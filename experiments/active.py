@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from experiments.data import TASKS, keep
+from experiments.suites import columns_suite
 from structgp import StructgpError, StructuredGPClassifier, select
-from structgp.data.corpora import columns_suite, recipes
+from structgp.data.corpora import recipes
 
 FIRST, STEP, LAST = 10, 10, 100
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from experiments.suites import columns_suite, encoded_suite
 from structgp import StructuredGPClassifier
-from structgp.data.corpora import columns_suite, encoded_suite
 from structgp.inference import Problem
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.loop import make_batches

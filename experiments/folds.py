@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.suites import columns_suite, encoded_suite
 from structgp import StructgpError, StructuredGPClassifier, metrics
-from structgp.data.corpora import columns_suite, encoded_suite
 from structgp.evaluation.crf import LinearCRF
 
 TASKS = ("basenp", "chunking", "segmentation", "japanesene")

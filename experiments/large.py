@@ -20,8 +20,8 @@ from experiments.commands import finish, is_done, parser_of, publish, tell_error
 from experiments.compared import METHODS, Fitted, Setting
 from experiments.data import Fold, load_fold
 from experiments.figures import Dot, dots, figure
+from experiments.suites import data_folder
 from experiments.table1 import SEED, mean_and_spread, score, summary
-from structgp.data.corpora import data_folder
 from structgp.evaluation.crf import LinearCRF
 
 TASK = "basenp_large"

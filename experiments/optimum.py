@@ -23,9 +23,9 @@ from experiments.cells import Row, Store
 from experiments.commands import add_folds, finish, parser_of, publish, tell_error, versions
 from experiments.compared import Fitted, fit_quietly
 from experiments.data import TASKS, Fold, load_fold
+from experiments.suites import data_folder
 from experiments.table1 import papers_errors
 from structgp import StructuredGPClassifier, metrics
-from structgp.data.corpora import data_folder
 
 KEY = ("likelihood", "variance", "task", "fold")
 LIKELIHOODS = {"chain": ("gp-var-b", "gp-var-s"), "piecewise": ("gp-var-p",)}

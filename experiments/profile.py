@@ -37,9 +37,9 @@ from experiments.commands import (
 from experiments.compared import GP_MODELS, METHODS, TIME_LIMITED, Setting, fit_quietly
 from experiments.data import Fold, load_fold
 from experiments.figures import Curve, curves, figure
+from experiments.suites import data_folder
 from experiments.table1 import MINUTES, SEED, cells_of, papers_errors
 from structgp import StructuredGPClassifier, metrics
-from structgp.data.corpora import data_folder
 from structgp.inference import StepInfo
 
 LARGE_TASK = "basenp-500"

@@ -25,8 +25,8 @@ from experiments.cells import Row, Store
 from experiments.commands import finish, parser_of, publish, tell_error
 from experiments.compared import METHODS, Fitted, Setting
 from experiments.data import TASKS, Fold
+from experiments.suites import data_folder, encoded_suite
 from experiments.table1 import SEED, score
-from structgp.data.corpora import data_folder, encoded_suite
 
 KEY = ("method", "task", "split")
 RESAMPLED: dict[str, Callable[[Fold, Setting], Fitted]] = {

@@ -34,8 +34,8 @@ from experiments.commands import (
 from experiments.compared import METHODS, TIME_LIMITED, Fitted, Setting
 from experiments.data import TASKS, Fold, load_fold
 from experiments.figures import Dot, dots, figure
+from experiments.suites import data_folder
 from structgp import metrics
-from structgp.data.corpora import data_folder
 
 EXPECTED = Path(__file__).parent / "expected" / "table1.json"
 KEY = ("method", "task", "fold", "quick")

@@ -365,7 +365,7 @@ def test_it_learns(fitted, data):
     of what the chain that made them knows."""
     new = generate(230, n_labels=3, n_values=K, n_templates=P, mean_length=5, seed=0)
     X, y = new.X[30:], new.y[30:]
-    best = [[f"L{i}" for i in data.true_marginals(x).argmax(1)] for x in X]
+    best = [[f"L{i}" for i in data.chain.true_marginals(x).argmax(1)] for x in X]
     ceiling = np.mean([a == b for a, b in zip(flat(best), flat(y), strict=True)])
     common = max(flat(y).count(label) for label in ["L0", "L1", "L2"]) / len(flat(y))
     assert fitted.score(X, y) > common + 0.3 * (ceiling - common)
@@ -886,7 +886,7 @@ def test_dev_data_needs_both_halves(train, test):
 def test_another_form_at_predict(trained, given, fits, test):
     X = FORMS[given][0](test[0])
     for ask in ("predict", "predict_marginals"):
-        error = refused(lambda ask=ask: getattr(fits(trained), ask)(X), "where training had")
+        error = refused(lambda ask=ask: getattr(fits(trained), ask)(X), "but training had")
         assert error.place == "X[0]"
         assert "use one form throughout" in error.remedy
 

@@ -477,7 +477,7 @@ def test_likelihoods_that_cannot_go_on(data: Generated) -> None:
 def test_a_part_of_nothing(data: Generated) -> None:
     model = StructuredGPClassifier(n_draws=4).fit(data.X, data.y)
     for nothing in ([], [[]]):
-        with pytest.raises(InputError, match=r"^X: no token in it"):
+        with pytest.raises(InputError, match=r"^X: no tokens"):
             model.partial_fit(nothing, nothing)
 
 

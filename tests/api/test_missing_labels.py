@@ -254,7 +254,7 @@ def test_dev_data_has_all_its_labels(data: Generated) -> None:
     y: Labels = [list(labels) for labels in data.y]
     y[1][0] = None
     for parameters in ({}, {"early_stopping": True}):
-        with pytest.raises(InputError, match=r"^y\[1\]\[0\]: a token without a label"):
+        with pytest.raises(InputError, match=r"^y\[1\]\[0\]: the token has no label"):
             StructuredGPClassifier(n_draws=4, **parameters).fit(data.X, data.y, data.X, y)
 
 

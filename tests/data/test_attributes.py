@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from structgp.data.attributes import AttributeSequence, iter_attributes, read_attributes
+from structgp.data.sources import AttributeReader
+from structgp.data.sources.attributes import AttributeSequence, iter_attributes
 from structgp.errors import InputError
 
 TEXT = "B-NP\tw=He\tpos=PRP\nB-VP\tw=reckons\tlength:7\n\n\nO\tw=12\\:30\\\\x:-.5\n"
@@ -17,7 +18,7 @@ TEXT = "B-NP\tw=He\tpos=PRP\nB-VP\tw=reckons\tlength:7\n\n\nO\tw=12\\:30\\\\x:-.
 
 def error_of(text: str) -> str:
     with pytest.raises(InputError) as caught:
-        read_attributes([text], name="f")
+        AttributeReader().read([text], name="f")
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -26,17 +27,17 @@ def error_of(text: str) -> str:
 def test_read(tmp_path: Path) -> None:
     path = tmp_path / "train"
     path.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
-    file = read_attributes(path)
+    file = AttributeReader().read(path)
     assert file.name == str(path)
     assert file.X == [
         [{"w=He": 1.0, "pos=PRP": 1.0}, {"w=reckons": 1.0, "length": 7.0}],
         [{"w=12:30\\x": -0.5}],
     ]
     assert file.y == [["B-NP", "B-VP"], ["O"]]
-    assert [sequence.line for sequence in file.sequences] == [1, 5]
-    assert read_attributes(io.BytesIO(TEXT.encode())).sequences == file.sequences
+    assert [sequence.line for sequence in iter_attributes(path)] == [1, 5]
+    assert list(iter_attributes(io.BytesIO(TEXT.encode()))) == list(iter_attributes(path))
     path.write_bytes("名\tw=東京\n".encode("euc-jp"))
-    assert read_attributes(path, encoding="euc-jp").sequences == [
+    assert list(iter_attributes(path, encoding="euc-jp")) == [
         AttributeSequence(["名"], [{"w=東京": 1.0}], 1)
     ]
 
@@ -61,12 +62,12 @@ def test_read(tmp_path: Path) -> None:
     ],
 )
 def test_tokens(line: str, token: dict[str, float]) -> None:
-    ((found,),) = read_attributes([line]).X
+    ((found,),) = AttributeReader().read([line]).X
     assert found == token
 
 
 def test_labels() -> None:
-    assert read_attributes(["a\\:b\tx", "a b", "\\\\@"]).y == [["a:b", "a b", "\\@"]]
+    assert AttributeReader().read(["a\\:b\tx", "a b", "\\\\@"]).y == [["a:b", "a b", "\\@"]]
 
 
 def test_sequences_come_as_they_are_read() -> None:
@@ -82,14 +83,14 @@ def test_sequences_come_as_they_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "f: no tokens; give one token a line and a blank line between sequences"),
+        ("", "f: no tokens; give one token per line and a blank line between sequences"),
         ("\n \n\t\n", "f: no tokens; "),
-        ("O\n\ta", "f:2: '' where a label belongs; begin the line with a label"),
-        ("O\n\nA:B\ta", "f:3: 'A:B' where a label belongs; "),
-        (":\ta", "f:1: ':' where a label belongs; "),
+        ("O\n\ta", "f:2: '' is not a label; start the line with a label"),
+        ("O\n\nA:B\ta", "f:3: 'A:B' is not a label; "),
+        (":\ta", "f:1: ':' is not a label; "),
         (
             "@weight:2.0\nO\ta",
-            "f:1: the declaration '@weight:2.0', which is not known here; remove",
+            "f:1: the declaration '@weight:2.0' is not supported; remove",
         ),
         ("O\ta:b:1", "f:1: the attribute 'a:b:1' has a colon too many; write name or name:value"),
         ("O\t:1", "f:1: the attribute ':1' has a colon too many; "),
@@ -125,6 +126,6 @@ def test_what_is_written_is_read(
         text += "\n"
     read = [
         list(zip(sequence.labels, sequence.tokens, strict=True))
-        for sequence in read_attributes([text]).sequences
+        for sequence in iter_attributes([text])
     ]
     assert read == sequences

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from structgp.data import columns
-from structgp.data.columns import (
+from structgp.data.sources import lines
+from structgp.data.sources.columns import (
     ColumnFile,
     ColumnSequence,
     format_sequence,
@@ -131,7 +131,7 @@ def test_characters_cut_by_blocks(
     text = (
         "日本 名詞\r\n\u3000 記号\r\n\r\nab カ\r\n" if japanese else "é ü\r\nß \xa0\r\n\r\na b\r\n"
     )
-    monkeypatch.setattr(columns, "_CHUNK", chunk)
+    monkeypatch.setattr(lines, "_CHUNK", chunk)
     expected = [s.rows for s in iter_columns(text.split("\n"))]
     assert len(expected) == 2
     assert rows_of(text.encode(encoding), encoding=encoding) == expected
@@ -160,7 +160,7 @@ def test_kinds_of_source(tmp_path: Path) -> None:
 
 def test_standard_input_is_named() -> None:
     stdin: Any = sys.__stdin__
-    assert columns.name_of(stdin.buffer) == "<stdin>"
+    assert lines.name_of(stdin.buffer) == "<stdin>"
 
 
 # Streaming
@@ -279,10 +279,10 @@ def test_bytes_not_in_the_encoding(
     chunk: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(columns, "_CHUNK", chunk)
+    monkeypatch.setattr(lines, "_CHUNK", chunk)
     text = error_of((good * 40).encode(encoding) + bad, encoding=encoding)
     assert text == (
-        f"f:41: not {encoding} text ({reason}); state the file's encoding with --encoding"
+        f"f:41: not {encoding} text ({reason}); state the file's encoding with encoding="
     )
 
 
@@ -301,7 +301,7 @@ def test_utf_16_without_a_mark() -> None:
 def test_unknown_encoding(encoding: str, tmp_path: Path) -> None:
     expected = (
         f"unknown encoding {encoding!r}; "
-        "name one that Python knows, such as utf-8, euc-jp or latin-1, with --encoding"
+        "name one that Python knows, such as utf-8, euc-jp or latin-1, with encoding="
     )
     path = tmp_path / "a"
     path.write_bytes(b"a b\n")
@@ -322,7 +322,7 @@ def test_text_stream_that_cannot_decode(tmp_path: Path) -> None:
     with open(path, encoding="utf-8") as text, pytest.raises(InputError) as caught:
         read_columns(text)
     assert str(caught.value) == (
-        f"{path}: not utf-8 text (invalid start byte); state the file's encoding with --encoding"
+        f"{path}: not utf-8 text (invalid start byte); state the file's encoding with encoding="
     )
 
 
@@ -381,7 +381,7 @@ def test_streams_that_break() -> None:
 def test_no_rows(data: bytes) -> None:
     assert list(iter_columns(io.BytesIO(data))) == []
     assert error_of(data) == (
-        "f: no rows; give one token a line and a blank line between sequences"
+        "f: no tokens; give one token per line and a blank line between sequences"
     )
 
 
@@ -425,20 +425,20 @@ def test_format_and_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b""
 
 
-SPACE = "put another character such as _ in its place"
+SPACE = "use another character such as _ instead"
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([("a", "")], "row 1: cell 2 is empty; put a placeholder such as _ there"),
-        ([("a", "b c")], f"row 1: cell 2 ('b c') holds a space, tab or line end; {SPACE}"),
+        ([("a", "b c")], f"row 1: cell 2 ('b c') contains a space, tab or line end; {SPACE}"),
         (
             [("a", "b"), ("\t", "b")],
-            f"row 2: cell 1 ('\\t') holds a space, tab or line end; {SPACE}",
+            f"row 2: cell 1 ('\\t') contains a space, tab or line end; {SPACE}",
         ),
-        ([("a", "b\n")], f"row 1: cell 2 ('b\\n') holds a space, tab or line end; {SPACE}"),
-        ([("a", "b\r")], f"row 1: cell 2 ('b\\r') holds a space, tab or line end; {SPACE}"),
+        ([("a", "b\n")], f"row 1: cell 2 ('b\\n') contains a space, tab or line end; {SPACE}"),
+        ([("a", "b\r")], f"row 1: cell 2 ('b\\r') contains a space, tab or line end; {SPACE}"),
         (
             [("a", "b"), ("a",)],
             "row 2: 1 column where the first row has 2; add the missing column or remove the line",
@@ -632,4 +632,4 @@ def test_japanese_data_in_the_wrong_encoding() -> None:
     with pytest.raises(InputError) as caught:
         read_columns(os.path.join(DATA, "crfpp/JapaneseNE/train.data"))
     assert caught.value.place.endswith("train.data:1")
-    assert caught.value.remedy == "state the file's encoding with --encoding"
+    assert caught.value.remedy == "state the file's encoding with encoding="

@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structgp.data import encode
+from structgp.data import vocabulary
 from structgp.data.encode import Block, FeatureEncoder
 from structgp.data.labels import MISSING, UNSEEN, LabelEncoder, check_labels
 from structgp.errors import InputError
 
 INFINITE = "replace NaN and infinite values"
-NOT_A_SEQUENCE = (
-    "where a sequence of tokens belongs; "
-    "pass a list of feature dicts, a list of lists of strings, or a 2-D array"
-)
+USE_A_SEQUENCE = "pass a list of feature dicts, a list of lists of strings, or a 2-D array"
 
 
 def rows_of(X: Any, features: str = "auto") -> list[list[list[float]]]:
@@ -90,7 +88,7 @@ def test_dicts_of_both() -> None:
 
 
 def test_many_string_keys_are_a_bag() -> None:
-    limit = encode.MAX_TEMPLATES
+    limit = vocabulary.MAX_TEMPLATES
     few = FeatureEncoder().fit([[{f"k{i}": "v" for i in range(limit)}]])
     assert [b.kind for b in few.blocks] == ["categorical"]
     many = FeatureEncoder().fit([[{f"k{i}": "v" for i in range(limit + 1)}]])
@@ -251,7 +249,7 @@ def test_vectors_alone_are_dense_rows() -> None:
 
 
 def test_columns_lift_the_limit_on_templates() -> None:
-    token = {f"k{i}": "v" for i in range(encode.MAX_TEMPLATES + 1)} | {"v": np.ones(1)}
+    token = {f"k{i}": "v" for i in range(vocabulary.MAX_TEMPLATES + 1)} | {"v": np.ones(1)}
     kinds = {
         features: [block.kind for block in FeatureEncoder(features).fit([[token]]).blocks]
         for features in ("auto", "columns")
@@ -265,12 +263,15 @@ GOOD = {"w": "a", "v": np.array([1.0, 2.0])}
 @pytest.mark.parametrize(
     ("token", "message"),
     [
-        ({"w": "a"}, "no vector 'v', which training had; pass one with every token, np.zeros(2) "),
-        ({"w": "a", "v": None}, "no vector 'v', which training had; "),
-        ({"v": np.ones(3)}, "vector 'v' has 3 numbers where the first in training had 2; "),
-        ({"v": "text"}, "feature 'v' is a str where training had a vector; pass a 1-D array of 2"),
-        ({"v": [1.0, 2.0]}, "feature 'v' is a list where training had a vector; "),
-        ({"v": 5.0}, "feature 'v' is a float where training had a vector; "),
+        ({"w": "a"}, "vector 'v' is missing; pass 2 numbers with every token, zeros where "),
+        ({"w": "a", "v": None}, "vector 'v' is missing; "),
+        ({"v": np.ones(3)}, "vector 'v' has 3 numbers, but the first in training had 2; "),
+        (
+            {"v": "text"},
+            "feature 'v' is a str, but training had a vector; pass 2 numbers with every token",
+        ),
+        ({"v": [1.0, 2.0]}, "feature 'v' is a list, but training had a vector; "),
+        ({"v": 5.0}, "feature 'v' is a float, but training had a vector; "),
         ({"v": np.array(1.0)}, "feature 'v' is an array of float64 and shape (); pass a 1-D array"),
         ({"v": np.ones((1, 2))}, "feature 'v' is an array of float64 and shape (1, 2); "),
         ({"v": np.array([])}, "feature 'v' is an array of float64 and shape (0,); "),
@@ -278,7 +279,7 @@ GOOD = {"w": "a", "v": np.array([1.0, 2.0])}
         ({"v": np.array([1.0, np.nan])}, f"v[1] is nan; {INFINITE}"),
         ({"v": np.array([-np.inf, 1.0])}, f"v[0] is -inf; {INFINITE}"),
         ({"v": np.array([1.0, -1e101])}, "v[1] is -1e+101, too large; rescale the feature"),
-        (["a"], "a list where a feature dict belongs; "),
+        (["a"], "expected a feature dict, got a list; "),
     ],
 )
 def test_vectors_that_cannot_be(token: Any, message: str) -> None:
@@ -334,7 +335,7 @@ def test_an_empty_sequence_has_no_rows(X: Any) -> None:
 
 def test_no_token_and_no_feature() -> None:
     for X in ([], [[]], [[], np.empty((0, 2))]):
-        assert error_of(X) == "X: no token in it; pass at least one sequence with one token"
+        assert error_of(X) == "X: no tokens; pass at least one sequence with one token"
     for X in ([[{}]], [[{"a": None}, {"b": 0, "c": False}]], [[[], []]]):
         assert error_of(X) == "X: no token has any feature; pass at least one feature"
 
@@ -369,21 +370,21 @@ def test_pad_row_holds_no_value() -> None:
             "X[0][0]: feature 'a' is a object; "
             "use strings, numbers, flags, lists of strings or dicts",
         ),
-        ([np.zeros(3)], "X[0]: 1 dimensions; pass a 2-D array, one row a token"),
-        ([np.zeros((2, 2, 2))], "X[0]: 3 dimensions; pass a 2-D array, one row a token"),
-        (["text"], f"X[0]: a str {NOT_A_SEQUENCE}"),
-        ([[], "text"], f"X[1]: a str {NOT_A_SEQUENCE}"),
-        ([5], f"X[0]: a int {NOT_A_SEQUENCE}"),
-        ([[["a"]], None], f"X[1]: a NoneType {NOT_A_SEQUENCE}"),
-        ([{"a": 1}], f"X[0]: a dict {NOT_A_SEQUENCE}"),
+        ([np.zeros(3)], "X[0]: 1 dimensions; pass a 2-D array, one row per token"),
+        ([np.zeros((2, 2, 2))], "X[0]: 3 dimensions; pass a 2-D array, one row per token"),
+        (["text"], f"X[0]: expected a sequence of tokens, got a str; {USE_A_SEQUENCE}"),
+        ([[], "text"], f"X[1]: expected a sequence of tokens, got a str; {USE_A_SEQUENCE}"),
+        ([5], f"X[0]: expected a sequence of tokens, got a int; {USE_A_SEQUENCE}"),
+        ([[["a"]], None], f"X[1]: expected a sequence of tokens, got a NoneType; {USE_A_SEQUENCE}"),
+        ([{"a": 1}], f"X[0]: expected a sequence of tokens, got a dict; {USE_A_SEQUENCE}"),
         (
             [["the", "cat"]],
-            "X[0][0]: a str where the features of a token belong; "
+            "X[0][0]: expected the features of a token, got a str; "
             "make each token a dict, a list of strings, or a row of numbers",
         ),
         (
             [[], [1, 2]],
-            "X[1][0]: a int where the features of a token belong; "
+            "X[1][0]: expected the features of a token, got a int; "
             "make each token a dict, a list of strings, or a row of numbers",
         ),
     ],
@@ -401,8 +402,8 @@ def test_a_ragged_matrix() -> None:
 @pytest.mark.parametrize(
     ("X", "message"),
     [
-        ([[{"a": 1}, ["x"]]], "X[0][1]: a list where a feature dict belongs; "),
-        ([[{"a": 1}], [["x"]]], "X[1][0]: a list where a feature dict belongs; "),
+        ([[{"a": 1}, ["x"]]], "X[0][1]: expected a feature dict, got a list; "),
+        ([[{"a": 1}], [["x"]]], "X[1][0]: expected a feature dict, got a list; "),
         ([[["a", "b"], "cd"]], "X[0][1]: 'cd' is not a list of strings; "),
         ([[["a", "b"], ["c"], "cd"]], "X[0][2]: 'cd' is not a list of strings; "),
         ([[["a", "b"], {"k": 1, "l": 2}]], "X[0][1]: {'k': 1, 'l': 2} is not a list of strings; "),
@@ -411,12 +412,12 @@ def test_a_ragged_matrix() -> None:
         ([[["a", "b"], ["c", 1]]], "X[0][1]: ['c', 1] is not a list of strings; "),
         (
             [np.eye(2), scipy.sparse.csr_array(np.eye(2))],
-            "X[1]: tokens are sparse where training had dense; ",
+            "X[1]: tokens are sparse, but training had dense; ",
         ),
-        ([np.eye(2), [["a", "b"]]], "X[1]: tokens are strings where training had dense; "),
+        ([np.eye(2), [["a", "b"]]], "X[1]: tokens are strings, but training had dense; "),
         (
             [scipy.sparse.csr_array(np.eye(2)), [{"a": 1}]],
-            "X[1]: tokens are dicts where training had sparse; ",
+            "X[1]: tokens are dicts, but training had sparse; ",
         ),
     ],
 )
@@ -440,17 +441,17 @@ def test_another_form_than_in_training() -> None:
         for form, X in forms.items():
             if form != trained:
                 assert error_of(X, fitted_on=fitted_on) == (
-                    f"X[0]: tokens are {form} where training had {trained}; use one form throughout"
+                    f"X[0]: tokens are {form}, but training had {trained}; use one form throughout"
                 )
 
 
 def test_another_width_than_in_training() -> None:
     same = "pass the same features"
-    message = f"X[1]: 3 columns where training had 2; {same}"
+    message = f"X[1]: 3 columns, but training had 2; {same}"
     assert error_of([np.eye(2), np.eye(3)]) == message
     assert error_of([scipy.sparse.csr_array(np.eye(n)) for n in (2, 3)]) == message
     assert error_of([[["a"], ["a", "b"]]], fitted_on=[[["a", "b"]]]) == (
-        "X[0][0]: 1 strings where training had 2; "
+        "X[0][0]: 1 strings, but training had 2; "
         "give every token equally many, or use features='bag'"
     )
 
@@ -525,20 +526,20 @@ def test_labels_that_fit() -> None:
 @pytest.mark.parametrize(
     ("X", "y", "message"),
     [
-        ([[["a"]]], [], "y: 0 label sequences for 1 sequences of tokens; pass one for each"),
-        ([[["a"]]], ["A"], "y[0]: a str where a list of labels belongs; pass a list"),
-        ([[["a"]]], [None], "y[0]: a NoneType where a list of labels belongs; pass a list"),
+        ([[["a"]]], [], "y: 0 label sequences for 1 sequences of tokens; pass one per sequence"),
+        ([[["a"]]], ["A"], "y[0]: expected a list of labels, got a str; pass a list"),
+        ([[["a"]]], [None], "y[0]: expected a list of labels, got a NoneType; pass a list"),
         (
             [np.eye(2), np.eye(2)],
             [["A", "B"], ["A"]],
-            "y[1]: 1 labels for 2 tokens; give every token exactly one label, or None",
+            "y[1]: 1 labels for 2 tokens; give every token one label, or None",
         ),
         (
             [[["a"], ["b"]]],
             [["A", 1]],
-            "y[0][1]: label 1 is not a string; convert labels with str(); None is for a token without one",
+            "y[0][1]: label 1 is not a string; convert labels with str(); None stands for a missing label",
         ),
-        ([5], [["A"]], f"X[0]: a int {NOT_A_SEQUENCE}"),
+        ([5], [["A"]], f"X[0]: expected a sequence of tokens, got a int; {USE_A_SEQUENCE}"),
     ],
 )
 def test_labels_that_do_not_fit(X: Any, y: Any, message: str) -> None:
@@ -556,10 +557,113 @@ def test_labels_that_do_not_fit(X: Any, y: Any, message: str) -> None:
         ),
         (
             scipy.sparse.coo_array(np.array([1.0, 2.0])),
-            r"^X\[0\]: 1 dimensions; pass a 2-D array, one row a token$",
+            r"^X\[0\]: 1 dimensions; pass a 2-D array, one row per token$",
         ),
     ],
 )
 def test_numbers_no_kernel_can_use(x: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         FeatureEncoder().fit([x]).transform([x])
+
+
+# -- some columns of the rows ----------------------------------------------------------------------
+
+MIXED = [
+    [
+        {"w": "a", "s": "x", "p": "P", "n": 2.0, "v": np.array([1.0, 2.0])},
+        {"w": "b", "p": "Q", "v": np.array([3.0, 4.0])},
+    ],
+    [{"w": "a", "s": "y", "p": "P", "m": 1.0, "n": 0.5, "v": np.array([5.0, 6.0])}],
+]
+
+
+def test_columns_are_found_by_name() -> None:
+    encoder = FeatureEncoder().fit(MIXED)
+    assert encoder.columns_named(["p", "w"]) == [2, 0]
+    assert encoder.columns_named([]) == []
+    for name in ("n", "v", "z"):
+        with pytest.raises(InputError) as caught:
+            encoder.columns_named(["w", name])
+        assert str(caught.value) == (
+            f"feature {name!r}: not a feature with string values in the training data; "
+            "use one of those: 'w', 's', 'p'"
+        )
+        with pytest.raises(InputError):
+            encoder.only([name])
+        with pytest.raises(InputError):
+            encoder.without([name])
+    assert FeatureEncoder().fit([[["a", "b"]]]).columns_named(["1"]) == [1]
+    with pytest.raises(InputError, match="use one of those: none"):
+        FeatureEncoder().fit([np.ones((2, 3))]).columns_named(["0"])
+
+
+def test_some_templates_alone() -> None:
+    encoder = FeatureEncoder().fit(MIXED)
+    view = encoder.only(["p", "w"])
+    assert view.templates == ["p", "w"]
+    assert view.blocks == [Block("categorical", 0, 2, ("p", "w"))]
+    assert view.values == [encoder.values[2], encoder.values[0]]
+    assert (view.has_sparse, view.n_sparse, view.dense_width) == (False, 0, 0)
+    assert (view.attributes, view.columns) == ({}, [])
+    assert [rows.tolist() for rows in view.transform(MIXED)] == [[[0, 0], [1, 1]], [[0, 0]]]
+    assert view.pad_row(2).tolist() == [-1, -1]
+    assert encoder.only([]).blocks == []
+
+
+def test_all_but_some_templates() -> None:
+    encoder = FeatureEncoder().fit(MIXED)
+    view = encoder.without(["s"])
+    assert view.templates == ["w", "p"]
+    assert [block.kind for block in view.blocks] == ["categorical", "dense", "sparse"]
+    assert [(block.start, block.stop) for block in view.blocks] == [(0, 2), (2, 4), (4, None)]
+    assert (view.has_sparse, view.n_sparse, view.dense_width) == (True, 2, 2)
+    assert view.attributes == encoder.attributes
+    rows = encoder.transform(MIXED)
+    for whole, some in zip(rows, view.transform(MIXED), strict=True):
+        assert some.tolist() == np.delete(whole, 1, axis=1).tolist()
+    width = rows[0].shape[1]
+    assert view.pad_row(width - 1).tolist() == np.delete(encoder.pad_row(width), 1).tolist()
+    bare = encoder.without(["w", "s", "p"])
+    assert [block.kind for block in bare.blocks] == ["dense", "sparse"]
+
+
+def test_columns_of_tensors_and_of_batches() -> None:
+    encoder = FeatureEncoder().fit(MIXED)
+    rows = encoder.transform(MIXED)[0]
+    batch = torch.from_numpy(np.stack([rows, rows + 1]))
+    for view in (encoder.only(["p"]), encoder.without(["w"]), encoder.only([])):
+        found = view.select(batch)
+        assert found.shape[:2] == (2, 2)
+        assert found[1].tolist() == view.select(rows + 1).tolist()
+
+
+@given(
+    st.lists(st.tuples(*[st.sampled_from("abc")] * 4), min_size=1, max_size=5),
+    st.lists(st.sampled_from("0123"), unique=True),
+)
+def test_a_view_encodes_as_an_encoder_of_those_columns(
+    tokens: list[tuple[str, ...]], names: list[str]
+) -> None:
+    encoder = FeatureEncoder("columns").fit([tokens])
+    rest = [name for name in "0123" if name not in names]
+    for view, kept in ((encoder.only(names), names), (encoder.without(names), rest)):
+        assert [[str(p)] for p in range(4) if str(p) in kept] == sorted([n] for n in view.templates)
+        if kept:
+            few = [[tuple(token[int(name)] for name in view.templates) for token in tokens]]
+            alone = FeatureEncoder("columns").fit(few)
+            assert view.values == alone.values
+            assert view.transform([tokens])[0].tolist() == alone.transform(few)[0].tolist()
+            assert view.pad_row(len(kept)).tolist() == alone.pad_row(len(kept)).tolist()
+
+
+def test_columns_of_sparse_matrices_become_an_array_once() -> None:
+    """An encoder that was loaded, extended or copied finds ids as the first one does."""
+    X = [scipy.sparse.csr_matrix(np.eye(6)[[1, 4]]), scipy.sparse.csr_matrix(np.eye(6)[[2]])]
+    encoder = FeatureEncoder().fit(X)
+    loaded = FeatureEncoder.from_json(json.loads(json.dumps(encoder.to_json())))
+    more = encoder.extended([scipy.sparse.csr_matrix(np.eye(6)[[3]])])
+    assert encoder.columns == loaded.columns == [1, 2, 4]
+    assert more.columns == [1, 2, 3, 4]
+    new = scipy.sparse.csr_matrix(np.eye(6)[[4, 5]])
+    assert encoder.encode(new)[:, 0].tolist() == loaded.encode(new)[:, 0].tolist() == [2, 3 + 5]
+    assert more.encode(new)[:, 0].tolist() == [3, 4 + 5]

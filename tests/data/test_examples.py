@@ -64,10 +64,10 @@ def test_labels_count_as_often_as_their_sequences() -> None:
         ([1, 1], r"shape \(2,\) for 3 sequences"),
         ([[1], [1], [1]], r"shape \(3, 1\) for 3 sequences"),
         (2.0, r"shape \(\) for 3 sequences"),
-        ([1, -1, 1], "negative, infinite, or all zero"),
-        ([1, np.nan, 1], "negative, infinite, or all zero"),
-        ([1, np.inf, 1], "negative, infinite, or all zero"),
-        ([0, 0, 0], "negative, infinite, or all zero"),
+        ([1, -1, 1], "must be finite, not negative, and not all zero"),
+        ([1, np.nan, 1], "must be finite, not negative, and not all zero"),
+        ([1, np.inf, 1], "must be finite, not negative, and not all zero"),
+        ([0, 0, 0], "must be finite, not negative, and not all zero"),
     ],
 )
 def test_weights_that_are_none(weights: Any, problem: str) -> None:
@@ -80,11 +80,11 @@ def test_nothing_to_learn_from() -> None:
     none: list[list[str | None]] = [[None] * len(y) for y in Y]
     with pytest.raises(InputError, match=r"^y: no token has a label"):
         read_examples(X, none)
-    with pytest.raises(InputError, match=r"^y: no token has a label, or its sequence no weight"):
+    with pytest.raises(InputError, match=r"^y: no token with a label is in a sequence with weight"):
         read_examples(X, [none[0], none[1], Y[2]], weights=[1, 1, 0])
     encoder = read_examples(X, Y).encoder
     for nothing in ([], [[], []]):
-        with pytest.raises(InputError, match=r"^X: no token in it"):
+        with pytest.raises(InputError, match=r"^X: no tokens"):
             read_examples(nothing, nothing, encoder=encoder, classes=["A", "B"])
 
 
@@ -126,5 +126,5 @@ def test_known_labels_that_nothing_between_them_can_join() -> None:
 @pytest.mark.filterwarnings("ignore:.*no label at all")
 def test_mistakes_are_named_by_their_place_in_the_data() -> None:
     wrong: list[Any] = [X[0], X[1], [["a"], ["a", "b"], ["d"]]]
-    with pytest.raises(InputError, match=r"^X\[2\]\[1\]: 2 strings where training had 1"):
+    with pytest.raises(InputError, match=r"^X\[2\]\[1\]: 2 strings, but training had 1"):
         read_examples(wrong, [[None, None], Y[1], Y[2]], encoder=read_examples(X, Y).encoder)

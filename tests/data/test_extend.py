@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.extend import column_places, extended
+from structgp.data.vocabulary import column_places
 from structgp.errors import InputError
 
 
@@ -50,7 +50,7 @@ def test_new_features_are_known_and_old_ones_as_before(form: str) -> None:
     old, new = FORMS[form]
     encoder = FeatureEncoder().fit(old)
     before = copy.deepcopy(encoder)
-    after = extended(encoder, new)
+    after = encoder.extended(new)
     assert encoder == before, "the old encoder is the old model's"
     assert all(known(after, rows) for rows in after.transform([*old, *new]))
     if form != "dense":
@@ -69,9 +69,9 @@ def test_new_features_are_known_and_old_ones_as_before(form: str) -> None:
 def test_what_is_known_already_changes_nothing(form: str) -> None:
     old, new = FORMS[form]
     encoder = FeatureEncoder().fit([*old, *new])
-    assert extended(encoder, old) == encoder
-    assert extended(encoder, []) == encoder
-    moved = column_places(encoder, extended(encoder, old))
+    assert encoder.extended(old) == encoder
+    assert encoder.extended([]) == encoder
+    moved = column_places(encoder, encoder.extended(old))
     assert (moved is None) == (form != "sparse")
     if moved is not None:
         assert moved.tolist() == list(range(len(encoder.columns)))
@@ -79,30 +79,30 @@ def test_what_is_known_already_changes_nothing(form: str) -> None:
 
 def test_templates_stay_the_ones_that_there_were() -> None:
     old, new = FORMS["mixed"]
-    after = extended(FeatureEncoder().fit(old), new)
+    after = FeatureEncoder().fit(old).extended(new)
     assert after.templates == ["w"]
     assert after.attributes == {"n": 0, "m": 1, "new:key": 2}
-    plain = extended(FeatureEncoder().fit([[{"w": "a"}]]), [[{"w": "b", "other": "x"}]])
+    plain = FeatureEncoder().fit([[{"w": "a"}]]).extended([[{"w": "b", "other": "x"}]])
     assert (plain.templates, plain.values, plain.has_sparse) == (["w"], [{"a": 0, "b": 1}], False)
 
 
 @pytest.mark.parametrize(
     ("form", "other", "says"),
     [
-        ("columns", "dicts", r"^X\[0\]: tokens are dicts where training had strings"),
-        ("sparse", "dense", r"^X\[0\]: tokens are dense where training had sparse"),
-        ("dicts", "bag", r"^X\[0\]: tokens are strings where training had dicts"),
+        ("columns", "dicts", r"^X\[0\]: tokens are dicts, but training had strings"),
+        ("sparse", "dense", r"^X\[0\]: tokens are dense, but training had sparse"),
+        ("dicts", "bag", r"^X\[0\]: tokens are strings, but training had dicts"),
     ],
 )
 def test_another_form_is_told(form: str, other: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        extended(FeatureEncoder().fit(FORMS[form][0]), FORMS[other][1])
+        FeatureEncoder().fit(FORMS[form][0]).extended(FORMS[other][1])
 
 
 def test_another_width_is_told() -> None:
     encoder = FeatureEncoder().fit(FORMS["sparse"][0])
-    with pytest.raises(InputError, match=r"^X\[1\]: 4 columns where training had 10"):
-        extended(encoder, [sparse({1: 1.0}), scipy.sparse.csr_matrix(np.ones((1, 4)))])
+    with pytest.raises(InputError, match=r"^X\[1\]: 4 columns, but training had 10"):
+        encoder.extended([sparse({1: 1.0}), scipy.sparse.csr_matrix(np.ones((1, 4)))])
 
 
 columns = st.sets(st.integers(0, 9), min_size=1)
@@ -112,7 +112,7 @@ columns = st.sets(st.integers(0, 9), min_size=1)
 @given(columns, columns)
 def test_columns_move_to_where_they_are_sorted(first: set[int], second: set[int]) -> None:
     old = FeatureEncoder().fit([sparse(dict.fromkeys(first, 1.0))])
-    new = extended(old, [sparse(dict.fromkeys(second, 1.0))])
+    new = old.extended([sparse(dict.fromkeys(second, 1.0))])
     assert new.columns == sorted(first | second)
     moved = column_places(old, new)
     assert moved is not None
@@ -121,6 +121,6 @@ def test_columns_move_to_where_they_are_sorted(first: set[int], second: set[int]
 
 def test_columns_of_which_none_was_seen() -> None:
     old = FeatureEncoder().fit([scipy.sparse.csr_matrix((2, 10))])
-    new = extended(old, [sparse({3: 1.0})])
+    new = old.extended([sparse({3: 1.0})])
     assert new.columns == [3]
     assert column_places(old, new) is None

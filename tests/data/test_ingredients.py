@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from structgp.data import ingredients
+from structgp.data.corpora import recipes
 from structgp.data.ingredients import columns, tokenize
 
 RECIPES = Path(ingredients.__file__).parent / "recipes"
@@ -154,3 +155,16 @@ def test_template() -> None:
     assert len(set(names)) == len(names)
     for line in unigrams:
         assert re.fullmatch(r"U\d\d:%x\[-?[0-2],[0-4]\](/%x\[-?[0-2],[0-4]\])*", line), line
+
+
+def test_recipes():
+    corpus = recipes()
+    for X, y in ((corpus.X_train, corpus.y_train), (corpus.X_test, corpus.y_test)):
+        assert len(X) == len(y) > 0
+        assert [len(x) for x in X] == [len(labels) for labels in y]
+        expanded = [corpus.template.expand(x) for x in X]
+        assert [len(e) for e in expanded] == [len(x) for x in X]
+        assert len({len(token) for e in expanded for token in e}) == 1
+    assert {label for y in corpus.y_test for label in y} <= {
+        label for y in corpus.y_train for label in y
+    }

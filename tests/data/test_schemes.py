@@ -134,24 +134,24 @@ def test_no_pairs_at_all() -> None:
 @pytest.mark.parametrize(
     ("declared", "said"),
     [
-        ("IOB1", "'IOB1' is no scheme; use one of BIO, IOB2, IOBES, BIOES, BILOU"),
-        ({}, "{} is no declaration"),
-        (7, "7 is no declaration"),
-        ({"forbidden": [], "allowed": []}, "is no declaration"),
-        ({"banned": []}, "is no declaration"),
-        ([("a", "b")], "is no declaration"),
-        ({"forbidden": "ab"}, "'ab' is no list of pairs"),
-        ({"forbidden": None}, "None is no list of pairs"),
-        ({"forbidden": ["ab"]}, "'ab' is no pair of labels"),
-        ({"forbidden": [("a",)]}, "('a',) is no pair of labels"),
-        ({"forbidden": [("a", "b", "a")]}, "is no pair of labels"),
-        ({"forbidden": [3]}, "3 is no pair of labels"),
-        ({"forbidden": [("a", "d")]}, "'d' is no label of the training data; use a, b, O"),
-        ({"allowed": [(0, "a")]}, "0 is no label"),
-        ({"allowed": [(["a"], "b")]}, "['a'] is no label"),
-        ({"allowed": [(None, None)]}, "a pair of None and None"),
-        ("BIO", "the labels a, b, O are none of the scheme BIO"),
-        ("IOBES", "the labels a, b, O are none of the scheme IOBES"),
+        ("IOB1", "'IOB1' is not a scheme; use one of BIO, IOB2, IOBES, BIOES, BILOU"),
+        ({}, "{} is not a declaration"),
+        (7, "7 is not a declaration"),
+        ({"forbidden": [], "allowed": []}, "is not a declaration"),
+        ({"banned": []}, "is not a declaration"),
+        ([("a", "b")], "is not a declaration"),
+        ({"forbidden": "ab"}, "'ab' is not a list of pairs"),
+        ({"forbidden": None}, "None is not a list of pairs"),
+        ({"forbidden": ["ab"]}, "'ab' is not a pair of labels"),
+        ({"forbidden": [("a",)]}, "('a',) is not a pair of labels"),
+        ({"forbidden": [("a", "b", "a")]}, "is not a pair of labels"),
+        ({"forbidden": [3]}, "3 is not a pair of labels"),
+        ({"forbidden": [("a", "d")]}, "'d' is not a label in the training data; use a, b, O"),
+        ({"allowed": [(0, "a")]}, "0 is not a label"),
+        ({"allowed": [(["a"], "b")]}, "['a'] is not a label"),
+        ({"allowed": [(None, None)]}, "(None, None) has no label"),
+        ("BIO", "the labels a, b, O do not belong to the scheme BIO"),
+        ("IOBES", "the labels a, b, O do not belong to the scheme IOBES"),
     ],
 )
 def test_errors(declared: Any, said: str) -> None:
@@ -164,7 +164,7 @@ def test_errors(declared: Any, said: str) -> None:
 
 def test_bio_has_no_ends_and_singles() -> None:
     for label in ("E-X", "S-X", "L-X", "U-X"):
-        with pytest.raises(InputError, match="none of the scheme BIO"):
+        with pytest.raises(InputError, match="not belong to the scheme BIO"):
             allowed("BIO", ["B-X", "I-X", label])
 
 

@@ -175,7 +175,7 @@ def test_a_killed_run_leaves_nothing_that_is_taken_for_whole(tmp_path: Path) -> 
 
 def test_shards_are_not_written_over_unasked(tmp_path: Path) -> None:
     first = shards.write(make(), tmp_path / "s")
-    with pytest.raises(InputError, match="there are shards in it; name another folder"):
+    with pytest.raises(InputError, match="already contains shards; name another folder"):
         shards.write(make(50), tmp_path / "s")
     assert shards.read(tmp_path / "s").digest == first.digest
     assert shards.write(make(50), tmp_path / "s", overwrite=True).n_sequences == 50
@@ -186,7 +186,7 @@ def test_a_file_that_was_cut_short(cut: str, tmp_path: Path) -> None:
     shards.write(make(), tmp_path / "s")
     path = tmp_path / "s" / cut
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(InputError, match=f"{cut}: altered since it was written; write the shards"):
+    with pytest.raises(InputError, match=f"{cut}: changed since it was written; write the shards"):
         shards.read(tmp_path / "s")
     path.unlink()
     with pytest.raises(InputError, match=f"{cut}: cannot be read"):
@@ -200,7 +200,7 @@ def test_a_byte_that_was_changed_is_found_when_it_is_read(tmp_path: Path) -> Non
     content[-1] ^= 1
     path.write_bytes(content)
     batches = shards.ShardBatches(shards.read(tmp_path / "s"), 20)
-    with pytest.raises(InputError, match=r"shard-00000-labels.npy: altered since it was written"):
+    with pytest.raises(InputError, match=r"shard-00000-labels.npy: changed since it was written"):
         batches[0]
 
 
@@ -210,7 +210,7 @@ def test_a_manifest_that_was_changed(change: dict[str, int] | None, tmp_path: Pa
     path = tmp_path / "s" / "manifest.json"
     text = "[]" if change is None else json.dumps(json.loads(path.read_text()) | change)
     path.write_text(text)
-    what = "another version" if change == {"format": 99} else "altered since it was written"
+    what = "another version" if change == {"format": 99} else "changed since it was written"
     with pytest.raises(InputError, match=what):
         shards.read(tmp_path / "s")
 
@@ -227,13 +227,13 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "once only": (iter([]), "gone through once only; pass a list, or a function"),
-    "no pair": ([("a", "b", "c")], r"sequences\[0\]: no pair of tokens and labels"),
+    "once only": (iter([]), "gone through only once; pass a list, or a function"),
+    "no pair": ([("a", "b", "c")], r"sequences\[0\]: not tokens and labels"),
     "too few labels": ([([("a",)], [])], r"y\[0\]: 0 labels for 1 tokens"),
     "one label": ([([("a",)], ["A"])], "sequences: every token has the same label, 'A'"),
     "no label": ([([("a",)], [None])], "sequences: no token has a label"),
-    "no token": ([([], [])], "no token in it"),
-    "dense": ([(np.zeros((2, 3)), ["A", "B"])], "dense features, which have no weights"),
+    "no token": ([([], [])], "no tokens"),
+    "dense": ([(np.zeros((2, 3)), ["A", "B"])], "dense features cannot be fitted"),
     "another form": (
         [([("a",), ("b",)], ["A", "B"]), ([{"w": "a"}], ["A"])],
         "{'w': 'a'} is not a list of strings",
@@ -253,7 +253,7 @@ def test_what_is_no_data(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("second", [30, 41])
 def test_sequences_that_are_others_the_second_time(second: int, tmp_path: Path) -> None:
     sizes = iter([40, 40, second])
-    with pytest.raises(InputError, match="other sequences the second time"):
+    with pytest.raises(InputError, match="the second pass gave other sequences"):
         shards.write(lambda: make(next(sizes))(), tmp_path / "s", features="columns")
 
 
@@ -264,7 +264,7 @@ def test_values_that_are_others_the_second_time(tmp_path: Path) -> None:
         new = next(times) > 1
         return [([("x" if new else "a",), ("b",)], ["A", "B"])]
 
-    with pytest.raises(InputError, match="other sequences the second time"):
+    with pytest.raises(InputError, match="the second pass gave other sequences"):
         shards.write(given, tmp_path / "s", features="columns")
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from structgp.data.columns import read_columns
-from structgp.data.templates import Template, TemplateLine
+from structgp.data.sources.columns import read_columns
+from structgp.data.sources.templates import Template, TemplateLine
 from structgp.errors import InputError
 
 ROWS = [("the", "DT"), ("black", "JJ"), ("cat", "NN")]
@@ -138,19 +138,38 @@ def test_a_stray_percent(line: str, quoted: str) -> None:
     assert error_of(line).startswith(f"t:1: {quoted!r} is not a macro; ")
 
 
-@pytest.mark.parametrize("line", ["B%x[0,0]", "B00:%x[-1,0]", "B:a/%x[0,0]"])
-def test_bigram_with_a_macro(line: str) -> None:
-    assert error_of(f"U:%x[0,0]\n{line}\n") == (
-        "t:2: a B line with a macro, but label-pair scores do not depend on the input here; "
-        "write a plain B line, or move the macro to a U line"
-    )
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("B%x[0,0]", "black"), ("B00:%x[-1,0]", "the"), ("B:a/%x[0,1]/%x[1,0]", "a/JJ/cat")],
+)
+@pytest.mark.parametrize("plain", ["", "B\n", "B99:constant\n"])
+def test_bigrams_with_macros(line: str, expected: str, plain: str) -> None:
+    template = Template.parse(f"U:%x[0,0]\n{line}\n{plain}U:%x[0,1]\n")
+    assert template.has_bigram is bool(plain)
+    assert [bigram.source for bigram in template.bigrams] == [line]
+    assert template.transition_columns == ("2",)
+    assert template.expand(ROWS)[1] == ("black", "JJ", expected)
+    assert template.expand(ROWS, transitions=False)[1] == ("black", "JJ")
+    assert template.crfsuite_attributes(ROWS)[1] == ["U:black", "U:JJ"]
+    with pytest.raises(InputError) as caught:
+        Template.parse(f"U:%x[0,0]\n{line}", "t").check_columns(0, "f")
+    assert caught.value.place == "t:1"
+    with pytest.raises(InputError) as caught:
+        Template.parse("U:%x[0,0]\nB:%x[0,3]", "t").check_columns(3, "f")
+    assert caught.value.place == "t:2"
+
+
+def test_bigrams_at_the_start_of_a_sequence() -> None:
+    """A transition into the first token does not exist, and its feature is made like the others."""
+    template = Template.parse("U:%x[0,0]\nB:%x[-1,0]/%x[0,0]\n")
+    assert [token[-1] for token in template.expand(ROWS)] == ["_B-1/the", "the/black", "black/cat"]
 
 
 @pytest.mark.parametrize("line", ["X00:%x[0,0]", " U00:%x[0,0]", "u00:%x[0,0]", "%x[0,0]", "b"])
 def test_other_first_letters(line: str) -> None:
     assert error_of(f"# c\nU:%x[0,0]\n{line}\n") == (
         f"t:3: the line starts with {line[0]!r}; "
-        "start it with U (a feature), B (label pairs) or # (a comment)"
+        "start it with U (a feature), B (transitions) or # (a comment)"
     )
 
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from structgp.data.numbers import NumericColumns, parse_number, read_numbers
-from structgp.data.vectors import WordVectors
+from structgp.data.sources.columns import ColumnSequence
+from structgp.data.sources.numeric import NumericColumns, parse_number, read_numbers
+from structgp.data.sources.vectors import WordVectors
 from structgp.errors import InputError
 
 PLAIN = "eggs 0.1 -0.2\nmilk 3e-1 4 \n"
@@ -82,13 +83,13 @@ def test_encodings(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ": no vectors in it; "),
-        ("2 3\n", ": no vectors in it; "),
-        ("a 1 2\n\nb 1\n", ":3: 1 numbers after the word where 2 belong; correct the line"),
-        ("a 1 2\nb 1 2 3\n", ":2: 3 numbers after the word where 2 belong; "),
-        ("1 3\na 1 2\n", ":2: 2 numbers after the word where 3 belong; "),
-        ("a\n", ":1: 0 numbers after the word where some belong; "),
-        ("1 0\na\n", ":2: 0 numbers after the word where some belong; "),
+        ("", ": no vectors; "),
+        ("2 3\n", ": no vectors; "),
+        ("a 1 2\n\nb 1\n", ":3: 1 numbers after the word, expected 2; correct the line"),
+        ("a 1 2\nb 1 2 3\n", ":2: 3 numbers after the word, expected 2; "),
+        ("1 3\na 1 2\n", ":2: 2 numbers after the word, expected 3; "),
+        ("a\n", ":1: 0 numbers after the word, expected some; "),
+        ("1 0\na\n", ":2: 0 numbers after the word, expected some; "),
     ],
 )
 def test_lines_that_are_no_vectors(path: Path, text: str, message: str) -> None:
@@ -133,11 +134,19 @@ def test_one_number() -> None:
             parse_number(bad, "f", "it")
 
 
+def learned(columns: list[int], rows: list[tuple[str, ...]]) -> NumericColumns:
+    """From these rows, in sequences of one and of the rest."""
+    parts = [part for part in (rows[:1], rows[1:]) if part]
+    sequences = [ColumnSequence(tuple(part), 1) for part in parts]
+    return NumericColumns.learn(columns, sequences, "f")
+
+
 @given(st.lists(st.tuples(*[st.floats(-1e6, 1e6)] * 2), min_size=1, max_size=6))
-def test_columns_on_one_scale(pairs: list[tuple[float, float]]) -> None:
-    values = np.array(pairs)
-    columns = NumericColumns.fit([4, 0], values)
-    scaled = columns.scaled(values)
+def test_columns_on_one_scale(numbers: list[tuple[float, float]]) -> None:
+    values = np.array(numbers)
+    rows = [(repr(b), repr(a)) for a, b in numbers]
+    columns = learned([1, 0, 1], rows)
+    scaled = columns.features(rows, "f", 1)
     for d in range(2):
         # Two numbers that agree but for rounding have no spread to speak of.
         if np.ptp(values[:, d]) > 1e-6 * (1 + np.abs(values[:, d]).max()):
@@ -148,11 +157,12 @@ def test_columns_on_one_scale(pairs: list[tuple[float, float]]) -> None:
 
 
 def test_differences_too_small_to_square() -> None:
-    values = np.array([[0.0], [1e-300]])
-    assert np.isfinite(NumericColumns.fit([0], values).scaled(values)).all()
+    rows = [("0",), ("1e-300",)]
+    assert np.isfinite(learned([0], rows).features(rows, "f", 1)).all()
 
 
 def test_a_column_that_is_always_the_same() -> None:
-    columns = NumericColumns.fit([0], np.full((7, 1), 0.1))
+    columns = learned([0], [("0.1",)] * 7)
     assert columns.sd == (1.0,)
-    assert columns.scaled(np.array([[0.1], [2.1]])) == pytest.approx(np.array([[0], [2]]))
+    scaled = columns.features([("0.1",), ("2.1",)], "f", 1)
+    assert scaled == pytest.approx(np.array([[0], [2]]))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-import warnings
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from structgp.data.templates import DIALECTS, Template
-from structgp.data.wapiti import translate
-from structgp.errors import InputError, StructgpWarning
+from structgp.data.sources.templates import DIALECTS, Template
+from structgp.data.sources.wapiti import translate
+from structgp.errors import InputError
 
 ROWS = [("The", "DT"), ("Black-7", "JJ"), ("cat", "NN")]
 
@@ -66,17 +65,24 @@ def test_kinds_of_lines(text: str, n_features: int, has_bigram: bool) -> None:
     assert (len(template.unigrams), template.has_bigram) == (n_features, has_bigram)
 
 
-def test_label_pairs_on_the_input_are_a_warning() -> None:
+def test_transitions_that_depend_on_the_input() -> None:
     text = "u:%x[0,0]\nb:%x[0,0]\n*:%X[-1,0]\n*\nb\n*:%x[1,0]\nB%x[0,1]\n"
-    with pytest.warns(StructgpWarning) as caught:
-        template = Template.parse(text, "t", "wapiti")
-    (warning,) = caught
-    assert str(warning.message).startswith(
-        "t: label pairs that depend on the input do not exist here (lines 2, 3, 6, ...): "
-    )
-    assert warning.filename == __file__
+    template = Template.parse(text, "t", "wapiti")
+    assert [line.line for line in template.unigrams] == [1, 3, 4, 6]
+    assert [line.line for line in template.bigrams] == [2, 3, 6, 7]
     assert template.has_bigram
-    assert template.expand(ROWS)[1] == ("Black-7", "the", "", "cat")
+    assert template.transition_columns == ("4", "5", "6", "7")
+    nodes, transitions = ("Black-7", "the", "", "cat"), ("Black-7", "the", "cat", "JJ")
+    assert template.expand(ROWS)[1] == nodes + transitions
+    assert template.expand(ROWS, transitions=False)[1] == nodes
+
+
+@pytest.mark.parametrize("line", ["b:%x[0,0]", "*:%x[0,0]"])
+def test_a_command_is_not_a_plain_transition(line: str) -> None:
+    template = Template.parse(f"u:%x[0,0]\n{line}\n", dialect="wapiti")
+    assert not template.has_bigram
+    assert len(template.bigrams) == 1
+    assert len(template.unigrams) == 1 + line.startswith("*")
 
 
 def test_dialects_differ(tmp_path: Path) -> None:
@@ -167,7 +173,7 @@ def test_malformed_commands(command: str) -> None:
 def test_expressions_that_are_none(expression: str, problem: str) -> None:
     assert error_of(f'# c\nu:%t[0,0,"{expression}"]\n') == (
         f"t:2: {problem} in the expression {expression!r}; "
-        "put a backslash in front of a character that is meant as it is"
+        "put a backslash in front of a character that stands for itself"
     )
 
 
@@ -180,7 +186,7 @@ def test_no_feature(text: str) -> None:
 def test_other_first_letters(line: str) -> None:
     assert error_of(f"u\n{line}\n") == (
         f"t:2: the line starts with {line[0]!r}; "
-        "start it with u (a feature), b (label pairs), * (both) or # (a comment)"
+        "start it with u (a feature), b (transitions), * (both) or # (a comment)"
     )
 
 
@@ -268,9 +274,3 @@ def test_expressions_against_the_rule_written_out(
     tried = (matched(parts, to_end, text[start:]) for start in starts)
     expected = next((match for match in tried if match is not None), None)
     assert (None if found is None else found.group()) == expected
-
-
-def test_no_warning_without_label_pairs_on_the_input() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Template.parse("u:%x[0,0]\nb\n*:bias\n", dialect="wapiti")

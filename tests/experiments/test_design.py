@@ -57,5 +57,5 @@ def test_labels_must_be_two():
 
 
 def test_rivals_want_every_label() -> None:
-    with pytest.raises(InputError, match=r"^y\[0\]\[1\]: a token without a label"):
+    with pytest.raises(InputError, match=r"^y\[0\]\[1\]: the token has no label"):
         checked_labels([[["a"], ["b"]]], [["X", None]])

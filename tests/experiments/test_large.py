@@ -6,9 +6,9 @@ import os
 
 import pytest
 from experiments.cells import Store
+from experiments.suites import encoded_suite
 
 from experiments import large
-from structgp.data.corpora import encoded_suite
 
 
 def row(method: str, split: int, error: float, **more: object) -> dict[str, object]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from experiments.cells import Store
+from experiments.suites import EncodedSuite
 
 from experiments import resample
-from structgp.data.corpora import EncodedSuite
 
 
 def row(method: str, split: int, error: float, nll: float | None = 0.1) -> dict[str, object]:

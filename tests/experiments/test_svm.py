@@ -129,7 +129,9 @@ def test_learns_the_chain():
     svm = StructuredSVM(0.1).fit(many.X[:200], many.y[:200])
     assert svm.training_log_["stopped"] == "converged"
     assert svm.training_log_["gap"] <= svm.tolerance
-    best = [[many.chain.labels[v] for v in many.true_marginals(x).argmax(1)] for x in many.X[200:]]
+    best = [
+        [many.chain.labels[v] for v in many.chain.true_marginals(x).argmax(1)] for x in many.X[200:]
+    ]
     right = sum(
         a == b for p, q in zip(best, many.y[200:], strict=True) for a, b in zip(p, q, strict=True)
     )

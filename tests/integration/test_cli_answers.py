@@ -12,7 +12,7 @@ import structgp
 from structgp import StructuredGPClassifier, metrics
 from structgp.cli import main
 from structgp.data.corpora import recipes
-from structgp.data.templates import Template
+from structgp.data.sources.templates import Template
 from structgp.inference import checkpoint
 
 N = 40
@@ -120,7 +120,12 @@ def test_forced_labels_have_to_be_known(folder, corpus, tmp_path):
     given = write(tmp_path / "given", corpus.X_test[:2], y)
     line = len(y[0]) + 3
     fails(
-        "tag", "-m", folder / "model", "--force", given, says=f"given:{line}: 'B-NONE' is no label"
+        "tag",
+        "-m",
+        folder / "model",
+        "--force",
+        given,
+        says=f"given:{line}: 'B-NONE' is not a label",
     )
     other = write(tmp_path / "other", corpus.X_test[:1], [["_"] * len(corpus.y_test[0])])
     assert (
@@ -187,11 +192,11 @@ def test_forbidden_pairs_and_weights_of_labels(folder, tmp_path):
     assert found.class_weight == {"O": 0.5, "B-NAME": 2.0}
     assert not found.model_.constraints.starts[list(found.classes_).index("O")]
     train = folder / "template", folder / "train", "-o", tmp_path / "m"
-    fails("train", *train, "--forbid", "^", "X", says="'X' is no label")
+    fails("train", *train, "--forbid", "^", "X", says="'X' is not a label")
     fails("train", *train, "--forbid", "^", "O", "--scheme", "bio", says="--forbid")
     fails("train", *train, "--class-weight", "O", says="--class-weight")
     fails("train", *train, "--class-weight", "X=2", says="'X' is no label")
-    fails("train", *train, "--scheme", "bilou2", says="is no scheme")
+    fails("train", *train, "--scheme", "bilou2", says="is not a scheme")
     fails("train", *train, "--early-stopping", says="--early-stopping")
 
 

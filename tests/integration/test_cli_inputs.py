@@ -12,10 +12,7 @@ from click.testing import CliRunner
 
 import structgp
 from structgp.cli import main
-from structgp.data.attributes import read_attributes
-from structgp.data.columns import read_columns
-from structgp.data.templates import Template
-from structgp.data.vectors import WordVectors
+from structgp.data.sources import AttributeReader, Template, WordVectors, read_columns
 
 TEMPLATE = "U00:%x[0,0]\nU01:%x[0,2]\nB\n"
 PATTERNS = '# words\nu:%x[0,0]\n*:%X[-1,0]\nu:%t[0,0,"^u"]\nb\n'
@@ -147,7 +144,7 @@ def test_train_says_how_many_tokens_have_a_vector(files):
     assert 0.5 < share < 1
     assert (
         f"structgp: warning: {files.vectors}: {share:.1%} of the training tokens have a vector, the "
-        "others zeros\n"
+        "others get zeros\n"
     ) in files.trained.stderr
 
 
@@ -250,7 +247,7 @@ def test_vectors_that_have_moved(files, tmp_path):
     table = ok("evaluate", "-m", files.model, files.test).stdout
     files.vectors.rename(moved)
     try:
-        says = [files.model, f"not at {files.vectors} any more", "--vectors"]
+        says = [files.model, f"no longer at {files.vectors}", "--vectors"]
         refused("tag", "-m", files.model, files.bare, says=says)
         refused("evaluate", "-m", files.model, files.test, says=says)
         options = ("--vectors", moved)
@@ -330,7 +327,10 @@ def crfsuite(files):
 
 
 def test_attributes_are_fitted_as_python_would(files, crfsuite):
-    train, test = read_attributes(files.attributes), read_attributes(files.test_attributes)
+    train, test = (
+        AttributeReader().read(files.attributes),
+        AttributeReader().read(files.test_attributes),
+    )
     assert "w:w1" in {name for x in train.X for token in x for name in token}
     ours = structgp.StructuredGPClassifier().fit(train.X, train.y)
     model = structgp.load(crfsuite)
@@ -345,7 +345,7 @@ def test_attributes_are_fitted_as_python_would(files, crfsuite):
 
 
 def test_attributes_are_tagged_as_crfsuite_does(files, crfsuite):
-    test, model = read_attributes(files.test_attributes), structgp.load(crfsuite)
+    test, model = AttributeReader().read(files.test_attributes), structgp.load(crfsuite)
     labels, marginals = model.predict(test.X), model.predict_marginals(test.X)
     log_probs = model.sequence_log_probs(test.X, labels)
     zero, one, two = "", "", ""
@@ -396,10 +396,8 @@ def test_mistakes_in_attributes(files, crfsuite, write, tmp_path):
 @pytest.mark.usefixtures("unfit")
 def test_arguments_that_do_not_go_together(files, tmp_path):
     to = ("-o", tmp_path / "m")
-    refused(
-        "train", files.train, *to, says=["1 file where TEMPLATE and TRAIN", "--format crfsuite"]
-    )
-    refused("train", files.template, files.train, files.test, *to, says=["3 files where TEMPLATE"])
+    refused("train", files.train, *to, says=["1 file, but TEMPLATE and TRAIN", "--format crfsuite"])
+    refused("train", files.template, files.train, files.test, *to, says=["3 files, but TEMPLATE"])
     crfsuite = ("train", "--format", "crfsuite")
     refused(
         *crfsuite, files.template, files.attributes, *to, says=["2 files", "leave TEMPLATE out"]
@@ -418,22 +416,30 @@ def test_arguments_that_do_not_go_together(files, tmp_path):
 def test_train_with_wapitis_patterns(files, tmp_path):
     model = tmp_path / "m"
     result = ok("train", files.patterns, files.train, "-o", model, *SMALL, "--dialect", "wapiti")
-    warning = (
-        f"structgp: warning: {files.patterns}: label pairs that depend on the input do not exist"
-    )
-    assert result.stderr.count(f"{warning} here (line 3)") == 1
+    warning = f"structgp: warning: {files.patterns}: transitions do not depend on the input here"
+    assert result.stderr.count(f"{warning} (line 3): plain transitions") == 1
     loaded = structgp.load(model)
     assert loaded.model_.extra["template"] == PATTERNS
     assert loaded.model_.extra["dialect"] == "wapiti"
     assert float(loaded.model_.posterior.pairwise_sd) > 0
-    with pytest.warns(structgp.StructgpWarning):
-        template = Template.read(files.patterns, dialect="wapiti")
-    X = [template.expand(s.rows) for s in read_columns(files.bare).sequences]
+    template = Template.read(files.patterns, dialect="wapiti")
+    X = [template.expand(s.rows, transitions=False) for s in read_columns(files.bare).sequences]
     expected = [label for labels in loaded.predict(X) for label in labels]
     tagged = ok("tag", "-m", model, files.bare)
     assert tagged.stderr == ""
     assert [line.split("\t")[-1] for line in tagged.stdout.splitlines() if line] == expected
     assert ok("evaluate", "-m", model, files.test).stderr == ""
+
+
+def test_bigrams_with_macros(files, write, tmp_path):
+    template = write("template", "U00:%x[0,0]\nB01:%x[0,0]\nB02:%x[-1,0]\n")
+    result = ok("train", template, files.train, "-o", tmp_path / "m", *SMALL)
+    warning = f"{template}: transitions do not depend on the input here (lines 2, 3): plain"
+    assert result.stderr.count(warning) == 1
+    plain = write("plain", "U00:%x[0,0]\nB\n")
+    ok("train", plain, files.train, "-o", tmp_path / "plain", *SMALL)
+    expected = ok("tag", "-m", tmp_path / "plain", "-v1", files.bare).stdout
+    assert ok("tag", "-m", tmp_path / "m", "-v1", files.bare).stdout == expected
 
 
 def test_patterns_with_numbers_beside_them(files, tmp_path):
@@ -463,6 +469,7 @@ def test_a_model_from_before_there_were_dialects(files, tmp_path):
     ok("train", files.template, files.train, "-o", tmp_path / "m", *SMALL)
     expected = ok("tag", "-m", tmp_path / "m", files.bare).stdout
     model = structgp.load(tmp_path / "m")
-    del model.model_.extra["format"], model.model_.extra["dialect"]
+    for name in ("format", "dialect", "missing", "transitions"):
+        del model.model_.extra[name]
     model.save(tmp_path / "old")
     assert ok("tag", "-m", tmp_path / "old", files.bare).stdout == expected

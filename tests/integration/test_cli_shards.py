@@ -16,8 +16,8 @@ import structgp.api.estimator
 import structgp.cli.shared as cli_shared
 from structgp.cli import main
 from structgp.data import shards
-from structgp.data.columns import write_columns
 from structgp.data.generate import generate_stream
+from structgp.data.sources.columns import write_columns
 from structgp.inference.checkpoint import Checkpoint
 
 TEMPLATE = "U00:%x[0,0]\nU01:%x[-1,0]/%x[0,1]\nB\n"
@@ -73,11 +73,11 @@ def test_the_model_is_that_of_minibatches_in_memory(files: Path) -> None:
 def test_shards_that_are_there_are_used_again(files: Path) -> None:
     ok(files, *TRAIN, "--shards", "@shards")
     before = {p.name: p.stat().st_mtime_ns for p in (files / "shards").iterdir()}
-    assert "written before" in ok(files, *TRAIN, "--shards", "@shards", "--seed", "1").stderr
+    assert "already written" in ok(files, *TRAIN, "--shards", "@shards", "--seed", "1").stderr
     assert {p.name: p.stat().st_mtime_ns for p in (files / "shards").iterdir()} == before
     write_columns(files / "train", some(31))
     said = refused(files, *TRAIN, "--shards", "@shards")
-    assert "holds shards of something else" in said
+    assert "holds shards of other data" in said
     assert "name another folder, or remove this one" in said
 
 
@@ -101,9 +101,9 @@ def test_what_does_not_go_with_shards(files: Path) -> None:
     (files / "template").write_text("U:%x[0,0]\n")
     assert "train: every token has the same label" in refused(files, *TRAIN, "--shards", "@other")
     (files / "train").write_text("a\nb\n")
-    assert "train:1: one column where tokens" in refused(files, *TRAIN, "--shards", "@other")
+    assert "train:1: only one column, where tokens" in refused(files, *TRAIN, "--shards", "@other")
     (files / "train").write_text("\n\n")
-    assert "train: no rows" in refused(files, *TRAIN, "--shards", "@other")
+    assert "train: no tokens" in refused(files, *TRAIN, "--shards", "@other")
     (files / "train").write_text("a A\nb B c\n")
     assert "train:2: 3 columns where line 1 has 2" in refused(files, *TRAIN, "--shards", "@other")
     (files / "template").write_text("U:%x[0,1]\n")
@@ -135,7 +135,7 @@ def test_a_run_that_was_cut_off_goes_on_without_encoding_again(
     assert isinstance(cut.exception, CutOffError)
     assert (files / "model.checkpoint.sites").is_dir()
     said = ok(files, *TRAIN, "--shards", "@shards").stderr
-    assert "written before" in said
+    assert "already written" in said
     assert "step 1:" not in said
     assert "step 5:" in said
     assert not list(files.glob("*.checkpoint*"))

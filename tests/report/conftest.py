@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.data.columns import write_columns
 from structgp.data.corpora import Recipes, recipes
+from structgp.data.sources.columns import write_columns
 from structgp.report import Findings, Text, examine
 
 

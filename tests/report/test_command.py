@@ -69,7 +69,7 @@ def test_what_cannot_be_used_is_said_in_one_line(folder, tmp_path, what):
     elif what == "columns":
         narrow = tmp_path / "narrow"
         narrow.write_text("a b O\n\n")
-        assert "3 columns where the model was trained on 5" in refused(model, narrow, "-o", page)
+        assert "3 columns, but the model was trained on 5" in refused(model, narrow, "-o", page)
     else:
         missing = tmp_path / "no" / "report.html"
         assert "create its folder" in refused(model, data, "-o", missing)

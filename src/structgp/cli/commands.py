@@ -1,18 +1,21 @@
-"""The commands: evaluate, demo."""
+"""The commands: evaluate, demo, report."""
 
 from __future__ import annotations
 
 import json
+import os
+from typing import Any
 
 import click
 
 from structgp import __version__
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.cli.inputs import load_with_input
+from structgp.cli.inputs import load_with_reader
 from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import (
     Group,
-    check_labelled,
+    all_labels,
+    check_writable,
     fit_with_progress,
     print_reports,
     say_fit,
@@ -20,8 +23,11 @@ from structgp.cli.shared import (
     score_crf,
 )
 from structgp.data import ingredients
+from structgp.data.atomic import atomic_write
 from structgp.data.corpora import recipes
+from structgp.data.sources import Reader
 from structgp.errors import InputError
+from structgp.report import Text, examine, render
 
 _DEMO_LINES = (
     "2 1/2 cups self-raising flour, sifted",
@@ -35,9 +41,9 @@ _DEMO_LINES = (
 def main() -> None:
     """Label sequences, and know how sure the labels are.
 
-    Files hold one token a line, columns separated by spaces or tabs, a blank line between sequences,
-    and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's own files, a label and
-    attributes a line, need none.
+    Files have one token per line, columns separated by spaces or tabs, a blank line between sequences,
+    and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's files, with a label and
+    attributes on each line, need no template.
     """
 
 
@@ -50,7 +56,7 @@ def main() -> None:
 @click.option(
     "--against",
     type=click.Choice(["crf"]),
-    help="Also train a linear CRF, its regulariser cross-validated, on the same data.",
+    help="Also train a linear CRF on the same data, its regulariser cross-validated.",
 )
 @click.option("--train", "train_path", type=click.Path(), help="Training file, for --against.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -69,18 +75,15 @@ def evaluate_command(
 ) -> None:
     """Score a model on the labelled file TEST."""
     if against and not train_path:
-        raise InputError(
-            "--against", "nothing to train the rival on", "add --train with the training file"
-        )
-    estimator, source = load_with_input(model_path, vectors_path, device)
-    test = source.read(test_path, encoding)
-    missing = estimator.model_.extra.get("missing")
-    check_labelled(test.y, test.name, missing)
-    reports = {"structgp": score(estimator, test.X, test.y, test.name)}
+        raise InputError("--against", "needs the training file", "add it with --train")
+    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    test = reader.read(test_path, encoding=encoding)
+    y_test = all_labels(test, reader.missing)
+    reports = {"structgp": score(estimator, test.X, y_test, test.name)}
     if against and train_path:
-        data = source.read(train_path, encoding)
-        check_labelled(data.y, data.name, missing)
-        reports["linear CRF"] = score_crf(data.X, data.y, test.X, test.y)
+        data = reader.read(train_path, encoding=encoding)
+        y = all_labels(data, reader.missing)
+        reports["linear CRF"] = score_crf(data.X, y, test.X, y_test)
     if as_json:
         click.echo(json.dumps({name: r.as_dict() for name, r in reports.items()}, indent=2))
     else:
@@ -93,7 +96,7 @@ def evaluate_command(
 @main.command()
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
 def demo(seed: int) -> None:
-    """Train on the embedded corpus of recipe ingredients, score, and label three new lines."""
+    """Train on the embedded corpus of recipe ingredients, score the model, and label three new lines."""
     corpus = recipes()
     X = [corpus.template.expand(rows) for rows in corpus.X_train]
     X_test = [corpus.template.expand(rows) for rows in corpus.X_test]
@@ -108,7 +111,7 @@ def demo(seed: int) -> None:
     try:
         reports["linear CRF"] = score_crf(X, corpus.y_train, X_test, corpus.y_test)
     except InputError as error:
-        click.echo(f"structgp: warning: no linear CRF beside it: {error}", err=True)
+        click.echo(f"structgp: warning: no linear CRF to compare with: {error}", err=True)
     click.echo()
     print_reports(reports)
     for line in _DEMO_LINES:
@@ -119,3 +122,55 @@ def demo(seed: int) -> None:
         for token, label, p in zip(tokens, labels, marginals, strict=True):
             second = sorted(p, key=p.__getitem__)[-2]
             click.echo(f"  {token:<14}{label:<11}{p[label]:5.2f}   or {second} {p[second]:.2f}")
+
+
+# -- report ------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+@click.argument("data_path", metavar="DATA", type=click.Path())
+@click.option("-o", "--output", required=True, type=click.Path(), help="HTML page to write.")
+@vectors_option
+@device_option
+@encoding_option
+def report(
+    model_path: str,
+    data_path: str,
+    output: str,
+    encoding: str,
+    vectors_path: str | None,
+    device: str,
+) -> None:
+    """Show a model's answers for the file DATA on one HTML page.
+
+    If DATA has labels in its last column, the page compares them with the answers.
+    """
+    check_writable(output)
+    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    text, X = _read(reader, data_path, encoding)
+    findings = examine(
+        estimator,
+        X,
+        text,
+        model_name=os.path.basename(model_path),
+        templates=reader.template_lines,
+    )
+    # Some encodings hold halves of characters, which UTF-8 does not.
+    content = render(findings).encode("utf-8", "replace")
+    with atomic_write(output, "wb") as file:
+        file.write(content)
+    click.echo(f"wrote {output}", err=True)
+
+
+def _read(reader: Reader, path: str, encoding: str) -> tuple[Text, list[Any]]:
+    """The text and its features, with labels where the file has them."""
+    sequences = list(reader.sequences(path, encoding=encoding))
+    if not sequences:
+        raise InputError(path, "no tokens", "give a file with at least one")
+    found = [sequence.labels for sequence in sequences]
+    labels = None if any(y is None for y in found) else [list(y or ()) for y in found]
+    words = [sequence.words for sequence in sequences]
+    lines = [sequence.line for sequence in sequences]
+    text = Text(os.path.basename(path), words, lines, labels)
+    return text, [sequence.tokens for sequence in sequences]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.api.parameters import device_of
-from structgp.cli.inputs import Input, learn
-from structgp.cli.options import device_option, encoding_option, feature_options
+from structgp.cli.inputs import shards_of, training_reader
+from structgp.cli.options import combined, device_option, encoding_option, feature_options
 from structgp.cli.shared import (
-    check_labelled,
+    all_labels,
     check_two_labels,
     check_writable,
     fit_with_progress,
@@ -22,69 +21,59 @@ from structgp.cli.shared import (
     say_fit,
     score,
 )
-from structgp.cli.streams import open_stream, shards_of
+from structgp.data.sources import Reader
 from structgp.errors import InputError
 from structgp.inference.distributed import Together, joined, n_started
 from structgp.plan.choose_optimizer import INFERENCE, check_alone
 
-
-def _label_options(command: Any) -> Any:
-    """The options that say what is known of the labels."""
-    for option in reversed(
-        (
-            click.option(
-                "--scheme",
-                metavar="NAME",
-                help="Tagging scheme that every labelling keeps to: BIO or IOBES.",
-            ),
-            click.option(
-                "--forbid",
-                nargs=2,
-                multiple=True,
-                metavar="LABEL NEXT",
-                help="A label that never follows another; ^ is the beginning of a sequence, $ its end. "
-                "May be given several times.",
-            ),
-            click.option(
-                "--missing",
-                metavar="TEXT",
-                help="What stands in the label column of a token without a label.",
-            ),
-            click.option(
-                "--class-weight",
-                multiple=True,
-                metavar="LABEL=FACTOR",
-                help="Label as if it were so many times as frequent; or 'balanced'. May be given several "
-                "times.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+_label_options = combined(
+    click.option(
+        "--scheme",
+        metavar="NAME",
+        help="Tagging scheme that all labellings follow: BIO or IOBES.",
+    ),
+    click.option(
+        "--forbid",
+        nargs=2,
+        multiple=True,
+        metavar="LABEL NEXT",
+        help="NEXT never follows LABEL; ^ is the start of a sequence, $ its end. May be repeated.",
+    ),
+    click.option(
+        "--missing",
+        metavar="TEXT",
+        help="Text in the label column of a token without a label.",
+    ),
+    click.option(
+        "--class-weight",
+        multiple=True,
+        metavar="LABEL=FACTOR",
+        help="Predict as if LABEL were FACTOR times as frequent; or 'balanced'. May be repeated.",
+    ),
+)
 
 
 @click.command()
 @click.argument("paths", metavar="[TEMPLATE] TRAIN", nargs=-1, required=True, type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="Model file to write.")
-@click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score afterwards.")
+@click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score after the fit.")
 @click.option(
-    "--early-stopping", is_flag=True, help="Stop where the likelihood of the --dev file is highest."
+    "--early-stopping", is_flag=True, help="Stop when the likelihood of the --dev file is highest."
 )
 @feature_options
 @_label_options
 @click.option(
     "--inducing",
     type=int,
-    help="Most inducing inputs, in the place of one weight a feature.  [default: weights; where the "
-    "kernel or the optimiser has none, 1000 or what a preset has]",
+    help="Use at most this many inducing inputs instead of one weight per feature.  [default: weights; if "
+    "the kernel or the optimiser does not support them, 1000 or the preset's number]",
 )
 @click.option(
     "--kernel",
     type=click.Choice(["auto", "relevance", "template", "template-product"]),
     default="auto",
     show_default=True,
-    help="What the templates are worth: a relevance for each feature, or a weight for each template, "
-    "summed or multiplied.",
+    help="How templates count: one relevance per feature, or one scale per template, summed or multiplied.",
 )
 @click.option(
     "--inference",
@@ -108,9 +97,9 @@ def _label_options(command: Any) -> Any:
     type=click.Path(),
     metavar="FOLDER",
     help="Encode TRAIN into files in FOLDER and fit from there, batch by batch: memory does not grow with "
-    "TRAIN. Files that are there already are used again.",
+    "TRAIN. Complete files in FOLDER are used again.",
 )
-@click.option("--restart", is_flag=True, help="Do not go on from a checkpoint of a killed run.")
+@click.option("--restart", is_flag=True, help="Ignore the checkpoint of a killed run.")
 @encoding_option
 def train(
     paths: Sequence[str],
@@ -134,22 +123,22 @@ def train(
 ) -> None:
     """Fit a model to the labelled file TRAIN, with features from TEMPLATE.
 
-    Ctrl-C stops early and keeps what has been reached. A run that was killed goes on where it was when
-    the same command is given again: until it is done, its state is in the file MODEL.checkpoint.
+    Ctrl-C stops early and keeps the model so far. After a crash, the same command continues the fit: until
+    it is finished, its state is in the file MODEL.checkpoint.
 
-    Under torchrun, processes share the sequences, and the first one writes.
+    Under torchrun, the processes share the sequences, and the first one writes.
     """
     check_writable(output)
     if early_stopping and not dev_path:
-        raise InputError("--early-stopping", "no labelled file to stop by", "name one with --dev")
+        raise InputError("--early-stopping", "needs a labelled file", "name one with --dev")
     if shards_folder is not None:
         check_alone(Together(size=n_started()))
-    source, data = _training_data(paths, encoding, missing, shards_folder, features)
-    dev = source.read(dev_path, encoding) if dev_path else None
-    if dev is not None:
-        check_labelled(dev.y, dev.name, missing)
+    reader, data = _training_data(paths, encoding, missing, shards_folder, features)
+    dev = reader.read(dev_path, encoding=encoding) if dev_path else None
+    y_dev = all_labels(dev, missing) if dev is not None else []
     estimator = StructuredGPClassifier(
-        kernel=source.kernel(kernel),
+        # With dense features beside them, the kernel named is that of the templates.
+        kernel={"categorical": kernel} if reader.has_dense and kernel != "auto" else kernel,
         n_inducing=inducing,
         inference=inference,
         likelihood=likelihood,
@@ -160,12 +149,12 @@ def train(
         early_stopping=early_stopping,
         device=device,
     )
-    if not source.has_pairs:
-        estimator.set_params(pairwise_sd=0.0)  # no B line, no label-to-label scores
+    if not reader.has_transitions:
+        estimator.set_params(pairwise_sd=0.0)
     checkpoint = Path(f"{output}.checkpoint")
     if restart:
         checkpoint.unlink(missing_ok=True)
-    watched = {"X_dev": dev.X, "y_dev": dev.y} if dev is not None and early_stopping else {}
+    watched = {"X_dev": dev.X, "y_dev": y_dev} if dev is not None and early_stopping else {}
     try:
         with joined(device_of(device)) as together:
             fit_with_progress(
@@ -173,22 +162,21 @@ def train(
             )
     except InputError as error:
         if error.place == str(checkpoint):
-            raise InputError(error.place, error.problem, "use --restart to begin anew") from error
+            raise InputError(error.place, error.problem, "use --restart to start again") from error
         raise
     if not together.is_first:
         return
-    estimator.model_.extra |= source.to_extra() | {"missing": missing}
+    estimator.model_.extra |= reader.to_json()
     estimator.save(output)
     checkpoint.unlink(missing_ok=True)
     say_fit(estimator, data.n_sequences, data.n_tokens)
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
-        print_reports({"structgp": score(estimator, dev.X, dev.y, dev.name)})
+        print_reports({"structgp": score(estimator, dev.X, y_dev, dev.name)})
 
 
-@dataclass(frozen=True)
-class _Data:
-    """What is passed to ``fit``; y is None where X are shards."""
+class _Data(NamedTuple):
+    """What is passed to ``fit``; y is None if X is shards."""
 
     X: Any
     y: list[list[str | None]] | None
@@ -202,22 +190,21 @@ def _training_data(
     missing: str | None,
     shards_folder: str | None,
     features: dict[str, Any],
-) -> tuple[Input, _Data]:
+) -> tuple[Reader, _Data]:
+    reader, file = training_reader(paths, encoding, missing, shards_folder is None, features)
     if shards_folder is not None:
-        stream = open_stream(paths, encoding, missing, **features)
-        found = shards_of(stream, shards_folder)
-        return stream.source, _Data(found, None, found.about["n_given"], found.n_tokens)
-    source, data = learn(paths, encoding, **features)
-    y = [[None if label == missing else label for label in labels] for labels in data.y]
-    check_two_labels(y, data.name)
-    return source, _Data(data.X, y, len(data.X), sum(map(len, y)))
+        found = shards_of(reader.stream(file, encoding), shards_folder)
+        return reader, _Data(found, None, found.about["n_given"], found.n_tokens)
+    data = reader.read(file, encoding=encoding)
+    check_two_labels(data.y, data.name)
+    return reader, _Data(data.X, data.y, len(data.X), sum(map(len, data.y)))
 
 
 def _constraints(
     scheme: str | None, forbid: Sequence[tuple[str, str]]
 ) -> str | dict[str, Any] | None:
     if scheme and forbid:
-        raise InputError("--forbid", "given beside --scheme", "use one of them")
+        raise InputError("--forbid", "cannot be combined with --scheme", "use one of them")
     if not forbid:
         return scheme
     return {"forbidden": [(None if a == "^" else a, None if b == "$" else b) for a, b in forbid]}
@@ -237,6 +224,6 @@ def _class_weight(given: Sequence[str]) -> str | dict[str, float] | None:
             equals = ""
         if not equals or not label:
             raise InputError(
-                "--class-weight", f"{item!r} is none", "write LABEL=FACTOR, or balanced"
+                "--class-weight", f"must be LABEL=FACTOR or balanced, got {item!r}", "correct it"
             )
     return weights

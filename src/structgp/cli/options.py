@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from structgp.data.columns import check_encoding
+from structgp.data.sources.lines import check_encoding
 
 
 def _known_encoding(_: click.Context, __: click.Parameter, encoding: str) -> str:
@@ -19,65 +19,68 @@ encoding_option = click.option(
     default="utf-8",
     show_default=True,
     callback=_known_encoding,
-    help="Encoding of every file read and written.",
+    help="Encoding of all files that are read or written.",
 )
 device_option = click.option(
     "--device",
     default="cpu",
     show_default=True,
-    help="Where to compute: cpu, cuda, or auto for the GPU where there is one.",
+    help="Where to compute: cpu, cuda, or auto for the GPU if there is one.",
 )
 model_option = click.option(
     "-m", "--model", "model_path", required=True, type=click.Path(), help="Model file."
 )
 
 
-def feature_options(command: Any) -> Any:
-    """The options of ``train`` that say what features there are, as ``learn`` takes them."""
-    for option in reversed(
-        (
-            click.option(
-                "--format",
-                "format_name",
-                type=click.Choice(["columns", "crfsuite"]),
-                default="columns",
-                show_default=True,
-                help="Of TRAIN: columns, or CRFsuite's labels and attributes, which need no TEMPLATE.",
-            ),
-            click.option(
-                "--dialect",
-                type=click.Choice(["crf++", "wapiti"]),
-                help="Of TEMPLATE.  [default: crf++]",
-            ),
-            click.option(
-                "--numeric",
-                type=click.IntRange(min=0),
-                multiple=True,
-                metavar="COLUMN",
-                help="A column of numbers, counted from 0, as a feature; may be given several times.",
-            ),
-            click.option(
-                "--vectors",
-                "vectors_path",
-                type=click.Path(),
-                help="Word vectors as features: a text file with a word and its numbers a line. Words "
-                "that it does not have get zeros. The model does not hold them.",
-            ),
-            click.option(
-                "--vector-column",
-                type=click.IntRange(min=0),
-                metavar="COLUMN",
-                help="Column of the words that have vectors.  [default: 0]",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+def combined(*options: Any) -> Any:
+    """One decorator for several options, which the help lists in this order."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
+# What the features of ``train`` are, under the names that ``sources.learn`` has for them.
+feature_options = combined(
+    click.option(
+        "--format",
+        "format",
+        type=click.Choice(["columns", "crfsuite"]),
+        default="columns",
+        show_default=True,
+        help="Format of TRAIN: columns, or CRFsuite's attributes, which need no TEMPLATE.",
+    ),
+    click.option(
+        "--dialect",
+        type=click.Choice(["crf++", "wapiti"]),
+        help="Dialect of TEMPLATE.  [default: crf++]",
+    ),
+    click.option(
+        "--numeric",
+        type=click.IntRange(min=0),
+        multiple=True,
+        metavar="COLUMN",
+        help="Use a column of numbers, counted from 0, as a feature. May be repeated.",
+    ),
+    click.option(
+        "--vectors",
+        type=click.Path(),
+        help="Use word vectors as features: a text file, one word and its numbers per line. Other "
+        "words get zeros. The vectors are not stored in the model.",
+    ),
+    click.option(
+        "--vector-column",
+        type=click.IntRange(min=0),
+        metavar="COLUMN",
+        help="Column of the words to look up in --vectors.  [default: 0]",
+    ),
+)
 vectors_option = click.option(
     "--vectors",
     "vectors_path",
     type=click.Path(),
-    help="Where the word vectors are that the model was trained with.  [default: where they were then]",
+    help="File of the word vectors that the model was trained with.  [default: its path in training]",
 )

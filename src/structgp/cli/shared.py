@@ -1,12 +1,13 @@
-"""What the commands share: checking, progress, tables.
+"""What several commands need: errors, checks, progress, tables.
 
-Errors of the input are one line on standard error and exit status 2.
+An error in the input is one line on standard error and exit status 2.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 import warnings
@@ -20,11 +21,15 @@ from tqdm import tqdm
 
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.data.atomic import atomic_write
+from structgp.data.sources import Labelled
 from structgp.errors import InputError, StructgpError, StructgpWarning
 from structgp.evaluation.crf import LinearCRF
 from structgp.evaluation.metrics import Report, evaluate
 from structgp.inference import StepInfo
 from structgp.inference.distributed import ALONE, Together
+
+# Arguments of ``sources.learn`` and ``sources.from_json`` that are options here, as errors name them.
+_ARGUMENT = re.compile(r"(?<!\S)(dialect|encoding|numeric|vectors|vector_column)=(?=$|[ ,;])")
 
 
 class Group(click.Group):
@@ -35,7 +40,7 @@ class Group(click.Group):
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
         except StructgpError as error:
-            click.echo(f"structgp: error: {error}", err=True)
+            click.echo(f"structgp: error: {_in_options(error)}", err=True)
             ctx.exit(2)
         except OSError as error:
             if not isinstance(error, BrokenPipeError):
@@ -43,13 +48,25 @@ class Group(click.Group):
                 click.echo(f"structgp: error: output: {reason}; choose another place", err=True)
                 _silence_stdout()
                 ctx.exit(2)
-            # The reader of our output went away; there is nobody left to tell.
+            # The reader of our output is gone, so there is nobody to tell.
             sys.stderr.close()
             ctx.exit(1)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"structgp: warning: {message}", err=True)
+
+
+def _in_options(error: StructgpError) -> StructgpError:
+    """An error that names arguments of Python functions names options instead."""
+    if not isinstance(error, InputError):
+        return error
+    place = _ARGUMENT.sub(_option, error.place + "=").removesuffix("=")
+    return InputError(place, error.problem, _ARGUMENT.sub(_option, error.remedy))
+
+
+def _option(found: re.Match[str]) -> str:
+    return "--" + found[1].replace("_", "-")
 
 
 def check_two_labels(y: Sequence[Sequence[str | None]], name: str) -> None:
@@ -63,23 +80,25 @@ def check_two_labels(y: Sequence[Sequence[str | None]], name: str) -> None:
         )
 
 
-def check_labelled(y: Sequence[Sequence[str]], name: str, missing: str | None) -> None:
-    """Where every token needs a label, the text that means none is a mistake."""
-    n = sum(label == missing for labels in y for label in labels)
+def all_labels(data: Labelled, missing: str | None) -> list[list[str]]:
+    """The labels of a file in which every token needs one."""
+    y = [[label for label in labels if label is not None] for labels in data.y]
+    n = sum(map(len, data.y)) - sum(map(len, y))
     if n:
         raise InputError(
-            name,
+            data.name,
             f"{n} tokens have no label ({missing!r})",
             "label them, or leave their sequences out",
         )
+    return y
 
 
 class _UnwrittenError(Exception):
-    """Ends a write before the file takes its place."""
+    """Ends a write before the file is replaced."""
 
 
 def check_writable(path: str) -> None:
-    """Before minutes of work, not after: the folder is there and takes a file."""
+    """InputError if a file cannot be written, before minutes of work and not after."""
     with suppress(_UnwrittenError), atomic_write(path, "wb"):
         raise _UnwrittenError
 
@@ -92,8 +111,8 @@ def fit_with_progress(
     together: Together = ALONE,
     **options: Any,
 ) -> None:
-    """Fits with a progress bar on a terminal, plain lines elsewhere; Ctrl-C stops after the step. Of
-    several processes the first one speaks."""
+    """Fit with a progress bar on a terminal, with plain lines elsewhere. Ctrl-C stops after the current
+    step. Of several processes, only the first one prints."""
     interrupted = False
 
     def stop(*_: Any) -> None:
@@ -101,7 +120,7 @@ def fit_with_progress(
         if interrupted:
             raise KeyboardInterrupt
         interrupted = True
-        click.echo("\nstopping after this step; Ctrl-C again gives up", err=True)
+        click.echo("\nstopping after this step; press Ctrl-C again to abort", err=True)
 
     quiet = not together.is_first
     bar = tqdm(unit=" steps", disable=quiet or not sys.stderr.isatty(), leave=False)
@@ -109,7 +128,7 @@ def fit_with_progress(
     def show(info: StepInfo) -> bool:
         bar.update()
         bar.set_postfix_str(f"bound {info.elbo:.1f}")
-        # Hundreds of stochastic steps are not worth a line each.
+        # Not one line for each of hundreds of stochastic steps.
         told = not quiet and bar.disable
         if told and (info.iteration < 10 or info.iteration % 50 == 0 or info.finished):
             click.echo(f"step {info.iteration + 1}: bound {info.elbo:.1f}", err=True)
@@ -144,7 +163,7 @@ def score(estimator: StructuredGPClassifier, X: list[Any], y: list[list[str]], n
         unseen = sorted({label for labels in y for label in labels} - known)
         click.echo(
             f"structgp: warning: {name}: {report.n_unseen_tokens} tokens have labels that training "
-            f"never saw ({', '.join(unseen)}); they count as errors and are left out of the NLL",
+            f"never saw ({', '.join(unseen)}); they count as errors and are not part of the NLL",
             err=True,
         )
     if report.sequence_nll == float("inf"):
@@ -189,7 +208,7 @@ def print_reports(reports: dict[str, Report]) -> None:
 
 @contextmanager
 def output_stream(path: str | None, encoding: str) -> Iterator[TextIO]:
-    """The file at ``path``, whole or not at all, or standard output."""
+    """The file at ``path``, written completely or not at all, or standard output."""
     opened = atomic_write(path, "w", encoding=encoding) if path else _standard_output(encoding)
     try:
         with opened as stream:
@@ -199,7 +218,7 @@ def output_stream(path: str | None, encoding: str) -> Iterator[TextIO]:
         raise InputError(
             path or "<stdout>",
             f"{lost!r} cannot be written in {encoding}",
-            "convert the data to utf-8, which has every character",
+            "convert the data to utf-8, which has all characters",
         ) from None
 
 
@@ -218,12 +237,12 @@ def _standard_output(encoding: str) -> Iterator[TextIO]:
             "<stdout>", f"cannot be written ({reason})", "choose another place with -o"
         ) from error
     finally:
-        # Flushes, and leaves standard output open.
+        # Flush, but leave standard output open.
         stream.detach()
 
 
 def _silence_stdout() -> None:
-    """What is left in the buffer would fail once more when the program ends."""
+    """Discard the rest of the buffer, whose flush would fail again when the program ends."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

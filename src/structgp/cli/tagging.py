@@ -13,14 +13,17 @@ import click
 from structgp.api.active import STRATEGIES, select
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.api.parameters import device_of
-from structgp.cli.inputs import Input, Unlabelled, load_with_input
+from structgp.cli.inputs import load_with_reader
 from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import chunks, output_stream
-from structgp.data.columns import format_sequence
+from structgp.data.sources import FileSequence, Reader
+from structgp.data.sources.columns import format_sequence
 from structgp.errors import InputError
 from structgp.inference.distributed import joined, local_device
 
 _CHUNK = 200
+# How probabilities are written: before that of a labelling, and before that of a label.
+_LAYOUTS = {"columns": ("# ", "/"), "crfsuite": ("@probability\t", ":")}
 
 Known = list[list[str | None]]
 
@@ -35,7 +38,7 @@ Known = list[list[str | None]]
     "--nbest",
     "n_best",
     type=click.IntRange(min=1),
-    help="So many labellings of each sequence, the most probable first.",
+    help="Number of labellings per sequence, the most probable first.",
 )
 @click.option(
     "-v",
@@ -43,20 +46,20 @@ Known = list[list[str | None]]
     "level",
     type=click.IntRange(0, 2),
     default=0,
-    help="1: probability of the labelling and of each label; 2: of every label.",
+    help="1: probabilities of the labelling and of each token's label; 2: of every label too.",
 )
 @click.option(
-    "--viterbi", is_flag=True, help="The best whole labelling instead of the best label each."
+    "--viterbi",
+    is_flag=True,
+    help="The most probable labelling instead of the most probable label of each token.",
 )
-@click.option(
-    "--force", is_flag=True, help="Keep the labels that are in the file, and label the rest."
-)
+@click.option("--force", is_flag=True, help="Keep the labels in the file, and label the rest.")
 @click.option(
     "--missing",
     default="?",
     show_default=True,
     metavar="TEXT",
-    help="With --force, what stands in the label column of a token without a label.",
+    help="With --force, the text in the label column of a token without a label.",
 )
 @vectors_option
 @device_option
@@ -74,31 +77,33 @@ def tag(
     device: str,
     encoding: str,
 ) -> None:
-    """Label FILES, or standard input. Output is laid out as crf_test does: the columns, a tab, the
-    label; with -v1 or -v2 its probability after a slash; with -n one block a labelling, after a line with
-    its rank and probability. A model of CRFsuite's attributes answers as crfsuite tag does: the label
+    """Label FILES, or standard input. Output looks like that of crf_test: the columns, a tab, the
+    label; with -v1 or -v2 its probability after a slash; with -n one block per labelling, after a line
+    with its rank and probability. A model of CRFsuite's attributes answers like crfsuite tag: the label
     alone; with -v1 or -v2 its probability after a colon.
 
-    Under torchrun, processes share the sequences, and the first one writes."""
+    Under torchrun, the processes share the sequences, and the first one writes."""
     if n_best and viterbi:
-        raise InputError("--viterbi", "given beside -n", "the first of the n best is what -n 1 has")
-    estimator, source = load_with_input(model_path, vectors_path)
+        raise InputError(
+            "--viterbi", "cannot be combined with -n", "use -n 1 for the most probable labelling"
+        )
+    estimator, reader = load_with_reader(model_path, vectors_path)
     estimator.decode = "viterbi" if viterbi else "marginal"
     given: Sequence[Any] = files or [sys.stdin.buffer]
 
-    def answer(chunk: Sequence[Unlabelled]) -> list[str]:
+    def answer(chunk: Sequence[FileSequence]) -> list[str]:
         known = [_labels_in(s, estimator, missing) for s in chunk] if force else None
         with _naming(chunk):
             if n_best is None:
-                return list(_tagged(estimator, source, chunk, level, known))
-            return list(_ranked(estimator, source, chunk, level, known, n_best))
+                return list(_tagged(estimator, reader, chunk, level, known))
+            return list(_ranked(estimator, reader, chunk, level, known, n_best))
 
     with joined(device_of(device)) as together:
         if together.size > 1 and not files:
             raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
         estimator.device = local_device(device_of(device))  # each process its own
-        # What comes through a pipe is answered as it comes.
-        parts = chunks(_sequences(source, given, encoding), _CHUNK if files else 1)
+        # Sequences from a pipe are answered one by one.
+        parts = chunks(_sequences(reader, given, encoding), _CHUNK if files else 1)
         with output_stream(output, encoding) if together.is_first else nullcontext() as out:
             for dealt in chunks(parts, together.size):
                 own = [answer(chunk) for chunk in together.share(dealt)]
@@ -110,8 +115,8 @@ def tag(
 
 
 @contextmanager
-def _naming(chunk: Sequence[Unlabelled]) -> Iterator[None]:
-    """Errors of one sequence of the chunk name its place in the file."""
+def _naming(chunk: Sequence[FileSequence]) -> Iterator[None]:
+    """Make errors about a sequence of the chunk name its place in the file."""
     try:
         yield
     except InputError as error:
@@ -122,25 +127,25 @@ def _naming(chunk: Sequence[Unlabelled]) -> Iterator[None]:
         raise InputError(f"{at.name}:{at.line}", error.problem, "check its labels") from error
 
 
-def _sequences(source: Input, files: Sequence[Any], encoding: str) -> Iterator[Unlabelled]:
+def _sequences(reader: Reader, files: Sequence[Any], encoding: str) -> Iterator[FileSequence]:
     for file in files:
         name = file if isinstance(file, str) else "<stdin>"
         empty = True
-        for sequence in source.sequences(file, encoding, name):
+        for sequence in reader.sequences(file, encoding=encoding, name=name):
             empty = False
             yield sequence
         if empty and isinstance(file, str):
-            raise InputError(name, "no tokens in it", "give a file with something to label")
+            raise InputError(name, "no tokens", "give a file with at least one")
 
 
 def _labels_in(
-    sequence: Unlabelled, estimator: StructuredGPClassifier, missing: str
+    sequence: FileSequence, estimator: StructuredGPClassifier, missing: str
 ) -> list[str | None]:
-    """The labels of a file that are to be kept."""
+    """The labels in the file, which are kept; None where one is missing."""
     if sequence.labels is None:
         raise InputError(
             f"{sequence.name}:{sequence.line}",
-            "no label column, which --force is to keep",
+            "no label column for --force",
             "add it as last column, or leave --force out",
         )
     known, found = set(estimator.classes_), []
@@ -148,8 +153,8 @@ def _labels_in(
         if label not in known and label != missing:
             raise InputError(
                 f"{sequence.name}:{sequence.line + t}",
-                f"{label!r} is no label of the model",
-                f"write {missing!r} for a token without one, or use {', '.join(sorted(known))}",
+                f"{label!r} is not a label of the model",
+                f"write {missing!r} for a missing label, or use {', '.join(sorted(known))}",
             )
         found.append(label if label in known else None)
     return found
@@ -157,18 +162,19 @@ def _labels_in(
 
 def _tagged(
     estimator: StructuredGPClassifier,
-    source: Input,
-    chunk: Sequence[Unlabelled],
+    reader: Reader,
+    chunk: Sequence[FileSequence],
     level: int,
     known: Known | None,
 ) -> Iterator[str]:
-    """One block of lines a sequence, without the blank line after it."""
+    """One block of lines per sequence, without the blank line after it."""
     X = [sequence.tokens for sequence in chunk]
     labels = estimator.predict(X, known)
     if level == 0:
         for sequence, y in zip(chunk, labels, strict=True):
             yield _block(sequence, y)
         return
+    head, mark = _LAYOUTS[reader.format]
     marginals = estimator.predict_marginals(X, known)
     log_probs = estimator.sequence_log_probs(X, labels)
     if known is not None:
@@ -176,8 +182,8 @@ def _tagged(
         log_probs = [_minus(a, b) for a, b in zip(log_probs, whole, strict=True)]
     for sequence, y, p, log_prob in zip(chunk, labels, marginals, log_probs, strict=True):
         assert log_prob is not None, "a predicted label is a known one"
-        cells = _with_probabilities(y, p, source.layout.mark, level)
-        yield f"{source.layout.head.format(math.exp(log_prob))}\n{_block(sequence, cells)}"
+        cells = _with_probabilities(y, p, mark, level)
+        yield f"{head}{math.exp(log_prob):.6f}\n{_block(sequence, cells)}"
 
 
 def _minus(a: float | None, b: float | None) -> float | None:
@@ -186,28 +192,27 @@ def _minus(a: float | None, b: float | None) -> float | None:
 
 def _ranked(
     estimator: StructuredGPClassifier,
-    source: Input,
-    chunk: Sequence[Unlabelled],
+    reader: Reader,
+    chunk: Sequence[FileSequence],
     level: int,
     known: Known | None,
     n: int,
 ) -> Iterator[str]:
-    """One block a labelling, best first."""
+    """One block of lines per labelling, the best first."""
     X = [sequence.tokens for sequence in chunk]
+    _, mark = _LAYOUTS[reader.format]
     best = estimator.predict_n_best(X, n, known)
     marginals = estimator.predict_marginals(X, known) if level else [None] * len(X)
     for sequence, found, p in zip(chunk, best, marginals, strict=True):
         for rank, (labels, probability) in enumerate(found):
-            cells = (
-                labels if p is None else _with_probabilities(labels, p, source.layout.mark, level)
-            )
+            cells = labels if p is None else _with_probabilities(labels, p, mark, level)
             yield f"# {rank} {probability:.6f}\n{_block(sequence, cells)}"
 
 
 def _with_probabilities(
     labels: Sequence[str], marginals: Sequence[dict[str, float]], mark: str, level: int
 ) -> list[str]:
-    """The cells behind the columns of each token, tabs between them."""
+    """The text after the columns of each token."""
     found = []
     for label, p in zip(labels, marginals, strict=True):
         every = [f"{name}{mark}{value:.6f}" for name, value in p.items()] if level == 2 else []
@@ -215,7 +220,7 @@ def _with_probabilities(
     return found
 
 
-def _block(sequence: Unlabelled, cells: Sequence[str]) -> str:
+def _block(sequence: FileSequence, cells: Sequence[str]) -> str:
     return format_sequence([(*row, cell) for row, cell in zip(sequence.cells, cells, strict=True)])
 
 
@@ -225,22 +230,22 @@ def _block(sequence: Unlabelled, cells: Sequence[str]) -> str:
 @click.command("next")
 @model_option
 @click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())
-@click.option("-n", "--number", default=10, show_default=True, help="How many sequences.")
+@click.option("-n", "--number", default=10, show_default=True, help="Number of sequences.")
 @click.option(
     "--strategy",
     type=click.Choice([*STRATEGIES, "batch", "random"]),
     default="batch",
     show_default=True,
-    help="What makes a sequence worth labelling; 'batch' avoids near-duplicates.",
+    help="How sequences are chosen; 'batch' avoids near-duplicates.",
 )
 @click.option(
     "--cost",
     type=click.Choice(["sequence", "token"]),
     default="sequence",
     show_default=True,
-    help="What labelling takes: the same for each sequence, or for each token.",
+    help="Cost of labelling: the same per sequence, or per token.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of --strategy random.")
+@click.option("--seed", default=0, show_default=True, help="Seed of --strategy random.")
 @click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
 @vectors_option
 @device_option
@@ -259,15 +264,15 @@ def next_command(
 ) -> None:
     """Choose the sequences of POOL to label next, most useful first.
 
-    They are written with the model's labels in the last column, to be corrected; where each stands in its
-    file goes to standard error. Labels that POOL has are not looked at.
+    They are written with the model's labels in the last column, to be corrected; the place of each in its
+    file goes to standard error. Labels in POOL are ignored.
     """
-    estimator, source = load_with_input(model_path, vectors_path, device)
-    pool = list(_sequences(source, files, encoding))
+    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    pool = list(_sequences(reader, files, encoding))
     X = [sequence.tokens for sequence in pool]
     chosen = select(estimator, X, number, strategy, cost=cost, random_state=seed)
     labels = estimator.predict([X[i] for i in chosen])
     with output_stream(output, encoding) as out:
         for i, y in zip(chosen, labels, strict=True):
             click.echo(f"{pool[i].name}:{pool[i].line}", err=True)
-            out.write(source.to_correct(pool[i], y) + "\n")
+            out.write(reader.with_labels(pool[i], y) + "\n")

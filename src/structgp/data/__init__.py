@@ -1,0 +1,1 @@
+"""Files and Python objects -> encoded sequences -> padded batches."""

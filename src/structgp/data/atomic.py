@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def atomic_write(
 def atomic_write(
     path: str | os.PathLike[str], mode: Literal["w", "wb"], *, encoding: str = "utf-8"
 ) -> Iterator[IO[Any]]:
-    """Open ``path`` for writing; the file takes its place when the block ends without an error.
+    """Open ``path`` for writing; the file appears there when the block ends without an error.
 
     The text goes to a temporary file in the same folder, which replaces ``path`` at the end (after
-    an fsync, so one disk flush a file). When the block raises, or the disk is full, the temporary
-    file is removed and a file that was at ``path`` is as it was. A file that is replaced hands on
-    its permissions; a symbolic link keeps pointing to the file it names. What cannot be replaced,
-    such as ``/dev/stdout`` or a named pipe, is written to directly.
+    an fsync, so one disk flush per file). When the block raises, or the disk is full, the temporary
+    file is removed and a file that was at ``path`` is unchanged. The new file keeps the permissions
+    of the one it replaces; a symbolic link keeps pointing to the file it names. What cannot be
+    replaced, such as ``/dev/stdout`` or a named pipe, is written to directly.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def atomic_write(
     ------
     InputError
         With ``path`` as its place, for every ``OSError`` of the file itself. One that the block
-        raises about another file passes unchanged.
+        raises about another file is not changed.
     """
     if mode not in ("w", "wb"):
         raise ValueError(f"mode {mode!r}; use 'w' or 'wb'")
@@ -70,7 +70,7 @@ def atomic_write(
             with open(place, mode, **text) as handle:  # type: ignore[call-overload]
                 yield handle
             return
-        # A rename asks only for rights on the folder; a file marked read-only is to stay as it is.
+        # A rename needs rights on the folder only; a read-only file must not be replaced.
         if before is not None and not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
         try:

@@ -16,11 +16,11 @@ from structgp.data.labels import MISSING
 class Batch:
     """B sequences, padded at the end to the longest one.
 
-    x : (B, T, W) rows; y : (B, T) labels, negative where there is none, 0 at padding; mask : (B, T) true at
-    real positions; index : (B,) where each sequence stands in the data; weight : (B,) how often each
-    counts, once if None; number : (B,) that names each sequence to its noise, its place among those of all
-    batches if None; edges : (B, T - 1, W') rows of the transitions into each token but the first, None where they
-    have no features.
+    x : (B, T, W) rows; y : (B, T) labels, negative where one is missing, 0 at padding; mask : (B, T)
+    true at real positions; index : (B,) the place of each sequence in the data; weight : (B,) how often
+    each counts, None for once; number : (B,) the number by which each sequence finds its noise, None
+    for its place among the sequences of all batches; edges : (B, T - 1, W') the features of the
+    transitions into each token but the first, None where they have none.
     """
 
     x: Tensor
@@ -45,7 +45,7 @@ class Batch:
         return len(self.index)
 
     def to(self, device: str | torch.device) -> Batch:
-        """The same, with all of it on ``device``."""
+        """The batch with all its tensors on ``device``."""
         parts = (self.x, self.y, self.mask, self.index, self.weight, self.number, self.edges)
         return Batch(*(None if t is None else t.to(device) for t in parts))  # type: ignore[arg-type]
 
@@ -57,11 +57,10 @@ def pad(
     index: Sequence[int],
     weights: np.ndarray | None = None,
 ) -> Batch:
-    """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,), none known if None) as
-    one
-    batch, with their ``weights`` (N,).
+    """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,); None if all are
+    missing) as one batch, with their ``weights`` (N,).
 
-    ``pad_row(width)`` gives the row at padded positions; narrower rows are filled up with its end.
+    ``pad_row(width)`` is the row at padded positions; narrower rows are filled up with its end.
     """
     lengths = [len(rows[i]) for i in index]
     B, T = len(index), max(lengths)
@@ -82,8 +81,8 @@ def pad(
 
 
 def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of non-empty sequences in batches of similar length, at most ``batch_tokens`` padded
-    tokens each (a longer sequence is a batch of its own). Each index comes once."""
+    """Indices of non-empty sequences in batches of similar length, each of at most ``batch_tokens`` tokens
+    with padding (a longer sequence is a batch of its own). Each index comes once."""
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
     batch: list[int] = []
     for i in order:

@@ -1,4 +1,4 @@
-"""Training data as a fit needs it: encoded, checked, with what teaches nothing left out."""
+"""Training data as a fit needs it: encoded and checked, without the sequences that teach nothing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.extend import extended
-from structgp.data.labels import LabelEncoder, check_labels
+from structgp.data.labels import LabelEncoder, check_classes, check_labels
 from structgp.data.schemes import Allowed, allowed
 from structgp.errors import InputError, StructgpWarning
 
 
 @dataclass(frozen=True)
 class Examples:
-    """rows : (T, W) a sequence; y : (T,) label indices, ``MISSING`` where there is none; weights : (N,) how
-    often each sequence counts, None for once; constraints : on labellings."""
+    """rows : one (T, W) matrix per sequence; y : one (T,) array of label indices, ``MISSING`` for missing
+    labels; weights : (N,) how often each sequence counts, None for once; constraints : on labellings."""
 
     encoder: FeatureEncoder
     labels: LabelEncoder
@@ -35,7 +34,7 @@ class Examples:
 
     @property
     def n_sequences(self) -> int:
-        """Those with tokens: others teach nothing."""
+        """The number of sequences with tokens."""
         return sum(len(r) > 0 for r in self.rows)
 
     @property
@@ -44,12 +43,12 @@ class Examples:
 
     @property
     def typical_length(self) -> float:
-        """Of the sequence that a token is in, on average."""
+        """The mean over tokens of the length of their sequence."""
         return sum(len(r) ** 2 for r in self.rows) / max(1, self.n_tokens)
 
     @property
     def digest(self) -> str:
-        """Of all data, equal for equal data alone."""
+        """SHA-256 of all data."""
         digest = hashlib.sha256()
         for array in (*self.rows, *self.y, self.weights):
             if array is not None:
@@ -59,7 +58,7 @@ class Examples:
 
     @property
     def label_counts(self) -> np.ndarray:
-        """(V,) how often each label comes, with each sequence as often as it counts."""
+        """(V,) how often each label occurs, sequences counted by their weights."""
         known = np.concatenate([y[y >= 0] for y in self.y])
         often = None
         if self.weights is not None:
@@ -68,7 +67,7 @@ class Examples:
 
     @property
     def in_many_parts(self) -> bool:
-        """Whether no sequence is more than a small part of it all."""
+        """Whether no sequence has more than a tenth of the tokens."""
         return 10 * max(map(len, self.rows)) <= self.n_tokens
 
     @property
@@ -86,9 +85,12 @@ def read_examples(
     encoder: FeatureEncoder | None = None,
     classes: Sequence[str] = (),
 ) -> Examples:
-    """X and y as examples. ``encoder`` : one to go on with, which learns the new features; ``classes`` :
-    labels beside those of y, which with an encoder come first, in their order. Sequences without any label
-    are left out, with a warning, and those without weight: nothing is in their place."""
+    """X and y as examples.
+
+    encoder : a fitted one to extend by the new features, None for a new one; classes : labels besides those
+    of y, which with an encoder come first, in their order. Sequences without any label (with a warning) and
+    those of weight 0 are replaced by empty ones.
+    """
     labels_of = check_labels(X, y)
     counts = _check_weights(weights, len(X))
     if any(labels_of) and not any(v is not None for of in labels_of for v in of):
@@ -101,23 +103,20 @@ def read_examples(
             stacklevel=5,
         )
     used = {i for i in labelled if counts is None or counts[i] > 0}
-    # Sequences of nothing in their place, so that errors name the others by their own.
+    # Empty sequences keep the places of the others, which errors name.
     X = [x if i in used else [] for i, x in enumerate(X)]
     labels_of = [of if i in used else [] for i, of in enumerate(labels_of)]
     if len(used) < len(X) and not any(labels_of):
-        raise InputError("y", "no token has a label, or its sequence no weight", "label some")
+        raise InputError(
+            "y", "no token with a label is in a sequence with weight", "label some tokens"
+        )
     if not any(labels_of):
-        raise InputError("X", "no token in it", "pass at least one sequence with one token")
+        raise InputError("X", "no tokens", "pass at least one sequence with one token")
     labels = LabelEncoder().fit(labels_of)
     known = classes if encoder is not None else ()
     labels.classes = [*known, *sorted({*classes, *labels.classes} - set(known))]
-    encoder = FeatureEncoder(features).fit(X) if encoder is None else extended(encoder, X)
-    if len(labels.classes) < 2:
-        raise InputError(
-            "y",
-            f"every token has the same label, {labels.classes[0]!r}: only one class",
-            "pass data with at least two labels",
-        )
+    encoder = FeatureEncoder(features).fit(X) if encoder is None else encoder.extended(X)
+    check_classes(labels.classes, "y")
     encoded = labels.transform(labels_of)
     rules = None if constraints is None else allowed(constraints, labels.classes)
     if rules is not None:
@@ -131,22 +130,26 @@ def _check_weights(weights: Any, n: int) -> np.ndarray | None:
     try:
         found = np.asarray(weights, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InputError("sample_weight", "not all numbers", "pass one number a sequence") from None
+        raise InputError(
+            "sample_weight", "not all numbers", "pass one number per sequence"
+        ) from None
     if found.shape != (n,):
         raise InputError(
-            "sample_weight", f"shape {found.shape} for {n} sequences", "pass one number a sequence"
+            "sample_weight",
+            f"shape {found.shape} for {n} sequences",
+            "pass one number per sequence",
         )
     if not np.isfinite(found).all() or (found < 0).any() or not (found > 0).any():
         raise InputError(
             "sample_weight",
-            "negative, infinite, or all zero",
-            "pass numbers above 0, or some of them 0",
+            "must be finite, not negative, and not all zero",
+            "pass positive numbers, or 0 to leave a sequence out",
         )
     return found
 
 
 def check_obeyed(rules: Allowed, y: Iterable[tuple[int, np.ndarray]], labels: LabelEncoder) -> None:
-    """InputError for the first of the numbered sequences of labels that the rules forbid."""
+    """InputError for the first of the numbered label sequences that the rules forbid."""
     for n, sequence in y:
         t = rules.breaks(sequence.tolist())
         possible = np.ones((len(sequence), len(labels.classes)), bool)
@@ -164,5 +167,5 @@ def check_obeyed(rules: Allowed, y: Iterable[tuple[int, np.ndarray]], labels: La
         raise InputError(
             f"y[{n}][{t or 0}]",
             f"{what}, which the constraints forbid",
-            "mend the labels or the constraints",
+            "correct the labels or the constraints",
         )

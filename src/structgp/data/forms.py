@@ -1,4 +1,4 @@
-"""The forms a sequence may come in, and how a token of each is read."""
+"""The forms that a sequence may come in, and how a token of each form is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import scipy.sparse
 from structgp.errors import InputError
 
 LARGEST = 1e100
-"""Dense values beyond this have no square in floating point, and kernels square them."""
+"""Larger dense values cannot be squared in floating point, as kernels do."""
 
 
 def length(x: Any, place: str) -> int:
@@ -24,7 +24,7 @@ def length(x: Any, place: str) -> int:
 def not_a_sequence(x: Any, place: str) -> InputError:
     return InputError(
         place,
-        f"a {type(x).__name__} where a sequence of tokens belongs",
+        f"expected a sequence of tokens, got a {type(x).__name__}",
         "pass a list of feature dicts, a list of lists of strings, or a 2-D array",
     )
 
@@ -32,7 +32,7 @@ def not_a_sequence(x: Any, place: str) -> InputError:
 def form_of(x: Any, place: str) -> str:
     if scipy.sparse.issparse(x):
         if x.ndim != 2:
-            raise InputError(place, f"{x.ndim} dimensions", "pass a 2-D array, one row a token")
+            raise InputError(place, f"{x.ndim} dimensions", "pass a 2-D array, one row per token")
         return "sparse"
     if isinstance(x, np.ndarray) and x.dtype.kind in "fiub":
         return "dense"
@@ -46,7 +46,7 @@ def form_of(x: Any, place: str) -> str:
         return "strings" if issubclass(kind, str) else "dense"
     raise InputError(
         f"{place}[0]",
-        f"a {type(token).__name__} where the features of a token belong",
+        f"expected the features of a token, got a {type(token).__name__}",
         "make each token a dict, a list of strings, or a row of numbers",
     )
 
@@ -65,12 +65,12 @@ def as_dense(x: Any, place: str) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise InputError(place, f"not a matrix of numbers ({error})", "pass a 2-D array") from None
     if rows.ndim != 2:
-        raise InputError(place, f"{rows.ndim} dimensions", "pass a 2-D array, one row a token")
+        raise InputError(place, f"{rows.ndim} dimensions", "pass a 2-D array, one row per token")
     return rows
 
 
 def check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> None:
-    """Every value of rows (T, D) is a number that can be squared; ``name(d)`` says what column d is."""
+    """InputError for a value of rows (T, D) that cannot be squared; ``name(d)`` is the name of column d."""
     bad = ~np.isfinite(rows)
     if bad.any():
         t, d = map(int, np.argwhere(bad)[0])
@@ -86,7 +86,7 @@ def check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> No
 
 
 def vector_length(value: np.ndarray, name: str, place: str) -> int:
-    """How many numbers the array under ``name`` has, which must be a vector of some."""
+    """The length of the array under ``name``, which must be a vector that is not empty."""
     if value.dtype.kind not in "fiub" or value.ndim != 1 or not len(value):
         raise InputError(
             place,
@@ -97,38 +97,29 @@ def vector_length(value: np.ndarray, name: str, place: str) -> int:
 
 
 def as_vector(token: Mapping[str, Any], name: str, width: int, place: str) -> np.ndarray:
-    """(width,) what a feature dict has under ``name``.
+    """(width,) the vector of a feature dict under ``name``.
 
-    A vector that is not there is a mistake, not zeros: most often its key was mistyped, and zeros are a
-    place like any other to a kernel.
+    A missing vector is an error and not read as zeros: most often its key is mistyped, and to a kernel
+    zeros are a place like any other.
     """
     value = token.get(name)
+    if isinstance(value, np.ndarray) and vector_length(value, name, place) == width:
+        return value
+    problem = f"feature {name!r} is a {type(value).__name__}, but training had a vector"
     if value is None:
-        raise InputError(
-            place,
-            f"no vector {name!r}, which training had",
-            f"pass one with every token, np.zeros({width}) where nothing is known",
-        )
-    if not isinstance(value, np.ndarray):
-        raise InputError(
-            place,
-            f"feature {name!r} is a {type(value).__name__} where training had a vector",
-            f"pass a 1-D array of {width} numbers",
-        )
-    if vector_length(value, name, place) != width:
-        raise InputError(
-            place,
-            f"vector {name!r} has {len(value)} numbers where the first in training had {width}",
-            "pass vectors of one length",
-        )
-    return value
+        problem = f"vector {name!r} is missing"
+    elif isinstance(value, np.ndarray):
+        problem = f"vector {name!r} has {len(value)} numbers, but the first in training had {width}"
+    raise InputError(
+        place, problem, f"pass {width} numbers with every token, zeros where nothing is known"
+    )
 
 
 def check_mapping(token: Any, place: str) -> None:
     if not isinstance(token, Mapping):
         raise InputError(
             place,
-            f"a {type(token).__name__} where a feature dict belongs",
+            f"expected a feature dict, got a {type(token).__name__}",
             "use one form throughout",
         )
     stray = next((key for key in token if not isinstance(key, str)), None)
@@ -152,7 +143,7 @@ def bag(token: Any, place: str) -> dict[str, float]:
 
 
 def flatten(token: Mapping[str, Any], place: str, prefix: str = "") -> dict[str, float]:
-    """Feature dict -> name: value, with python-crfsuite's reading of strings, flags, lists, dicts."""
+    """Feature dict -> {name: value}, with strings, flags, lists and dicts read as python-crfsuite does."""
     found: dict[str, float] = {}
     for key, value in token.items():
         name = f"{prefix}{key}"

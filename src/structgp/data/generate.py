@@ -1,4 +1,4 @@
-"""Made-up sequences of any number, labelled by a chain whose parameters are known.
+"""Generated sequences, labelled by a chain whose parameters are known.
 
 Letters: N sequences, T tokens of one, P templates (columns), K values of each, V labels.
 
@@ -8,8 +8,8 @@ The values x are drawn first, independently, from a Zipf-like distribution (valu
 1 / (k + 1)); then y is drawn exactly from p(y | x) by forward filtering, backward sampling. So
 the best possible marginals are known: :meth:`TrueChain.true_marginals`.
 
-Sequences are drawn in blocks, each from a random stream of its own, so memory does not grow with
-their number, and the first n of any longer run with the same seed are the same sequences.
+Sequences are drawn in blocks, each from a random stream of its own, so that memory does not grow with
+their number, and a longer run with the same seed starts with the same sequences.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,7 @@ class TrueChain:
         n_templates = len(self.emission)
         if ids.ndim != 2 or ids.shape[1] != n_templates:
             raise InputError(
-                "x", "tokens without one value a template", f"give {n_templates} values a token"
+                "x", "tokens need one value per template", f"give {n_templates} values per token"
             )
         return self._scores(ids)
 
@@ -83,7 +84,7 @@ class TrueChain:
         if len(y) != len(f) or not set(y) <= number.keys():
             raise InputError(
                 "y",
-                f"not {len(f)} labels of {self.labels[0]} to {self.labels[-1]}",
+                f"must be {len(f)} labels between {self.labels[0]} and {self.labels[-1]}",
                 "give one of the chain's labels for each token of x",
             )
         path = np.array([number[label] for label in y])
@@ -125,14 +126,6 @@ class Generated:
     y: list[list[str]]
     chain: TrueChain
 
-    def true_marginals(self, x: Sequence[Token]) -> Floats:
-        """p(y_t = v | x) under the true chain, (T, V), labels in the order L0, L1, ..."""
-        return self.chain.true_marginals(x)
-
-    def log_prob(self, x: Sequence[Token], y: Sequence[str]) -> float:
-        """log p(y | x) under the true chain."""
-        return self.chain.log_prob(x, y)
-
 
 def true_chain(
     *,
@@ -142,18 +135,27 @@ def true_chain(
     strength: float = 3.0,
     seed: int,
 ) -> TrueChain:
-    """The chain that :func:`generate` and :func:`generate_stream` use for these arguments."""
-    for name, number in (
-        ("n_labels", n_labels),
-        ("n_templates", n_templates),
-        ("n_values", n_values),
-    ):
+    """The chain that :func:`generate` and :func:`generate_stream` use for these arguments.
+
+    Parameters
+    ----------
+    n_labels : V, the labels are ``L0``, ``L1``, ...
+    n_templates : P, columns of strings in each token.
+    n_values : K, different strings in each column, ``v0`` the commonest.
+    strength : standard deviation of a token's unary score; half of it is that of a transition's.
+        0 gives labels that are uniform noise, large values labels that x decides almost alone.
+    seed : whole number of 0 or more.
+    """
+    counts = {"n_labels": n_labels, "n_templates": n_templates, "n_values": n_values}
+    for name, number in counts.items():
         if number < 1:
-            raise InputError(name, f"{number} is too few", "give at least 1")
+            raise InputError(name, f"must be at least 1, got {number}", "give a larger number")
     if not 0 <= strength < np.inf:
-        raise InputError("strength", f"{strength} is not a scale", "give a number of 0 or more")
+        raise InputError("strength", f"must not be negative, got {strength}", "give 0 or more")
     if seed < 0:
-        raise InputError("seed", f"{seed} is negative", "give a whole number of 0 or more")
+        raise InputError(
+            "seed", f"must not be negative, got {seed}", "give a whole number, 0 or more"
+        )
     rng = np.random.default_rng([seed, 0])
     # The P terms of a token's score add up to variance strength^2, however many there are.
     emission = rng.normal(size=(n_templates, n_values, n_labels)) * strength / np.sqrt(n_templates)
@@ -172,7 +174,7 @@ def _block(
     sweep: int = 0,
     begin: int = 0,
 ) -> Iterator[tuple[list[Token], list[str]]]:
-    """Sequences of these lengths, drawn together and given out one by one; ``begin`` : tokens before."""
+    """Sequences of these lengths, drawn together; begin : the number of tokens before them."""
     n_templates, n_values, _ = chain.emission.shape
     zipf = np.cumsum(1 / np.arange(1, n_values + 1))
     u = rng.random((len(lengths), int(lengths.max()), n_templates)) * zipf[-1]
@@ -189,36 +191,20 @@ def _block(
 
 
 def generate_stream(
-    n_sequences: int,
-    *,
-    n_labels: int = 5,
-    mean_length: float = 12,
-    n_templates: int = 6,
-    n_values: int = 200,
-    strength: float = 3.0,
-    sweep: int = 0,
-    seed: int,
+    n_sequences: int, *, mean_length: float = 12, sweep: int = 0, seed: int, **chain: Any
 ) -> Iterator[tuple[list[Token], list[str]]]:
-    """Yield (x, y) one sequence at a time; what :func:`generate` gives, in memory that stays flat.
+    """Yield (x, y) one sequence at a time: the data of :func:`generate` in constant memory.
 
     x is a list of T tuples of P strings, y a list of T labels. Arguments as in :func:`generate`. With
-    ``sweep``, one token in so many has values that take turns: the first ``sweep * n_values`` tokens have
-    all of them.
+    ``sweep``, one token in every ``sweep`` takes its values in turn, so that the first
+    ``sweep * n_values`` tokens have all of them.
     """
-    if n_sequences < 0:
-        raise InputError("n_sequences", f"{n_sequences} is negative", "give 0 or more")
-    if sweep < 0:
-        raise InputError("sweep", f"{sweep} is negative", "give 0 or more")
+    for name, number in (("n_sequences", n_sequences), ("sweep", sweep)):
+        if number < 0:
+            raise InputError(name, f"must not be negative, got {number}", "give 0 or more")
     if not 1 <= mean_length < np.inf:
-        raise InputError("mean_length", f"{mean_length} tokens", "give 1 or more")
-    chain = true_chain(
-        n_labels=n_labels,
-        n_templates=n_templates,
-        n_values=n_values,
-        strength=strength,
-        seed=seed,
-    )
-    return _stream(chain, n_sequences, mean_length, seed, sweep)
+        raise InputError("mean_length", f"must be at least 1, got {mean_length}", "give 1 or more")
+    return _stream(true_chain(seed=seed, **chain), n_sequences, mean_length, seed, sweep)
 
 
 def _stream(
@@ -234,50 +220,21 @@ def _stream(
         tokens += int(lengths.sum())
 
 
-def generate(
-    n_sequences: int,
-    *,
-    n_labels: int = 5,
-    mean_length: float = 12,
-    n_templates: int = 6,
-    n_values: int = 200,
-    strength: float = 3.0,
-    seed: int,
-) -> Generated:
+def generate(n_sequences: int, *, mean_length: float = 12, seed: int, **chain: Any) -> Generated:
     """Draw labelled sequences from a known linear chain.
 
     Parameters
     ----------
     n_sequences : N.
-    n_labels : V, the labels are ``L0``, ``L1``, ...
     mean_length : mean number of tokens; a length is 1 + Poisson(mean_length - 1).
-    n_templates : P, columns of strings in each token.
-    n_values : K, different strings in each column, ``v0`` the commonest.
-    strength : standard deviation of a token's unary score; half of it is that of a transition's.
-        0 gives labels that are uniform noise, large values labels that x decides almost alone.
     seed : whole number of 0 or more; the same arguments and seed give the same data and chain.
+    chain : n_labels, n_templates, n_values and strength, as in :func:`true_chain`.
 
     Cost: O(N T (P V + V^2)), about ten seconds for 100,000 sequences of 12 tokens.
     """
-    pairs = generate_stream(
-        n_sequences,
-        n_labels=n_labels,
-        mean_length=mean_length,
-        n_templates=n_templates,
-        n_values=n_values,
-        strength=strength,
-        seed=seed,
-    )
     X: list[list[Token]] = []
     y: list[list[str]] = []
-    for x, labels in pairs:
+    for x, labels in generate_stream(n_sequences, mean_length=mean_length, seed=seed, **chain):
         X.append(x)
         y.append(labels)
-    chain = true_chain(
-        n_labels=n_labels,
-        n_templates=n_templates,
-        n_values=n_values,
-        strength=strength,
-        seed=seed,
-    )
-    return Generated(X, y, chain)
+    return Generated(X, y, true_chain(seed=seed, **chain))

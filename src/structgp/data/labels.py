@@ -12,15 +12,15 @@ from structgp.data.forms import length
 from structgp.errors import InputError
 
 MISSING = -1
-"""A token without a label."""
+"""The index of a missing label."""
 
 UNSEEN = -2
-"""A label that training never saw."""
+"""The index of a label that training never saw."""
 
 
 @dataclass
 class LabelEncoder:
-    """Labels <-> 0..V-1, in sorted order (``classes``). None becomes ``MISSING``, an unknown label
+    """Labels <-> 0 to V-1, in sorted order (``classes``). None becomes ``MISSING``, an unknown label
     ``UNSEEN``."""
 
     classes: list[str] = field(default_factory=list)
@@ -39,46 +39,59 @@ class LabelEncoder:
 
 
 def check_labels(X: Sequence[Any], y: Sequence[Any], name: str = "y") -> list[list[str | None]]:
-    """y as lists of labels, None where there is none, after checking that each fits its sequence of X."""
+    """y as lists of labels, None where one is missing, after checking that each fits its sequence of X."""
     if len(X) != len(y):
         raise InputError(
-            name, f"{len(y)} label sequences for {len(X)} sequences of tokens", "pass one for each"
+            name,
+            f"{len(y)} label sequences for {len(X)} sequences of tokens",
+            "pass one per sequence",
         )
-    pairs = enumerate(zip(X, y, strict=True))
-    return [check_sequence(x, labels, n, name) for n, (x, labels) in pairs]
+    return [
+        check_sequence(x, labels, n, name) for n, (x, labels) in enumerate(zip(X, y, strict=True))
+    ]
 
 
 def check_sequence(x: Any, labels: Any, n: int, name: str = "y") -> list[str | None]:
-    """The labels of x, the sequence with the number n, as a list, None where there is none."""
+    """The labels of x, sequence number n, as a list, None where one is missing."""
     if isinstance(labels, str) or not hasattr(labels, "__len__"):
         kind = type(labels).__name__
-        raise InputError(f"{name}[{n}]", f"a {kind} where a list of labels belongs", "pass a list")
+        raise InputError(f"{name}[{n}]", f"expected a list of labels, got a {kind}", "pass a list")
     n_tokens = length(x, f"X[{n}]")
     if len(labels) != n_tokens:
         raise InputError(
             f"{name}[{n}]",
             f"{len(labels)} labels for {n_tokens} tokens",
-            "give every token exactly one label, or None",
+            "give every token one label, or None",
         )
     for t, label in enumerate(labels):
         if label is not None and not isinstance(label, str):
             raise InputError(
                 f"{name}[{n}][{t}]",
                 f"label {label!r} is not a string",
-                "convert labels with str(); None is for a token without one",
+                "convert labels with str(); None stands for a missing label",
             )
     return [None if label is None else str(label) for label in labels]
 
 
+def check_classes(classes: Sequence[str], place: str) -> None:
+    """InputError where there is nothing to tell apart."""
+    if len(classes) < 2:
+        raise InputError(
+            place,
+            f"every token has the same label, {classes[0]!r}: only one class",
+            "pass data with at least two labels",
+        )
+
+
 def check_all_labelled(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:
-    """The same, with a label for every token."""
+    """Like ``check_labels``, but every token must have a label."""
     whole = []
     for n, labels in enumerate(check_labels(X, y)):
         known = [label for label in labels if label is not None]
         if len(known) < len(labels):
             raise InputError(
                 f"y[{n}][{labels.index(None)}]",
-                "a token without a label",
+                "the token has no label",
                 "leave such sequences out, or label them",
             )
         whole.append(known)

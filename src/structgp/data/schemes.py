@@ -1,8 +1,8 @@
-"""Which labels may follow which: by the name of a tagging scheme, or pair by pair.
+"""Which labels may follow which: declared by a tagging scheme, or for single pairs of labels.
 
 A declaration is 'BIO' (also 'IOB2') or 'IOBES' (also 'BIOES', 'BILOU'); or a dict with the key
-'forbidden', or 'allowed', and pairs of labels. In a pair, None before a label is the beginning of a
-sequence, and after one its end.
+'forbidden', or 'allowed', and pairs of labels. In a pair, None before a label stands for the start of a
+sequence, and None after a label for its end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _OPEN, _GOES_ON = frozenset("BI"), frozenset("IE")
 
 @dataclass(frozen=True)
 class Allowed:
-    """follows : (V, V), whether the column's label may come after the row's; starts, ends : (V,), whether a
-    sequence may begin and end with a label."""
+    """follows : (V, V), whether the column's label may follow the row's; starts, ends : (V,), whether a
+    sequence may start and end with a label."""
 
     follows: np.ndarray
     starts: np.ndarray
@@ -41,8 +41,8 @@ class Allowed:
         )
 
     def breaks(self, labels: Sequence[int]) -> int | None:
-        """The first position of a labelling whose label may not stand there, if there is one. Labels that
-        are missing (negative) may be anything, and are not judged together."""
+        """The first position whose label is forbidden after the label before it, at the start or at the
+        end; None if there is none. Missing labels (negative) are skipped."""
         for t, label in enumerate(labels):
             if label < 0:
                 continue
@@ -56,7 +56,7 @@ class Allowed:
         return None
 
     def has_labelling(self, possible: np.ndarray) -> bool:
-        """Whether there is a labelling with a label of ``possible`` (T, V) at each position."""
+        """Whether some labelling with only ``possible`` (T, V) labels is allowed."""
         if not len(possible):
             return True
         here = self.starts & possible[0]
@@ -66,7 +66,7 @@ class Allowed:
 
 
 def allowed(declared: Any, classes: Sequence[str], place: str = "constraints") -> Allowed:
-    """What a declaration says of the labels ``classes``, in their order."""
+    """The rules that a declaration makes for the labels ``classes``, in their order."""
     if isinstance(declared, str):
         return _of_scheme(declared, classes, place)
     if isinstance(declared, Mapping) and len(declared) == 1:
@@ -75,7 +75,7 @@ def allowed(declared: Any, classes: Sequence[str], place: str = "constraints") -
             return _of_pairs(kind, _checked(pairs, classes, place), classes)
     raise InputError(
         place,
-        f"{declared!r} is no declaration",
+        f"{declared!r} is not a declaration",
         "use the name of a scheme, {'forbidden': [(label, next), ...]} or {'allowed': [...]}",
     )
 
@@ -83,14 +83,14 @@ def allowed(declared: Any, classes: Sequence[str], place: str = "constraints") -
 def _of_scheme(name: str, classes: Sequence[str], place: str) -> Allowed:
     scheme = _SCHEMES.get(name.upper())
     if scheme is None:
-        raise InputError(place, f"{name!r} is no scheme", f"use one of {', '.join(_SCHEMES)}")
+        raise InputError(place, f"{name!r} is not a scheme", f"use one of {', '.join(_SCHEMES)}")
     parsed = [_parse(label) for label in classes]
     used = {tag for tag, _ in parsed} - {"O"}
     if not used or (scheme == "BIO" and used & {"E", "S"}):
         raise InputError(
             place,
-            f"the labels {', '.join(classes)} are none of the scheme {name}",
-            "check the labels, or leave it out",
+            f"the labels {', '.join(classes)} do not belong to the scheme {name}",
+            "check the labels, or leave the scheme out",
         )
     V = len(classes)
     follows, starts, ends = np.ones((V, V), bool), np.ones(V, bool), np.ones(V, bool)
@@ -118,19 +118,21 @@ def _checked(pairs: Any, classes: Sequence[str], place: str) -> Pairs:
     index = {label: i for i, label in enumerate(classes)}
     found: Pairs = []
     if not isinstance(pairs, list | tuple):
-        raise InputError(place, f"{pairs!r} is no list of pairs", "pass [(label, next label), ...]")
+        raise InputError(
+            place, f"{pairs!r} is not a list of pairs", "pass [(label, next label), ...]"
+        )
     for pair in pairs:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise InputError(place, f"{pair!r} is no pair of labels", "pass (label, next label)")
+            raise InputError(place, f"{pair!r} is not a pair of labels", "pass (label, next label)")
         for label in pair:
             if label is not None and not (isinstance(label, str) and label in index):
                 raise InputError(
                     place,
-                    f"{label!r} is no label of the training data",
-                    f"use {', '.join(classes)}; None stands for the beginning or the end",
+                    f"{label!r} is not a label in the training data",
+                    f"use {', '.join(classes)}; None stands for the start or the end",
                 )
         if pair[0] is None and pair[1] is None:
-            raise InputError(place, "a pair of None and None", "name a label in each pair")
+            raise InputError(place, "(None, None) has no label", "name a label in each pair")
         before, after = (None if label is None else index[label] for label in pair)
         found.append((before, after))
     return found
@@ -139,7 +141,7 @@ def _checked(pairs: Any, classes: Sequence[str], place: str) -> Pairs:
 def _of_pairs(kind: str, pairs: Pairs, classes: Sequence[str]) -> Allowed:
     V, value = len(classes), kind == "allowed"
     follows = np.full((V, V), not value)
-    # Where nothing is listed as a beginning, every label may be one; and so for ends.
+    # If no start is listed, every label may be one; the same holds for ends.
     starts = np.full(V, not (value and any(before is None for before, _ in pairs)))
     ends = np.full(V, not (value and any(after is None for _, after in pairs)))
     for before, after in pairs:

@@ -11,7 +11,7 @@ from torch import Tensor
 from structgp.answers.model import Model
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import Examples
-from structgp.data.extend import column_places
+from structgp.data.vocabulary import column_places
 from structgp.gp import Posterior, Table, Weights
 from structgp.gp.kernels.grow import grown
 from structgp.plan.prior import flat_tokens

@@ -14,8 +14,8 @@ import torch
 
 from structgp.answers.model import Model, as_rules
 from structgp.data.examples import Examples
-from structgp.data.extend import column_places
 from structgp.data.shards import ShardedExamples
+from structgp.data.vocabulary import column_places
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp import Inducing, Mixture, Posterior, Relaxation, Table, Weights, contrasts
 from structgp.plan.covariance_choice import choose_form

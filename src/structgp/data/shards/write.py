@@ -1,4 +1,4 @@
-"""Sequences, gone through and never held, to shards on disk."""
+"""Write sequences to shards on disk without holding them all in memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import MISSING, check_sequence
-from structgp.data.shards.layout import ENCODER, MANIFEST, Folder, Shards, ours, part, read
+from structgp.data.labels import MISSING, check_classes, check_sequence
+from structgp.data.shards.folder import ENCODER, MANIFEST, Folder, Shards, ours, part, read
 from structgp.errors import InputError, StructgpWarning
 
 Sequences = Iterable[tuple[Any, Any]] | Callable[[], Iterable[tuple[Any, Any]]]
@@ -33,30 +33,33 @@ def write(
     name: str = "sequences",
     overwrite: bool = False,
 ) -> Shards:
-    """Encodes labelled sequences and writes them to a folder, which is made.
+    """Encode labelled sequences and write them to a folder, which is created if necessary.
 
-    The sequences are gone through once or more to learn their features, and once to encode them. Memory is
-    that of the vocabularies and of one shard, however many there are. Until all is written there is no
-    manifest, and a folder without one is refused by ``read``.
+    There are one or more passes over the sequences to learn their features, and one to encode them.
+    Memory is that of the vocabularies and of one shard, however many sequences there are. The manifest
+    is written last, and ``read`` refuses a folder without one.
 
     Parameters
     ----------
-    sequences : pairs (x, y) as ``fit`` takes X and y: anything that can be gone through again, or a
-        function that begins anew each time it is called. Tokens with dense features have no place here.
+    sequences : tuples (x, y), one sequence of tokens and its labels each, as ``fit`` takes them in X and y:
+        an iterable that can be gone through several times, or a function that returns a new iterator each
+        time. Dense features are not supported.
     folder : where to write.
-    features : as of :class:`structgp.StructuredGPClassifier`.
-    classes : labels beside those of the data.
-    shard_tokens : tokens of a shard, about. Sequences of similar length are put together within one.
-    source : a text that says what the data are; kept as ``Shards.about['source']``.
+    features : as in :class:`structgp.StructuredGPClassifier`.
+    classes : labels besides those in the data.
+    shard_tokens : approximate number of tokens per shard. Sequences are sorted by length within a shard.
+    source : a text that identifies the data; kept as ``Shards.about['source']``.
     name : what errors call the data.
-    overwrite : whether shards that are in the folder may be replaced.
+    overwrite : whether shards already in the folder may be replaced.
     """
     if shard_tokens < 1:
-        raise InputError("shard_tokens", f"{shard_tokens} is too few", "use 1 or more")
+        raise InputError(
+            "shard_tokens", f"must be at least 1, got {shard_tokens}", "use a larger number"
+        )
     path = _empty_folder(folder, overwrite)
     stream = _Stream(sequences, name)
     try:
-        encoder = FeatureEncoder(features).fit(stream.tokens())
+        encoder = FeatureEncoder(features).fit(stream)
     except InputError as error:
         if not stream.has_tokens or stream.found:
             raise
@@ -64,16 +67,11 @@ def write(
     if any(block.kind == "dense" for block in encoder.blocks):
         raise InputError(
             name,
-            "dense features, which have no weights to be fitted batch by batch",
-            "use categorical or sparse ones, or fit data that is in memory",
+            "dense features cannot be fitted batch by batch",
+            "use categorical or sparse features, or fit data in memory",
         )
     labels = sorted({*stream.found, *classes})
-    if len(labels) < 2:
-        raise InputError(
-            name,
-            f"every token has the same label, {labels[0]!r}: only one class",
-            "pass data with at least two labels",
-        )
+    check_classes(labels, name)
     if stream.left_out:
         warnings.warn(
             f"{stream.left_out} of {stream.length} sequences have no label at all and are left out",
@@ -88,11 +86,11 @@ def _empty_folder(folder: str | os.PathLike[str], overwrite: bool) -> Path:
     path = Path(folder)
     if (path / MANIFEST).exists() and not overwrite:
         raise InputError(
-            str(folder), "there are shards in it", "name another folder, or say overwrite=True"
+            str(folder), "already contains shards", "name another folder, or use overwrite=True"
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
-        for file in ours(path):  # the manifest first: what is left is not taken for whole
+        for file in ours(path):  # the manifest first: without it the rest is not read
             file.unlink()
     except OSError as error:
         reason = error.strerror or str(error)
@@ -104,8 +102,8 @@ def _empty_folder(folder: str | os.PathLike[str], overwrite: bool) -> Path:
 
 @dataclass
 class _Stream:
-    """The sequences, checked as they come by. found : their labels; length : how many there are;
-    left_out : those without any label."""
+    """The sequences, checked in passing. found : their labels; length : their number; left_out : the number
+    of those without any label, which are replaced by empty ones."""
 
     sequences: Sequences
     name: str
@@ -114,22 +112,25 @@ class _Stream:
     left_out: int = 0
     has_tokens: bool = False
 
-    def __iter__(self) -> Iterator[tuple[int, Any, list[str | None]]]:
-        """Number, tokens and labels; of one without any label, nothing of both."""
+    def __iter__(self) -> Iterator[Any]:
+        """The tokens of each sequence."""
+        for x, _ in self.labelled():
+            yield x
+
+    def labelled(self) -> Iterator[tuple[Any, list[str | None]]]:
+        """The tokens and labels of each sequence."""
         given: Any = self.sequences() if callable(self.sequences) else self.sequences
         if not callable(self.sequences) and iter(given) is given:
             raise InputError(
                 self.name,
-                "an iterator, which can be gone through once only",
-                "pass a list, or a function that makes a new iterator each time",
+                "an iterator can be gone through only once",
+                "pass a list, or a function that returns a new iterator each time",
             )
         n, left_out = -1, 0
-        for n, pair in enumerate(given):
-            if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-                raise InputError(
-                    f"{self.name}[{n}]", "no pair of tokens and labels", "pass pairs (x, y)"
-                )
-            x, y = pair
+        for n, both in enumerate(given):
+            if not isinstance(both, Sequence) or isinstance(both, str) or len(both) != 2:
+                raise InputError(f"{self.name}[{n}]", "not tokens and labels", "pass tuples (x, y)")
+            x, y = both
             labels = check_sequence(x, y, n)
             known = {label for label in labels if label is not None}
             self.found |= known
@@ -137,32 +138,18 @@ class _Stream:
             if labels and not known:
                 left_out += 1
                 x, labels = [], []
-            yield n, x, labels
+            yield x, labels
         self.length, self.left_out = n + 1, left_out
-
-    def tokens(self) -> Iterable[Any]:
-        return _Tokens(self)
-
-
-@dataclass
-class _Tokens:
-    """The tokens of each sequence, as often as they are asked for."""
-
-    stream: _Stream
-
-    def __iter__(self) -> Iterator[Any]:
-        for _, x, _ in self.stream:
-            yield x
 
 
 @dataclass
 class _Sequence:
-    """rows : (T, P) ids of values; pairs : of sparse features, how many each token has, ids and values."""
+    """rows : (T, P) ids of values; sparse : number of sparse features per token, ids and values."""
 
     number: int
     labels: np.ndarray
     rows: np.ndarray
-    pairs: tuple[np.ndarray, np.ndarray, np.ndarray]
+    sparse: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass
@@ -182,7 +169,7 @@ class _Writer:
         index[None] = MISSING
         buffer: list[_Sequence] = []
         held, squares, lengths_squared, missing = 0, 0.0, 0, False
-        for n, x, labels in stream:
+        for n, (x, labels) in enumerate(stream.labelled()):
             if not labels:
                 continue
             try:
@@ -195,7 +182,7 @@ class _Writer:
                 np.add.at(known, column[column >= 0], 1)
             labels_seen += np.bincount(y[y >= 0], minlength=len(labels_seen))
             missing = missing or bool((y < 0).any())
-            squares += float(np.square(one.pairs[2]).sum())
+            squares += float(np.square(one.sparse[2]).sum())
             lengths_squared += len(y) ** 2
             buffer.append(one)
             held += len(y)
@@ -227,19 +214,18 @@ class _Writer:
 
     def _encoded(self, n: int, x: Any, y: np.ndarray) -> _Sequence:
         found, P = self.encoder.encode(x, f"X[{n}]"), len(self.encoder.templates)
-        rows, pairs = found[:, :P].astype(np.int32), found[:, P:]
-        there = (pairs[:, 0::2] >= 0) & (pairs[:, 1::2] != 0)
-        ids = pairs[:, 0::2][there].astype(np.int32)
+        rows, all_ids, values = found[:, :P].astype(np.int32), found[:, P::2], found[:, P + 1 :: 2]
+        there = (all_ids >= 0) & (values != 0)
+        ids = all_ids[there].astype(np.int32)
         sizes = np.array([len(known) for known in self.encoder.values])
-        n_sparse = len(self.encoder.columns or self.encoder.attributes)
-        if (rows >= sizes).any() or (ids >= n_sparse).any():
+        if (rows >= sizes).any() or (ids >= self.encoder.n_sparse).any():
             raise self._changed()
-        return _Sequence(n, y, rows, (there.sum(1).astype(np.int32), ids, pairs[:, 1::2][there]))
+        return _Sequence(n, y, rows, (there.sum(1).astype(np.int32), ids, values[there]))
 
     def _flush(self, buffer: list[_Sequence]) -> None:
-        """One shard, sorted by length; sequences of one length stay in their order."""
+        """Write one shard, sorted by length; sequences of one length keep their order."""
         k, some = len(self.shards), sorted(buffer, key=lambda one: len(one.labels))
-        sizes = [(len(one.labels), len(one.pairs[1])) for one in some]
+        sizes = [(len(one.labels), len(one.sparse[1])) for one in some]
         starts = np.concatenate([np.zeros((1, 2), dtype=np.int64), np.cumsum(sizes, 0)])
         arrays = {
             "starts": starts,
@@ -249,9 +235,9 @@ class _Writer:
         if self.encoder.templates:
             arrays["values"] = np.concatenate([one.rows for one in some])
         if self.encoder.has_sparse:
-            kinds = ("pair_counts", "pair_ids", "pair_values")
+            kinds = ("sparse_counts", "sparse_ids", "sparse_values")
             for j, kind in enumerate(kinds):
-                arrays[kind] = np.concatenate([one.pairs[j] for one in some])
+                arrays[kind] = np.concatenate([one.sparse[j] for one in some])
         for kind, array in arrays.items():
             self.folder.save(part(k, kind), array)
         self.shards.append({"n_sequences": len(some), "n_tokens": int(starts[-1, 0])})
@@ -259,6 +245,6 @@ class _Writer:
     def _changed(self) -> InputError:
         return InputError(
             self.name,
-            "other sequences the second time than the first",
-            "pass the same ones each time, and leave files as they are while they are read",
+            "the second pass gave other sequences than the first",
+            "pass the same ones each time, and do not change files while they are read",
         )

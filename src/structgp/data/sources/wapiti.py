@@ -6,13 +6,13 @@
 ``%m[row,column,"re"]``  the part of the cell that it finds first, nothing if it finds none
 =======================  =====================================================================
 
-In upper case (``%X``, ``%T``, ``%M``) what a command gives is put in lower case. A row counts from the
-token at hand; with ``@`` in front from the sequence's start, ``@1`` being its first token, or from its
-end, ``@-1`` being the last. Before the sequence a cell is ``_x-1`` to ``_x-4``, then ``_x-#``; after it
+Upper-case commands (``%X``, ``%T``, ``%M``) give their result in lower case. A row counts from the current
+token; with ``@`` in front it counts from the start of the sequence (``@1`` is the first token) or from its
+end (``@-1`` is the last). Before the sequence a cell is ``_x-1`` to ``_x-4``, then ``_x-#``; after it
 ``_x+1`` to ``_x+4``, then ``_x+#``.
 
 Expressions are Wapiti's, translated to Python's (:func:`translate`). Where text is not ASCII they see
-characters, and what Unicode calls letters and capitals; Wapiti sees bytes.
+characters, and Unicode's classes of letters and capitals; Wapiti sees bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COMMAND = re.compile(
 # From a stray % to the bracket that seems to close it, for the error to quote.
 _STRAY = re.compile(r"%[^%\]]{0,30}\]?")
 _FAR = 5
-"""Rows outside the sequence from which on all cells are alike."""
+"""From this many rows outside the sequence on, all cells are the same."""
 
 _CLASSES: dict[str, Callable[[str], bool]] = {
     "a": str.isalpha,
@@ -53,10 +53,10 @@ class Command:
     Attributes
     ----------
     source : as written.
-    row, column : of the cell; with ``absolute`` the row is counted as ``@`` does.
+    row, column : of the cell; with ``absolute`` the row counts as after ``@``.
     kind : ``x``, ``t`` or ``m``.
-    expression : of a test or a match, as written.
-    lower : whether the result is put in lower case.
+    expression : the expression of a test or a match, as written.
+    lower : whether the result is turned into lower case.
     """
 
     source: str
@@ -89,7 +89,7 @@ class Command:
 
 
 def strip_comment(line: str) -> str:
-    """A line without what follows a ``#``, and without spaces at its end."""
+    """A line without its comment, which starts with ``#``, and without spaces at its end."""
     return line.partition("#")[0].rstrip(" \t\r\f\v")
 
 
@@ -118,7 +118,7 @@ def _command(found: re.Match[str], place: str) -> Command:
         raise InputError(
             place,
             f"{error} in the expression {expression!r}",
-            "put a backslash in front of a character that is meant as it is",
+            "put a backslash in front of a character that stands for itself",
         ) from None
     return Command(
         source=found.group(),
@@ -148,7 +148,7 @@ def _cell(rows: Sequence[Sequence[str]], position: int, column: int) -> str:
 
 
 def translate(expression: str) -> str:
-    """Wapiti's expression as one of Python's ``re``.
+    """Translate Wapiti's expression into one of Python's ``re``.
 
     ``.`` is any character; ``\\a \\d \\l \\p \\s \\u \\w`` a letter, a digit, a lower-case letter, a
     punctuation mark, a space, an upper-case letter, a letter or digit, in upper case anything else;
@@ -192,7 +192,7 @@ def _escaped(character: str) -> str:
 
 @lru_cache
 def _ranges(letter: str) -> str:
-    """All characters of a class, as a character set of ``re`` has them between its brackets."""
+    """All characters of a class, written for a character set of ``re`` (without its brackets)."""
     belongs = _CLASSES[letter]
     ranges, start = [], 0
     for inside, run in groupby(map(belongs, map(chr, range(sys.maxunicode + 1)))):

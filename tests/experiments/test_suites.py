@@ -1,3 +1,5 @@
+"""The paper's data in a folder: what is read, and what is refused."""
+
 from __future__ import annotations
 
 import os
@@ -6,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse
-
-from structgp.data.corpora import (
+from experiments.suites import (
     DATA_VARIABLE,
     TASKS,
     columns_suite,
     data_folder,
     encoded_suite,
-    recipes,
 )
+
 from structgp.errors import InputError
 
 PAPER_TASKS = [
@@ -28,25 +29,6 @@ PAPER_TASKS = [
 needs_data = pytest.mark.skipif(
     not os.environ.get(DATA_VARIABLE), reason=f"{DATA_VARIABLE} does not name the paper's data"
 )
-
-
-# --- the embedded corpus ---------------------------------------------------------------------
-
-
-def test_recipes():
-    corpus = recipes()
-    for X, y in ((corpus.X_train, corpus.y_train), (corpus.X_test, corpus.y_test)):
-        assert len(X) == len(y) > 0
-        assert [len(x) for x in X] == [len(labels) for labels in y]
-        expanded = [corpus.template.expand(x) for x in X]
-        assert [len(e) for e in expanded] == [len(x) for x in X]
-        assert len({len(token) for e in expanded for token in e}) == 1
-    assert {label for y in corpus.y_test for label in y} <= {
-        label for y in corpus.y_train for label in y
-    }
-
-
-# --- the paper's data ------------------------------------------------------------------------
 
 
 @needs_data

@@ -1,14 +1,15 @@
-"""What is in a folder of shards, and how it is known to be whole.
+"""The files in a folder of shards, and how they are known to be complete.
 
 =====================  ==================================================================================
 manifest.json          counts, labels, and the size and digest of every other file; it is written last, so
-                       that a folder without one was never finished
+                       a folder without one is not complete
 encoder.json           the vocabularies
-counts-J.npy           how often each value of template J came
-shard-NNNNN-*.npy      one stretch of the data, its sequences sorted by length: ``starts`` (n + 1, 2), where
-                       the tokens and the sparse pairs of each begin; ``numbers`` (n,), where each stood in
-                       the data; ``labels``, one a token; ``values`` (tokens, P), ids of the templates'
-                       values; ``pair_counts``, one a token, ``pair_ids`` and ``pair_values``
+counts-J.npy           how often each value of template J occurs
+shard-NNNNN-*.npy      one part of the data, its sequences sorted by length: ``starts`` (n + 1, 2), where
+                       the tokens and the sparse features of each start; ``numbers`` (n,), the place of
+                       each in the data; ``labels``, one per token; ``values`` (tokens, P), ids of the
+                       templates' values; ``sparse_counts``, one per token, ``sparse_ids`` and
+                       ``sparse_values``
 =====================  ==================================================================================
 """
 
@@ -27,28 +28,27 @@ from typing import Any
 import numpy as np
 
 from structgp.data.atomic import atomic_write
-from structgp.data.columns import cannot_read
 from structgp.data.encode import FeatureEncoder
+from structgp.data.sources.lines import cannot_read, digest_of_file
 from structgp.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 ENCODER = "encoder.json"
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Shards:
     """Encoded sequences on disk, for :meth:`structgp.StructuredGPClassifier.fit`.
 
-    folder : where they are; about : the manifest; n_sequences, n_tokens : those with tokens and labels,
-    which a fit learns from; classes : the labels. Memory is that of the vocabularies, however many
-    sequences there are.
+    folder : where they are; about : the manifest; n_sequences, n_tokens : numbers of sequences that have
+    tokens and labels, and of their tokens; classes : the labels. Memory is that of the vocabularies,
+    however many sequences there are.
     """
 
     folder: Path
     about: dict[str, Any]
-    _whole: set[str] = field(default_factory=set, repr=False, compare=False)
+    _checked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @property
     def n_sequences(self) -> int:
@@ -68,7 +68,7 @@ class Shards:
 
     @property
     def digest(self) -> str:
-        """That of the manifest, which holds those of all files: equal for equal data alone."""
+        """SHA-256 of the manifest, which contains those of all files."""
         return str(self.about["digest"])
 
     @cached_property
@@ -78,7 +78,7 @@ class Shards:
 
     @property
     def value_counts(self) -> list[np.ndarray]:
-        """How often each value of each template came."""
+        """How often each value of each template occurs."""
         return [self.array(f"counts-{j}") for j in range(len(self.encoder.templates))]
 
     def labels(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -93,7 +93,7 @@ class Shards:
         return f"{name}.npy" in self.about["files"]
 
     def array(self, name: str) -> np.ndarray:
-        """One of the arrays, memory-mapped; checked against its digest the first time."""
+        """One of the arrays, memory-mapped, and checked against its digest the first time."""
         file = f"{name}.npy"
         self.check(file)
         try:
@@ -103,19 +103,12 @@ class Shards:
         return found
 
     def check(self, file: str) -> None:
-        """InputError if the file is not the one that was written."""
-        if file in self._whole:
+        """InputError if the file has changed since it was written."""
+        if file in self._checked:
             return
-        path, digest = self.folder / file, hashlib.sha256()
-        try:
-            with open(path, "rb") as stream:
-                while block := stream.read(_BLOCK):
-                    digest.update(block)
-        except OSError as error:
-            raise cannot_read(str(path), error) from error
-        if digest.hexdigest() != self.about["files"][file][1]:
-            raise altered(path)
-        self._whole.add(file)
+        if digest_of_file(self.folder / file) != self.about["files"][file][1]:
+            raise altered(self.folder / file)
+        self._checked.add(file)
 
 
 def read(folder: str | os.PathLike[str]) -> Shards:
@@ -124,8 +117,8 @@ def read(folder: str | os.PathLike[str]) -> Shards:
     Raises
     ------
     InputError
-        At the folder, where there is none or the writing was cut off; at a file, where it is not as it was
-        written: sizes are looked at here, contents when they are first read.
+        At the folder, if it does not exist or is not complete; at a file, if it has changed since it was
+        written: sizes are checked here, contents when they are first read.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -134,7 +127,7 @@ def read(folder: str | os.PathLike[str]) -> Shards:
         text = (path / MANIFEST).read_text("utf-8")
     except FileNotFoundError:
         raise InputError(
-            str(folder), "no shards in it, or not all of them were written", "write them again"
+            str(folder), "no shards, or not all of them were written", "write them again"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
@@ -161,7 +154,7 @@ def read(folder: str | os.PathLike[str]) -> Shards:
 
 @dataclass
 class Folder:
-    """One that is being filled. files : size and digest of each."""
+    """A folder that is being filled. files : size and digest of each file."""
 
     path: Path
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -177,7 +170,7 @@ class Folder:
         self.files[file] = len(content), hashlib.sha256(content).hexdigest()
 
     def finish(self, about: dict[str, Any]) -> None:
-        """The manifest, which makes the folder whole."""
+        """Write the manifest, which makes the folder complete."""
         about = json.loads(json.dumps({"format": FORMAT, **about, "files": self.files}))
         text = json.dumps(about | {"digest": digest_of(about)})
         with atomic_write(self.path / MANIFEST, "w") as out:
@@ -189,7 +182,7 @@ def part(shard: int, what: str) -> str:
 
 
 def ours(path: Path) -> Sequence[Path]:
-    """The files of shards in a folder."""
+    """The files in a folder that belong to shards."""
     patterns = (MANIFEST, ENCODER, "counts-*.npy", "shard-*-*.npy")
     return [file for pattern in patterns for file in path.glob(pattern)]
 
@@ -199,4 +192,4 @@ def digest_of(about: dict[str, Any]) -> str:
 
 
 def altered(path: Path) -> InputError:
-    return InputError(str(path), "altered since it was written", "write the shards again")
+    return InputError(str(path), "changed since it was written", "write the shards again")

@@ -1,20 +1,21 @@
-"""Numbers in text files: one cell read, whole columns brought to one scale."""
+"""Numbers in text files: how a cell is read, and columns of numbers brought to one scale."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from structgp.data.forms import LARGEST
+from structgp.data.sources.columns import ColumnSequence
 from structgp.errors import InputError
 
 
 def parse_number(text: str, place: str, what: str) -> float:
-    """The finite number that ``text`` is; ``place`` and ``what`` say in errors where it stands."""
+    """The finite number in ``text``; errors name ``place`` and call the number ``what``."""
     try:
         # Python alone reads 1_000 as a thousand.
         number = math.nan if "_" in text else float(text)
@@ -29,12 +30,20 @@ def parse_number(text: str, place: str, what: str) -> float:
 
 @dataclass(frozen=True)
 class NumericColumns:
-    """Columns of a file that hold numbers, each shifted and scaled to mean 0 and variance 1 in training.
+    """Columns of a file that hold numbers, shifted and scaled to mean 0 and variance 1 in training.
 
     Attributes
     ----------
-    columns : which ones, counted from 0.
-    mean, sd : (D,) of each over the training tokens; sd is 1 where all are equal.
+    columns : their places, counted from 0.
+    mean, sd : (D,) of each column over the training tokens; sd is 1 where all numbers are equal.
+
+    Example
+    -------
+    >>> from structgp.data.sources import read_columns
+    >>> file = read_columns(["two 1 QTY", "eggs 3 NAME"])
+    >>> numbers = NumericColumns.learn([1], file.sequences, file.name)
+    >>> numbers.features([("figs", "5")], file.name, 1)
+    array([[3.]])
     """
 
     columns: tuple[int, ...]
@@ -42,15 +51,20 @@ class NumericColumns:
     sd: tuple[float, ...]
 
     @classmethod
-    def fit(cls, columns: Sequence[int], values: np.ndarray) -> NumericColumns:
-        """From values (N, D) of the training tokens."""
+    def learn(
+        cls, columns: Sequence[int], sequences: Iterable[ColumnSequence], name: str
+    ) -> NumericColumns:
+        """Mean and standard deviation from the training sequences; errors name ``name:line``."""
+        columns = tuple(dict.fromkeys(columns))
+        values = np.concatenate([read_numbers(s.rows, columns, name, s.line) for s in sequences])
         # The standard deviation of equal numbers may differ from 0 by rounding, and that of tiny ones be 0.
         found = values.std(0)
         sd = np.where((np.ptp(values, 0) > 0) & (found > 0), found, 1.0)
-        return cls(tuple(columns), tuple(values.mean(0).tolist()), tuple(sd.tolist()))
+        return cls(columns, tuple(values.mean(0).tolist()), tuple(sd.tolist()))
 
-    def scaled(self, values: np.ndarray) -> np.ndarray:
-        """(T, D) values as they are in the file -> (T, D) on the scale of training."""
+    def features(self, rows: Sequence[Sequence[str]], name: str, line: int) -> np.ndarray:
+        """(T, D) the scaled numbers in the rows of one sequence, which starts at ``name:line``."""
+        values = read_numbers(rows, self.columns, name, line)
         return (values - np.array(self.mean)) / np.array(self.sd)
 
     def to_json(self) -> dict[str, Any]:
@@ -64,7 +78,7 @@ class NumericColumns:
 def read_numbers(
     rows: Sequence[Sequence[str]], columns: Sequence[int], name: str, line: int
 ) -> np.ndarray:
-    """(T, D) the numbers in some columns of the rows of one sequence, which begins on ``line``."""
+    """(T, D) the numbers in some columns of the rows of one sequence, which starts at ``name:line``."""
     return np.array(
         [
             [parse_number(row[c], f"{name}:{line + t}", f"column {c}") for c in columns]

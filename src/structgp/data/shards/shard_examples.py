@@ -1,0 +1,145 @@
+"""Shards as training data: what a fit needs to know of them, and their batches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from structgp.data.batch import Batch, by_length
+from structgp.data.encode import FeatureEncoder, entries
+from structgp.data.examples import check_obeyed
+from structgp.data.labels import LabelEncoder
+from structgp.data.schemes import Allowed, allowed
+from structgp.data.shards.folder import Shards, part
+
+
+class ShardBatches(Sequence[Batch]):
+    """Padded batches, read from the shards one at a time.
+
+    The sequences of a shard are sorted by length, and a batch holds neighbours, so that there is little
+    padding. Memory is that of one batch, and three numbers per batch. ``counts`` : the number of
+    sequences per batch.
+    """
+
+    on_disk = True
+
+    def __init__(self, shards: Shards, batch_tokens: int) -> None:
+        self.shards = shards
+        places: list[tuple[int, int, int]] = []
+        for k in range(shards.n_shards):
+            lengths = np.diff(shards.array(part(k, "starts"))[:, 0]).tolist()
+            found = by_length(lengths, batch_tokens)
+            places += [(k, index[0], index[-1] + 1) for index in found]
+        self._places = np.array(places, dtype=np.int64).reshape(-1, 3)
+        self._last: tuple[int, Batch] | None = None
+        self._device = "cpu"
+
+    def to(self, device: str) -> ShardBatches:
+        """The same batches, moved to ``device`` as they are read."""
+        other = copy.copy(self)
+        other._last, other._device = None, device
+        return other
+
+    @property
+    def counts(self) -> list[int]:
+        return (self._places[:, 2] - self._places[:, 1]).tolist()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, i: int) -> Batch: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Batch]: ...
+    def __getitem__(self, i: int | slice) -> Any:
+        if isinstance(i, slice):
+            return [self[j] for j in range(len(self))[i]]
+        i = range(len(self))[i]
+        if self._last is None or self._last[0] != i:
+            self._last = None
+            self._last = i, self._read(*self._places[i].tolist()).to(self._device)
+        return self._last[1]
+
+    def _read(self, k: int, begin: int, end: int) -> Batch:
+        shards, array = self.shards, self.shards.array
+        starts = np.array(array(part(k, "starts"))[begin : end + 1])
+        tokens = slice(int(starts[0, 0]), int(starts[-1, 0]))
+        lengths = np.diff(starts[:, 0])
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        rows = []
+        if shards.has(part(k, "values")):
+            rows.append(array(part(k, "values"))[tokens].astype(np.float64))
+        if shards.has(part(k, "sparse_ids")):
+            sparse = slice(int(starts[0, 1]), int(starts[-1, 1]))
+            counts = np.array(array(part(k, "sparse_counts"))[tokens])
+            found = array(part(k, "sparse_ids"))[sparse], array(part(k, "sparse_values"))[sparse]
+            rows.append(entries(counts, *found))
+        tokens_rows = np.concatenate(rows, 1)
+        x = np.tile(shards.encoder.pad_row(tokens_rows.shape[1]), (*mask.shape, 1))
+        y = np.zeros(mask.shape, dtype=np.int64)
+        x[mask], y[mask] = tokens_rows, array(part(k, "labels"))[tokens]
+        numbers = np.array(array(part(k, "numbers"))[begin:end])
+        return Batch(*(torch.from_numpy(found) for found in (x, y, mask, numbers)))
+
+
+@dataclass(frozen=True)
+class ShardedExamples:
+    """The properties of :class:`structgp.data.examples.Examples`, with the rows on disk."""
+
+    shards: Shards
+    constraints: Allowed | None = None
+    weights: None = None
+
+    @property
+    def encoder(self) -> FeatureEncoder:
+        return self.shards.encoder
+
+    @cached_property
+    def labels(self) -> LabelEncoder:
+        return LabelEncoder(self.shards.classes)
+
+    @property
+    def n_labels(self) -> int:
+        return len(self.shards.classes)
+
+    @property
+    def n_sequences(self) -> int:
+        return self.shards.n_sequences
+
+    @property
+    def n_tokens(self) -> int:
+        return self.shards.n_tokens
+
+    @property
+    def typical_length(self) -> float:
+        return self.shards.about["lengths_squared"] / max(1, self.n_tokens)
+
+    @property
+    def label_counts(self) -> np.ndarray:
+        return np.array(self.shards.about["label_counts"])
+
+    @property
+    def some_missing(self) -> bool:
+        return bool(self.shards.about["some_missing"])
+
+    @property
+    def digest(self) -> str:
+        return self.shards.digest
+
+    def batches(self, batch_tokens: int) -> ShardBatches:
+        return ShardBatches(self.shards, batch_tokens)
+
+
+def read_sharded(shards: Shards, constraints: Any) -> ShardedExamples:
+    """The examples of some shards; InputError for labels that the constraints forbid."""
+    labels = LabelEncoder(shards.classes)
+    rules = None if constraints is None else allowed(constraints, labels.classes)
+    if rules is not None:
+        check_obeyed(rules, shards.labels(), labels)
+    return ShardedExamples(shards, rules)

@@ -1,0 +1,45 @@
+"""Files of sequences: readers for everyone who trains on files or labels them.
+
+:func:`learn` gives the reader for a training file, :func:`from_json` that of a saved model::
+
+    reader = sources.learn("train.col", template="template")
+    data = reader.read("train.col")                      # data.X and data.y, to fit
+    for sequence in reader.sequences("new.col"): ...     # one by one, to label
+
+A :class:`ColumnReader` reads columns through a CRF++ or Wapiti template, with numbers and word vectors
+beside them, an :class:`AttributeReader` CRFsuite's labels and attributes.
+"""
+
+from structgp.data.sources.attributes import iter_attributes
+from structgp.data.sources.columns import iter_columns, read_columns, write_columns
+from structgp.data.sources.numeric import NumericColumns
+from structgp.data.sources.readers import (
+    AttributeReader,
+    ColumnReader,
+    FileSequence,
+    Labelled,
+    Reader,
+    Stream,
+)
+from structgp.data.sources.templates import Template
+from structgp.data.sources.training_files import from_json, learn
+from structgp.data.sources.vectors import ColumnVectors, WordVectors
+
+__all__ = [
+    "AttributeReader",
+    "ColumnReader",
+    "ColumnVectors",
+    "FileSequence",
+    "Labelled",
+    "NumericColumns",
+    "Reader",
+    "Stream",
+    "Template",
+    "WordVectors",
+    "from_json",
+    "iter_attributes",
+    "iter_columns",
+    "learn",
+    "read_columns",
+    "write_columns",
+]

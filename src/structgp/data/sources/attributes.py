@@ -1,0 +1,124 @@
+"""CRFsuite's own files: the label of a token, then its attributes.
+
+One token per line, fields separated by tabs, a blank line between sequences. An attribute may have a value
+after a colon, else it is 1; in names, ``\\:`` is a colon and ``\\\\`` a backslash::
+
+    B-NP    w=He    pos=PRP
+    B-VP    w=reckons    pos=VBZ    length:7
+
+    O       w=12\\:30
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from structgp.data.sources.lines import Source, iter_sequences, name_of
+from structgp.data.sources.numeric import parse_number
+from structgp.errors import InputError
+
+
+@dataclass(frozen=True)
+class AttributeSequence:
+    """The tokens of one sequence.
+
+    ``labels`` and ``tokens`` have one entry per token; a token is a dict from attribute to value.
+    ``line`` is the number of the first token's line in the file, counted from 1.
+    """
+
+    labels: list[str]
+    tokens: list[dict[str, float]]
+    line: int
+
+
+def iter_attributes(
+    source: Source, *, encoding: str = "utf-8", name: str | None = None
+) -> Iterator[AttributeSequence]:
+    """Read sequences one by one, each as soon as the blank line after it has been read.
+
+    Arguments are those of :func:`structgp.data.sources.iter_columns`. Values of an attribute that a
+    token has twice are added up, as CRFsuite does. Every line has a label; in a file that is yet to
+    be labelled it may be any text.
+
+    Raises
+    ------
+    InputError
+        At ``name:line``, for a line without a label, a value that is not a number, a colon too many, a
+        declaration such as ``@weight``, and bytes that are not in ``encoding``; at ``name``, for a
+        file that cannot be read.
+
+    Example
+    -------
+    >>> next(iter_attributes(["QTY\\tw=two", "NAME\\tw=eggs\\tlength:4"])).tokens
+    [{'w=two': 1.0}, {'w=eggs': 1.0, 'length': 4.0}]
+    """
+    place = name_of(source) if name is None else name
+
+    def parse(line: str, number: int) -> tuple[str, dict[str, float]]:
+        return _parse(line, f"{place}:{number}")
+
+    for found, line in iter_sequences(source, parse, encoding, place):
+        yield AttributeSequence([label for label, _ in found], [token for _, token in found], line)
+
+
+def format_attributes(labels: Sequence[str], tokens: Sequence[Mapping[str, float]]) -> str:
+    """The lines of one sequence: :func:`iter_attributes` reads them as these labels and tokens."""
+    lines = []
+    for label, token in zip(labels, tokens, strict=True):
+        fields = [
+            _escaped(name) if value == 1.0 else f"{_escaped(name)}:{value!r}"
+            for name, value in token.items()
+        ]
+        lines.append("\t".join([_escaped(label), *fields]) + "\n")
+    return "".join(lines)
+
+
+def _escaped(name: str) -> str:
+    return name.replace("\\", "\\\\").replace(":", "\\:")
+
+
+def _parse(line: str, place: str) -> tuple[str, dict[str, float]]:
+    first, *fields = line.split("\t")
+    label, *value = _split_at_colons(first)
+    if first.startswith("@"):
+        raise InputError(
+            place,
+            f"the declaration {first!r} is not supported",
+            "remove it; weights of sequences are given in Python, as sample_weight",
+        )
+    if not label or value:
+        raise InputError(
+            place,
+            f"{first!r} is not a label",
+            "start the line with a label and a tab, and write \\: for a colon in the label",
+        )
+    token: dict[str, float] = {}
+    for field in filter(None, fields):
+        attribute, *value = _split_at_colons(field)
+        if not attribute or len(value) > 1:
+            raise InputError(
+                place,
+                f"the attribute {field!r} has a colon too many",
+                "write name or name:value, and \\: for a colon in the name",
+            )
+        number = parse_number(value[0], place, f"the value of {field!r}") if any(value) else 1.0
+        token[attribute] = token.get(attribute, 0.0) + number
+    return label, token
+
+
+def _split_at_colons(field: str) -> list[str]:
+    """Split at colons without a backslash in front, and undo the escapes of each part."""
+    if "\\" not in field:
+        return field.split(":")
+    parts, at = [""], 0
+    while at < len(field):
+        if field[at] == "\\" and field[at + 1 : at + 2] in (":", "\\"):
+            at += 1
+            parts[-1] += field[at]
+        elif field[at] == ":":
+            parts.append("")
+        else:
+            parts[-1] += field[at]
+        at += 1
+    return parts

@@ -1,0 +1,202 @@
+"""Lines of text files, and the sequences between their blank lines.
+
+Only ``\\n`` or ``\\r\\n`` ends a line: other Unicode white space (the ideographic space U+3000, U+0085,
+U+2028) is text, and occurs as a token in real data.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO, TypeVar
+
+from structgp.errors import InputError
+
+Source = str | os.PathLike[str] | BinaryIO | Iterable[str]
+T = TypeVar("T")
+
+_CHUNK = 1 << 16
+BYTE_ORDER_MARK = "\ufeff"
+_CANNOT_OPEN = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.EISDIR: "name a file in it",
+    errno.EACCES: "ask for the right to read it",
+    errno.EPERM: "ask for the right to read it",
+}
+
+
+def iter_sequences(
+    source: Source, parse: Callable[[str, int], T], encoding: str, name: str
+) -> Iterator[tuple[list[T], int]]:
+    """What ``parse(line, number)`` makes of the lines of each sequence, and the number of the first line.
+
+    A blank line ends a sequence, which is handed over as soon as that line has been read. Memory is that of
+    one sequence and one block of 64 KiB. Nothing is opened before the first sequence is asked for.
+    """
+    tokens: list[T] = []
+    first = 0
+    for number, line in enumerate(iter_lines(source, encoding=encoding, name=name), start=1):
+        if line.strip(" \t"):
+            first = first if tokens else number
+            tokens.append(parse(line, number))
+        elif tokens:
+            yield tokens, first
+            tokens = []
+    if tokens:
+        yield tokens, first
+
+
+def read_all(sequences: Iterable[T], name: str) -> list[T]:
+    """All sequences of a file; an :class:`InputError` if there are none."""
+    found = list(sequences)
+    if not found:
+        raise InputError(
+            name, "no tokens", "give one token per line and a blank line between sequences"
+        )
+    return found
+
+
+def iter_lines(
+    source: Source, *, encoding: str = "utf-8", name: str | None = None
+) -> Iterator[str]:
+    """Lines of a source without their ends and without a byte-order mark, read as they come.
+
+    Arguments and errors are those of :func:`structgp.data.sources.iter_columns`.
+    """
+    name = name_of(source) if name is None else name
+    mark = BYTE_ORDER_MARK
+    for line in _raw_lines(source, encoding, name):
+        yield line.removeprefix(mark).removesuffix("\r")
+        mark = ""
+
+
+def _raw_lines(source: Source, encoding: str, name: str) -> Iterator[str]:
+    if isinstance(source, (str, os.PathLike)):
+        check_encoding(encoding, name)
+        try:
+            stream = open(source, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise cannot_read(name, error) from error
+        with stream:
+            yield from _decoded_lines(stream, encoding, name)
+    elif hasattr(source, "read") and isinstance(source.read(0), bytes):
+        check_encoding(encoding, name)
+        yield from _decoded_lines(source, encoding, name)
+    else:
+        yield from _text_lines(source, name)
+
+
+def _decoded_lines(stream: Any, encoding: str, name: str) -> Iterator[str]:
+    """Lines of a binary stream, split after decoding: a newline byte may be half a character."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    # read1 returns what a pipe holds now; read would wait for a full block.
+    read = getattr(stream, "read1", stream.read)
+    number, rest, failure = 1, "", None
+    while True:
+        try:
+            chunk = read(_CHUNK)
+        except OSError as error:
+            raise cannot_read(name, error) from error
+        state = decoder.getstate()
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeError as error:
+            decoder.setstate(state)
+            text, failure = _decodable_part(decoder, chunk), error
+        *lines, rest = (rest + text).split("\n")
+        yield from lines
+        number += len(lines)
+        if failure is not None:
+            raise _not_decodable(f"{name}:{number}", encoding, failure) from failure
+        if not chunk:
+            break
+    if rest:
+        yield rest
+
+
+def _decodable_part(decoder: codecs.IncrementalDecoder, chunk: bytes) -> str:
+    """The text before the first fault in ``chunk``, found byte by byte to place it on its line."""
+    good = []
+    try:
+        for index in range(len(chunk)):
+            good.append(decoder.decode(chunk[index : index + 1]))  # noqa: PERF401
+    except UnicodeError:
+        pass
+    return "".join(good)
+
+
+def _text_lines(source: Any, name: str) -> Iterator[str]:
+    lines = iter(source)
+    number = 1
+    while True:
+        try:
+            line = next(lines)
+        except StopIteration:
+            return
+        except UnicodeError as error:
+            # A text stream decodes ahead of the line it hands out: only the file is certain.
+            used = getattr(source, "encoding", None) or "decodable"
+            raise _not_decodable(name, used, error) from error
+        except OSError as error:
+            raise cannot_read(name, error) from error
+        if not isinstance(line, str):
+            raise InputError(
+                f"{name}:{number}",
+                f"a line of type {type(line).__name__} where str is needed",
+                "decode the lines, or pass the binary stream itself",
+            )
+        parts = line.removesuffix("\n").split("\n")
+        yield from parts
+        number += len(parts)
+
+
+def name_of(source: Any) -> str:
+    """What errors call a source that was given no name."""
+    if isinstance(source, (str, os.PathLike)):
+        return os.fspath(source)
+    name = getattr(source, "name", None)
+    if isinstance(name, str):
+        return name
+    return "<stream>" if hasattr(source, "read") else "<lines>"
+
+
+def check_encoding(encoding: str, place: str) -> None:
+    """Raise an :class:`InputError` at ``place`` where Python has no such encoding of text."""
+    try:
+        "".encode(encoding)  # refuses what is a codec but not of text, such as hex
+    except (LookupError, ValueError) as error:
+        raise InputError(
+            place,
+            f"unknown encoding {encoding!r}",
+            "name one that Python knows, such as utf-8, euc-jp or latin-1, with encoding=",
+        ) from error
+
+
+def _not_decodable(place: str, encoding: str, error: UnicodeError) -> InputError:
+    reason = getattr(error, "reason", None) or str(error)
+    return InputError(
+        place, f"not {encoding} text ({reason})", "state the file's encoding with encoding="
+    )
+
+
+def digest_of_file(path: str | os.PathLike[str], first: str = "") -> str:
+    """SHA-256, in hexadecimal, of a text and the bytes of a file after it."""
+    digest = hashlib.sha256(first.encode())
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise cannot_read(os.fspath(path), error) from error
+    return digest.hexdigest()
+
+
+def cannot_read(place: str, error: OSError) -> InputError:
+    """The error for a file that the system cannot open or read."""
+    reason = error.strerror or str(error)
+    remedy = _CANNOT_OPEN.get(error.errno or 0, "check the file and the disk")
+    return InputError(place, f"cannot be read ({reason})", remedy)

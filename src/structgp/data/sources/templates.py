@@ -1,0 +1,274 @@
+"""Feature templates of CRF++ and Wapiti: which cells around a token make its features.
+
+A template is a text file. Blank lines and lines that start with ``#`` are skipped. A line that starts with
+``U`` gives each token one feature. A line that starts with ``B`` scores transitions, from each label to the
+next: a plain ``B`` gives every transition a score, and with macros that score depends on the feature of the
+token that the transition leads to::
+
+    U00:%x[-1,0]            the previous token
+    U01:%x[0,0]/%x[0,1]     this token and its second column
+    B                       transitions
+    B01:%x[0,0]             transitions into this token
+
+``%x[row,column]`` stands for a cell: ``row`` counts from the current token, ``column`` from 0.
+Rows before the sequence read ``_B-1``, ``_B-2``, ... (the nearest is ``_B-1``), rows after it
+``_B+1``, ``_B+2``, .... CRF++ knows four in each direction; here there is no limit.
+
+Wapiti's dialect has more commands (:mod:`structgp.data.sources.wapiti`), comments at the end of a line, and
+lines that start with ``u``, ``b`` or ``*`` (both) in either case.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from structgp.data.sources import wapiti
+from structgp.data.sources.lines import iter_lines
+from structgp.errors import InputError
+
+_MACRO = re.compile(r"%x\[([+-]?[0-9]{1,9}),([0-9]{1,9})\]")
+# From a stray % to the bracket that seems to close it, for the error to quote.
+_STRAY = re.compile(r"%[^%\]]{0,20}\]?")
+
+
+class Macro(NamedTuple):
+    """``%x[row,column]`` of CRF++."""
+
+    row: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"%x[{self.row},{self.column}]"
+
+    def cells(self, rows: Sequence[Sequence[str]]) -> list[str]:
+        """What it reads at each token: positions ``row`` to ``row + len(rows) - 1``."""
+        n, row = len(rows), self.row
+        before = [f"_B{position}" for position in range(row, min(0, row + n))]
+        within = [cells[self.column] for cells in rows[max(0, row) : max(0, row + n)]]
+        after = [f"_B+{position - n + 1}" for position in range(max(n, row), row + n)]
+        return before + within + after
+
+
+@dataclass(frozen=True)
+class TemplateLine:
+    """One line that makes a feature.
+
+    Attributes
+    ----------
+    id : the text before the first ``:``, or the whole line without one; ``U00``.
+    source : the line as written.
+    line : its number in the file, from 1.
+    prefix : the literal text that comes before the feature; ``U00:``. It ends with the first ``:``,
+        or at the first macro if that comes sooner.
+    pattern : what follows the prefix, with ``%s`` for each macro; ``%s/%s``.
+    macros : the macros or commands in order.
+    """
+
+    id: str
+    source: str
+    line: int
+    prefix: str
+    pattern: str
+    macros: tuple[Macro | wapiti.Command, ...]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A parsed template.
+
+    Attributes
+    ----------
+    name : what errors call it.
+    text : its source; parsed in the same dialect it is the same template.
+    unigrams : the lines that make features of tokens, in order, at least one; ``U``, in Wapiti's dialect
+        ``u`` and ``*``.
+    bigrams : the lines with macros that make features of transitions; ``B``, in Wapiti's dialect ``b`` and
+        ``*``. A ``*`` line is both a unigram and a bigram.
+    has_bigram : whether a line without macros asks for transitions that do not depend on the input.
+    dialect : 'crf++' or 'wapiti'.
+    """
+
+    name: str
+    text: str
+    unigrams: tuple[TemplateLine, ...]
+    bigrams: tuple[TemplateLine, ...]
+    has_bigram: bool
+    dialect: str = "crf++"
+
+    @classmethod
+    def parse(cls, text: str, name: str = "template", dialect: str = "crf++") -> Template:
+        """Parse a template's text; an :class:`InputError` names ``name:line``.
+
+        Example
+        -------
+        >>> template = Template.parse("U00:%x[0,0]\\nB01:%x[-1,0]\\n")
+        >>> template.expand([("two", "CD"), ("eggs", "NNS")])
+        [('two', '_B-1'), ('eggs', 'two')]
+        >>> template.transition_columns, template.has_bigram
+        (('1',), False)
+        """
+        rules = _DIALECTS.get(dialect)
+        if rules is None:
+            known = " or ".join(map(repr, _DIALECTS))
+            raise InputError("dialect", f"{dialect!r} is not known", f"use {known}")
+        unigrams, bigrams, has_bigram = [], [], False
+        for number, whole in enumerate(iter_lines([text], name=name), start=1):
+            line = rules.strip(whole)
+            if not line:
+                continue
+            place, kind = f"{name}:{number}", line[0]
+            if kind not in rules.letters:
+                raise InputError(
+                    place, f"the line starts with {kind!r}", f"start it with {rules.starts}"
+                )
+            literals, macros = rules.split(line, place)
+            made = _template_line(line, number, literals, macros)
+            if kind not in "Bb":
+                unigrams.append(made)
+            if kind in "Bb*":
+                bigrams += [made] if macros else []
+                has_bigram = has_bigram or not macros
+        if not unigrams:
+            raise InputError(
+                name, f"no {rules.needed} line", f"add at least one, such as {rules.example}"
+            )
+        return cls(name, text, tuple(unigrams), tuple(bigrams), has_bigram, dialect)
+
+    @classmethod
+    def read(
+        cls, path: str | os.PathLike[str], *, encoding: str = "utf-8", dialect: str = "crf++"
+    ) -> Template:
+        """Read a template file; ``text`` then has ``\\n`` line ends and no byte-order mark."""
+        lines = iter_lines(path, encoding=encoding)
+        return cls.parse("".join(line + "\n" for line in lines), os.fspath(path), dialect)
+
+    @property
+    def transition_columns(self) -> tuple[str, ...]:
+        """The names, as an encoder gives them, of the columns of ``expand`` that the bigrams make."""
+        n = len(self.unigrams)
+        return tuple(str(p) for p in range(n, n + len(self.bigrams)))
+
+    def check_columns(self, n_columns: int, data_name: str) -> None:
+        """Raise an :class:`InputError` where a macro names a column that the data does not have.
+
+        ``n_columns`` counts the columns of ``data_name`` without the label.
+        """
+        for line in (*self.unigrams, *self.bigrams):
+            for macro in line.macros:
+                if macro.column >= n_columns:
+                    raise InputError(
+                        f"{self.name}:{line.line}",
+                        f"{macro} names column {macro.column}, but "
+                        f"{columns_that_exist(n_columns)} in {data_name} "
+                        "(the label is not one of them)",
+                        "correct the column or add it to the data",
+                    )
+
+    def expand(
+        self, rows: Sequence[Sequence[str]], transitions: bool = True
+    ) -> list[tuple[str, ...]]:
+        """Features of each token of one sequence: one string per unigram, then (unless ``transitions`` is
+        False) one per bigram, for the transition into the token.
+
+        The string is the line without its prefix, with cells for macros: ``the/cat`` for
+        ``U05:%x[-1,0]/%x[0,0]``. Lines are told apart by their position in the tuple. Time and
+        memory are O(tokens x macros): about a second for 200,000 tokens and 20 lines.
+        """
+        if rows:
+            self.check_columns(min(len(row) for row in rows), "the rows given")
+        lines = self.unigrams + self.bigrams if transitions else self.unigrams
+        cells = {macro: macro.cells(rows) for line in lines for macro in line.macros}
+        features = []
+        for line in lines:
+            if line.macros:
+                values = zip(*(cells[macro] for macro in line.macros), strict=True)
+                features.append([line.pattern % value for value in values])
+            else:
+                features.append([line.pattern] * len(rows))
+        return list(zip(*features, strict=True))
+
+    def crfsuite_attributes(self, rows: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Features of each token as strings that name their line, ``U00:the``, for a linear CRF.
+
+        As in CRF++, two lines with the same prefix share the features on which they agree
+        (``U:%x[-1,0]`` and ``U:%x[1,0]`` make a bag of neighbours). The template kernel does not
+        share: each line is a template with a scale of its own.
+        """
+        prefixes = [unigram.prefix for unigram in self.unigrams]
+        return [
+            [prefix + value for prefix, value in zip(prefixes, values, strict=True)]
+            for values in self.expand(rows, transitions=False)
+        ]
+
+
+def _split(line: str, place: str) -> tuple[list[str], list[Macro]]:
+    """The n + 1 pieces of text around the n macros of a line, and the macros."""
+    # split with two groups: literal, row, column, literal, row, column, ..., literal
+    pieces = _MACRO.split(line)
+    literals = pieces[::3]
+    for literal in literals:
+        if stray := _STRAY.search(literal):
+            raise InputError(
+                place,
+                f"{stray.group()!r} is not a macro",
+                "write %x[row,column] without spaces, the row such as -1, 0 or 1, "
+                "the column 0 or more",
+            )
+    return literals, list(map(Macro, map(int, pieces[1::3]), map(int, pieces[2::3])))
+
+
+class _Dialect(NamedTuple):
+    """How lines are read. strip : what counts of a line; letters : what it may start with."""
+
+    strip: Callable[[str], str]
+    split: Callable[[str, str], tuple[list[str], Any]]
+    letters: str
+    starts: str
+    needed: str
+    example: str
+
+
+_DIALECTS = {
+    "crf++": _Dialect(
+        lambda line: "" if line.startswith("#") or not line.strip(" \t") else line,
+        _split,
+        "UB",
+        "U (a feature), B (transitions) or # (a comment)",
+        "U",
+        "U00:%x[0,0]",
+    ),
+    "wapiti": _Dialect(
+        wapiti.strip_comment,
+        wapiti.split,
+        "uUbB*",
+        "u (a feature), b (transitions), * (both) or # (a comment)",
+        "u or *",
+        "u:%x[0,0]",
+    ),
+}
+DIALECTS = tuple(_DIALECTS)
+
+
+def _template_line(
+    source: str, number: int, literals: Sequence[str], macros: Sequence[Macro | wapiti.Command]
+) -> TemplateLine:
+    head, colon, tail = literals[0].partition(":")
+    return TemplateLine(
+        id=source.partition(":")[0],
+        source=source,
+        line=number,
+        prefix=head + colon,
+        pattern="%s".join([tail, *literals[1:]]),
+        macros=tuple(macros),
+    )
+
+
+def columns_that_exist(n_columns: int) -> str:
+    """For errors: ``columns 0 to 2 exist``."""
+    if n_columns == 0:
+        return "no columns exist"
+    return "only column 0 exists" if n_columns == 1 else f"columns 0 to {n_columns - 1} exist"

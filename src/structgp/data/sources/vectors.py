@@ -1,0 +1,212 @@
+"""Word vectors in a text file, as word2vec, GloVe and fastText write them.
+
+One word per line, followed by its D numbers, separated by spaces; the first line may give the number of
+words and D::
+
+    2 3
+    eggs 0.1 -0.2 0.3
+    milk 0.0 0.5 -0.1
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from structgp.data.sources.lines import cannot_read, check_encoding
+from structgp.data.sources.numeric import parse_number
+from structgp.errors import InputError, StructgpWarning
+
+_MARK = b"\xef\xbb\xbf"
+
+
+class WordVectors:
+    """The vectors of a file, each read when it is first asked for.
+
+    ``vectors["eggs"]`` is a (D,) array, zeros for a word that the file does not have (``"eggs" in vectors``
+    tells). Opening reads the whole file once, to find the words and its digest, and keeps one entry per
+    word in memory. If a word occurs twice, its first vector is used; words that contain a space are
+    skipped.
+
+    Parameters
+    ----------
+    path : the file, which must not change while it is used.
+    encoding : of its words; any in which spaces and line ends are those of ASCII.
+
+    Attributes
+    ----------
+    dimension : D.
+    digest : SHA-256 of the file, in hexadecimal.
+
+    Raises
+    ------
+    InputError
+        At ``path:line``, for a line that does not have D numbers (each number is checked when its word is
+        asked for); at ``path``, for a file that cannot be read or has no vectors.
+
+    Example
+    -------
+    >>> from pathlib import Path
+    >>> _ = Path("vectors.txt").write_text("eggs 0.1 -0.2\\nmilk 0.0 0.5\\n")
+    >>> WordVectors("vectors.txt")["eggs"]
+    array([ 0.1, -0.2])
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, encoding: str = "utf-8") -> None:
+        self.name, self.encoding = os.fspath(path), encoding
+        check_encoding(encoding, self.name)
+        if " \n".encode(encoding) != b" \n":
+            raise InputError(
+                self.name,
+                f"word vectors cannot be read in {encoding}",
+                "convert the file to utf-8",
+            )
+        self.dimension, self.digest = 0, ""
+        self._places: dict[bytes, tuple[int, int]] = {}
+        self._known: dict[str, np.ndarray] = {}
+        try:
+            with open(self.name, "rb") as file:
+                self._index(file)
+        except OSError as error:
+            raise cannot_read(self.name, error) from error
+        if not self._places:
+            raise InputError(self.name, "no vectors", "give one word per line: word v1 ... vD")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, word: str) -> bool:
+        return self._key(word) in self._places
+
+    def __getitem__(self, word: str) -> np.ndarray:
+        """(D,) the vector of a word, zeros if it has none."""
+        found = self._known.get(word)
+        if found is None:
+            place = self._places.get(self._key(word))
+            found = np.zeros(self.dimension) if place is None else self._read(*place)
+            found.flags.writeable = False  # it is handed out again
+            self._known[word] = found
+        return found
+
+    def _key(self, word: str) -> bytes:
+        return word.encode(self.encoding, errors="replace")
+
+    def _index(self, file: BinaryIO) -> None:
+        """Find where the line of each word starts, and its number."""
+        digest, offset = hashlib.sha256(), 0
+        header: list[bytes] | None = None
+        for number, line in enumerate(file, start=1):
+            digest.update(line)
+            fields = (line.removeprefix(_MARK) if number == 1 else line).split()
+            if number == 1 and len(fields) == 2 and all(field.isdigit() for field in fields):
+                header = fields
+            elif fields:
+                if not self.dimension:
+                    self.dimension = int(header[1]) if header else len(fields) - 1
+                if self._is_vector(fields, f"{self.name}:{number}"):
+                    self._places.setdefault(fields[0], (offset, number))
+            offset += len(line)
+        self.digest = digest.hexdigest()
+
+    def _is_vector(self, fields: list[bytes], place: str) -> bool:
+        """Whether the line has one word; InputError if it does not have D numbers."""
+        extra = len(fields) - 1 - self.dimension
+        if extra > 0 and not _is_number(fields[1]):
+            return False  # a word with a space in it
+        if extra or not self.dimension:
+            raise InputError(
+                place,
+                f"{len(fields) - 1} numbers after the word, expected {self.dimension or 'some'}",
+                "correct the line, or the header if there is one",
+            )
+        return True
+
+    def _read(self, offset: int, number: int) -> np.ndarray:
+        try:
+            with open(self.name, "rb") as file:
+                file.seek(offset)
+                fields = file.readline().split()[-self.dimension :]
+        except OSError as error:
+            raise cannot_read(self.name, error) from error
+        place = f"{self.name}:{number}"
+        text = [field.decode("ascii", errors="replace") for field in fields]
+        return np.array([parse_number(v, place, f"number {i}") for i, v in enumerate(text, 1)])
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class ColumnVectors:
+    """The vectors of the words in one column of a file.
+
+    scale : factor by which vectors are multiplied, so that those of the training words have length 1 on
+    average and a vector counts as much as one number.
+    """
+
+    vectors: WordVectors
+    column: int
+    scale: float
+
+    @classmethod
+    def learn(cls, vectors: WordVectors, column: int, words: Sequence[str]) -> ColumnVectors:
+        """The scale from the words of the training tokens; a warning says how many have no vector."""
+        known = [word for word in words if word in vectors]
+        if not known:
+            raise InputError(
+                vectors.name,
+                f"none of the words in column {column} of the training file has a vector",
+                "name the column of the words with vector_column=, or give other vectors",
+            )
+        square = float(np.mean([vectors[word] @ vectors[word] for word in known]))
+        if len(known) < len(words):
+            warnings.warn(
+                f"{vectors.name}: {len(known) / len(words):.1%} of the training tokens have a vector, "
+                "the others get zeros",
+                StructgpWarning,
+                stacklevel=3,
+            )
+        return cls(vectors, column, square**-0.5 if square > 0 else 1.0)
+
+    def features(self, rows: Sequence[Sequence[str]], name: str, line: int) -> np.ndarray:
+        """(T, D) the scaled vectors of the rows of one sequence."""
+        return np.array([self.vectors[row[self.column]] for row in rows]) * self.scale
+
+    def to_json(self) -> dict[str, Any]:
+        """Path and digest of the file and how it is used; the vectors themselves are not kept."""
+        return {
+            "path": os.path.abspath(self.vectors.name),
+            "sha256": self.vectors.digest,
+            "encoding": self.vectors.encoding,
+            "column": self.column,
+            "scale": self.scale,
+        }
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any], model: str, path: str | None) -> ColumnVectors:
+        """The vectors that ``model`` was trained with, now at ``path`` (None: where they were then)."""
+        if path is None and not os.path.exists(state["path"]):
+            raise InputError(
+                model,
+                f"its word vectors are no longer at {state['path']}",
+                "say where they are with vectors=",
+            )
+        vectors = WordVectors(path or state["path"], encoding=state["encoding"])
+        if vectors.digest != state["sha256"]:
+            raise InputError(
+                vectors.name,
+                f"not the word vectors that {model} was trained with",
+                "give those with vectors=, or train again with these",
+            )
+        return cls(vectors, state["column"], state["scale"])
