@@ -245,7 +245,7 @@ def test_with_nothing_missing_nothing_changes(data: Generated, monkeypatch: Any)
         raise AssertionError
 
     plain = StructuredGPClassifier(n_draws=4).fit(data.X, data.y)
-    monkeypatch.setattr("structgp.structures.linear_chain.chain.keep_known", never)
+    monkeypatch.setattr("structgp.structures.program.keep_known", never)
     again = StructuredGPClassifier(n_draws=4).fit(data.X, [list(labels) for labels in data.y])
     assert same(plain, again)
 

@@ -26,7 +26,6 @@ Scores = Sequence[Tensor]
 TRANSITIONS_AT_ONCE = 1 << 23
 """Numbers in tables by position that are held at once: beyond it, some draws at a time."""
 
-
 BITS = 23
 """Labellings that one backward pass tells apart: integers that single precision holds exactly."""
 

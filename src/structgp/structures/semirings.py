@@ -86,16 +86,13 @@ def _flat(x: Tensor, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Sampling(Semiring):
-    """log Z whose backward pass draws a labelling. The gradient that reaches a sum must be one-hot, as it
-    is from one total per draw and example: only that label's origin is drawn."""
+    """log Z whose backward pass draws a labelling: the gradient of a sum goes to one of its terms, drawn by
+    its share."""
 
     generator: torch.Generator
 
     def sum(self, x: Tensor, dim: int) -> Tensor:
         return _DrawnTerm.apply(x.movedim(dim, -1), self.generator)
-
-    def step(self, message: Tensor, table: Tensor) -> Tensor:
-        return _DrawnOrigin.apply(message, table, self.generator)
 
 
 class _BestOrigin(torch.autograd.Function):
@@ -135,7 +132,7 @@ class _BestOrigins(torch.autograd.Function):
 
 
 class _DrawnTerm(torch.autograd.Function):
-    """logsumexp over the last dimension; the gradient goes to one term, drawn by its share."""
+    """logsumexp over the last dimension."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -149,26 +146,6 @@ class _DrawnTerm(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         drawn = draw(x.softmax(-1), ctx.generator)[..., None]
         return torch.zeros_like(x).scatter_(-1, drawn, grad[..., None]), None
-
-
-class _DrawnOrigin(torch.autograd.Function):
-    """logsumexp_i message_i + table_ij; the gradient at label j goes to one label i, drawn by its share."""
-
-    @staticmethod
-    def forward(ctx: Any, message: Tensor, table: Tensor, generator: torch.Generator) -> Tensor:
-        ctx.save_for_backward(message, table)
-        ctx.generator = generator
-        return (message[..., :, None] + table).logsumexp(-2)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        message, table = ctx.saved_tensors
-        size, label = grad.max(-1, keepdim=True)  # one-hot, or 0 at padding
-        table = table.expand(*message.shape, message.shape[-1])
-        column = table.gather(-1, label[..., None, :].expand(*message.shape, 1)).squeeze(-1)
-        origin = draw((message + column).softmax(-1), ctx.generator)[..., None]
-        return torch.zeros_like(message).scatter_(-1, origin, size), None, None
 
 
 def draw(p: Tensor, generator: torch.Generator) -> Tensor:

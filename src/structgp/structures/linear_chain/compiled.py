@@ -29,6 +29,8 @@ from structgp.structures.linear_chain.lane_exp import exp_in_place
 CHAINS_AT_ONCE = 16
 # Products of a number by a number below which a second thread does not pay.
 WORTH_A_THREAD = 1_000_000
+# What the backward pass leaves beside node marginals: gradients in g, transition matrices, or variances.
+GRADIENTS, STEPS, VARIANCES = range(3)
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 _reordered = njit(
@@ -37,7 +39,7 @@ _reordered = njit(
 
 
 class Compiled:
-    """What ``Scaled`` is, for float32 and float64 on the CPU.
+    """``Messages`` for float32 and float64 on the CPU.
 
     ``spread`` : largest log-ratio within a message that the potentials allow; inf or nan where some of
     them are. log Z is -inf where a sequence has no labelling. With tables by position their exponentials,
@@ -54,7 +56,7 @@ class Compiled:
         # NumPy asks for large pages, torch does not: a first touch would cost more than the work.
         return np.empty(shape, self._given[0].dtype)
 
-    def _share(self, work: Callable[..., object], *arrays: np.ndarray) -> None:
+    def _share(self, work: Callable[..., object], *arrays: Any) -> None:
         """Units first..last of the work to each thread, as many threads as torch uses."""
         S, B, T, V = self._shape
         units = S * -(-B // CHAINS_AT_ONCE)
@@ -87,33 +89,28 @@ class Compiled:
         return self._log_z.clone()
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of log Z times weight (S, B): in f (S, B, T, V), and in g: (S, V, V), summed over sequences and
-        positions, for a shared table, else (S, B, T-1, V, V)."""
-        S, B, T, V = self._shape
+        _, B, T, _ = self._shape
         each = (-(-B // CHAINS_AT_ONCE),) if self._shared else (B, T - 1)
-        nodes, tables = self._empty(S, B, T, V), self._empty(S, *each, V, V)
-        self._share(_backward, weight.detach().contiguous().numpy(), nodes, tables)
-        found = torch.from_numpy(tables)
-        return torch.from_numpy(nodes), found.sum(1) if self._shared else found
+        nodes, tables = self._passes(GRADIENTS, each, weight)
+        return nodes, tables.sum(1) if self._shared else tables
 
     def node_marginals(self) -> Tensor:
         return self.gradients(torch.ones_like(self._log_z))[0]
 
     def walk(self) -> tuple[Tensor, Tensor]:
-        """The posterior as a Markov chain: node marginals (S, B, T, V), and transition matrices
-        (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
-        S, B, T, V = self._shape
-        nodes, steps = self._empty(S, B, T, V), self._empty(S, B, T - 1, V, V)
-        self._share(_walk, nodes, steps)
-        return torch.from_numpy(nodes), torch.from_numpy(steps)
+        return self._passes(STEPS, (self._shape[1], self._shape[2] - 1))
 
     def next_variances(self) -> tuple[Tensor, Tensor]:
-        """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V), summed
-        over positions, for a shared table, else (S, B, T-1, V, V)."""
-        S, B, T, V = self._shape
-        each = (B,) if self._shared else (B, T - 1)
-        nodes, tables = self._empty(S, B, T, V), self._empty(S, *each, V, V)
-        self._share(_next_variances, nodes, tables)
+        _, B, T, _ = self._shape
+        return self._passes(VARIANCES, (B,) if self._shared else (B, T - 1))
+
+    def _passes(
+        self, what: int, each: tuple[int, ...], weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        S, _, _, V = self._shape
+        weight = torch.ones_like(self._log_z) if weight is None else weight.detach().contiguous()
+        nodes, tables = self._empty(*self._shape), self._empty(S, *each, V, V)
+        self._share(_backward, what, weight.numpy(), nodes, tables)
         return torch.from_numpy(nodes), torch.from_numpy(tables)
 
 
@@ -166,12 +163,13 @@ def _add_transitions(alpha: Any, passed: Any, n: int, weight: Any, table: Any) -
 @_compiled
 def _set_transitions(alpha: Any, edge: Any, passed: Any, n: int, weight: Any, out: Any) -> None:
     """out (T-1, V, V) <- weight * alpha[t] edge[t] passed[t + 1], position by position."""
-    V = edge.shape[1]
+    V = out.shape[1]
     for t in range(n - 1):
         for i in range(V):
             a = weight * alpha[t, i]
             for j in range(V):
-                out[t, i, j] = a * edge[t, i, j] * passed[t + 1, j]
+                step = edge[i, j] if edge.ndim == 2 else edge[t, i, j]
+                out[t, i, j] = a * step * passed[t + 1, j]
     out[max(n - 1, 0) :].fill(0)
 
 
@@ -184,8 +182,8 @@ def _set_steps(edge: Any, beta: Any, passed: Any, n: int, out: Any) -> None:
             # A label that nothing can follow: a row of zeros.
             total = 1 / beta[t, i] if beta[t, i] > 0 else beta[t, i]
             for j in range(V):
-                weight = edge[i, j] if edge.ndim == 2 else edge[t, i, j]
-                out[t, i, j] = weight * passed[t + 1, j] * total
+                step = edge[i, j] if edge.ndim == 2 else edge[t, i, j]
+                out[t, i, j] = step * passed[t + 1, j] * total
     out[max(n - 1, 0) :].fill(0)
 
 
@@ -197,11 +195,11 @@ def _set_variances(alpha: Any, edge: Any, passed: Any, n: int, out: Any) -> None
     for t in range(n - 1):
         for i in range(V):
             for j in range(V):
-                if edge.ndim == 2:
-                    p = alpha[t, i] * edge[i, j] * passed[t + 1, j]
+                step = edge[i, j] if edge.ndim == 2 else edge[t, i, j]
+                p = alpha[t, i] * step * passed[t + 1, j]
+                if out.ndim == 2:
                     out[i, j] += p - p * p
                 else:
-                    p = alpha[t, i] * edge[t, i, j] * passed[t + 1, j]
                     out[t, i, j] = p - p * p
 
 
@@ -350,17 +348,27 @@ def _forward(f: Any, g: Any, lengths: Any, log_z: Any, spread: Any, first: int, 
 
 @_compiled
 def _backward(
-    f: Any, g: Any, lengths: Any, weight: Any, nodes: Any, tables: Any, first: int, last: int
+    f: Any,
+    g: Any,
+    lengths: Any,
+    what: int,
+    weight: Any,
+    nodes: Any,
+    tables: Any,
+    first: int,
+    last: int,
 ) -> None:
-    _, B, _, V = f.shape
+    """Node marginals times weight, and one of GRADIENTS, STEPS and VARIANCES. Of a branch on ``ndim`` numba
+    compiles the side that is taken."""
+    B = f.shape[1]
     node, alpha, prior, inverse, edge, edge_t, beta, passed = _space(f, g)
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, block = unit // blocks, unit % blocks
         if g.ndim == 3:
-            table = tables[s, block]
-            table.fill(0)
             _exponentiate_edges(g[s], edge, edge_t)
+        if tables.ndim == 4 and what == GRADIENTS:
+            tables[s, block].fill(0)
         for b in range(block * CHAINS_AT_ONCE, min(B, (block + 1) * CHAINS_AT_ONCE)):
             n = lengths[b]
             if g.ndim == 5:
@@ -369,53 +377,13 @@ def _backward(
             _forward_chain(node, edge_t, n, alpha, prior, inverse)
             _backward_chain(node, edge, n, inverse, beta, passed)
             _node_marginals(prior, passed, n, weight[s, b], nodes[s, b])
-            if g.ndim == 3:
-                _add_transitions(alpha, passed, n, weight[s, b], table)
+            if what == VARIANCES:
+                _set_variances(alpha, edge, passed, n, tables[s, b])
+            elif tables.ndim == 4:
+                _add_transitions(alpha, passed, n, weight[s, b], tables[s, block])
+            elif what == STEPS:
+                _set_steps(edge, beta, passed, n, tables[s, b])
             else:
                 _set_transitions(alpha, edge, passed, n, weight[s, b], tables[s, b])
-        if g.ndim == 3:
-            for i in range(V):
-                for j in range(V):
-                    table[i, j] *= edge[i, j]
-
-
-@_compiled
-def _walk(f: Any, g: Any, lengths: Any, nodes: Any, steps: Any, first: int, last: int) -> None:
-    B = f.shape[1]
-    node, alpha, prior, inverse, edge, edge_t, beta, passed = _space(f, g)
-    blocks = -(-B // CHAINS_AT_ONCE)
-    for unit in range(first, last):
-        s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        if g.ndim == 3:
-            _exponentiate_edges(g[s], edge, edge_t)
-        for b in range(start, min(B, start + CHAINS_AT_ONCE)):
-            n = lengths[b]
-            if g.ndim == 5:
-                _exponentiate_all(g[s, b], n - 1, edge, edge_t)
-            _exponentiate_nodes(f[s, b], n, node)
-            _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            _backward_chain(node, edge, n, inverse, beta, passed)
-            _node_marginals(prior, passed, n, f.dtype.type(1), nodes[s, b])
-            _set_steps(edge, beta, passed, n, steps[s, b])
-
-
-@_compiled
-def _next_variances(
-    f: Any, g: Any, lengths: Any, nodes: Any, tables: Any, first: int, last: int
-) -> None:
-    B = f.shape[1]
-    node, alpha, prior, inverse, edge, edge_t, beta, passed = _space(f, g)
-    blocks = -(-B // CHAINS_AT_ONCE)
-    for unit in range(first, last):
-        s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        if g.ndim == 3:
-            _exponentiate_edges(g[s], edge, edge_t)
-        for b in range(start, min(B, start + CHAINS_AT_ONCE)):
-            n = lengths[b]
-            if g.ndim == 5:
-                _exponentiate_all(g[s, b], n - 1, edge, edge_t)
-            _exponentiate_nodes(f[s, b], n, node)
-            _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            _backward_chain(node, edge, n, inverse, beta, passed)
-            _node_marginals(prior, passed, n, f.dtype.type(1), nodes[s, b])
-            _set_variances(alpha, edge, passed, n, tables[s, b])
+        if tables.ndim == 4 and what == GRADIENTS:
+            tables[s, block] *= edge

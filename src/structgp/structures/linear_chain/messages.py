@@ -16,7 +16,7 @@ forward-backward.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -105,36 +105,25 @@ def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
     # `not <=` so that inf - inf = nan takes the careful path as well.
     if not bool(spread <= SAFE_SPREAD[f.dtype]):
         if f.dtype == torch.float32 and bool(spread <= SAFE_SPREAD[torch.float64]):
-            return _Narrowed(pass_messages(f.double(), g.double(), mask))
+            return cast(Messages, _Narrowed(pass_messages(f.double(), g.double(), mask)))
         return Logs(f, g, mask)
     scaled = Scaled(f, g, mask, restricted) if quick is None else quick
     return Logs(f, g, mask) if restricted and scaled.ends_nowhere else scaled
 
 
 class _Narrowed:
-    """Messages in double precision, of which the answers are wanted in single: where the potentials are too
-    wide for one and not for the other, that is quicker than log space."""
+    """Messages in double precision whose answers are wanted in single: where the potentials are too wide
+    for single precision and not for double, that is quicker than log space."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
 
-    def log_partition(self) -> Tensor:
-        return self._messages.log_partition().float()
+    def __getattr__(self, name: str) -> Any:
+        def ask(*given: Tensor) -> Any:
+            found = getattr(self._messages, name)(*(x.double() for x in given))
+            return found.float() if isinstance(found, Tensor) else tuple(x.float() for x in found)
 
-    def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        nodes, tables = self._messages.gradients(weight.double())
-        return nodes.float(), tables.float()
-
-    def node_marginals(self) -> Tensor:
-        return self._messages.node_marginals().float()
-
-    def walk(self) -> tuple[Tensor, Tensor]:
-        nodes, steps = self._messages.walk()
-        return nodes.float(), steps.float()
-
-    def next_variances(self) -> tuple[Tensor, Tensor]:
-        nodes, tables = self._messages.next_variances()
-        return nodes.float(), tables.float()
+        return ask
 
 
 def _widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Tensor:

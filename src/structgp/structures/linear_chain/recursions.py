@@ -1,8 +1,7 @@
 """Forward-backward as torch operations, a position at a time: in probability space, and in log space.
 
-Both hold what the forward pass found, and give log Z, its gradients, which are the marginals, and the
-posterior as a Markov chain. Transition scores are one shared table, (S, V, V), or a table per position,
-(S, B, T-1, V, V).
+Both are ``Messages``: they hold what the forward pass found. Transition scores are one shared table,
+(S, V, V), or a table per position, (S, B, T-1, V, V).
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ class _Walked:
         raise NotImplementedError
 
     def next_variances(self) -> tuple[Tensor, Tensor]:
-        """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V), summed
-        over positions, for a shared table, else (S, B, T-1, V, V)."""
         node, step = self.walk()
         both = node[:, :, :-1, :, None] * step
         bend = both - both.square()
@@ -110,8 +107,6 @@ class Scaled(_Walked):
         return (prior * passed).permute(1, 2, 0, 3)
 
     def walk(self) -> tuple[Tensor, Tensor]:
-        """The posterior as a Markov chain: node marginals (S, B, T, V), and transition matrices
-        (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
         passed = self._incoming()
         edge = self.edge[:, None, None] if self.shared else self.edge
         weight = edge * passed[1:].permute(1, 2, 0, 3)[..., None, :]
@@ -119,8 +114,6 @@ class Scaled(_Walked):
         return self._nodes(passed), weight / torch.where(total > 0, total, 1)
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of log Z times weight (S, B): in f (S, B, T, V), and in g: (S, V, V), summed over sequences and
-        positions, for a shared table, else (S, B, T-1, V, V)."""
         passed = self._incoming()
         before = self.alpha[:-1] * weight[..., None]
         if self.shared:
