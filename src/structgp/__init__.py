@@ -15,13 +15,25 @@ if TYPE_CHECKING:
     from structgp.api.estimator import StructuredGPClassifier, load
     from structgp.api.explain import explain
     from structgp.evaluation import metrics
+    from structgp.inference import Adam, Minibatch, Natural, SecondOrder
+    from structgp.plan.options import Inducing, Mixture, Prior, Weights
+    from structgp.structures.choose import Custom
 
 __all__ = [
+    "Adam",
+    "Custom",
+    "Inducing",
     "InputError",
+    "Minibatch",
+    "Mixture",
     "ModelFileError",
+    "Natural",
+    "Prior",
+    "SecondOrder",
     "StructgpError",
     "StructgpWarning",
     "StructuredGPClassifier",
+    "Weights",
     "__version__",
     "describe",
     "explain",
@@ -31,6 +43,15 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "Adam": "inference",
+    "Custom": "structures.choose",
+    "Inducing": "plan.options",
+    "Minibatch": "inference",
+    "Mixture": "plan.options",
+    "Natural": "inference",
+    "Prior": "plan.options",
+    "SecondOrder": "inference",
+    "Weights": "plan.options",
     "StructuredGPClassifier": "api.estimator",
     "describe": "api.describe",
     "explain": "api.explain",

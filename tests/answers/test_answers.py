@@ -76,7 +76,7 @@ def test_neighbours_that_know_nothing(make: Any) -> None:
 @under_all
 def test_marginals_and_pairs(make: Any, setting: Any) -> None:
     case = make(1, **setting)
-    p, pairs = (ask(case.at()).numpy() for ask in (predict.marginals, predict.pair_marginals))
+    p, pairs = (ask(case.at()).numpy() for ask in (predict.marginals, predict.transition_marginals))
     assert pairs.shape == (4, 3, 3, 3)
     for b, n in enumerate(case.lengths):
         table = case.by_hand(b)
@@ -95,9 +95,9 @@ def test_some_draws_at_a_time_are_all_of_them(make: Any, monkeypatch: pytest.Mon
 
     def everything() -> list[torch.Tensor]:
         at, generator = case.at(), torch.Generator().manual_seed(0)
-        doubt = predict.sequence_doubt(at, 20, torch.Generator().manual_seed(1))
+        doubt = predict.sequence_uncertainty(at, 20, torch.Generator().manual_seed(1))
         drawn = predict.sample_labellings(at, 50, generator)
-        return [predict.pair_marginals(at), drawn, doubt.total, doubt.data]
+        return [predict.transition_marginals(at), drawn, doubt.total, doubt.data]
 
     at_once = everything()
     module = import_module("structgp.answers.potentials")  # the package has a function of that name
@@ -256,7 +256,7 @@ def test_labels_of_no_probability_are_never_drawn() -> None:
     """Even by the numbers at the ends of [0, 1)."""
     p = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]] * 3, dtype=torch.float64)
     uniform = torch.tensor([0.0, 0.3 - 1e-12, 1 - 2**-53], dtype=torch.float64)
-    assert predict.answers._invert(p, uniform).tolist() == [1, 1, 3]
+    assert predict.labellings._invert(p, uniform).tolist() == [1, 1, 3]
 
 
 # -- promises -----------------------------------------------------------------------------------------
@@ -308,8 +308,8 @@ def test_answers_do_not_depend_on_the_batch(make: Any, setting: Any) -> None:
             predict.marginals(at)[one, :n], predict.marginals(alone), rtol=0, atol=1e-10
         )
         torch.testing.assert_close(
-            predict.pair_marginals(at)[one, : n - 1],
-            predict.pair_marginals(alone),
+            predict.transition_marginals(at)[one, : n - 1],
+            predict.transition_marginals(alone),
             rtol=0,
             atol=1e-10,
         )

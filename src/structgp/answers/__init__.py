@@ -6,35 +6,40 @@ from structgp.answers.labellings import (
     log_prob,
     marginals,
     n_best,
-    pair_marginals,
     sample_labellings,
+    transition_marginals,
     viterbi,
 )
 from structgp.answers.potentials import Potentials, potentials
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
-from structgp.answers.uncertainty import Doubt, event_doubt, sequence_doubt, token_doubt
+from structgp.answers.uncertainty import (
+    Parts,
+    event_uncertainty,
+    sequence_uncertainty,
+    token_uncertainty,
+)
 
 __all__ = [
     "SENSES",
     "Boundaries",
-    "Doubt",
     "Draws",
     "FunctionDraws",
+    "Parts",
     "Potentials",
     "WeightDraws",
     "best_tokens",
-    "event_doubt",
+    "event_uncertainty",
     "likely_spans",
     "log_prob",
     "marginals",
     "mean",
     "n_best",
-    "pair_marginals",
     "potentials",
     "sample",
     "sample_labellings",
-    "sequence_doubt",
+    "sequence_uncertainty",
     "span_probability",
-    "token_doubt",
+    "token_uncertainty",
+    "transition_marginals",
     "viterbi",
 ]

@@ -19,7 +19,7 @@ def marginals(at: Potentials) -> Tensor:
     return at.average(at.structure.marginals(at.f, at.g, at.mask))
 
 
-def pair_marginals(at: Potentials) -> Tensor:
+def transition_marginals(at: Potentials) -> Tensor:
     """(B, T-1, V, V) probabilities of each label and the next; 0 at padding."""
     B, T, V = at.f.shape[1:]
     total = at.f.new_zeros((B, T - 1, V, V))

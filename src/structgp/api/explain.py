@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structgp.answers.ask import Asked
 from structgp.answers.model import Model
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.api.questions import as_list
@@ -119,17 +120,17 @@ def explain(
     With training data, ``n`` of its tokens that speak for the label and against it; without, inducing
     inputs where the model has them.
     """
-    fitted = model._ready()
-    fitted._require("has_walk", "neighbours")
-    rows = fitted.encoder.transform([x])
+    asked = model.ask([x])
+    asked.require("has_walk", "neighbours")
+    fitted, rows = asked.model, asked.rows
     if not len(rows[0]):
         raise InputError("x", "no tokens in it", "pass a sequence with at least one")
-    ((_, at),) = fitted._one_by_one(rows, None, "mean")
+    ((_, at),) = asked.one_by_one(n_draws=0)
     T, classes = at.f.shape[2], fitted.labels.classes
     if not -T <= token < T:
         raise InputError("token", f"no token {token} of {T}", "count from 0")
     t = token % T
-    p = fitted.marginals([x], model.average)[0][t]
+    p = asked.marginals()[0][t]
     a, b = _two(classes, p, label, other)
     node, step = (found[0, 0] for found in at.structure.walk(at.f, at.g, at.mask))
     odds = float((node[t, a] / node[t, b]).log())
@@ -149,7 +150,7 @@ def explain(
         unary,
         left,
         odds - unary - left,
-        _features(fitted, row, a, b)[: max(n, 1)],
+        _features(asked, row, a, b)[: max(n, 1)],
         before,
         after,
         _witnesses(model, fitted, row, a, b, X_train, y_train, n),
@@ -161,7 +162,7 @@ def _two(
 ) -> tuple[int, int]:
     for name, given in (("label", label), ("other", other)):
         if given is not None and given not in classes:
-            raise InputError(name, f"{given!r} is no label", f"use one of {', '.join(classes)}")
+            raise InputError(name, f"{given!r} is not a label", f"use one of {', '.join(classes)}")
     order = [int(v) for v in np.argsort(-p)]
     a = order[0] if label is None else classes.index(label)
     b = next(v for v in order if v != a) if other is None else classes.index(other)
@@ -194,7 +195,8 @@ def _transition(fitted: Model, beside: Tensor, a: int, b: int, *, after: bool) -
 # -- features --------------------------------------------------------------------------------------
 
 
-def _features(fitted: Model, row: Tensor, a: int, b: int) -> list[Part]:
+def _features(asked: Asked, row: Tensor, a: int, b: int) -> list[Part]:
+    fitted, shift = asked.model, asked.question.shift
     q = fitted.posterior
     direction = q.basis[a] - q.basis[b]  # (R,)
     found = (
@@ -203,8 +205,8 @@ def _features(fitted: Model, row: Tensor, a: int, b: int) -> list[Part]:
         else _without(fitted, row, direction)
     )
     parts: dict[tuple[str, str], float] = {}
-    if fitted.shift is not None:
-        found = [*found, ("class weight", "", float(fitted.shift[a] - fitted.shift[b]))]
+    if shift is not None:
+        found = [*found, ("class weight", "", float(shift[a] - shift[b]))]
     for name, value, score in found:
         parts[name, value] = parts.get((name, value), 0.0) + score
     listed = [Part(name, value, score) for (name, value), score in parts.items() if score]
@@ -307,19 +309,14 @@ def _witnesses(
             return []
         return _inducing(fitted, row, a, b, n)
     X = as_list(X)
-    labels = check_labels(X, list(y))
+    labels, asked = check_labels(X, list(y)), model.ask(X)
     surprise = [
-        known - p
-        for known, p in zip(
-            fitted.marginals(X, model.average, labels),
-            fitted.marginals(X, model.average),
-            strict=True,
-        )
-    ]  # (T, V) a sequence: 1[y] - p, where y is known
+        known - p for known, p in zip(asked.marginals(labels), asked.marginals(), strict=True)
+    ]  # (T, V) per sequence: 1[y] - p, where y is known
     direction = (q.basis[a] - q.basis[b]) @ q.basis.T  # (V,)
     scores, places = [], []
     amplitude = float(q.log_amplitude.exp())
-    for i, rows in enumerate(fitted.encoder.transform(X)):
+    for i, rows in enumerate(asked.rows):
         if len(rows):
             with torch.no_grad():
                 k = covariance(q.kernel, row, torch.from_numpy(rows))[0]

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.api.parameters import device_of
 from structgp.cli.inputs import Input, learn
 from structgp.cli.options import device_option, encoding_option, feature_options
 from structgp.cli.shared import (
@@ -25,7 +24,9 @@ from structgp.cli.shared import (
 from structgp.cli.streams import open_stream, shards_of
 from structgp.errors import InputError
 from structgp.inference.distributed import Together, joined, n_started
-from structgp.plan.choose_optimizer import INFERENCE, check_alone
+from structgp.plan.optimizers import INFERENCE
+from structgp.plan.options import Inducing, Prior, device_of
+from structgp.plan.resolve import check_alone
 
 
 def _label_options(command: Any) -> Any:
@@ -75,7 +76,7 @@ def _label_options(command: Any) -> Any:
 @click.option(
     "--inducing",
     type=int,
-    help="Most inducing inputs, in the place of one weight a feature.  [default: weights; where the "
+    help="Most inducing inputs, instead of one weight per feature.  [default: weights; where the "
     "kernel or the optimiser has none, 1000 or what a preset has]",
 )
 @click.option(
@@ -94,7 +95,7 @@ def _label_options(command: Any) -> Any:
     help="Optimiser of the evidence bound.",
 )
 @click.option(
-    "--likelihood",
+    "--structure",
     type=click.Choice(["chain", "piecewise"]),
     default="chain",
     show_default=True,
@@ -120,7 +121,7 @@ def train(
     inducing: int | None,
     kernel: str,
     inference: str,
-    likelihood: str,
+    structure: str,
     device: str,
     seed: int,
     shards_folder: str | None,
@@ -150,22 +151,23 @@ def train(
         check_labelled(dev.y, dev.name, missing)
     estimator = StructuredGPClassifier(
         kernel=source.kernel(kernel),
-        n_inducing=inducing,
+        posterior="auto" if inducing is None else Inducing(n_inducing=inducing),
+        # Without a B line there are no transition scores.
+        prior=Prior() if source.has_pairs else Prior(transition_sd=0.0),
         inference=inference,
-        likelihood=likelihood,
+        structure=structure,
         features="columns",
         random_state=seed,
         constraints=_constraints(scheme, forbid),
         class_weight=_class_weight(class_weight),
-        early_stopping=early_stopping,
         device=device,
     )
-    if not source.has_pairs:
-        estimator.set_params(pairwise_sd=0.0)  # no B line, no label-to-label scores
     checkpoint = Path(f"{output}.checkpoint")
     if restart:
         checkpoint.unlink(missing_ok=True)
-    watched = {"X_dev": dev.X, "y_dev": dev.y} if dev is not None and early_stopping else {}
+    watched: dict[str, Any] = {}
+    if dev is not None and early_stopping:
+        watched = {"X_dev": dev.X, "y_dev": dev.y, "early_stopping": True}
     try:
         with joined(device_of(device)) as together:
             fit_with_progress(
@@ -177,8 +179,7 @@ def train(
         raise
     if not together.is_first:
         return
-    estimator.model_.extra |= source.to_extra() | {"missing": missing}
-    estimator.save(output)
+    estimator.save(output, source.to_extra() | {"missing": missing})
     checkpoint.unlink(missing_ok=True)
     say_fit(estimator, data.n_sequences, data.n_tokens)
     click.echo(f"wrote {output}", err=True)
@@ -237,6 +238,6 @@ def _class_weight(given: Sequence[str]) -> str | dict[str, float] | None:
             equals = ""
         if not equals or not label:
             raise InputError(
-                "--class-weight", f"{item!r} is none", "write LABEL=FACTOR, or balanced"
+                "--class-weight", f"cannot read {item!r}", "write LABEL=FACTOR, or balanced"
             )
     return weights

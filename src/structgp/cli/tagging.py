@@ -12,13 +12,13 @@ import click
 
 from structgp.api.active import STRATEGIES, select
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.api.parameters import device_of
 from structgp.cli.inputs import Input, Unlabelled, load_with_input
 from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import chunks, output_stream
 from structgp.data.columns import format_sequence
 from structgp.errors import InputError
 from structgp.inference.distributed import joined, local_device
+from structgp.plan.options import device_of
 
 _CHUNK = 200
 
@@ -162,26 +162,22 @@ def _tagged(
     level: int,
     known: Known | None,
 ) -> Iterator[str]:
-    """One block of lines a sequence, without the blank line after it."""
-    X = [sequence.tokens for sequence in chunk]
-    labels = estimator.predict(X, known)
+    """One block of lines per sequence, without the blank line after it."""
+    asked = estimator.ask([sequence.tokens for sequence in chunk])
+    labels = estimator.labels_of(asked, known)
     if level == 0:
         for sequence, y in zip(chunk, labels, strict=True):
             yield _block(sequence, y)
         return
-    marginals = estimator.predict_marginals(X, known)
-    log_probs = estimator.sequence_log_probs(X, labels)
-    if known is not None:
-        whole = estimator.sequence_log_probs(X, known)
-        log_probs = [_minus(a, b) for a, b in zip(log_probs, whole, strict=True)]
-    for sequence, y, p, log_prob in zip(chunk, labels, marginals, log_probs, strict=True):
-        assert log_prob is not None, "a predicted label is a known one"
+    marginals = estimator.marginals_of(asked, known)
+    log_probs = asked.log_probs(labels)
+    given = [0.0] * len(labels) if known is None else asked.log_probs(known)
+    for sequence, y, p, joint, part in zip(chunk, labels, marginals, log_probs, given, strict=True):
+        assert joint is not None, "a predicted label is a known one"
+        assert part is not None, "so is one that is kept"
         cells = _with_probabilities(y, p, source.layout.mark, level)
-        yield f"{source.layout.head.format(math.exp(log_prob))}\n{_block(sequence, cells)}"
-
-
-def _minus(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else min(0.0, a - b)
+        head = source.layout.head.format(math.exp(min(0.0, joint - part)))
+        yield f"{head}\n{_block(sequence, cells)}"
 
 
 def _ranked(
@@ -192,16 +188,15 @@ def _ranked(
     known: Known | None,
     n: int,
 ) -> Iterator[str]:
-    """One block a labelling, best first."""
-    X = [sequence.tokens for sequence in chunk]
-    best = estimator.predict_n_best(X, n, known)
-    marginals = estimator.predict_marginals(X, known) if level else [None] * len(X)
+    """One block per labelling, best first."""
+    asked = estimator.ask([sequence.tokens for sequence in chunk])
+    best, mark = asked.n_best(n, known), source.layout.mark
+    marginals = estimator.marginals_of(asked, known) if level else [None] * len(chunk)
     for sequence, found, p in zip(chunk, best, marginals, strict=True):
-        for rank, (labels, probability) in enumerate(found):
-            cells = (
-                labels if p is None else _with_probabilities(labels, p, source.layout.mark, level)
-            )
-            yield f"# {rank} {probability:.6f}\n{_block(sequence, cells)}"
+        for rank, (indices, value) in enumerate(found):
+            labels = asked.model.labels.names(indices)
+            cells = labels if p is None else _with_probabilities(labels, p, mark, level)
+            yield f"# {rank} {math.exp(value):.6f}\n{_block(sequence, cells)}"
 
 
 def _with_probabilities(

@@ -98,7 +98,7 @@ def read_examples(
         warnings.warn(
             f"{len(X) - len(labelled)} of {len(X)} sequences have no label at all and are left out",
             StructgpWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
     used = {i for i in labelled if counts is None or counts[i] > 0}
     # Sequences of nothing in their place, so that errors name the others by their own.

@@ -45,9 +45,11 @@ class Adam:
     tolerance : a look must find the mean bound risen by this much, in nats per sequence.
     max_steps : stop here at the latest.
     reductions : stop at this many looks that found no rise; each also cuts the learning rate.
-    learn_scales : False, 'pairwise' (the pairwise scale moves, at each look), True (the amplitude
-        too, at each step) or 'all' (the kernel's own parameters too, which costs a kernel matrix a
+    learn_scales : False, 'transitions' (their scale moves, at each look), True (the amplitude
+        too, at each step) or 'all' (the kernel's own parameters too, which costs a kernel matrix per
         step).
+    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
+        what suits the likelihood. ``structgp.plan`` reads both.
     """
 
     learning_rate: float = 0.05
@@ -55,7 +57,9 @@ class Adam:
     tolerance: float = 0.05
     max_steps: int = 3000
     reductions: int = 3
-    learn_scales: LearnScales = "pairwise"
+    learn_scales: LearnScales = "transitions"
+    gradient: str = "auto"
+    n_draws: int | None = None
     name = "adam"
 
     def start(self, problem: Problem, generator: torch.Generator) -> AdamState:

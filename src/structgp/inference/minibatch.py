@@ -85,7 +85,7 @@ class Minibatch:
     steps : of L-BFGS in a visit, at most; None for what suits the data.
     tolerance : the bound has settled when a pass changes it by less, in nats per sequence.
     max_passes : stop here at the latest.
-    learn_scales : as 'second-order' has it: False, 'pairwise' or 'all'.
+    learn_scales : as 'second-order' has it: False, 'transitions' or 'all'.
     learning_rounds : with 'all', the kernel moves so often, after every second pass.
     goes_on : what the posterior knows at the start is the say of data seen before, and stays: the old
         posterior is the prior of the new data.

@@ -97,7 +97,9 @@ class Natural:
     reductions : stop when that has happened so often.
     max_steps : stop here at the latest. It also stops, as at a limit, where even the shortest step
         made the bound worse.
-    learn_scales : False, 'pairwise' or True (the amplitude too).
+    learn_scales : False, 'transitions' or True (the amplitude too).
+    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
+        what suits the likelihood. ``structgp.plan`` reads both.
     """
 
     rate: float = 0.5
@@ -105,7 +107,9 @@ class Natural:
     tolerance: float = 0.02
     reductions: int = 4
     max_steps: int = 150
-    learn_scales: LearnScales = "pairwise"
+    learn_scales: LearnScales = "transitions"
+    gradient: str = "auto"
+    n_draws: int | None = None
     name = "natural"
 
     def start(self, problem: Problem, generator: torch.Generator) -> NaturalState:

@@ -10,9 +10,9 @@ from torch import nn
 from structgp.errors import InputError
 from structgp.gp import Posterior
 
-LearnScales: TypeAlias = bool | Literal["pairwise", "all"]
-"""What moves during a fit: none, the pairwise scale, (True) the amplitude too, or all of these and the
-kernel's own parameters."""
+LearnScales: TypeAlias = bool | Literal["transitions", "all", "auto"]
+"""What moves during a fit: nothing (False), the scale of the transitions, the amplitude too (True), or all
+of these and the kernel's own parameters. 'auto' is resolved in ``structgp.plan``."""
 
 AMPLITUDE_PRIOR_SD = 1.5
 """Prior standard deviation of the log-amplitude around where it starts: a factor of 4.5 or so."""
@@ -21,7 +21,7 @@ PAIRWISE_PRIOR_SCORES = 4.0
 
 
 def moves_amplitude(learn: LearnScales) -> bool:
-    return learn != "pairwise" and bool(learn)
+    return learn != "transitions" and bool(learn)
 
 
 def moves_kernel(learn: LearnScales) -> bool:

@@ -80,7 +80,7 @@ class SecondOrder:
         functions, where a likelihood costs little.
     tolerance : stop when a round changes the bound by less, in nats per sequence.
     max_rounds : stop here at the latest.
-    learn_scales : False, 'pairwise' (the pairwise scale moves), True (one amplitude too), or 'all' (the
+    learn_scales : False, 'transitions' (their scale moves), True (one amplitude too), or 'all' (the
         scales of the kernel, of its features and of the functions).
     learning_tolerance, learning_rounds : the kernel is learned until a round changes the bound by less
         than this, in nats per sequence, or for so many rounds.

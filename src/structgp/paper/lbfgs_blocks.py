@@ -57,6 +57,8 @@ class Blocks:
     max_seconds, max_iterations : stop here at the latest; the time is looked at between blocks, and
         between the evaluations within one.
     learn_scales : what the block of hyper-parameters is; 'all' is the paper's.
+    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
+        what suits the likelihood. ``structgp.plan`` reads both.
     """
 
     unary_steps: int = 50
@@ -68,6 +70,8 @@ class Blocks:
     max_iterations: int = 1000
     learn_scales: LearnScales = "all"
     name: str = "lbfgs"
+    gradient: str = "auto"
+    n_draws: int | None = None
 
     def start(self, problem: Problem, generator: torch.Generator) -> BlocksState:
         seed = int(torch.randint(2**31, (), generator=generator))

@@ -118,7 +118,9 @@ class Stochastic:
         less, in nats per sequence, twice. If it has clearly fallen, the best parameters are taken up
         again, with steps half as long.
     max_seconds, max_steps : stop here at the latest.
-    learn_scales : False (the paper's), 'pairwise' or True (the amplitude too).
+    learn_scales : False (the paper's), 'transitions' or True (the amplitude too).
+    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
+        what suits the likelihood. ``structgp.plan`` reads both.
     """
 
     remembers: bool = True
@@ -131,6 +133,8 @@ class Stochastic:
     max_steps: int = 1_000_000
     learn_scales: LearnScales = False
     name: str = "saga"
+    gradient: str = "auto"
+    n_draws: int | None = None
 
     one_sequence_a_batch = True
 

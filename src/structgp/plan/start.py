@@ -1,6 +1,8 @@
-"""What a fit starts from, read off the estimator's parameters and the examples: the likelihood, and a
-posterior at
-its prior, or the one of the fit before."""
+"""The posterior that a fit starts from: at its prior, or that of an earlier fit.
+
+An earlier posterior of weights grows with the data: what was known of old features and labels stays as it
+is, new ones begin at their prior.
+"""
 
 from __future__ import annotations
 
@@ -11,185 +13,187 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from structgp.answers.model import Model, as_rules
+from structgp.answers.model import Model
+from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import Examples
 from structgp.data.extend import column_places
 from structgp.data.shards import ShardedExamples
-from structgp.errors import InputError, StructgpWarning
+from structgp.errors import StructgpWarning
 from structgp.gp import Posterior, Relaxation, WeightPosterior, contrasts
-from structgp.plan.covariance_choice import choose_form
-from structgp.plan.grow_posterior import carried_over
+from structgp.gp.kernels.grow import grown
+from structgp.plan.options import Options, Prior
 from structgp.plan.pilot import Pilot, run_pilot
-from structgp.plan.posterior_family import (
-    choose_space,
-    learns_on_bound,
-    needs_functions,
-    setting,
-    with_differences,
-)
-from structgp.plan.prior import choose_kernel, flat_tokens, pick_inducing
-from structgp.structures import BlackBox, Chain, Differences, Structure, as_structure
+from structgp.plan.prior import choose_kernel, flat_tokens, pick_inducing, sharded_kernel
+from structgp.plan.resolve import Plan, covariance_of, learns_kernel
 
-N_INDUCING = 1000
 ENOUGH = 0.02
 """Share of the prior variance that inducing inputs may leave open, under a kernel that is known."""
-
-BATCH_TOKENS = {"functions": 1_000, "weights": 4_000}
-"""Tokens of a batch, about, by space."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a fit starts from. residual : share of the prior variance that inducing inputs leave open.
-    form_reason : why the covariances have the form that they have."""
+    """posterior : where the fit begins. plan : with the form of the covariances settled. residual : share
+    of the prior variance that inducing inputs leave open."""
 
     posterior: Posterior
-    on_bound: bool
+    plan: Plan
     relaxation: Relaxation | None = None
     pilot: Pilot | None = None
     residual: float = 0.0
-    form_reason: str = "as before"
-
-
-def likelihood_of(given: Any, examples: Examples | ShardedExamples) -> Structure:
-    """The likelihood, under the constraints if it is the chain."""
-    structure = as_structure(given.likelihood, given.n_jobs)
-    for name, chosen in (("likelihood", structure), ("predict_with", given.predict_with)):
-        if type(chosen) is Chain and chosen.rules is not None:
-            raise InputError(name, "a chain with rules", "declare them as constraints")
-    if isinstance(structure, BlackBox):
-        structure.probe(examples.n_labels)
-    if examples.some_missing and not structure.handles_missing:
-        raise InputError(
-            "y",
-            f"labels are missing, and {name_of(structure)} does not say what to do with them",
-            "set its attribute handles_missing if it knows -1 for a missing label, or use 'chain'",
-        )
-    if type(structure) is Chain:
-        structure = Chain(as_rules(examples.constraints))
-    return with_differences(
-        given, structure, examples.encoder.blocks, examples.typical_length, examples.n_labels
-    )
 
 
 def start_of(
-    given: Any,
-    examples: Examples,
-    structure: Structure,
+    options: Options,
+    plan: Plan,
+    examples: Examples | ShardedExamples,
     generator: torch.Generator,
-    before: Model | None,
+    before: Model | None = None,
 ) -> Start:
     """The posterior that the fit starts from, and how it came about."""
-    encoder = examples.encoder
-    on_bound = learns_on_bound(given, structure, encoder.blocks)
     if before is not None:
-        if isinstance(before.posterior, WeightPosterior):
-            return Start(carried_over(before, examples), on_bound)
-        return Start(copy.deepcopy(before.posterior).requires_grad_(True), on_bound)
-    tokens = flat_tokens(encoder, examples.rows)
-    kernel, relaxation = choose_kernel(
-        copy.deepcopy(given.kernel),
-        encoder.blocks,
-        tokens,
-        examples.y,
-        amplitude=given.amplitude,
-        learn=setting(given, "learn_kernel", True),
-        on_bound=on_bound,
-        generator=generator,
-    )
-    basis = label_basis(given, structure, examples)
-    space = choose_space(given, kernel, on_bound)
-    pairwise_sd = float(given.pairwise_sd)
-    pilot = None
-    if on_bound and space == "functions":
-        pilot = run_pilot(
-            kernel,
-            encoder,
-            examples.rows,
-            examples.y,
-            structure,
-            n_labels=examples.n_labels,
-            basis=basis,
-            pairwise_sd=pairwise_sd,
-            batch_tokens=BATCH_TOKENS[space],
-            generator=generator,
-            weights=examples.weights,
-        )
-    if pilot is not None:
-        basis, pairwise_sd = pilot.basis, pilot.pairwise_sd
-    common: dict[str, Any] = {
-        "pairwise_sd": pairwise_sd,
-        "n_components": given.n_components,
-        "pairwise_covariance": given.pairwise_covariance,
+        assert isinstance(examples, Examples)
+        return _from_before(plan, before, examples)
+    basis = None
+    if plan.basis.value == "contrast":
+        basis = contrasts(torch.from_numpy(examples.label_counts))
+    given: dict[str, Any] = {
+        "pairwise_sd": float(options.prior.transition_sd),
+        "pairwise_covariance": plan.posterior.value.transition_covariance,
         "basis": basis,
     }
-    if space == "weights":
-        weights = WeightPosterior(kernel, examples.n_labels, **common)
-        return Start(weights, on_bound, relaxation, pilot, form_reason="weights have no other")
-    most = setting(given, "n_inducing", N_INDUCING)
-    enough = ENOUGH if given.n_inducing is None and pilot is not None else 0.0
-    chosen = pick_inducing(kernel, tokens, most, seed=given.random_state, enough=enough)
+    if isinstance(examples, ShardedExamples):
+        kernel = sharded_kernel(plan.kernel.value, examples, options.prior.amplitude)
+        return Start(WeightPosterior(kernel, examples.n_labels, **given), plan)
+    tokens = flat_tokens(examples.encoder, examples.rows)
+    kernel, relaxation = choose_kernel(
+        copy.deepcopy(plan.kernel.value),
+        examples.encoder.blocks,
+        tokens,
+        examples.y,
+        amplitude=options.prior.amplitude,
+        learn=learns_kernel(options),
+        on_bound=plan.on_bound,
+        generator=generator,
+    )
+    if plan.has_weights:
+        return Start(WeightPosterior(kernel, examples.n_labels, **given), plan, relaxation)
+    pilot = None
+    if plan.on_bound:
+        pilot = run_pilot(
+            kernel,
+            examples,
+            plan.structure.value,
+            basis=basis,
+            transition_sd=given["pairwise_sd"],
+            generator=generator,
+        )
+    if pilot is not None:
+        given |= {"basis": pilot.basis, "pairwise_sd": pilot.transition_sd}
+    most = plan.n_inducing.value
+    open_number = getattr(plan.posterior.value, "n_inducing", None) is None
+    enough = ENOUGH if open_number and pilot is not None else 0.0
+    assert most is not None
+    chosen = pick_inducing(kernel, tokens, most, seed=options.random_state, enough=enough)
     n_functions = examples.n_labels if basis is None else basis.shape[1]
-    form = choose_form(given, structure, n_functions, len(chosen.rows), len(tokens))
+    plan = plan.with_covariance(n_functions, len(chosen.rows), len(tokens))
     posterior = Posterior(
         kernel,
         chosen.rows,
         examples.n_labels,
-        covariance=form.name,
-        rank=form.rank,
-        **common,
+        covariance=plan.covariance.value,  # type: ignore[arg-type]
+        rank=plan.rank,
+        n_components=plan.n_components,
+        **given,
     )
-    return Start(posterior, on_bound, relaxation, pilot, chosen.residual, form.reason)
+    return Start(posterior, plan, relaxation, pilot, chosen.residual)
 
 
-def can_go_on(given: Any, before: Model, examples: Examples, structure: Structure) -> bool:
-    """Whether the old posterior can be the start; where it cannot, a warning says so."""
+# -- from an earlier fit ---------------------------------------------------------------------------
+
+
+def can_go_on(plan: Plan, before: Model, examples: Examples, prior: Prior) -> bool:
+    """Whether the fit can start from the earlier posterior; warns where it cannot."""
     old = before.posterior
-    possible = old.has_label_basis or structure.ignores_shift
-    possible = possible and old.has_pairs == (float(given.pairwise_sd) > 0)
-    if isinstance(old, WeightPosterior):
-        on_bound = learns_on_bound(given, structure, examples.encoder.blocks)
-        possible = possible and on_bound and needs_functions(given) is None
+    possible = old.has_label_basis or plan.structure.value.ignores_shift
+    possible = possible and old.has_pairs == (float(prior.transition_sd) > 0)
+    if isinstance(old, WeightPosterior) or plan.has_weights:
+        possible = possible and plan.has_weights and isinstance(old, WeightPosterior)
     else:
         # Inducing inputs are rows of the old encoder.
         moved = column_places(before.encoder, examples.encoder)
-        n_tokens = sum(map(len, examples.rows))
-        form = choose_form(given, structure, old.n_functions, old.n_inducing, n_tokens)
+        form, rank = covariance_of(plan, old.n_functions, old.n_inducing, examples.n_tokens)
+        full = plan.posterior.value.transition_covariance == "full"
         possible = (
             possible
-            and given.space != "weights"
             and old.n_labels == examples.n_labels
-            and old.n_components == given.n_components
-            and (old.form, old.rank) == (form.name, form.rank)
-            and old.pairs_are_full == (given.pairwise_covariance == "full")
+            and old.n_components == plan.n_components
+            and (old.form, old.rank) == (form.value, rank)
+            and old.pairs_are_full == full
             and (moved is None or bool((moved == np.arange(len(moved))).all()))
         )
     if not possible:
         warnings.warn(
-            "warm_start: the fit before had other labels, other columns or another kind of posterior; "
-            "this one starts anew",
+            "warm_start: the earlier fit had other labels, other columns or another kind of posterior; "
+            "this one starts from the prior",
             StructgpWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     return possible
 
 
-def label_basis(
-    given: Any, structure: Structure, examples: Examples | ShardedExamples
-) -> torch.Tensor | None:
-    """The contrasts of the labels, or None for the labels themselves."""
-    chosen = setting(given, "basis", "contrast" if structure.ignores_shift else "label")
-    if chosen == "label":
-        return None
-    if not structure.ignores_shift:
-        raise InputError(
-            "basis",
-            f"'contrast' leaves out a direction that {name_of(structure)} may depend on",
-            "use 'auto' or 'label', or a structure whose ignores_shift is True",
-        )
-    return contrasts(torch.from_numpy(examples.label_counts))
+def _from_before(plan: Plan, before: Model, examples: Examples) -> Start:
+    old = before.posterior
+    if isinstance(old, WeightPosterior):
+        return Start(carried_over(before, examples), plan)
+    plan = plan.with_covariance(old.n_functions, old.n_inducing, examples.n_tokens)
+    return Start(copy.deepcopy(old).requires_grad_(True), plan)
 
 
-def name_of(structure: Structure) -> str:
-    return repr(structure.inner) if isinstance(structure, Differences) else type(structure).__name__
+def carried_over(model: Model, examples: Examples) -> WeightPosterior:
+    """The model's posterior of weights, extended to the features and labels of the examples, whose encoder
+    extends the model's and whose labels begin with the model's."""
+    old = model.posterior
+    assert isinstance(old, WeightPosterior)
+    moved = column_places(model.encoder, examples.encoder)
+    kernel, place = grown(
+        old.kernel,
+        _sizes(examples.encoder),
+        flat_tokens(examples.encoder, examples.rows),
+        None if moved is None else torch.from_numpy(moved),
+    )
+    sd = float(old.pairwise_sd.detach())
+    new = WeightPosterior(
+        kernel, examples.n_labels, pairwise_sd=sd, basis=_extended_basis(old, examples.n_labels)
+    )
+    R, V = old.n_functions, old.n_labels
+    with torch.no_grad():
+        new.log_amplitude.copy_(old.log_amplitude)
+        new.m[:, :R, place] = old.m
+        new.factor[:, :R, place] = old.factor
+        new.pair_mean[:V, :V] = old.pair_mean
+        new.pair_log_sd[:V, :V] = old.pair_log_sd
+    return new
+
+
+def _sizes(encoder: FeatureEncoder) -> list[list[int]]:
+    """Number of values of each template of each block."""
+    sizes = []
+    if encoder.templates:
+        sizes.append([max(1, len(values)) for values in encoder.values])
+    if encoder.has_sparse:
+        sizes.append([max(1, len(encoder.columns or encoder.attributes))])
+    return sizes
+
+
+def _extended_basis(old: Posterior, n_labels: int) -> Tensor:
+    """(V', R') with one function for each new label, as large as those of the old labels; the old functions
+    leave new labels alone."""
+    V, R = old.basis.shape
+    more = n_labels - V
+    basis = old.basis.new_zeros((n_labels, R + more))
+    basis[:V, :R] = old.basis
+    size = old.basis.square().sum(1).mean().sqrt()
+    basis[V:, R:] = size * torch.eye(more, dtype=basis.dtype)
+    return basis

@@ -72,13 +72,13 @@ def _facts(findings: Findings) -> Markup:
     log, model = findings.log, findings.estimator.model_
     trace = log.get("trace")
     posterior = f"{count(log['n_inducing'])} "
-    posterior += "weights" if log["space"] == "weights" else "inducing inputs a function"
+    posterior += "weights" if log["posterior"] == "weights" else "inducing inputs per function"
     fitted = f"{log['optimizer']}, {log['stopped']}"
     if trace:
         fitted += f" after {plural(int(trace[-1][0]), 'step')}"
     sizes = (log["n_sequences"], "sequence"), (log["n_tokens"], "token")
     trained = ", ".join(plural(*size) for size in (*sizes, (len(model.labels.classes), "label")))
-    draws = plural(model.n_draws, "draw") if findings.estimator.average == "draws" else "the mean"
+    draws = plural(n, "draw") if (n := findings.estimator.n_draws) else "the mean"
     facts = (
         ("Trained on", trained),
         ("Likelihood", model.likelihood),

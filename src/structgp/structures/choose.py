@@ -1,8 +1,9 @@
-"""What may stand for a likelihood where one is asked for."""
+"""What may stand for a structure where one is asked for."""
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 from structgp.errors import InputError
@@ -14,28 +15,45 @@ from structgp.structures.piecewise import Piecewise
 NAMED: dict[str, type[Structure]] = {"chain": Chain, "piecewise": Piecewise}
 
 
-def as_structure(likelihood: Any, n_jobs: int = 1) -> Structure:
-    """The structure that ``likelihood`` stands for.
+@dataclass(frozen=True)
+class Custom:
+    """A likelihood of your own, with what it needs beside the function.
 
-    'chain' or 'piecewise'; a :class:`Structure`, which is returned as it is; or any other callable,
-    as a :class:`BlackBox` that uses ``n_jobs`` processes. A callable with an attribute
-    ``batched = True`` computes a whole batch at once. A callable is asked for values only: one that
-    can also give ``marginals`` or ``decode`` should subclass Structure.
+    log_prob : see ``as_structure``. predict_with : the structure that turns drawn scores into label
+    probabilities: 'auto' (``log_prob`` itself if it offers marginals, else the chain), 'chain', or a
+    structure. n_jobs : processes that share the sequences where ``log_prob`` is a NumPy function of one
+    sequence; -1 for one per core.
     """
-    if isinstance(likelihood, Structure):
-        return likelihood
-    if isinstance(likelihood, str) and likelihood in NAMED:
-        return NAMED[likelihood]()
-    if inspect.isclass(likelihood):
-        name = likelihood.__name__
-        raise InputError("likelihood", f"{name} is a class", f"pass an instance, as {name}()")
-    if callable(likelihood):
+
+    log_prob: Any
+    predict_with: str | Structure = "auto"
+    n_jobs: int = 1
+
+
+def as_structure(structure: Any, n_jobs: int = 1) -> Structure:
+    """The structure that ``structure`` stands for.
+
+    'chain' or 'piecewise'; a :class:`Structure`, which is returned as it is; any other callable, as a
+    :class:`BlackBox` that uses ``n_jobs`` processes; or one of these in a :class:`Custom`. A callable with
+    an attribute ``batched = True`` computes a whole batch at once. A callable is asked for values only: one
+    that can also give ``marginals`` or ``decode`` should subclass Structure.
+    """
+    if isinstance(structure, Custom):
+        return as_structure(structure.log_prob, structure.n_jobs)
+    if isinstance(structure, Structure):
+        return structure
+    if isinstance(structure, str) and structure in NAMED:
+        return NAMED[structure]()
+    if inspect.isclass(structure):
+        name = structure.__name__
+        raise InputError("structure", f"{name} is a class", f"pass an instance, as {name}()")
+    if callable(structure):
         return BlackBox(
-            likelihood, batched=getattr(likelihood, "batched", False) is True, n_jobs=n_jobs
+            structure, batched=getattr(structure, "batched", False) is True, n_jobs=n_jobs
         )
     names = ", ".join(repr(name) for name in NAMED)
     raise InputError(
-        "likelihood",
-        f"{likelihood!r} is none",
+        "structure",
+        f"must be a structure, got {structure!r}",
         f"pass one of {names}, a Structure or a function(f, g, y)",
     )
