@@ -18,8 +18,8 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 
 import structgp.api.estimator
+import structgp.plan.choices
 import structgp.plan.optimizers
-import structgp.plan.resolve
 import structgp.structures
 from structgp import (
     Custom,
@@ -1407,7 +1407,7 @@ def test_learning_the_kernel_is_automatic(few, monkeypatch):
 
 
 def test_inducing_inputs_by_default(train, monkeypatch):
-    monkeypatch.setattr(structgp.plan.resolve, "N_INDUCING", 7)
+    monkeypatch.setattr(structgp.plan.choices, "N_INDUCING", 7)
     with_draws(monkeypatch, "paper-stochastic", 20)
     presets = structgp.plan.optimizers.PRESETS
     fewer = dataclasses.replace(presets["paper-stochastic"], n_inducing=5)

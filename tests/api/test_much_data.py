@@ -15,10 +15,10 @@ from structgp.structures import Chain
 @pytest.fixture
 def few_are_many(monkeypatch):
     """So that few tokens are much data."""
-    import structgp.plan.resolve
+    import structgp.plan.choices
 
     monkeypatch.setattr(minibatch, "MANY_TOKENS", 100)
-    monkeypatch.setattr(structgp.plan.resolve, "MANY_TOKENS", 100)
+    monkeypatch.setattr(structgp.plan.choices, "MANY_TOKENS", 100)
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from structgp.inference import Adam, Problem
 from structgp.inference.bound import Latents
 from structgp.inference.estimators import Estimate, Estimator, Moments, Target
 from structgp.inference.estimators.moments import combine
+from structgp.plan.choices import gradient_of
 from structgp.plan.optimizers import ESTIMATORS
-from structgp.plan.resolve import gradient_of
 from structgp.structures import BlackBox, Chain, Structure
 
 FORMS: dict[str, dict[str, Any]] = {

@@ -869,3 +869,17 @@ def test_unknown_likelihoods_are_clicks(files, tmp_path):
     result = run("train", files.template, files.train, "-o", tmp_path / "m", "--likelihood", "tree")
     assert result.exit_code == 2
     assert "'tree' is not one of" in result.stderr
+
+
+def test_describe(tmp_path):
+    made = generate(8, n_labels=3, mean_length=4, n_templates=2, n_values=5, seed=0)
+    StructuredGPClassifier(n_draws=4).fit(made.X, made.y).save(tmp_path / "model")
+    result = run("describe", tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    plan = " ".join(result.stdout.split())
+    assert "optimizer second-order (the structure gives its curvature)" in plan
+    assert "template weights (prior variance)" in result.stdout
+    assert "transitions (mean, sd)" in result.stdout
+    missing = run("describe", tmp_path / "none")
+    assert missing.exit_code == 2
+    assert "no such file" in missing.stderr

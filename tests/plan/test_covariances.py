@@ -17,8 +17,9 @@ from structgp.data.examples import Examples, read_examples
 from structgp.data.generate import generate
 from structgp.inference import Adam, SecondOrder
 from structgp.paper import Mixture, Stochastic
+from structgp.plan.choices import MOST_BYTES, MOST_WORK
 from structgp.plan.options import Options
-from structgp.plan.resolve import MOST_BYTES, MOST_WORK, covariance_of, resolve
+from structgp.plan.resolve import resolve
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def form(examples: Examples) -> Any:
         R: int, M: int, N: int, posterior: Any = "inducing", **given: Any
     ) -> tuple[str, int]:
         plan = resolve(Options(posterior=posterior, **given), examples)
-        found, rank = covariance_of(plan, R, M, N)
+        found, rank = plan.covariance_for(R, M, N)
         return found.value, rank
 
     return chosen

@@ -19,9 +19,9 @@ from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import History, train
 from structgp.paper import Blocks, Stochastic
 from structgp.paper import Mixture as MixtureFit
+from structgp.plan.choices import gradient_of, learns_on_bound, optimizer_of
 from structgp.plan.optimizers import ESTIMATORS, GRADIENTS, INFERENCE, NAMED, PRESETS
 from structgp.plan.options import Inducing, Mixture, Options, check_options
-from structgp.plan.resolve import gradient_of, learns_on_bound, optimizer_of
 from structgp.structures import BlackBox, Chain, Piecewise, Structure
 
 V = 3

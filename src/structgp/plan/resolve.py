@@ -6,59 +6,45 @@ inducing inputs have been picked (``Plan.with_covariance``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from gpytorch.kernels import Kernel
 
-from structgp.answers.model import STRUCTURES, as_rules
-from structgp.data.encode import Block
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError
-from structgp.gp import RANK, Posterior, WeightPosterior
-from structgp.gp.kernels import RelevanceKernel, has_weights
+from structgp.gp import Posterior, WeightPosterior
 from structgp.gp.kernels.block_sum import KernelChoice
-from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
+from structgp.inference import LearnScales, Minibatch, Optimizer, SecondOrder
 from structgp.inference.distributed import ALONE, Together
-from structgp.inference.estimators import Estimator, Pathwise
-from structgp.inference.fit_low_rank import PASSES
-from structgp.inference.minibatch import MANY_TOKENS
-from structgp.paper import Blocks
-from structgp.paper import Mixture as MixtureFit
-from structgp.plan.optimizers import ESTIMATORS, NAMED, PRESETS, Preset
+from structgp.inference.estimators import Estimator
+from structgp.plan.choices import (
+    ASKED,
+    Choice,
+    asked_optimizer,
+    basis_of,
+    covariance_of,
+    entropy_of,
+    family_of,
+    first_stage,
+    gradient_of,
+    inducing_of,
+    kernel_of,
+    learns_on_bound,
+    n_components,
+    name_of,
+    optimizer_of,
+    predictor_of,
+    structure_of,
+)
+from structgp.plan.optimizers import NAMED, PRESETS, Preset
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
-from structgp.structures import BlackBox, Chain, Differences, Structure, as_structure
-from structgp.structures.choose import Custom
-
-T = TypeVar("T")
-
-N_INDUCING = 1000
-CHEAP_DIFFERENCES = 400
-"""Values that a gradient by differences may take, for each draw and sequence."""
+from structgp.structures import Structure
 
 LATER_LEARNING_ROUNDS = 1
 """How often the kernel moves in a ``partial_fit`` after the first."""
-
-OPEN_DRAWS = 32
-"""Draws of pathwise gradients for natural gradients and L-BFGS, where the user names none."""
-
-MOST_BYTES = 1 << 29
-"""Memory of the covariance factors. A round holds a few times as much."""
-
-MOST_WORK = 2e12
-"""Multiplications per round: a minute or two on one core."""
-
-ASKED = "asked for"
-
-
-@dataclass(frozen=True)
-class Choice(Generic[T]):
-    """A value, and in a few words why."""
-
-    value: T
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -95,14 +81,21 @@ class Plan:
 
     @property
     def n_components(self) -> int:
-        family = self.posterior.value
-        return family.n_components if isinstance(family, Mixture) else 1
+        return n_components(self.posterior.value)
+
+    def covariance_for(
+        self, n_functions: int, n_inducing: int, n_tokens: int
+    ) -> tuple[Choice[str], int]:
+        """Form and rank of the covariances for this number of inducing inputs."""
+        family, optimizer = self.posterior.value, self.optimizer.value
+        sizes = n_functions, n_inducing, n_tokens
+        return covariance_of(family, optimizer, self.preset, *sizes)
 
     def with_covariance(self, n_functions: int, n_inducing: int, n_tokens: int) -> Plan:
         """The plan with the form of the covariances settled for this number of inducing inputs."""
         if self.has_weights:
             return self
-        form, rank = covariance_of(self, n_functions, n_inducing, n_tokens)
+        form, rank = self.covariance_for(n_functions, n_inducing, n_tokens)
         picked = replace(self.n_inducing, value=n_inducing)
         return replace(self, covariance=form, rank=rank, n_inducing=picked)
 
@@ -137,6 +130,8 @@ def _plain(value: Any) -> Any:
         return type(value).__name__
     if isinstance(value, Structure):
         return name_of(value)
+    if isinstance(value, Family):
+        return type(value).__name__.lower()
     if value is None or isinstance(value, str | int | float):
         return value
     named = getattr(value, "name", None)
@@ -151,7 +146,7 @@ def resolve(
 ) -> Plan:
     """The plan for these parameters and examples; InputError where they do not go together."""
     structure = structure_of(options, examples)
-    predictor = _predictor(options, structure.value)
+    predictor = predictor_of(options, structure.value)
     if isinstance(examples, ShardedExamples):
         options, on_disk = _for_shards(options), True
     else:
@@ -160,7 +155,7 @@ def resolve(
     preset = PRESETS.get(options.inference) if isinstance(options.inference, str) else None
     on_bound = learns_on_bound(options, structure.value, blocks)
     kernel = kernel_of(options.kernel, blocks, on_bound)
-    family = _family(options, kernel.value, on_bound, preset)
+    family = family_of(options, kernel.value, on_bound, preset)
     n_tokens = examples.n_tokens
     if not on_disk and (together.size > 1 or not examples.in_many_parts):  # type: ignore[union-attr]
         n_tokens = 0
@@ -175,11 +170,11 @@ def resolve(
         structure=structure,
         kernel=kernel,
         posterior=family,
-        basis=_basis(family.value, structure.value, preset),
-        n_inducing=_most_inducing(family.value, preset),
+        basis=basis_of(family.value, structure.value, preset),
+        n_inducing=inducing_of(family.value, preset),
         covariance=Choice("diagonal", "weights have no correlations"),
         rank=0,
-        entropy=_entropy(family.value),
+        entropy=entropy_of(family.value),
         optimizer=optimizer,
         gradient=gradient_of(optimizer.value, structure.value),
         learn_scales=_learn_scales(optimizer.value, options.inference, on_bound),
@@ -231,346 +226,17 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
         learn_scales=Choice(onward.learn_scales, "the kernel moves once more"),
         precision=_precision(onward, examples.n_tokens),
         device=_device(options),
-        predictor=_predictor(options, structure),
+        predictor=predictor_of(options, structure),
         on_bound=True,
         preset=None,
     )
-
-
-# -- the structure ---------------------------------------------------------------------------------
-
-
-def structure_of(options: Options, examples: Examples | ShardedExamples) -> Choice[Structure]:
-    """The structure, under the constraints if it is the chain."""
-    structure = as_structure(options.structure)
-    answers = options.structure.predict_with if isinstance(options.structure, Custom) else None
-    for name, chosen in (("structure", structure), ("predict_with", answers)):
-        if type(chosen) is Chain and chosen.rules is not None:
-            raise InputError(name, "a chain with rules", "declare them as constraints")
-    if isinstance(structure, BlackBox):
-        structure.probe(examples.n_labels)
-    if examples.some_missing and not structure.handles_missing:
-        raise InputError(
-            "y",
-            f"labels are missing, and {name_of(structure)} does not say what to do with them",
-            "set its attribute handles_missing if it knows -1 for a missing label, or use 'chain'",
-        )
-    if type(structure) is Chain:
-        return Choice(Chain(as_rules(examples.constraints)), ASKED)
-    if not isinstance(structure, BlackBox) or structure.has_gradient:
-        return Choice(structure, ASKED)
-    cost = Differences.evaluations(examples.typical_length, examples.n_labels)
-    if cost <= CHEAP_DIFFERENCES and _may_be_weights(options, examples.encoder.blocks):
-        return Choice(
-            Differences(structure), "slopes by differences of values, which are cheap here"
-        )
-    return Choice(structure, ASKED)
-
-
-def name_of(structure: Structure) -> str:
-    return repr(structure.inner) if isinstance(structure, Differences) else type(structure).__name__
-
-
-def _predictor(options: Options, structure: Structure) -> Structure | None:
-    """The structure that answers; None for the chain."""
-    custom = options.structure if isinstance(options.structure, Custom) else None
-    asked: str | Structure = "auto" if custom is None else custom.predict_with
-    if isinstance(asked, Structure):
-        chosen = asked
-    elif asked == "chain" or not structure.has_marginals:
-        return None
-    else:
-        chosen = structure
-    if not chosen.has_marginals:
-        raise InputError(
-            "predict_with",
-            f"{type(chosen).__name__} offers no marginals",
-            "use 'chain', or a structure that does",
-        )
-    if type(chosen) in STRUCTURES.values():
-        return None
-    if options.constraints is not None:
-        raise InputError(
-            "constraints",
-            f"{name_of(chosen)} does not know them",
-            "use structure=Custom(..., predict_with='chain')",
-        )
-    return chosen
-
-
-# -- the posterior ---------------------------------------------------------------------------------
-
-
-def learns_on_bound(options: Options, structure: Structure, blocks: Sequence[Block]) -> bool:
-    """Whether the fit itself learns what each feature is worth."""
-    if not learns_kernel(options):
-        return False
-    asked = _asked(options.inference)
-    if asked is not None:
-        learns = isinstance(asked, SecondOrder | Minibatch)
-        return learns and asked.learn_scales in ("auto", "all")  # type: ignore[attr-defined]
-    if _full_transitions(options.family):
-        return False
-    local = structure.has_local_curvature and _may_be_weights(options, blocks)
-    return structure.has_curvature or local
-
-
-def learns_kernel(options: Options) -> bool:
-    """Whether the kernel is learned at all."""
-    learn = options.prior.learn_kernel
-    if learn == "auto":
-        return options.inference not in PRESETS if isinstance(options.inference, str) else True
-    return bool(learn)
-
-
-def _asked(inference: str | Optimizer) -> Optimizer | None:
-    """The optimiser that a parameter stands for; None where it is left open."""
-    if not isinstance(inference, str):
-        return inference
-    return PRESETS[inference].optimizer if inference in PRESETS else NAMED.get(inference)
-
-
-def _full_transitions(family: Family | None) -> bool:
-    return family is not None and family.transition_covariance == "full"
-
-
-def _may_be_weights(options: Options, blocks: Sequence[Block]) -> bool:
-    """Whether a second-order fit of weights is possible, apart from what it asks of the structure."""
-    return (
-        options.inference == "auto"
-        and learns_kernel(options)
-        and isinstance(options.kernel, str)
-        and options.kernel in ("auto", "relevance")
-        and not isinstance(options.family, Inducing | Mixture)
-        and not _full_transitions(options.family)
-        and all(block.kind != "dense" for block in blocks)
-    )
-
-
-def kernel_of(
-    choice: KernelChoice, blocks: Sequence[Block], on_bound: bool
-) -> Choice[KernelChoice]:
-    """The kernel of each kind of feature, with 'auto' replaced by a name: one relevance per feature where
-    the fit learns it, else one weight per template; RBF on dense features."""
-    is_auto = isinstance(choice, str) and choice == "auto"
-    if not is_auto and not isinstance(choice, Mapping):
-        return Choice(choice, ASKED)
-    given = {} if isinstance(choice, str) else dict(choice)
-    if on_bound:
-        usual = {"categorical": "relevance", "sparse": "relevance", "dense": "rbf"}
-        reason = "the fit learns what each feature is worth"
-    else:
-        usual = {"categorical": "template", "sparse": "linear", "dense": "rbf"}
-        reason = "the fit does not learn single features"
-    for block in blocks:
-        name = given.get(block.kind, "auto")
-        given[block.kind] = usual[block.kind] if isinstance(name, str) and name == "auto" else name
-    return Choice(given, reason if is_auto else ASKED)
-
-
-def _linear_in_weights(kernel: KernelChoice) -> bool:
-    if isinstance(kernel, Kernel):
-        return has_weights(kernel)
-    parts = kernel.values() if isinstance(kernel, Mapping) else [kernel]
-    return all(
-        isinstance(part, RelevanceKernel) or (isinstance(part, str) and part == "relevance")
-        for part in parts
-    )
-
-
-def _family(
-    options: Options, kernel: KernelChoice, on_bound: bool, preset: Preset | None
-) -> Choice[Family]:
-    """Weights or inducing inputs; InputError if what is asked for does not go together."""
-    asked = options.family
-    if isinstance(asked, Inducing | Mixture):
-        return Choice(asked, ASKED)
-    linear = _linear_in_weights(kernel)
-    if asked is None:
-        if on_bound and linear:
-            return Choice(Weights(), "the fit learns a kernel that is linear in features")
-        reason = "as in the paper" if preset else "the kernel is not linear in features"
-        if not preset and not on_bound:
-            reason = "the fit does not learn the kernel in closed form"
-        return Choice(Inducing(), reason)
-    if not on_bound:
-        raise InputError(
-            "posterior",
-            "'weights' is for the fit that learns the kernel in closed form, and another one is asked "
-            "for (by inference, learn_scales, learn_kernel or transition_covariance), or the structure "
-            "has no curvature",
-            "leave those at 'auto', or use posterior='inducing'",
-        )
-    if not linear:
-        raise InputError(
-            "posterior",
-            "'weights' needs a kernel that is linear in features that can be told apart",
-            "use kernel='relevance' on categorical or sparse features, or posterior='inducing'",
-        )
-    return Choice(asked, ASKED)
-
-
-def _basis(family: Family, structure: Structure, preset: Preset | None) -> Choice[str]:
-    """'contrast' or 'label'."""
-    shift = structure.ignores_shift
-    if family.basis == "contrast" and not shift:
-        raise InputError(
-            "basis",
-            f"'contrast' leaves out a direction that {name_of(structure)} may depend on",
-            "use 'auto' or 'label', or a structure whose ignores_shift is True",
-        )
-    if family.basis != "auto":
-        return Choice(family.basis, ASKED)
-    if preset is not None:
-        return Choice(preset.basis, "as in the paper")
-    if shift:
-        return Choice("contrast", "the structure ignores what all labels share")
-    return Choice("label", "the structure may depend on what all labels share")
-
-
-def _most_inducing(family: Family, preset: Preset | None) -> Choice[int | None]:
-    """Most inducing inputs, to be picked from the training tokens."""
-    if isinstance(family, Weights):
-        return Choice(None, "weights need none")
-    if family.n_inducing is not None:
-        return Choice(int(family.n_inducing), ASKED)
-    if preset is not None:
-        return Choice(preset.n_inducing, "as in the paper")
-    return Choice(N_INDUCING, "as many as tell the training tokens apart")
-
-
-def _entropy(family: Family) -> Choice[str]:
-    if not isinstance(family, Mixture):
-        return Choice("exact", "one component")
-    if family.entropy != "auto":
-        return Choice(family.entropy, ASKED)
-    one = family.n_components == 1
-    return Choice("exact", "one component") if one else Choice("bhattacharyya", "the tighter bound")
-
-
-def covariance_of(
-    plan: Plan, n_functions: int, n_inducing: int, n_tokens: int
-) -> tuple[Choice[str], int]:
-    """The form of the covariances of inducing values, and its rank (0 unless low-rank).
-
-    With R functions, K components, M inducing inputs, N tokens and rank r,
-
-        full        8 K R M^2 bytes        R (N M^2 + M^3) multiplications per round
-        low-rank    8 K R M (r + 1)        4 R N M r, two products with the precision, each there and back
-        diagonal    8 K R M                R N M T, next to nothing
-
-    and 'auto' is the first of them that keeps within ``MOST_BYTES`` and ``MOST_WORK``. Natural gradients
-    solve for the means with the whole precision of a function, so their time is the same under every form
-    and only memory decides. SAGA holds gradients in the covariance itself, which a low-rank one never
-    forms.
-    """
-    family, first = plan.posterior.value, first_stage(plan.optimizer.value)
-    assert isinstance(family, Inducing | Mixture)
-    rank = min(n_inducing, RANK if family.rank is None else int(family.rank))
-    if family.covariance != "auto":
-        return Choice(family.covariance, ASKED), rank if family.covariance == "low-rank" else 0
-    if plan.preset is not None:
-        return Choice("full", "as in the paper"), 0
-    N, M, R = n_tokens, n_inducing, n_functions
-    pieces = plan.n_components * R
-    space = {"full": 8 * pieces * M**2, "low-rank": 8 * pieces * M * (rank + 1)}
-    work = {"full": R * (N * M**2 + M**3), "low-rank": 2 * PASSES * R * N * M * rank}
-    if isinstance(first, Natural):
-        work = dict.fromkeys(work, 0)
-    fits = {name: space[name] <= MOST_BYTES and work[name] <= MOST_WORK for name in space}
-    price = f"full ones take {space['full'] / 1e9:.2g} GB"
-    price += f" and {work['full']:.1e} multiplications per round" if work["full"] else ""
-    if fits["full"]:
-        return Choice("full", price), 0
-    cheaper = rank < M and work["low-rank"] <= work["full"]
-    if fits["low-rank"] and cheaper and isinstance(first, Adam | Blocks | Natural | SecondOrder):
-        return Choice("low-rank", price), rank
-    return Choice("diagonal", price), 0
-
-
-# -- the optimiser ---------------------------------------------------------------------------------
-
-
-def first_stage(optimizer: Optimizer) -> Optimizer:
-    """The optimiser of one component, where a mixture starts from one."""
-    return first_stage(optimizer.first) if isinstance(optimizer, MixtureFit) else optimizer
-
-
-def optimizer_of(
-    inference: str | Optimizer,
-    structure: Structure,
-    family: Family,
-    on_bound: bool,
-    n_tokens: int = 0,
-) -> Choice[Optimizer]:
-    """The optimiser that ``inference`` stands for, with its ``learn_scales`` settled.
-
-    'auto' takes the second-order fit if the structure gives its curvature, batch by batch where weights are
-    fitted to very many tokens (``n_tokens``), else natural gradients: pathwise where the structure can be
-    differentiated, surrogate plus residual where it only has values. A mixture starts from one component
-    fitted so, and goes on with Adam.
-    """
-    asked, reason = _asked(inference), ASKED if isinstance(inference, str) else "given"
-    if asked is None:
-        asked, reason = _open_optimizer(structure, family, n_tokens)
-    if getattr(asked, "learn_scales", None) == "auto":
-        scales: LearnScales = "all" if on_bound else "transitions"
-        asked = replace(asked, learn_scales=scales)  # type: ignore[type-var]
-    several = isinstance(family, Mixture) and family.n_components > 1
-    if several and isinstance(asked, SecondOrder | Natural):
-        scales = asked.learn_scales
-        # What the first stage has learned of the kernel stays.
-        after = Adam(0.01, learn_scales="transitions" if scales == "all" else scales)
-        asked, reason = (
-            MixtureFit(asked, then=after),
-            f"{reason}; a mixture starts from one component",
-        )
-    return Choice(asked, reason)
-
-
-def _open_optimizer(structure: Structure, family: Family, n_tokens: int) -> tuple[Optimizer, str]:
-    """The optimiser where the user leaves it open."""
-    weights = isinstance(family, Weights)
-    closed = structure.has_curvature and not _full_transitions(family)
-    closed = closed or (weights and structure.has_local_curvature)
-    if weights and closed and n_tokens >= MANY_TOKENS:
-        return NAMED["minibatch"], "there is much data"
-    if closed and isinstance(structure, Differences):
-        return NAMED[
-            "second-order"
-        ], "values alone, and few enough of them tell slope and curvature"
-    if closed:
-        return NAMED["second-order"], "the structure gives its curvature"
-    how = "pathwise gradients" if structure.has_gradient else "gradients from values alone"
-    return NAMED["natural"], how
-
-
-def gradient_of(optimizer: Optimizer, structure: Structure) -> Choice[Estimator]:
-    """The gradient estimator: pathwise where the structure has a gradient, else the surrogate."""
-    first = first_stage(optimizer)
-    name, draws = getattr(first, "gradient", "auto"), getattr(first, "n_draws", None)
-    reason = ASKED
-    if name == "auto":
-        name = "pathwise" if structure.has_gradient else "surrogate"
-        can = "can" if structure.has_gradient else "cannot"
-        reason = f"the structure {can} be differentiated"
-    estimator = ESTIMATORS[name]
-    if estimator.needs_gradient and not structure.has_gradient:
-        raise InputError(
-            "gradient",
-            f"{name!r} needs a structure that can be differentiated",
-            "use gradient='auto', or write the structure in torch",
-        )
-    if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | Blocks):
-        draws = OPEN_DRAWS
-    return Choice(estimator if draws is None else estimator.with_draws(int(draws)), reason)
 
 
 def _learn_scales(
     optimizer: Optimizer, inference: str | Optimizer, on_bound: bool
 ) -> Choice[LearnScales]:
     found: LearnScales = getattr(first_stage(optimizer), "learn_scales", False)
-    if getattr(_asked(inference), "learn_scales", "auto") != "auto":
+    if getattr(asked_optimizer(inference), "learn_scales", "auto") != "auto":
         named = isinstance(inference, str)
         return Choice(found, "as in the paper" if named else "given")
     reason = (
@@ -623,7 +289,7 @@ def _for_shards(options: Options) -> Options:
             "inducing inputs are chosen from data in memory",
             "use 'auto' or 'weights' on shards",
         )
-    asked = _asked(options.inference)
+    asked = asked_optimizer(options.inference)
     if asked is not None and not isinstance(asked, Minibatch):
         raise InputError(
             "inference",

@@ -23,10 +23,11 @@ from structgp.data.shards import ShardedExamples
 from structgp.errors import StructgpWarning
 from structgp.gp import Posterior, Relaxation, WeightPosterior, contrasts
 from structgp.gp.kernels.grow import grown
+from structgp.plan.choices import learns_kernel
 from structgp.plan.options import Options, Prior
 from structgp.plan.pilot import Pilot, run_pilot
 from structgp.plan.prior import choose_kernel, flat_tokens, pick_inducing, sharded_kernel
-from structgp.plan.resolve import Plan, covariance_of, learns_kernel
+from structgp.plan.resolve import Plan
 
 ENOUGH = 0.02
 """Share of the prior variance that inducing inputs may leave open, under a kernel that is known."""
@@ -123,7 +124,7 @@ def can_go_on(plan: Plan, before: Model, examples: Examples, prior: Prior) -> bo
     else:
         # Inducing inputs are rows of the old encoder.
         moved = column_places(before.encoder, examples.encoder)
-        form, rank = covariance_of(plan, old.n_functions, old.n_inducing, examples.n_tokens)
+        form, rank = plan.covariance_for(old.n_functions, old.n_inducing, examples.n_tokens)
         full = plan.posterior.value.transition_covariance == "full"
         possible = (
             possible
