@@ -69,7 +69,7 @@ def test_no_auto_is_left(examples: Examples) -> None:
         ({}, "basis", "contrast", "the structure ignores what all labels share"),
         ({}, "kernel", {"categorical": "relevance"}, "the fit learns what each feature is worth"),
         ({}, "precision", "float64", ""),
-        ({}, "learn_scales", "all", "the fit learns the kernel in closed form"),
+        ({}, "learn_scales", "all", "the fit learns the kernel"),
         ({"inference": "natural"}, "posterior", "inducing", "the fit does not learn the kernel"),
         ({"inference": "natural"}, "kernel", {"categorical": "template"}, "the fit does not"),
         ({"inference": "natural"}, "learn_scales", "transitions", ""),

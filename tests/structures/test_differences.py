@@ -147,7 +147,7 @@ def test_not_where_another_way_is_asked_for(asked: dict[str, object]) -> None:
 
 def test_not_where_it_takes_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = little_data()
-    monkeypatch.setattr("structgp.plan.posterior_family.CHEAP_DIFFERENCES", 10)
+    monkeypatch.setattr("structgp.plan.choices.CHEAP_DIFFERENCES", 10)
     model = StructuredGPClassifier(
         n_draws=2, structure=chain_in_numpy, inference=SecondOrder(n_draws=20, learn_scales="auto")
     )

@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from structgp.answers import model_file
 from structgp.answers.ask import Asked, Question
 from structgp.answers.model import Model
-from structgp.api.questions import Answers, as_list
+from structgp.api.questions import Answers, as_list, class_shift
 from structgp.data.examples import Examples, read_examples
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
@@ -34,10 +34,11 @@ from structgp.plan.options import (
     Prior,
     check_class_weight,
     check_options,
+    device_of,
     from_json,
     to_json,
 )
-from structgp.plan.resolve import Plan, check_together, going_on, resolve
+from structgp.plan.resolve import Plan, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import can_go_on, start_of
 
@@ -283,8 +284,9 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         with self._reporting(callback) as report:
             start = start_of(options, plan, examples, generator, before)
             fit = Fit(options, examples, start, generator, **extras)
-            for line in fit.plan.lines():
-                logger.info(line)
+            if logger.isEnabledFor(logging.INFO):
+                for line in plan_lines(start.plan.to_json()):
+                    logger.info(line)
             self._fitting = fit
             try:
                 self.model_, self.training_log_ = fit.run(report)
@@ -303,8 +305,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         found = copy.copy(self)
         fit: Fit = found.__dict__.pop("_fitting")
         found.classes_ = np.array(fit.examples.labels.classes)
-        found.training_log_ = {}
-        found.model_ = fit.model_now()
+        found.training_log_, found.model_ = {}, fit.model_now()
         return found
 
     def _examples(
@@ -356,7 +357,11 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         check_is_fitted(self, "model_")
         options, model = self._options(), self.model_
         check_class_weight(options.class_weight, model.labels.classes)
-        question = Question(int(options.n_draws), _shift(options, model), options.torch_device)
+        question = Question(
+            int(options.n_draws),
+            class_shift(options.class_weight, model),
+            device_of(options.device),
+        )
         return model.ask(as_list(X), question)
 
     # -- files -------------------------------------------------------------------------------------
@@ -373,19 +378,6 @@ def _is_option(value: Any) -> bool:
     """Whether it is an option object, whose fields are parameters."""
     params = getattr(value, "__dataclass_params__", None)
     return params is not None and params.frozen and not isinstance(value, type)
-
-
-def _shift(options: Options, model: Model) -> torch.Tensor | None:
-    """(V,) log of the class weights."""
-    if options.class_weight is None:
-        return None
-    classes = model.labels.classes
-    if isinstance(options.class_weight, str):
-        counts = np.array([model.info["label_counts"].get(c, 0) for c in classes])
-        weights = counts.sum() / (len(classes) * np.where(counts > 0, counts, 1))
-    else:
-        weights = np.array([float(options.class_weight.get(c, 1.0)) for c in classes])
-    return torch.from_numpy(np.log(weights))
 
 
 def load(path: str | Path) -> StructuredGPClassifier:

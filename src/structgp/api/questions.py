@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from structgp.answers import SENSES, Parts
 from structgp.answers.ask import Asked, Known
+from structgp.answers.model import Model
 from structgp.data.labels import check_all_labelled, check_labels
 from structgp.errors import InputError
 from structgp.evaluation import metrics
@@ -48,6 +50,19 @@ class Uncertainty:
 def as_list(X: Iterable[Any]) -> list[Any]:
     """X with generators read out; what is not a sequence is left for the encoder to name."""
     return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
+
+
+def class_shift(class_weight: str | dict[str, float] | None, model: Model) -> torch.Tensor | None:
+    """(V,) log of the class weights."""
+    if class_weight is None:
+        return None
+    classes = model.labels.classes
+    if isinstance(class_weight, str):
+        counts = np.array([model.info["label_counts"].get(c, 0) for c in classes])
+        weights = counts.sum() / (len(classes) * np.where(counts > 0, counts, 1))
+    else:
+        weights = np.array([float(class_weight.get(c, 1.0)) for c in classes])
+    return torch.from_numpy(np.log(weights))
 
 
 def _check_number(n: Any) -> None:

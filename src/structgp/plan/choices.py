@@ -128,7 +128,7 @@ def learns_on_bound(options: Options, structure: Structure, blocks: Sequence[Blo
     if asked is not None:
         learns = isinstance(asked, SecondOrder | Minibatch)
         return learns and asked.learn_scales in ("auto", "all")  # type: ignore[attr-defined]
-    if _full_transitions(options.family):
+    if getattr(options.family, "transition_covariance", None) == "full":
         return False
     local = structure.has_local_curvature and _may_be_weights(options, blocks)
     return structure.has_curvature or local
@@ -149,10 +149,6 @@ def asked_optimizer(inference: str | Optimizer) -> Optimizer | None:
     return PRESETS[inference].optimizer if inference in PRESETS else NAMED.get(inference)
 
 
-def _full_transitions(family: Family | None) -> bool:
-    return family is not None and family.transition_covariance == "full"
-
-
 def _may_be_weights(options: Options, blocks: Sequence[Block]) -> bool:
     """Whether a second-order fit of weights is possible, apart from what it asks of the structure."""
     return (
@@ -161,7 +157,7 @@ def _may_be_weights(options: Options, blocks: Sequence[Block]) -> bool:
         and isinstance(options.kernel, str)
         and options.kernel in ("auto", "relevance")
         and not isinstance(options.family, Inducing | Mixture)
-        and not _full_transitions(options.family)
+        and getattr(options.family, "transition_covariance", None) != "full"
         and all(block.kind != "dense" for block in blocks)
     )
 
@@ -229,9 +225,11 @@ def family_of(
     return Choice(asked, ASKED)
 
 
-def basis_of(family: Family, structure: Structure, preset: Preset | None) -> Choice[str]:
-    """'contrast' or 'label'."""
-    shift = structure.ignores_shift
+def details_of(
+    family: Family, structure: Structure, preset: Preset | None
+) -> tuple[Choice[str], Choice[int | None], Choice[str]]:
+    """Basis ('contrast' or 'label'), most inducing inputs, and entropy of the family."""
+    paper, shift = "as in the paper", structure.ignores_shift
     if family.basis == "contrast" and not shift:
         raise InputError(
             "basis",
@@ -239,36 +237,28 @@ def basis_of(family: Family, structure: Structure, preset: Preset | None) -> Cho
             "use 'auto' or 'label', or a structure whose ignores_shift is True",
         )
     if family.basis != "auto":
-        return Choice(family.basis, ASKED)
-    if preset is not None:
-        return Choice(preset.basis, "as in the paper")
-    if shift:
-        return Choice("contrast", "the structure ignores what all labels share")
-    return Choice("label", "the structure may depend on what all labels share")
-
-
-def inducing_of(family: Family, preset: Preset | None) -> Choice[int | None]:
-    """Most inducing inputs, to be picked from the training tokens."""
+        basis = Choice(family.basis, ASKED)
+    elif preset is not None:
+        basis = Choice(preset.basis, paper)
+    elif shift:
+        basis = Choice("contrast", "the structure ignores what all labels share")
+    else:
+        basis = Choice("label", "the structure may depend on what all labels share")
+    most: Choice[int | None]
     if isinstance(family, Weights):
-        return Choice(None, "weights need none")
-    if family.n_inducing is not None:
-        return Choice(int(family.n_inducing), ASKED)
-    if preset is not None:
-        return Choice(preset.n_inducing, "as in the paper")
-    return Choice(N_INDUCING, "as many as tell the training tokens apart")
-
-
-def entropy_of(family: Family) -> Choice[str]:
-    if not isinstance(family, Mixture):
-        return Choice("exact", "one component")
-    if family.entropy != "auto":
-        return Choice(family.entropy, ASKED)
-    one = family.n_components == 1
-    return Choice("exact", "one component") if one else Choice("bhattacharyya", "the tighter bound")
-
-
-def n_components(family: Family) -> int:
-    return family.n_components if isinstance(family, Mixture) else 1
+        most = Choice(None, "weights need none")
+    elif family.n_inducing is not None:
+        most = Choice(int(family.n_inducing), ASKED)
+    elif preset is not None:
+        most = Choice(preset.n_inducing, paper)
+    else:
+        most = Choice(N_INDUCING, "as many as tell the training tokens apart")
+    entropy = Choice("exact", "one component")
+    if isinstance(family, Mixture) and family.entropy != "auto":
+        entropy = Choice(family.entropy, ASKED)
+    elif isinstance(family, Mixture) and family.n_components > 1:
+        entropy = Choice("bhattacharyya", "the tighter bound")
+    return basis, most, entropy
 
 
 def covariance_of(
@@ -300,7 +290,7 @@ def covariance_of(
     if preset is not None:
         return Choice("full", "as in the paper"), 0
     N, M, R = n_tokens, n_inducing, n_functions
-    pieces = n_components(family) * R
+    pieces = int(getattr(family, "n_components", 1)) * R
     space = {"full": 8 * pieces * M**2, "low-rank": 8 * pieces * M * (rank + 1)}
     work = {"full": R * (N * M**2 + M**3), "low-rank": 2 * PASSES * R * N * M * rank}
     if isinstance(first, Natural):
@@ -344,7 +334,7 @@ def optimizer_of(
     if getattr(asked, "learn_scales", None) == "auto":
         scales: LearnScales = "all" if on_bound else "transitions"
         asked = replace(asked, learn_scales=scales)  # type: ignore[type-var]
-    if n_components(family) > 1 and isinstance(asked, SecondOrder | Natural):
+    if getattr(family, "n_components", 1) > 1 and isinstance(asked, SecondOrder | Natural):
         scales = asked.learn_scales
         # What the first stage has learned of the kernel stays.
         after = Adam(0.01, learn_scales="transitions" if scales == "all" else scales)
@@ -358,7 +348,7 @@ def optimizer_of(
 def _open_optimizer(structure: Structure, family: Family, n_tokens: int) -> tuple[Optimizer, str]:
     """The optimiser where the user leaves it open."""
     weights = isinstance(family, Weights)
-    closed = structure.has_curvature and not _full_transitions(family)
+    closed = structure.has_curvature and family.transition_covariance != "full"
     closed = closed or (weights and structure.has_local_curvature)
     if weights and closed and n_tokens >= MANY_TOKENS:
         return NAMED["minibatch"], "there is much data"

@@ -129,10 +129,6 @@ class Options:
         """The posterior that was asked for; None where it is left open."""
         return FAMILIES.get(self.posterior) if isinstance(self.posterior, str) else self.posterior
 
-    @property
-    def torch_device(self) -> str:
-        return device_of(self.device)
-
 
 # -- checks ----------------------------------------------------------------------------------------
 
@@ -163,10 +159,11 @@ MAY_BE_ZERO = (
 
 def check_options(options: Options) -> None:
     """InputError, with the parameter and a remedy, for the first parameter that is not possible."""
-    _check_kind("prior", options.prior, (Prior,), "a structgp.Prior")
-    if not isinstance(options.posterior, str):
-        remedy = "'auto', 'weights', 'inducing', or structgp.Weights, Inducing or Mixture"
-        _check_kind("posterior", options.posterior, (Weights, Inducing, Mixture), remedy)
+    if not isinstance(options.prior, Prior):
+        raise InputError("prior", f"got {options.prior!r}", "use a structgp.Prior")
+    if not isinstance(options.posterior, str | Weights | Inducing | Mixture):
+        names = "'auto', 'weights', 'inducing', or structgp.Weights, Inducing or Mixture"
+        raise InputError("posterior", f"got {options.posterior!r}", f"use {names}")
     if not isinstance(options.inference, str):
         if not callable(getattr(options.inference, "step", None)):
             raise InputError(
@@ -178,17 +175,20 @@ def check_options(options: Options) -> None:
     for owner in (options, options.prior, options.family):
         if owner is not None:
             _check_fields(owner)
-    _check_family(options.family)
     _check_prior(options.prior)
+    if isinstance(options.family, Inducing | Mixture):
+        _check_inducing(options.family)
     if isinstance(options.structure, Custom):
         _check_custom(options.structure)
     check_class_weight(options.class_weight)
-    _check_device(options.device)
-
-
-def _check_kind(name: str, value: Any, kinds: tuple[type, ...], remedy: str) -> None:
-    if not isinstance(value, kinds):
-        raise InputError(name, f"got {value!r}", f"use {remedy}")
+    try:
+        torch.empty(0, device=torch.device(device_of(options.device)))
+    except (RuntimeError, TypeError, AssertionError):
+        raise InputError(
+            "device",
+            f"{options.device!r} cannot be used here",
+            "use 'auto', 'cpu', or 'cuda' where there is a GPU",
+        ) from None
 
 
 def _check_fields(owner: Any) -> None:
@@ -230,9 +230,7 @@ def _check_optimizer(optimizer: Optimizer) -> None:
             )
 
 
-def _check_family(family: Family | None) -> None:
-    if not isinstance(family, Inducing | Mixture):
-        return
+def _check_inducing(family: Inducing | Mixture) -> None:
     if family.rank is not None and family.covariance != "low-rank":
         raise InputError(
             "rank",
@@ -293,17 +291,6 @@ def device_of(name: Any) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return str(name)
-
-
-def _check_device(name: Any) -> None:
-    try:
-        torch.empty(0, device=torch.device(device_of(name)))
-    except (RuntimeError, TypeError, AssertionError):
-        raise InputError(
-            "device",
-            f"{name!r} cannot be used here",
-            "use 'auto', 'cpu', or 'cuda' where there is a GPU",
-        ) from None
 
 
 # -- JSON, and what tells one fit from another -----------------------------------------------------

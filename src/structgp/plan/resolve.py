@@ -24,23 +24,20 @@ from structgp.plan.choices import (
     ASKED,
     Choice,
     asked_optimizer,
-    basis_of,
     covariance_of,
-    entropy_of,
+    details_of,
     family_of,
     first_stage,
     gradient_of,
-    inducing_of,
     kernel_of,
     learns_on_bound,
-    n_components,
     name_of,
     optimizer_of,
     predictor_of,
     structure_of,
 )
 from structgp.plan.optimizers import NAMED, PRESETS, Preset
-from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
+from structgp.plan.options import Family, Inducing, Mixture, Options, Weights, device_of
 from structgp.structures import Structure
 
 LATER_LEARNING_ROUNDS = 1
@@ -81,7 +78,7 @@ class Plan:
 
     @property
     def n_components(self) -> int:
-        return n_components(self.posterior.value)
+        return int(getattr(self.posterior.value, "n_components", 1))
 
     def covariance_for(
         self, n_functions: int, n_inducing: int, n_tokens: int
@@ -109,10 +106,6 @@ class Plan:
         if self.rank:
             found["covariance"]["rank"] = self.rank
         return found
-
-    def lines(self) -> list[str]:
-        """One readable line per choice."""
-        return plan_lines(self.to_json())
 
 
 def plan_lines(plan: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -166,34 +159,36 @@ def resolve(
         )
     if isinstance(optimizer.value, Minibatch):
         optimizer = replace(optimizer, value=optimizer.value.paced(examples.n_tokens))
+    scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"
+    if getattr(asked_optimizer(options.inference), "learn_scales", "auto") != "auto":
+        scales = "as in the paper" if preset else "given"
+    basis, n_inducing, entropy = details_of(family.value, structure.value, preset)
     return Plan(
         structure=structure,
         kernel=kernel,
         posterior=family,
-        basis=basis_of(family.value, structure.value, preset),
-        n_inducing=inducing_of(family.value, preset),
+        basis=basis,
+        n_inducing=n_inducing,
         covariance=Choice("diagonal", "weights have no correlations"),
         rank=0,
-        entropy=entropy_of(family.value),
+        entropy=entropy,
         optimizer=optimizer,
         gradient=gradient_of(optimizer.value, structure.value),
-        learn_scales=_learn_scales(optimizer.value, options.inference, on_bound),
-        precision=_precision(optimizer.value, examples.n_tokens),
-        device=_device(options),
         predictor=predictor,
         on_bound=on_bound,
         preset=preset,
+        **_settings(options, optimizer.value, scales),
     )
 
 
 def all_at_once(plan: Plan, options: Options) -> Plan:
     """The same plan for a fit that several processes share or have begun: without minibatches unless
     those were asked for."""
-    optimizer = optimizer_of(
-        options.inference, plan.structure.value, plan.posterior.value, plan.on_bound, 0
-    )
-    precision = _precision(optimizer.value, 0)
-    return replace(plan, optimizer=optimizer, precision=precision)
+    if options.inference != "auto":
+        return plan
+    optimizer = optimizer_of("auto", plan.structure.value, plan.posterior.value, plan.on_bound)
+    settings = _settings(options, optimizer.value, plan.learn_scales.reason)
+    return replace(plan, optimizer=optimizer, **settings)
 
 
 def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
@@ -223,37 +218,26 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
         entropy=Choice("exact", "one component"),
         optimizer=Choice(onward, "the earlier data are known through their posterior alone"),
         gradient=gradient_of(onward, structure),
-        learn_scales=Choice(onward.learn_scales, "the kernel moves once more"),
-        precision=_precision(onward, examples.n_tokens),
-        device=_device(options),
         predictor=predictor_of(options, structure),
         on_bound=True,
         preset=None,
+        **_settings(options, onward, "the kernel moves once more"),
     )
 
 
-def _learn_scales(
-    optimizer: Optimizer, inference: str | Optimizer, on_bound: bool
-) -> Choice[LearnScales]:
-    found: LearnScales = getattr(first_stage(optimizer), "learn_scales", False)
-    if getattr(asked_optimizer(inference), "learn_scales", "auto") != "auto":
-        named = isinstance(inference, str)
-        return Choice(found, "as in the paper" if named else "given")
-    reason = (
-        "the fit learns the kernel in closed form" if on_bound else "it does not learn the kernel"
-    )
-    return Choice(found, reason)
-
-
-def _precision(optimizer: Optimizer, n_tokens: int) -> Choice[str]:
-    if isinstance(optimizer, Minibatch) and optimizer.single:
-        return Choice("float32 visits, float64 sums", f"{n_tokens} tokens are many")
-    return Choice("float64", "Cholesky factors and sums need it")
-
-
-def _device(options: Options) -> Choice[str]:
-    reason = "the GPU where there is one" if options.device == "auto" else ASKED
-    return Choice(options.torch_device, reason)
+def _settings(options: Options, optimizer: Optimizer, reason: str) -> dict[str, Any]:
+    """What moves with the bound, the precision and the device, as fields of a plan."""
+    scales: LearnScales = getattr(first_stage(optimizer), "learn_scales", False)
+    single = isinstance(optimizer, Minibatch) and optimizer.single
+    precision = Choice("float64", "Cholesky factors and sums need it")
+    if single:
+        precision = Choice("float32 visits, float64 sums", "there is much data")
+    where = "the GPU where there is one" if options.device == "auto" else ASKED
+    return {
+        "learn_scales": Choice(scales, reason),
+        "precision": precision,
+        "device": Choice(device_of(options.device), where),
+    }
 
 
 def check_alone(together: Together) -> None:

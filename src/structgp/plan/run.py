@@ -7,7 +7,7 @@ import hashlib
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,11 @@ class Fit:
     checkpoint: str | Path | None = None
     together: Together = ALONE
 
-    @property
-    def plan(self) -> Plan:
-        return self.start.plan
-
     def run(self, callback: Callback) -> tuple[Model, dict[str, Any]]:
         """Fits the posterior in place; returns the model and the log."""
-        kept, plan = self._kept()
-        with self._sites(plan) as plan:
+        kept, plan = (None, self.start.plan) if self.checkpoint is None else self._kept()
+        on_disk = isinstance(self.examples, ShardedExamples)
+        with self._sites(plan) if on_disk else nullcontext(plan) as plan:
             history = self._train(plan, callback, kept)
         if history.stopped == "limit":
             warnings.warn(
@@ -130,7 +127,7 @@ class Fit:
             int(self.options.random_state),
             info,
             {} if self.seen_before is None else dict(self.seen_before.extra),
-            predictor=self.plan.predictor,
+            predictor=self.start.plan.predictor,
             constraints=self.examples.constraints,
         )
 
@@ -149,7 +146,7 @@ class Fit:
             generator=self.generator,
             callback=callback,
             checkpoint=kept,
-            watch=self._watch(),
+            watch=self._watch(self.dev) if self.early_stopping and self.dev else None,
             together=self.together,
         )
 
@@ -171,11 +168,9 @@ class Fit:
             self.together,
         )
 
-    def _watch(self) -> Watch | None:
+    def _watch(self, dev: Dev) -> Watch:
         """Looks at the dev data after each step, where that decides when to stop."""
-        if not self.early_stopping or self.dev is None:
-            return None
-        X, truth = self.dev[0], check_all_labelled(*self.dev)
+        X, truth = dev[0], check_all_labelled(*dev)
         if not any(y and set(y) <= set(self.examples.labels.classes) for y in truth):
             raise InputError(
                 "y_dev",
@@ -193,39 +188,33 @@ class Fit:
 
     # -- files -------------------------------------------------------------------------------------
 
-    def _kept(self) -> tuple[Checkpoint | None, Plan]:
+    def _kept(self) -> tuple[Checkpoint, Plan]:
         """The checkpoint, and the plan of the fit that it belongs to: one begun by several processes has
         no minibatches."""
-        kept = self._checkpoint(self.plan)
-        if kept is None or kept.is_there or isinstance(self.examples, ShardedExamples):
-            return kept, self.plan
-        shared = all_at_once(self.plan, self.options)
-        other = self._checkpoint(shared)
-        assert other is not None
-        return (other, shared) if other.is_there else (kept, self.plan)
-
-    def _checkpoint(self, plan: Plan) -> Checkpoint | None:
-        path = self.checkpoint
-        if path is None:
-            return None
-        if not Path(path).absolute().parent.is_dir():
+        assert self.checkpoint is not None
+        if not Path(self.checkpoint).absolute().parent.is_dir():
             raise InputError(
-                str(path),
+                str(self.checkpoint),
                 "cannot be written (No such file or directory)",
                 "create its folder first",
             )
+        plan, shared = self.start.plan, all_at_once(self.start.plan, self.options)
+        kept, other = (Checkpoint(self.checkpoint, self._fingerprint(p)) for p in (plan, shared))
+        return (other, shared) if other.is_there and not kept.is_there else (kept, plan)
+
+    def _fingerprint(self, plan: Plan) -> str:
+        """What tells this fit from another: its options, data, optimiser and gradient estimator."""
         optimizer = plan.optimizer.value
-        # An optimiser that is not a dataclass may have a name and no values to compare.
-        told = optimizer if is_dataclass(optimizer) else optimizer.name
         parts = (
             fingerprint(self.options),
             self.early_stopping,
             self.examples.labels.classes,
-            told,
+            # An optimiser that is not a dataclass may have a name and no values to compare.
+            optimizer if is_dataclass(optimizer) else optimizer.name,
             plan.gradient.value.name,
             self.examples.digest,
         )
-        return Checkpoint(path, hashlib.sha256(repr(parts).encode()).hexdigest())
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @contextmanager
     def _sites(self, plan: Plan) -> Iterator[Plan]:
