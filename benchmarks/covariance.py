@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from structgp import StructuredGPClassifier
+from structgp import Inducing, StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
@@ -94,11 +94,9 @@ def quality(form: str, n: int, n_inducing: int, n_labels: int, rank: int | None)
     X, y = dense_data(n + 200, n_labels)
     dev = X[n:], y[n:]
     model = StructuredGPClassifier(
-        covariance=form,
-        covariance_rank=rank,
-        n_inducing=n_inducing,
-        learn_scales=False,
         random_state=0,
+        posterior=Inducing(n_inducing=n_inducing, covariance=form, rank=rank),
+        inference=SecondOrder(learn_scales=False),
     ).fit(X[:n], y[:n], *dev)
     log = model.training_log_
     return {

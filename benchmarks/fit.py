@@ -11,17 +11,15 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from experiments.methods.ess import GPStruct
+from experiments.presets import paper_model
 
 from benchmarks.record import Options, Row, log_plot, table
 from structgp import StructgpWarning, StructuredGPClassifier, metrics
 from structgp.data.corpora import recipes
 from structgp.evaluation.crf import LinearCRF
-from structgp.paper import Blocks, Stochastic
-from structgp.plan.choose_optimizer import PRESETS
 
 Fit = Callable[[float, list[Any], list[Any]], Any]
 
@@ -41,23 +39,12 @@ def slices(limit: float, X: list[Any], y: list[Any]) -> Any:
     return GPStruct(int(limit), thin=max(1, int(limit) // 100)).fit(X, y)
 
 
-def paper(name: str, optimizer: Any) -> Fit:
+def paper(name: str) -> Fit:
     def fit(limit: float, X: list[Any], y: list[Any]) -> Any:
         """limit : seconds of its optimiser."""
-        preset = PRESETS[name]
-        model = StructuredGPClassifier(
-            kernel="linear",
-            pairwise_sd=1.0,
-            inference=replace(optimizer, max_seconds=limit, learn_scales=preset.learn_scales),
-            gradient=preset.gradient,
-            n_gradient_draws=preset.n_gradient_draws,
-            n_inducing=preset.n_inducing,
-            learn_kernel=preset.learn_kernel,
-            basis=preset.basis,
-        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", StructgpWarning)  # the limit is what is asked for
-            return model.fit(X, y)
+            return paper_model(name, max_seconds=limit).fit(X, y)
 
     return fit
 
@@ -68,11 +55,11 @@ METHODS: dict[str, tuple[Fit, tuple[float, ...], tuple[float, ...]]] = {
     "structgp": (ours, (1, 0), (1, 2, 4, 8, 0)),
     "gp-ess": (slices, (30,), (100,)),
     "paper-stochastic": (
-        paper("paper-stochastic", Stochastic(name="paper-stochastic")),
+        paper("paper-stochastic"),
         (2,),
         (10, 40),
     ),
-    "paper-batch": (paper("paper-batch", Blocks(name="paper-batch")), (2,), (10, 40)),
+    "paper-batch": (paper("paper-batch"), (2,), (10, 40)),
 }
 QUICK_LINES = 40
 BOTH = ("crf", "structgp")

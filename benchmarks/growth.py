@@ -17,6 +17,7 @@ import torch
 from benchmarks.chain import call_of, inputs, ours
 from benchmarks.clock import exponent, take_turns
 from benchmarks.record import Options, Row, log_plot, table
+from structgp import Inducing, SecondOrder
 
 CHAIN = {"S": 8, "B": 32, "T": 40, "V": 12}
 FIT = {"N": 100, "T": 12, "V": 5, "D": 100, "S": 16}
@@ -60,8 +61,10 @@ def fit_seconds(size: dict[str, int]) -> Row:
     data = generate(
         size["N"], n_labels=size["V"], mean_length=size["T"], n_values=size["D"], seed=0
     )
-    more = {} if "M" not in size else {"space": "functions", "n_inducing": size["M"]}
-    model = StructuredGPClassifier(n_gradient_draws=size["S"], **more)
+    more = {} if "M" not in size else {"posterior": Inducing(n_inducing=size["M"])}
+    model = StructuredGPClassifier(
+        inference=SecondOrder(n_draws=size["S"], learn_scales="auto"), **more
+    )
     at, at_cpu = time.perf_counter(), time.process_time()
     model.fit(data.X, data.y)
     return {

@@ -26,7 +26,7 @@ y_test = corpus.y_test[:40]
 def parts(n: int) -> tuple[StructuredGPClassifier, dict[str, float]]:
     """Mean doubt of a test token, in nats, after n lines."""
     tagger = StructuredGPClassifier().fit(X[:n], corpus.y_train[:n])
-    doubt = tagger.predict_doubt(X_test)
+    doubt = tagger.predict_uncertainty(X_test)
     mean = {
         name: float(np.concatenate(getattr(doubt, name)).mean())
         for name in ("total", "data", "model")
@@ -43,7 +43,7 @@ def parts(n: int) -> tuple[StructuredGPClassifier, dict[str, float]]:
 
 # %%
 def finds_errors(tagger: StructuredGPClassifier) -> dict[str, float]:
-    total = np.concatenate(tagger.predict_doubt(X_test).total)
+    total = np.concatenate(tagger.predict_uncertainty(X_test).total)
     predicted = np.concatenate(tagger.predict(X_test))
     wrong = predicted != np.concatenate(y_test)
     doubtful = np.argsort(-total)[: len(total) // 10]
@@ -58,12 +58,12 @@ def finds_errors(tagger: StructuredGPClassifier) -> dict[str, float]:
 
 # %%
 def lines_and_spans(tagger: StructuredGPClassifier) -> None:
-    doubt = tagger.predict_doubt(X_test[:20], of="sequences")
+    doubt = tagger.predict_uncertainty(X_test[:20], of="sequences")
     most = int(np.argmax(doubt.model))
     words = " ".join(row[0] for row in corpus.X_test[most])
     print(f"labels would tell most of: {words} ({doubt.model[most]:.1f} nats of the model)")
     span = tagger.predict_spans([X_test[most]])[0][0]
-    about = tagger.span_doubt(X_test[most], span.start, span.stop, span.label)
+    about = tagger.span_uncertainty(X_test[most], span.start, span.stop, span.label)
     shown = " ".join(row[0] for row in corpus.X_test[most][span.start : span.stop])
     print(f"  '{shown}' is {span.label} with probability {span.probability:.2f},", end=" ")
     print(f"doubt {about.total:.2f} = {about.data:.2f} + {about.model:.2f}")

@@ -102,8 +102,8 @@ def checkpoint() -> dict[str, float]:
 
 # %%
 def early_stopping() -> dict[str, float]:
-    tagger = StructuredGPClassifier(early_stopping=True)
-    tagger.fit(X[:15], y[:15], X_dev=X[15:35], y_dev=y[15:35])
+    tagger = StructuredGPClassifier()
+    tagger.fit(X[:15], y[:15], X_dev=X[15:35], y_dev=y[15:35], early_stopping=True)
     log = tagger.training_log_
     print(
         f"{log['stopped']} after {len(log['steps'])} steps, dev NLL {log['dev']['token_nll']:.3f}"

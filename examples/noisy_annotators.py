@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from structgp import InputError, StructgpError, StructuredGPClassifier, metrics
+from structgp import InputError, Natural, StructgpError, StructuredGPClassifier, metrics
 from structgp.data.corpora import recipes
 from structgp.evaluation.crf import LinearCRF
 
@@ -94,7 +94,7 @@ def methods(n_labels: int, **options: Any) -> dict[str, Callable[[], Any]]:
     """The three by name; ``options`` are of the first one's classifier."""
     annotator = Annotator(uniform_confusion(n_labels))
     return {
-        "annotator": lambda: StructuredGPClassifier(likelihood=annotator, **options),
+        "annotator": lambda: StructuredGPClassifier(structure=annotator, **options),
         "chain": StructuredGPClassifier,
         "CRF": LinearCRF,
     }
@@ -123,7 +123,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
     print(f"{len(X)} lines, {100 * wrong:.0f} % of labels wrong; error on {len(X_test)} clean ones")
     errors = {}
     draws = 8 if options.quick else None
-    for name, method in methods(n_labels, n_gradient_draws=draws).items():
+    for name, method in methods(n_labels, inference=Natural(n_draws=draws)).items():
         began = time.perf_counter()
         try:
             model = method().fit(X, seen)

@@ -78,7 +78,7 @@ def three_senses(tagger: StructuredGPClassifier) -> dict[str, float]:
 
 # %%
 def pairs(tagger: StructuredGPClassifier) -> None:
-    (table,) = tagger.predict_pair_marginals([x])
+    (table,) = tagger.predict_transition_marginals([x])
     names = list(tagger.classes_)
     print("the most probable labels of each two neighbours")
     for t, p in enumerate(table):

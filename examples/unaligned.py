@@ -90,7 +90,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
     errors = {"commonest label": metrics.token_error(y_test, guess)}
     print(f"{len(X)} lines, token error on {len(X_test)} others")
     print(f"{'always ' + commonest:<34}{100 * errors['commonest label']:6.1f} %", flush=True)
-    summaries = StructuredGPClassifier(likelihood=log_prob_of_summary)
+    summaries = StructuredGPClassifier(structure=log_prob_of_summary)
     for name, model, labels in (
         ("summaries", summaries, seen),
         ("chain, summaries spread evenly", StructuredGPClassifier(), seen),

@@ -27,9 +27,10 @@ from experiments.commands import finish, is_done, parser_of, publish, tell_error
 from experiments.compared import fit_quietly
 from experiments.data import TASKS, Fold, bound_per_sequence, load_fold, problem_of
 from experiments.figures import Dot, dots, figure
+from experiments.methods.sgd import SGD
 from experiments.suites import data_folder
 from experiments.table1 import SEED
-from structgp import StructuredGPClassifier, metrics
+from structgp import Inducing, Mixture, Prior, StructuredGPClassifier, Weights, metrics
 from structgp.inference import SecondOrder
 from structgp.paper import Stochastic
 from structgp.structures import Chain
@@ -37,12 +38,11 @@ from structgp.structures import Chain
 KEY = ("base", "change", "task", "fold", "quick")
 NONE = "none"
 ABLATED = ("segmentation", "chunking")
+INDUCING = 500
 FIXED: dict[str, Any] = {
     "kernel": "linear",
-    "learn_kernel": False,
-    "pairwise_sd": 1.0,
-    "n_inducing": 500,
-    "space": "functions",
+    "prior": Prior(transition_sd=1.0, learn_kernel=False),
+    "posterior": Inducing(INDUCING),
 }
 
 
@@ -51,23 +51,33 @@ def _default(**changes: Any) -> Callable[[bool], StructuredGPClassifier]:
 
 
 def _inducing(**changes: Any) -> Callable[[bool], StructuredGPClassifier]:
-    settings = FIXED | {"inference": "second-order", "learn_scales": False} | changes
+    settings = FIXED | {"inference": SecondOrder(learn_scales=False)} | changes
     return lambda quick: StructuredGPClassifier(random_state=SEED, **settings)
 
 
-def _stochastic(remembers: bool = True, **changes: Any) -> Callable[[bool], StructuredGPClassifier]:
-    settings = {"gradient": "control-variate", "n_gradient_draws": 4000, "basis": "label"} | changes
+def _stochastic(
+    kind: type[Stochastic] = Stochastic,
+    *,
+    n_inducing: int = INDUCING,
+    basis: str = "label",
+    **changes: Any,
+) -> Callable[[bool], StructuredGPClassifier]:
+    """``changes`` : fields of the optimiser."""
+    own = {"gradient": "control-variate", "n_draws": 4000} | changes
 
     def make(quick: bool) -> StructuredGPClassifier:
-        own_pace = Stochastic(
-            remembers,
+        own_pace = kind(
             mean_step="auto",
             covariance_step="auto",
             unary_steps=None,
             pairwise_steps=None,
+            learn_scales=False,
             max_steps=300 if quick else 1500,
+            **own,
         )
-        return StructuredGPClassifier(random_state=SEED, inference=own_pace, **(FIXED | settings))
+        posterior = Inducing(n_inducing, basis=basis)
+        settings = FIXED | {"posterior": posterior, "inference": own_pace}
+        return StructuredGPClassifier(random_state=SEED, **settings)
 
     return make
 
@@ -75,32 +85,32 @@ def _stochastic(remembers: bool = True, **changes: Any) -> Callable[[bool], Stru
 ABLATIONS: dict[str, dict[str, Callable[[bool], StructuredGPClassifier]]] = {
     "default": {
         NONE: _default(),
-        "S = 4": _default(n_gradient_draws=4),
-        "S = 64": _default(n_gradient_draws=64),
+        "S = 4": _default(inference=SecondOrder(n_draws=4)),
+        "S = 64": _default(inference=SecondOrder(n_draws=64)),
         "kernel not learned": _default(inference=SecondOrder(learning_rounds=0)),
-        "a function for each label": _default(basis="label"),
-        "inducing inputs": _default(space="functions"),
+        "a function for each label": _default(posterior=Weights(basis="label")),
+        "inducing inputs": _default(posterior="inducing"),
     },
     "inducing": {
         NONE: _inducing(),
-        "M = 50": _inducing(n_inducing=50),
-        "M = 200": _inducing(n_inducing=200),
-        "M = 1000": _inducing(n_inducing=1000),
-        "S = 4": _inducing(n_gradient_draws=4),
+        "M = 50": _inducing(posterior=Inducing(50)),
+        "M = 200": _inducing(posterior=Inducing(200)),
+        "M = 1000": _inducing(posterior=Inducing(1000)),
+        "S = 4": _inducing(inference=SecondOrder(n_draws=4, learn_scales=False)),
         "kernel learned": _inducing(
-            kernel="relevance", learn_kernel=True, learn_scales="all", pairwise_sd=1.5
+            kernel="relevance", prior=Prior(learn_kernel=True), inference=SecondOrder()
         ),
-        "a function for each label": _inducing(basis="label"),
-        "K = 2": _inducing(n_components=2),
+        "a function for each label": _inducing(posterior=Inducing(INDUCING, basis="label")),
+        "K = 2": _inducing(posterior=Mixture(2, n_inducing=INDUCING)),
     },
     "stochastic": {
         NONE: _stochastic(),
-        "SGD": _stochastic(False),
+        "SGD": _stochastic(SGD),
         "no control variate": _stochastic(gradient="score"),
-        "SGD, no control variate": _stochastic(False, gradient="score"),
-        "pathwise gradients, S = 32": _stochastic(gradient="pathwise", n_gradient_draws=32),
-        "S = 250": _stochastic(n_gradient_draws=250),
-        "S = 1000": _stochastic(n_gradient_draws=1000),
+        "SGD, no control variate": _stochastic(SGD, gradient="score"),
+        "pathwise gradients, S = 32": _stochastic(gradient="pathwise", n_draws=32),
+        "S = 250": _stochastic(n_draws=250),
+        "S = 1000": _stochastic(n_draws=1000),
         "M = 200": _stochastic(n_inducing=200),
         "contrasts": _stochastic(basis="contrast"),
     },

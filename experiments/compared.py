@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from experiments.data import Fold
 from experiments.methods.ess import GPStruct
 from experiments.methods.svm import StructuredSVM
-from experiments.presets import PRESET_OPTIMIZERS
+from experiments.presets import paper_model
 from structgp import StructgpWarning, StructuredGPClassifier
 from structgp.evaluation.crf import LinearCRF
 from structgp.inference.loop import Callback
-from structgp.plan.choose_optimizer import PRESETS
 
 ESS_ITERATIONS = 2000
 FEW_VALUES = 5000
@@ -90,26 +89,13 @@ QUICK_DRAWS, QUICK_INDUCING = 256, 200
 
 def _paper(preset_name: str, likelihood: str) -> Callable[[Setting], StructuredGPClassifier]:
     def make(setting: Setting) -> StructuredGPClassifier:
-        preset = PRESETS[preset_name]
-        optimizer = replace(PRESET_OPTIMIZERS[preset_name], learn_scales=preset.learn_scales)
-        draws, inducing = preset.n_gradient_draws, preset.n_inducing
-        if setting.quick:
-            optimizer = replace(optimizer, **QUICK_OPTIMIZERS[preset_name])
-            draws, inducing = QUICK_DRAWS, QUICK_INDUCING
+        if not setting.quick:
+            own: dict[str, Any] = {"max_seconds": 60 * setting.minutes}
         else:
-            optimizer = replace(optimizer, max_seconds=60 * setting.minutes)
-        return StructuredGPClassifier(
-            kernel="linear",
-            pairwise_sd=1.0,
-            likelihood=likelihood,
-            inference=optimizer,
-            gradient=preset.gradient,
-            n_gradient_draws=draws,
-            n_inducing=inducing,
-            learn_kernel=preset.learn_kernel,
-            basis=preset.basis,
-            random_state=setting.seed,
-            device=setting.device,
+            own = {"n_inducing": QUICK_INDUCING, "n_draws": QUICK_DRAWS}
+            own |= QUICK_OPTIMIZERS[preset_name]
+        return paper_model(
+            preset_name, structure=likelihood, seed=setting.seed, device=setting.device, **own
         )
 
     return make

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from experiments.suites import columns_suite, encoded_suite
-from structgp import StructuredGPClassifier
+from structgp import Inducing, SecondOrder, StructuredGPClassifier
 from structgp.inference import Problem
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.loop import make_batches
@@ -21,7 +21,11 @@ from structgp.structures import Structure
 TASKS = ("basenp", "chunking", "segmentation", "japanesene")
 RESULTS = Path(__file__).parent / "results"
 
-PLAIN: dict[str, Any] = {"kernel": "linear", "basis": "label", "learn_scales": "pairwise"}
+PLAIN: dict[str, Any] = {
+    "kernel": "linear",
+    "posterior": Inducing(basis="label"),
+    "inference": SecondOrder(learn_scales="transitions"),
+}
 """A prior that every optimiser can work with as it is, so that their bounds can be compared: one fixed
 kernel, and a function for each label, as the paper has it."""
 

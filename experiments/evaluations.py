@@ -21,18 +21,16 @@ from typing import Any
 import torch
 
 from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
-from structgp import StructgpError, StructuredGPClassifier
+from structgp import Inducing, Prior, StructgpError, StructuredGPClassifier
 from structgp.inference import Optimizer, Problem, SecondOrder
-from structgp.paper import Stochastic
-from structgp.plan.choose_optimizer import PRESETS
-from structgp.plan.gradient_estimators import ESTIMATORS
+from structgp.plan.optimizers import ESTIMATORS, PRESETS
 from structgp.structures import Chain
 
 N_INDUCING = 500
 WITHIN = 1.0
 LOOKS = 40
 LOOK_DRAWS = 256
-PRESET = PRESETS["paper-stochastic"]
+PRESET = PRESETS["paper-stochastic"].optimizer
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -47,7 +45,11 @@ def main(words: Sequence[str] | None = None) -> None:
 def compare(task: str, k: int, data: str | None, minutes: float) -> dict[str, Any]:
     fold = load_fold(task, data, k)
     long = SecondOrder(n_draws=256, tolerance=0.002, max_rounds=40, learn_scales=False)
-    settings = PLAIN | {"n_inducing": N_INDUCING, "learn_scales": "auto", "learn_kernel": False}
+    settings = PLAIN | {
+        "prior": Prior(learn_kernel=False),
+        "posterior": Inducing(N_INDUCING, basis="label"),
+        "inference": SecondOrder(learn_scales="auto"),
+    }
     model = StructuredGPClassifier(inference=long, **settings).fit(fold.X, fold.y)
     problem = problem_of(model, Chain(), fold.X, fold.y)
     n, q = problem.n_sequences, problem.posterior
@@ -64,9 +66,8 @@ def compare(task: str, k: int, data: str | None, minutes: float) -> dict[str, An
     row["second-order"] = _count(SecondOrder(learn_scales=False), problem, look, aim)
     _to_prior(problem)
     single = problem_of(model, Chain(), fold.X, fold.y, batch_tokens=1)
-    single.estimator = ESTIMATORS[PRESET.gradient].with_draws(PRESET.n_gradient_draws)
-    paper = Stochastic(learn_scales=False, name="paper-stochastic")
-    row["paper-stochastic"] = _count(paper, single, look, aim, minutes)
+    single.estimator = ESTIMATORS[PRESET.gradient].with_draws(PRESET.n_draws or 1)
+    row["paper-stochastic"] = _count(PRESET, single, look, aim, minutes)
     ratio = row["paper-stochastic"]["evaluations"] / row["second-order"]["evaluations"]
     arrived = row["paper-stochastic"]["arrived"]
     row["ratio"] = f"{'' if arrived else '> '}{ratio:.3g}"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
-from structgp import StructgpError, StructuredGPClassifier
+from structgp import Mixture, StructgpError, StructuredGPClassifier
 from structgp.structures import Chain
 
 
@@ -27,7 +27,8 @@ def compare(task: str, k: int, data: str | None, n_inducing: int) -> dict[str, A
     fold = load_fold(task, data, k)
     row: dict[str, Any] = {"task": task, "fold": k, "inducing": n_inducing}
     for K in (1, 2):
-        model = StructuredGPClassifier(n_components=K, n_inducing=n_inducing, **PLAIN)
+        posterior = Mixture(K, n_inducing=n_inducing, basis="label")
+        model = StructuredGPClassifier(**(PLAIN | {"posterior": posterior}))
         model.fit(fold.X, fold.y)
         row[f"K = {K}"] = round(bound_per_sequence(problem_of(model, Chain(), fold.X, fold.y)), 3)
         row[f"seconds, K = {K}"] = round(model.training_log_["seconds"], 1)

@@ -21,7 +21,7 @@ from examples.noisy_annotators import FLIPPED, flip, methods
 
 from experiments.cells import Row, Store, run_all, say
 from experiments.data import RESULTS, load_fold
-from structgp import StructgpError, metrics
+from structgp import Natural, StructgpError, metrics
 
 TASK = "segmentation"
 DRAWS = 64
@@ -87,7 +87,7 @@ def run(task: Run) -> Row:
     seen = flip(fold.y, FLIPPED, seed)
     began = time.perf_counter()
     n_labels = len({label for labels in seen for label in labels})
-    model = methods(n_labels, n_gradient_draws=DRAWS)[name]().fit(fold.X, seen)
+    model = methods(n_labels, inference=Natural(n_draws=DRAWS))[name]().fit(fold.X, seen)
     seconds = round(time.perf_counter() - began, 1)
     tokens = sum(map(len, fold.y_test))
     wrong = round(tokens * metrics.token_error(fold.y_test, model.predict(fold.X_test)))

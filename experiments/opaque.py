@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from structgp import Custom, Natural, StructgpError, StructuredGPClassifier, metrics
 from structgp.structures import Chain
 
 
@@ -41,11 +41,11 @@ def compare(task: str, k: int, data: str | None, n_jobs: int) -> dict[str, Any]:
     fold = load_fold(task, data, k)
     row: dict[str, Any] = {"task": task, "fold": k}
     for name, choice in {
-        "second-order": {"likelihood": "chain"},
-        "pathwise": {"likelihood": "chain", "inference": "natural"},
-        "values only": {"likelihood": opaque_chain, "n_jobs": n_jobs},
+        "second-order": {},
+        "pathwise": {"inference": Natural()},
+        "values only": {"structure": Custom(opaque_chain, n_jobs=n_jobs), "inference": Natural()},
     }.items():
-        model = StructuredGPClassifier(**choice, **PLAIN).fit(fold.X, fold.y)
+        model = StructuredGPClassifier(**(PLAIN | choice)).fit(fold.X, fold.y)
         log = model.training_log_
         row[name] = {
             "bound": round(bound_per_sequence(problem_of(model, Chain(), fold.X, fold.y)), 3),

@@ -25,7 +25,7 @@ from experiments.compared import Fitted, fit_quietly
 from experiments.data import TASKS, Fold, load_fold
 from experiments.suites import data_folder
 from experiments.table1 import papers_errors
-from structgp import StructuredGPClassifier, metrics
+from structgp import Inducing, Prior, SecondOrder, StructuredGPClassifier, metrics
 
 KEY = ("likelihood", "variance", "task", "fold")
 LIKELIHOODS = {"chain": ("gp-var-b", "gp-var-s"), "piecewise": ("gp-var-p",)}
@@ -99,15 +99,11 @@ def fit(fold: Fold, likelihood: str, variance: float) -> Fitted:
     active = sum(x.multiply(x).sum() for x in fold.X) / sum(x.shape[0] for x in fold.X)
     model = StructuredGPClassifier(
         kernel="linear",
-        amplitude=variance * active,
-        pairwise_sd=1.0,
-        n_inducing=INDUCING,
-        learn_kernel=False,
-        learn_scales=False,
-        basis="label",
-        likelihood=likelihood,
-        inference="second-order",
         random_state=SEED,
+        structure=likelihood,
+        prior=Prior(amplitude=variance * active, transition_sd=1.0, learn_kernel=False),
+        posterior=Inducing(n_inducing=INDUCING, basis="label"),
+        inference=SecondOrder(learn_scales=False),
     )
     return fit_quietly(model, fold)
 

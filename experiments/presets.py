@@ -12,17 +12,34 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from experiments.data import arguments, keep, load_fold
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from structgp import Inducing, Prior, StructgpError, StructuredGPClassifier, metrics
 from structgp.inference import StepInfo
-from structgp.paper import Blocks, Stochastic
-from structgp.plan.choose_optimizer import GRADIENTS, PRESETS
+from structgp.plan.optimizers import GRADIENTS, PRESETS
 
-PRESET_OPTIMIZERS = {
-    "paper-batch": Blocks(name="paper-batch"),
-    "paper-stochastic": Stochastic(name="paper-stochastic"),
-}
+
+def paper_model(
+    name: str,
+    *,
+    n_inducing: int | None = None,
+    structure: str = "chain",
+    seed: int = 0,
+    device: str = "cpu",
+    **changes: Any,
+) -> StructuredGPClassifier:
+    """A preset with the paper's prior; ``changes`` : fields of its optimiser."""  # fmt: skip
+    preset = PRESETS[name]
+    return StructuredGPClassifier(
+        structure=structure,
+        kernel="linear",
+        prior=Prior(transition_sd=1.0, learn_kernel=preset.learn_kernel),
+        posterior=Inducing(n_inducing or preset.n_inducing, basis=preset.basis),
+        inference=replace(preset.optimizer, **changes),
+        random_state=seed,
+        device=device,
+    )
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -42,22 +59,15 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def run(task: str, k: int, data: str | None, inference: str, options: object) -> dict[str, object]:
     fold = load_fold(task, data, k)
-    preset = PRESETS[inference]
-    gradient = options.gradient if options.gradient != "auto" else preset.gradient
-    seconds = 60 * options.minutes
-    optimizer = replace(
-        PRESET_OPTIMIZERS[inference], max_seconds=seconds, learn_scales=preset.learn_scales
-    )
-    model = StructuredGPClassifier(
-        kernel="linear",
-        pairwise_sd=1.0,
-        likelihood=options.likelihood,
-        inference=optimizer,
-        gradient=gradient,
-        n_gradient_draws=preset.n_gradient_draws,
-        n_inducing=preset.n_inducing,
-        learn_kernel=preset.learn_kernel,
+    gradient = options.gradient
+    if gradient == "auto":
+        gradient = PRESETS[inference].optimizer.gradient
+    model = paper_model(
+        inference,
+        structure=options.likelihood,
         device=options.device,
+        max_seconds=60 * options.minutes,
+        gradient=gradient,
     )
     began = time.monotonic()
 

@@ -29,8 +29,7 @@ from structgp.gp.kernels.block_sum import build_kernel
 from structgp.inference import Problem
 from structgp.inference.loop import make_batches
 from structgp.paper import Stochastic
-from structgp.plan.choose_optimizer import PRESETS
-from structgp.plan.gradient_estimators import ESTIMATORS
+from structgp.plan.optimizers import ESTIMATORS, PRESETS
 from structgp.plan.prior import flat_tokens, pick_inducing
 from structgp.structures import Chain, Piecewise, Structure
 
@@ -128,7 +127,7 @@ def build(task: str, data: str | None, structure: Structure) -> Problem:
     chosen = pick_inducing(kernel, tokens, preset.n_inducing, seed=0)
     posterior = Posterior(kernel, chosen.rows, len(labels.classes))
     batches = make_batches(rows, y, encoder.pad_row, 1)
-    estimator = ESTIMATORS[preset.gradient].with_draws(preset.n_gradient_draws)
+    estimator = ESTIMATORS[preset.optimizer.gradient].with_draws(preset.optimizer.n_draws or 1)
     return Problem(posterior, structure, batches, estimator)
 
 

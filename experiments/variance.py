@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 
 from experiments.data import PLAIN, TASKS, arguments, load_fold, problem_of
-from structgp import StructgpError, StructuredGPClassifier
+from structgp import Inducing, StructgpError, StructuredGPClassifier
 from structgp.inference import Problem
 from structgp.inference.bound import Latents
 from structgp.inference.estimators import Estimator, Moments, Pathwise
-from structgp.plan.gradient_estimators import ESTIMATORS
+from structgp.plan.optimizers import ESTIMATORS
 from structgp.structures import Chain
 
 DOCS = Path(__file__).parent.parent / "docs" / "estimators.md"
@@ -87,7 +87,8 @@ def table(task: str, data: str | None, repeats: int, device: str) -> list[str]:
 def one_sequence(task: str, data: str | None) -> Problem:
     """The sequence of median length under a fitted posterior."""
     fold = load_fold(task, data, 0)
-    model = StructuredGPClassifier(n_inducing=500, **PLAIN).fit(fold.X, fold.y)
+    model = StructuredGPClassifier(**(PLAIN | {"posterior": Inducing(500, basis="label")}))
+    model.fit(fold.X, fold.y)
     lengths = [len(y) for y in fold.y]
     middle = statistics.median_low(lengths)
     n = lengths.index(middle)

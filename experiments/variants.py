@@ -22,7 +22,7 @@ VARIANTS: dict[str, Callable[[], StructuredGPClassifier]] = {
     "default": StructuredGPClassifier,
     "minibatch": lambda: StructuredGPClassifier(inference="minibatch"),
     "fixed kernel": lambda: StructuredGPClassifier(inference=SecondOrder(learning_rounds=0)),
-    "inducing inputs": lambda: StructuredGPClassifier(space="functions"),
+    "inducing inputs": lambda: StructuredGPClassifier(posterior="inducing"),
 }
 
 

@@ -15,23 +15,50 @@ if TYPE_CHECKING:
     from structgp.api.estimator import StructuredGPClassifier, load
     from structgp.api.explain import explain
     from structgp.evaluation import metrics
+    from structgp.inference import Adam, Minibatch, Natural, SecondOrder
+    from structgp.plan.options import Inducing, Mixture, Prior, Weights
+    from structgp.structures import Custom, Spec, chain, piecewise
 
 __all__ = [
+    "Adam",
+    "Custom",
+    "Inducing",
     "InputError",
+    "Minibatch",
+    "Mixture",
     "ModelFileError",
+    "Natural",
+    "Prior",
+    "SecondOrder",
+    "Spec",
     "StructgpError",
     "StructgpWarning",
     "StructuredGPClassifier",
+    "Weights",
     "__version__",
+    "chain",
     "describe",
     "explain",
     "load",
     "metrics",
+    "piecewise",
     "select",
 ]
 
 _ROOMS = {
+    "Adam": "inference",
+    "Custom": "structures",
+    "Inducing": "plan.options",
+    "Minibatch": "inference",
+    "Mixture": "plan.options",
+    "Natural": "inference",
+    "Prior": "plan.options",
+    "SecondOrder": "inference",
+    "Spec": "structures",
+    "Weights": "plan.options",
     "StructuredGPClassifier": "api.estimator",
+    "chain": "structures",
+    "piecewise": "structures",
     "describe": "api.describe",
     "explain": "api.explain",
     "load": "api.estimator",

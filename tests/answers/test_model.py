@@ -21,8 +21,16 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 import structgp
-from structgp import InputError, ModelFileError, StructuredGPClassifier
+from structgp import (
+    Inducing,
+    InputError,
+    ModelFileError,
+    Prior,
+    SecondOrder,
+    StructuredGPClassifier,
+)
 from structgp.answers import model_file
+from structgp.answers.ask import Question
 from structgp.answers.model import Model
 from structgp.data import atomic
 from structgp.data.generate import generate
@@ -49,7 +57,7 @@ def content(fitted, tmp_path_factory):
 
 
 def fit(X, y, **parameters):
-    defaults = {"n_inducing": 8, "n_draws": 8}
+    defaults = {"n_draws": 8, "posterior": Inducing(n_inducing=8)}
     return StructuredGPClassifier(**(defaults | parameters)).fit(X, y)
 
 
@@ -98,9 +106,9 @@ FORMS = {
         {"kernel": ScaleKernel(MaternKernel(nu=1.5, active_dims=[0, 2])) + RBFKernel(ard_num_dims=3)},
     ),
     "sparse": (lambda X: [scipy.sparse.csr_matrix(rows) for rows in dense(X)], {"kernel": "rbf"}),
-    "no pairs": (list, {"pairwise_sd": 0}),
-    "scales": (list, {"learn_scales": True}),
-    "mean": (list, {"average": "mean"}),
+    "no pairs": (list, {"prior": Prior(transition_sd=0)}),
+    "scales": (list, {"inference": SecondOrder(learn_scales=True)}),
+    "mean": (list, {"n_draws": 0}),
     "adam": (list, {"inference": "adam"}),
 }  # fmt: skip
 
@@ -165,9 +173,11 @@ def test_every_posterior_comes_back_to_the_last_bit(options, fitted, data, tmp_p
         assert torch.equal(value, loaded[name]), name
     assert after.posterior.is_diagonal == (options["covariance"] == "diagonal")
     assert after.posterior.pairs_are_full == (options["pairwise_covariance"] == "full")
-    for average in ("draws", "mean"):
+    for n_draws in (8, 0):
         for one, other in zip(
-            before.marginals(data.X, average), after.marginals(data.X, average), strict=True
+            before.ask(data.X, Question(n_draws)).marginals(),
+            after.ask(data.X, Question(n_draws)).marginals(),
+            strict=True,
         ):
             assert np.array_equal(one, other)
 
@@ -175,7 +185,10 @@ def test_every_posterior_comes_back_to_the_last_bit(options, fitted, data, tmp_p
 def test_diagonal_covariances_take_less_space(fitted, tmp_path):
     sizes = []
     for covariance in ("full", "diagonal"):
-        model_file.save(with_posterior(fitted, {"covariance": covariance}), tmp_path / covariance)
+        model_file.save(
+            with_posterior(fitted, {"covariance": covariance}),
+            tmp_path / covariance,
+        )
         with safetensors.safe_open(tmp_path / covariance, framework="np") as file:
             sizes.append(file.get_tensor("factor").shape)
     M = fitted.model_.posterior.n_inducing
@@ -199,7 +212,9 @@ def test_a_predictor_answers_and_is_not_kept(fitted, data, tmp_path):
     assert isinstance(own.structure, Backwards)
     differ = [
         not np.allclose(one, other)
-        for one, other in zip(plain.marginals(data.X), own.marginals(data.X), strict=True)
+        for one, other in zip(
+            plain.ask(data.X).marginals(), own.ask(data.X).marginals(), strict=True
+        )
     ]
     assert any(differ)
     model_file.save(own, tmp_path / "model")
@@ -207,7 +222,9 @@ def test_a_predictor_answers_and_is_not_kept(fitted, data, tmp_path):
     assert loaded.likelihood == "custom"
     assert loaded.predictor is None
     assert type(loaded.structure) is Chain
-    for one, other in zip(plain.marginals(data.X), loaded.marginals(data.X), strict=True):
+    for one, other in zip(
+        plain.ask(data.X).marginals(), loaded.ask(data.X).marginals(), strict=True
+    ):
         assert np.array_equal(one, other)
 
 

@@ -44,7 +44,7 @@ def by_hand(model, x) -> dict[str, float]:
     """The scores of one sequence from the estimator's own answers."""
     best = [y.probability for y in model.predict_n_best([x], 10)[0]]
     share = np.array(best) / sum(best)
-    each = torch.stack([p for _, p in model.model_.draw_marginals([x])])[0].numpy()  # (S, T, V)
+    each = torch.stack([p for _, p in model.ask([x]).draw_marginals()])[0].numpy()  # (S, T, V)
     total = -(each.mean(0) * np.log(each.mean(0))).sum()
     data = -(each * np.log(each)).sum((1, 2)).mean()
     return {

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import structgp
-from structgp import InputError, StructgpWarning, StructuredGPClassifier, metrics
+from structgp import Custom, InputError, StructgpWarning, StructuredGPClassifier, metrics
 from structgp.data.batch import pad
 from structgp.structures import Chain, Rules, Structure
 
@@ -53,7 +53,7 @@ def known(X: list[Any]) -> list[list[str | None]]:
 
 def restored(fitted: StructuredGPClassifier, **parameters: Any) -> StructuredGPClassifier:
     """The same fit, asked otherwise."""
-    other = StructuredGPClassifier(**(fitted.get_params() | parameters))
+    other = StructuredGPClassifier(**(fitted.get_params(deep=False) | parameters))
     other.model_, other.classes_ = fitted.model_, fitted.classes_
     other.training_log_ = fitted.training_log_
     return other
@@ -62,11 +62,12 @@ def restored(fitted: StructuredGPClassifier, **parameters: Any) -> StructuredGPC
 class Average:
     """All labellings of one sequence and their probabilities, from the fitted draws by enumeration."""
 
-    def __init__(
-        self, oracles: ModuleType, fitted: Any, x: Any, known: Any = None, average: str = "draws"
-    ) -> None:
+    def __init__(self, oracles: ModuleType, fitted: Any, x: Any, known: Any = None) -> None:
         model, V = fitted.model_, len(fitted.classes_)
-        rows, draws = model.encoder.transform([x]), model.draws(average)
+        rows, draws = (
+            model.encoder.transform([x]),
+            model.draws(fitted.n_draws),
+        )
         batch = pad(rows, None, model.encoder.pad_row, [0])
         rules = model.constraints
         joint = []
@@ -92,7 +93,7 @@ class Average:
 
 @pytest.fixture(params=["draws", "mean"])
 def asked(request: pytest.FixtureRequest, fitted: Any) -> StructuredGPClassifier:
-    return restored(fitted, average=request.param)
+    return restored(fitted, n_draws=0 if request.param == "mean" else fitted.n_draws)
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def averages(oracles: ModuleType, asked: Any, X: Any, known: Any) -> Any:
 
     def make(told: Any) -> dict[int, Average]:
         return {
-            i: Average(oracles, asked, x, None if told is None else told[i], asked.average)
+            i: Average(oracles, asked, x, None if told is None else told[i])
             for i, x in enumerate(X)
             if x
         }
@@ -120,7 +121,7 @@ def test_marginals_and_pairs(
     asked: Any, averages: Any, X: Any, known: Any, given_known: bool
 ) -> None:
     told = known if given_known else None
-    p, pairs = asked.predict_marginals(X, told), asked.predict_pair_marginals(X, told)
+    p, pairs = asked.predict_marginals(X, told), asked.predict_transition_marginals(X, told)
     assert p[1] == []
     assert pairs[1].shape == (0, 3, 3)
     assert pairs[2].shape == (0, 3, 3)
@@ -137,14 +138,14 @@ def test_marginals_and_pairs(
 def test_labels(asked: Any, averages: Any, X: Any, known: Any, given_known: bool) -> None:
     told = known if given_known else None
     found = asked.predict(X, told)
-    viterbi = restored(asked, decode="viterbi", average="mean")
+    viterbi = restored(asked, decode="viterbi", n_draws=0)
     best = viterbi.predict(X, told)
     assert found[1] == best[1] == []
     for i, table in averages(told).items():
         p = np.tensordot(table.prob, table.on, 1)
         right = (table.on * p).sum((1, 2)) * (table.prob > 0)
         assert right[table.labels.index(found[i])] == pytest.approx(right.max(), abs=1e-10)
-        if asked.average == "mean":
+        if asked.n_draws == 0:
             assert table.of(best[i]) == pytest.approx(table.prob.max(), abs=1e-10)
 
 
@@ -163,7 +164,7 @@ def test_n_best(asked: Any, averages: Any, X: Any, known: Any, given_known: bool
         if n == 1000:
             assert sum(values) == pytest.approx(1, abs=1e-8)
             assert len(values) == (table.prob > 0).sum()
-        if asked.average == "mean":
+        if asked.n_draws == 0:
             largest = np.sort(table.prob)[::-1][: len(values)]
             np.testing.assert_allclose(values, largest, rtol=0, atol=1e-8)
 
@@ -205,7 +206,7 @@ def test_spans(asked: Any, averages: Any, X: Any, known: Any, given_known: bool)
             covered = [any(a <= start and stop <= b for a, b, _ in s) for s in chunks]
             covers = asked.span_probability(X[i], start, stop, sense="covers", known=one)
             assert covers == pytest.approx(table.prob @ np.array(covered, dtype=float), abs=1e-8)
-            doubt = asked.span_doubt(X[i], start, stop, "X", known=one)
+            doubt = asked.span_uncertainty(X[i], start, stop, "X", known=one)
             each = table.each @ there
             data = table.share @ [entropy([q, 1 - q]) for q in each]
             assert doubt.total == pytest.approx(entropy([p, 1 - p]), abs=1e-7)
@@ -223,7 +224,7 @@ def entropy(p: Any) -> float:
 @with_known
 def test_doubt(asked: Any, averages: Any, X: Any, known: Any, given_known: bool) -> None:
     told = known if given_known else None
-    tokens, whole = (asked.predict_doubt(X, of, told) for of in ("tokens", "sequences"))
+    tokens, whole = (asked.predict_uncertainty(X, of, told) for of in ("tokens", "sequences"))
     assert tokens.total[1].shape == (0,)
     assert whole.total[1] == whole.data[1] == 0
     for i, table in averages(told).items():
@@ -236,11 +237,11 @@ def test_doubt(asked: Any, averages: Any, X: Any, known: Any, given_known: bool)
         data = table.share @ [entropy(of) for of in table.each]
         assert whole.data[i] == pytest.approx(data, abs=1e-8)
         assert whole.total[i] == pytest.approx(entropy(table.prob), abs=0.15)
-        if asked.average == "mean":
+        if asked.n_draws == 0:
             assert whole.total[i] == pytest.approx(entropy(table.prob), abs=1e-8)
     np.testing.assert_allclose(whole.model, whole.total - whole.data, rtol=0, atol=1e-12)
-    assert asked.predict_doubt(X, "sequences").total.tolist() == (
-        asked.predict_doubt(X, "sequences").total.tolist()
+    assert asked.predict_uncertainty(X, "sequences").total.tolist() == (
+        asked.predict_uncertainty(X, "sequences").total.tolist()
     )
 
 
@@ -248,7 +249,7 @@ def test_log_prob_of_a_part(asked: Any, oracles: ModuleType, X: Any, known: Any)
     """p(known and rest) = p(known) p(rest given known)."""
     x, y = X[0], ["B-X", "I-X", "O", "O"]
     part = [y[0], None, None, None]
-    free = Average(oracles, asked, x, None, asked.average)
+    free = Average(oracles, asked, x)
     (whole,), (some,) = asked.sequence_log_probs([x], [y]), asked.sequence_log_probs([x], [part])
     assert math.exp(whole) == pytest.approx(free.of(y), abs=1e-10)
     expected = sum(p for p, z in zip(free.prob, free.labels, strict=True) if z[0] == y[0])
@@ -302,7 +303,7 @@ def test_one_batch_or_many(fitted: Any, X: Any, known: Any, monkeypatch: Any) ->
         ]
 
     together = everything()
-    monkeypatch.setattr("structgp.answers.model._BATCH_TOKENS", 1)
+    monkeypatch.setattr("structgp.answers.ask.BATCH_TOKENS", 1)
     apart = everything()
     for one, other in zip(together[0], apart[0], strict=True):
         for p, q in zip(one, other, strict=True):
@@ -324,7 +325,10 @@ def test_generators_are_read_out(fitted: Any, X: Any) -> None:
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda e, X: e.predict(X[3:], [["O", "Z", None]]), "known[0][1]: 'Z' is no label of the"),
+        (
+            lambda e, X: e.predict(X[3:], [["O", "Z", None]]),
+            "known[0][1]: 'Z' is not a label of the",
+        ),
         (lambda e, X: e.predict(X[3:], [["O"]]), "known[0]: 1 labels for 3 tokens"),
         (lambda e, X: e.predict(X[3:], []), "known: 0 label sequences for 1 sequences"),
         (lambda e, X: e.predict(X[3:], ["OOO"]), "known[0]: a str where a list"),
@@ -341,25 +345,37 @@ def test_generators_are_read_out(fitted: Any, X: Any) -> None:
         (lambda e, X: e.sample_labellings(X[2:3], 3, [["I-X"]]), "sequence 0: no labelling"),
         (lambda e, X: e.span_probability(X[2], 0, 1, "X", known=["I-X"]), "sequence 0: no"),
         (lambda e, X: e.span_probability(X[2], 0, 1, "X", known=["O", "O"]), "known[0]: 2 labels"),
-        (lambda e, X: e.predict_n_best(X, 0), "n: 0 is no number of labellings"),
-        (lambda e, X: e.predict_n_best(X, 1.5), "n: 1.5 is no number"),
-        (lambda e, X: e.sample_labellings(X, 0), "n: 0 is no number of labellings"),
-        (lambda e, X: e.sample_labellings(X, "3"), "n: '3' is no number"),
+        (lambda e, X: e.predict_n_best(X, 0), "n: must be a number of labellings, got 0"),
+        (lambda e, X: e.predict_n_best(X, 1.5), "n: must be a number of labellings, got 1.5"),
+        (lambda e, X: e.sample_labellings(X, 0), "n: must be a number of labellings, got 0"),
+        (lambda e, X: e.sample_labellings(X, "3"), "n: must be a number of labellings, got '3'"),
         (
             lambda e, X: e.span_probability(X[3], 0, 2, "X", "inside"),
             "sense: 'inside' is not known",
         ),
-        (lambda e, X: e.span_probability(X[3], 0, 2), "label: 'exact' asks for a label"),
-        (lambda e, X: e.span_doubt(X[3], 0, 2, "X", "bounds"), "label: 'bounds' is of any label"),
-        (lambda e, X: e.span_probability(X[3], 0, 2, "Y"), "label: 'Y' is no type of span; use"),
-        (lambda e, X: e.span_probability(X[3], 2, 2, "X"), "start, stop: 2 to 2 is no span of 3"),
+        (lambda e, X: e.span_probability(X[3], 0, 2), "label: 'exact' needs a label"),
+        (
+            lambda e, X: e.span_uncertainty(X[3], 0, 2, "X", "bounds"),
+            "label: 'bounds' is for any label",
+        ),
+        (lambda e, X: e.span_probability(X[3], 0, 2, "Y"), "label: 'Y' is not a type of span; use"),
+        (
+            lambda e, X: e.span_probability(X[3], 2, 2, "X"),
+            "start, stop: 2 to 2 is not a span of 3",
+        ),
         (lambda e, X: e.span_probability(X[3], -1, 2, "X"), "start, stop: -1 to 2"),
         (lambda e, X: e.span_probability(X[3], 0, 4, "X"), "start, stop: 0 to 4"),
-        (lambda e, X: e.span_probability([], 0, 1, "X"), "start, stop: 0 to 1 is no span of 0"),
-        (lambda e, X: e.predict_spans(X, 0), "threshold: 0 is no probability"),
-        (lambda e, X: e.predict_spans(X, 1.1), "threshold: 1.1 is no probability"),
-        (lambda e, X: e.predict_spans(X, math.nan), "threshold: nan is no probability"),
-        (lambda e, X: e.predict_doubt(X, "words"), "of: 'words' is not known; use 'tokens' or"),
+        (lambda e, X: e.span_probability([], 0, 1, "X"), "start, stop: 0 to 1 is not a span of 0"),
+        (lambda e, X: e.predict_spans(X, 0), "threshold: must be above 0 and at most 1, got 0"),
+        (lambda e, X: e.predict_spans(X, 1.1), "threshold: must be above 0 and at most 1, got 1.1"),
+        (
+            lambda e, X: e.predict_spans(X, math.nan),
+            "threshold: must be above 0 and at most 1, got nan",
+        ),
+        (
+            lambda e, X: e.predict_uncertainty(X, "words"),
+            "of: 'words' is not known; use 'tokens' or",
+        ),
     ],
 )
 def test_mistakes(fitted: Any, X: Any, ask: Any, said: str) -> None:
@@ -390,10 +406,10 @@ def test_a_structure_that_knows_only_marginals(fitted: Any, X: Any, known: Any) 
     for ask, what in (
         (lambda: other.predict_n_best(X, 2), "n best labellings"),
         (lambda: other.sample_labellings(X, 2), "labellings to draw"),
-        (lambda: other.predict_pair_marginals(X), "pair marginals"),
+        (lambda: other.predict_transition_marginals(X), "transition marginals"),
         (lambda: other.predict_spans(X), "spans"),
         (lambda: other.span_probability(X[0], 0, 1, "X"), "spans"),
-        (lambda: other.predict_doubt(X, "sequences"), "entropy"),
+        (lambda: other.predict_uncertainty(X, "sequences"), "entropy"),
         (lambda: restored(other, decode="viterbi").predict(X), "decoder"),
         (lambda: other.predict(X, known), "answers where labels are known"),
         (lambda: other.sequence_log_probs(X[:1], [known[0]]), "where labels are missing"),
@@ -402,11 +418,13 @@ def test_a_structure_that_knows_only_marginals(fitted: Any, X: Any, known: Any) 
             ask()
 
 
-@pytest.mark.parametrize("name", ["likelihood", "predict_with"])
+@pytest.mark.parametrize("name", ["structure", "predict_with"])
 def test_rules_belong_into_constraints(name: str) -> None:
     rules = Rules(torch.eye(3, dtype=torch.bool), *torch.ones(2, 3, dtype=torch.bool))
+    chain = Chain(rules)
+    given = chain if name == "structure" else Custom("chain", predict_with=chain)
     with pytest.raises(InputError, match=f"^{name}: a chain with rules; declare"):
-        StructuredGPClassifier(**{name: Chain(rules)}).fit(*sequences(3, 0))
+        StructuredGPClassifier(structure=given).fit(*sequences(3, 0))
 
 
 def test_constraints_that_leave_nothing() -> None:
@@ -451,11 +469,11 @@ def test_labels_missing_in_training() -> None:
 def test_labels_missing_where_the_likelihood_cannot_have_them() -> None:
     X, y = sequences(3, 0)
     with pytest.raises(InputError, match="labels are missing, and OnlyMarginals does not say"):
-        StructuredGPClassifier(likelihood=OnlyMarginals()).fit(X, [[None, *s[1:]] for s in y])
+        StructuredGPClassifier(structure=OnlyMarginals()).fit(X, [[None, *s[1:]] for s in y])
 
 
 def test_constraints_that_the_predictor_does_not_know() -> None:
     with pytest.raises(InputError, match="OnlyMarginals does not know them"):
-        StructuredGPClassifier(constraints="BIO", predict_with=OnlyMarginals()).fit(
-            *sequences(3, 0)
-        )
+        StructuredGPClassifier(
+            constraints="BIO", structure=Custom("chain", predict_with=OnlyMarginals())
+        ).fit(*sequences(3, 0))

@@ -11,20 +11,31 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from experiments.methods.sgd import SGD
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 
 import structgp.api.estimator
-import structgp.plan.choose_optimizer
+import structgp.plan.choices
+import structgp.plan.optimizers
 import structgp.structures
-from structgp import InputError, StructgpWarning, StructuredGPClassifier
+from structgp import (
+    Custom,
+    Inducing,
+    InputError,
+    Mixture,
+    Prior,
+    StructgpWarning,
+    StructuredGPClassifier,
+)
 from structgp.data.generate import generate, true_chain
 from structgp.errors import LikelihoodError
 from structgp.gp.kernels import RelevanceKernel, variance
 from structgp.inference import Adam, Natural, SecondOrder
 from structgp.paper import Blocks, Stochastic
+from structgp.plan.resolve import plan_lines
 from structgp.structures import Chain, Piecewise, Structure
 
 P, K, D = 3, 20, 5
@@ -144,13 +155,16 @@ def flat(y):
 
 def test_parameters_and_clone():
     kernel = ScaleKernel(RBFKernel())
-    estimator = StructuredGPClassifier(kernel=kernel, n_inducing=7, average="mean")
+    estimator = StructuredGPClassifier(kernel=kernel, posterior=Inducing(n_inducing=7), n_draws=0)
     parameters = estimator.get_params()
-    assert parameters["n_inducing"] == 7
+    assert parameters["posterior__n_inducing"] == 7
     assert parameters["kernel"] is kernel
-    assert set(parameters) == set(StructuredGPClassifier.__init__.__annotations__) - {"return"}
-    assert estimator.set_params(n_inducing=9, decode="viterbi") is estimator
-    assert (estimator.n_inducing, estimator.decode) == (9, "viterbi")
+    own = set(StructuredGPClassifier.__init__.__annotations__) - {"return"}
+    assert set(estimator.get_params(deep=False)) == own
+    assert own <= set(parameters)
+    assert len(own) == 14
+    assert estimator.set_params(posterior__n_inducing=9, decode="viterbi") is estimator
+    assert (estimator.posterior, estimator.decode) == (Inducing(9), "viterbi")
     copied = clone(estimator)
     assert isinstance(copied.kernel, ScaleKernel)
     assert copied.kernel is not kernel
@@ -167,7 +181,12 @@ def test_clone_of_a_fit_is_unfitted_and_fits_the_same(fitted, train, test):
 
 
 def test_the_constructor_only_stores():
-    StructuredGPClassifier(kernel="nonsense", inference=3, n_inducing=-1, pairwise_sd="wide")
+    StructuredGPClassifier(
+        kernel="nonsense",
+        inference=3,
+        prior=Prior(transition_sd="wide"),
+        posterior=Inducing(n_inducing=-1),
+    )
 
 
 def test_fit_leaves_the_users_kernel_alone(fits):
@@ -185,14 +204,17 @@ def test_fit_leaves_the_users_kernel_alone(fits):
 
 
 def test_grid_search(train, test):
-    grid = {"n_inducing": [2, 50], "kernel": ["template", "template-product"]}
+    grid = {"kernel": ["template", "template-product"], "posterior__n_inducing": [2, 50]}
     search = GridSearchCV(
-        StructuredGPClassifier(n_draws=8, learn_kernel=False), grid, cv=2, error_score="raise"
+        StructuredGPClassifier(n_draws=8, prior=Prior(learn_kernel=False), posterior=Inducing()),
+        grid,
+        cv=2,
+        error_score="raise",
     ).fit(*train)
     scores = search.cv_results_["mean_test_score"]
     assert scores.shape == (4,)
     assert np.isfinite(scores).all()
-    assert search.best_params_["n_inducing"] == 50
+    assert search.best_params_["posterior__n_inducing"] == 50
     accuracy = np.mean(np.array(flat(search.predict(test[0]))) == np.array(flat(test[1])))
     assert search.score(*test) == pytest.approx(accuracy)
 
@@ -204,7 +226,7 @@ def test_grid_search_with_a_scorer_of_sequences_and_kernel_objects(train):
     X = dense(train[0])
     grid = {"kernel": [RBFKernel(), ScaleKernel(MaternKernel(nu=0.5))]}
     search = GridSearchCV(
-        StructuredGPClassifier(n_draws=8, learn_kernel=False),
+        StructuredGPClassifier(n_draws=8, prior=Prior(learn_kernel=False)),
         grid,
         cv=2,
         scoring=whole_sequences,
@@ -221,11 +243,11 @@ def test_grid_search_with_a_scorer_of_sequences_and_kernel_objects(train):
 
 def test_numbers_from_numpy_are_numbers(train, test, tmp_path):
     estimator = StructuredGPClassifier(
-        n_inducing=np.int64(8), n_draws=np.int64(6), random_state=np.int64(3)
+        n_draws=np.int64(6), random_state=np.int64(3), posterior=Inducing(n_inducing=np.int64(8))
     ).fit(*train)
     estimator.save(tmp_path / "model")
     loaded = structgp.load(tmp_path / "model")
-    assert (loaded.n_inducing, loaded.n_draws, loaded.random_state) == (8, 6, 3)
+    assert (loaded.posterior, loaded.n_draws, loaded.random_state) == (Inducing(8), 6, 3)
     assert loaded.predict_marginals(test[0]) == estimator.predict_marginals(test[0])
 
 
@@ -330,7 +352,7 @@ def test_the_same_features_in_any_form_are_the_same_model(train, test):
 
     def fit(change, **parameters):
         estimator = StructuredGPClassifier(
-            learn_kernel=False, amplitude=2.5, average="mean", **parameters
+            prior=Prior(amplitude=2.5, learn_kernel=False), n_draws=0, **parameters
         ).fit(change(train[0]), train[1])
         return array(estimator.predict_marginals(change(test[0])))
 
@@ -410,18 +432,18 @@ def test_an_unseen_label_is_wrong_and_no_error(train, test):
 
 
 def test_the_mean_plugged_in(fitted, train, test):
-    plugged = StructuredGPClassifier(average="mean").fit(*train)
+    plugged = StructuredGPClassifier(n_draws=0).fit(*train)
     p, q = array(fitted.predict_marginals(test[0])), array(plugged.predict_marginals(test[0]))
     np.testing.assert_allclose(q.sum(1), 1, atol=1e-12)
-    assert np.array_equal(array(plugged.set_params(average="draws").predict_marginals(test[0])), p)
+    assert np.array_equal(array(plugged.set_params(n_draws=128).predict_marginals(test[0])), p)
     # Doubt makes answers softer.
     assert q.max(1).mean() > p.max(1).mean() + 0.01
 
 
 def test_viterbi(train, test, oracles):
-    estimator = StructuredGPClassifier(average="mean", decode="viterbi", learn_kernel=False).fit(
-        *train
-    )
+    estimator = StructuredGPClassifier(
+        decode="viterbi", prior=Prior(learn_kernel=False), n_draws=0
+    ).fit(*train)
     for x in test[0]:
         if len(x) > 5:
             continue
@@ -435,7 +457,7 @@ def test_viterbi(train, test, oracles):
 def test_more_draws_settle(train, test):
     def marginals(n_draws, seed):
         estimator = StructuredGPClassifier(n_draws=n_draws).fit(*train)
-        estimator.model_.seed = seed
+        estimator.model_ = dataclasses.replace(estimator.model_, seed=seed)
         return array(estimator.predict_marginals(test[0]))
 
     few = np.abs(marginals(4, 0) - marginals(4, 1)).mean()
@@ -447,7 +469,7 @@ def test_more_draws_settle(train, test):
 
 
 def test_both_optimisers_agree(fitted, train, test):
-    plain = {"learn_kernel": False, "basis": "label"}
+    plain = {"prior": Prior(learn_kernel=False), "posterior": Inducing(basis="label")}
     adam = StructuredGPClassifier(inference="adam", **plain).fit(*train)
     second = StructuredGPClassifier(inference="second-order", **plain).fit(*train)
     assert adam.training_log_["optimizer"] == "adam"
@@ -466,8 +488,8 @@ def test_both_optimisers_agree(fitted, train, test):
 
 
 def test_no_pairwise_scores(train, test):
-    estimator = StructuredGPClassifier(pairwise_sd=0, average="mean").fit(*train)
-    assert estimator.training_log_["kl_pairwise"] == 0
+    estimator = StructuredGPClassifier(prior=Prior(transition_sd=0), n_draws=0).fit(*train)
+    assert estimator.training_log_["kl_transitions"] == 0
     assert not estimator.model_.posterior.pair_mean.any()
     X, y = test
     marginals = estimator.predict_marginals(X)
@@ -476,13 +498,13 @@ def test_no_pairwise_scores(train, test):
     by_token = [sum(np.log(p[v]) for p, v in zip(m, labels, strict=True))
                 for m, labels in zip(marginals, y, strict=True)]  # fmt: skip
     np.testing.assert_allclose(estimator.sequence_log_probs(X, y), by_token, atol=1e-9)
-    with_pairs = StructuredGPClassifier(average="mean").fit(*train)
+    with_pairs = StructuredGPClassifier(n_draws=0).fit(*train)
     assert np.abs(array(with_pairs.predict_marginals(X)) - array(marginals)).max() > 0.1
 
 
 @pytest.mark.parametrize("inference", ["second-order", "adam"])
 def test_no_pairwise_scores_with_either_optimiser(inference, train, test):
-    estimator = StructuredGPClassifier(pairwise_sd=0, n_draws=8, inference=inference)
+    estimator = StructuredGPClassifier(n_draws=8, inference=inference, prior=Prior(transition_sd=0))
     estimator.fit(*train)
     assert np.isfinite(estimator.training_log_["elbo"])
     np.testing.assert_allclose(array(estimator.predict_marginals(test[0])).sum(1), 1, atol=1e-12)
@@ -492,24 +514,28 @@ def test_learned_scales_raise_the_bound(train):
     # From scales that are far off, so that there is something to gain.
     def log(learn_scales):
         estimator = StructuredGPClassifier(
-            amplitude=0.1, pairwise_sd=6.0, n_draws=2, learn_scales=learn_scales
+            n_draws=2,
+            prior=Prior(amplitude=0.1, transition_sd=6.0),
+            inference=SecondOrder(learn_scales=learn_scales),
         )
         return estimator.fit(*train).training_log_
 
-    fixed, pairwise, both = log(False), log("pairwise"), log(True)
+    fixed, pairwise, both = log(False), log("transitions"), log(True)
     assert fixed["amplitude_factor"] == pairwise["amplitude_factor"] == 1
     assert both["amplitude_factor"] > 1.5
-    assert fixed["pairwise_sd"] == 6
-    assert pairwise["pairwise_sd"] < 5
-    assert both["pairwise_sd"] < 5
+    assert fixed["transition_sd"] == 6
+    assert pairwise["transition_sd"] < 5
+    assert both["transition_sd"] < 5
     for bound in ("elbo", "fresh_elbo"):
         assert fixed[bound] + 1 < pairwise[bound] < both[bound] - 1
 
 
-@pytest.mark.parametrize("learn_scales", ["pairwise", True])
+@pytest.mark.parametrize("learn_scales", ["transitions", True])
 def test_learned_scales_never_cost_much(learn_scales, train):
-    fixed = StructuredGPClassifier(learn_scales=False, n_draws=2).fit(*train)
-    free = StructuredGPClassifier(learn_scales=learn_scales, n_draws=2).fit(*train)
+    fixed = StructuredGPClassifier(n_draws=2, inference=SecondOrder(learn_scales=False)).fit(*train)
+    free = StructuredGPClassifier(n_draws=2, inference=SecondOrder(learn_scales=learn_scales)).fit(
+        *train
+    )
     slack = 0.02 * len(train[0])
     assert free.training_log_["elbo"] > fixed.training_log_["elbo"] - slack
 
@@ -526,7 +552,7 @@ def test_learned_kernel_raises_the_relaxations_evidence(name, train):
 
 
 def test_kernel_that_is_not_learned(train):
-    estimator = StructuredGPClassifier(learn_kernel=False, n_draws=2).fit(*train)
+    estimator = StructuredGPClassifier(n_draws=2, prior=Prior(learn_kernel=False)).fit(*train)
     assert estimator.training_log_["relaxation"] is None
     weights = estimator.model_.posterior.kernel.base_kernel.weights
     np.testing.assert_allclose(weights, 1, atol=1e-6)
@@ -535,7 +561,7 @@ def test_kernel_that_is_not_learned(train):
 @pytest.mark.parametrize("learn_kernel", [True, False])
 def test_amplitude_is_the_prior_variance(learn_kernel, train):
     estimator = StructuredGPClassifier(
-        amplitude=2.5, learn_kernel=learn_kernel, n_draws=2, kernel="template"
+        n_draws=2, kernel="template", prior=Prior(amplitude=2.5, learn_kernel=learn_kernel)
     )
     kernel = estimator.fit(*train).model_.posterior.kernel
     assert float(kernel.outputscale) == pytest.approx(2.5)
@@ -546,7 +572,9 @@ def test_learning_the_balance_of_blocks_keeps_the_amplitude(train):
 
     def fit(learn_kernel):
         estimator = StructuredGPClassifier(
-            amplitude=2.5, n_draws=2, learn_kernel=learn_kernel, learn_scales="pairwise"
+            n_draws=2,
+            prior=Prior(amplitude=2.5, learn_kernel=learn_kernel),
+            inference=SecondOrder(learn_scales="transitions"),
         )
         model = estimator.fit(X, train[1]).model_
         kernel = model.posterior.kernel
@@ -566,7 +594,7 @@ def test_inducing_inputs(fitted, train):
     distinct = len({token for x in train[0] for token in x})
     assert log["n_inducing"] <= distinct
     assert log["inducing_residual"] < 1e-6
-    few = StructuredGPClassifier(n_inducing=5, n_draws=2).fit(*train)
+    few = StructuredGPClassifier(n_draws=2, posterior=Inducing(n_inducing=5)).fit(*train)
     assert few.training_log_["n_inducing"] == 5
     assert few.model_.posterior.inducing.shape == (5, P)
     assert few.training_log_["inducing_residual"] > 0.1
@@ -687,8 +715,11 @@ def test_verbose_writes_to_standard_error(train, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     steps = estimator.training_log_["steps"]
+    plan = plan_lines(estimator.training_log_["plan"])
+    assert any(line.startswith("optimizer ") for line in plan)
     assert err.splitlines() == [
-        f"step {i}: bound {info.elbo:.2f}" for i, info in enumerate(steps, start=1)
+        *plan,
+        *(f"step {i}: bound {info.elbo:.2f}" for i, info in enumerate(steps, start=1)),
     ]
     assert (logger.handlers, logger.level) == (handlers, level)
     StructuredGPClassifier(n_draws=2).fit(*train)
@@ -698,8 +729,9 @@ def test_verbose_writes_to_standard_error(train, monkeypatch, capsys):
 def test_verbose_goes_to_whoever_listens(train, caplog, capsys):
     with caplog.at_level(logging.INFO, "structgp"):
         estimator = StructuredGPClassifier(verbose=True, n_draws=2).fit(*train)
-    assert len(caplog.messages) == len(estimator.training_log_["steps"])
-    assert caplog.messages[0].startswith("step 1: bound ")
+    log = estimator.training_log_
+    assert len(caplog.messages) == len(log["plan"]) + len(log["steps"])
+    assert caplog.messages[len(log["plan"])].startswith("step 1: bound ")
     assert capsys.readouterr().err == ""
 
 
@@ -730,7 +762,7 @@ def test_training_log_is_complete(fitted):
     assert log["evaluations"] > 0
     assert log["seconds"] > 0
     assert log["kl_inducing"] > 0
-    assert log["kl_pairwise"] > 0
+    assert log["kl_transitions"] > 0
 
 
 # -- mistakes --------------------------------------------------------------------------------------
@@ -805,33 +837,15 @@ def test_nan_and_infinity(form, when, bad, fits, train):
         ("inference", "newton", "second-order"),
         ("inference", 3, "second-order"),
         ("inference", None, "second-order"),
-        ("average", "median", "draws"),
         ("decode", "greedy", "viterbi"),
-        ("likelihood", "tree", "chain"),
-        ("likelihood", 3, "function(f, g, y)"),
-        ("likelihood", None, "function(f, g, y)"),
-        ("likelihood", structgp.structures.Chain, "Chain()"),
-        ("predict_with", "tree", "chain"),
-        ("predict_with", None, "chain"),
-        ("predict_with", structgp.structures.Piecewise(), "chain"),
-        ("gradient", "adjoint", "pathwise"),
-        ("gradient", None, "pathwise"),
-        ("n_gradient_draws", 0, "1 or more"),
-        ("n_gradient_draws", 2.5, "whole number"),
-        ("n_components", 0, "1 or more"),
-        ("n_components", None, "whole number"),
-        ("covariance", "sparse", "diagonal"),
-        ("covariance_rank", 0, "1 or more"),
-        ("covariance_rank", 2.5, "whole number"),
-        ("covariance_rank", 4, "covariance='low-rank'"),
-        ("pairwise_covariance", None, "diagonal"),
-        ("entropy", "renyi", "bhattacharyya"),
-        ("learn_kernel", "shape", "auto"),
-        ("n_jobs", 0, "1 or more"),
-        ("n_jobs", 1.5, "1 or more"),
-        ("n_jobs", None, "1 or more"),
+        ("structure", "tree", "chain"),
+        ("structure", 3, "function(f, g, y)"),
+        ("structure", None, "function(f, g, y)"),
+        ("structure", structgp.structures.Chain, "Chain()"),
+        ("prior", None, "structgp.Prior"),
+        ("posterior", "dual", "inducing"),
+        ("posterior", None, "structgp.Weights"),
         ("features", "words", "columns"),
-        ("learn_scales", "amplitude", "pairwise"),
         ("kernel", "polynomial", "template-product"),
         ("kernel", "rbf", "template-product"),
         ("kernel", {"dense": "rbf"}, "categorical"),
@@ -839,27 +853,82 @@ def test_nan_and_infinity(form, when, bad, fits, train):
         ("kernel", None, "GPyTorch"),
         ("kernel", 3, "GPyTorch"),
         ("kernel", {"categorical": 3}, "GPyTorch"),
-        ("n_inducing", 0, "1 or more"),
-        ("n_inducing", 2.5, "whole number"),
-        ("n_inducing", "many", "whole number"),
-        ("n_draws", 0, "1 or more"),
-        ("n_draws", None, "whole number"),
-        ("amplitude", 0, "above 0"),
-        ("amplitude", -1.0, "above 0"),
-        ("amplitude", "large", "auto"),
-        ("amplitude", float("nan"), "above 0"),
-        ("amplitude", float("inf"), "above 0"),
-        ("amplitude", None, "above 0"),
-        ("pairwise_sd", -0.1, "0 or more"),
-        ("pairwise_sd", float("nan"), "0 or more"),
-        ("pairwise_sd", float("inf"), "0 or more"),
-        ("pairwise_sd", "wide", "0 or more"),
+        ("n_draws", -1, "0 or more"),
+        ("n_draws", None, "0 or more"),
         ("random_state", -1, "0 or more"),
-        ("random_state", None, "whole number"),
+        ("random_state", None, "0 or more"),
+        ("warm_start", 1, "True"),
     ],
 )
 def test_unknown_options(name, value, remedy, train):
     error = refused(fit(*train, **{name: value}))
+    assert error.place == name
+    assert remedy in error.remedy
+
+
+NESTED = {
+    "structure": (
+        lambda **given: Custom("chain", **given),
+        [
+            ("predict_with", "tree", "chain"),
+            ("predict_with", None, "chain"),
+            ("predict_with", structgp.structures.Piecewise(), "chain"),
+            ("n_jobs", 0, "1 or more"),
+            ("n_jobs", 1.5, "1 or more"),
+            ("n_jobs", None, "1 or more"),
+        ],
+    ),
+    "inference": (
+        Natural,
+        [
+            ("gradient", "adjoint", "pathwise"),
+            ("gradient", None, "pathwise"),
+            ("learn_scales", "pairwise", "transitions"),
+            ("learn_scales", None, "transitions"),
+        ],
+    ),
+    "posterior": (
+        Mixture,
+        [
+            ("n_components", 0, "1 or more"),
+            ("n_components", None, "1 or more"),
+            ("covariance", "sparse", "diagonal"),
+            ("rank", 0, "1 or more"),
+            ("rank", 2.5, "1 or more"),
+            ("rank", 4, "covariance='low-rank'"),
+            ("transition_covariance", None, "diagonal"),
+            ("entropy", "renyi", "bhattacharyya"),
+            ("basis", "vowels", "contrast"),
+            ("n_inducing", 0, "1 or more"),
+            ("n_inducing", 2.5, "1 or more"),
+            ("n_inducing", "many", "1 or more"),
+        ],
+    ),
+    "prior": (
+        Prior,
+        [
+            ("learn_kernel", "shape", "auto"),
+            ("amplitude", 0, "above 0"),
+            ("amplitude", -1.0, "above 0"),
+            ("amplitude", "large", "auto"),
+            ("amplitude", float("nan"), "above 0"),
+            ("amplitude", float("inf"), "above 0"),
+            ("amplitude", None, "above 0"),
+            ("transition_sd", -0.1, "0 or more"),
+            ("transition_sd", float("nan"), "0 or more"),
+            ("transition_sd", float("inf"), "0 or more"),
+            ("transition_sd", "wide", "0 or more"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "remedy"),
+    [(owner, *case) for owner, (_, cases) in NESTED.items() for case in cases],
+)
+def test_unknown_values_in_option_objects(owner, name, value, remedy, train):
+    error = refused(fit(*train, **{owner: NESTED[owner][0](**{name: value})}))
     assert error.place == name
     assert remedy in error.remedy
 
@@ -954,7 +1023,9 @@ def test_parameters_of_prediction_may_change_after_the_fit(train):
 
 def test_scales_given_as_numpy_flags(train):
     plain, numpy = (
-        StructuredGPClassifier(amplitude=0.1, learn_scales=flag).fit(*train).training_log_
+        StructuredGPClassifier(prior=Prior(amplitude=0.1), inference=SecondOrder(learn_scales=flag))
+        .fit(*train)
+        .training_log_
         for flag in (True, np.True_)
     )
     assert numpy["amplitude_factor"] == plain["amplitude_factor"] != 1
@@ -1020,7 +1091,8 @@ LIKELIHOODS = {
     "piecewise, object": Piecewise(),
     "chain, object": Chain(),
 }
-QUICK = {"n_draws": 8, "n_inducing": 12, "learn_kernel": False}
+FIXED = {"prior": Prior(learn_kernel=False), "posterior": Inducing(n_inducing=12)}
+QUICK = {"n_draws": 8, **FIXED}
 
 
 @pytest.fixture(scope="module")
@@ -1035,7 +1107,7 @@ def custom(few):
 
     def get(name):
         if name not in made:
-            made[name] = StructuredGPClassifier(likelihood=LIKELIHOODS[name], **QUICK).fit(*few)
+            made[name] = StructuredGPClassifier(structure=LIKELIHOODS[name], **QUICK).fit(*few)
         return made[name]
 
     return get
@@ -1082,33 +1154,35 @@ def test_what_predictions_are_read_with(custom, few, test):
     """Marginals of its own if the likelihood has them, else the chain's."""
     for name in ("torch", "numpy", "batched", "piecewise", "chain, object"):
         assert isinstance(custom(name).model_.structure, Chain), name
-    own = StructuredGPClassifier(likelihood=Softmax(), average="mean", **QUICK).fit(*few)
+    own = StructuredGPClassifier(structure=Softmax(), n_draws=0, **FIXED).fit(*few)
     assert isinstance(own.model_.structure, Softmax)
     x = test[0][0]
     alone = [own.predict_marginals_single([token])[0] for token in x]
     np.testing.assert_allclose(array([own.predict_marginals_single(x)]), array([alone]), atol=1e-9)
     chain = StructuredGPClassifier(
-        likelihood=Softmax(), predict_with="chain", average="mean", **QUICK
+        structure=Custom(Softmax(), predict_with="chain"), n_draws=0, **FIXED
     ).fit(*few)
     assert isinstance(chain.model_.structure, Chain)
     assert chain.predict_marginals_single(x) != own.predict_marginals_single(x)
-    given = StructuredGPClassifier(predict_with=Softmax(), average="mean", **QUICK).fit(*few)
+    given = StructuredGPClassifier(
+        structure=Custom("chain", predict_with=Softmax()), n_draws=0, **FIXED
+    ).fit(*few)
     assert isinstance(given.model_.structure, Softmax)
     assert given.training_log_["optimizer"] == "second-order"
 
 
 def test_a_structure_without_a_decoder(few, test):
-    estimator = StructuredGPClassifier(likelihood=Softmax(), decode="viterbi", **QUICK).fit(*few)
+    estimator = StructuredGPClassifier(decode="viterbi", structure=Softmax(), **QUICK).fit(*few)
     error = refused(lambda: estimator.predict(test[0]), "Softmax offers no decoder")
     assert error.place == "decode"
     assert len(estimator.set_params(decode="marginal").predict(test[0])) == len(test[0])
 
 
 def test_clone_and_grid_search_with_a_callable(few):
-    estimator = StructuredGPClassifier(likelihood=torch_softmax, **QUICK)
-    assert estimator.get_params()["likelihood"] is torch_softmax
-    assert clone(estimator).likelihood is not None
-    grid = {"likelihood": ["chain", torch_softmax, batched_softmax]}
+    estimator = StructuredGPClassifier(structure=torch_softmax, **QUICK)
+    assert estimator.get_params()["structure"] is torch_softmax
+    assert clone(estimator).structure is not None
+    grid = {"structure": ["chain", torch_softmax, batched_softmax]}
     search = GridSearchCV(estimator, grid, cv=2, error_score="raise").fit(*few)
     scores = search.cv_results_["mean_test_score"]
     assert scores.shape == (3,)
@@ -1120,12 +1194,12 @@ def test_a_custom_model_loads_with_the_chain(name, custom, test, tmp_path):
     """A file holds no code: what cannot be kept is left out."""
     estimator = custom(name)
     estimator.save(tmp_path / "model")
-    with pytest.warns(StructgpWarning, match="likelihood of its own, which a file does not keep"):
+    with pytest.warns(StructgpWarning, match="structure of its own, which a file does not keep"):
         loaded = structgp.load(tmp_path / "model")
     assert loaded.model_.likelihood == "custom"
     assert isinstance(loaded.model_.structure, Chain)
-    assert loaded.get_params()["likelihood"] == "chain"
-    assert loaded.get_params()["n_inducing"] == 12
+    assert loaded.get_params()["structure"] == "chain"
+    assert loaded.get_params()["posterior__n_inducing"] == 12
     p, q = (array(e.predict_marginals(test[0])) for e in (estimator, loaded))
     assert (name == "numpy") == bool(np.array_equal(p, q))
     assert loaded.training_log_["optimizer"] == "natural"
@@ -1133,16 +1207,18 @@ def test_a_custom_model_loads_with_the_chain(name, custom, test, tmp_path):
 
 def test_parameters_that_a_file_cannot_keep(few, test, tmp_path):
     estimator = StructuredGPClassifier(
-        likelihood=torch_softmax, predict_with=Softmax(), inference=Natural(max_steps=2), **QUICK
+        inference=Natural(max_steps=2),
+        structure=Custom(torch_softmax, predict_with=Softmax()),
+        **QUICK,
     )
     with pytest.warns(StructgpWarning, match="after 2 steps"):
         estimator.fit(*few)
     estimator.save(tmp_path / "model")
-    with pytest.warns(StructgpWarning, match="set it again"):
+    with pytest.warns(StructgpWarning, match="set the structure again"):
         parameters = structgp.load(tmp_path / "model").get_params()
     usual = StructuredGPClassifier().get_params()
-    for name in ("likelihood", "predict_with", "inference", "n_gradient_draws"):
-        assert parameters[name] == usual[name], name
+    assert parameters["structure"] == usual["structure"]
+    assert parameters["inference"] == Natural(max_steps=2)
     for name, value in QUICK.items():
         assert parameters[name] == value, name
 
@@ -1161,7 +1237,7 @@ def test_a_failing_likelihood_names_the_sequence(form, few):
             values = np.where(np.arange(len(values)) == 1, float(form), values)
         return values
 
-    error = refused(fit(*few, likelihood=failing, **QUICK), f"training sequence {n + 1} ")
+    error = refused(fit(*few, structure=failing, **QUICK), f"training sequence {n + 1} ")
     assert isinstance(error, LikelihoodError)
     assert error.sequence == n
     assert f"({len(wrong)} tokens)" in error.place
@@ -1170,12 +1246,13 @@ def test_a_failing_likelihood_names_the_sequence(form, few):
 
 def test_processes_change_nothing(few):
     """Their number does not enter any result."""
-    parameters = {"likelihood": numpy_softmax, "n_gradient_draws": 32, **QUICK}
     with pytest.warns(StructgpWarning, match="after 2 steps"):
         one, two = (
-            StructuredGPClassifier(n_jobs=n_jobs, inference=Natural(max_steps=2), **parameters).fit(
-                *few
-            )
+            StructuredGPClassifier(
+                structure=Custom(numpy_softmax, n_jobs=n_jobs),
+                inference=Natural(max_steps=2, n_draws=32),
+                **QUICK,
+            ).fit(*few)
             for n_jobs in (1, 2)
         )
     first, second = one.model_.posterior.state_dict(), two.model_.posterior.state_dict()
@@ -1187,12 +1264,14 @@ def test_processes_change_nothing(few):
 
 
 def fit_log(few, **parameters):
-    return StructuredGPClassifier(**QUICK, **parameters).fit(*few)
+    return StructuredGPClassifier(**(QUICK | parameters)).fit(*few)
 
 
 def test_the_gradient_is_what_was_asked_for(few):
     logs = {
-        name: fit_log(few, inference="natural", gradient=name, n_gradient_draws=512).training_log_
+        name: fit_log(
+            few, inference=Natural(gradient=name, n_draws=512, learn_scales="auto")
+        ).training_log_
         for name in ("auto", "pathwise", "leave-one-out")
     }
     assert [log["gradient"] for log in logs.values()] == ["pathwise", "pathwise", "leave-one-out"]
@@ -1201,16 +1280,16 @@ def test_the_gradient_is_what_was_asked_for(few):
         assert log["evaluations"] == 512 * 8 * len(log["steps"])
 
 
-@pytest.mark.parametrize("inference", ["auto", "second-order", "natural"])
-def test_draws_of_a_gradient_are_what_was_asked_for(inference, few):
-    logs = [fit_log(few, inference=inference, n_gradient_draws=n).training_log_ for n in (4, 12)]
+@pytest.mark.parametrize("kind", [SecondOrder, Natural])
+def test_draws_of_a_gradient_are_what_was_asked_for(kind, few):
+    logs = [fit_log(few, inference=kind(n_draws=n)).training_log_ for n in (4, 12)]
     for n, log in zip((4, 12), logs, strict=True):
         assert log["steps"][-1].evaluations % (8 * n) == 0
     assert logs[0]["fresh_elbo"] != logs[1]["fresh_elbo"]
 
 
 def test_components(few, test):
-    estimator = fit_log(few, n_components=2)
+    estimator = fit_log(few, posterior=Mixture(2, n_inducing=12))
     log = estimator.training_log_
     assert estimator.model_.posterior.n_components == 2
     assert log["optimizer"] == "second-order, then adam"
@@ -1222,7 +1301,8 @@ def test_components(few, test):
 
 @pytest.mark.parametrize("inference", ["auto", "natural", "adam", "saga", "lbfgs"])
 def test_components_with_every_inference(inference, few, test):
-    estimator = StructuredGPClassifier(n_components=2, inference=inference, **QUICK)
+    posterior = Mixture(2, n_inducing=12)
+    estimator = StructuredGPClassifier(**(QUICK | {"inference": inference, "posterior": posterior}))
     estimator.fit(*few, callback=lambda info: info.iteration == 20)
     q = estimator.model_.posterior
     assert q.n_components == 2
@@ -1232,8 +1312,8 @@ def test_components_with_every_inference(inference, few, test):
 
 def test_forms_of_the_covariances(few, tmp_path, test):
     plain = fit_log(few)
-    thin = fit_log(few, covariance="diagonal")
-    full = fit_log(few, pairwise_covariance="full")
+    thin = fit_log(few, posterior=Inducing(12, covariance="diagonal"))
+    full = fit_log(few, posterior=Inducing(12, transition_covariance="full"))
     assert (plain.model_.posterior.is_diagonal, plain.model_.posterior.pairs_are_full) == (0, 0)
     assert (thin.model_.posterior.is_diagonal, thin.model_.posterior.pairs_are_full) == (1, 0)
     assert (full.model_.posterior.is_diagonal, full.model_.posterior.pairs_are_full) == (0, 1)
@@ -1247,17 +1327,22 @@ def test_forms_of_the_covariances(few, tmp_path, test):
 
 def test_second_order_and_full_pairs(few):
     error = refused(
-        fit(*few, inference="second-order", pairwise_covariance="full", **QUICK), "use 'adam'"
+        lambda: fit_log(
+            few, inference="second-order", posterior=Inducing(12, transition_covariance="full")
+        ),
+        "use 'adam'",
     )
     assert error.place == "inference"
 
 
 def test_the_entropy_of_a_mixture(few):
     """Jensen's bound is looser, and that shows in the divergence and in the bound."""
-    parameters = {"n_components": 2, "inference": "adam"}
 
     def log(entropy):
-        estimator = StructuredGPClassifier(entropy=entropy, **parameters, **QUICK)
+        posterior = Mixture(2, entropy, n_inducing=12)
+        estimator = StructuredGPClassifier(
+            **(QUICK | {"inference": "adam", "posterior": posterior})
+        )
         estimator.fit(*few, callback=lambda info: info.iteration == 30)
         q = estimator.model_.posterior
         assert estimator.training_log_["kl_inducing"] == pytest.approx(
@@ -1269,88 +1354,86 @@ def test_the_entropy_of_a_mixture(few):
     assert auto["elbo"] == ours["elbo"]
     # 0.153 nats a dimension, three labels of twelve inducing values.
     assert jensen["elbo"] < ours["elbo"] - 0.1 * 36
-    error = refused(fit(*few, n_components=2, entropy="exact", **QUICK), "2 components")
+    error = refused(fit(*few, posterior=Mixture(n_components=2, entropy="exact")), "2 components")
     assert error.place == "entropy"
 
 
 def test_learning_all_moves_the_kernel(few):
     fixed, moved = (
-        StructuredGPClassifier(inference="lbfgs", learn_scales=learn, **QUICK).fit(
+        StructuredGPClassifier(inference=Blocks(learn_scales=learn), **QUICK).fit(
             *few, callback=lambda info: True
         )
-        for learn in ("pairwise", "all")
+        for learn in ("transitions", "all")
     )
     weights = [e.model_.posterior.kernel.base_kernel.weights for e in (fixed, moved)]
     np.testing.assert_allclose(weights[0], 1, atol=1e-6)
     assert (weights[1] - 1).abs().max() > 0.01
     assert moved.training_log_["elbo"] > fixed.training_log_["elbo"]
-    for inference in ("natural", "saga", "sgd", "paper-stochastic"):
+    for optimizer in (Natural(), Stochastic(), SGD()):
         error = refused(
-            fit(*few, inference=inference, learn_scales="all", **QUICK), "'adam' or 'paper-batch'"
+            fit(*few, inference=dataclasses.replace(optimizer, learn_scales="all"), **QUICK),
+            "'adam' or 'paper-batch'",
         )
         assert error.place == "learn_scales"
 
 
-def test_learning_the_kernel_is_automatic(few):
-    parameters = {"n_draws": 2, "n_inducing": 12}
+def with_draws(monkeypatch, name, n_draws, **changes):
+    """A preset of the paper with fewer draws: its own are made for hours."""
+    presets = structgp.plan.optimizers.PRESETS
+    optimizer = dataclasses.replace(presets[name].optimizer, n_draws=n_draws, **changes)
+    monkeypatch.setitem(presets, name, dataclasses.replace(presets[name], optimizer=optimizer))
+
+
+def test_learning_the_kernel_is_automatic(few, monkeypatch):
+    parameters = {"n_draws": 2, "posterior": Inducing(n_inducing=12)}
     # On the bound, feature by feature; where the fit cannot, on a relaxation.
     fitted = StructuredGPClassifier(**parameters).fit(*few)
     assert isinstance(fitted.model_.posterior.kernel, RelevanceKernel)
     assert fitted.model_.posterior.kernel.log_relevance.std() > 0.01
     assert len(set(fitted.training_log_["kernel_scales"].values())) > 1
     assert fitted.training_log_["relaxation"] is None
-    fixed = StructuredGPClassifier(learn_kernel=False, **parameters).fit(*few)
+    fixed = StructuredGPClassifier(prior=Prior(learn_kernel=False), **parameters).fit(*few)
     assert not isinstance(fixed.model_.posterior.kernel, RelevanceKernel)
     assert fixed.training_log_["function_scales"] == pytest.approx([1.0] * 2)
     natural = StructuredGPClassifier(inference="natural", **parameters)
     natural.fit(*few, callback=lambda info: True)
     assert natural.training_log_["relaxation"] is not None
-    for inference, learn_kernel, learned in (
-        ("paper-batch", "auto", False),
-        ("paper-batch", True, True),
-    ):
+    with_draws(monkeypatch, "paper-batch", 20)
+    for learn_kernel, learned in (("auto", False), (True, True)):
         estimator = StructuredGPClassifier(
-            inference=inference, learn_kernel=learn_kernel, n_gradient_draws=20, **parameters
+            prior=Prior(learn_kernel=learn_kernel), inference="paper-batch", **parameters
         ).fit(*few, callback=lambda info: True)
         assert (estimator.training_log_["relaxation"] is not None) == learned
 
 
 def test_inducing_inputs_by_default(train, monkeypatch):
-    monkeypatch.setattr(structgp.plan.start, "N_INDUCING", 7)
-    preset = structgp.plan.choose_optimizer.PRESETS["paper-stochastic"]
-    monkeypatch.setitem(
-        structgp.plan.choose_optimizer.PRESETS,
-        "paper-stochastic",
-        dataclasses.replace(preset, n_inducing=5),
-    )
+    monkeypatch.setattr(structgp.plan.choices, "N_INDUCING", 7)
+    with_draws(monkeypatch, "paper-stochastic", 20)
+    presets = structgp.plan.optimizers.PRESETS
+    fewer = dataclasses.replace(presets["paper-stochastic"], n_inducing=5)
+    monkeypatch.setitem(presets, "paper-stochastic", fewer)
 
     def count(**parameters):
-        estimator = StructuredGPClassifier(n_draws=2, n_gradient_draws=20, **parameters)
+        estimator = StructuredGPClassifier(n_draws=2, **parameters)
         estimator.fit(*train, callback=lambda info: True)
         return estimator.training_log_["n_inducing"]
 
-    assert count(space="functions") == 7
+    assert count(posterior="inducing") == 7
     assert count(inference="paper-stochastic") == 5
-    assert count(inference="paper-stochastic", n_inducing=9) == 9
+    assert count(inference="paper-stochastic", posterior=Inducing(9)) == 9
 
 
 @pytest.mark.parametrize("inference", ["paper-batch", "paper-stochastic"])
 @pytest.mark.parametrize("likelihood", ["chain", "numpy"])
 def test_presets_run_to_the_end(inference, likelihood, few, test, monkeypatch):
     """With fewer draws and a limit: the schedules are made for hours."""
-    made = structgp.plan.choose_optimizer._named
-
-    def shorter(name, learn_scales):
-        limits = {"paper-batch": {"max_iterations": 1}, "paper-stochastic": {"max_steps": 60}}
-        return dataclasses.replace(made(name, learn_scales), **limits[name])
-
-    monkeypatch.setattr(structgp.plan.choose_optimizer, "_named", shorter)
+    limits = {"paper-batch": {"max_iterations": 1}, "paper-stochastic": {"max_steps": 60}}
+    with_draws(monkeypatch, inference, 200, **limits[inference])
     estimator = StructuredGPClassifier(
-        likelihood=LIKELIHOODS.get(likelihood, likelihood),
-        inference=inference,
-        n_gradient_draws=200,
-        n_inducing=6,
         n_draws=8,
+        structure=LIKELIHOODS.get(likelihood, likelihood),
+        posterior=Inducing(n_inducing=6),
+        inference=inference,
     )
     with pytest.warns(StructgpWarning, match=f"the {inference} optimiser stopped after"):
         estimator.fit(*few)
@@ -1365,11 +1448,11 @@ def test_presets_run_to_the_end(inference, likelihood, few, test, monkeypatch):
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"likelihood": numpy_softmax},
+        {"structure": numpy_softmax},
         {"inference": "natural"},
         {"inference": "saga"},
         {"inference": "lbfgs"},
-        {"n_components": 2},
+        {"posterior": Mixture(2, n_inducing=12)},
     ],
     ids=lambda p: "-".join(map(str, p)),
 )
@@ -1378,15 +1461,10 @@ def test_one_seed_one_fit_with_every_engine(parameters, few):
     steps = 12 if parameters.get("inference") == "saga" else 1
 
     def state(seed):
-        estimator = StructuredGPClassifier(random_state=seed, **parameters, **QUICK)
+        estimator = StructuredGPClassifier(**(QUICK | parameters), random_state=seed)
         estimator.fit(*few, callback=lambda info: info.iteration == steps)
         return estimator.model_.posterior.state_dict()
 
     first, again, other = state(1), state(1), state(2)
     assert all(torch.equal(v, again[k]) for k, v in first.items())
     assert not torch.equal(first["m"], other["m"])
-
-
-def test_an_optimiser_has_its_own_scales(few):
-    estimator = StructuredGPClassifier(inference=Natural(), learn_scales=False)
-    refused(lambda: estimator.fit(*few), "learn_scales", "set it on the optimiser")

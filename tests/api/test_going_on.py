@@ -15,7 +15,8 @@ from torch import Tensor
 
 import structgp
 import structgp.inference.loop
-from structgp import InputError, StructgpWarning, StructuredGPClassifier
+from structgp import Inducing, InputError, Mixture, Prior, StructgpWarning, StructuredGPClassifier
+from structgp.answers.ask import Question
 from structgp.answers.model import Model
 from structgp.data.batch import Batch
 from structgp.data.examples import read_examples
@@ -24,7 +25,7 @@ from structgp.gp import Posterior, WeightPosterior
 from structgp.gp.kernels import RelevanceKernel, weight_variances
 from structgp.inference import Minibatch, Problem, SecondOrder
 from structgp.inference.loop import PATIENCE, Watch
-from structgp.plan.grow_posterior import carried_over
+from structgp.plan.start import carried_over
 
 K, P, V = 6, 3, 3
 Sequences = list[Any]
@@ -318,10 +319,10 @@ def test_in_two_parts_about_as_well_as_in_one(form: str, data: Generated) -> Non
     parts = StructuredGPClassifier(n_draws=16)
     for index in (first, later):
         assert parts.partial_fit(pick(X, index), pick(data.y, index)) is parts
-    p, q = (np.concatenate(m.model_.marginals(X)) for m in (whole, parts))
+    p, q = (np.concatenate(m.model_.ask(X).marginals()) for m in (whole, parts))
     assert np.abs(p - q).mean() < 0.1
     alone = StructuredGPClassifier(n_draws=16).fit(pick(X, first), pick(data.y, first))
-    assert np.abs(p - q).mean() < np.abs(p - np.concatenate(alone.model_.marginals(X))).mean()
+    assert np.abs(p - q).mean() < np.abs(p - np.concatenate(alone.model_.ask(X).marginals())).mean()
     nll = [
         -np.mean([float(v or 0) for v in m.sequence_log_probs(X, data.y)]) for m in (parts, alone)
     ]
@@ -343,7 +344,7 @@ def test_labels_still_to_come(classes: Any, data: Generated) -> None:
     model = StructuredGPClassifier(n_draws=4).partial_fit(data.X, data.y, classes)
     assert model.classes_.tolist() == ["L0", "L1", "L2", "new"]
     assert model.training_log_["optimizer"] == "second-order"
-    p = np.concatenate(model.model_.marginals(data.X))
+    p = np.concatenate(model.model_.ask(data.X).marginals())
     assert (p[:, 3] < p.max(1)).all()
     assert (p[:, 3] > 0).all()
     assert model.model_.info["label_counts"]["new"] == 0
@@ -352,7 +353,7 @@ def test_labels_still_to_come(classes: Any, data: Generated) -> None:
 
 
 def test_the_first_call_with_classes_is_the_fit_that_was_asked_for(data: Generated) -> None:
-    model = StructuredGPClassifier(n_draws=4, inference="natural", learn_kernel=False)
+    model = StructuredGPClassifier(n_draws=4, inference="natural", prior=Prior(learn_kernel=False))
     model.partial_fit(data.X, data.y, ["L0", "new"], callback=lambda info: True)
     assert model.training_log_["optimizer"] == "natural"
 
@@ -373,17 +374,17 @@ def test_columns_that_move(data: Generated) -> None:
     y = [["A", "B"], ["B"]] * 8
     new = [[("v0", "v5", "v1"), ("v2", "v3", "v2")]] * 6
     z = [["B", "A"]] * 6
-    model = StructuredGPClassifier(n_draws=16, average="mean").fit(sparse(X), y)
+    model = StructuredGPClassifier(n_draws=0).fit(sparse(X), y)
     assert len(model.model_.encoder.columns) == 6
     before = model.model_.posterior.m.clone()
     model.partial_fit(sparse(new), z)
     assert len(model.model_.encoder.columns) == 9
     assert model.model_.posterior.m.shape[-1] == before.shape[-1] + 3
-    other = StructuredGPClassifier(n_draws=16, average="mean").fit(bag(X), y)
+    other = StructuredGPClassifier(n_draws=0).fit(bag(X), y)
     other.partial_fit(bag(new), z)
     for a, b in zip(
-        model.model_.marginals(sparse(X[:2] + new[:1]), "mean"),
-        other.model_.marginals(bag(X[:2] + new[:1]), "mean"),
+        model.model_.ask(sparse(X[:2] + new[:1]), Question(0)).marginals(),
+        other.model_.ask(bag(X[:2] + new[:1]), Question(0)).marginals(),
         strict=True,
     ):
         np.testing.assert_allclose(a, b, atol=0.02)
@@ -444,13 +445,13 @@ def test_a_callback_ends_a_later_part(data: Generated) -> None:
 
 @pytest.mark.parametrize(
     ("change", "parameters"),
-    [(dense, {}), (list, {"space": "functions"}), (list, {"n_inducing": 5})],
+    [(dense, {}), (list, {"posterior": "inducing"}), (list, {"posterior": Inducing(n_inducing=5)})],
 )
 def test_functions_do_not_go_on(change: Any, parameters: Any, data: Generated) -> None:
     X = change(data.X[:8])
     model = StructuredGPClassifier(n_draws=4, **parameters).partial_fit(X, data.y[:8])
     before = state(model)
-    with pytest.raises(InputError, match=r"^partial_fit: the model is of functions at inducing"):
+    with pytest.raises(InputError, match=r"^partial_fit: the model has inducing inputs"):
         model.partial_fit(X, data.y[:8])
     assert state(model).keys() == before.keys()
 
@@ -462,16 +463,16 @@ def test_likelihoods_that_cannot_go_on(data: Generated) -> None:
         return f.log_softmax(-1)[:, torch.arange(len(y)), y].sum(-1) + 0 * g.sum((-1, -2))
 
     with pytest.raises(InputError, match=r"^partial_fit: BlackBox offers no curvature"):
-        model.set_params(likelihood=softmax).partial_fit(data.X, data.y)
+        model.set_params(structure=softmax).partial_fit(data.X, data.y)
 
     def shifts(f: Any, g: Any, y: Any) -> Any:
         f = np.asarray(f)
         return -np.square(f - np.eye(f.shape[-1])[np.asarray(y)]).sum((1, 2))
 
     with pytest.raises(
-        InputError, match=r"^partial_fit: BlackBox.*may depend on what was left out"
+        InputError, match=r"^partial_fit: BlackBox.*may depend on a direction that was left out"
     ):
-        model.set_params(likelihood=shifts).partial_fit(data.X, data.y)
+        model.set_params(structure=shifts).partial_fit(data.X, data.y)
 
 
 def test_a_part_of_nothing(data: Generated) -> None:
@@ -486,11 +487,11 @@ def test_a_part_of_nothing(data: Generated) -> None:
 WARM: dict[str, tuple[Any, dict[str, Any]]] = {
     "weights": (list, {}),
     "columns": (sparse, {}),
-    "functions": (list, {"space": "functions"}),
+    "functions": (list, {"posterior": "inducing"}),
     "dense": (dense, {}),
-    "diagonal": (dense, {"covariance": "diagonal"}),
-    "low-rank": (dense, {"covariance": "low-rank", "covariance_rank": 3}),
-    "full pairs": (list, {"pairwise_covariance": "full", "n_inducing": 8}),
+    "diagonal": (dense, {"posterior": Inducing(covariance="diagonal")}),
+    "low-rank": (dense, {"posterior": Inducing(covariance="low-rank", rank=3)}),
+    "full pairs": (list, {"posterior": Inducing(n_inducing=8, transition_covariance="full")}),
 }
 
 
@@ -537,15 +538,23 @@ def test_labels_that_do_not_come_again_stay(data: Generated) -> None:
 
 
 COLD: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
-    "components": (list, {}, {"n_components": 2}),
-    "inducing inputs": (list, {}, {"n_inducing": 4}),
-    "functions": (list, {}, {"space": "functions"}),
-    "fixed kernel": (list, {}, {"learn_kernel": False}),
-    "weights": (list, {"space": "functions"}, {"space": "weights"}),
-    "diagonal": (dense, {}, {"covariance": "diagonal"}),
-    "low-rank": (dense, {}, {"covariance": "low-rank"}),
-    "pairs": (dense, {"inference": "natural"}, {"pairwise_covariance": "full"}),
-    "fewer components": (dense, {"n_components": 2}, {"n_components": 1}),
+    "components": (list, {}, {"posterior": Mixture(n_components=2)}),
+    "inducing inputs": (list, {}, {"posterior": Inducing(n_inducing=4)}),
+    "functions": (list, {}, {"posterior": "inducing"}),
+    "fixed kernel": (list, {}, {"prior": Prior(learn_kernel=False)}),
+    "weights": (list, {"posterior": "inducing"}, {"posterior": "weights"}),
+    "diagonal": (dense, {}, {"posterior": Inducing(covariance="diagonal")}),
+    "low-rank": (dense, {}, {"posterior": Inducing(covariance="low-rank")}),
+    "pairs": (
+        dense,
+        {"inference": "natural"},
+        {"posterior": Inducing(transition_covariance="full")},
+    ),
+    "fewer components": (
+        dense,
+        {"posterior": Mixture(n_components=2)},
+        {"posterior": Mixture(n_components=1)},
+    ),
 }
 
 
@@ -555,7 +564,7 @@ def test_where_it_cannot_go_on_it_says_so_and_is_a_fresh_fit(name: str, data: Ge
     X, y = change(data.X[:8]), data.y[:8]
     stop = {"callback": lambda info: info.iteration == 1}
     model = StructuredGPClassifier(n_draws=4, warm_start=True, **first).fit(X, y, **stop)
-    with pytest.warns(StructgpWarning, match=r"^warm_start: .*starts anew") as caught:
+    with pytest.warns(StructgpWarning, match=r"^warm_start: .*starts from the prior") as caught:
         model.set_params(**second).fit(X[2:], y[2:], **stop)
     assert caught[0].filename == __file__
     fresh = StructuredGPClassifier(n_draws=4, **(first | second)).fit(X[2:], y[2:], **stop)
@@ -564,7 +573,7 @@ def test_where_it_cannot_go_on_it_says_so_and_is_a_fresh_fit(name: str, data: Ge
 
 
 def test_functions_with_new_labels_begin_anew(data: Generated) -> None:
-    model = StructuredGPClassifier(n_draws=4, warm_start=True, space="functions")
+    model = StructuredGPClassifier(n_draws=4, warm_start=True, posterior="inducing")
     model.fit(data.X[:8], data.y[:8])
     y = [["A", *labels[1:]] for labels in data.y[:8]]
     with pytest.warns(StructgpWarning, match="other labels"):
@@ -576,7 +585,7 @@ def test_functions_at_columns_that_moved_begin_anew(data: Generated) -> None:
     """Inducing inputs hold the old ids."""
     first, _ = split(data)
     X = sparse(data.X)
-    model = StructuredGPClassifier(n_draws=4, warm_start=True, space="functions")
+    model = StructuredGPClassifier(n_draws=4, warm_start=True, posterior="inducing")
     model.fit(pick(X, first), pick(data.y, first))
     with pytest.warns(StructgpWarning, match="other columns"):
         model.fit(X, data.y)
@@ -591,8 +600,8 @@ def test_another_likelihood_begins_anew(data: Generated) -> None:
         return -np.square(f - np.eye(f.shape[-1])[np.asarray(y)]).sum((1, 2))
 
     model = StructuredGPClassifier(n_draws=4, warm_start=True).fit(data.X[:6], data.y[:6])
-    with pytest.warns(StructgpWarning, match="starts anew"):
-        model.set_params(likelihood=shifts).fit(data.X[:6], data.y[:6], callback=lambda info: True)
+    with pytest.warns(StructgpWarning, match="starts from the prior"):
+        model.set_params(structure=shifts).fit(data.X[:6], data.y[:6], callback=lambda info: True)
     assert model.model_.posterior.has_label_basis
 
 
@@ -660,11 +669,11 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("parameters", [{}, {"space": "functions"}, {"inference": "minibatch"}])
+@pytest.mark.parametrize("parameters", [{}, {"posterior": "inducing"}, {"inference": "minibatch"}])
 def test_the_best_is_kept(parameters: Any, data: Generated, losses: list[float]) -> None:
     X, y, X_dev, y_dev = data.X[:16], data.y[:16], data.X[16:], wrong(data.y[16:])
-    model = StructuredGPClassifier(n_draws=16, early_stopping=True, **parameters)
-    model.fit(X, y, X_dev, y_dev)
+    model = StructuredGPClassifier(n_draws=16, **parameters)
+    model.fit(X, y, X_dev, y_dev, early_stopping=True)
     found = [v for v in model.sequence_log_probs(X_dev, y_dev) if v is not None]
     assert -np.mean(found) == pytest.approx(min(losses), abs=1e-5)
     assert len(losses) == len(model.training_log_["steps"])
@@ -683,8 +692,9 @@ def test_a_fit_that_goes_on_improving_is_the_whole_fit(
     data: Generated, losses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(structgp.inference.loop, "PATIENCE", 100)
-    model = StructuredGPClassifier(n_draws=16, early_stopping=True)
-    model.fit(data.X[:16], data.y[:16], iter(data.X[16:]), iter(data.y[16:]))
+    model = StructuredGPClassifier(n_draws=16)
+    dev = iter(data.X[16:]), iter(data.y[16:])
+    model.fit(data.X[:16], data.y[:16], *dev, early_stopping=True)
     assert model.training_log_["stopped"] == "converged"
     assert len(losses) == len(model.training_log_["steps"])
     assert model.training_log_["dev"]["n_sequences"] == 8
@@ -699,8 +709,9 @@ def test_dev_labellings_that_can_never_be_do_not_end_it(
     dev = [*ok[-3:], bad]
     y_dev = [*pick(data.y, ok[-3:]), data.y[bad]]
     y_dev[0] = ["never seen", *y_dev[0][1:]]
-    model = StructuredGPClassifier(n_draws=8, early_stopping=True, constraints=rules)
-    model.fit(pick(data.X, ok[:-3]), pick(data.y, ok[:-3]), pick(data.X, dev), y_dev)
+    model = StructuredGPClassifier(n_draws=8, constraints=rules)
+    train = pick(data.X, ok[:-3]), pick(data.y, ok[:-3])
+    model.fit(*train, pick(data.X, dev), y_dev, early_stopping=True)
     assert np.isfinite(losses).all()
     assert len(losses) > PATIENCE
 
@@ -711,20 +722,22 @@ def _breaks(y: list[str]) -> bool:
 
 def test_early_stopping_needs_dev_data(data: Generated) -> None:
     with pytest.raises(InputError, match=r"^early_stopping: there is no dev data to stop by; pass"):
-        StructuredGPClassifier(early_stopping=True).fit(data.X, data.y)
+        StructuredGPClassifier().fit(data.X, data.y, early_stopping=True)
 
 
-@pytest.mark.parametrize("name", ["early_stopping", "warm_start"])
 @pytest.mark.parametrize("value", [None, 1, "yes"])
-def test_flags_are_flags(name: str, value: Any, data: Generated) -> None:
-    with pytest.raises(InputError, match=f"^{name}: .* is not possible; use True or False"):
-        StructuredGPClassifier(**{name: value}).fit(data.X, data.y)
-    StructuredGPClassifier(n_draws=2, **{name: np.False_}).fit(
-        data.X, data.y, callback=lambda info: True
+def test_flags_are_flags(value: Any, data: Generated) -> None:
+    with pytest.raises(InputError, match=r"^warm_start: .* is not known; use one of True, False"):
+        StructuredGPClassifier(warm_start=value).fit(data.X, data.y)
+    with pytest.raises(InputError, match=r"^early_stopping: must be True or False, got"):
+        StructuredGPClassifier().fit(data.X, data.y, data.X, data.y, early_stopping=value)
+    StructuredGPClassifier(n_draws=2, warm_start=np.False_).fit(  # type: ignore[arg-type]
+        data.X, data.y, early_stopping=np.False_, callback=lambda info: True
     )
 
 
 def test_a_callback_still_has_its_say(data: Generated) -> None:
-    model = StructuredGPClassifier(n_draws=4, early_stopping=True)
-    model.fit(data.X, data.y, data.X, data.y, callback=lambda info: True)
+    model = StructuredGPClassifier(n_draws=4)
+    data_twice = data.X, data.y, data.X, data.y
+    model.fit(*data_twice, early_stopping=True, callback=lambda info: True)
     assert len(model.training_log_["steps"]) == 1

@@ -11,7 +11,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import structgp.plan.prior
-from structgp import InputError, StructgpWarning, StructuredGPClassifier
+from structgp import Inducing, InputError, Prior, StructgpWarning, StructuredGPClassifier
 from structgp.data.generate import Generated, generate
 from structgp.inference.second_order import _value_and_gradients
 from structgp.structures import Chain, Piecewise, Structure
@@ -95,9 +95,9 @@ def test_a_likelihood_that_does_not_know_them(data: Generated) -> None:
     y = some_missing(data.y)
     for likelihood, name in ((plain_softmax, "BlackBox"), (Other(), "Other")):
         with pytest.raises(InputError, match=rf"^y: labels are missing, and {name}"):
-            StructuredGPClassifier(likelihood=likelihood).fit(data.X, y)
-    quick = {"n_inducing": 6, "n_draws": 4, "learn_kernel": False}
-    StructuredGPClassifier(likelihood=plain_softmax, **quick).fit(
+            StructuredGPClassifier(structure=likelihood).fit(data.X, y)
+    quick = {"n_draws": 4, "prior": Prior(learn_kernel=False), "posterior": Inducing(n_inducing=6)}
+    StructuredGPClassifier(structure=plain_softmax, **quick).fit(
         data.X, data.y, callback=lambda info: True
     )
 
@@ -124,8 +124,12 @@ def test_a_likelihood_that_does_is_told_which(form: str, data: Generated) -> Non
 
     softmax.handles_missing = True  # type: ignore[attr-defined]
     y = some_missing(data.y)
-    parameters = {} if form == "differences" else {"n_inducing": 6, "learn_kernel": False}
-    model = StructuredGPClassifier(likelihood=softmax, n_draws=4, **parameters)
+    parameters = (
+        {}
+        if form == "differences"
+        else {"prior": Prior(learn_kernel=False), "posterior": Inducing(n_inducing=6)}
+    )
+    model = StructuredGPClassifier(n_draws=4, structure=softmax, **parameters)
     model.fit(data.X, y, callback=lambda info: True)
     assert (model.training_log_["gradient"] == "differences") == (form == "differences")
     index = {"L0": 0, "L1": 1, "L2": 2, None: -1}
@@ -192,7 +196,7 @@ def test_gradients_of_the_bound(structure: Structure, route: str, cases: ModuleT
 
 @pytest.mark.parametrize(
     "parameters",
-    [{}, {"space": "functions"}, {"inference": "minibatch"}, {"likelihood": "piecewise"}],
+    [{}, {"posterior": "inducing"}, {"inference": "minibatch"}, {"structure": "piecewise"}],
     ids=lambda p: "-".join(p.values()) or "plain",
 )
 def test_the_fit_ends_and_answers(parameters: dict[str, Any], data: Generated) -> None:
@@ -253,9 +257,10 @@ def test_with_nothing_missing_nothing_changes(data: Generated, monkeypatch: Any)
 def test_dev_data_has_all_its_labels(data: Generated) -> None:
     y: Labels = [list(labels) for labels in data.y]
     y[1][0] = None
-    for parameters in ({}, {"early_stopping": True}):
+    model = StructuredGPClassifier(n_draws=4)
+    for early in (False, True):
         with pytest.raises(InputError, match=r"^y\[1\]\[0\]: the token has no label"):
-            StructuredGPClassifier(n_draws=4, **parameters).fit(data.X, data.y, data.X, y)
+            model.fit(data.X, data.y, data.X, y, early_stopping=early)
 
 
 def test_a_likelihood_that_fails_names_the_sequence(data: Generated) -> None:
@@ -270,6 +275,8 @@ def test_a_likelihood_that_fails_names_the_sequence(data: Generated) -> None:
     n = next(i for i in range(2, 8) if lengths.count(lengths[i]) == 1 and lengths[i] != 3)
     length = lengths[n]
     weight = [0, 0, *np.ones(6)]
-    model = StructuredGPClassifier(likelihood=fails, n_inducing=4, learn_kernel=False)
+    model = StructuredGPClassifier(
+        structure=fails, prior=Prior(learn_kernel=False), posterior=Inducing(n_inducing=4)
+    )
     with pytest.raises(InputError, match=rf"training sequence {n + 1} \({length} tokens\)"):
         model.fit(data.X, data.y, sample_weight=weight)

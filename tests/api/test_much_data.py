@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from structgp import StructuredGPClassifier, load
+from structgp import Custom, StructuredGPClassifier, load
 from structgp.data.generate import generate
 from structgp.inference import Minibatch, minibatch
 from structgp.structures import Chain
@@ -15,10 +15,10 @@ from structgp.structures import Chain
 @pytest.fixture
 def few_are_many(monkeypatch):
     """So that few tokens are much data."""
-    import structgp.plan.choose_optimizer
+    import structgp.plan.choices
 
     monkeypatch.setattr(minibatch, "MANY_TOKENS", 100)
-    monkeypatch.setattr(structgp.plan.choose_optimizer, "MANY_TOKENS", 100)
+    monkeypatch.setattr(structgp.plan.choices, "MANY_TOKENS", 100)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ def test_early_stopping_looks_at_the_end_of_a_pass(made, monkeypatch):
 
     monkeypatch.setattr(Watch, "enough", enough)
     optimizer = Minibatch(batch_tokens=60, max_passes=3, tolerance=0.0)
-    model = StructuredGPClassifier(inference=optimizer, early_stopping=True)
+    model = StructuredGPClassifier(inference=optimizer)
     with pytest.warns(match="stopped after"):
-        model.fit(made.X, made.y, made.X[:5], made.y[:5])
+        model.fit(made.X, made.y, made.X[:5], made.y[:5], early_stopping=True)
     assert len(looks) == 3
     assert len(model.training_log_["steps"]) > 6
 
@@ -78,7 +78,9 @@ class InDouble(Chain):
 
 def test_other_structures_get_double_precision(made):
     optimizer = Minibatch(single=True, max_passes=2)
-    model = StructuredGPClassifier(likelihood=InDouble(), inference=optimizer, predict_with="chain")
+    model = StructuredGPClassifier(
+        inference=optimizer, structure=Custom(InDouble(), predict_with="chain")
+    )
     with pytest.warns(match="stopped after"):
         model.fit(made.X, made.y)
     assert np.isfinite(model.training_log_["fresh_elbo"])
@@ -110,7 +112,7 @@ def test_a_fit_goes_on_with_other_parameters_for_its_answers(made, tmp_path):
     assert path.exists()
     steps = []
     again = StructuredGPClassifier(inference=Minibatch(batch_tokens=60), n_draws=8, verbose=False)
-    again.set_params(average="mean", class_weight="balanced")
+    again.set_params(class_weight="balanced", n_draws=0)
     again.fit(made.X, made.y, callback=lambda info: steps.append(info.iteration), checkpoint=path)
     assert steps[0] > 0
 

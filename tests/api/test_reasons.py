@@ -8,7 +8,7 @@ import scipy.sparse
 import torch
 
 import structgp
-from structgp import InputError, StructuredGPClassifier, describe, explain
+from structgp import Inducing, InputError, StructuredGPClassifier, describe, explain
 from structgp.data.generate import generate
 
 
@@ -24,7 +24,9 @@ def model(data):
 
 @pytest.fixture(scope="module")
 def functions(data):
-    return StructuredGPClassifier(kernel="template", n_inducing=20, n_draws=64).fit(data.X, data.y)
+    return StructuredGPClassifier(
+        kernel="template", n_draws=64, posterior=Inducing(n_inducing=20)
+    ).fit(data.X, data.y)
 
 
 def longest(data):
@@ -35,7 +37,7 @@ def longest(data):
 def test_log_odds_are_those_of_the_posterior_mean(kind, request, data):
     model = request.getfixturevalue(kind)
     x = longest(data)
-    mean = StructuredGPClassifier(**model.get_params()).set_params(average="mean")
+    mean = StructuredGPClassifier(**model.get_params(deep=False)).set_params(n_draws=0)
     mean.model_, mean.classes_ = model.model_, model.classes_
     marginals = mean.predict_marginals_single(x)
     for t, p in enumerate(marginals):
@@ -109,7 +111,7 @@ def test_witnesses_are_tokens_like_this_one_with_labels_that_surprised(model, da
     w = found[0]
     rows = [torch.from_numpy(fitted.encoder.encode(s)) for s in (x, data.X[w.sequence])]
     k = q.kernel(rows[0][:1], rows[1][w.token : w.token + 1]).to_dense()
-    p = fitted.marginals([data.X[w.sequence]])[0][w.token]
+    p = fitted.ask([data.X[w.sequence]]).marginals()[0][w.token]
     surprise = (np.arange(3) == model.classes_.tolist().index(w.label)) - p
     direction = (q.basis[0] - q.basis[1]) @ q.basis.T
     assert w.score == pytest.approx(float(k * (torch.from_numpy(surprise) @ direction)))
@@ -213,4 +215,4 @@ def test_constraints_are_lists(data):
 def test_dev_data_that_nothing_can_be_told_from(data):
     y = [["NEW", *labels[1:]] for labels in data.y[:4]]
     with pytest.raises(InputError, match="y_dev"):
-        StructuredGPClassifier(early_stopping=True).fit(data.X, data.y, data.X[:4], y)
+        StructuredGPClassifier().fit(data.X, data.y, data.X[:4], y, early_stopping=True)

@@ -13,9 +13,18 @@ import torch
 from scipy.stats import entropy
 
 import structgp
-from structgp import InputError, StructuredGPClassifier
+from structgp import (
+    Inducing,
+    InputError,
+    Mixture,
+    Prior,
+    SecondOrder,
+    StructuredGPClassifier,
+    Weights,
+)
 from structgp import answers as predict
 from structgp.answers import FunctionDraws, WeightDraws
+from structgp.answers.ask import Question
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import Generated, generate
@@ -84,7 +93,7 @@ def test_weights_where_features_can_be_told_apart(
     form: str, fitted: dict[str, StructuredGPClassifier]
 ) -> None:
     log, q = fitted[form].training_log_, fitted[form].model_.posterior
-    assert log["space"] == "weights"
+    assert log["posterior"] == "weights"
     assert isinstance(q, WeightPosterior)
     assert log["n_inducing"] == len(weight_variances(q.kernel))
     assert log["inducing_residual"] == 0
@@ -93,16 +102,16 @@ def test_weights_where_features_can_be_told_apart(
 
 
 FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "by name": (list, {"space": "functions"}),
-    "inducing inputs": (list, {"n_inducing": 5}),
-    "covariance": (list, {"covariance": "full"}),
-    "mixture": (list, {"n_components": 2}),
+    "by name": (list, {"posterior": "inducing"}),
+    "inducing inputs": (list, {"posterior": Inducing(n_inducing=5)}),
+    "covariance": (list, {"posterior": Inducing(covariance="full")}),
+    "mixture": (list, {"posterior": Mixture(n_components=2)}),
     "kernel": (list, {"kernel": "linear"}),
     "kernel of a part": (mixed, {"kernel": {"categorical": "template"}}),
     "dense": (dense, {}),
     "inference": (list, {"kernel": "relevance", "inference": "adam"}),
-    "fixed kernel": (list, {"learn_kernel": False}),
-    "fixed scales": (list, {"learn_scales": "pairwise"}),
+    "fixed kernel": (list, {"prior": Prior(learn_kernel=False)}),
+    "fixed scales": (list, {"inference": SecondOrder(learn_scales="transitions")}),
 }
 
 
@@ -110,7 +119,7 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_functions_where_something_asks_for_them(name: str, data: Generated) -> None:
     change, parameters = FUNCTIONS[name]
     model = fit(change(data.X[:8]), data.y[:8], **parameters)
-    assert model.training_log_["space"] == "functions"
+    assert model.training_log_["posterior"] == "inducing"
     assert not isinstance(model.model_.posterior, WeightPosterior)
 
 
@@ -118,30 +127,33 @@ def test_weights_by_name(data: Generated) -> None:
     """A diagonal covariance is no other wish; a kernel given as an object is as good as its name."""
     kernel = RelevanceKernel([K, K, K])
     for parameters in (
-        {"space": "weights"},
-        {"covariance": "diagonal"},
-        {"space": "weights", "kernel": kernel},
-        {"space": "weights", "likelihood": "piecewise"},
-        {"space": "weights", "pairwise_sd": 0, "basis": "label"},
-        {"space": "weights", "inference": structgp.inference.SecondOrder()},
+        {"posterior": "weights"},
+        {"posterior": Weights()},
+        {"kernel": kernel, "posterior": "weights"},
+        {"structure": "piecewise", "posterior": "weights"},
+        {"prior": Prior(transition_sd=0), "posterior": Weights(basis="label")},
+        {"inference": structgp.inference.SecondOrder(), "posterior": "weights"},
     ):
         model = fit(data.X[:8], data.y[:8], **parameters)
-        assert model.training_log_["space"] == "weights"
+        assert model.training_log_["posterior"] == "weights"
     assert not kernel.log_scale.any(), "the kernel that was passed is not ours to change"
 
 
-LINEAR = r"space: 'weights' needs a kernel that is linear in features .*; use kernel='relevance'"
-CLOSED = r"space: 'weights' is for the fit that learns the kernel in closed form.*; leave those at 'auto'"
+LINEAR = (
+    r"posterior: 'weights' needs a kernel that is linear in features .*; use kernel='relevance'"
+)
+CLOSED = r"posterior: 'weights' is for the fit that learns .*; leave those at 'auto'"
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "inducing inputs": (list, {"n_inducing": 5}, "n_inducing: 5 is not for space='weights'; leave"),
-    "covariance": (list, {"covariance": "full"}, "covariance: 'full' is not for space='weights'"),
-    "mixture": (list, {"n_components": 2}, "n_components: 2 is not for space='weights'"),
     "kernel": (list, {"kernel": "linear"}, LINEAR),
     "dense": (dense, {}, LINEAR),
     "inference": (list, {"kernel": "relevance", "inference": "adam"}, CLOSED),
-    "fixed scales": (list, {"kernel": "relevance", "learn_scales": "pairwise"}, CLOSED),
-    "fixed kernel": (list, {"kernel": "relevance", "learn_kernel": False}, CLOSED),
+    "fixed scales": (
+        list,
+        {"kernel": "relevance", "inference": SecondOrder(learn_scales="transitions")},
+        CLOSED,
+    ),
+    "fixed kernel": (list, {"kernel": "relevance", "prior": Prior(learn_kernel=False)}, CLOSED),
 }
 
 
@@ -149,12 +161,14 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 def test_weights_that_cannot_be(name: str, data: Generated) -> None:
     change, parameters, says = REFUSED[name]
     with pytest.raises(InputError, match=f"^{says}"):
-        fit(change(data.X), data.y, space="weights", **parameters)
+        fit(change(data.X), data.y, posterior="weights", **parameters)
 
 
 def test_a_space_that_is_not_there(data: Generated) -> None:
-    with pytest.raises(InputError, match=r"^space: 'dual' is not known; use one of auto, weights"):
-        fit(data.X, data.y, space="dual")
+    with pytest.raises(
+        InputError, match=r"^posterior: 'dual' is not known; use one of auto, weights"
+    ):
+        fit(data.X, data.y, posterior="dual")
 
 
 # -- answers -------------------------------------------------------------------------------------------
@@ -164,7 +178,7 @@ def test_a_space_that_is_not_there(data: Generated) -> None:
 def test_marginals_sum_to_one(
     form: str, fitted: dict[str, StructuredGPClassifier], data: Generated
 ) -> None:
-    for p in fitted[form].model_.marginals(FORMS[form](data.X + NEW)):
+    for p in fitted[form].model_.ask(FORMS[form](data.X + NEW)).marginals():
         np.testing.assert_allclose(p.sum(-1), 1, rtol=0, atol=1e-12)
         assert (p > 0).all()
 
@@ -176,11 +190,11 @@ def test_marginals_are_a_sequences_own(
     """Whatever the order, and whatever else is asked."""
     model, change = fitted[form].model_, FORMS[form]
     X = change([*data.X[:6], *NEW, data.X[0] + data.X[1] + data.X[2]])
-    whole = model.marginals(X)
-    backwards = model.marginals(X[::-1])[::-1]
+    whole = model.ask(X).marginals()
+    backwards = model.ask(X[::-1]).marginals()[::-1]
     for x, p, q in zip(X, whole, backwards, strict=True):
         np.testing.assert_allclose(q, p, rtol=0, atol=1e-14)
-        np.testing.assert_allclose(model.marginals([x])[0], p, rtol=0, atol=1e-14)
+        np.testing.assert_allclose(model.ask([x]).marginals()[0], p, rtol=0, atol=1e-14)
 
 
 @each_form
@@ -196,8 +210,8 @@ def test_columns_and_dicts_are_the_same(
     fitted: dict[str, StructuredGPClassifier], data: Generated
 ) -> None:
     for one, other in zip(
-        fitted["columns"].model_.marginals(data.X + NEW),
-        fitted["dicts"].model_.marginals(dicts(data.X + NEW)),
+        fitted["columns"].model_.ask(data.X + NEW).marginals(),
+        fitted["dicts"].model_.ask(dicts(data.X + NEW)).marginals(),
         strict=True,
     ):
         np.testing.assert_array_equal(one, other)
@@ -233,7 +247,7 @@ def colours() -> dict[str, StructuredGPClassifier]:
 def test_unseen_values_make_unsure(form: str, colours: dict[str, StructuredGPClassifier]) -> None:
     model = colours[form].model_
     change = {"words": words, "columns": columns_of}[form]
-    seen, unseen = (model.marginals(change([[word]]))[0][0] for word in ("red", "green"))
+    seen, unseen = (model.ask(change([[word]])).marginals()[0][0] for word in ("red", "green"))
     assert seen.max() > 0.8
     assert entropy(unseen) > entropy(seen) + 0.2
 
@@ -244,13 +258,13 @@ def test_an_unseen_value_beside_a_seen_one_makes_less_sure(
     """It has a weight, of which nothing is known; its mean says nothing."""
     model = colours["columns"].model_
     pairs = (columns_of([["red"]]), columns_of([["red + green"]]))
-    alone, beside = (model.marginals(x)[0][0] for x in pairs)
+    alone, beside = (model.ask(x).marginals()[0][0] for x in pairs)
     assert entropy(beside) > entropy(alone) + 0.05
-    plain, same = (model.marginals(x, "mean")[0] for x in pairs)
+    plain, same = (model.ask(x, Question(0)).marginals()[0] for x in pairs)
     np.testing.assert_array_equal(plain, same)
     model = colours["words"].model_
     alone, beside = (
-        model.marginals([[token]])[0][0]
+        model.ask([[token]]).marginals()[0][0]
         for token in ({"word": "red"}, {"word": "red", "end": "never"})
     )
     assert entropy(beside) > entropy(alone) + 0.05
@@ -283,8 +297,8 @@ def test_columns_never_seen_change_nothing(data: Generated) -> None:
     asked = [n for n, x in enumerate(wide) if seen.issuperset(x.indices)]
     assert len(asked) > 18
     for p, q in zip(
-        one.model_.marginals([wide[n] for n in asked]),
-        other.model_.marginals([narrow[n] for n in asked]),
+        one.model_.ask([wide[n] for n in asked]).marginals(),
+        other.model_.ask([narrow[n] for n in asked]).marginals(),
         strict=True,
     ):
         np.testing.assert_array_equal(p, q)
@@ -307,17 +321,17 @@ def test_round_trip_to_the_last_bit(
     assert loaded.predict_marginals(asked) == estimator.predict_marginals(asked)
     assert loaded.sequence_log_probs(asked, y) == estimator.sequence_log_probs(asked, y)
     for p, q in zip(
-        loaded.model_.marginals(asked, "mean"),
-        estimator.model_.marginals(asked, "mean"),
+        loaded.model_.ask(asked, Question(0)).marginals(),
+        estimator.model_.ask(asked, Question(0)).marginals(),
         strict=True,
     ):
         np.testing.assert_array_equal(p, q)
     for one, other in zip(
-        loaded.model_.viterbi(asked), estimator.model_.viterbi(asked), strict=True
+        loaded.model_.ask(asked).viterbi(), estimator.model_.ask(asked).viterbi(), strict=True
     ):
         np.testing.assert_array_equal(one, other)
     assert isinstance(loaded.model_.posterior, WeightPosterior)
-    assert loaded.training_log_["space"] == "weights"
+    assert loaded.training_log_["posterior"] == "weights"
     state, again = estimator.model_.posterior.state_dict(), loaded.model_.posterior.state_dict()
     assert state.keys() == again.keys()
     for name, value in state.items():
@@ -340,12 +354,12 @@ def test_rare_values_are_kept_in_the_file(
 
 
 def test_a_posterior_of_functions_comes_back_as_one(data: Generated, tmp_path: Path) -> None:
-    estimator = fit(data.X[:8], data.y[:8], space="functions")
+    estimator = fit(data.X[:8], data.y[:8], posterior="inducing")
     estimator.save(tmp_path / "model")
     loaded = structgp.load(tmp_path / "model")
     assert not isinstance(loaded.model_.posterior, WeightPosterior)
     assert loaded.predict_marginals(data.X) == estimator.predict_marginals(data.X)
-    assert loaded.space == "functions"
+    assert loaded.posterior == "inducing"
 
 
 @each_form

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import structgp
-from structgp import InputError, StructuredGPClassifier
+from structgp import InputError, Prior, StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
+from structgp.data.examples import Examples
 from structgp.data.generate import Generated, generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, WeightPosterior, choose_inducing
@@ -23,7 +24,7 @@ from structgp.inference.loop import make_batches
 from structgp.inference.minibatch import _value
 from structgp.inference.second_order import _fit_covariances, _value_and_gradients
 from structgp.paper.saga import curvature_bound, pair_curvature_bound
-from structgp.plan.gradient_estimators import ESTIMATORS, choose_estimator
+from structgp.plan.optimizers import ESTIMATORS
 from structgp.plan.pilot import run_pilot
 from structgp.structures import Chain, Structure
 
@@ -153,7 +154,7 @@ def test_step_sizes_of_saga(cases: ModuleType, data: Generated) -> None:
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_what_estimators_see(name: str, data: Generated) -> None:
     """log p, and the stand-ins of those that have some, as often as the sequence counts."""
-    estimator = choose_estimator(name, has_gradient=True)
+    estimator = ESTIMATORS[name]
     targets = []
     for times in (None, TIMES):
         one = problem(data, times, estimator=estimator)
@@ -215,8 +216,8 @@ def test_the_pilot_counts_too(monkeypatch: pytest.MonkeyPatch, data: Generated) 
     ).requires_grad_(False)
     with pytest.raises(KeyError):
         run_pilot(
-            kernel, encoder, rows, labels, Chain(), n_labels=V, basis=None, pairwise_sd=1.0,
-            batch_tokens=1000, generator=torch.Generator().manual_seed(0), weights=TIMES * 1.0,
+            kernel, Examples(encoder, LabelEncoder(["L0", "L1", "L2"]), rows, labels, TIMES * 1.0, None),
+            Chain(), basis=None, transition_sd=1.0, generator=torch.Generator().manual_seed(0),
         )  # fmt: skip
     weight, index = found
     assert weight is not None
@@ -232,7 +233,7 @@ def same(one: StructuredGPClassifier, other: StructuredGPClassifier) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-@pytest.mark.parametrize("parameters", [{}, {"space": "functions"}, {"inference": "minibatch"}])
+@pytest.mark.parametrize("parameters", [{}, {"posterior": "inducing"}, {"inference": "minibatch"}])
 def test_no_weight_is_left_out_and_one_is_once(parameters: dict[str, Any], data: Generated) -> None:
     def fit(X: Any, y: Any, weight: Any = None) -> StructuredGPClassifier:
         return StructuredGPClassifier(n_draws=4, **parameters).fit(X, y, sample_weight=weight)
@@ -263,7 +264,7 @@ def test_weights_that_are_none(method: str, data: Generated) -> None:
 @pytest.fixture
 def plugged(data: Generated) -> StructuredGPClassifier:
     """No pairwise scores and no doubt: a softmax for each token."""
-    return StructuredGPClassifier(pairwise_sd=0, average="mean").fit(data.X, data.y)
+    return StructuredGPClassifier(prior=Prior(transition_sd=0), n_draws=0).fit(data.X, data.y)
 
 
 def array(marginals: Any) -> np.ndarray:
@@ -297,7 +298,7 @@ def test_balanced_is_the_inverse_of_frequency(
 
 def test_balanced_knows_how_often_sequences_count(data: Generated) -> None:
     weight = [0.1, 0.2, 0.1, 0.3, 0.1]
-    model = StructuredGPClassifier(pairwise_sd=0, average="mean")
+    model = StructuredGPClassifier(prior=Prior(transition_sd=0), n_draws=0)
     p = array(model.fit(data.X, data.y, sample_weight=weight).predict_marginals(data.X))
     counts = np.array(
         [sum(w * y.count(f"L{v}") for w, y in zip(weight, data.y, strict=True)) for v in range(V)]
@@ -324,7 +325,7 @@ def test_every_answer_is_under_the_same_weights(data: Generated, oracles: Module
     assert p.sum() == pytest.approx(1)
     first = [sum(p[i] for i, y in enumerate(labels) if y[0] == f"L{v}") for v in range(V)]
     np.testing.assert_allclose(array(model.predict_marginals([x]))[0], first, atol=1e-9)
-    np.testing.assert_allclose(model.predict_pair_marginals([x])[0][0].ravel(), p, atol=1e-9)
+    np.testing.assert_allclose(model.predict_transition_marginals([x])[0][0].ravel(), p, atol=1e-9)
 
 
 def test_a_file_keeps_them(data: Generated, tmp_path: Path) -> None:
@@ -345,11 +346,11 @@ def test_a_file_keeps_them(data: Generated, tmp_path: Path) -> None:
         ("even", r"'even' is not known; use 'balanced', or a dict"),
         (3, r"3 is not known"),
         ([1, 2], r"\[1, 2\] is not known"),
-        ({"L0": 0}, r"0 for 'L0' is no factor; use a number above 0"),
-        ({"L0": -1.0}, r"-1.0 for 'L0' is no factor"),
-        ({"L0": float("nan")}, r"nan for 'L0' is no factor"),
-        ({"L0": float("inf")}, r"inf for 'L0' is no factor"),
-        ({"L0": "much"}, r"'much' for 'L0' is no factor"),
+        ({"L0": 0}, r"must be a factor above 0, got 0 for 'L0'; use a number above 0"),
+        ({"L0": -1.0}, r"must be a factor above 0, got -1.0 for 'L0'"),
+        ({"L0": float("nan")}, r"must be a factor above 0, got nan for 'L0'"),
+        ({"L0": float("inf")}, r"must be a factor above 0, got inf for 'L0'"),
+        ({"L0": "much"}, r"must be a factor above 0, got 'much' for 'L0'"),
     ],
 )
 def test_class_weights_that_are_none(given: Any, says: str, data: Generated) -> None:
@@ -359,5 +360,7 @@ def test_class_weights_that_are_none(given: Any, says: str, data: Generated) -> 
 
 def test_a_class_that_is_none(plugged: StructuredGPClassifier, data: Generated) -> None:
     plugged.set_params(class_weight={"L0": 1.0, "L9": 2.0})
-    with pytest.raises(InputError, match=r"^class_weight: 'L9' is no label of the training data"):
+    with pytest.raises(
+        InputError, match=r"^class_weight: 'L9' is not a label of the training data"
+    ):
         plugged.predict(data.X)

@@ -34,11 +34,12 @@ def test_every_row_changes_something_of_its_base_and_no_two_the_same():
 def test_bases_are_what_is_said_of_them():
     make = ABLATIONS["stochastic"]
     base = make[NONE](False)
-    assert (base.gradient, base.n_gradient_draws, base.n_inducing) == ("control-variate", 4000, 500)
+    own = base.inference
+    assert (own.gradient, own.n_draws, base.posterior.n_inducing) == ("control-variate", 4000, 500)
     assert base.inference.remembers
     assert base.inference.max_steps == 1500
     assert not make["SGD"](False).inference.remembers
-    assert make["no control variate"](False).gradient == "score"
+    assert make["no control variate"](False).inference.gradient == "score"
     assert ABLATIONS["default"][NONE](False).get_params() == type(base)().get_params()
 
 
@@ -48,9 +49,7 @@ def test_bases_are_what_is_said_of_them():
 def test_a_cell_on_made_up_data(base, change, data, monkeypatch):
     if base == "stochastic":
         few = ABLATIONS[base][change](True)
-        few.set_params(
-            inference=dataclasses.replace(few.inference, max_steps=30), n_gradient_draws=200
-        )
+        few.set_params(inference__max_steps=30, inference__n_draws=200)
         monkeypatch.setitem(ABLATIONS[base], change, lambda quick: few)
     cell = ablation.Cell(base, change, TASKS[0], 0, True, str(data))
     found = run_cell(cell)

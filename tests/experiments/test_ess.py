@@ -15,7 +15,7 @@ from experiments.methods.latent import Coordinates, LatentChain
 from scipy.optimize import minimize
 from scipy.sparse import csr_array
 
-from structgp import StructuredGPClassifier
+from structgp import Prior, StructuredGPClassifier
 from structgp.data.batch import pad
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
@@ -171,11 +171,9 @@ def test_predictions_are_near_those_of_the_variational_posterior(toy, fitted):
     sparse = [csr_array(x) for x in X]
     variational = StructuredGPClassifier(
         kernel="linear",
-        amplitude=2.0,  # two active features of variance 1
-        pairwise_sd=1.0,
-        learn_kernel=False,
-        learn_scales=False,
         n_draws=1024,
+        prior=Prior(amplitude=2.0, transition_sd=1.0, learn_kernel=False),
+        inference=SecondOrder(learn_scales=False),
     ).fit(sparse[:5], y[:5])
     theirs = variational.predict_marginals([sparse[5]])[0]
     ours = fitted.predict_marginals([X[5]])[0]
@@ -213,11 +211,9 @@ def test_means_are_those_of_the_variational_posterior_where_that_is_accurate(toy
     optimizer = SecondOrder(n_draws=1024, tolerance=1e-4, max_rounds=60, learn_scales=False)
     variational = StructuredGPClassifier(
         kernel="linear",
-        amplitude=2 * sd**2,  # two active features
-        pairwise_sd=pair_sd,
-        space="functions",
         inference=optimizer,
-        learn_kernel=False,
+        prior=Prior(amplitude=2 * sd**2, transition_sd=pair_sd, learn_kernel=False),
+        posterior="inducing",
     )
     sparse = [csr_array(x) for x in X[:5]]
     found = variational_mean(variational.fit(sparse, y[:5]), sparse)
@@ -327,7 +323,7 @@ def test_mistakes_are_named(toy, monkeypatch):
     for wrong in (
         {"around": "x"},
         {"variance": 0.0},
-        {"pairwise_sd": -1},
+        {"prior": Prior(transition_sd=-1)},
         {"n_chains": 0},
         {"thin": 0},
     ):

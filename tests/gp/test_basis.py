@@ -18,7 +18,7 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 import structgp
-from structgp import InputError, StructuredGPClassifier
+from structgp import Inducing, InputError, Mixture, Prior, StructuredGPClassifier
 from structgp.answers import FunctionDraws as Draws
 from structgp.data.batch import Batch
 from structgp.data.examples import read_examples
@@ -26,8 +26,10 @@ from structgp.data.generate import generate
 from structgp.gp import Posterior, contrasts
 from structgp.inference import Natural, Problem, SecondOrder
 from structgp.paper.saga import curvature_bound
-from structgp.plan import start as starting
-from structgp.plan.gradient_estimators import ESTIMATORS
+from structgp.plan.optimizers import ESTIMATORS
+from structgp.plan.options import Options, Weights
+from structgp.plan.resolve import resolve
+from structgp.plan.start import start_of
 from structgp.structures import Chain
 
 generated = settings(max_examples=40, deadline=None, derandomize=True)
@@ -329,23 +331,26 @@ def data() -> Any:
 
 
 def fit(data: Any, **parameters: Any) -> StructuredGPClassifier:
-    usual = {"n_inducing": 8, "n_draws": 8}
+    usual = {"n_draws": 8, "posterior": Inducing(n_inducing=8)}
     return StructuredGPClassifier(**(usual | parameters)).fit(data.X[:6], data.y[:6])
 
 
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"basis": "contrast"},
-        {"basis": "contrast", "inference": "natural", "n_components": 2},
-        {"basis": "contrast", "covariance": "diagonal", "pairwise_sd": 0},
-        {"basis": "label"},
+        {"posterior": Inducing(8, basis="contrast")},
+        {"inference": "natural", "posterior": Mixture(n_inducing=8, basis="contrast")},
+        {
+            "prior": Prior(transition_sd=0),
+            "posterior": Inducing(8, covariance="diagonal", basis="contrast"),
+        },
+        {"posterior": Inducing(8, basis="label")},
     ],
 )
 def test_a_file_keeps_the_basis(parameters: dict[str, Any], data: Any, tmp_path: Path) -> None:
     fitted = fit(data, **parameters)
     q = fitted.model_.posterior
-    assert q.n_functions == (3 if parameters["basis"] == "label" else 2)
+    assert q.n_functions == (3 if parameters["posterior"].basis == "label" else 2)
     path, y = tmp_path / "model", [["L0"] * len(x) for x in data.X]
     fitted.save(path)
     loaded = structgp.load(path)
@@ -360,16 +365,20 @@ def test_who_gets_contrasts(data: Any, cases: ModuleType) -> None:
     """'auto': who ignores the direction that is left out, but for the paper's presets."""
     examples = read_examples([[["a"]], [["b"]], [["c"]], [["c"]]], [["x"], ["y"], ["z"], ["z"]])
 
-    def chosen(structure: Any, **parameters: Any) -> Tensor | None:
-        return starting.label_basis(StructuredGPClassifier(**parameters), structure, examples)
+    def chosen(**parameters: Any) -> str:
+        return resolve(Options(**parameters), examples).basis.value
 
+    options = Options()
+    start = start_of(options, resolve(options, examples), examples, torch.Generator())
     expected = contrasts(torch.tensor([1.0, 1.0, 2.0]))
-    torch.testing.assert_close(chosen(Chain()), expected, rtol=0, atol=1e-12)
-    assert chosen(cases.ValueOnly()) is None
-    assert chosen(Chain(), basis="label") is None
-    assert chosen(Chain(), inference="paper-batch") is None
-    assert chosen(Chain(), inference="paper-batch", basis="contrast") is not None
+    torch.testing.assert_close(start.posterior.basis, expected, rtol=0, atol=1e-12)
+    assert chosen() == "contrast"
+    assert chosen(structure=cases.ValueOnly()) == "label"
+    assert chosen(posterior=Inducing(basis="label")) == "label"
+    assert chosen(posterior=Weights(basis="label")) == "label"
+    assert chosen(inference="paper-batch") == "label"
+    assert chosen(inference="paper-batch", posterior=Inducing(basis="contrast")) == "contrast"
     with pytest.raises(InputError, match="a direction that ValueOnly may depend on"):
-        fit(data, basis="contrast", likelihood=cases.ValueOnly())
+        fit(data, structure=cases.ValueOnly(), posterior=Inducing(8, basis="contrast"))
     with pytest.raises(InputError, match="basis: 'both' is not known"):
-        fit(data, basis="both")
+        fit(data, posterior=Inducing(8, basis="both"))

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import Kernel
+from structgp.gp.weights import NOISE_ROWS, SparseRows, WeightGaussian, _row
 from torch import Tensor
 
 from structgp.gp import WeightConditional, WeightPosterior, contrasts, noise_table
 from structgp.gp.kernels import RelevanceKernel, covariance, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.sparse import pack
-from structgp.gp.weights import NOISE_ROWS, SparseRows, WeightGaussian, _row
 
 V, R, K = 3, 2, 2
 SIZES, ATTRIBUTES = [3, 2], 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from experiments.methods.sgd import SGD
 from torch import nn
 
-import structgp.api.estimator
 import structgp.inference.checkpoint
-from structgp import InputError, StructuredGPClassifier
+import structgp.plan.run
+from structgp import Adam, Inducing, InputError, Mixture, Prior, StructuredGPClassifier
 from structgp.data.generate import Generated, generate
 from structgp.inference import Minibatch, Natural, SecondOrder, StepInfo
 from structgp.inference.checkpoint import Checkpoint, Reached, _pack, _Unpack
@@ -30,7 +33,7 @@ from structgp.inference.plateau import Plateau
 from structgp.paper import Blocks, Stochastic
 from structgp.paper.lbfgs_blocks import BlocksState
 from structgp.paper.saga import StochasticState
-from structgp.plan.choose_optimizer import INFERENCE
+from structgp.plan.optimizers import INFERENCE, NAMED, PRESETS
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +44,7 @@ def data() -> Generated:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write after every step."""
-    monkeypatch.setattr(
-        structgp.api.estimator, "Checkpoint", functools.partial(Checkpoint, seconds=0.0)
-    )
+    monkeypatch.setattr(structgp.plan.run, "Checkpoint", functools.partial(Checkpoint, seconds=0.0))
 
 
 class CutOffError(Exception):
@@ -57,43 +58,49 @@ def numpy_softmax(f: Any, g: Any, y: Any) -> Any:
     return f[:, np.arange(len(y)), y].sum(-1) + g[:, y[:-1], y[1:]].sum(-1)
 
 
-FEW: dict[str, Any] = {"n_inducing": 5, "learn_kernel": False}
-PAPER = FEW | {"gradient": "control-variate", "n_gradient_draws": 30}
+FEW: dict[str, Any] = {"prior": Prior(learn_kernel=False), "posterior": Inducing(n_inducing=5)}
 SHORT: dict[str, Any] = {
     "unary_steps": 4, "pairwise_steps": 2, "hyper_steps": 2,
     "objective_tolerance": 0.0, "parameter_tolerance": 0.0,
 }  # fmt: skip
+BATCH = PRESETS["paper-batch"].optimizer
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     # Parameters, the step that is cut off, the last step.
     "auto": ({}, 2, 99),
-    "second-order": ({"inference": "second-order", "space": "functions"}, 2, 99),
+    "second-order": ({"inference": "second-order", "posterior": "inducing"}, 2, 99),
     "minibatch": ({"inference": Minibatch(batch_tokens=8)}, 6, 9),
     "natural": ({"inference": "natural"} | FEW, 3, 8),
     "adam": ({"inference": "adam"} | FEW, 4, 8),
-    "sgd": ({"inference": "sgd"} | FEW, 3, 8),
+    "sgd": ({"inference": SGD()} | FEW, 3, 8),
     "saga": ({"inference": "saga"} | FEW, 61, 63),
     "saga, filling": ({"inference": "saga"} | FEW, 3, 12),
-    "lbfgs": ({"inference": Blocks(**SHORT, learn_scales="pairwise")} | FEW, 1, 2),
-    "paper-batch": ({"inference": Blocks(**SHORT | {"unary_steps": 1}, name="paper-batch")} | PAPER, 1, 2),
-    "paper-stochastic": ({"inference": "paper-stochastic"} | PAPER, 9, 15),
-    "mixture": ({"n_components": 2} | FEW, 3, 8),
-    "adam, kernel": ({"inference": "adam", "learn_scales": "all", "n_inducing": 5}, 7, 14),
+    "lbfgs": ({"inference": Blocks(**SHORT, learn_scales="transitions")} | FEW, 1, 2),
+    "paper-batch": (
+        {"inference": replace(BATCH, **SHORT | {"unary_steps": 1}, n_draws=30)} | FEW, 1, 2,
+    ),
+    "paper-stochastic": (
+        {"inference": replace(PRESETS["paper-stochastic"].optimizer, n_draws=30)} | FEW, 9, 15,
+    ),
+    "mixture": (FEW | {"posterior": Mixture(2, n_inducing=5)}, 3, 8),
+    "adam, kernel": ({"posterior": Inducing(n_inducing=5), "inference": Adam(learn_scales="all")}, 7, 14),
     "adam, remembering": (
-        {"inference": "adam", "likelihood": numpy_softmax, "n_gradient_draws": 20} | FEW, 7, 12,
+        {"structure": numpy_softmax, "inference": Adam(n_draws=20, learn_scales="auto")} | FEW, 7, 12,
     ),
     "saga, remembering": (
-        {"inference": "saga", "likelihood": numpy_softmax, "n_gradient_draws": 20} | FEW, 9, 14,
+        {"structure": numpy_softmax, "inference": replace(NAMED["saga"], n_draws=20)} | FEW, 9, 14,
     ),
-    "no pairs": ({"pairwise_sd": 0}, 1, 99),
-    "full pairs": ({"inference": "adam", "pairwise_covariance": "full"} | FEW, 4, 8),
-    "labels missing": ({"inference": "natural", "likelihood": "chain"} | FEW, 3, 6),
+    "no pairs": ({"prior": Prior(transition_sd=0)}, 1, 99),
+    "full pairs": (
+        FEW | {"inference": "adam", "posterior": Inducing(5, transition_covariance="full")}, 4, 8,
+    ),
+    "labels missing": ({"inference": "natural", "structure": "chain"} | FEW, 3, 6),
 }  # fmt: skip
 
 
 def test_roll_call() -> None:
     tried = {p.get("inference", "auto") for p, _, _ in CASES.values()}
     named = {name if isinstance(name, str) else name.name for name in tried}
-    assert named == set(INFERENCE), "a way to fit whose checkpoints are not tried"
+    assert named == {*INFERENCE, "sgd"}, "a way to fit whose checkpoints are not tried"
 
 
 def until(last: int, seen: list[StepInfo] | None = None) -> Any:
@@ -178,18 +185,18 @@ def test_again_and_again(data: Generated, tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [1, 2])
 def test_early_stopping_remembers_the_best(at: int, data: Generated, tmp_path: Path) -> None:
     dev = data.X[:3], [["L0"] * len(y) for y in data.y[:3]]
-    parameters = {"inference": "adam", "early_stopping": True, "n_draws": 8} | FEW
-    whole = StructuredGPClassifier(**parameters).fit(data.X, data.y, *dev)
+    parameters = {"inference": "adam", "n_draws": 8} | FEW
+    fit = functools.partial(
+        StructuredGPClassifier(**parameters).fit, data.X, data.y, *dev, early_stopping=True
+    )
+    whole = copy.copy(fit())
     n = len(whole.training_log_["steps"])
     assert whole.training_log_["stopped"] == "interrupted"
     assert n > at
     path = tmp_path / "checkpoint"
     with pytest.raises(CutOffError):
-        StructuredGPClassifier(**parameters).fit(
-            data.X, data.y, *dev, callback=cut_off(n - at), checkpoint=path
-        )
-    again = StructuredGPClassifier(**parameters).fit(data.X, data.y, *dev, checkpoint=path)
-    assert_same(again, whole)
+        fit(callback=cut_off(n - at), checkpoint=path)
+    assert_same(fit(checkpoint=path), whole)
 
 
 def test_a_warm_start_that_is_cut_off(data: Generated, tmp_path: Path) -> None:
@@ -293,7 +300,7 @@ def cut_elsewhere(items: list[Any]) -> list[Any]:
 
 
 OTHERS: dict[str, Any] = {
-    "parameters": lambda d: {"pairwise_sd": 1.0},
+    "parameters": lambda d: {"prior": Prior(transition_sd=1.0)},
     "optimiser": lambda d: {"inference": SecondOrder(tolerance=0.5)},
     "kind of optimiser": lambda d: {"inference": Natural()},
     "labels": lambda d: {"y": [["L0"] * len(y) for y in d.y[:3]] + d.y[3:]},

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structgp.gp.weights import SparseRows
 from torch import Tensor
 
 from structgp.errors import LikelihoodError
-from structgp.gp.weights import SparseRows
 from structgp.inference.dual_lbfgs import Prior, climb
 
 N, F, R, V = 7, 12, 2, 3

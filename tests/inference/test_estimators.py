@@ -16,12 +16,13 @@ from torch import Tensor
 
 from structgp.data.batch import Batch
 from structgp.gp import Posterior
-from structgp.inference import Problem
+from structgp.inference import Adam, Problem
 from structgp.inference.bound import Latents
 from structgp.inference.estimators import Estimate, Estimator, Moments, Target
 from structgp.inference.estimators.moments import combine
-from structgp.plan.gradient_estimators import ESTIMATORS, choose_estimator
-from structgp.structures import Chain, Structure
+from structgp.plan.choices import gradient_of
+from structgp.plan.optimizers import ESTIMATORS
+from structgp.structures import BlackBox, Chain, Structure
 
 FORMS: dict[str, dict[str, Any]] = {
     "one full": {},
@@ -431,9 +432,10 @@ def test_float32(name: str, memory: str) -> None:
 
 def test_names() -> None:
     assert all(name == estimator.name for name, estimator in ESTIMATORS.items())
-    assert choose_estimator("auto", has_gradient=True) is ESTIMATORS["pathwise"]
-    assert choose_estimator("auto", has_gradient=False) is ESTIMATORS["surrogate"]
-    assert choose_estimator("sobol", has_gradient=True) is ESTIMATORS["sobol"]
+    blind = BlackBox(lambda f, g, y: f.sum((1, 2)))
+    assert gradient_of(Adam(), Chain()).value is ESTIMATORS["pathwise"]
+    assert gradient_of(Adam(), blind).value is ESTIMATORS["surrogate"]
+    assert gradient_of(Adam(gradient="sobol"), Chain()).value is ESTIMATORS["sobol"]
 
 
 def test_only_pathwise_needs_a_gradient() -> None:

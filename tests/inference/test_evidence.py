@@ -13,6 +13,15 @@ import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
+from structgp.inference.learn_scales import (
+    AXIS_PRIOR_COUNT,
+    LARGEST_FACTOR,
+    PRIOR_COUNT,
+    Slopes,
+    _axes,
+    _gradient,
+    learn,
+)
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
@@ -25,15 +34,6 @@ from structgp.gp.kernels.relevance import degrees_of_freedom
 from structgp.gp.kernels.sparse import pack
 from structgp.inference import Problem, SecondOrder
 from structgp.inference import learn_scales as evidence
-from structgp.inference.learn_scales import (
-    AXIS_PRIOR_COUNT,
-    LARGEST_FACTOR,
-    PRIOR_COUNT,
-    Slopes,
-    _axes,
-    _gradient,
-    learn,
-)
 from structgp.inference.loop import make_batches
 from structgp.structures import Chain
 

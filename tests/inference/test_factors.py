@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from structgp.inference.fit_low_rank import fit_low_rank, leading_directions, open_directions
 from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.gp import LowRank
 from structgp.inference import Adam, Natural, SecondOrder
-from structgp.inference.fit_low_rank import fit_low_rank, leading_directions, open_directions
 from structgp.paper import Blocks, Mixture, Stochastic
 
 R, M = 2, 12

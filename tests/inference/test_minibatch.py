@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from structgp.inference.weight_sites import Site
 
 from structgp import StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
@@ -19,7 +20,6 @@ from structgp.gp.kernels.block_sum import build_kernel
 from structgp.inference import Minibatch, Problem, SecondOrder
 from structgp.inference.loop import make_batches
 from structgp.inference.minibatch import MinibatchState
-from structgp.inference.weight_sites import Site
 from structgp.structures import BlackBox, Chain, Piecewise, Structure
 
 V = 3
@@ -174,22 +174,20 @@ def test_by_name() -> None:
     X, y = data()
     model = StructuredGPClassifier(inference="minibatch", n_draws=16).fit(X, y)
     log = model.training_log_
-    assert (log["optimizer"], log["space"]) == ("minibatch", "weights")
+    assert (log["optimizer"], log["posterior"]) == ("minibatch", "weights")
     assert log["fresh_elbo"] == pytest.approx(log["elbo"], abs=5)
     assert model.score(X, y) > 0.6
 
 
-def test_draws_and_gradient_are_not_ignored() -> None:
+def test_draws_are_not_ignored() -> None:
     X, y = data()
     two = [
-        StructuredGPClassifier(inference="minibatch", n_gradient_draws=n, n_draws=2)
+        StructuredGPClassifier(n_draws=2, inference=Minibatch(n_draws=n, learn_scales="auto"))
         .fit(X, y, callback=lambda info: True)
         .training_log_["evaluations"]
         for n in (8, 16)
     ]
     assert two[1] > 1.5 * two[0]
-    with pytest.raises(InputError, match="'minibatch' does not use 'score'"):
-        StructuredGPClassifier(inference="minibatch", gradient="score").fit(X, y)
 
 
 def test_stopping_early_keeps_what_there_is() -> None:

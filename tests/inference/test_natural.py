@@ -15,7 +15,7 @@ from structgp.inference import Natural, Problem, SecondOrder
 from structgp.inference.estimators import Estimate, Pathwise
 from structgp.inference.natural import LEAST_PRECISION, _split, set_posterior
 from structgp.inference.sites import Sites
-from structgp.plan.gradient_estimators import ESTIMATORS
+from structgp.plan.optimizers import ESTIMATORS
 from structgp.structures import Chain
 
 

@@ -12,7 +12,7 @@ import pytest
 from structgp.inference import Adam, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.paper import Blocks, Mixture, Stochastic
-from structgp.plan.gradient_estimators import ESTIMATORS
+from structgp.plan.optimizers import ESTIMATORS
 
 PACE: dict[str, Any] = {
     "mean_step": "auto",

@@ -18,7 +18,7 @@ from structgp.gp import Posterior
 from structgp.inference import Problem
 from structgp.inference import problem as base
 from structgp.inference.sites import Sites
-from structgp.plan.gradient_estimators import ESTIMATORS
+from structgp.plan.optimizers import ESTIMATORS
 from structgp.structures import BlackBox, Chain, Structure
 
 LENGTHS = (2, 3, 1)

@@ -16,13 +16,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from structgp import InputError, StructuredGPClassifier
+from structgp import InputError
 from structgp.cli import main as cli
+from structgp.data.examples import read_examples
 from structgp.data.generate import generate
-from structgp.inference import Adam, SecondOrder
 from structgp.inference.distributed import ALONE, Together, joined
 from structgp.inference.loop import make_batches
-from structgp.plan.choose_optimizer import check_together
+from structgp.plan.options import Options
+from structgp.plan.resolve import check_together, resolve
 
 TRAINING = """\
 import json, sys, time
@@ -89,13 +90,13 @@ def test_more_processes_than_sequences_are_refused():
 
 def test_what_is_for_one_process_is_refused():
     made = generate(6, n_labels=2, mean_length=4, n_templates=2, n_values=4, seed=0)
-    weights = StructuredGPClassifier().fit(made.X, made.y).model_.posterior
-    functions = StructuredGPClassifier(space="functions").fit(made.X, made.y).model_.posterior
-    check_together(Together(0, 2), SecondOrder(), weights)
-    check_together(ALONE, Adam(), functions)
-    for optimizer, posterior in ((Adam(), weights), (SecondOrder(), functions)):
+    examples = read_examples(made.X, made.y)
+    check_together(Together(0, 2), resolve(Options(), examples))
+    inducing = resolve(Options(posterior="inducing"), examples)
+    check_together(ALONE, inducing)
+    for plan in (resolve(Options(inference="adam"), examples), inducing):
         with pytest.raises(InputError, match="is for one process"):
-            check_together(Together(0, 2), optimizer, posterior)
+            check_together(Together(0, 2), plan)
 
 
 def test_alone_sums_and_gathers_are_what_was_given(monkeypatch):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from structgp.inference.weight_sites import Site, SitesInMemory, SitesOnDisk
 
 from structgp.errors import InputError
-from structgp.inference.weight_sites import Site, SitesInMemory, SitesOnDisk
 
 R, V = 2, 3
 

@@ -13,6 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structgp.inference.learn_scales import (
+    AXIS_PRIOR_COUNT,
+    LARGEST_FACTOR,
+    WEIGHTS_PRIOR_COUNT,
+    Slopes,
+    learn,
+)
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
@@ -25,13 +32,6 @@ from structgp.gp.kernels.relevance import degrees_of_freedom
 from structgp.gp.kernels.sparse import pack
 from structgp.inference import Adam, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
-from structgp.inference.learn_scales import (
-    AXIS_PRIOR_COUNT,
-    LARGEST_FACTOR,
-    WEIGHTS_PRIOR_COUNT,
-    Slopes,
-    learn,
-)
 from structgp.inference.loop import make_batches
 from structgp.inference.second_order import _fit_covariances, _offsets, _value_and_gradients
 from structgp.structures import Chain, Piecewise, Structure

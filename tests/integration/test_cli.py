@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import structgp
+from structgp import Inducing
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import main
 from structgp.data import atomic
@@ -169,7 +170,7 @@ def test_train_fits_as_python_does_by_default(files, tmp_path):
     X = [template.expand(x) for x in files.X]
     ours = StructuredGPClassifier(features="columns").fit(X, files.y)
     loaded = structgp.load(tmp_path / "model")
-    assert loaded.training_log_["space"] == ours.training_log_["space"] == "weights"
+    assert loaded.training_log_["posterior"] == ours.training_log_["posterior"] == "weights"
     assert loaded.training_log_["elbo"] == pytest.approx(ours.training_log_["elbo"])
     assert f"{ours.training_log_['n_inducing']} weights" in result.stderr
 
@@ -668,7 +669,9 @@ def test_a_damaged_model(files, write, tmp_path, damage):
 
 
 def test_a_model_saved_from_python_has_no_template(files, tmp_path):
-    estimator = StructuredGPClassifier(n_inducing=5, n_draws=2).fit(files.X, files.y)
+    estimator = StructuredGPClassifier(n_draws=2, posterior=Inducing(n_inducing=5)).fit(
+        files.X, files.y
+    )
     estimator.save(tmp_path / "model")
     for command in ("tag", "evaluate"):
         refused(command, "-m", tmp_path / "model", files.test,
@@ -840,7 +843,7 @@ def test_train_with_natural_gradients(files, tmp_path):
 
 def test_every_inference_can_be_asked_for():
     (option,) = (p for p in main.commands["train"].params if p.name == "inference")
-    assert tuple(option.type.choices) == structgp.plan.choose_optimizer.INFERENCE
+    assert tuple(option.type.choices) == structgp.plan.optimizers.INFERENCE
     (option,) = (p for p in main.commands["train"].params if p.name == "likelihood")
     assert option.type.choices == tuple(structgp.structures.choose.NAMED)
 
@@ -867,3 +870,17 @@ def test_unknown_likelihoods_are_clicks(files, tmp_path):
     result = run("train", files.template, files.train, "-o", tmp_path / "m", "--likelihood", "tree")
     assert result.exit_code == 2
     assert "'tree' is not one of" in result.stderr
+
+
+def test_describe(tmp_path):
+    made = generate(8, n_labels=3, mean_length=4, n_templates=2, n_values=5, seed=0)
+    StructuredGPClassifier(n_draws=4).fit(made.X, made.y).save(tmp_path / "model")
+    result = run("describe", tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    plan = " ".join(result.stdout.split())
+    assert "optimizer second-order (the structure gives its curvature)" in plan
+    assert "template weights (prior variance)" in result.stdout
+    assert "transitions (mean, sd)" in result.stdout
+    missing = run("describe", tmp_path / "none")
+    assert missing.exit_code == 2
+    assert "no such file" in missing.stderr

@@ -336,7 +336,7 @@ def test_attributes_are_fitted_as_python_would(files, crfsuite):
     model = structgp.load(crfsuite)
     assert model.model_.extra["format"] == "crfsuite"
     assert model.training_log_["elbo"] == pytest.approx(ours.training_log_["elbo"])
-    assert model.training_log_["space"] == "weights"
+    assert model.training_log_["posterior"] == "weights"
     assert float(model.model_.posterior.pairwise_sd) > 0
     assert error_on(crfsuite, files.test_attributes) == pytest.approx(
         1 - ours.score(test.X, test.y)

@@ -12,8 +12,8 @@ import torch
 from click.testing import CliRunner
 
 import structgp
-import structgp.api.estimator
 import structgp.cli.shared as cli_shared
+import structgp.plan.run
 from structgp.cli import main
 from structgp.data import shards
 from structgp.data.generate import generate_stream
@@ -129,7 +129,7 @@ def test_a_run_that_was_cut_off_goes_on_without_encoding_again(
 ) -> None:
     often = functools.partial(Checkpoint, seconds=0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(structgp.api.estimator, "Checkpoint", often)
+        patch.setattr(structgp.plan.run, "Checkpoint", often)
         patch.setattr(cli_shared, "tqdm", CutOff)
         cut = run(files, *TRAIN, "--shards", "@shards")
     assert isinstance(cut.exception, CutOffError)

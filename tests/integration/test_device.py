@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from structgp import StructgpWarning, StructuredGPClassifier
+from structgp import Inducing, Mixture, Natural, StructgpWarning, StructuredGPClassifier
 from structgp.data.generate import generate
 from structgp.inference.lbfgs import minimize
+from structgp.plan.optimizers import NAMED
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -63,13 +65,19 @@ def test_auto_is_the_gpu_where_there_is_one():
 FITS = {
     "weights": {},
     "minibatch": {"inference": "minibatch"},
-    "functions": {"space": "functions", "n_inducing": 30},
-    "natural": {"inference": "natural", "n_inducing": 30},
-    "adam": {"inference": "adam", "n_inducing": 30},
-    "saga": {"inference": "saga", "n_inducing": 20, "n_gradient_draws": 8},
-    "lbfgs": {"inference": "lbfgs", "n_inducing": 20},
-    "mixture": {"n_components": 2, "n_inducing": 20},
-    "values": {"gradient": "surrogate", "n_inducing": 20},
+    "functions": {"posterior": Inducing(n_inducing=30)},
+    "natural": {"inference": "natural", "posterior": Inducing(n_inducing=30)},
+    "adam": {"inference": "adam", "posterior": Inducing(n_inducing=30)},
+    "saga": {
+        "posterior": Inducing(n_inducing=20),
+        "inference": replace(NAMED["saga"], n_draws=8),
+    },
+    "lbfgs": {"inference": "lbfgs", "posterior": Inducing(n_inducing=20)},
+    "mixture": {"posterior": Mixture(n_components=2, n_inducing=20)},
+    "values": {
+        "posterior": Inducing(n_inducing=20),
+        "inference": Natural(gradient="surrogate", learn_scales="auto"),
+    },
     "constraints": {"constraints": {("L1", "L0")}},
 }
 
@@ -93,20 +101,20 @@ def test_a_fit_on_the_gpu_is_the_fit_on_the_host(name):
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("space", ["weights", "functions"])
+@pytest.mark.parametrize("space", ["weights", "inducing"])
 def test_answers_on_the_gpu_are_those_on_the_host(space):
     made = generate(20, n_labels=3, mean_length=6, n_templates=3, n_values=8, seed=2)
-    model = StructuredGPClassifier(space=space, class_weight="balanced").fit(made.X, made.y)
+    model = StructuredGPClassifier(class_weight="balanced", posterior=space).fit(made.X, made.y)
     answers = {}
     for device in ("cpu", "cuda"):
         model.set_params(device=device)
         answers[device] = [
-            np.concatenate(model.model_.marginals(made.X)) if model._ready() else None,
-            np.concatenate([p.sum(0) for p in model.predict_pair_marginals(made.X)]),
+            np.concatenate(model.ask(made.X).marginals()),
+            np.concatenate([p.sum(0) for p in model.predict_transition_marginals(made.X)]),
             np.array(model.sequence_log_probs(made.X, made.y)),
             np.array([best[0][1] for best in model.predict_n_best(made.X, 2)]),
-            np.concatenate(model.model_.token_doubt(made.X)),
-            model.model_.sequence_doubt(made.X),
+            np.concatenate(model.ask(made.X).token_uncertainty()),
+            model.ask(made.X).sequence_uncertainty(),
         ]
         answers[device].append(np.concatenate(model.predict(made.X)) == "L0")
     for here, there in zip(answers["cpu"], answers["cuda"], strict=True):

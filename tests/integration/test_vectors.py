@@ -9,7 +9,7 @@ import pytest
 from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 
 import structgp
-from structgp import InputError, StructuredGPClassifier
+from structgp import Inducing, InputError, StructuredGPClassifier
 from structgp.evaluation.crf import LinearCRF
 from structgp.gp.kernels import RelevanceKernel
 from structgp.gp.kernels.block_sum import BlockSumKernel, build_kernel
@@ -90,7 +90,9 @@ def test_one_sequence_at_a_time_is_all_at_once(fitted: StructuredGPClassifier) -
 
 def test_a_kernel_of_ones_own_for_each_kind() -> None:
     kernel = {"categorical": "template", "dense": LinearKernel(), "sparse": "rbf"}
-    model = StructuredGPClassifier(kernel=kernel, n_inducing=20, inference="natural").fit(X, Y)
+    model = StructuredGPClassifier(
+        kernel=kernel, inference="natural", posterior=Inducing(n_inducing=20)
+    ).fit(X, Y)
     names = [type(k).__name__ for k in model.model_.posterior.kernel.modules()]
     for name in ("TemplateKernel", "LinearKernel", "SparseRBFKernel"):
         assert name in names

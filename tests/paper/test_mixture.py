@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from structgp.paper.mixture import _copy_into, _judge, separate
 from torch import Tensor
 
 from structgp.gp import Posterior
@@ -14,7 +15,6 @@ from structgp.inference import Adam, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.paper import Mixture
 from structgp.paper import mixture as module
-from structgp.paper.mixture import _copy_into, _judge, separate
 from structgp.structures import Structure
 
 FORMS: list[dict[str, Any]] = [

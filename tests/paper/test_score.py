@@ -13,7 +13,7 @@ from structgp.inference.estimators import Draws, Moments, Target
 from structgp.inference.estimators.designs import draw, replicate_sizes
 from structgp.paper import Score
 from structgp.paper.score import REPLICATES, TENTHS
-from structgp.plan.gradient_estimators import ESTIMATORS
+from structgp.plan.optimizers import ESTIMATORS
 
 B, T, V = 2, 2, 2
 MASK = torch.tensor([[True, True], [True, False]])

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from experiments.methods.sgd import SGD
 from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.inference import Adam, Minibatch, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import History, train
-from structgp.paper import Blocks, Mixture, Stochastic
-from structgp.plan.choose_optimizer import GRADIENTS, INFERENCE, PRESETS, choose
-from structgp.plan.gradient_estimators import ESTIMATORS
+from structgp.paper import Blocks, Stochastic
+from structgp.paper import Mixture as MixtureFit
+from structgp.plan.choices import gradient_of, learns_on_bound, optimizer_of
+from structgp.plan.optimizers import ESTIMATORS, GRADIENTS, INFERENCE, NAMED, PRESETS
+from structgp.plan.options import Inducing, Mixture, Options, check_options
 from structgp.structures import BlackBox, Chain, Piecewise, Structure
 
 V = 3
@@ -41,12 +45,19 @@ LIKELIHOODS: dict[str, Callable[[], Structure]] = {
 }
 
 
-def chosen(
-    cases: ModuleType, inference: Any, likelihood: str, posterior: Any = None, **kwargs: Any
-) -> Any:
-    structure = LIKELIHOODS[likelihood]()
-    q = cases.make_problem(**(posterior or {})).posterior
-    return choose(inference, structure, q, **kwargs)
+@dataclass(frozen=True)
+class Chosen:
+    optimizer: Any
+    estimator: Any
+    reason: str
+
+
+def chosen(inference: Any, likelihood: str | Structure, family: Any = None) -> Chosen:
+    structure = LIKELIHOODS[likelihood]() if isinstance(likelihood, str) else likelihood
+    family = family or Inducing()
+    on_bound = learns_on_bound(Options(inference=inference, posterior=family), structure, ())
+    found = optimizer_of(inference, structure, family, on_bound)
+    return Chosen(found.value, gradient_of(found.value, structure).value, found.reason)
 
 
 # -- 'auto' ----------------------------------------------------------------------------------------
@@ -61,50 +72,52 @@ def chosen(
         ("numpy", Natural(), ESTIMATORS["surrogate"], "gradients from values alone"),
     ],
 )
-def test_auto_follows_the_likelihood(
-    likelihood: str, optimizer: Any, estimator: Any, reason: str, cases: ModuleType
+def test_auto_follows_the_structure(
+    likelihood: str, optimizer: Any, estimator: Any, reason: str
 ) -> None:
-    choice = chosen(cases, "auto", likelihood)
+    choice = chosen("auto", likelihood)
     assert choice.optimizer == optimizer
     assert choice.estimator == estimator
     assert choice.reason == reason
 
 
 @pytest.mark.parametrize(("likelihood", "first"), [("chain", SecondOrder()), ("numpy", Natural())])
-def test_a_mixture_starts_from_one_component(
-    likelihood: str, first: Any, cases: ModuleType
-) -> None:
-    choice = chosen(cases, "auto", likelihood, {"n_components": 2})
-    assert choice.optimizer == Mixture(first, then=Adam(0.01))
+def test_a_mixture_starts_from_one_component(likelihood: str, first: Any) -> None:
+    choice = chosen("auto", likelihood, Mixture(2))
+    assert choice.optimizer == MixtureFit(first, then=Adam(0.01))
     assert choice.reason.endswith("; a mixture starts from one component")
-    named = chosen(cases, first.name, likelihood, {"n_components": 2})
-    assert named.optimizer == choice.optimizer
+    for same in (first.name, first):
+        assert chosen(same, likelihood, Mixture(2)).optimizer == choice.optimizer
     # The others move all components at once.
-    for name in ("adam", "saga", "sgd", "lbfgs", *PRESETS):
-        alone = chosen(cases, name, likelihood, {"n_components": 2}).optimizer
-        assert not isinstance(alone, Mixture)
+    for name in ("adam", "saga", "lbfgs", *PRESETS, SGD()):
+        assert not isinstance(chosen(name, likelihood, Mixture(2)).optimizer, MixtureFit)
+    assert not isinstance(chosen("auto", likelihood, Mixture(1)).optimizer, MixtureFit)
 
 
-def test_full_pairs_and_a_gradient_that_was_asked_for_have_no_closed_form(
-    cases: ModuleType,
-) -> None:
-    full = chosen(cases, "auto", "chain", {"pairwise_covariance": "full"})
+def test_full_transitions_and_a_gradient_that_was_asked_for_have_no_closed_form() -> None:
+    full = chosen("auto", "chain", Inducing(transition_covariance="full"))
     assert full.optimizer == Natural()
     assert full.estimator == Pathwise(n_draws=32)
-    asked = chosen(cases, "auto", "chain", gradient="sobol")
-    assert asked.optimizer == Natural()
+    asked = chosen(Natural(gradient="sobol"), "chain")
     assert asked.estimator == ESTIMATORS["sobol"]
-    assert asked.reason == "gradients from values alone"
 
 
-@pytest.mark.parametrize("learn_scales", [False, "pairwise", True])
-@pytest.mark.parametrize("inference", INFERENCE)
-def test_scales_are_handed_on(inference: str, learn_scales: Any, cases: ModuleType) -> None:
-    optimizer = chosen(cases, inference, "chain", learn_scales=learn_scales).optimizer
-    assert optimizer.learn_scales == learn_scales
-    mixed = chosen(cases, "auto", "chain", {"n_components": 2}, learn_scales=learn_scales)
-    assert mixed.optimizer.first.learn_scales == learn_scales
-    assert mixed.optimizer.then.learn_scales == learn_scales
+@pytest.mark.parametrize(
+    "inference", [name for name in INFERENCE if name not in ("auto", *PRESETS)]
+)
+def test_open_scales_are_settled(inference: str) -> None:
+    found = chosen(inference, "chain").optimizer.learn_scales
+    assert found == ("all" if inference in ("second-order", "minibatch") else "transitions")
+    for scales in (False, "transitions", True):
+        given = replace(NAMED[inference], learn_scales=scales)
+        assert chosen(given, "chain").optimizer.learn_scales == scales
+
+
+@pytest.mark.parametrize("scales", [False, "transitions", True])
+def test_scales_of_both_stages_of_a_mixture(scales: Any) -> None:
+    mixed = chosen(SecondOrder(learn_scales=scales), "chain", Mixture(2)).optimizer
+    assert mixed.first.learn_scales == scales
+    assert mixed.then.learn_scales == scales
 
 
 # -- names, objects, draws -------------------------------------------------------------------------
@@ -116,7 +129,6 @@ def test_scales_are_handed_on(inference: str, learn_scales: Any, cases: ModuleTy
         ("second-order", SecondOrder, {}),
         ("natural", Natural, {}),
         ("adam", Adam, {}),
-        ("sgd", Stochastic, {"remembers": False, "mean_step": "auto", "unary_steps": None}),
         (
             "saga",
             Stochastic,
@@ -137,8 +149,8 @@ def test_scales_are_handed_on(inference: str, learn_scales: Any, cases: ModuleTy
         ),
     ],
 )
-def test_names(name: str, kind: type, settings: dict[str, Any], cases: ModuleType) -> None:
-    choice = chosen(cases, name, "chain")
+def test_names(name: str, kind: type, settings: dict[str, Any]) -> None:
+    choice = chosen(name, "chain")
     assert type(choice.optimizer) is kind
     if name != "lbfgs":
         assert choice.optimizer.name == name
@@ -147,9 +159,9 @@ def test_names(name: str, kind: type, settings: dict[str, Any], cases: ModuleTyp
         assert getattr(choice.optimizer, field) == value
 
 
-def test_an_optimiser_is_taken_as_it_is(cases: ModuleType) -> None:
+def test_an_optimiser_is_taken_as_it_is() -> None:
     given = Adam(max_steps=7, learn_scales=True)
-    choice = chosen(cases, given, "numpy", learn_scales=False)
+    choice = chosen(given, "numpy")
     assert choice.optimizer is given
     assert choice.reason == "given"
     assert choice.estimator == ESTIMATORS["surrogate"]
@@ -163,80 +175,82 @@ def test_an_optimiser_is_taken_as_it_is(cases: ModuleType) -> None:
         (Minibatch(steps=0), "Minibatch(steps=0)"),
         (Minibatch(max_passes=-1), "Minibatch(max_passes=-1)"),
         (Adam(learning_rate=float("nan")), "Adam(learning_rate=nan)"),
+        (Natural(n_draws=0), "Natural(n_draws=0)"),
     ],
 )
-def test_numbers_that_no_optimiser_can_use(given: Any, named: str, cases: ModuleType) -> None:
+def test_numbers_that_no_optimiser_can_use(given: Any, named: str) -> None:
     with pytest.raises(InputError) as error:
-        chosen(cases, given, "chain")
+        check_options(Options(inference=given))
     assert (error.value.place, error.value.problem) == ("inference", named)
 
 
 @pytest.mark.parametrize(
     "given", [SecondOrder(tolerance=0.0, learning_rounds=0), Blocks(hyper_steps=0)]
 )
-def test_none_may_be_a_choice(given: Any, cases: ModuleType) -> None:
-    assert chosen(cases, given, "chain").optimizer is given
+def test_zero_may_be_a_choice(given: Any) -> None:
+    check_options(Options(inference=given))
+    assert chosen(given, "chain").optimizer is given
+
+
+def test_names_of_fields_that_are_not_known() -> None:
+    with pytest.raises(
+        InputError, match=r"^gradient: 'steepest' is not known; use one of auto, pa"
+    ):
+        check_options(Options(inference=Natural(gradient="steepest")))
+    with pytest.raises(
+        InputError, match=r"^learn_scales: 'pairwise' is not known; use one of auto"
+    ):
+        check_options(Options(inference=Adam(learn_scales="pairwise")))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("gradient", ESTIMATORS)
-def test_gradients_by_name(gradient: str, cases: ModuleType) -> None:
-    assert chosen(cases, "adam", "chain", gradient=gradient).estimator == ESTIMATORS[gradient]
-    few = chosen(cases, "adam", "chain", gradient=gradient, n_gradient_draws=12).estimator
+def test_gradients_by_name(gradient: str) -> None:
+    assert chosen(Adam(gradient=gradient), "chain").estimator == ESTIMATORS[gradient]
+    few = chosen(Adam(gradient=gradient, n_draws=12), "chain").estimator
     assert few == ESTIMATORS[gradient].with_draws(12)
 
 
-def test_draws(cases: ModuleType) -> None:
-    def draws(inference: Any, likelihood: str = "torch", **kwargs: Any) -> int:
-        return int(chosen(cases, inference, likelihood, **kwargs).estimator.n_draws)
+def test_draws() -> None:
+    def draws(inference: Any, likelihood: str = "torch", family: Any = None) -> int:
+        return int(chosen(inference, likelihood, family).estimator.n_draws)
 
     assert draws("natural") == draws("lbfgs") == draws("auto") == 32
-    assert draws("auto", posterior={"n_components": 2}) == 32
+    assert draws("auto", family=Mixture(2)) == 32
     assert draws("adam") == draws("saga") == draws(Adam()) == ESTIMATORS["pathwise"].n_draws
     assert draws("natural", "numpy") == ESTIMATORS["surrogate"].n_draws
-    for name in INFERENCE:
-        assert draws(name, n_gradient_draws=10) == 10
-    # Second-order inference draws for itself.
-    for name in ("auto", "second-order"):
-        choice = chosen(cases, name, "chain", n_gradient_draws=10)
-        assert choice.optimizer == SecondOrder(n_draws=10)
+    for optimizer in NAMED.values():
+        assert draws(replace(optimizer, n_draws=10)) == 10
 
 
-def test_presets_are_the_papers(cases: ModuleType) -> None:
+def test_presets_are_the_papers() -> None:
     assert set(PRESETS) == {"paper-batch", "paper-stochastic"}
     batch, stochastic = PRESETS["paper-batch"], PRESETS["paper-stochastic"]
-    assert (batch.n_gradient_draws, batch.n_inducing) == (10_000, 500)
-    assert (stochastic.n_gradient_draws, stochastic.n_inducing) == (4_000, 500)
-    assert (batch.learn_kernel, batch.learn_scales) == (False, "all")
-    assert (stochastic.learn_kernel, stochastic.learn_scales) == (False, False)
+    assert (batch.optimizer.n_draws, batch.n_inducing) == (10_000, 500)
+    assert (stochastic.optimizer.n_draws, stochastic.n_inducing) == (4_000, 500)
+    assert (batch.learn_kernel, batch.optimizer.learn_scales) == (False, "all")
+    assert (stochastic.learn_kernel, stochastic.optimizer.learn_scales) == (False, False)
     for name, preset in PRESETS.items():
-        choice = chosen(cases, name, "chain")
-        assert choice.estimator == ESTIMATORS["control-variate"].with_draws(preset.n_gradient_draws)
-        other = chosen(cases, name, "chain", gradient="sobol", n_gradient_draws=64)
-        assert other.estimator == ESTIMATORS["sobol"].with_draws(64)
-        assert chosen(cases, name, "chain", gradient="pathwise").estimator.name == "pathwise"
+        choice = chosen(name, "chain")
+        draws = preset.optimizer.n_draws
+        assert draws is not None
+        assert choice.estimator == ESTIMATORS["control-variate"].with_draws(draws)
 
 
 # -- what cannot be ----------------------------------------------------------------------------------
 
 
-def test_pathwise_needs_a_gradient(cases: ModuleType) -> None:
+def test_pathwise_needs_a_gradient() -> None:
     with pytest.raises(InputError) as caught:
-        chosen(cases, "auto", "numpy", gradient="pathwise")
+        chosen(Natural(gradient="pathwise"), "numpy")
     assert str(caught.value) == (
-        "gradient: 'pathwise' needs a likelihood that can be differentiated; use gradient='auto', "
-        "or write the likelihood in torch"
+        "gradient: 'pathwise' needs a structure that can be differentiated; use gradient='auto', "
+        "or write the structure in torch"
     )
-
-
-def test_second_order_uses_no_gradient_from_values(cases: ModuleType) -> None:
-    with pytest.raises(InputError, match=r"^gradient: 'second-order' does not use 'score'; use "):
-        chosen(cases, "second-order", "chain", gradient="score")
-    assert chosen(cases, "second-order", "chain", gradient="pathwise").optimizer == SecondOrder()
 
 
 @pytest.mark.parametrize("likelihood", ["torch", "numpy"])
 def test_second_order_needs_the_curvature(likelihood: str, cases: ModuleType) -> None:
-    choice = chosen(cases, "second-order", likelihood)
+    choice = chosen("second-order", likelihood)
     problem = cases.make_problem(LIKELIHOODS[likelihood]())
     with pytest.raises(
         InputError, match=r"^inference: 'second-order' needs the curvature, and BlackBox offers"
@@ -252,7 +266,6 @@ MOST_STEPS = {
     "minibatch": 30,
     "natural": 30,
     "adam": 100,
-    "sgd": 100,
     "saga": 100,
     "lbfgs": 1,
     "paper-batch": 1,
@@ -289,14 +302,13 @@ def test_every_inference_fits(inference: str, opaque: bool, cases: ModuleType) -
     problem = cases.make_problem(cases.Opaque() if opaque else Chain(), batch_tokens=9)
     assert len(problem.batches) == 2
     before = cases.many_draw_bound(problem, 2000)
-    scales = PRESETS[inference].learn_scales if inference in PRESETS else "pairwise"
-    choice = choose(
-        inference,
-        problem.structure,
-        problem.posterior,
-        n_gradient_draws=128 if inference in PRESETS or opaque else None,
-        learn_scales=scales,
-    )
+    given: Any = inference
+    if inference in PRESETS:
+        given = replace(PRESETS[inference].optimizer, n_draws=128)
+    elif inference != "auto":
+        given = replace(NAMED[inference], learn_scales="transitions")
+        given = replace(given, n_draws=128) if opaque else given
+    choice = chosen(given, problem.structure)
     history = fitted(problem, choice, MOST_STEPS[inference])
     assert [step.iteration for step in history.steps] == list(range(len(history.steps)))
     assert all(step.evaluations > 0 for step in history.steps)
@@ -322,9 +334,7 @@ LOOSE = {"score": 3.0, "control-variate": 0.6, "leave-one-out": 0.6, "surrogate-
 def test_every_gradient_fits(gradient: str, cases: ModuleType, best: float) -> None:
     opaque = not gradient.startswith("pathwise")
     problem = cases.make_problem(cases.Opaque() if opaque else Chain())
-    choice = choose(
-        "natural", problem.structure, problem.posterior, gradient=gradient, learn_scales=False
-    )
+    choice = chosen(Natural(gradient=gradient, learn_scales=False), problem.structure)
     assert choice.estimator.name == {"auto": "surrogate"}.get(gradient, gradient)
     fitted(problem, choice, 60)
     assert cases.many_draw_bound(problem) > best - LOOSE.get(gradient, 0.2)

@@ -11,8 +11,9 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from structgp import StructuredGPClassifier
+from structgp import Inducing, SecondOrder, StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
+from structgp.data.examples import Examples
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, choose_inducing, contrasts
@@ -42,7 +43,8 @@ class Data:
         self.X, self.y = [*made.X, []], [*made.y, []]
         self.encoder = FeatureEncoder().fit(self.X)
         self.rows = self.encoder.transform(self.X)
-        self.labels = LabelEncoder(list(made.chain.labels)).transform(self.y)
+        self.encoded = LabelEncoder(list(made.chain.labels))
+        self.labels = self.encoded.transform(self.y)
         self.tokens = flat_tokens(self.encoder, self.rows)
 
     def kernel(self) -> RelevanceKernel:
@@ -65,14 +67,10 @@ def run(
 ) -> Pilot | None:
     return run_pilot(
         kernel,
-        data.encoder,
-        data.rows,
-        data.labels,
+        Examples(data.encoder, data.encoded, data.rows, data.labels, None, None),
         Chain(),
-        n_labels=V,
         basis=basis,
-        pairwise_sd=1.5,
-        batch_tokens=1000,
+        transition_sd=1.5,
         generator=generator or torch.Generator().manual_seed(seed),
     )
 
@@ -123,8 +121,8 @@ def test_learns_in_place_and_says_what_else_it_learned() -> None:
     lengths = found.basis.norm(dim=0)
     torch.testing.assert_close(found.basis, data.basis * lengths, rtol=1e-9, atol=1e-12)
     assert ((lengths - 1).abs() > 1e-3).all()
-    assert found.pairwise_sd > 0
-    assert abs(found.pairwise_sd - 1.5) > 1e-3
+    assert found.transition_sd > 0
+    assert abs(found.transition_sd - 1.5) > 1e-3
     assert found.history.optimizer == "second-order"
     assert np.isfinite(found.history.elbo)
 
@@ -152,7 +150,7 @@ def test_equal_seeds_give_equal_pilots() -> None:
     assert again is not None
     assert other is not None
     assert torch.equal(one.basis, again.basis)  # type: ignore[arg-type]
-    assert (one.pairwise_sd, one.tokens) == (again.pairwise_sd, again.tokens)
+    assert (one.transition_sd, one.tokens) == (again.transition_sd, again.tokens)
     assert one.history.steps == again.history.steps
     assert all(torch.equal(a, b) for a, b in zip(states[0], states[1], strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(states[0], states[2], strict=True))
@@ -177,21 +175,24 @@ def test_the_classifier_starts_from_its_pilot(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(starting, "Posterior", start)
     monkeypatch.setattr(starting, "ENOUGH", 0.2)
     X, y = data.X[:-1], data.y[:-1]
-    fitted = StructuredGPClassifier(n_draws=8, space="functions").fit(X, y)
+    fitted = StructuredGPClassifier(n_draws=8, posterior="inducing").fit(X, y)
     ((found, kernel),) = seen
     assert found is not None
     ((basis, pairwise_sd),) = started
     assert torch.equal(basis, found.basis)
-    assert pairwise_sd == found.pairwise_sd
+    assert pairwise_sd == found.transition_sd
     chosen = pick_inducing(kernel, data.tokens, 1000, seed=0, enough=0.2)
     assert torch.equal(fitted.model_.posterior.inducing, chosen.rows)
     everything = pick_inducing(kernel, data.tokens, 1000, seed=0)
     assert len(chosen.rows) < len(everything.rows)
-    asked = StructuredGPClassifier(n_draws=8, n_inducing=1000).fit(X, y)
+    asked = StructuredGPClassifier(n_draws=8, posterior=Inducing(n_inducing=1000)).fit(X, y)
     assert len(seen) == 2
     assert asked.model_.posterior.n_inducing == len(everything.rows)
-    for changes in ({"learn_scales": "pairwise"}, {"inference": "natural"}):
-        StructuredGPClassifier(n_draws=8, n_inducing=5, **changes).fit(X, y)
+    for changes in (
+        {"inference": SecondOrder(learn_scales="transitions")},
+        {"inference": "natural"},
+    ):
+        StructuredGPClassifier(n_draws=8, posterior=Inducing(n_inducing=5), **changes).fit(X, y)
     assert len(seen) == 2
 
 
@@ -208,7 +209,7 @@ def test_relevances_are_left_for_the_fit() -> None:
     encoder = FeatureEncoder().fit(X)
     rows, y = encoder.transform(X), [rng.integers(0, 2, 6) for _ in X]
     kernel, relaxation = choose_kernel(
-        {"sparse": "rbf"},
+        {"categorical": "relevance", "sparse": "rbf"},
         encoder.blocks,
         flat_tokens(encoder, rows),
         y,

@@ -14,8 +14,8 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel
 
-import structgp.api.estimator
-from structgp import InputError, StructuredGPClassifier
+import structgp.plan.run
+from structgp import Inducing, InputError, Mixture, Prior, StructuredGPClassifier, Weights
 from structgp.data import shards
 from structgp.data.generate import Generated, generate
 from structgp.data.shards import Shards
@@ -55,11 +55,11 @@ def assert_same(one: StructuredGPClassifier, other: StructuredGPClassifier) -> N
     "parameters",
     [
         {},
-        {"inference": "minibatch", "n_gradient_draws": 4},
-        {"amplitude": 3.0, "pairwise_sd": 0.0},
+        {"inference": Minibatch(n_draws=4, learn_scales="auto")},
+        {"prior": Prior(amplitude=3.0, transition_sd=0.0)},
         {"constraints": {"forbidden": [("L0", None)]}},
-        {"kernel": {"categorical": "relevance"}, "basis": "label"},
-        {"likelihood": "piecewise", "space": "weights"},
+        {"kernel": {"categorical": "relevance"}, "posterior": Weights(basis="label")},
+        {"structure": "piecewise", "posterior": "weights"},
     ],
     ids=["plain", "by name", "amplitude", "constraints", "kernel", "piecewise"],
 )
@@ -84,7 +84,7 @@ def test_numbers_beside_templates_and_labels_that_are_missing(
     y = [[None if t == 1 else v for t, v in enumerate(of)] for of in data.y]
     kept = shards.write(list(zip(X, y, strict=True)), tmp_path / "shards")
     for amplitude in ("auto", 2.0):
-        parameters: dict[str, Any] = {"amplitude": amplitude}
+        parameters: dict[str, Any] = {"prior": Prior(amplitude=amplitude)}
         assert_same(model(**parameters).fit(kept), model(**parameters).fit(X, y))
 
 
@@ -93,7 +93,7 @@ def test_auto_says_why(kept: Shards, data: Generated) -> None:
     log = fitted.training_log_
     assert log["optimizer"] == "minibatch"
     assert "the data is on disk" in log["reason"]
-    assert log["space"] == "weights"
+    assert log["posterior"] == "weights"
     with_dev = model().fit(kept, X_dev=data.X[:4], y_dev=data.y[:4])
     assert with_dev.training_log_["dev"]["n_sequences"] == 4
 
@@ -130,17 +130,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "all data": ({"inference": "second-order"}, "'second-order' needs all data in memory; use 'auto'"),
     "adam": ({"inference": "adam"}, "'adam' needs all data in memory"),
     "early": ({"early_stopping": True}, "early_stopping: is for data in memory"),
-    "kernel": ({"kernel": RBFKernel()}, "kernel: shards are fitted with one weight a feature"),
-    "template": ({"kernel": "template"}, "kernel: shards are fitted with one weight a feature"),
+    "kernel": ({"kernel": RBFKernel()}, "kernel: shards are fitted with one weight per feature"),
+    "template": ({"kernel": "template"}, "kernel: shards are fitted with one weight per feature"),
     "stray": ({"kernel": {"sparse": "relevance"}}, "kernel: no sparse features in the data"),
-    "functions": ({"space": "functions"}, "space: 'functions' needs inducing inputs"),
-    "inducing": ({"n_inducing": 10}, "n_inducing: 10 is not for space='weights'"),
-    "mixture": ({"n_components": 2}, "n_components: 2 is not for space='weights'"),
-    "fixed": ({"learn_kernel": False}, "space: 'weights' is for the fit that learns the kernel"),
-    "gradient": ({"inference": "auto", "gradient": "score"}, "'minibatch' does not use 'score'"),
-    "full pairs": ({"pairwise_covariance": "full"}, "'minibatch' fits weights, with one component"),
+    "by name": ({"posterior": "inducing"}, "posterior: inducing inputs are chosen from data in memory"),
+    "inducing": ({"posterior": Inducing(n_inducing=10)}, "posterior: inducing inputs are chosen from"),
+    "mixture": ({"posterior": Mixture(n_components=2)}, "posterior: inducing inputs are chosen from"),
+    "fixed": ({"prior": Prior(learn_kernel=False)}, "posterior: 'weights' is for the fit that learns"),
+    "full": ({"posterior": Weights(transition_covariance="full")}, "'minibatch' fits weights, with one"),
     "opaque": (
-        {"likelihood": lambda f, g, y: f.sum((1, 2))},
+        {"structure": lambda f, g, y: f.sum((1, 2))},
         "needs the curvature, and BlackBox offers none",
     ),
 }  # fmt: skip
@@ -149,9 +148,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_asks_for_all_data_is_refused(name: str, kept: Shards, data: Generated) -> None:
     parameters, message = REFUSED[name]
-    dev = (data.X[:2], data.y[:2]) if name == "early" else ()
+    early = {name: parameters.pop(name) for name in ("early_stopping",) if name in parameters}
+    dev = (data.X[:2], data.y[:2]) if early else ()
     with pytest.raises(InputError, match=message):
-        model(**parameters).fit(kept, None, *dev)
+        model(**parameters).fit(kept, None, *dev, **early)
 
 
 def test_arguments_that_do_not_go_with_shards(kept: Shards, data: Generated) -> None:
@@ -159,9 +159,9 @@ def test_arguments_that_do_not_go_with_shards(kept: Shards, data: Generated) -> 
         model().fit(kept, data.y)
     with pytest.raises(InputError, match="sample_weight: given beside shards"):
         model().fit(kept, sample_weight=np.ones(30))
-    with pytest.raises(InputError, match="y: no labels; pass one list of labels a sequence"):
+    with pytest.raises(InputError, match="y: no labels; pass one list of labels per sequence"):
         model().fit(data.X)
-    with pytest.raises(InputError, match="partial_fit: shards, which are fitted as a whole"):
+    with pytest.raises(InputError, match="partial_fit: shards are fitted as a whole"):
         model().partial_fit(kept, [])
     warm = model(warm_start=True).fit(kept)
     with pytest.raises(InputError, match="warm_start: a fit on shards starts from nothing"):
@@ -231,7 +231,7 @@ def test_sites_behind_the_checkpoint_are_cut(
         def write(self, *given: Any) -> bool:
             return given[2].steps[-1].iteration == 1 and super().write(*given)
 
-    monkeypatch.setattr(structgp.api.estimator, "Checkpoint", functools.partial(Old, seconds=0.0))
+    monkeypatch.setattr(structgp.plan.run, "Checkpoint", functools.partial(Old, seconds=0.0))
     path = tmp_path / "checkpoint"
     with pytest.raises(CutOffError):
         model().fit(kept, checkpoint=path, callback=cut_off)
@@ -242,7 +242,7 @@ def test_a_checkpoint_without_its_sites(
     kept: Shards, data: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     often = functools.partial(Checkpoint, seconds=0.0)
-    monkeypatch.setattr(structgp.api.estimator, "Checkpoint", often)
+    monkeypatch.setattr(structgp.plan.run, "Checkpoint", often)
     path = tmp_path / "checkpoint"
     with pytest.raises(CutOffError):
         model().fit(kept, checkpoint=path, callback=cut_off)

@@ -126,7 +126,7 @@ def test_total_doubt_is_the_entropy_of_the_marginals(fitted, corpus):
     x = corpus.template.expand(corpus.X_test[3])
     total, model = token_doubts(fitted, [x])
     assert (model.values[0] <= total.values[0]).all()
-    np.testing.assert_allclose(model.values[0], fitted.predict_doubt([x]).model[0])
+    np.testing.assert_allclose(model.values[0], fitted.predict_uncertainty([x]).model[0])
     marginals = np.array([list(p.values()) for p in fitted.predict_marginals_single(x)])
     np.testing.assert_allclose(total.values[0], -(marginals * np.log(marginals)).sum(1))
 

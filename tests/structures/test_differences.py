@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from structgp import StructuredGPClassifier
+from structgp import Inducing, Natural, Prior, SecondOrder, StructuredGPClassifier
 from structgp.errors import LikelihoodError
 from structgp.structures import BlackBox, Chain, Differences, Piecewise
 from structgp.structures.opaque import differences as module
@@ -112,10 +112,10 @@ def little_data() -> tuple[list[list[dict[str, str]]], list[list[str]]]:
 
 def test_values_alone_give_the_fit_that_the_chain_gives() -> None:
     X, y = little_data()
-    black = StructuredGPClassifier(likelihood=chain_in_numpy).fit(X, y)
+    black = StructuredGPClassifier(structure=chain_in_numpy).fit(X, y)
     white = StructuredGPClassifier().fit(X, y)
     log = black.training_log_
-    assert (log["optimizer"], log["gradient"], log["space"]) == (
+    assert (log["optimizer"], log["gradient"], log["posterior"]) == (
         "second-order",
         "differences",
         "weights",
@@ -131,24 +131,26 @@ def test_values_alone_give_the_fit_that_the_chain_gives() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"inference": "natural", "n_gradient_draws": 20},
-        {"gradient": "surrogate"},
-        {"n_inducing": 5},
-        {"learn_kernel": False},
+        {"inference": Natural(n_draws=20, learn_scales="auto")},
+        {"inference": Natural(gradient="surrogate", learn_scales="auto")},
+        {"posterior": Inducing(n_inducing=5)},
+        {"prior": Prior(learn_kernel=False)},
         {"kernel": "linear"},
     ],
 )
 def test_not_where_another_way_is_asked_for(asked: dict[str, object]) -> None:
     X, y = little_data()
-    model = StructuredGPClassifier(likelihood=chain_in_numpy, n_draws=2, **asked)
+    model = StructuredGPClassifier(n_draws=2, structure=chain_in_numpy, **asked)
     log = model.fit(X[:4], y[:4], callback=lambda info: True).training_log_
     assert log["gradient"] != "differences"
 
 
 def test_not_where_it_takes_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = little_data()
-    monkeypatch.setattr("structgp.plan.posterior_family.CHEAP_DIFFERENCES", 10)
-    model = StructuredGPClassifier(likelihood=chain_in_numpy, n_draws=2, n_gradient_draws=20)
+    monkeypatch.setattr("structgp.plan.choices.CHEAP_DIFFERENCES", 10)
+    model = StructuredGPClassifier(
+        n_draws=2, structure=chain_in_numpy, inference=SecondOrder(n_draws=20, learn_scales="auto")
+    )
     log = model.fit(X[:4], y[:4], callback=lambda info: True).training_log_
     assert log["gradient"] == "surrogate"
 
@@ -183,4 +185,4 @@ def test_a_failure_far_into_the_fit_names_the_sequence() -> None:
 
     X, y = little_data()
     with pytest.raises(LikelihoodError, match=r"training sequence \d+ .*too often"):
-        StructuredGPClassifier(likelihood=breaks).fit(X, y)
+        StructuredGPClassifier(structure=breaks).fit(X, y)

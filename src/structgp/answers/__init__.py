@@ -13,7 +13,7 @@ from structgp.answers.labellings import (
 from structgp.answers.potentials import Potentials, potentials
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import (
-    Uncertainty,
+    Parts,
     event_uncertainty,
     sequence_uncertainty,
     token_uncertainty,
@@ -23,8 +23,8 @@ __all__ = [
     "SENSES",
     "Boundaries",
     "Draws",
+    "Parts",
     "Potentials",
-    "Uncertainty",
     "best_tokens",
     "event_uncertainty",
     "likely_spans",

@@ -1,8 +1,7 @@
 """Joint draws of all potentials from a posterior, which every answer averages over.
 
-The draws are functions, fixed once from a seed: every example meets the same ones, so an answer does not depend on
-what else is in the batch, on the order, or on padding.
-"""
+The draws are functions, fixed once from a seed: every example meets the same ones, so an answer does not
+depend on what else is in the batch, on the order, or on padding."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ class Draws:
     parts: tuple[Any, ...]
 
     def scores(self, posterior: Posterior, batch: Batch) -> tuple[Tensor, ...]:
-        """The scores of every template at the rows of a batch, joint over its tuples: (S, B, T, V) of nodes, (S, V, V)
-        or (S, B, T - 1, V, V) of transitions."""
+        """The scores of every template at the rows of a batch, joint over its tuples: (S, B, T, V) of
+        nodes, (S, V, V) or (S, B, T - 1, V, V) of transitions."""
         with torch.no_grad():
             return tuple(
                 part.at(block, rows, mask)

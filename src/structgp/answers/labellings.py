@@ -35,8 +35,8 @@ def log_prob(
     batch: Batch,
     shift: Tensor | None = None,
 ) -> Tensor:
-    """(B,) log of the probability of labelling ``batch.y``, averaged over draws; of its known labels where
-    some are missing."""
+    """(B,) log of the probability of labelling ``batch.y``, averaged over draws; of its known labels
+    where some are missing."""
     with torch.no_grad():
         f, g = draws.scores(posterior, batch)
         f = f if shift is None else f + shift.to(f)
@@ -56,14 +56,13 @@ def best_tokens(p: Tensor, mask: Tensor, rules: Rules | None) -> Tensor:
 
 
 def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]:
-    """The n most probable labellings: labels (B, n, T) and log-probabilities (B, n), best first; -inf where
-    there are fewer.
+    """The n most probable labellings: labels (B, n, T) and log-probabilities (B, n), best first; -inf
+    where there are fewer.
 
-    Candidates are the 2 n best of the posterior mean (``plugged``, of one draw) and the best of each draw;
-    their probabilities are averaged over draws exactly. The result is exact if the mean is itself the only
-    draw, or n is at least the number of labellings. Cost O(B T V n (V + n)), and for S draws
-    O(S B T V^2 (S + n)).
-    """
+    Candidates are the 2 n best of the posterior mean (``plugged``, of one draw) and the best of each
+    draw; their probabilities are averaged over draws exactly. The result is exact if the mean is itself
+    the only draw, or n is at least the number of labellings. Cost O(B T V n (V + n)), and for S draws O(S
+    B T V^2 (S + n))."""
     B, T = at.mask.shape
     n_all = at.f.shape[-1] ** T if T * math.log(at.f.shape[-1]) < 30 else math.inf
     wanted = int(min(2 * n, n_all)) if len(at.f) > 1 else n

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from structgp import __version__
-from structgp.answers.model import STRUCTURES, Model
+from structgp.answers.model import Model
 from structgp.data.atomic import atomic_write
 from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder
@@ -25,6 +25,7 @@ from structgp.data.schemes import Allowed
 from structgp.errors import ModelFileError
 from structgp.gp import FAMILIES, Posterior
 from structgp.gp.kernels.kernel_json import describe, rebuild
+from structgp.structures import Spec, Structure
 
 FORMAT = 6
 
@@ -44,8 +45,8 @@ def save(model: Model, path: str | Path) -> None:
     header = {
         "format": FORMAT,
         "version": __version__,
-        "likelihood": model.likelihood,
-        "predict_with": model.predict_with,
+        "structure": model.spec.to_json(),
+        "predictor": _name_of(model.predictor),
         "posterior": [_block_to_json(name, posterior[name]) for name in posterior.names],
         "encoder": model.encoder.to_json(),
         "labels": model.labels.classes,
@@ -62,8 +63,9 @@ def save(model: Model, path: str | Path) -> None:
         file.write(content)
 
 
-def load(path: str | Path) -> Model:
-    """Reads a model file; ModelFileError, in one line, if it is not one or was damaged."""
+def load(path: str | Path, structure: Structure | None = None) -> Model:
+    """Reads a model file; ModelFileError, in one line, if it is not one or was damaged. ``structure`` :
+    the user's own that answered, where the model had one: a file holds no code."""
     place = str(path)
     try:
         with safetensors.safe_open(place, framework="pt") as file:
@@ -98,16 +100,34 @@ def load(path: str | Path) -> Model:
             f"format {header['format']}, written by structgp {header['version']}",
             f"update structgp (this is {__version__}, which reads up to format {FORMAT})",
         )
-    if header["predict_with"] not in STRUCTURES:
-        raise ModelFileError(
-            place,
-            f"predicts with {header['predict_with']!r}, which structgp {__version__} does not know",
-            f"update structgp (it was written by {header['version']})",
+    if (header["predictor"] is None) != (structure is None):
+        name = header["predictor"]
+        problem = (
+            "answers by the chain"
+            if name is None
+            else f"answers by {name}, which a file does not hold"
         )
-    return _from_parts(header, tensors)
+        remedy = (
+            "leave structure out"
+            if name is None
+            else f"pass it: load(path, structure={name.split('.')[-1]}())"
+        )
+        raise ModelFileError(place, problem, remedy)
+    return _from_parts(header, tensors, structure)
 
 
-def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
+def _name_of(structure: Structure | None) -> str | None:
+    """Module and class of a user's own structure."""
+    return (
+        None
+        if structure is None
+        else f"{type(structure).__module__}.{type(structure).__qualname__}"
+    )
+
+
+def _from_parts(
+    header: dict[str, Any], tensors: dict[str, Tensor], structure: Structure | None
+) -> Model:
     posterior = Posterior(
         {state["template"]: _block_from_json(state, tensors) for state in header["posterior"]}
     )
@@ -121,12 +141,12 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
         encoder=FeatureEncoder.from_json(header["encoder"]),
         labels=LabelEncoder(header["labels"]),
         posterior=posterior,
-        likelihood=header["likelihood"],
+        spec=Spec.from_json(header["structure"]),
         n_draws=header["n_draws"],
         seed=header["seed"],
         info=header["info"],
         extra=header["extra"],
-        predict_with=header["predict_with"],
+        predictor=structure,
         constraints=Allowed.from_json(header["constraints"]),
     )
 
@@ -151,8 +171,8 @@ def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
 
 
 def _pack(spread: Tensor, block: Any) -> Tensor:
-    """(..., M, M) lower triangular float64 -> (..., M (M + 1) / 2) float32, exact after ``round_factor``: a quarter of the
-    space. Others: float32."""
+    """(..., M, M) lower triangular float64 -> (..., M (M + 1) / 2) float32, exact after ``round_factor``:
+    a quarter of the space. Others: float32."""
     if getattr(block, "form", None) != "full":
         return spread.float()
     row, column = torch.tril_indices(*spread.shape[-2:])

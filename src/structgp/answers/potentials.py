@@ -22,9 +22,8 @@ class Potentials:
     (S, B),
     how much each draw counts, which sums to 1 over draws.
 
-    Where labels are known, an answer is the probability of it together with them, over that of them alone:
-    a draw counts as much as it expected what is known.
-    """
+    Where labels are known, an answer is the probability of it together with them, over that of them
+    alone: a draw counts as much as it expected what is known."""
 
     structure: Structure
     f: Tensor

@@ -20,7 +20,7 @@ from structgp.answers.potentials import Potentials
 
 
 @dataclass(frozen=True)
-class Uncertainty:
+class Parts:
     """total = data + model, all of one shape."""
 
     total: Tensor
@@ -31,32 +31,32 @@ class Uncertainty:
         return self.total - self.data
 
 
-def token_uncertainty(at: Potentials) -> Uncertainty:
+def token_uncertainty(at: Potentials) -> Parts:
     """(B, T) of the label of each token; 0 at padding."""
     each = at.structure.marginals(at.f, at.g, at.mask)
-    return Uncertainty(_entropy(at.average(each)), at.average(_entropy(each)))
+    return Parts(_entropy(at.average(each)), at.average(_entropy(each)))
 
 
-def event_uncertainty(p: Tensor, share: Tensor) -> Uncertainty:
+def event_uncertainty(p: Tensor, share: Tensor) -> Parts:
     """() of whether an event happens, from its probability (S,) under each draw."""
     both = torch.stack([p, 1 - p], -1).clamp(0, 1)
-    return Uncertainty(_entropy(share @ both), share @ _entropy(both))
+    return Parts(_entropy(share @ both), share @ _entropy(both))
 
 
-def sequence_uncertainty(at: Potentials, n_samples: int, generator: torch.Generator) -> Uncertainty:
-    """(B,) of the whole labelling. The data's part is exact, from the entropy under each draw; the model's
-    is estimated from ``n_samples`` labellings, each under all draws, and is exact for a single draw. Cost
-    O(S B T V^2 n_samples)."""
+def sequence_uncertainty(at: Potentials, n_samples: int, generator: torch.Generator) -> Parts:
+    """(B,) of the whole labelling. The data's part is exact, from the entropy under each draw; the
+    model's is estimated from ``n_samples`` labellings, each under all draws, and is exact for a single
+    draw. Cost O(S B T V^2 n_samples)."""
     data = at.average(at.structure.entropy(at.f, at.g, at.mask))
     if len(at.f) == 1:
-        return Uncertainty(data, data)
+        return Parts(data, data)
     values = torch.zeros(len(data), dtype=data.dtype)
     for y in sample_labellings(at, n_samples, generator):
         log_p = at.structure.log_prob(at.f, at.g, y, at.mask)  # (S, B)
         # What y tells of the draw it came from: the divergence of p(draw | y) from the shares.
         posterior = (log_p + at.share.log()).softmax(0)
         values += (torch.xlogy(posterior, posterior) - torch.xlogy(posterior, at.share)).sum(0)
-    return Uncertainty(data + values / n_samples, data)
+    return Parts(data + values / n_samples, data)
 
 
 def _entropy(p: Tensor) -> Tensor:

@@ -1,37 +1,37 @@
 """Active learning: which sequences of a pool to label next.
 
-What labels would tell of the functions is a sequence's own ('bald'); a batch should not ask the same
-question twice. How alike two questions are is seen in the draws: where draws disagree about the labels of
-one sequence just as they disagree about those of the other,
+'bald' scores each sequence by what its labels would tell about the functions; a batch should not ask the
+same thing twice. How alike two sequences are in this is seen in the draws: where draws disagree about the
+labels of one sequence just as they disagree about those of the other,
 
     G_n = sum over tokens t and labels v of phi phi^T,
     phi_s(t, v) = (p_s(t, v) - E p(t, v)) / sqrt(E p(t, v)),
 
-S x S over draws, point the same way. 'batch' takes the most informative sequence again and again, each
-discounted by its likeness to those it has.
+S x S over draws, point the same way. 'batch' repeatedly takes the most informative sequence, each
+discounted by its likeness to those already taken.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from structgp.answers.ask import Asked
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.api.questions import as_list
-from structgp.data.forms import length
 from structgp.errors import InputError
 
 N_BEST = 10
 CANDIDATES = 20
 FEWEST_CANDIDATES = 200
-"""Candidates of the batch strategy for each sequence it picks, the most informative ones, and at least."""
+"""Candidates of the batch strategy, the most informative ones: per sequence to pick, and at least."""
 
-Scores = Callable[[StructuredGPClassifier, list[Any]], np.ndarray]
+Scores = Callable[[Asked], np.ndarray]
 
 
 def select(
@@ -47,59 +47,62 @@ def select(
 
     Parameters
     ----------
-    strategy : 'least-confidence' (the best labelling is improbable), 'margin' (it is hardly more
-        probable than the second), 'token-entropy' (summed over tokens), 'n-best-entropy' (of the ten
-        best labellings), 'bald' (the model's part of the tokens' doubt: what labels would tell of the
-        functions), 'batch' (the same of the n sequences together, which avoids near-duplicates), or
+    strategy : 'least-confidence' (the best labelling is improbable), 'margin' (it is hardly more probable
+        than the second), 'token-entropy' (summed over tokens), 'n-best-entropy' (of the ten best
+        labellings), 'bald' (the model's part of the tokens' uncertainty: what labels would tell about the
+        functions), 'batch' (the same for the n sequences together, which avoids near-duplicates), or
         'random'.
     cost : 'sequence', each costs the same to label; 'token', a sequence costs its length, and what
-        counts is the gain for each token.
+        counts is the gain per token.
     random_state : seed of 'random'.
     """
-    X = as_list(pool)
     if not isinstance(n, int | np.integer) or n < 1:
-        raise InputError("n", f"{n!r} is no number of sequences", "use 1 or more")
+        raise InputError("n", f"must be a number of sequences, got {n!r}", "use 1 or more")
     if cost not in ("sequence", "token"):
         raise InputError("cost", f"{cost!r} is not known", "use 'sequence' or 'token'")
-    lengths = np.array([len(rows) for rows in model._ready().encoder.transform(X)])
+    asked = model.ask(pool)
+    lengths = np.array([len(rows) for rows in asked.rows])
     there = np.flatnonzero(lengths)
     n = min(int(n), len(there))
     if strategy == "random":
         return np.random.default_rng(random_state).permutation(there)[:n].tolist()
-    price = lengths if cost == "token" else np.ones(len(X))
+    price = lengths if cost == "token" else np.ones(len(lengths))
     if strategy == "batch":
-        return _batch(model, X, n, price)
+        return _batch(asked, n, price)
     if strategy not in STRATEGIES:
         known = ", ".join(map(repr, (*STRATEGIES, "batch", "random")))
         raise InputError("strategy", f"{strategy!r} is not known", f"use one of {known}")
-    gain = STRATEGIES[strategy](model, X)[there] / price[there]
+    gain = STRATEGIES[strategy](asked)[there] / price[there]
     return there[np.argsort(-gain, kind="stable")[:n]].tolist()
 
 
-def _least_confidence(model: StructuredGPClassifier, X: list[Any]) -> np.ndarray:
-    return np.array([1 - found[0].probability for found in model.predict_n_best(X, 1)])
+def _best(asked: Asked, n: int) -> list[list[float]]:
+    """Probabilities of the n best labellings of each sequence."""
+    return [[math.exp(value) for _, value in found] for found in asked.n_best(n)]
 
 
-def _margin(model: StructuredGPClassifier, X: list[Any]) -> np.ndarray:
-    best = [[y.probability for y in found] + [0.0] for found in model.predict_n_best(X, 2)]
-    return np.array([1 - (p[0] - p[1]) for p in best])
+def _least_confidence(asked: Asked) -> np.ndarray:
+    return np.array([1 - p[0] for p in _best(asked, 1)])
 
 
-def _n_best_entropy(model: StructuredGPClassifier, X: list[Any]) -> np.ndarray:
+def _margin(asked: Asked) -> np.ndarray:
+    return np.array([1 - (p[0] - p[1]) for p in ([*found, 0.0] for found in _best(asked, 2))])
+
+
+def _n_best_entropy(asked: Asked) -> np.ndarray:
     scores = []
-    for found in model.predict_n_best(X, N_BEST):
-        p = np.array([y.probability for y in found])
-        p = p / p.sum()
+    for found in _best(asked, N_BEST):
+        p = np.array(found) / sum(found)
         scores.append(-sum(q * math.log(q) for q in p if q > 0))
     return np.array(scores)
 
 
-def _token_entropy(model: StructuredGPClassifier, X: list[Any]) -> np.ndarray:
-    return np.array([float(total.sum()) for total in model.predict_doubt(X).total])
+def _token_entropy(asked: Asked) -> np.ndarray:
+    return np.array([float(parts[:, 0].sum()) for parts in asked.token_uncertainty()])
 
 
-def _bald(model: StructuredGPClassifier, X: list[Any]) -> np.ndarray:
-    return np.array([float(part.sum()) for part in model.predict_doubt(X).model])
+def _bald(asked: Asked) -> np.ndarray:
+    return np.array([float((p[:, 0] - p[:, 1]).sum()) for p in asked.token_uncertainty()])
 
 
 STRATEGIES: dict[str, Scores] = {
@@ -111,13 +114,12 @@ STRATEGIES: dict[str, Scores] = {
 }
 
 
-def _batch(model: StructuredGPClassifier, X: list[Any], n: int, price: np.ndarray) -> list[int]:
-    alone = _bald(model, X) / np.maximum(price, 1)
-    there = [i for i, x in enumerate(X) if length(x, f"pool[{i}]")]
+def _batch(asked: Asked, n: int, price: np.ndarray) -> list[int]:
+    alone = _bald(asked) / np.maximum(price, 1)
+    there = [i for i, rows in enumerate(asked.rows) if len(rows)]
     likely = sorted(there, key=lambda i: -alone[i])[: max(CANDIDATES * n, FEWEST_CANDIDATES)]
-    draws = model._ready().draw_marginals([X[i] for i in likely], model.average)
     questions = torch.empty(0)
-    for i, p in draws:
+    for i, p in replace(asked, rows=[asked.rows[i] for i in likely]).draw_marginals():
         question = _question(p)
         if not len(questions):
             questions = question.new_empty((len(likely), len(question)))
@@ -127,7 +129,7 @@ def _batch(model: StructuredGPClassifier, X: list[Any], n: int, price: np.ndarra
 
 
 def _question(p: Tensor) -> Tensor:
-    """(S S,) G of one sequence, of length 1, from its probabilities (S, T, V)."""
+    """(S S,) G of one sequence, scaled to length 1, from its probabilities (S, T, V)."""
     mean = p.mean(0)
     phi = ((p - mean) / mean.clamp(min=1e-12).sqrt()).flatten(1).float()
     whole = (phi @ phi.T).flatten()
@@ -135,8 +137,8 @@ def _question(p: Tensor) -> Tensor:
 
 
 def _greedy(gain: Tensor, questions: Tensor, n: int) -> list[int]:
-    """n of C sequences, by gain (C,) times how little their questions (C, Q) are like those before. What
-    two sequences of the pool have in common on average counts as nothing. Cost O(C Q (n + C))."""
+    """n of C sequences, by gain (C,) times how little their questions (C, Q) are like those before. The
+    median likeness of two sequences of the pool counts as none. Cost O(C Q (n + C))."""
     usual = float((questions @ questions.T).median()) if len(questions) > 1 else 0.0
     alike = torch.zeros_like(gain)
     chosen: list[int] = []

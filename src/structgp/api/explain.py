@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structgp.answers.ask import Asked
 from structgp.answers.model import Model
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.api.questions import as_list
 from structgp.data.labels import check_labels
 from structgp.errors import InputError
-from structgp.gp.kernels import active_features, covariance
+from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.template import MISSING
 
@@ -118,17 +119,17 @@ def explain(
     With training data, ``n`` of its tokens that speak for the label and against it; without, inducing
     inputs where the model has them.
     """
-    fitted = model._ready()
-    fitted._require("has_walk", "neighbours")
-    rows = fitted.encoder.transform([x])
+    asked = model.ask([x])
+    asked.require("has_walk", "neighbours")
+    fitted, rows = asked.model, asked.rows
     if not len(rows[0]):
         raise InputError("x", "no tokens in it", "pass a sequence with at least one")
-    ((_, at),) = fitted._one_by_one(rows, None, "mean")
+    ((_, at),) = asked.one_by_one(n_draws=0)
     T, classes = at.f.shape[2], fitted.labels.classes
     if not -T <= token < T:
         raise InputError("token", f"no token {token} of {T}", "count from 0")
     t = token % T
-    p = fitted.marginals([x], model.average)[0][t]
+    p = asked.marginals()[0][t]
     a, b = _two(classes, p, label, other)
     node, step = (found[0, 0] for found in at.structure.walk(at.f, at.g, at.mask))
     odds = float((node[t, a] / node[t, b]).log())
@@ -136,10 +137,11 @@ def explain(
     left = _from_left(at.f[0, 0], at.g[0], t, a, b)
     before = after = None
     if t > 0:
-        before = _transition(fitted, (node[t - 1, :, None] * step[t - 1]).T, a, b, after=False)
+        beside = (node[t - 1, :, None] * step[t - 1]).T
+        before = _transition(fitted, rows[0][t], beside, a, b, after=False)
     if t + 1 < T:
-        after = _transition(fitted, step[t], a, b, after=True)
-    row = torch.from_numpy(rows[0][t : t + 1])
+        after = _transition(fitted, rows[0][t + 1], step[t], a, b, after=True)
+    row = fitted.split.node.select(torch.from_numpy(rows[0][t : t + 1]))
     return Explanation(
         classes[a],
         classes[b],
@@ -148,7 +150,7 @@ def explain(
         unary,
         left,
         odds - unary - left,
-        _features(fitted, row, a, b)[: max(n, 1)],
+        _features(asked, row, a, b)[: max(n, 1)],
         before,
         after,
         _witnesses(model, fitted, row, a, b, X_train, y_train, n),
@@ -160,7 +162,7 @@ def _two(
 ) -> tuple[int, int]:
     for name, given in (("label", label), ("other", other)):
         if given is not None and given not in classes:
-            raise InputError(name, f"{given!r} is no label", f"use one of {', '.join(classes)}")
+            raise InputError(name, f"{given!r} is not a label", f"use one of {', '.join(classes)}")
     order = [int(v) for v in np.argsort(-p)]
     a = order[0] if label is None else classes.index(label)
     b = next(v for v in order if v != a) if other is None else classes.index(other)
@@ -170,64 +172,60 @@ def _two(
 
 
 def _from_left(f: Tensor, g: Tensor, t: int, a: int, b: int) -> float:
-    """The log-ratio of what the positions before t give to each of the labels; f (T, V), g (V, V)."""
+    """The log-ratio of what the positions before t give to each of the labels; f (T, V), g (V, V) or
+    (T - 1, V, V)."""
     if t == 0:
         return 0.0
+    g = g.expand(len(f) - 1, *g.shape[-2:])
     alpha = f[0]
     for s in range(1, t):
-        alpha = torch.logsumexp(alpha[:, None] + g, 0) + f[s]
-    into = torch.logsumexp(alpha[:, None] + g, 0)
+        alpha = torch.logsumexp(alpha[:, None] + g[s - 1], 0) + f[s]
+    into = torch.logsumexp(alpha[:, None] + g[t - 1], 0)
     return float(into[a] - into[b])
 
 
-def _transition(fitted: Model, beside: Tensor, a: int, b: int, *, after: bool) -> Transition:
-    """From how probable each label (column) is beside the token, for each label of the token (row)."""
+def _transition(
+    fitted: Model, row: np.ndarray, beside: Tensor, a: int, b: int, *, after: bool
+) -> Transition:
+    """From how probable each label (column) is beside the token, for each label of the token (row). row :
+    (W,) features of the transition's second token."""
     i, j = int(beside[a].argmax()), int(beside[b].argmax())
-    table = fitted.posterior["next"]
-    mean, variance = table.mean_scores, table.score_sds.square()
-    if not after:
-        mean, variance = mean.T, variance.T
+    edge = fitted.split.next
+    rows = None if edge is None else edge.select(torch.from_numpy(row)[None])
+    mean, sd = (
+        found[0] if after else found[0].T for found in fitted.posterior["next"].scores_at(rows)
+    )
     names = fitted.labels.classes
-    score, sd = mean[a, i] - mean[b, j], (variance[a, i] + variance[b, j]).sqrt()
-    return Transition(names[i], names[j], float(score), float(sd))
+    score, spread = mean[a, i] - mean[b, j], (sd[a, i].square() + sd[b, j].square()).sqrt()
+    return Transition(names[i], names[j], float(score), float(spread))
 
 
 # -- features --------------------------------------------------------------------------------------
 
 
-def _features(fitted: Model, row: Tensor, a: int, b: int) -> list[Part]:
+def _features(asked: Asked, row: Tensor, a: int, b: int) -> list[Part]:
+    fitted, shift = asked.model, asked.question.shift
     q = fitted.posterior.node
     direction = q.basis[a] - q.basis[b]  # (R,)
-    found = (
-        _weights(fitted, row, direction)
-        if q.name == "weights"
-        else _without(fitted, row, direction)
-    )
+    dual = q.dual()
+    if dual is None:
+        scores = q.feature_scores(row, direction).tolist()
+        names = _slot_names(fitted, row)
+        found = [(*name, score) for name, score in zip(names, scores, strict=True)]
+    else:
+        found = _without(fitted, row, dual @ direction)
     parts: dict[tuple[str, str], float] = {}
-    if fitted.shift is not None:
-        found = [*found, ("class weight", "", float(fitted.shift[a] - fitted.shift[b]))]
+    if shift is not None:
+        found = [*found, ("class weight", "", float(shift[a] - shift[b]))]
     for name, value, score in found:
         parts[name, value] = parts.get((name, value), 0.0) + score
     listed = [Part(name, value, score) for (name, value), score in parts.items() if score]
     return sorted(listed, key=lambda part: -abs(part.score))
 
 
-def _weights(fitted: Model, row: Tensor, direction: Tensor) -> list[tuple[str, str, float]]:
-    """Feature by feature: its weight times its value."""
-    q = fitted.posterior.node
-    with torch.no_grad():
-        here = active_features(q.kernel, row[None])
-        place, value = here.place[0, 0], here.value[0, 0]
-        scale = (0.5 * q.log_amplitude).exp() * q.prior_factor()
-        weight = (q.m * scale).T @ direction  # (M,)
-        scores = torch.where(place >= 0, weight[place.clamp(min=0)] * value, 0).tolist()
-    names = _slot_names(fitted, row)
-    return [(*name, score) for name, score in zip(names, scores, strict=True)]
-
-
 def _slot_names(fitted: Model, row: Tensor) -> list[tuple[str, str]]:
     """Template and value of what stands in each place of ``active_features``."""
-    encoder, names = fitted.encoder, []
+    encoder, names = fitted.split.node, []
     for block in encoder.blocks:
         cells = row[0, block.start : block.stop].tolist()
         if block.kind == "categorical":
@@ -249,13 +247,12 @@ def _name(known: Sequence[str], cell: float) -> str:
     return "" if cell < 0 else known[int(cell)] if cell < len(known) else "(new)"
 
 
-def _without(fitted: Model, row: Tensor, direction: Tensor) -> list[tuple[str, str, float]]:
+def _without(fitted: Model, row: Tensor, dual: Tensor) -> list[tuple[str, str, float]]:
     """Template by template, block by block: what the score loses without it; and what none of them alone
-    accounts for: label frequencies, and what templates say together."""
-    q, encoder = fitted.posterior.node, fitted.encoder
+    accounts for: label frequencies, and what templates say together. dual : (M,)."""
+    q, encoder = fitted.posterior.node, fitted.split.node
     found = []
     with torch.no_grad():
-        dual = _dual(q) @ direction  # (M,)
         whole = float(covariance(q.kernel, row, q.inducing)[0] @ dual)
         for block in encoder.blocks:
             if block.kind == "categorical":
@@ -280,13 +277,6 @@ def _without(fitted: Model, row: Tensor, direction: Tensor) -> list[tuple[str, s
     return [*found, ("the rest", "", rest)] if abs(rest) > 1e-9 else found
 
 
-def _dual(q: Any) -> Tensor:
-    """(M, R), of which the mean functions are k(., Z) dual."""
-    m = torch.einsum("k,krm->rm", q.mixing, q.m.reshape(-1, *q.m.shape[-2:]))
-    amplitude = q.log_amplitude.exp().sqrt()
-    return amplitude * torch.linalg.solve_triangular(q.prior_factor().T, m.T, upper=True)
-
-
 # -- tokens ----------------------------------------------------------------------------------------
 
 
@@ -304,26 +294,19 @@ def _witnesses(
     if (X is None) != (y is None):
         raise InputError("X_train", "one of X_train and y_train is missing", "pass both or neither")
     if X is None or y is None:
-        if q.name == "weights":
-            return []
         return _inducing(fitted, row, a, b, n)
     X = as_list(X)
-    labels = check_labels(X, list(y))
+    labels, asked = check_labels(X, list(y)), model.ask(X)
     surprise = [
-        known - p
-        for known, p in zip(
-            fitted.marginals(X, model.average, labels),
-            fitted.marginals(X, model.average),
-            strict=True,
-        )
-    ]  # (T, V) a sequence: 1[y] - p, where y is known
+        known - p for known, p in zip(asked.marginals(labels), asked.marginals(), strict=True)
+    ]  # (T, V) per sequence: 1[y] - p, where y is known
     direction = (q.basis[a] - q.basis[b]) @ q.basis.T  # (V,)
     scores, places = [], []
     amplitude = float(q.log_amplitude.exp())
-    for i, rows in enumerate(fitted.encoder.transform(X)):
+    for i, rows in enumerate(asked.rows):
         if len(rows):
             with torch.no_grad():
-                k = covariance(q.kernel, row, torch.from_numpy(rows))[0]
+                k = covariance(q.kernel, row, fitted.split.node.select(torch.from_numpy(rows)))[0]
             scores.append((amplitude * k * (torch.from_numpy(surprise[i]) @ direction)).numpy())
             places += [(i, t) for t in range(len(rows))]
     flat = np.concatenate(scores) if scores else np.empty(0)
@@ -336,8 +319,11 @@ def _witnesses(
 
 def _inducing(fitted: Model, row: Tensor, a: int, b: int, n: int) -> list[Witness]:
     q = fitted.posterior.node
+    dual = q.dual()
+    if dual is None:
+        return []
     with torch.no_grad():
-        scores = covariance(q.kernel, row, q.inducing)[0] * (_dual(q) @ (q.basis[a] - q.basis[b]))
+        scores = covariance(q.kernel, row, q.inducing)[0] * (dual @ (q.basis[a] - q.basis[b]))
     flat = scores.numpy()
     return [
         Witness(None, None, None, float(flat[k]), _values(fitted, q.inducing[k : k + 1]))
@@ -347,7 +333,7 @@ def _inducing(fitted: Model, row: Tensor, a: int, b: int, n: int) -> list[Witnes
 
 def _values(fitted: Model, row: Tensor) -> tuple[str, ...]:
     """What is known of a token from its row: values of templates, names of sparse features."""
-    encoder, found = fitted.encoder, []
+    encoder, found = fitted.split.node, []
     for block in encoder.blocks:
         cells = row[0, block.start : block.stop].tolist()
         if block.kind == "categorical":

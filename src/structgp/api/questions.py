@@ -1,4 +1,4 @@
-"""What a fitted estimator can be asked. Labels by name, one entry a sequence."""
+"""What a fitted estimator can be asked. Labels by name, one entry per sequence."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from structgp.answers import SENSES
-from structgp.answers.model import Known, Model
+from structgp.answers import SENSES, Parts
+from structgp.answers.ask import Asked, Known
+from structgp.answers.model import Model
 from structgp.data.labels import check_all_labelled, check_labels
 from structgp.errors import InputError
 from structgp.evaluation import metrics
 
 
 class Span(NamedTuple):
-    """Tokens ``start`` to before ``stop`` as one span with this label."""
+    """Tokens from ``start`` to before ``stop`` as one span with this label."""
 
     start: int
     stop: int
@@ -26,16 +28,19 @@ class Span(NamedTuple):
 
 
 class Labelling(NamedTuple):
+    """Labels of a whole sequence, with their joint probability."""
+
     labels: list[str]
     probability: float
 
 
 @dataclass(frozen=True)
-class Doubts:
-    """Entropy in nats, of every token (arrays (T,), one a sequence), of each sequence (N,), or of one span.
+class Uncertainty:
+    """Entropy in nats: arrays (T,), one per sequence, for tokens; (N,) for sequences; a number for one
+    span.
 
-    total : of the prediction. data : what would remain if the functions were known. model : what more
-    labels would take away; total = data + model."""
+    total : entropy of the prediction. data : what would remain if the functions were known (aleatoric).
+    model : what more labels would take away (epistemic); total = data + model."""
 
     total: Any
     data: Any
@@ -43,13 +48,26 @@ class Doubts:
 
 
 def as_list(X: Iterable[Any]) -> list[Any]:
-    """X with generators read out; what is no sequence at all stays for the encoder to name."""
+    """X with generators read out; what is not a sequence is left for the encoder to name."""
     return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
+
+
+def class_shift(class_weight: str | dict[str, float] | None, model: Model) -> torch.Tensor | None:
+    """(V,) log of the class weights."""
+    if class_weight is None:
+        return None
+    classes = model.labels.classes
+    if isinstance(class_weight, str):
+        counts = np.array([model.info["label_counts"].get(c, 0) for c in classes])
+        weights = counts.sum() / (len(classes) * np.where(counts > 0, counts, 1))
+    else:
+        weights = np.array([float(class_weight.get(c, 1.0)) for c in classes])
+    return torch.from_numpy(np.log(weights))
 
 
 def _check_number(n: Any) -> None:
     if not isinstance(n, int | np.integer) or n < 1:
-        raise InputError("n", f"{n!r} is no number of labellings", "use 1 or more")
+        raise InputError("n", f"must be a number of labellings, got {n!r}", "use 1 or more")
 
 
 class Answers:
@@ -59,23 +77,17 @@ class Answers:
     answer is then given those.
     """
 
-    average: str
     decode: str
 
-    def _ready(self) -> Model:
-        """The fitted model, under the parameters as they are now."""
+    def ask(self, X: Iterable[Any]) -> Asked:
+        """X, encoded once, to be asked several questions under the parameters as they are now."""
         raise NotImplementedError
 
     # -- labels ----------------------------------------------------------------------------------
 
     def predict(self, X: Iterable[Any], known: Known | None = None) -> list[list[str]]:
         """Labels of every token of every sequence."""
-        model, X = self._ready(), as_list(X)
-        if self.decode == "viterbi":
-            best = model.viterbi(X, known)
-        else:
-            best = model.best_tokens(X, self.average, known)
-        return [model.labels.names(indices) for indices in best]
+        return self.labels_of(self.ask(X), known)
 
     def predict_single(self, x: Any) -> list[str]:
         """Labels of one sequence."""
@@ -85,13 +97,14 @@ class Answers:
         self, X: Iterable[Any], n: int, known: Known | None = None
     ) -> list[list[Labelling]]:
         """The n most probable whole labellings of each sequence, best first; fewer where there are not so
-        many. Their probabilities are averaged exactly; which ones they are is searched for among the best
-        of the posterior mean and of each draw."""
+        many. Their probabilities are averaged exactly; candidates are the best labellings of the
+        posterior mean and of each draw."""
         _check_number(n)
-        model = self._ready()
+        asked = self.ask(X)
+        names = asked.model.labels.names
         return [
-            [Labelling(model.labels.names(y), math.exp(value)) for y, value in found]
-            for found in model.n_best(as_list(X), int(n), self.average, known)
+            [Labelling(names(y), math.exp(value)) for y, value in found]
+            for found in asked.n_best(int(n), known)
         ]
 
     def sample_labellings(
@@ -99,11 +112,14 @@ class Answers:
     ) -> list[list[list[str]]]:
         """n labellings of each sequence, drawn from the posterior: functions first, labels given them."""
         _check_number(n)
-        model = self._ready()
-        return [
-            [model.labels.names(y) for y in drawn]
-            for drawn in model.samples(as_list(X), int(n), self.average, known)
-        ]
+        asked = self.ask(X)
+        names = asked.model.labels.names
+        return [[names(y) for y in drawn] for drawn in asked.samples(int(n), known)]
+
+    def labels_of(self, asked: Asked, known: Known | None = None) -> list[list[str]]:
+        """``predict`` for sequences that are encoded already."""
+        best = asked.viterbi(known) if self.decode == "viterbi" else asked.best_tokens(known)
+        return [asked.model.labels.names(indices) for indices in best]
 
     # -- probabilities ---------------------------------------------------------------------------
 
@@ -111,31 +127,35 @@ class Answers:
         self, X: Iterable[Any], known: Known | None = None
     ) -> list[list[dict[str, float]]]:
         """For every token a dict from label to its probability."""
-        model = self._ready()
-        classes = model.labels.classes
+        return self.marginals_of(self.ask(X), known)
+
+    @staticmethod
+    def marginals_of(asked: Asked, known: Known | None = None) -> list[list[dict[str, float]]]:
+        """``predict_marginals`` for sequences that are encoded already."""
+        classes = asked.model.labels.classes
         return [
             [dict(zip(classes, map(float, p), strict=True)) for p in sequence]
-            for sequence in model.marginals(as_list(X), self.average, known)
+            for sequence in asked.marginals(known)
         ]
 
     def predict_marginals_single(self, x: Any) -> list[dict[str, float]]:
         """For every token of one sequence a dict from label to its probability."""
         return self.predict_marginals([x])[0]
 
-    def predict_pair_marginals(
+    def predict_transition_marginals(
         self, X: Iterable[Any], known: Known | None = None
     ) -> list[np.ndarray]:
         """(T - 1, V, V) probabilities of the labels of each two neighbouring tokens, in the order of
         ``classes_``."""
-        return self._ready().pair_marginals(as_list(X), self.average, known)
+        return self.ask(X).transition_marginals(known)
 
     def sequence_log_probs(
         self, X: Iterable[Any], y: Iterable[Sequence[str | None]]
     ) -> list[float | None]:
-        """log p(y | x) of each whole labelling, averaged over the posterior; of its known part where it has
-        None in it. None where a label was never seen in training."""
-        model, X, y = self._ready(), as_list(X), list(y)
-        return model.log_probs(X, check_labels(X, y), self.average)
+        """log p(y | x) of each whole labelling, averaged over the posterior; of its known part where it
+        has None in it. None where a label was never seen in training."""
+        X, y = as_list(X), list(y)
+        return self.ask(X).log_probs(check_labels(X, y))
 
     def span_probability(
         self,
@@ -146,43 +166,39 @@ class Answers:
         sense: str = "exact",
         known: Sequence[str | None] | None = None,
     ) -> float:
-        """Probability that the sequence x has a span over the tokens ``start`` to before ``stop``.
+        """Probability that the sequence x has a span over the tokens from ``start`` to before ``stop``.
 
-        sense : 'covers', one span holds all of those tokens, and may be longer; 'bounds', a span begins at
-        start and ends before stop, whatever its label; 'exact', the same with this label. For 'covers' a
-        label may be given. What is a span is read off the labels as conlleval does.
-        """
-        self._check_sense(sense, label)
-        return self._ready().span(x, start, stop, label, sense, self.average, known)[0]
+        sense : 'covers', one span holds all of those tokens, and may be longer; 'bounds', a span begins
+        at start and ends before stop, whatever its label; 'exact', the same with this label. For 'covers'
+        a label may be given. What counts as a span is read off the labels as conlleval does."""
+        return self._span(x, start, stop, label, sense, known)[0]
 
     def predict_spans(
         self, X: Iterable[Any], threshold: float = 0.1, known: Known | None = None
     ) -> list[list[Span]]:
-        """Spans of every sequence that are at least so probable, with exactly these bounds and label, most
-        probable first. They may overlap: they are alternatives."""
+        """Spans of every sequence with at least this probability, with exactly these bounds and label,
+        most probable first. They may overlap: they are alternatives."""
         if not 0 < threshold <= 1:
-            raise InputError("threshold", f"{threshold!r} is no probability", "use one above 0")
-        found = self._ready().spans(as_list(X), threshold, self.average, known)
-        return [[Span(*span) for span in spans] for spans in found]
+            problem = f"must be above 0 and at most 1, got {threshold!r}"
+            raise InputError("threshold", problem, "use a probability")
+        return [[Span(*span) for span in spans] for spans in self.ask(X).spans(threshold, known)]
 
-    # -- doubt -----------------------------------------------------------------------------------
+    # -- uncertainty -----------------------------------------------------------------------------
 
-    def predict_doubt(
+    def predict_uncertainty(
         self, X: Iterable[Any], of: str = "tokens", known: Known | None = None
-    ) -> Doubts:
-        """Where doubt comes from, of 'tokens' or of 'sequences' (whole labellings)."""
-        model, X = self._ready(), as_list(X)
+    ) -> Uncertainty:
+        """Uncertainty of 'tokens' or of 'sequences' (whole labellings), and where it comes from."""
         if of == "tokens":
-            both = model.token_doubt(X, self.average, known)
-            return Doubts(
-                [d[:, 0] for d in both], [d[:, 1] for d in both], [d[:, 0] - d[:, 1] for d in both]
-            )
+            both = self.ask(X).token_uncertainty(known)
+            total, data = [u[:, 0] for u in both], [u[:, 1] for u in both]
+            return Uncertainty(total, data, [u[:, 0] - u[:, 1] for u in both])
         if of == "sequences":
-            total, data = model.sequence_doubt(X, self.average, known).T
-            return Doubts(total, data, total - data)
+            whole, part = self.ask(X).sequence_uncertainty(known).T
+            return Uncertainty(whole, part, whole - part)
         raise InputError("of", f"{of!r} is not known", "use 'tokens' or 'sequences'")
 
-    def span_doubt(
+    def span_uncertainty(
         self,
         x: Any,
         start: int,
@@ -190,23 +206,31 @@ class Answers:
         label: str | None = None,
         sense: str = "exact",
         known: Sequence[str | None] | None = None,
-    ) -> Doubts:
-        """Doubt whether the span is there, see ``span_probability``."""
-        self._check_sense(sense, label)
-        doubt = self._ready().span(x, start, stop, label, sense, self.average, known)[1]
-        return Doubts(*map(float, (doubt.total, doubt.data, doubt.model)))
+    ) -> Uncertainty:
+        """Uncertainty whether the span is there, see ``span_probability``."""
+        parts = self._span(x, start, stop, label, sense, known)[1]
+        return Uncertainty(*map(float, (parts.total, parts.data, parts.model)))
 
-    @staticmethod
-    def _check_sense(sense: str, label: str | None) -> None:
+    def _span(
+        self,
+        x: Any,
+        start: int,
+        stop: int,
+        label: str | None,
+        sense: str,
+        known: Sequence[str | None] | None,
+    ) -> tuple[float, Parts]:
         if sense not in SENSES:
             raise InputError(
                 "sense", f"{sense!r} is not known", f"use one of {', '.join(map(repr, SENSES))}"
             )
         if (sense == "exact" and label is None) or (sense == "bounds" and label is not None):
-            problem = "'exact' asks for a label" if label is None else "'bounds' is of any label"
+            problem = "'exact' needs a label" if label is None else "'bounds' is for any label"
             raise InputError(
                 "label", problem, "use sense='bounds' without a label, 'exact' with one"
             )
+        given = None if known is None else [known]
+        return self.ask([x]).span(start, stop, label, sense, given)
 
     # -- scores ----------------------------------------------------------------------------------
 
@@ -216,9 +240,9 @@ class Answers:
         return 1.0 - metrics.token_error(check_all_labelled(X, y), self.predict(X))
 
     def evaluate(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> metrics.Report:
-        """Token error, span scores, NLL and calibration on labelled data."""
+        """Token error, span scores, NLL and calibration on labelled data. X is encoded once."""
         X, y = as_list(X), list(y)
         truth = check_all_labelled(X, y)
-        return metrics.evaluate(
-            truth, self.predict(X), self.predict_marginals(X), self.sequence_log_probs(X, y)
-        )
+        asked = self.ask(X)
+        log_probs = asked.log_probs(check_labels(X, y))
+        return metrics.evaluate(truth, self.labels_of(asked), self.marginals_of(asked), log_probs)

@@ -1,4 +1,4 @@
-"""The commands: evaluate, demo, report."""
+"""The commands: evaluate, describe, demo, report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from structgp import __version__
-from structgp.api.estimator import StructuredGPClassifier
+from structgp.api.describe import describe
+from structgp.api.estimator import StructuredGPClassifier, load
 from structgp.cli.inputs import load_with_reader
 from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import (
@@ -42,9 +43,8 @@ def main() -> None:
     """Label sequences, and know how sure the labels are.
 
     Files have one token per line, columns separated by spaces or tabs, a blank line between sequences,
-    and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's files, with a label and
-    attributes on each line, need no template.
-    """
+    and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's files, with a label
+    and attributes on each line, need no template."""
 
 
 # -- evaluate ----------------------------------------------------------------------------------
@@ -88,6 +88,17 @@ def evaluate_command(
         click.echo(json.dumps({name: r.as_dict() for name, r in reports.items()}, indent=2))
     else:
         print_reports(reports)
+
+
+# -- describe ----------------------------------------------------------------------------------
+
+
+@main.command("describe")
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+def describe_command(model_path: str) -> None:
+    """Show how MODEL was fitted and what it has learned: every choice of the fit with its reason, the
+    prior scales of its templates, and its transitions."""
+    click.echo(str(describe(load(model_path))))
 
 
 # -- demo --------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import click
 
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.api.parameters import device_of
 from structgp.cli.inputs import shards_of, training_reader
 from structgp.cli.options import combined, device_option, encoding_option, feature_options
 from structgp.cli.shared import (
@@ -24,7 +23,12 @@ from structgp.cli.shared import (
 from structgp.data.sources import Reader
 from structgp.errors import InputError
 from structgp.inference.distributed import Together, joined, n_started
-from structgp.plan.choose_optimizer import INFERENCE, check_alone
+from structgp.plan.optimizers import INFERENCE
+from structgp.plan.options import Inducing, Prior, device_of
+from structgp.plan.resolve import check_alone
+from structgp.structures import chain, piecewise
+
+STRUCTURES = {"chain": chain, "piecewise": piecewise}
 
 _label_options = combined(
     click.option(
@@ -83,8 +87,8 @@ _label_options = combined(
     help="Optimiser of the evidence bound.",
 )
 @click.option(
-    "--likelihood",
-    type=click.Choice(["chain", "piecewise"]),
+    "--structure",
+    type=click.Choice(list(STRUCTURES)),
     default="chain",
     show_default=True,
     help="Structured softmax, or its piecewise pseudo-likelihood.",
@@ -109,7 +113,7 @@ def train(
     inducing: int | None,
     kernel: str,
     inference: str,
-    likelihood: str,
+    structure: str,
     device: str,
     seed: int,
     shards_folder: str | None,
@@ -123,8 +127,8 @@ def train(
 ) -> None:
     """Fit a model to the labelled file TRAIN, with features from TEMPLATE.
 
-    Ctrl-C stops early and keeps the model so far. After a crash, the same command continues the fit: until
-    it is finished, its state is in the file MODEL.checkpoint.
+    Ctrl-C stops early and keeps the model so far. After a crash, the same command continues the fit:
+    until it is finished, its state is in the file MODEL.checkpoint.
 
     Under torchrun, the processes share the sequences, and the first one writes.
     """
@@ -139,22 +143,23 @@ def train(
     estimator = StructuredGPClassifier(
         # With dense features beside them, the kernel named is that of the templates.
         kernel={"categorical": kernel} if reader.has_dense and kernel != "auto" else kernel,
-        n_inducing=inducing,
+        posterior="auto" if inducing is None else Inducing(n_inducing=inducing),
+        # Without a B line there are no transition scores.
+        prior=Prior() if reader.has_transitions else Prior(transition_sd=0.0),
         inference=inference,
-        likelihood=likelihood,
+        structure=STRUCTURES[structure](reader.transition_columns, shared=False),
         features="columns",
         random_state=seed,
         constraints=_constraints(scheme, forbid),
         class_weight=_class_weight(class_weight),
-        early_stopping=early_stopping,
         device=device,
     )
-    if not reader.has_transitions:
-        estimator.set_params(pairwise_sd=0.0)
     checkpoint = Path(f"{output}.checkpoint")
     if restart:
         checkpoint.unlink(missing_ok=True)
-    watched = {"X_dev": dev.X, "y_dev": y_dev} if dev is not None and early_stopping else {}
+    watched: dict[str, Any] = {}
+    if dev is not None and early_stopping:
+        watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True}
     try:
         with joined(device_of(device)) as together:
             fit_with_progress(
@@ -166,8 +171,7 @@ def train(
         raise
     if not together.is_first:
         return
-    estimator.model_.extra |= reader.to_json()
-    estimator.save(output)
+    estimator.save(output, reader.to_json())
     checkpoint.unlink(missing_ok=True)
     say_fit(estimator, data.n_sequences, data.n_tokens)
     click.echo(f"wrote {output}", err=True)

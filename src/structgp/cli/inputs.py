@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,14 @@ import click
 
 from structgp.api.estimator import StructuredGPClassifier, load
 from structgp.data import shards, sources
-from structgp.errors import InputError, StructgpWarning
+from structgp.errors import InputError
 
 
 def load_with_reader(
     path: str, vectors_path: str | None = None, device: str = "cpu"
 ) -> tuple[StructuredGPClassifier, sources.Reader]:
-    """A model and the reader of its files. vectors_path : where its word vectors are now; device : where it
-    computes."""
+    """A model and the reader of its files. vectors_path : where its word vectors are now; device : where
+    it computes."""
     estimator = load(path)
     estimator.device = device
     return estimator, sources.from_json(estimator.model_.extra, path, vectors_path)
@@ -27,8 +26,8 @@ def load_with_reader(
 def training_reader(
     paths: Sequence[str], encoding: str, missing: str | None, hold: bool, features: dict[str, Any]
 ) -> tuple[sources.Reader, Any]:
-    """The reader that the arguments and ``feature_options`` of ``train`` ask for, and its training file: a
-    path or, with ``hold``, a column file that has been read, so that a pipe is read only once."""
+    """The reader that the arguments and ``feature_options`` of ``train`` ask for, and its training file:
+    a path or, with ``hold``, a column file that has been read, so that a pipe is read only once."""
     _check_number(paths, features["format"])
     for option in ("numeric", "vectors"):
         if features[option] and not hold:
@@ -41,34 +40,14 @@ def training_reader(
         dialect = features["dialect"] or "crf++"
         template = sources.Template.read(paths[0], encoding=encoding, dialect=dialect)
         train = sources.read_columns(train, encoding=encoding) if hold else train
-    reader = sources.learn(
-        train,
-        template=template,
-        missing=missing,
-        transitions=_with_transitions(template),
-        encoding=encoding,
-        **features,
-    )
+        if template.bigrams and not hold:
+            raise InputError(
+                f"{template.name}:{template.bigrams[0].line}",
+                "shards cannot hold features of transitions",
+                "leave out --shards, or write a plain B line",
+            )
+    reader = sources.learn(train, template=template, missing=missing, encoding=encoding, **features)
     return reader, train
-
-
-def _with_transitions(template: sources.Template | None) -> bool:
-    """Whether tokens hold the features of transitions.
-
-    This is the one place that drops them. To use them, return True here, and in ``train`` give the
-    model's chain the features ``reader.transition_columns``, which nodes do not use, and a table of its
-    own if ``reader.has_bigram``.
-    """
-    if template is not None and template.bigrams:
-        numbers = [str(line.line) for line in template.bigrams]
-        where = ", ".join(numbers[:3]) + (", ..." if len(numbers) > 3 else "")
-        warnings.warn(
-            f"{template.name}: transitions do not depend on the input here (line{'s' * (len(numbers) > 1)} "
-            f"{where}): plain transitions are used instead",
-            StructgpWarning,
-            stacklevel=2,
-        )
-    return False
 
 
 def _check_number(paths: Sequence[str], format_name: str) -> None:

@@ -145,7 +145,7 @@ def fit_with_progress(
 def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) -> None:
     log = estimator.training_log_
     of = f"{log['n_inducing']} inducing inputs leave {log['inducing_residual']:.1%} of the variance"
-    if log["space"] == "weights":
+    if log["posterior"] == "weights":
         of = f"{log['n_inducing']} weights"
     click.echo(
         f"{n_sequences} sequences, {n_tokens} tokens, {len(estimator.classes_)} labels; {of}; "

@@ -12,7 +12,6 @@ import click
 
 from structgp.api.active import STRATEGIES, select
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.api.parameters import device_of
 from structgp.cli.inputs import load_with_reader
 from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import chunks, output_stream
@@ -20,6 +19,7 @@ from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.columns import format_sequence
 from structgp.errors import InputError
 from structgp.inference.distributed import joined, local_device
+from structgp.plan.options import device_of
 
 _CHUNK = 200
 # How probabilities are written: before that of a labelling, and before that of a label.
@@ -168,26 +168,21 @@ def _tagged(
     known: Known | None,
 ) -> Iterator[str]:
     """One block of lines per sequence, without the blank line after it."""
-    X = [sequence.tokens for sequence in chunk]
-    labels = estimator.predict(X, known)
+    asked = estimator.ask([sequence.tokens for sequence in chunk])
+    labels = estimator.labels_of(asked, known)
     if level == 0:
         for sequence, y in zip(chunk, labels, strict=True):
             yield _block(sequence, y)
         return
     head, mark = _LAYOUTS[reader.format]
-    marginals = estimator.predict_marginals(X, known)
-    log_probs = estimator.sequence_log_probs(X, labels)
-    if known is not None:
-        whole = estimator.sequence_log_probs(X, known)
-        log_probs = [_minus(a, b) for a, b in zip(log_probs, whole, strict=True)]
-    for sequence, y, p, log_prob in zip(chunk, labels, marginals, log_probs, strict=True):
-        assert log_prob is not None, "a predicted label is a known one"
+    marginals = estimator.marginals_of(asked, known)
+    log_probs = asked.log_probs(labels)
+    given = [0.0] * len(labels) if known is None else asked.log_probs(known)
+    for sequence, y, p, joint, part in zip(chunk, labels, marginals, log_probs, given, strict=True):
+        assert joint is not None, "a predicted label is a known one"
+        assert part is not None, "so is one that is kept"
         cells = _with_probabilities(y, p, mark, level)
-        yield f"{head}{math.exp(log_prob):.6f}\n{_block(sequence, cells)}"
-
-
-def _minus(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else min(0.0, a - b)
+        yield f"{head}{math.exp(min(0.0, joint - part)):.6f}\n{_block(sequence, cells)}"
 
 
 def _ranked(
@@ -198,15 +193,15 @@ def _ranked(
     known: Known | None,
     n: int,
 ) -> Iterator[str]:
-    """One block of lines per labelling, the best first."""
-    X = [sequence.tokens for sequence in chunk]
-    _, mark = _LAYOUTS[reader.format]
-    best = estimator.predict_n_best(X, n, known)
-    marginals = estimator.predict_marginals(X, known) if level else [None] * len(X)
+    """One block per labelling, best first."""
+    asked = estimator.ask([sequence.tokens for sequence in chunk])
+    best, mark = asked.n_best(n, known), _LAYOUTS[reader.format][1]
+    marginals = estimator.marginals_of(asked, known) if level else [None] * len(chunk)
     for sequence, found, p in zip(chunk, best, marginals, strict=True):
-        for rank, (labels, probability) in enumerate(found):
+        for rank, (indices, value) in enumerate(found):
+            labels = asked.model.labels.names(indices)
             cells = labels if p is None else _with_probabilities(labels, p, mark, level)
-            yield f"# {rank} {probability:.6f}\n{_block(sequence, cells)}"
+            yield f"# {rank} {math.exp(value):.6f}\n{_block(sequence, cells)}"
 
 
 def _with_probabilities(

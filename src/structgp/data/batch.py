@@ -81,8 +81,8 @@ def pad(
 
 
 def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of non-empty sequences in batches of similar length, each of at most ``batch_tokens`` tokens
-    with padding (a longer sequence is a batch of its own). Each index comes once."""
+    """Indices of non-empty sequences in batches of similar length, each of at most ``batch_tokens``
+    tokens with padding (a longer sequence is a batch of its own). Each index comes once."""
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
     batch: list[int] = []
     for i in order:

@@ -1,8 +1,8 @@
 """Python objects -> numbers: a sequence becomes a (T, W) matrix of rows.
 
-Every row holds up to three blocks side by side, so that a kernel finds its block by position and no feature
-vocabulary is ever spread out into a dense matrix. The sparse block comes last because its width may
-differ from sequence to sequence:
+Every row holds up to three blocks side by side, so that a kernel finds its block by position and no
+feature vocabulary is ever spread out into a dense matrix. The sparse block comes last because its width
+may differ from sequence to sequence:
 
 =============  =============================================================================
 categorical    P columns, the value id of each template (missing: -1)
@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
+from structgp.data.batch import Batch
 from structgp.data.forms import (
     as_csr,
     as_dense,
@@ -230,9 +231,8 @@ class FeatureEncoder(Vocabulary):
 class EncoderView:
     """Some columns of an encoder's rows: what one template of a structure sees of a token.
 
-    kept : places of the categorical templates that stay; whole : whether dense and sparse blocks stay. The
-    other attributes are those of an encoder that has only these columns; nothing is copied.
-    """
+    kept : places of the categorical templates that stay; whole : whether dense and sparse blocks stay.
+    The other attributes are those of an encoder that has only these columns; nothing is copied."""
 
     def __init__(self, encoder: FeatureEncoder, kept: Sequence[int], *, whole: bool) -> None:
         self.encoder, self.kept, self.whole = encoder, list(kept), whole
@@ -251,12 +251,37 @@ class EncoderView:
 
     def select(self, rows: Rows) -> Rows:
         """Rows (..., W) of the encoder, an array or a tensor -> the columns (..., W') that stay."""
+        if self.whole and len(self.kept) == len(self.encoder.templates):
+            return rows
         rest = range(len(self.encoder.templates), rows.shape[-1]) if self.whole else ()
         return rows[..., [*self.kept, *rest]]
 
     def transform(self, X: Iterable[Any]) -> list[np.ndarray]:
         """One (T, W') matrix per sequence."""
         return [self.select(rows) for rows in self.encoder.transform(X)]
+
+
+@dataclass(frozen=True)
+class FeatureSplit:
+    """What each template of a structure sees of a row: nodes, and transitions into the token, None where
+    those have no features."""
+
+    node: EncoderView
+    next: EncoderView | None
+
+    @staticmethod
+    def of(
+        encoder: FeatureEncoder, dropped: Sequence[str], next_names: Sequence[str]
+    ) -> FeatureSplit:
+        """dropped : features that nodes do not see; next_names : those that transitions do."""
+        return FeatureSplit(
+            encoder.without(dropped), encoder.only(next_names) if next_names else None
+        )
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch of whole rows, with the columns of each template."""
+        edges = None if self.next is None else self.next.select(batch.x[:, 1:])
+        return replace(batch, x=self.node.select(batch.x), edges=edges)
 
 
 def _blocks(templates: Sequence[str], dense: int, has_sparse: bool) -> list[Block]:

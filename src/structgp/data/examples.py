@@ -87,10 +87,9 @@ def read_examples(
 ) -> Examples:
     """X and y as examples.
 
-    encoder : a fitted one to extend by the new features, None for a new one; classes : labels besides those
-    of y, which with an encoder come first, in their order. Sequences without any label (with a warning) and
-    those of weight 0 are replaced by empty ones.
-    """
+    encoder : a fitted one to extend by the new features, None for a new one; classes : labels besides
+    those of y, which with an encoder come first, in their order. Sequences without any label (with a
+    warning) and those of weight 0 are replaced by empty ones."""
     labels_of = check_labels(X, y)
     counts = _check_weights(weights, len(X))
     if any(labels_of) and not any(v is not None for of in labels_of for v in of):
@@ -100,7 +99,7 @@ def read_examples(
         warnings.warn(
             f"{len(X) - len(labelled)} of {len(X)} sequences have no label at all and are left out",
             StructgpWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
     used = {i for i in labelled if counts is None or counts[i] > 0}
     # Empty sequences keep the places of the others, which errors name.

@@ -70,7 +70,8 @@ def as_dense(x: Any, place: str) -> np.ndarray:
 
 
 def check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> None:
-    """InputError for a value of rows (T, D) that cannot be squared; ``name(d)`` is the name of column d."""
+    """InputError for a value of rows (T, D) that cannot be squared; ``name(d)`` is the name of column
+    d."""
     bad = ~np.isfinite(rows)
     if bad.any():
         t, d = map(int, np.argwhere(bad)[0])
@@ -143,7 +144,8 @@ def bag(token: Any, place: str) -> dict[str, float]:
 
 
 def flatten(token: Mapping[str, Any], place: str, prefix: str = "") -> dict[str, float]:
-    """Feature dict -> {name: value}, with strings, flags, lists and dicts read as python-crfsuite does."""
+    """Feature dict -> {name: value}, with strings, flags, lists and dicts read as python-crfsuite
+    does."""
     found: dict[str, float] = {}
     for key, value in token.items():
         name = f"{prefix}{key}"

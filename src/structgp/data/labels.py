@@ -39,7 +39,8 @@ class LabelEncoder:
 
 
 def check_labels(X: Sequence[Any], y: Sequence[Any], name: str = "y") -> list[list[str | None]]:
-    """y as lists of labels, None where one is missing, after checking that each fits its sequence of X."""
+    """y as lists of labels, None where one is missing, after checking that each fits its sequence of
+    X."""
     if len(X) != len(y):
         raise InputError(
             name,

@@ -27,8 +27,8 @@ Entropy: TypeAlias = Literal["bhattacharyya", "jensen"]
 
 
 class Conditional(Protocol):
-    """Function values of a batch given the whitened values v that the posterior is of: h = A v, plus what v
-    leaves open."""
+    """Function values of a batch given the whitened values v that the posterior is of: h = A v, plus what
+    v leaves open."""
 
     def times(self, values: Tensor) -> Tensor:
         """(B, T, R) A v of whitened values (R, M)."""
@@ -58,10 +58,10 @@ class CurvatureSum(Protocol):
 class Block(nn.Module):
     """What all families share.
 
-    labels : shape of a tuple's joint labels, (V,) for nodes and (V, V) for transitions. basis : (P, R), None
-    for one function per score. amplitude : factor on the prior variance of all functions; its logarithm is
-    the parameter ``log_amplitude``, -inf where the block is silent (all scores 0). ``m`` : whitened means.
-    """
+    labels : shape of a tuple's joint labels, (V,) for nodes and (V, V) for transitions. basis : (P, R),
+    None for one function per score. amplitude : factor on the prior variance of all functions; its
+    logarithm is the parameter ``log_amplitude``, -inf where the block is silent (all scores 0). ``m`` :
+    whitened means."""
 
     shared: ClassVar[bool] = False
     """Whether all tuples of all examples have the same scores."""
@@ -156,8 +156,8 @@ class Block(nn.Module):
         return None if self.has_own_functions else self.basis
 
     def drawn_functions(self, conditional: Any, noise: Any, i: int, numbers: Tensor) -> Tensor:
-        """(S, B, T, R), or (S, P) if shared, without the amplitude: functions of batch i at the draws that
-        ``fixed_noise`` stands for. numbers : (B,) that name the examples."""
+        """(S, B, T, R), or (S, P) if shared, without the amplitude: functions of batch i at the draws
+        that ``fixed_noise`` stands for. numbers : (B,) that name the examples."""
         return conditional.times(self.m) + self.offsets(conditional, noise, i, numbers)
 
     def offsets(self, conditional: Any, noise: Any, i: int, numbers: Tensor) -> Tensor:
@@ -165,14 +165,15 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def open_directions(self, batches: Sequence[tuple[Any, Tensor, Tensor]]) -> None:
-        """Where no direction of a low-rank posterior is narrowed, none has a gradient: narrows some a little, in
-        place. batches : conditional, mask (B, T) of the tuples, weight (B,) of the examples."""
+        """Where no direction of a low-rank posterior is narrowed, none has a gradient: narrows some a
+        little, in place. batches : conditional, mask (B, T) of the tuples, weight (B,) of the
+        examples."""
 
     # -- scales of the prior ----------------------------------------------------------------------------
 
     def learn_scales(self, seen: Sequence[Seen], prior_factor: Tensor) -> Tensor:
-        """One step on the bound for all scales of the prior, in closed form. Returns by how much the variance of
-        each function has grown, (R,)."""
+        """One step on the bound for all scales of the prior, in closed form. Returns by how much the
+        variance of each function has grown, (R,)."""
         raise NotImplementedError
 
     def learn_amplitude(self, seen: Sequence[Seen]) -> Tensor:
@@ -187,11 +188,24 @@ class Block(nn.Module):
         return growth.expand(self.n_functions)
 
     def effective_parameters(self) -> Tensor:
-        """() how many parameters the data determine: the sum of 1 - variance / prior variance, whitened."""
+        """() how many parameters the data determine: the sum of 1 - variance / prior variance,
+        whitened."""
         raise NotImplementedError
 
     def fit_amplitude(self) -> None:
-        """Moves the amplitude of a table towards where the bound is largest; nothing for other families."""
+        """Moves the amplitude of a table towards where the bound is largest; nothing for other
+        families."""
+
+    # -- what a person is shown --------------------------------------------------------------------
+
+    def constant_scores(self) -> tuple[Tensor, Tensor]:
+        """(*labels) posterior mean and standard deviation of the scores of a tuple without features."""
+        raise NotImplementedError
+
+    def dual(self) -> Tensor | None:
+        """(M, R), of which the mean functions are k(., Z) dual; None where there are no inducing inputs
+        Z."""
+        return None
 
     # -- parameters, for optimisers that climb along gradients ------------------------------------------
 

@@ -1,10 +1,9 @@
 """Divergences and entropies of the bound (``klun``, ``klbin``, ``eq:entropy``).
 
-Mixtures are of K components, each independent over V labels, in the whitened coordinates where the
-prior is N(0, I): log_weights (K,), mean (K, V, M), and a covariance in one of the forms of ``gp.spreads``:
-a lower triangular factor (K, V, M, M), standard deviations (K, V, M), or low-rank. The entropy of a
-mixture has no closed form; both bounds here are below it, so that a bound on the evidence stays one.
-"""
+Mixtures are of K components, each independent over V labels, in the whitened coordinates where the prior
+is N(0, I): log_weights (K,), mean (K, V, M), and a covariance in one of the forms of ``gp.spreads``: a
+lower triangular factor (K, V, M, M), standard deviations (K, V, M), or low-rank. The entropy of a mixture
+has no closed form; both bounds here are below it, so that a bound on the evidence stays one."""
 
 from __future__ import annotations
 
@@ -34,9 +33,8 @@ def kl_whitened(mean: Tensor, factor: Spread) -> Tensor:
 def divergence(log_weights: Tensor, mean: Tensor, factor: Spread, entropy: Entropy) -> Tensor:
     """KL(q || N(0, I)) of a mixture, or a bound above it: cross-entropy minus a bound below the entropy.
 
-    entropy : 'bhattacharyya', exact at K = 1, else cost O(K^2 V M^3) (low-rank: O(K^2 V M r^2)); 'jensen', the
-    paper's (``eq:entropy``), looser.
-    """
+    entropy : 'bhattacharyya', exact at K = 1, else cost O(K^2 V M^3) (low-rank: O(K^2 V M r^2));
+    'jensen', the paper's (``eq:entropy``), looser."""
     if entropy == "bhattacharyya" and len(mean) == 1:
         return kl_whitened(mean, factor)
     bound = entropy_jensen if entropy == "jensen" else entropy_bhattacharyya

@@ -6,11 +6,10 @@ S^-1 = Q = D + W W^T (``gp.lowrank``: D = s^-2, W = V / s) maximises
     -log det Q - tr P Q^-1,
 
 which is the likelihood of a factor analysis of P. At its optimum, for a given D, the columns of D^-1 W
-are the leading solutions b of P b = lambda D b, b^T D b = 1, each times sqrt(lambda - 1) (Joreskog, 1967);
-and D + diag(W W^T) = diag(P): with r = 0 the rule for diagonal covariances. Both are looked for in turn:
-directions within a subspace that each product with P turns towards the leading one, and D in between,
-where no new product is needed.
-"""
+are the leading solutions b of P b = lambda D b, b^T D b = 1, each times sqrt(lambda - 1) (Joreskog,
+1967); and D + diag(W W^T) = diag(P): with r = 0 the rule for diagonal covariances. Both are looked for in
+turn: directions within a subspace that each product with P turns towards the leading one, and D in
+between, where no new product is needed."""
 
 from __future__ import annotations
 
@@ -75,9 +74,9 @@ def _leading(basis: Tensor, known: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def leading_directions(products: Sequence[tuple[Tensor, Tensor]], M: int, rank: int) -> Tensor:
-    """(M, r) orthonormal, about those along which the inputs differ most: the leading ones of
-    sum_n A_n^T A_n, by subspace iteration from a start of its own. products : of each batch A (B, T, M) and how
-    often each example counts (B,). Cost O(N M r)."""
+    """(M, r) orthonormal, about those along which the inputs differ most: the leading ones of sum_n A_n^T
+    A_n, by subspace iteration from a start of its own. products : of each batch A (B, T, M) and how often
+    each example counts (B,). Cost O(N M r)."""
     like = products[0][0]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(M, rank, generator=generator, dtype=like.dtype).to(like)

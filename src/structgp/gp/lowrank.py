@@ -9,7 +9,8 @@ that of the PRECISION,
 where r = 0 is the diagonal covariance and r = M any. It is positive definite whatever s and V are, and
 with I + V^T V (r, r) all that a bound needs is cheap (Woodbury, and the determinant lemma):
 
-    S = diag(s)^2 - Y Y^T,   Y = diag(s) V K^-T,  log det S = 2 sum log s - 2 log det K,  K K^T = I + V^T V.
+    S = diag(s)^2 - Y Y^T,   Y = diag(s) V K^-T,  log det S = 2 sum log s - 2 log det K,  K K^T = I + V^T
+    V.
 
 A covariance D + W W^T of low rank would have to WIDEN directions, and could say 'one direction is known
 and the rest as before' only with r = M - 1.

@@ -12,11 +12,11 @@ from structgp.gp.block import Entropy
 
 
 class Posterior(nn.Module):
-    """blocks : by the template's name, in the order in which the structure takes their scores; 'node' first.
+    """blocks : by the template's name, in the order in which the structure takes their scores; 'node'
+    first.
 
-    Blocks are of the families in ``gp.families``. Nobody outside asks which: what an optimiser needs are their
-    methods.
-    """
+    Blocks are of the families in ``gp.families``. Nobody outside asks which: what an optimiser needs are
+    their methods."""
 
     def __init__(self, blocks: Mapping[str, Any]) -> None:
         super().__init__()

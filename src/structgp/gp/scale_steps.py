@@ -4,14 +4,13 @@ For a kernel k = sum_c w_c k_c and the posterior that is best under it, the deri
 
     d ELBO / d log w_c = (E_c - gamma_c) / 2,
 
-E_c : what the fitted function spends in component c, its squared norm there over w_c; gamma_c : the number of
-parameters that the data determine in it. At the optimum they are equal, so that
+E_c : what the fitted function spends in component c, its squared norm there over w_c; gamma_c : the
+number of parameters that the data determine in it. At the optimum they are equal, so that
 
     w_c <- w_c E_c / gamma_c                                       (MacKay, 1992)
 
-climbs to it without a step size. One component may be a whole template, one feature, or one of the functions
-that the labels are made of.
-"""
+climbs to it without a step size. One component may be a whole template, one feature, or one of the
+functions that the labels are made of."""
 
 from __future__ import annotations
 
@@ -29,9 +28,9 @@ LARGEST_FACTOR = 4.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What a round of second-order inference found on one batch: the conditional, the rows (B, T, W) and mask
-    (B, T) behind it, and derivatives of the expected log-likelihood in the functions, slope (B, T, R) and
-    bend (B, R, T, T), minus the second ones."""
+    """What a round of second-order inference found on one batch: the conditional, the rows (B, T, W) and
+    mask (B, T) behind it, and derivatives of the expected log-likelihood in the functions, slope (B, T,
+    R) and bend (B, R, T, T), minus the second ones."""
 
     conditional: Any
     rows: Tensor

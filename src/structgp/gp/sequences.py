@@ -64,9 +64,9 @@ def condition(
 
 
 def gaussian_of(conditional: Projection, m: Tensor, spread: Spread) -> tuple[Tensor, Tensor]:
-    """q of the functions: mean (B, T, R) and covariance (B, R, T, T), from m (R, M) and a spread (R, M, M) lower
-    triangular, (R, M) standard deviations, or low-rank. Cost O(B T R M (M + T)); O(B T^2 R M) with standard
-    deviations, O(B T R M (r + T)) if low-rank."""
+    """q of the functions: mean (B, T, R) and covariance (B, R, T, T), from m (R, M) and a spread (R, M,
+    M) lower triangular, (R, M) standard deviations, or low-rank. Cost O(B T R M (M + T)); O(B T^2 R M)
+    with standard deviations, O(B T R M (r + T)) if low-rank."""
     rest = conditional.residual @ conditional.residual.mT
     return conditional.times(m), _uncertainty(conditional.projection, spread) + rest[:, None]
 

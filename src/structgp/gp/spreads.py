@@ -1,9 +1,8 @@
 """The forms that the covariance S of inducing values may have, and what is asked of each.
 
 'full': a lower triangular factor (..., M, M). 'diagonal': standard deviations (..., M). 'low-rank':
-``LowRank``. Which of the first two a tensor is, is read off its shape beside that of the means. Entries on
-the diagonal may have either sign.
-"""
+``LowRank``. Which of the first two a tensor is, is read off its shape beside that of the means. Entries
+on the diagonal may have either sign."""
 
 from __future__ import annotations
 

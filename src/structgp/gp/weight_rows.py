@@ -23,8 +23,8 @@ features of one tuple share a row, and with it their noise, once in so many case
 
 
 class SparseRows:
-    """X (N, M), what N rows hold of each of M features, to be multiplied with from both sides: by SciPy on
-    the host, by torch on the device that its entries came from."""
+    """X (N, M), what N rows hold of each of M features, to be multiplied with from both sides: by SciPy
+    on the host, by torch on the device that its entries came from."""
 
     def __init__(self, place: Tensor, value: Tensor, n_weights: int) -> None:
         """place, value : (N, A); negative places are left out."""
@@ -140,8 +140,8 @@ class WeightConditional:
         return (value[..., None] * m[..., place].permute(1, 2, 3, 0)).sum(-2)
 
     def covariance(self, sd: Tensor) -> Tensor:
-        """(B, R, T, T) of whitened weights with standard deviations sd (R, M), differentiable in them. Cost
-        O(B R T^2 F) for F features in an example."""
+        """(B, R, T, T) of whitened weights with standard deviations sd (R, M), differentiable in them.
+        Cost O(B R T^2 F) for F features in an example."""
         found = self.features
         place = found.place.clamp(min=0)
         known = self.prior_sd[place] * sd[..., place]  # (R, B, T, A)
@@ -152,8 +152,8 @@ class WeightConditional:
 
 
 def _row(name: Tensor, keys: Tensor | None, rows: int) -> Tensor:
-    """(B, T) which row of the table of noise belongs to a feature: the finaliser of splitmix64. ``rows`` is a
-    power of 2."""
+    """(B, T) which row of the table of noise belongs to a feature: the finaliser of splitmix64. ``rows``
+    is a power of 2."""
     z = name if keys is None else name + keys[:, None] * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         z = (z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))) * factor

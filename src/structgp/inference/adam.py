@@ -47,6 +47,8 @@ class Adam:
     learn_scales : False, 'transitions' (the scale of tables moves, at each look), True (the amplitude
         too, at each step) or 'all' (the kernel's own parameters too, which costs a kernel matrix a
         step).
+    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
+        what suits the structure. ``structgp.plan`` reads both.
     """
 
     learning_rate: float = 0.05
@@ -55,6 +57,8 @@ class Adam:
     max_steps: int = 3000
     reductions: int = 3
     learn_scales: LearnScales = "transitions"
+    gradient: str = "auto"
+    n_draws: int | None = None
     name = "adam"
 
     def start(self, problem: Problem, generator: torch.Generator) -> AdamState:

@@ -38,8 +38,8 @@ LARGEST_SHARE = 0.05
 
 @dataclass
 class Reached:
-    """How far a fit has come. state : the optimiser's; elapsed : seconds; memory : the problem's; best : of
-    early stopping."""
+    """How far a fit has come. state : the optimiser's; elapsed : seconds; memory : the problem's; best :
+    of early stopping."""
 
     state: Any
     steps: list[StepInfo]
@@ -50,8 +50,8 @@ class Reached:
 
 @dataclass
 class Checkpoint:
-    """path : the file. fingerprint : of the data and parameters, which a file has to agree with. seconds :
-    between two writes, at least; longer where writing would take more than its share of the time."""
+    """path : the file. fingerprint : of the data and parameters, which a file has to agree with. seconds
+    : between two writes, at least; longer where writing would take more than its share of the time."""
 
     path: str | Path
     fingerprint: str

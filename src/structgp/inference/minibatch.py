@@ -1,17 +1,17 @@
 """Weights fitted batch by batch, each batch's say kept as a site: old out, new in.
 
-The posterior is the prior times one Gaussian factor per batch, its site: a precision and a linear term for
-each weight that occurs in the batch; a score of a table counts as a weight that occurs everywhere. A visit takes the batch's site out, which leaves a Gaussian that knows
-all but this batch; fits the batch under it as its prior, means by L-BFGS on draws, precisions from the
-curvature, as ``second_order`` does for all data at once; and puts what has changed back as the new site.
-Where no visit changes anything any more, the sum of all slopes is zero: that is the optimum of the whole
-bound (partitioned variational inference, Bui et al. 2018).
+The posterior is the prior times one Gaussian factor per batch, its site: a precision and a linear term
+for each weight that occurs in the batch; a score of a table counts as a weight that occurs everywhere. A
+visit takes the batch's site out, which leaves a Gaussian that knows all but this batch; fits the batch
+under it as its prior, means by L-BFGS on draws, precisions from the curvature, as ``second_order`` does
+for all data at once; and puts what has changed back as the new site. Where no visit changes anything any
+more, the sum of all slopes is zero: that is the optimum of the whole bound (partitioned variational
+inference, Bui et al. 2018).
 
-A visit touches the weights of its batch alone: its cost does not depend on how many batches there are, nor
-on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
-weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which may
-be on disk.
-"""
+A visit touches the weights of its batch alone: its cost does not depend on how many batches there are,
+nor on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
+weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which
+may be on disk."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
 
 FEW, MANY = (500, 8, 16), (4_000, 4, 2)
-"""Tokens of a batch, steps and draws of a visit. Of much data there are batches enough for the others' say
-to change before a batch's own is worth knowing well."""
+"""Tokens of a batch, steps and draws of a visit. Of much data there are batches enough for the others'
+say to change before a batch's own is worth knowing well."""
 
 MANY_TOKENS = 50_000
 
 
 @dataclass(frozen=True)
 class Local:
-    """The posterior of the weights of one block in one batch. precision, linear, sd : (F, R); prior_sd : (F,)."""
+    """The posterior of the weights of one block in one batch. precision, linear, sd : (F, R); prior_sd :
+    (F,)."""
 
     precision: Tensor
     linear: Tensor
@@ -64,8 +65,8 @@ class Local:
         return precision, (self.linear - site.linear) / precision
 
     def divergence(self, known: tuple[Tensor, Tensor] | None) -> float:
-        """From the prior, less the expectation of what was known at the start, a precision and a linear term (F, R), up
-        to a constant."""
+        """From the prior, less the expectation of what was known at the start, a precision and a linear
+        term (F, R), up to a constant."""
         mean = self.linear * self.sd.square()
         square = mean.square() + self.sd.square()
         kl = float(0.5 * (self.prior_precision * square).sum() - self.sd.log().sum())
@@ -79,12 +80,13 @@ def _expected(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -
 
 @dataclass
 class MinibatchState:
-    """precision, linear : (M, R) of each block, of all sites together; known : the same of what the posterior knew at
-    the start, which stays. values : (n,) E[log p] of each batch at its last visit, nan before the first. scale : (R,) of
-    each block, by how much the functions' variances have grown. divergence : from the prior, less what was known. moved :
-    whether the kernel has since the last pass. order : batches still to come in this pass. bounds : at the end of each
-    pass since the kernel last moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound
-    is of the new data."""
+    """precision, linear : (M, R) of each block, of all sites together; known : the same of what the
+    posterior knew at the start, which stays. values : (n,) E[log p] of each batch at its last visit, nan
+    before the first. scale : (R,) of each block, by how much the functions' variances have grown.
+    divergence : from the prior, less what was known. moved : whether the kernel has since the last pass.
+    order : batches still to come in this pass. bounds : at the end of each pass since the kernel last
+    moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound is of the
+    new data."""
 
     generator: torch.Generator
     noise: list[Tensor]
@@ -203,8 +205,8 @@ class Minibatch:
         return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, settled)
 
     def known_value(self, problem: Problem, state: MinibatchState) -> float:
-        """What the bound has beside E[log p] and the divergence from the prior: with both, the divergence is from the
-        posterior at the start."""
+        """What the bound has beside E[log p] and the divergence from the prior: with both, the divergence
+        is from the posterior at the start."""
         with torch.no_grad():
             return _known_value(problem.posterior, state) - state.known_at_start
 
@@ -245,8 +247,8 @@ class Minibatch:
 
 
 class _Visit:
-    """One batch under what all others say: the weights that occur in it, their priors without the batch's own sites, and
-    draws of them."""
+    """One batch under what all others say: the weights that occur in it, their priors without the batch's
+    own sites, and draws of them."""
 
     def __init__(self, problem: Problem, state: MinibatchState, i: int, single: bool) -> None:
         self.problem, self.state, self.i = problem, state, i
@@ -346,8 +348,8 @@ def _value(problem: Problem, state: MinibatchState) -> Tensor:
 
 
 def _divergence(problem: Problem, state: MinibatchState) -> float:
-    """From the prior, less what was known at the start: all of it anew, so that the rounding of one pass does not go on
-    into the next. Cost O(M R)."""
+    """From the prior, less what was known at the start: all of it anew, so that the rounding of one pass
+    does not go on into the next. Cost O(M R)."""
     return float(problem.posterior.divergence(problem.entropy)) - _known_value(
         problem.posterior, state
     )

@@ -48,7 +48,8 @@ AMPLITUDE_STEP = 0.3
 @dataclass(frozen=True)
 class Look:
     """What one pass over the data found at a posterior: the bound and the variance of its estimate, the
-    quadratics that fit there, and the derivative in the log-amplitude. posterior, sites : where it was."""
+    quadratics that fit there, and the derivative in the log-amplitude. posterior, sites : where it
+    was."""
 
     elbo: float
     variance: float
@@ -92,6 +93,8 @@ class Natural:
     max_steps : stop here at the latest. It also stops, as at a limit, where even the shortest step
         made the bound worse.
     learn_scales : False, 'transitions' or True (the amplitude too).
+    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
+        what suits the structure. ``structgp.plan`` reads both.
     """
 
     rate: float = 0.5
@@ -100,6 +103,8 @@ class Natural:
     reductions: int = 4
     max_steps: int = 150
     learn_scales: LearnScales = "transitions"
+    gradient: str = "auto"
+    n_draws: int | None = None
     name = "natural"
 
     def start(self, problem: Problem, generator: torch.Generator) -> NaturalState:
@@ -196,15 +201,16 @@ def _look(problem: Problem, state: NaturalState) -> Look:
 
 
 def amplitude_slope(latent: Latents, at: Sensitivity) -> Tensor:
-    """(K, B) derivative in the log-amplitude of nodes: every draw is proportional to the root of the amplitude."""
+    """(K, B) derivative in the log-amplitude of nodes: every draw is proportional to the root of the
+    amplitude."""
     node = latent.parts[0]
     slope = 0.5 * (at.mean[0] * node.mean).sum((-1, -2))
     return slope + (at.covariance[0] * node.covariance).sum((-1, -2, -3))
 
 
 def _split(site: Sites, latent: Latents) -> tuple[Sites, Sites]:
-    """The part that bends down and the part that bends up, each around the posterior as it is, where leaving out the
-    second then changes no gradient."""
+    """The part that bends down and the part that bends up, each around the posterior as it is, where
+    leaving out the second then changes no gradient."""
     parts = zip(latent.parts, site.precision, strict=True)
     up = tuple(_upward(part, precision) for part, precision in parts)
     flat = tuple(torch.zeros_like(mean) for mean in latent.means)
@@ -213,8 +219,8 @@ def _split(site: Sites, latent: Latents) -> tuple[Sites, Sites]:
 
 
 def _upward(part: ExampleLatent | SharedLatent, precision: Tensor) -> Tensor:
-    """What of a precision is negative. Of functions on examples, its eigenvalues are those in whitened coordinates,
-    where noise is evenly spread."""
+    """What of a precision is negative. Of functions on examples, its eigenvalues are those in whitened
+    coordinates, where noise is evenly spread."""
     if precision.dim() == 1:
         return precision.clamp(max=0)
     if precision.dim() == 2:
@@ -228,7 +234,8 @@ def _upward(part: ExampleLatent | SharedLatent, precision: Tensor) -> Tensor:
 
 
 def set_posterior(problem: Problem, sites: list[Sites]) -> bool:
-    """The exact posterior for quadratic ``sites``, in place; False, and nothing moved, if there is none."""
+    """The exact posterior for quadratic ``sites``, in place; False, and nothing moved, if there is
+    none."""
     q = problem.posterior
     before = q.snapshot()
     here = [problem.conditional(i) for i in range(len(sites))]

@@ -25,8 +25,8 @@ CACHE_BYTES = 1 << 30
 """Up to here the conditionals of every batch are kept; beyond it they are computed again when needed."""
 
 MANY_DRAWS = 1000
-"""From so many on, values of our own structures are computed in single precision: their rounding is far below
-the noise of the draws."""
+"""From so many on, values of our own structures are computed in single precision: their rounding is far
+below the noise of the draws."""
 
 LARGEST_LATENT = 1e9
 """Beyond it no likelihood is asked: the optimiser has lost its way."""
@@ -36,8 +36,8 @@ MEMORY_RATE = 0.3
 
 
 class Conditionals:
-    """p(h | values) of every block on each batch, kept where there is room; of batches that are read from disk,
-    the last one alone. ``refresh`` when the kernel has moved."""
+    """p(h | values) of every block on each batch, kept where there is room; of batches that are read from
+    disk, the last one alone. ``refresh`` when the kernel has moved."""
 
     def __init__(self, posterior: Posterior, batches: Sequence[Batch]) -> None:
         self.posterior, self.batches = posterior, batches
@@ -90,10 +90,10 @@ def conditionals(
 class Problem:
     """All the training data, against which a posterior is fitted.
 
-    estimator : of the expected log-likelihood and its gradients. entropy : of a mixture. memory : the running
-    quadratic of each batch, for estimators that use it. All of it is on one device, the posterior's. together :
-    with which other processes; batches are the share of this one, and n_sequences counts those of all.
-    """
+    estimator : of the expected log-likelihood and its gradients. entropy : of a mixture. memory : the
+    running quadratic of each batch, for estimators that use it. All of it is on one device, the
+    posterior's. together : with which other processes; batches are the share of this one, and n_sequences
+    counts those of all."""
 
     posterior: Posterior
     structure: Structure
@@ -107,7 +107,7 @@ class Problem:
     def __post_init__(self) -> None:
         self.conditional = Conditionals(self.posterior, self.batches)
 
-    # -- the data ----------------------------------------------------------------------------------------------
+    # -- the data ----------------------------------------------------------------------------------
 
     def numbers(self, i: int) -> Tensor:
         """(B,) the examples of batch i, numbered through all batches."""
@@ -148,17 +148,18 @@ class Problem:
         return self.posterior.device
 
     def of_block(self, k: int) -> list[tuple[Any, Tensor, Tensor]]:
-        """Of every batch, the conditional of block k, the mask of its tuples, and the examples' weights."""
+        """Of every batch, the conditional of block k, the mask of its tuples, and the examples'
+        weights."""
         return [
             (self.conditional(i)[k], batch.masks[k], self.weight(i))
             for i, batch in enumerate(self.batches)
         ]
 
-    # -- the likelihood ------------------------------------------------------------------------------------------
+    # -- the likelihood ----------------------------------------------------------------------------
 
     def log_prob(self, i: int, scores: Sequence[Tensor]) -> Tensor:
-        """(S, B) log p of batch i at the scores of every template, checked to be finite; each as often as the
-        example counts."""
+        """(S, B) log p of batch i at the scores of every template, checked to be finite; each as often as
+        the example counts."""
         batch = self.batches[i]
         with self.locating(i):
             values = self.structure.log_prob(*scores, batch.y, batch.mask)
@@ -180,10 +181,11 @@ class Problem:
         place = f"{error.place}, training sequence {n + 1} ({length} tokens)"
         return LikelihoodError(place, error.problem, error.remedy, n)
 
-    # -- the expected log-likelihood -------------------------------------------------------------------------------
+    # -- the expected log-likelihood ---------------------------------------------------------------
 
     def latents(self, i: int, *, move_kernel: bool = False) -> Latents:
-        """q of the functions on batch i; differentiable in the kernel's parameters too if ``move_kernel``."""
+        """q of the functions on batch i; differentiable in the kernel's parameters too if
+        ``move_kernel``."""
         batch, q = self.batches[i], self.posterior
         here = conditionals(q, batch) if move_kernel else self.conditional(i)
         return Latents.of(q, here, batch.masks)
@@ -229,8 +231,8 @@ class Problem:
     def estimate(
         self, i: int, latent: Latents, generator: torch.Generator, memory: Sites | None = None
     ) -> Estimate:
-        """E[log p] of batch i with slope and bend. ``memory`` : what is known of it already; by default the
-        running quadratic of earlier estimates."""
+        """E[log p] of batch i with slope and bend. ``memory`` : what is known of it already; by default
+        the running quadratic of earlier estimates."""
         target = self.target(i, latent)
         uses = self.estimator.uses_memory
         known = (self.memory.get(i) if memory is None else memory) if uses else None
@@ -250,9 +252,8 @@ class Problem:
     def bound(self, i: int, generator: torch.Generator, *, move_kernel: bool = False) -> Bound:
         """The bound estimated from batch i alone, differentiable in the posterior.
 
-        Unbiased over batches that come equally often, however many examples each has: a batch stands for as
-        many times itself as there are batches.
-        """
+        Unbiased over batches that come equally often, however many examples each has: a batch stands for
+        as many times itself as there are batches."""
         latent = self.latents(i, move_kernel=move_kernel)
         found = self.estimate(i, latent, generator)
         return evidence_lower_bound(
@@ -260,7 +261,8 @@ class Problem:
         )
 
     def fresh_bound(self, n_draws: int, generator: torch.Generator) -> float:
-        """The bound on draws that nothing was fitted to: unbiased, so in expectation at most the optimum."""
+        """The bound on draws that nothing was fitted to: unbiased, so in expectation at most the
+        optimum."""
         q, half = self.posterior, max(1, n_draws // 2)
         total = q.like.new_zeros(())
         with torch.no_grad():
@@ -308,9 +310,10 @@ def open_low_rank(problem: Problem) -> None:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What one step did. ``elbo`` is the bound on the draws the step used (stochastic optimisers: its mean over
-    recent steps); ``evaluations`` counts examples times draws whose likelihood was computed; ``finished`` ends the
-    loop, and ``converged`` says whether that was by agreement or by hitting a limit."""
+    """What one step did. ``elbo`` is the bound on the draws the step used (stochastic optimisers: its
+    mean over recent steps); ``evaluations`` counts examples times draws whose likelihood was computed;
+    ``finished`` ends the loop, and ``converged`` says whether that was by agreement or by hitting a
+    limit."""
 
     iteration: int
     elbo: float

@@ -7,9 +7,8 @@ objective, when the unary parameters stand still, or when the time is up; the be
 the end of a block are kept.
 
 With score estimates, value and gradient of the same draws do not quite belong together, and a line search
-may find no step that improves: that ends a block, and when it ends all of them the objective stands still.
-Agreement then says that L-BFGS can go no further, with so many draws, and no more.
-"""
+may find no step that improves: that ends a block, and when it ends all of them the objective stands
+still. Agreement then says that L-BFGS can go no further, with so many draws, and no more."""
 
 from __future__ import annotations
 
@@ -56,6 +55,8 @@ class Blocks:
     max_seconds, max_iterations : stop here at the latest; the time is looked at between blocks, and
         between the evaluations within one.
     learn_scales : what the block of hyper-parameters is; 'all' is the paper's.
+    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
+        what suits the likelihood. ``structgp.plan`` reads both.
     """
 
     node_steps: int = 50
@@ -66,6 +67,8 @@ class Blocks:
     max_seconds: float = 5.5 * 3600
     max_iterations: int = 1000
     learn_scales: LearnScales = "all"
+    gradient: str = "auto"
+    n_draws: int | None = None
     name: str = "lbfgs"
 
     def start(self, problem: Problem, generator: torch.Generator) -> BlocksState:

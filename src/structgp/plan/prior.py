@@ -1,8 +1,11 @@
-"""The prior that a fit starts from: a kernel with its shape learned, and inducing inputs under it."""
+"""The prior that a fit starts from: a kernel with its shape learned, and inducing inputs under it.
+
+For data on disk the kernel is built from counts that the shards keep, without going through the data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,24 +13,32 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from structgp.data.encode import Block, FeatureEncoder
+from structgp.data.encode import Block, EncoderView
+from structgp.data.shards import ShardedExamples, Shards
+from structgp.errors import InputError
 from structgp.gp import Relaxation, choose_inducing, has_shape, learn_shape
 from structgp.gp.kernels import RelevanceKernel, variance
-from structgp.gp.kernels.block_sum import BlockSumKernel, KernelChoice, build_kernel, rescale
+from structgp.gp.kernels.block_sum import (
+    BlockSumKernel,
+    KernelChoice,
+    build_kernel,
+    relevance_kernel,
+    rescale,
+)
 
 INDUCING_CANDIDATES = 8_000
-"""Tokens that inducing inputs are picked from; of a larger corpus, so many at random."""
+"""Tokens that inducing inputs are picked from: this many at random from a larger corpus."""
 
 
 @dataclass(frozen=True)
-class Inducing:
+class Picked:
     """rows : (M, W) inducing inputs; residual : share of the prior variance they leave open."""
 
     rows: Tensor
     residual: float
 
 
-def flat_tokens(encoder: FeatureEncoder, rows: Sequence[np.ndarray]) -> Tensor:
+def flat_tokens(encoder: EncoderView, rows: Sequence[np.ndarray]) -> Tensor:
     """(N, W) all tokens, one after the other; narrower rows filled up with unused places."""
     pad_row = encoder.pad_row(max(r.shape[1] for r in rows))
     wide = [
@@ -49,10 +60,10 @@ def choose_kernel(
 ) -> tuple[Kernel, Relaxation | None]:
     """The kernel, its shape learned if ``learn`` and if it has any, at the amplitude it started with.
 
-    on_bound : whether the fit will go on learning: then 'auto' has a relevance for every feature.
-    tokens : (N, W), those of one sequence after those of another; labels : one (T,) array a sequence.
+    on_bound : whether the fit will go on learning what each feature is worth. tokens : (N, W), sequence
+    after sequence; labels : one (T,) array per sequence.
     """
-    kernel = build_kernel(choice, blocks, tokens, amplitude, relevance=on_bound)
+    kernel = build_kernel(choice, blocks, tokens, amplitude)
     for part in kernel.modules():
         if isinstance(part, RelevanceKernel):
             # A thousand parameters are not for the relaxation.
@@ -76,7 +87,7 @@ def choose_kernel(
 
 def pick_inducing(
     kernel: Kernel, tokens: Tensor, most: int, *, seed: int, enough: float = 0.0
-) -> Inducing:
+) -> Picked:
     """At most ``most`` inducing inputs among the tokens (N, W), fewer where those leave no more than
     the share ``enough`` of the prior variance open."""
     if len(tokens) > INDUCING_CANDIDATES:
@@ -84,4 +95,33 @@ def pick_inducing(
         some = rng.choice(len(tokens), INDUCING_CANDIDATES, replace=False)
         tokens = tokens[torch.from_numpy(some)]
     chosen = choose_inducing(kernel, tokens, most, enough=enough)
-    return Inducing(tokens[chosen.index], chosen.residual)
+    return Picked(tokens[chosen.index], chosen.residual)
+
+
+def sharded_kernel(
+    choice: KernelChoice, examples: ShardedExamples, amplitude: float | str
+) -> Kernel:
+    """The kernel that ``choose_kernel`` would build from all rows, from the counts that shards keep."""
+    shards, blocks = examples.shards, examples.encoder.blocks
+    kinds = [block.kind for block in blocks]
+    stray = sorted(set(choice) - set(kinds)) if isinstance(choice, Mapping) else []
+    if stray:
+        raise InputError(
+            "kernel", f"no {stray[0]} features in the data", f"name only: {', '.join(kinds)}"
+        )
+    share = amplitude if isinstance(amplitude, str) else amplitude / len(blocks)
+    parts = [_sharded_part(block, shards, share) for block in blocks]
+    whole = parts[0]
+    if len(parts) > 1:
+        whole = BlockSumKernel(parts, [(block.start, block.stop) for block in blocks])
+    return whole.double().requires_grad_(False)
+
+
+def _sharded_part(block: Block, shards: Shards, amplitude: float | str) -> Kernel:
+    n, encoder = shards.n_tokens, shards.encoder
+    if block.kind == "sparse":
+        size = max(1, len(encoder.columns or encoder.attributes))
+        return relevance_kernel([size], None, shards.about["sparse_squares"] / n, amplitude)
+    counts = [torch.from_numpy(np.array(found)) for found in shards.value_counts]
+    square = float(sum(int(found.sum()) for found in counts)) / n
+    return relevance_kernel([len(found) for found in counts], counts, square, amplitude, n)

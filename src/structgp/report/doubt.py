@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from structgp.api.estimator import StructuredGPClassifier
+from structgp.answers.ask import Asked
 
 Doubts = list[NDArray[np.float64]]
 
@@ -27,16 +25,17 @@ class Doubt:
     full: float
 
 
-def token_doubts(estimator: StructuredGPClassifier, X: Sequence[Any]) -> list[Doubt]:
+def token_doubts(asked: Asked) -> list[Doubt]:
     """Every kind of doubt there is about the tokens of X, the one to begin with first. The page has a
     selector where there are several."""
-    doubts = estimator.predict_doubt(X)
+    both = asked.token_uncertainty()
+    total, model = [u[:, 0] for u in both], [u[:, 0] - u[:, 1] for u in both]
     # Eight labels level with each other are as doubtful as it gets in practice, however many there are.
-    full = math.log(min(8, max(2, len(estimator.classes_))))
+    full = math.log(min(8, max(2, len(asked.model.labels.classes))))
     return [
-        Doubt("total", "doubt", "entropy of a token's label probabilities", doubts.total, full),
+        Doubt("total", "doubt", "entropy of a token's label probabilities", total, full),
         Doubt(
-            "model", "doubt of the model", "the part that more labels would take away", doubts.model,
+            "model", "doubt of the model", "the part that more labels would take away", model,
             full / 2,
         ),
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from structgp.answers.ask import Asked
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.evaluation import metrics
 from structgp.report.doubt import Doubt, token_doubts
@@ -66,15 +67,16 @@ def examine(
     templates: dict[str, str] | None = None,
 ) -> Findings:
     """Asks the model everything at once. X are the features of ``text``."""
-    marginals = estimator.predict_marginals(X)
+    asked = estimator.ask(X)
+    marginals = estimator.marginals_of(asked)
     if estimator.decode == "marginal" and estimator.model_.rules is None:
         # What predict says, without asking the draws again.
         predicted = [[max(p, key=p.__getitem__) for p in sequence] for sequence in marginals]
     else:
-        predicted = estimator.predict(X)
+        predicted = estimator.labels_of(asked)
     truth = None
     if text.labels is not None:
-        truth = _compare(estimator, X, text.labels, predicted, marginals)
+        truth = _compare(asked, text.labels, predicted, marginals)
     return Findings(
         estimator,
         model_name,
@@ -82,19 +84,18 @@ def examine(
         text,
         predicted,
         marginals,
-        token_doubts(estimator, X),
+        token_doubts(asked),
         truth,
     )
 
 
 def _compare(
-    estimator: StructuredGPClassifier,
-    X: Sequence[Any],
+    asked: Asked,
     labels: list[list[str]],
     predicted: list[list[str]],
     marginals: list[list[dict[str, float]]],
 ) -> Truth:
-    log_probs = estimator.sequence_log_probs(X, labels)
+    log_probs = asked.log_probs(labels)
     return Truth(
         labels,
         log_probs,

@@ -72,16 +72,16 @@ def _facts(findings: Findings) -> Markup:
     log, model = findings.log, findings.estimator.model_
     trace = log.get("trace")
     posterior = f"{count(log['n_inducing'])} "
-    posterior += "weights" if log["space"] == "weights" else "inducing inputs a function"
+    posterior += "weights" if log["posterior"] == "weights" else "inducing inputs per function"
     fitted = f"{log['optimizer']}, {log['stopped']}"
     if trace:
         fitted += f" after {plural(int(trace[-1][0]), 'step')}"
     sizes = (log["n_sequences"], "sequence"), (log["n_tokens"], "token")
     trained = ", ".join(plural(*size) for size in (*sizes, (len(model.labels.classes), "label")))
-    draws = plural(model.n_draws, "draw") if findings.estimator.average == "draws" else "the mean"
+    draws = plural(n, "draw") if (n := findings.estimator.n_draws) else "the mean"
     facts = (
         ("Trained on", trained),
-        ("Likelihood", model.likelihood),
+        ("Structure", str(model.spec)),
         ("Posterior", posterior),
         ("Effective parameters", count(log["effective_parameters"])),
         ("Fit", f"{fitted}, {decimal(log['seconds'], 1)} s"),
@@ -178,7 +178,7 @@ def transitions(findings: Findings) -> Markup:
     used = Counter(label for labels in findings.predicted for label in labels)
     kept = tables.frequent({label: used[label] for label in classes})
     index = [classes.index(label) for label in kept]
-    mean, sd = next_.mean_scores.detach(), next_.score_sds.detach()
+    mean, sd = next_.constant_scores()
     rules = findings.estimator.model_.rules
     never = torch.zeros_like(mean, dtype=torch.bool) if rules is None else ~rules.follows
     table = tables.transitions(

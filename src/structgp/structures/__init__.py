@@ -1,5 +1,5 @@
-"""Structures: templates as plain data, the programs that sum over labellings, and likelihoods p(y | f, g),
-of which the engine sees values only."""
+"""Structures: templates as plain data, the programs that sum over labellings, and likelihoods p(y | f,
+g), of which the engine sees values only."""
 
 from structgp.structures.base import Curvature, LocalCurvature, Structure
 from structgp.structures.choose import Custom, as_structure

@@ -80,8 +80,9 @@ class Structure(ABC):
         raise NotImplementedError(f"{type(self).__name__} offers no decoder")
 
     def walk(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The labelling as a Markov chain from the first position to the last: node marginals (S, B, T, V),
-        and transition matrices (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
+        """The labelling as a Markov chain from the first position to the last: node marginals (S, B, T,
+        V), and transition matrices (S, B, T-1, V, V) from each position to the next; both 0 at
+        padding."""
         raise NotImplementedError(f"{type(self).__name__} offers no Markov chain")
 
     def sample(self, f: Tensor, g: Tensor, mask: Tensor, generator: Generator) -> Tensor:

@@ -24,8 +24,8 @@ class Rules:
     ends: Tensor
 
     def restrict(self, scores: Sequence[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
-        """Scores (S, B, T, V) of nodes and, if given, (..., V, V) of transitions, with -inf at what is not
-        allowed."""
+        """Scores (S, B, T, V) of nodes and, if given, (..., V, V) of transitions, with -inf at what is
+        not allowed."""
         f, *tables = scores
         follows, starts, ends = (x.to(f.device) for x in (self.follows, self.starts, self.ends))
         last = mask.clone()

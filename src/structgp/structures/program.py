@@ -192,8 +192,8 @@ def variance(p: Tensor, basis: Tensor | None = None) -> Tensor:
 def _labels(which: Tensor, values: Tensor, leaf: Tensor) -> Tensor:
     """(C, S, B, T) the labels behind some of the values (n, S, B), from the gradient in the node scores.
 
-    Value c sends a power of 2 of its own back to its labels: their sum at a label tells, bit by bit, which
-    labellings have it. One backward pass for all of them."""
+    Value c sends a power of 2 of its own back to its labels: their sum at a label tells, bit by bit,
+    which labellings have it. One backward pass for all of them."""
     place = which - which[0]
     powers = torch.zeros(len(values), dtype=values.dtype).index_put(
         (which,), 2.0 ** place.to(values.dtype)

@@ -7,9 +7,8 @@ scores, and each of two neighbouring labels given the other by the scores of the
     + sum_t>1 [2 g(y_t-1, y_t) - log sum_j exp g(y_t-1, j) - log sum_i exp g(i, y_t)].
 
 No recursion over positions, and the normalisers of a shared table g serve every sequence of the batch:
-linear in V for each position. Its exponentials do not sum to 1 over labellings: it is a likelihood to train
-with, and f and g are then read as potentials of the chain.
-"""
+linear in V for each position. Its exponentials do not sum to 1 over labellings: it is a likelihood to
+train with, and f and g are then read as potentials of the chain."""
 
 from __future__ import annotations
 

@@ -147,8 +147,8 @@ def chain(features: Iterable[str] = (), shared: bool = True, order: int = 1) -> 
 
 
 def piecewise(features: Iterable[str] = (), shared: bool = True) -> Spec:
-    """The chain trained with the piecewise pseudo-likelihood, which needs no recursion: O(T V) per sequence
-    and draw. Answers are the chain's."""
+    """The chain trained with the piecewise pseudo-likelihood, which needs no recursion: O(T V) per
+    sequence and draw. Answers are the chain's."""
     return Spec(chain(features, shared).templates, "piecewise")
 
 

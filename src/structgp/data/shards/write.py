@@ -41,9 +41,9 @@ def write(
 
     Parameters
     ----------
-    sequences : tuples (x, y), one sequence of tokens and its labels each, as ``fit`` takes them in X and y:
-        an iterable that can be gone through several times, or a function that returns a new iterator each
-        time. Dense features are not supported.
+    sequences : tuples (x, y), one sequence of tokens and its labels each, as ``fit`` takes them in X and
+        y: an iterable that can be gone through several times, or a function that returns a new iterator
+        each time. Dense features are not supported.
     folder : where to write.
     features : as in :class:`structgp.StructuredGPClassifier`.
     classes : labels besides those in the data.
@@ -102,8 +102,8 @@ def _empty_folder(folder: str | os.PathLike[str], overwrite: bool) -> Path:
 
 @dataclass
 class _Stream:
-    """The sequences, checked in passing. found : their labels; length : their number; left_out : the number
-    of those without any label, which are replaced by empty ones."""
+    """The sequences, checked in passing. found : their labels; length : their number; left_out : the
+    number of those without any label, which are replaced by empty ones."""
 
     sequences: Sequences
     name: str

@@ -1,7 +1,7 @@
 """CRFsuite's own files: the label of a token, then its attributes.
 
-One token per line, fields separated by tabs, a blank line between sequences. An attribute may have a value
-after a colon, else it is 1; in names, ``\\:`` is a colon and ``\\\\`` a backslash::
+One token per line, fields separated by tabs, a blank line between sequences. An attribute may have a
+value after a colon, else it is 1; in names, ``\\:`` is a colon and ``\\\\`` a backslash::
 
     B-NP    w=He    pos=PRP
     B-VP    w=reckons    pos=VBZ    length:7

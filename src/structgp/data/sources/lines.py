@@ -34,9 +34,8 @@ def iter_sequences(
 ) -> Iterator[tuple[list[T], int]]:
     """What ``parse(line, number)`` makes of the lines of each sequence, and the number of the first line.
 
-    A blank line ends a sequence, which is handed over as soon as that line has been read. Memory is that of
-    one sequence and one block of 64 KiB. Nothing is opened before the first sequence is asked for.
-    """
+    A blank line ends a sequence, which is handed over as soon as that line has been read. Memory is that
+    of one sequence and one block of 64 KiB. Nothing is opened before the first sequence is asked for."""
     tokens: list[T] = []
     first = 0
     for number, line in enumerate(iter_lines(source, encoding=encoding, name=name), start=1):

@@ -57,7 +57,8 @@ class NumericColumns:
         """Mean and standard deviation from the training sequences; errors name ``name:line``."""
         columns = tuple(dict.fromkeys(columns))
         values = np.concatenate([read_numbers(s.rows, columns, name, s.line) for s in sequences])
-        # The standard deviation of equal numbers may differ from 0 by rounding, and that of tiny ones be 0.
+        # The standard deviation of equal numbers may differ from 0 by rounding, and that of tiny ones be
+        # 0.
         found = values.std(0)
         sd = np.where((np.ptp(values, 0) > 0) & (found > 0), found, 1.0)
         return cls(columns, tuple(values.mean(0).tolist()), tuple(sd.tolist()))

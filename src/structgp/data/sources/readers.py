@@ -23,8 +23,8 @@ from structgp.errors import InputError
 
 @dataclass(frozen=True)
 class Labelled:
-    """A labelled file, ready to fit or score. X : the tokens of each sequence; y : their labels, None where
-    a label is missing."""
+    """A labelled file, ready to fit or score. X : the tokens of each sequence; y : their labels, None
+    where a label is missing."""
 
     name: str
     X: list[Any]
@@ -35,7 +35,8 @@ class Labelled:
 class FileSequence:
     """One sequence of a file.
 
-    cells : its columns as written, the label included (CRFsuite's files: no cells); tokens : its features;
+    cells : its columns as written, the label included (CRFsuite's files: no cells); tokens : its
+    features;
     words : the text to show for each token; labels : as written, None if the file has no labels;
     name, line : where it starts.
     """
@@ -137,12 +138,11 @@ class Stream:
 class ColumnReader(Reader):
     """Reads column files: a template's features, with numeric columns and word vectors beside them.
 
-    Tokens are tuples of strings, one per line of the template; with numbers or vectors they are dicts with
-    the same strings under the keys '0', '1', ... and arrays under 'numeric' and 'vector'.
+    Tokens are tuples of strings, one per line of the template; with numbers or vectors they are dicts
+    with the same strings under the keys '0', '1', ... and arrays under 'numeric' and 'vector'.
 
-    n_columns : number of columns in training, without the label; transitions : whether tokens also hold the
-    features of the template's bigrams, as last columns.
-    """
+    n_columns : number of columns in training, without the label; transitions : whether tokens also hold
+    the features of the template's bigrams, as last columns."""
 
     template: Template
     n_columns: int
@@ -227,7 +227,8 @@ class ColumnReader(Reader):
 
 @dataclass(frozen=True)
 class AttributeReader(Reader):
-    """Reads CRFsuite's files: a label and attributes on each line. Tokens are dicts from name to value."""
+    """Reads CRFsuite's files: a label and attributes on each line. Tokens are dicts from name to
+    value."""
 
     missing: str | None = None
 

@@ -1,9 +1,9 @@
 """Feature templates of CRF++ and Wapiti: which cells around a token make its features.
 
-A template is a text file. Blank lines and lines that start with ``#`` are skipped. A line that starts with
-``U`` gives each token one feature. A line that starts with ``B`` scores transitions, from each label to the
-next: a plain ``B`` gives every transition a score, and with macros that score depends on the feature of the
-token that the transition leads to::
+A template is a text file. Blank lines and lines that start with ``#`` are skipped. A line that starts
+with ``U`` gives each token one feature. A line that starts with ``B`` scores transitions, from each label
+to the next: a plain ``B`` gives every transition a score, and with macros that score depends on the
+feature of the token that the transition leads to::
 
     U00:%x[-1,0]            the previous token
     U01:%x[0,0]/%x[0,1]     this token and its second column
@@ -14,9 +14,8 @@ token that the transition leads to::
 Rows before the sequence read ``_B-1``, ``_B-2``, ... (the nearest is ``_B-1``), rows after it
 ``_B+1``, ``_B+2``, .... CRF++ knows four in each direction; here there is no limit.
 
-Wapiti's dialect has more commands (:mod:`structgp.data.sources.wapiti`), comments at the end of a line, and
-lines that start with ``u``, ``b`` or ``*`` (both) in either case.
-"""
+Wapiti's dialect has more commands (:mod:`structgp.data.sources.wapiti`), comments at the end of a line,
+and lines that start with ``u``, ``b`` or ``*`` (both) in either case."""
 
 from __future__ import annotations
 
@@ -86,8 +85,8 @@ class Template:
     text : its source; parsed in the same dialect it is the same template.
     unigrams : the lines that make features of tokens, in order, at least one; ``U``, in Wapiti's dialect
         ``u`` and ``*``.
-    bigrams : the lines with macros that make features of transitions; ``B``, in Wapiti's dialect ``b`` and
-        ``*``. A ``*`` line is both a unigram and a bigram.
+    bigrams : the lines with macros that make features of transitions; ``B``, in Wapiti's dialect ``b``
+        and ``*``. A ``*`` line is both a unigram and a bigram.
     has_bigram : whether a line without macros asks for transitions that do not depend on the input.
     dialect : 'crf++' or 'wapiti'.
     """

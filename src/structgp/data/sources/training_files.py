@@ -62,8 +62,8 @@ def learn(
     [[('figs', '_B-1')]]
 
     ``StructuredGPClassifier(features="columns").fit(data.X, data.y)`` is a model of them. With
-    ``model.model_.extra |= reader.to_json()`` before it is saved, :func:`from_json` gives the reader back.
-    """
+    ``model.model_.extra |= reader.to_json()`` before it is saved, :func:`from_json` gives the reader
+    back."""
     _check_arguments(format, template, dialect, numeric, vectors, vector_column)
     if format == "crfsuite":
         return AttributeReader(missing)
@@ -143,8 +143,8 @@ def from_json(
 ) -> Reader:
     """The reader whose ``to_json`` is among the entries of ``state``, such as a model's ``extra``.
 
-    model : what errors call the model; vectors : where its word vectors are now, by default where they were
-    in training.
+    model : what errors call the model; vectors : where its word vectors are now, by default where they
+    were in training.
 
     Example
     -------

@@ -29,10 +29,10 @@ _MARK = b"\xef\xbb\xbf"
 class WordVectors:
     """The vectors of a file, each read when it is first asked for.
 
-    ``vectors["eggs"]`` is a (D,) array, zeros for a word that the file does not have (``"eggs" in vectors``
-    tells). Opening reads the whole file once, to find the words and its digest, and keeps one entry per
-    word in memory. If a word occurs twice, its first vector is used; words that contain a space are
-    skipped.
+    ``vectors["eggs"]`` is a (D,) array, zeros for a word that the file does not have (``"eggs" in
+    vectors`` tells). Opening reads the whole file once, to find the words and its digest, and keeps one
+    entry per word in memory. If a word occurs twice, its first vector is used; words that contain a space
+    are skipped.
 
     Parameters
     ----------

@@ -6,10 +6,10 @@
 ``%m[row,column,"re"]``  the part of the cell that it finds first, nothing if it finds none
 =======================  =====================================================================
 
-Upper-case commands (``%X``, ``%T``, ``%M``) give their result in lower case. A row counts from the current
-token; with ``@`` in front it counts from the start of the sequence (``@1`` is the first token) or from its
-end (``@-1`` is the last). Before the sequence a cell is ``_x-1`` to ``_x-4``, then ``_x-#``; after it
-``_x+1`` to ``_x+4``, then ``_x+#``.
+Upper-case commands (``%X``, ``%T``, ``%M``) give their result in lower case. A row counts from the
+current token; with ``@`` in front it counts from the start of the sequence (``@1`` is the first token) or
+from its end (``@-1`` is the last). Before the sequence a cell is ``_x-1`` to ``_x-4``, then ``_x-#``;
+after it ``_x+1`` to ``_x+4``, then ``_x+#``.
 
 Expressions are Wapiti's, translated to Python's (:func:`translate`). Where text is not ASCII they see
 characters, and Unicode's classes of letters and capitals; Wapiti sees bytes.

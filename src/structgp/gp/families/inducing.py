@@ -1,7 +1,7 @@
 """A posterior of function values at inducing inputs, for any kernel.
 
-Whitened: u_j = L_zz v_j with v_j ~ N(0, I) a priori, and q(v) = prod_j N(m_j, S_j). With A = k(X_n, Z) L_zz^-T,
-the values of function j on one example are JOINTLY Gaussian (``eq:bkjn-skjn``):
+Whitened: u_j = L_zz v_j with v_j ~ N(0, I) a priori, and q(v) = prod_j N(m_j, S_j). With A = k(X_n, Z)
+L_zz^-T, the values of function j on one example are JOINTLY Gaussian (``eq:bkjn-skjn``):
 
     mean A m_j,   covariance  K_nn - A A^T  +  A S_j A^T.
 
@@ -31,8 +31,8 @@ from structgp.gp.spreads import root_times, root_transposed_times, traces
 
 
 class Inducing(InducingBlock):
-    """One Gaussian per function; see :class:`InducingBlock`. Parameters ``m`` (R, M), ``factor`` (R, M, M) or
-    (R, M), ``directions`` (R, M, rank)."""
+    """One Gaussian per function; see :class:`InducingBlock`. Parameters ``m`` (R, M), ``factor`` (R, M,
+    M) or (R, M), ``directions`` (R, M, rank)."""
 
     name = "inducing"
 
@@ -60,8 +60,8 @@ class Inducing(InducingBlock):
         return divergence(self.m.new_zeros(1), self.m[None], self.spread[None], entropy)
 
     def effective_parameters(self) -> Tensor:
-        """() how many of the R M inducing values the data determine: the sum of 1 - variance / prior variance,
-        whitened."""
+        """() how many of the R M inducing values the data determine: the sum of 1 - variance / prior
+        variance, whitened."""
         return (self.n_values - traces(self.m, self.spread)).sum()
 
     def root_times(self, v: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Inducing(InducingBlock):
     def root_transposed_times(self, v: Tensor) -> Tensor:
         return root_transposed_times(self.spread, v)
 
-    # -- draws ---------------------------------------------------------------------------------------------
+    # -- draws -------------------------------------------------------------------------------------
 
     def fixed_noise(
         self, half: int, masks: Sequence[Tensor], generator: torch.Generator
@@ -93,7 +93,8 @@ class Inducing(InducingBlock):
         return torch.einsum("bvtu,sbuv->sbtv", cholesky(covariance), noise[i])
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> InducingDraws:
-        """n draws of inducing values, rounded up to mirrored ones. Cost O(n R M^2), O(n R M r) if low-rank."""
+        """n draws of inducing values, rounded up to mirrored ones. Cost O(n R M^2), O(n R M r) if
+        low-rank."""
         shape = (n + 1) // 2, self.n_functions, self.n_values
         noise = torch.randn(shape, generator=generator, dtype=self.m.dtype).to(self.m)
         spread = self.root_times(noise)
@@ -103,7 +104,7 @@ class Inducing(InducingBlock):
     def mean_draw(self) -> InducingDraws:
         return InducingDraws(self.m[None], self.prior_factor(), None)
 
-    # -- closed forms ----------------------------------------------------------------------------------------
+    # -- closed forms ------------------------------------------------------------------------------
 
     def curvature_sum(self) -> InducingCurvature:
         return InducingCurvature.of(self)
@@ -111,14 +112,14 @@ class Inducing(InducingBlock):
     def solve_sites(
         self, conditionals: Sequence[Projection], linear: Sequence[Tensor], bends: Sequence[Tensor]
     ) -> bool:
-        """The exact posterior for quadratics r^T h - h^T Lambda h / 2, one linear term r (B, T, R) and precision
-        Lambda (B, R, T, T) per batch, in place; False, and nothing moved, if there is none."""
+        """The exact posterior for quadratics r^T h - h^T Lambda h / 2, one linear term r (B, T, R) and
+        precision Lambda (B, R, T, T) per batch, in place; False, and nothing moved, if there is none."""
         return solve_sites(self, conditionals, linear, bends)
 
     def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Tensor | None = None) -> Tensor:
         """One step for the scales of the kernel's parts and features, and for the functions' amplitudes.
-        ``seen`` : at the posterior as it is, which is to be about the best under the kernel as it is. Returns by
-        how much the variance of each function has grown, (R,)."""
+        ``seen`` : at the posterior as it is, which is to be about the best under the kernel as it is.
+        Returns by how much the variance of each function has grown, (R,)."""
         assert prior_factor is not None
         return learn_scales(self, seen, prior_factor)
 

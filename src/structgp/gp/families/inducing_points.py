@@ -1,4 +1,5 @@
-"""What posteriors of values at inducing inputs share: the kernel, the inputs Z, the forms of a covariance."""
+"""What posteriors of values at inducing inputs share: the kernel, the inputs Z, the forms of a
+covariance."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ class InducingBlock(Block):
     """kernel : GPyTorch kernel over rows, shared by all functions. inducing : (M, W) rows Z; with Z = all
     distinct training rows this is the full GP.
 
-    covariance : of the inducing values of each function. 'full' has a lower triangular ``factor``
-    (..., M, M); 'diagonal' has standard deviations (..., M) in the WHITENED coordinates, where the prior is
-    N(0, I) and what was not learned costs nothing; 'low-rank' has those and ``directions`` (..., M, rank) in
-    which the precision is higher (``gp.lowrank``). All start at the prior, where no direction of a low-rank
-    covariance has a gradient: optimisers that climb along gradients call ``open_directions`` first.
-    """
+    covariance : of the inducing values of each function. 'full' has a lower triangular ``factor`` (...,
+    M, M); 'diagonal' has standard deviations (..., M) in the WHITENED coordinates, where the prior is
+    N(0, I) and what was not learned costs nothing; 'low-rank' has those and ``directions`` (..., M, rank)
+    in which the precision is higher (``gp.lowrank``). All start at the prior, where no direction of a
+    low-rank covariance has a gradient: optimisers that climb along gradients call ``open_directions``
+    first."""
 
     joint_curvature = True
     inducing: Tensor
@@ -81,8 +82,8 @@ class InducingBlock(Block):
 
     @property
     def spread(self) -> Spread:
-        """The covariances of inducing values: (..., M, M) lower triangular, (..., M) standard deviations, or
-        low-rank."""
+        """The covariances of inducing values: (..., M, M) lower triangular, (..., M) standard deviations,
+        or low-rank."""
         if self.form == "low-rank":
             return LowRank(self.factor, self.directions)
         return self.factor.tril() if self.form == "full" else self.factor
@@ -115,8 +116,8 @@ class InducingBlock(Block):
         return list(self.kernel.parameters())
 
     def round_factor(self) -> None:
-        """Rounds the spread to single precision, in place: a file may then hold it in half the space and still
-        give the same answers to the last bit."""
+        """Rounds the spread to single precision, in place: a file may then hold it in half the space and
+        still give the same answers to the last bit."""
         with torch.no_grad():
             lower = self.factor.tril() if self.form == "full" else self.factor
             self.factor.copy_(lower.float())
@@ -126,9 +127,9 @@ class InducingBlock(Block):
     def project(
         self, conditional: Projection, slope: Tensor, bend: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """A gradient in mean (..., B, T, R) and covariance (..., B, R, T, T) of the functions, as one in ``m`` and
-        in S, without the amplitude, of which the diagonal where that is all there is: A^T g and A^T G A (supplement, 'Inducing
-        variables'). Cost O(K R B T M (M + T))."""
+        """A gradient in mean (..., B, T, R) and covariance (..., B, R, T, T) of the functions, as one in
+        ``m`` and in S, without the amplitude, of which the diagonal where that is all there is: A^T g and
+        A^T G A (supplement, 'Inducing variables'). Cost O(K R B T M (M + T))."""
         A = conditional.projection
         B, T, M = A.shape
         flat = A.reshape(B * T, M)
@@ -136,6 +137,10 @@ class InducingBlock(Block):
         bent = (bend @ A[:, None]).transpose(-4, -3).flatten(-3, -2)  # (..., R, B T, M)
         S = flat.T @ bent if self.form == "full" else (bent * flat).sum(-2)
         return m.reshape(self.m.shape), S.reshape(self.factor.shape)
+
+    def dual(self) -> Tensor:
+        m = torch.einsum("k,krm->rm", self.mixing, self.m.reshape(-1, *self.m.shape[-2:]))
+        return self.scale * torch.linalg.solve_triangular(self.prior_factor().T, m.T, upper=True)
 
     def open_directions(self, batches: Sequence[tuple[Projection, Tensor, Tensor]]) -> None:
         if self.form == "low-rank" and not bool(self.directions.any()):
@@ -145,9 +150,9 @@ class InducingBlock(Block):
                 self.directions.copy_(OPENING * found.expand_as(self.directions))
 
     def curvature_bound(self, batches: Sequence[tuple[Projection, Tensor, Tensor]]) -> float:
-        """Largest curvature of the bound in a whitened mean if each tuple bends by at most 1/4, as a softmax
-        does: 1 + 1/4 of the largest eigenvalue of sum_n A_n^T A_n, by power iteration. batches : conditional,
-        mask, weight (B,) of the examples."""
+        """Largest curvature of the bound in a whitened mean if each tuple bends by at most 1/4, as a
+        softmax does: 1 + 1/4 of the largest eigenvalue of sum_n A_n^T A_n, by power iteration. batches :
+        conditional, mask, weight (B,) of the examples."""
         scale = float(self.log_amplitude.detach().exp() * self.basis.square().sum(0).max())
         v, size = self.m.new_ones(self.n_values), 0.0
         for _ in range(20):

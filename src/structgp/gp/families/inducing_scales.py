@@ -29,8 +29,9 @@ NUMBERS_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class KernelGradient:
-    """Of the bound, in the kernel matrices: cross (B T, M) in k(x, Z) and within (B, T, T) in k(x, x) of each
-    batch; inducing (M, M) in k(Z, Z). dual : (M, R) K_zz^-1 u, of which the mean functions are k(., Z) dual."""
+    """Of the bound, in the kernel matrices: cross (B T, M) in k(x, Z) and within (B, T, T) in k(x, x) of
+    each batch; inducing (M, M) in k(Z, Z). dual : (M, R) K_zz^-1 u, of which the mean functions are k(.,
+    Z) dual."""
 
     cross: list[Tensor]
     within: list[Tensor]
@@ -39,9 +40,9 @@ class KernelGradient:
 
 
 def learn_scales(block: Any, seen: Sequence[Seen], prior_factor: Tensor) -> Tensor:
-    """One step for the scales of the kernel's parts, of their features and of the functions. Returns by how much
-    the variance of each function has grown, (R,). Cost O(R N M^2 + M^3), and O(N M A) for A active features per
-    row."""
+    """One step for the scales of the kernel's parts, of their features and of the functions. Returns by
+    how much the variance of each function has grown, (R,). Cost O(R N M^2 + M^3), and O(N M A) for A
+    active features per row."""
     with torch.no_grad():
         gradient = _gradient(block, seen, prior_factor)
         axes = _axes(block, seen)

@@ -4,10 +4,10 @@ For a log-likelihood that is quadratic in the functions with precision Lambda, t
 
     S_j^-1 = I + sum_n A_n^T Lambda_nj A_n,
 
-and for any other one the same holds with the expected curvature (set the gradient of the bound to zero and use
-Price's theorem). A diagonal S_j has its optimum at the inverse of that matrix's DIAGONAL: only those entries of
-the gradient are there to be zero. A low-rank one is found by a few products with it (``gp.low_rank_fit``).
-"""
+and for any other one the same holds with the expected curvature (set the gradient of the bound to zero
+and use Price's theorem). A diagonal S_j has its optimum at the inverse of that matrix's DIAGONAL: only
+those entries of the gradient are there to be zero. A low-rank one is found by a few products with it
+(``gp.low_rank_fit``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ LEAST_PRECISION = 0.25
 
 @dataclass
 class InducingCurvature:
-    """precision : (R, M, M), or its diagonal (R, M) for the other forms, of the whitened inducing values."""
+    """precision : (R, M, M), or its diagonal (R, M) for the other forms, of the whitened inducing
+    values."""
 
     block: Any
     precision: Tensor
@@ -95,9 +96,9 @@ def solve_sites(
     linear: Sequence[Tensor],
     bends: Sequence[Tensor],
 ) -> bool:
-    """The posterior for quadratic sites, in place; False, and nothing moved, if there is none. Where covariances
-    are not full the means are still exact, and the covariances the closest of their form. Cost O(R (N M^2 +
-    M^3)) time, O(M^2) memory beside the posterior itself."""
+    """The posterior for quadratic sites, in place; False, and nothing moved, if there is none. Where
+    covariances are not full the means are still exact, and the covariances the closest of their form.
+    Cost O(R (N M^2 + M^3)) time, O(M^2) memory beside the posterior itself."""
     scale = block.scale.detach()
     total = torch.zeros_like(block.m)
     for conditional, r in zip(conditionals, linear, strict=True):

@@ -1,4 +1,5 @@
-"""A mixture of K Gaussians over the inducing values of all functions: q(v) = sum_k pi_k prod_j N(m_kj, S_kj).
+"""A mixture of K Gaussians over the inducing values of all functions: q(v) = sum_k pi_k prod_j N(m_kj,
+S_kj).
 
 The paper's family. Its entropy has no closed form, so that the bound is bounded once more
 (``gp.divergences``), and no closed-form updates exist: Adam and the paper's own optimisers fit it.
@@ -24,9 +25,9 @@ from structgp.gp.spreads import root_times, traces
 
 
 class Mixture(InducingBlock):
-    """n_components : K; see :class:`InducingBlock` for the rest. Parameters ``weight_logits`` (K,) and those of
-    :class:`Inducing` with a leading K. All components start at the prior with equal weights: they have to be
-    moved apart (``separate``), since equal components have equal gradients."""
+    """n_components : K; see :class:`InducingBlock` for the rest. Parameters ``weight_logits`` (K,) and
+    those of :class:`Inducing` with a leading K. All components start at the prior with equal weights:
+    they have to be moved apart (``separate``), since equal components have equal gradients."""
 
     name = "mixture"
 
@@ -92,7 +93,7 @@ class Mixture(InducingBlock):
         extra = [self.weight_logits] if self.n_components > 1 else []
         return super().spread_parameters() + extra
 
-    # -- draws ---------------------------------------------------------------------------------------------
+    # -- draws -------------------------------------------------------------------------------------
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> InducingDraws:
         """n draws, rounded up to mirrored ones, a draw and its mirror image always from one component."""
@@ -112,7 +113,7 @@ class Mixture(InducingBlock):
         mean = torch.einsum("k,krm->rm", self.mixing, self.m)
         return InducingDraws(mean[None], self.prior_factor(), None)
 
-    # -- from and to one Gaussian ------------------------------------------------------------------------------
+    # -- from and to one Gaussian ------------------------------------------------------------------
 
     def alone(self) -> Inducing:
         """A posterior with one component under the same prior."""
@@ -146,8 +147,8 @@ class Mixture(InducingBlock):
 
 
 def _components(weights: Tensor, n: int, rng: np.random.Generator) -> Tensor:
-    """(n,) a component for each draw, by systematic resampling: component k comes n pi_k times, rounded up or
-    down so that this is its expectation."""
+    """(n,) a component for each draw, by systematic resampling: component k comes n pi_k times, rounded
+    up or down so that this is its expectation."""
     edges = weights.detach().cumsum(0).cpu().numpy()[:-1]
     places = (np.arange(n) + rng.random()) / n
     return torch.from_numpy(np.searchsorted(edges, places, side="right")).to(weights.device)

@@ -1,8 +1,7 @@
 """A table of scores that do not depend on features: one Gaussian number per joint label.
 
-A priori the P scores are independent, N(0, amplitude); whitened, g = sqrt(amplitude) v with v ~ N(0, I) and
-q(v) = N(m, S). It is the block of a template whose only feature is the constant 1.
-"""
+A priori the P scores are independent, N(0, amplitude); whitened, g = sqrt(amplitude) v with v ~ N(0, I)
+and q(v) = N(m, S). It is the block of a template whose only feature is the constant 1."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from structgp.gp.linalg import factor_of_inverse
 from structgp.gp.scale_steps import Seen
 
 PRIOR_SCORES = 4.0
-"""Scores of size 1 that the prior of the amplitude is worth: it keeps the scale in place where there are few
-scores. Not chosen on data."""
+"""Scores of size 1 that the prior of the amplitude is worth: it keeps the scale in place where there are
+few scores. Not chosen on data."""
 
 LEAST_PRECISION = 0.25
 """Under a likelihood that is not concave a posterior may be wider than its prior, but at most by
@@ -60,8 +59,8 @@ class Constant:
 
 
 class Table(Block):
-    """labels : (V, V) for transitions. sd : prior standard deviation of a score; 0 silences the block. full :
-    whether the posterior has a full covariance (P, P), cost O(P^3), or variances alone.
+    """labels : (V, V) for transitions. sd : prior standard deviation of a score; 0 silences the block.
+    full : whether the posterior has a full covariance (P, P), cost O(P^3), or variances alone.
 
     Parameters ``m`` (P,) and ``factor``, (P,) standard deviations or (P, P) lower triangular, whitened.
     """
@@ -93,25 +92,26 @@ class Table(Block):
         return self.factor.tril() if self.is_full else self.factor
 
     @property
-    def sd(self) -> Tensor:
-        """() prior standard deviation of a score."""
-        return self.scale
+    def prior_sd(self) -> float:
+        """Prior standard deviation of a score."""
+        return float(self.scale.detach())
 
-    @property
-    def mean_scores(self) -> Tensor:
-        """(*labels)."""
-        return (self.scale * self.m).view(self.labels)
-
-    @property
-    def score_sds(self) -> Tensor:
-        """(*labels) posterior standard deviation of each score."""
+    def constant_scores(self) -> tuple[Tensor, Tensor]:
         root = self.spread.norm(dim=-1) if self.is_full else self.factor.abs()
-        return (self.scale * root).view(self.labels)
+        mean, sd = self.scale * self.m, self.scale * root
+        return mean.detach().view(self.labels), sd.detach().view(self.labels)
+
+    def scores_at(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(N, *labels) posterior mean and standard deviation of the scores of tuples with these
+        features."""
+        n = 1 if rows is None else len(rows)
+        mean, sd = self.constant_scores()
+        return mean.expand(n, *self.labels), sd.expand(n, *self.labels)
 
     def options(self) -> dict[str, Any]:
         return {"full": self.is_full}
 
-    # -- what the posterior says of a batch ---------------------------------------------------------------
+    # -- what the posterior says of a batch --------------------------------------------------------
 
     def prior_factor(self) -> Tensor:
         return self.m.new_ones(())
@@ -151,7 +151,7 @@ class Table(Block):
         with torch.no_grad():
             self.factor.copy_(self.spread.float())
 
-    # -- draws ---------------------------------------------------------------------------------------------
+    # -- draws -------------------------------------------------------------------------------------
 
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         """(2 half, P) standard normal numbers, the second half mirrors the first."""
@@ -172,7 +172,7 @@ class Table(Block):
     def mean_draw(self) -> TableDraws:
         return TableDraws((self.scale * self.m)[None])
 
-    # -- closed forms ----------------------------------------------------------------------------------------
+    # -- closed forms ------------------------------------------------------------------------------
 
     def curvature_sum(self) -> TableCurvature:
         return TableCurvature(self, torch.zeros_like(self.m))
@@ -180,8 +180,8 @@ class Table(Block):
     def solve_sites(
         self, conditionals: Sequence[Constant], linear: Sequence[Tensor], bends: Sequence[Tensor]
     ) -> bool:
-        """The exact posterior for quadratics r^T g - g^T Lambda g / 2 with linear terms r (P,) and precisions
-        Lambda (P,) or (P, P), one per batch; False, and nothing moved, if there is none."""
+        """The exact posterior for quadratics r^T g - g^T Lambda g / 2 with linear terms r (P,) and
+        precisions Lambda (P,) or (P, P), one per batch; False, and nothing moved, if there is none."""
         if self.is_silent:
             return True
         prior = torch.eye(self.n_scores).to(self.m) if self.is_full else 1.0
@@ -201,7 +201,7 @@ class Table(Block):
         self.factor.copy_(factor_of_inverse(precision))
         return True
 
-    # -- sites of minibatches, in the scores themselves, as one weight per score (``inference.minibatch``) -----
+    # -- sites of minibatches, in the scores themselves, as one weight per score (``inference.miniba
 
     @property
     def takes_minibatches(self) -> bool:
@@ -242,10 +242,10 @@ class Table(Block):
         return found.float() if single else found
 
     def fit_amplitude(self) -> None:
-        """Moves the prior's scale towards where the bound is largest, the scores' posterior held. That is known
-        in closed form: it is the root of the scores' mean second moment. Over-relaxed by as much as the
-        posterior is still the prior: to that extent it follows the scale, and plain fixed-point iteration would
-        creep."""
+        """Moves the prior's scale towards where the bound is largest, the scores' posterior held. That is
+        known in closed form: it is the root of the scores' mean second moment. Over-relaxed by as much as
+        the posterior is still the prior: to that extent it follows the scale, and plain fixed-point
+        iteration would creep."""
         if self.is_silent:
             return
         with torch.no_grad():
@@ -269,13 +269,14 @@ class Table(Block):
         return self.learn_scales()
 
     def curvature_bound(self, batches: Sequence[tuple[Constant, Tensor, Tensor]]) -> float:
-        """Largest curvature of the bound in a whitened score, if it bends by at most 1/4 each time its tuple
-        occurs. batches : conditional, mask (B, T) of the tuples, weight (B,) of the examples."""
+        """Largest curvature of the bound in a whitened score, if it bends by at most 1/4 each time its
+        tuple occurs. batches : conditional, mask (B, T) of the tuples, weight (B,) of the examples."""
         tuples = sum(float(weight @ mask.sum(-1).to(weight)) for _, mask, weight in batches)
         return 1 + 0.25 * float(self.scale.detach().square()) * tuples
 
     def project(self, conditional: Constant, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
-        """A gradient in mean and covariance of the scores, as one in ``m`` and in S, without the amplitude."""
+        """A gradient in mean and covariance of the scores, as one in ``m`` and in S, without the
+        amplitude."""
         return slope, bend
 
 

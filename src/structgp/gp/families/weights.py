@@ -1,13 +1,12 @@
 """A posterior of weights, for kernels that are linear in features.
 
-A sparse GP may be conditioned on any linear functionals of its functions in the place of values at inducing
-inputs. Here they are the weights themselves: their prior covariance is diagonal, they leave nothing open, and
-a row of A active features touches A of them. Whitened, beta_d = sqrt(w_d) v_d with q(v) = prod N(m, s^2) and
-h = X sqrt(w) v.
+A sparse GP may be conditioned on any linear functionals of its functions in the place of values at
+inducing inputs. Here they are the weights themselves: their prior covariance is diagonal, they leave
+nothing open, and a row of A active features touches A of them. Whitened, beta_d = sqrt(w_d) v_d with q(v)
+= prod N(m, s^2) and h = X sqrt(w) v.
 
-Cost is linear in the data. The price is that q has no correlations between weights; the gain, that none of
-them is left out. Letters as in ``gp.block``.
-"""
+Cost is linear in the data. The price is that q has no correlations between weights; the gain, that none
+of them is left out. Letters as in ``gp.block``."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ from structgp.gp.scale_steps import AXIS_PRIOR_COUNT, LARGEST_FACTOR, Seen, rati
 from structgp.gp.weight_rows import WeightConditional, noise_table
 
 PRIOR_COUNT = 10.0
-"""Parameters' worth of prior that a scale is right as it is. Without correlations a posterior is too sure of
-what it has found, so this is more than for inducing values."""
+"""Parameters' worth of prior that a scale is right as it is. Without correlations a posterior is too sure
+of what it has found, so this is more than for inducing values."""
 
 
 class Weights(Block):
-    """kernel : one that ``has_weights``. Parameters ``m`` and ``factor``, standard deviations of either sign,
-    both (R, M), whitened."""
+    """kernel : one that ``has_weights``. Parameters ``m`` and ``factor``, standard deviations of either
+    sign, both (R, M), whitened."""
 
     name = "weights"
 
@@ -62,7 +61,7 @@ class Weights(Block):
     def options(self) -> dict[str, Any]:
         return {}
 
-    # -- what the posterior says of a batch ---------------------------------------------------------------
+    # -- what the posterior says of a batch --------------------------------------------------------
 
     def prior_factor(self) -> Tensor:
         """(M,) prior standard deviations of the weights."""
@@ -105,12 +104,48 @@ class Weights(Block):
         return list(self.kernel.parameters())
 
     def round_factor(self) -> None:
-        """Rounds the spread to single precision, in place: a file may then hold it in half the space and still
-        give the same answers to the last bit."""
+        """Rounds the spread to single precision, in place: a file may then hold it in half the space and
+        still give the same answers to the last bit."""
         with torch.no_grad():
             self.factor.copy_(self.factor.float())
 
-    # -- draws ---------------------------------------------------------------------------------------------
+    @property
+    def prior_sd(self) -> float:
+        """Prior standard deviation of the score of a tuple without features."""
+        constants = [span.stop - 1 for _, _, span in weight_parts(self.kernel)]
+        return float((self.scale * self.prior_factor()[constants].square().sum().sqrt()).detach())
+
+    # -- what a person is shown --------------------------------------------------------------------
+
+    def scores_at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, *labels) posterior mean and standard deviation of the scores of tuples with features (N,
+        W)."""
+        with torch.no_grad():
+            mask = torch.ones(1, len(rows), dtype=torch.bool, device=rows.device)
+            here = self.amplified(self.conditional(rows[None], mask, self.prior_factor()))
+            variance = here.covariance(self.factor).diagonal(dim1=-1, dim2=-2)[0].T  # (N, R)
+            square = variance if self.has_own_functions else variance @ self.basis.T.square()
+            sd = square.sqrt().unflatten(-1, self.labels)
+            return self.scores(here.mean(self.m)[0]), sd
+
+    def constant_scores(self) -> tuple[Tensor, Tensor]:
+        constants = [span.stop - 1 for _, _, span in weight_parts(self.kernel)]
+        with torch.no_grad():
+            sd = (self.scale * self.prior_factor())[constants]  # (C,)
+            mean = (self.m[:, constants] * sd).sum(-1)
+            variance = (self.factor[:, constants] * sd).square().sum(-1)
+            square = variance if self.has_own_functions else self.basis.square() @ variance
+            return self.scores(mean), square.sqrt().view(self.labels)
+
+    def feature_scores(self, row: Tensor, direction: Tensor) -> Tensor:
+        """(A,) what each active feature of a row (1, W) adds to the score along ``direction`` (R,)."""
+        with torch.no_grad():
+            found = active_features(self.kernel, row[None])
+            place, value = found.place[0, 0], found.value[0, 0]
+            weight = (self.m * self.scale * self.prior_factor()).T @ direction  # (M,)
+            return torch.where(place >= 0, weight[place.clamp(min=0)] * value, 0)
+
+    # -- draws -------------------------------------------------------------------------------------
 
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         return noise_table(self.n_functions, half, generator).to(self.m)
@@ -118,8 +153,9 @@ class Weights(Block):
     def offsets(
         self, conditional: WeightConditional, noise: Tensor, i: int, numbers: Tensor
     ) -> Tensor:
-        """(S, B, T, R) what each draw adds to the mean. Examples are independent given the shared tables: with
-        draws of its own in each, what one draw happens to say of a feature is not said by all of them."""
+        """(S, B, T, R) what each draw adds to the mean. Examples are independent given the shared tables:
+        with draws of its own in each, what one draw happens to say of a feature is not said by all of
+        them."""
         return conditional.spread(self.factor.abs(), noise, numbers)
 
     def drawn_functions(
@@ -138,12 +174,12 @@ class Weights(Block):
     def mean_draw(self) -> WeightDraws:
         return WeightDraws(self.prior_factor(), None)
 
-    # -- closed forms ----------------------------------------------------------------------------------------
+    # -- closed forms ------------------------------------------------------------------------------
 
     def curvature_sum(self) -> WeightCurvature:
         return WeightCurvature(self, torch.zeros_like(self.m))
 
-    # -- sites of minibatches, in the weights themselves (``inference.minibatch``) ---------------------------
+    # -- sites of minibatches, in the weights themselves (``inference.minibatch``) -----------------
 
     @property
     def takes_minibatches(self) -> bool:
@@ -163,8 +199,8 @@ class Weights(Block):
         return (s.reciprocal() - 1).clamp(min=0) / prior_sd.square(), m / (s * prior_sd)
 
     def place(self, precision: Tensor, linear: Tensor, prior_sd: Tensor, index: Tensor) -> None:
-        """Sets q to prior times sites with precision and linear term (F, R), at the weights ``index`` (F,) whose
-        prior standard deviations are ``prior_sd`` (F,)."""
+        """Sets q to prior times sites with precision and linear term (F, R), at the weights ``index``
+        (F,) whose prior standard deviations are ``prior_sd`` (F,)."""
         prior_sd = prior_sd[:, None]
         total = 1 + prior_sd.square() * precision.clamp(min=0)
         self.m[:, index] = (prior_sd * linear / total).T
@@ -182,9 +218,10 @@ class Weights(Block):
         seed: int,
         single: bool,
     ) -> Tensor:
-        """(S, B, T, R) what draws of the weights in a batch add to the mean. sd : (F, R) of the weights; noise : as of
-        ``visit_noise``; keys : (B,). If ``single``, in single precision with one draw of a weight for all of the batch:
-        of much data a batch is a small part, and what one draw says in it is little."""
+        """(S, B, T, R) what draws of the weights in a batch add to the mean. sd : (F, R) of the weights;
+        noise : as of ``visit_noise``; keys : (B,). If ``single``, in single precision with one draw of a
+        weight for all of the batch: of much data a batch is a small part, and what one draw says in it is
+        little."""
         if not single:
             return here.spread((sd / here.prior_sd[:, None]).T, noise, keys)
         sd, rows = sd.float(), here.rows.single
@@ -196,13 +233,13 @@ class Weights(Block):
         return torch.stack(drawn + [-x for x in drawn])
 
     def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Tensor | None = None) -> Tensor:
-        """One step for the amplitudes of the functions, then the scales of feature groups, then the relevances,
-        each given the ones before: what one has explained is not explained again. The mean weights stay what
-        they are, and what the data say of their precision. Returns by how much the variance of each function has
-        grown, (R,). Cost O(R M).
+        """One step for the amplitudes of the functions, then the scales of feature groups, then the
+        relevances, each given the ones before: what one has explained is not explained again. The mean
+        weights stay what they are, and what the data say of their precision. Returns by how much the
+        variance of each function has grown, (R,). Cost O(R M).
 
-        Whitened, the energy of a weight is m^2 and what the data determine of it 1 - s^2 (``gp.scale_steps``).
-        """
+        Whitened, the energy of a weight is m^2 and what the data determine of it 1 - s^2
+        (``gp.scale_steps``)."""
         before, axes = weight_variances(self.kernel), self.m.new_ones((self.n_functions, 1))
         energy = self.m.square()
         determined = (1 - self.factor.square()).clamp(min=0)
@@ -235,8 +272,8 @@ class Weights(Block):
 
 @dataclass(frozen=True)
 class WeightDraws:
-    """Draws of weights, each looked up in a table of noise when its feature is met: no memory grows with the
-    number of features. prior_sd : (M,); table : (rows, R, S / 2), None for the posterior mean."""
+    """Draws of weights, each looked up in a table of noise when its feature is met: no memory grows with
+    the number of features. prior_sd : (M,); table : (rows, R, S / 2), None for the posterior mean."""
 
     prior_sd: Tensor
     table: Tensor | None
@@ -252,8 +289,8 @@ class WeightDraws:
 
 @dataclass
 class WeightCurvature:
-    """precision : (R, M), what the data say of each whitened weight. Curvature is taken tuple by tuple: where
-    a feature comes twice in an example, what its places have in common is left out."""
+    """precision : (R, M), what the data say of each whitened weight. Curvature is taken tuple by tuple:
+    where a feature comes twice in an example, what its places have in common is left out."""
 
     block: Weights
     precision: Tensor

@@ -71,8 +71,8 @@ class Chain(Structure):
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
-        """Exact second moments of nodes, the same for every y that is known throughout; cost
-        O(S B T^2 V^3). Exact for a shared table, too; tables by position have that of ``local_curvature``.
+        """Exact second moments of nodes, the same for every y that is known throughout; cost O(S B T^2
+        V^3). Exact for a shared table, too; tables by position have that of ``local_curvature``.
         Positions whose label is missing count as flat, so that what they leave is concave; transitions of
         their sequences bend as ``local_curvature`` has it."""
         with torch.no_grad():

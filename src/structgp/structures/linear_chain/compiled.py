@@ -3,9 +3,9 @@
 One chain at a time, all its numbers in the nearest cache: potentials are read and gradients written, and
 nothing else goes to memory. The backward pass does the forward pass again rather than keep its messages:
 fresh memory for them costs more than they do. A product of a message and the transitions is V sums along
-rows, which the compiler makes vector instructions of; they add in an order of their own, so results differ
-from those of ``Scaled`` by rounding. Threads share out units of whole chains: the result does not depend
-on how many there are.
+rows, which the compiler makes vector instructions of; they add in an order of their own, so results
+differ from those of ``Scaled`` by rounding. Threads share out units of whole chains: the result does not
+depend on how many there are.
 
 Needs numba (``structgp[fast]``), which compiles at the first use and keeps the result in a file.
 """
@@ -265,8 +265,8 @@ def _exponentiate_nodes(f: Any, n: int, node: Any) -> Any:
 
 @_compiled
 def _forward_chain(node: Any, edge_t: Any, n: int, alpha: Any, prior: Any, inverse: Any) -> float:
-    """The sum of the logarithms of the scales. Row t of alpha (T, V) <- the message at t, which sums to 1;
-    of prior (T, V) <- what t is told by the position before; inverse (T,) <- 1 / scale."""
+    """The sum of the logarithms of the scales. Row t of alpha (T, V) <- the message at t, which sums to
+    1; of prior (T, V) <- what t is told by the position before; inverse (T,) <- 1 / scale."""
     smallest = np.finfo(node.dtype).tiny
     log_scale, scale = 0.0, 1.0
     for t in range(n):
@@ -358,8 +358,8 @@ def _backward(
     first: int,
     last: int,
 ) -> None:
-    """Node marginals times weight, and one of GRADIENTS, STEPS and VARIANCES. Of a branch on ``ndim`` numba
-    compiles the side that is taken."""
+    """Node marginals times weight, and one of GRADIENTS, STEPS and VARIANCES. Of a branch on ``ndim``
+    numba compiles the side that is taken."""
     B = f.shape[1]
     node, alpha, prior, inverse, edge, edge_t, beta, passed = _space(f, g)
     blocks = -(-B // CHAINS_AT_ONCE)

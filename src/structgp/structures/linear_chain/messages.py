@@ -53,13 +53,14 @@ class Messages(Protocol):
         ...
 
     def next_variances(self) -> tuple[Tensor, Tensor]:
-        """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V), summed
-        over positions, for a shared table, else (S, B, T-1, V, V)."""
+        """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V),
+        summed over positions, for a shared table, else (S, B, T-1, V, V)."""
         ...
 
 
 def log_partition(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    """(S, B) log Z of f (S, B, T, V) and g (S, V, V) or (S, B, T-1, V, V), differentiable once in both."""
+    """(S, B) log Z of f (S, B, T, V) and g (S, V, V) or (S, B, T-1, V, V), differentiable once in
+    both."""
     return _LogPartition.apply(f, g, mask)
 
 
@@ -127,8 +128,8 @@ class _Narrowed:
 
 
 def _widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Tensor:
-    """() largest difference between entries of x within ``dims``, with minima taken of ``lowest`` if given;
-    inf where all entries are -inf."""
+    """() largest difference between entries of x within ``dims``, with minima taken of ``lowest`` if
+    given; inf where all entries are -inf."""
     if not x.numel():
         return x.new_zeros(())
     top = x.amax(dims)

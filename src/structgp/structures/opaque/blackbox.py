@@ -69,10 +69,9 @@ class BlackBox(Structure):
         return f"BlackBox({name_of(self.function)}, batched={self.batched}, n_jobs={self.n_jobs})"
 
     def probe(self, n_labels: int) -> Kind:
-        """'torch with gradient', 'numpy', or 'torch, values only', found by a trial with n_labels labels at
-        the first call. Warns if the function carries a gradient that differences of its values contradict;
-        that gradient is not used.
-        """
+        """'torch with gradient', 'numpy', or 'torch, values only', found by a trial with n_labels labels
+        at the first call. Warns if the function carries a gradient that differences of its values
+        contradict; that gradient is not used."""
         if self._found is None:
             self._found = find_kind(self._caller, n_labels)
             if self._found.gradient_problem:
@@ -156,7 +155,8 @@ class BlackBox(Structure):
         return torch.stack(values, 1)
 
     def _pool(self, f: Tensor, g: Tensor, y: Tensor, lengths: list[int], real: list[int]) -> Tensor:
-        """(S, len(real)) NumPy values of the sequences that have tokens, computed by ``n_jobs`` processes.
+        """(S, len(real)) NumPy values of the sequences that have tokens, computed by ``n_jobs``
+        processes.
 
         A task is some sequences with all draws; with fewer sequences than processes, one sequence with
         some of the draws.

@@ -82,8 +82,8 @@ def _find_kind(caller: Caller, n_labels: int) -> Found:
 
 
 class Example:
-    """Latent values to try a function on: 3 positions, n_labels labels, and a number of draws that differs
-    from both, so that a mixed-up dimension shows."""
+    """Latent values to try a function on: 3 positions, n_labels labels, and a number of draws that
+    differs from both, so that a mixed-up dimension shows."""
 
     def __init__(self, caller: Caller, n_labels: int) -> None:
         self.caller = caller

@@ -1,9 +1,8 @@
 """Gradient and curvature of a likelihood that only has values, by central differences.
 
 Each score is moved up and down, which gives slope and curvature there for any function: 2 (T V + V^2)
-values per draw, without the noise of estimators that work from random draws. Where sequences are short and
-labels few that is cheap, and any function can be fitted with second-order inference.
-"""
+values per draw, without the noise of estimators that work from random draws. Where sequences are short
+and labels few that is cheap, and any function can be fitted with second-order inference."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from structgp.structures.opaque.finite import all_finite, one_table
 
 SLOPE_STEP = 1e-2
 BEND_STEP = 0.1
-"""Steps of the differences: errors are a millionth of the third derivative and a thousandth of the fourth,
-and a function that computes in single precision still has three digits."""
+"""Steps of the differences: errors are a millionth of the third derivative and a thousandth of the
+fourth, and a function that computes in single precision still has three digits."""
 
 VALUES_AT_ONCE = 1 << 21
 """Latent values that one call of the function sees at most."""
@@ -125,7 +124,8 @@ class _Values(torch.autograd.Function):
 def _moved_nodes(
     values: Values, f: Tensor, g: Tensor, steps: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Values (S, B) with position t moved by column r of ``steps`` (V, R), up and down, for all t and r."""
+    """Values (S, B) with position t moved by column r of ``steps`` (V, R), up and down, for all t and
+    r."""
     T, R = f.shape[2], steps.shape[1]
     places = [(t, r) for t in range(T) for r in range(R)]
     for some in _groups(places, f.numel()):

@@ -1,0 +1,289 @@
+"""Sequences that a model is asked about: encoded once, asked several questions.
+
+Answers take ``known``, labels that are given: for each sequence a list with None where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structgp.answers import labellings
+from structgp.answers.potentials import Potentials, potentials
+from structgp.answers.spans import Boundaries, likely_spans, span_probability
+from structgp.answers.uncertainty import (
+    Parts,
+    event_uncertainty,
+    sequence_uncertainty,
+    token_uncertainty,
+)
+from structgp.data.batch import Batch, by_length, pad
+from structgp.data.labels import MISSING, UNSEEN, check_labels
+from structgp.errors import InputError
+from structgp.structures import Structure
+
+if TYPE_CHECKING:
+    from structgp.answers.model import Model
+
+Known: TypeAlias = Sequence[Sequence[str | None]]
+
+BATCH_TOKENS = 2_000
+ENTROPY_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Question:
+    """How a question is answered.
+
+    n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. shift :
+    (V,), added to the node scores of every token. device : where the answer is computed.
+    """
+
+    n_draws: int = 128
+    shift: Tensor | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """model : that answers. question : the settings of all answers. rows : (T, W) encoded tokens of each
+    sequence."""
+
+    model: Model
+    question: Question
+    rows: list[np.ndarray]
+
+    # -- labels ------------------------------------------------------------------------------------
+
+    def marginals(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T, V) label probabilities of each sequence."""
+        empty = np.empty((0, len(self.model.labels.classes)))
+        return self._each(known, empty, labellings.marginals)
+
+    def best_tokens(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
+        constraints allow."""
+        rules = self.model.rules
+
+        def ask(at: Potentials) -> Tensor:
+            return labellings.best_tokens(labellings.marginals(at), at.mask, rules)
+
+        return self._each(known, np.empty(0, dtype=np.int64), ask)
+
+    def viterbi(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T,) label indices of the best whole labelling of each sequence, under the posterior mean."""
+        self.require("has_decoder", "decoder", ("decode", "use 'marginal'"))
+        return self._each(known, np.empty(0, dtype=np.int64), labellings.viterbi, n_draws=0)
+
+    def n_best(self, n: int, known: Known | None = None) -> list[list[tuple[np.ndarray, float]]]:
+        """The n most probable labellings of each sequence with their log-probabilities, best first; fewer
+        where there are not so many."""
+        self.require("has_n_best", "n best labellings")
+        found: list[list[tuple[np.ndarray, float]]] = [
+            [] if len(r) else [(np.empty(0, dtype=np.int64), 0.0)] for r in self.rows
+        ]
+        for batch in self._batches(known):
+            plugged = self._potentials(batch, 0).on_host()
+            at = self._potentials(batch).on_host() if self.question.n_draws else plugged
+            labels, values = labellings.n_best(at, plugged, n)
+            for b, i in enumerate(batch.index.tolist()):
+                found[i] = [
+                    (y[: len(self.rows[i])].numpy(), float(value))
+                    for y, value in zip(labels[b], values[b], strict=True)
+                    if value > -torch.inf
+                ]
+        return found
+
+    def samples(self, n: int, known: Known | None = None) -> list[np.ndarray]:
+        """(n, T) labellings of each sequence, drawn from the posterior; the same when asked again."""
+        self.require("has_walk", "labellings to draw")
+        found = [np.empty((n, 0), dtype=np.int64)] * len(self.rows)
+        for i, at in self.one_by_one(known):
+            seed = np.random.SeedSequence([self.model.seed, i]).generate_state(1)[0]
+            generator = torch.Generator().manual_seed(int(seed))
+            found[i] = labellings.sample_labellings(at, n, generator)[:, 0].numpy()
+        return found
+
+    # -- probabilities -----------------------------------------------------------------------------
+
+    def transition_marginals(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T - 1, V, V) probabilities of each label with the next one; (0, V, V) for at most one
+        token."""
+        self.require("has_walk", "transition marginals")
+        V = len(self.model.labels.classes)
+        found = self._each(known, np.empty((0, V, V)), labellings.transition_marginals)
+        return [p[: max(0, len(r) - 1)] for p, r in zip(found, self.rows, strict=True)]
+
+    def log_probs(self, y: Known) -> list[float | None]:
+        """log p(y | x) of each labelling, of its known part where there are None in it; None where a
+        label was never seen in training. -inf for one that the constraints forbid."""
+        model, question = self.model, self.question
+        encoded = model.labels.transform(y)
+        if any((e == MISSING).any() for e in encoded):
+            self.require("handles_missing", "answers where labels are missing")
+        draws = model.draws(question.n_draws, question.device)
+        answers: list[float | None] = [0.0 if not len(r) else None for r in self.rows]
+        known = [len(r) * bool((e > UNSEEN).all()) for r, e in zip(self.rows, encoded, strict=True)]
+        posterior, structure = model.placed(question.device), model.structure
+        for batch in self._padded(known, encoded):
+            values = labellings.log_prob(posterior, structure, draws, batch, question.shift)
+            for i, value in zip(batch.index.tolist(), values.tolist(), strict=True):
+                answers[i] = value
+        return answers
+
+    def draw_marginals(self) -> Iterator[tuple[int, Tensor]]:
+        """(S, T, V) label probabilities under each draw, of sequence after sequence, with its place."""
+        for i, at in self.one_by_one():
+            yield i, at.structure.marginals(at.f, at.g, at.mask)[:, 0]
+
+    # -- spans -------------------------------------------------------------------------------------
+
+    def spans(
+        self, least: float, known: Known | None = None
+    ) -> list[list[tuple[int, int, str, float]]]:
+        """Spans (start, stop, label) with a probability of at least ``least``, and that probability."""
+        self.require("has_walk", "spans")
+        boundaries = Boundaries.of(self.model.labels.classes)
+        found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
+        for i, at in self.one_by_one(known):
+            found[i] = [
+                (start, stop, boundaries.kinds[k], p)
+                for start, stop, k, p in likely_spans(at, boundaries, least)
+            ]
+        return found
+
+    def span(
+        self, start: int, stop: int, label: str | None, sense: str, known: Known | None = None
+    ) -> tuple[float, Parts]:
+        """Probability of a span in the only sequence, and the uncertainty whether it is there."""
+        self.require("has_walk", "spans")
+        boundaries = Boundaries.of(self.model.labels.classes)
+        if label is not None and label not in boundaries.kinds:
+            kinds = ", ".join(map(repr, boundaries.kinds))
+            raise InputError("label", f"{label!r} is not a type of span", f"use one of {kinds}")
+        (row,) = self.rows
+        if not 0 <= start < stop <= len(row):
+            raise InputError(
+                "start, stop",
+                f"{start} to {stop} is not a span of {len(row)} tokens",
+                "count from 0; stop is one past the last token",
+            )
+        kind = None if label is None else boundaries.kinds.index(label)
+        ((_, at),) = self.one_by_one(known)
+        p = span_probability(at, boundaries, start, stop, sense, kind)
+        return float(at.average(p[:, None])[0]), event_uncertainty(p, at.share[:, 0])
+
+    # -- uncertainty -------------------------------------------------------------------------------
+
+    def token_uncertainty(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T, 2) total uncertainty of each token, and the part that is the data's, in nats."""
+
+        def ask(at: Potentials) -> Tensor:
+            parts = token_uncertainty(at)
+            return torch.stack([parts.total, parts.data], -1)
+
+        return self._each(known, np.empty((0, 2)), ask)
+
+    def sequence_uncertainty(self, known: Known | None = None) -> np.ndarray:
+        """(N, 2) the same for each whole labelling."""
+        self.require("has_walk", "entropy")
+        found = np.zeros((len(self.rows), 2))
+        for i, at in self.one_by_one(known):
+            generator = torch.Generator().manual_seed(self.model.seed)
+            parts = sequence_uncertainty(at, ENTROPY_SAMPLES, generator)
+            found[i] = float(parts.total[0]), float(parts.data[0])
+        return found
+
+    # -- how ---------------------------------------------------------------------------------------
+
+    def one_by_one(
+        self, known: Known | None = None, n_draws: int | None = None
+    ) -> Iterator[tuple[int, Potentials]]:
+        """The potentials of each sequence that has tokens, without padding, with its place."""
+        for batch in self._batches(known):
+            at = self._potentials(batch, n_draws).on_host()
+            for b, i in enumerate(batch.index.tolist()):
+                yield i, at.one(b, len(self.rows[i]))
+
+    def require(
+        self, ability: str, what: str, mend: tuple[str, str] = ("predict_with", "use 'chain'")
+    ) -> None:
+        """InputError where the structure that answers lacks an ability."""
+        structure: Structure = self.model.structure
+        if not getattr(structure, ability):
+            place, remedy = mend
+            raise InputError(place, f"{type(structure).__name__} offers no {what}", remedy)
+
+    def _potentials(self, batch: Batch, n_draws: int | None = None) -> Potentials:
+        model, question = self.model, self.question
+        draws = model.draws(question.n_draws if n_draws is None else n_draws, question.device)
+        here = model.placed(question.device)
+        return potentials(here, model.structure, draws, batch, question.shift)
+
+    def _each(
+        self,
+        known: Known | None,
+        empty: np.ndarray,
+        ask: Callable[[Potentials], Tensor],
+        n_draws: int | None = None,
+    ) -> list[np.ndarray]:
+        answers = [empty] * len(self.rows)
+        for batch in self._batches(known):
+            values = ask(self._potentials(batch, n_draws)).cpu().numpy()
+            for b, i in enumerate(batch.index.tolist()):
+                answers[i] = values[b, : len(self.rows[i])]
+        return answers
+
+    def _batches(self, known: Known | None) -> Iterator[Batch]:
+        encoded = None if known is None else self._known(known)
+        if self.model.rules is not None:
+            self._check_possible(encoded)
+        yield from self._padded([len(r) for r in self.rows], encoded)
+
+    def _padded(
+        self, lengths: Sequence[int], labels: Sequence[np.ndarray] | None
+    ) -> Iterator[Batch]:
+        model, most = self.model, BATCH_TOKENS
+        if model.split.next is not None:  # a table of scores for each token
+            most = max(1, most // len(model.labels.classes))
+        for index in by_length(lengths, most):
+            whole = pad(self.rows, labels, model.encoder.pad_row, index)
+            yield model.split(whole).to(self.question.device)
+
+    def _known(self, known: Known) -> list[np.ndarray]:
+        self.require("handles_missing", "answers where labels are known")
+        encoded = self.model.labels.transform(check_labels(self.rows, known, "known"))
+        for n, labels in enumerate(encoded):
+            if (labels == UNSEEN).any():
+                t = int((labels == UNSEEN).argmax())
+                raise InputError(
+                    f"known[{n}][{t}]",
+                    f"{known[n][t]!r} is not a label of the training data",
+                    f"use None, or one of {', '.join(self.model.labels.classes)}",
+                )
+        return encoded
+
+    def _check_possible(self, known: Sequence[np.ndarray] | None) -> None:
+        constraints = self.model.constraints
+        assert constraints is not None
+        V, judged = len(self.model.labels.classes), set()
+        for n, r in enumerate(self.rows):
+            if known is None and len(r) in judged:
+                continue
+            judged.add(len(r))
+            possible = np.ones((len(r), V), bool)
+            if known is not None:
+                there = known[n] >= 0
+                possible[there] = np.eye(V, dtype=bool)[known[n][there]]
+            if not constraints.has_labelling(possible):
+                agrees = "" if known is None else " and with the labels that are known"
+                raise InputError(
+                    f"sequence {n}",
+                    f"no labelling of its {len(r)} tokens agrees with the constraints{agrees}",
+                    "check the labels, or fit without constraints",
+                )

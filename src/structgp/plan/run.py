@@ -1,0 +1,299 @@
+"""One fit, from its plan to the fitted model and its log."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from structgp import __version__
+from structgp.answers.model import Model, split_of
+from structgp.data.batch import Batch
+from structgp.data.examples import Examples
+from structgp.data.labels import check_all_labelled
+from structgp.data.shards import ShardedExamples
+from structgp.errors import InputError, StructgpWarning
+from structgp.gp.kernels.block_sum import kernel_scales
+from structgp.inference import Minibatch
+from structgp.inference.batch_sites import remove_sites
+from structgp.inference.checkpoint import Checkpoint
+from structgp.inference.distributed import ALONE, Together, local_device
+from structgp.inference.loop import Callback, History, Watch, make_batches, train
+from structgp.plan.options import Options, fingerprint
+from structgp.plan.resolve import Plan, all_at_once, check_alone
+from structgp.plan.start import Start
+from structgp.structures import Differences
+
+BATCH_TOKENS = {"weights": 4_000, "inducing": 1_000}
+"""Tokens per batch, about, by family of the posterior."""
+
+Dev = tuple[list[Any], list[Any]]
+
+
+def check_dev(X_dev: Any, y_dev: Any, early_stopping: Any) -> None:
+    """InputError for dev data that is not whole, and for early stopping without it."""
+    if (X_dev is None) != (y_dev is None):
+        given, missing = ("y_dev", "X_dev") if X_dev is None else ("X_dev", "y_dev")
+        raise InputError(missing, f"missing where {given} is given", "pass both or neither")
+    if not isinstance(early_stopping, bool | np.bool_):
+        problem = f"must be True or False, got {early_stopping!r}"
+        raise InputError("early_stopping", problem, "leave it out, or pass True")
+    if early_stopping and X_dev is None:
+        raise InputError(
+            "early_stopping", "there is no dev data to stop by", "pass X_dev and y_dev to fit"
+        )
+
+
+def check_shards(
+    y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool, together: Together
+) -> None:
+    """InputError for what cannot go with data on disk."""
+    for name, value in (("y", y), ("sample_weight", sample_weight)):
+        if value is not None:
+            raise InputError(
+                name, "given beside shards, which hold tokens and labels", "leave it out"
+            )
+    if early_stopping:
+        raise InputError(
+            "early_stopping",
+            "is for data in memory: on shards a step is one batch of many",
+            "stop with a callback, or leave it out",
+        )
+    if goes_on:
+        raise InputError(
+            "warm_start",
+            "a fit on shards starts from nothing: their features are numbered anew",
+            "use warm_start=False, or go on from a checkpoint",
+        )
+    check_alone(together)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What goes into one fit. seen_before : the model whose data count too. dev : data to
+    score; early_stopping : stop by their likelihood. checkpoint : file for the state of the fit."""
+
+    options: Options
+    examples: Examples | ShardedExamples
+    start: Start
+    generator: torch.Generator
+    seen_before: Model | None = None
+    dev: Dev | None = None
+    early_stopping: bool = False
+    checkpoint: str | Path | None = None
+    together: Together = ALONE
+
+    def run(self, callback: Callback) -> tuple[Model, dict[str, Any]]:
+        """Fits the posterior in place; returns the model and the log."""
+        kept, plan = (None, self.start.plan) if self.checkpoint is None else self._kept()
+        on_disk = isinstance(self.examples, ShardedExamples)
+        with self._sites(plan) if on_disk else nullcontext(plan) as plan:
+            history = self._train(plan, callback, kept)
+        if history.stopped == "limit":
+            warnings.warn(
+                f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
+                "the bound settled; see training_log_",
+                StructgpWarning,
+                stacklevel=4,
+            )
+        self.start.posterior.round_factor()
+        log = self._log(history, plan)
+        if kept is not None and self.together.is_first:
+            kept.remove()
+        info = {k: v for k, v in log.items() if k != "steps"}
+        return self.model(info | self._seen() | {"version": __version__}), log
+
+    def model_now(self) -> Model:
+        """The model with a copy of the posterior as it is now. Cost: that copy."""
+        return self.model(self._seen(), copy.deepcopy(self.start.posterior).to("cpu"))
+
+    def model(self, info: dict[str, Any], posterior: Any = None) -> Model:
+        return Model(
+            self.examples.encoder,
+            self.examples.labels,
+            (self.start.posterior if posterior is None else posterior).requires_grad_(False),
+            self.start.plan.spec,
+            int(self.options.n_draws),
+            int(self.options.random_state),
+            info,
+            {} if self.seen_before is None else dict(self.seen_before.extra),
+            predictor=self.start.plan.predictor,
+            constraints=self.examples.constraints,
+        )
+
+    # -- the optimiser's loop ----------------------------------------------------------------------
+
+    def _train(self, plan: Plan, callback: Callback, kept: Checkpoint | None) -> History:
+        return train(
+            self.start.posterior,
+            plan.structure.value,
+            self._batches(plan),
+            plan.optimizer.value,
+            plan.optimizer.reason,
+            estimator=plan.gradient.value,
+            entropy=plan.entropy.value,  # type: ignore[arg-type]
+            device=local_device(plan.device.value),
+            generator=self.generator,
+            callback=callback,
+            checkpoint=kept,
+            watch=self._watch(self.dev) if self.early_stopping and self.dev else None,
+            together=self.together,
+        )
+
+    def _batches(self, plan: Plan) -> Sequence[Batch]:
+        optimizer, examples = plan.optimizer.value, self.examples
+        most_tokens = BATCH_TOKENS["weights" if plan.has_weights else "inducing"]
+        if getattr(optimizer, "one_sequence_a_batch", False):
+            most_tokens = 1
+        if isinstance(optimizer, Minibatch):
+            most_tokens = optimizer.batch_tokens or 1
+        if isinstance(examples, ShardedExamples):
+            return examples.batches(most_tokens)
+        split, pad_row = split_of(examples.encoder, plan.spec), examples.encoder.pad_row
+        if split.next is not None:  # a table of scores for each token
+            most_tokens = max(1, most_tokens // examples.n_labels)
+        data = examples.rows, examples.y, pad_row, most_tokens, examples.weights
+        return [split(batch) for batch in make_batches(*data, self.together)]
+
+    def _watch(self, dev: Dev) -> Watch:
+        """Looks at the dev data after each step, where that decides when to stop."""
+        X, truth = dev[0], check_all_labelled(*dev)
+        if not any(y and set(y) <= set(self.examples.labels.classes) for y in truth):
+            raise InputError(
+                "y_dev",
+                "every sequence has a label that training never saw: there is nothing to stop by",
+                "pass dev data with the labels of the training data",
+            )
+
+        def nll() -> float:
+            # Unseen labels and forbidden labellings tell nothing about one step or another.
+            found = self.model_now().ask(X).log_probs(truth)
+            log_probs = [v for v in found if v is not None and v > -np.inf]
+            return -sum(log_probs) / max(1, len(log_probs))
+
+        return Watch(self.start.posterior, nll)
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def _kept(self) -> tuple[Checkpoint, Plan]:
+        """The checkpoint, and the plan of the fit that it belongs to: one begun by several processes has
+        no minibatches."""
+        assert self.checkpoint is not None
+        if not Path(self.checkpoint).absolute().parent.is_dir():
+            raise InputError(
+                str(self.checkpoint),
+                "cannot be written (No such file or directory)",
+                "create its folder first",
+            )
+        plan, shared = self.start.plan, all_at_once(self.start.plan, self.options)
+        kept, other = (Checkpoint(self.checkpoint, self._fingerprint(p)) for p in (plan, shared))
+        return (other, shared) if other.is_there and not kept.is_there else (kept, plan)
+
+    def _fingerprint(self, plan: Plan) -> str:
+        """What tells this fit from another: its options, data, optimiser and gradient estimator."""
+        optimizer = plan.optimizer.value
+        parts = (
+            fingerprint(self.options),
+            self.early_stopping,
+            self.examples.labels.classes,
+            # An optimiser that is not a dataclass may have a name and no values to compare.
+            optimizer if is_dataclass(optimizer) else optimizer.name,
+            plan.gradient.value.name,
+            self.examples.digest,
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    @contextmanager
+    def _sites(self, plan: Plan) -> Iterator[Plan]:
+        """For data on disk, the plan with its sites on disk: beside the checkpoint, where they stay if
+        the fit is cut off, or in a folder of the shards' that is removed after the fit."""
+        optimizer = plan.optimizer.value
+        if (
+            not isinstance(self.examples, ShardedExamples)
+            or not isinstance(optimizer, Minibatch)
+            or optimizer.sites_folder is not None
+        ):
+            yield plan
+        elif self.checkpoint is not None:
+            folder = f"{self.checkpoint}.sites"
+            yield _with_folder(plan, optimizer, folder)
+            remove_sites(folder)
+        else:
+            shards = self.examples.shards
+            try:
+                made = tempfile.TemporaryDirectory(prefix=".sites-", dir=shards.folder)
+            except OSError as error:
+                raise InputError(
+                    str(shards.folder),
+                    f"the sites of the fit cannot be written there ({error.strerror})",
+                    "name a checkpoint in another place: they are kept beside it",
+                ) from error
+            with made as folder:
+                yield _with_folder(plan, optimizer, folder)
+
+    # -- what there is to say ----------------------------------------------------------------------
+
+    def _seen(self) -> dict[str, Any]:
+        """Counts of the data, with those of the model before."""
+        examples = self.examples
+        counts = dict(zip(examples.labels.classes, examples.label_counts.tolist(), strict=True))
+        seen = {"n_sequences": examples.n_sequences, "n_tokens": examples.n_tokens}
+        if self.seen_before is not None:
+            for label, count in self.seen_before.info["label_counts"].items():
+                counts[label] += count
+            seen = {name: count + self.seen_before.info[name] for name, count in seen.items()}
+        return seen | {"label_counts": counts}
+
+    def _log(self, history: History, plan: Plan) -> dict[str, Any]:
+        """``training_log_``."""
+        posterior, relaxation, pilot = self.start.posterior, self.start.relaxation, self.start.pilot
+        before = None if pilot is None else pilot.history
+        log = {
+            "plan": plan.to_json(),
+            "optimizer": history.optimizer,
+            "reason": history.reason,
+            "gradient": history.gradient,
+            "stopped": history.stopped,
+            "steps": history.steps,
+            "trace": history.trace,
+            "elbo": history.elbo,
+            "fresh_elbo": history.fresh_elbo,
+            "relaxation": None if relaxation is None else vars(relaxation),
+            "pilot": None if pilot is None else pilot.summary,
+            "posterior": "weights" if plan.has_weights else "inducing",
+            "covariance": plan.covariance.value,
+            "covariance_rank": plan.rank,
+            "covariance_reason": plan.covariance.reason,
+            "inducing_residual": self.start.residual,
+            "evaluations": history.evaluations + (before.evaluations if before else 0),
+            "seconds": history.seconds + (before.seconds if before else 0.0),
+        }
+        if isinstance(plan.structure.value, Differences):
+            log |= {"gradient": "differences", "evaluations": plan.structure.value.n_values}
+        node, transitions = posterior.node, posterior["next"]
+        blocks = split_of(self.examples.encoder, plan.spec).node.blocks
+        with torch.no_grad():
+            return log | {
+                "kernel_scales": kernel_scales(node.kernel, blocks),
+                "function_scales": node.basis.square().sum(0).tolist(),
+                "effective_parameters": float(node.effective_parameters()),
+                "kl_inducing": float(node.kl(plan.entropy.value)),
+                "kl_transitions": float(transitions.kl()),
+                "amplitude_factor": float(node.log_amplitude.exp()),
+                "transition_sd": transitions.prior_sd,
+                "n_inducing": node.n_values,
+            }
+
+
+def _with_folder(plan: Plan, optimizer: Minibatch, folder: str) -> Plan:
+    placed = replace(optimizer, sites_folder=folder)
+    return replace(plan, optimizer=replace(plan.optimizer, value=placed))
