@@ -822,9 +822,9 @@ def trained(files, path, *options):
 
 
 def test_train_with_the_piecewise_likelihood(files, tmp_path):
-    model = trained(files, tmp_path / "model", *SMALL, "--likelihood", "piecewise")
+    model = trained(files, tmp_path / "model", *SMALL, "--structure", "piecewise")
     assert model.model_.likelihood == "piecewise"
-    assert model.get_params()["likelihood"] == "piecewise"
+    assert model.get_params()["structure"] == "piecewise"
     assert model.training_log_["optimizer"] == "second-order"
     chain = structgp.load(files.model)
     assert chain.model_.likelihood == "chain"
@@ -844,7 +844,7 @@ def test_train_with_natural_gradients(files, tmp_path):
 def test_every_inference_can_be_asked_for():
     (option,) = (p for p in main.commands["train"].params if p.name == "inference")
     assert tuple(option.type.choices) == structgp.plan.optimizers.INFERENCE
-    (option,) = (p for p in main.commands["train"].params if p.name == "likelihood")
+    (option,) = (p for p in main.commands["train"].params if p.name == "structure")
     assert option.type.choices == tuple(structgp.structures.choose.NAMED)
 
 
@@ -858,7 +858,7 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(StructuredGPClassifier, "fit", watched)
-    monkeypatch.setattr(structgp.plan.start, "N_INDUCING", 11)
+    monkeypatch.setattr(structgp.plan.choices, "N_INDUCING", 11)
     model = trained(files, tmp_path / "model", "--kernel", "template")
     assert seen == [None]
     assert model.training_log_["n_inducing"] == 11
@@ -867,7 +867,7 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
 
 
 def test_unknown_likelihoods_are_clicks(files, tmp_path):
-    result = run("train", files.template, files.train, "-o", tmp_path / "m", "--likelihood", "tree")
+    result = run("train", files.template, files.train, "-o", tmp_path / "m", "--structure", "tree")
     assert result.exit_code == 2
     assert "'tree' is not one of" in result.stderr
 

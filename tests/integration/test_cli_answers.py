@@ -14,6 +14,7 @@ from structgp.cli import main
 from structgp.data.corpora import recipes
 from structgp.data.sources.templates import Template
 from structgp.inference import checkpoint
+from structgp.inference.loop import Watch
 
 N = 40
 
@@ -195,17 +196,19 @@ def test_forbidden_pairs_and_weights_of_labels(folder, tmp_path):
     fails("train", *train, "--forbid", "^", "X", says="'X' is not a label")
     fails("train", *train, "--forbid", "^", "O", "--scheme", "bio", says="--forbid")
     fails("train", *train, "--class-weight", "O", says="--class-weight")
-    fails("train", *train, "--class-weight", "X=2", says="'X' is no label")
-    fails("train", *train, "--scheme", "bilou2", says="is not a scheme")
+    fails("train", *train, "--class-weight", "X=2", says="'X' is not a label")
+    fails("train", *train, "--scheme", "bilou2", says="is no scheme")
     fails("train", *train, "--early-stopping", says="--early-stopping")
 
 
-def test_early_stopping_looks_at_the_dev_file(folder, tmp_path):
+def test_early_stopping_looks_at_the_dev_file(folder, tmp_path, monkeypatch):
+    looks, enough = [], Watch.enough
+    monkeypatch.setattr(Watch, "enough", lambda self: looks.append(1) or enough(self))
     result = ok(
         "train", folder / "template", folder / "train", "-o", tmp_path / "m", "--dev", folder / "test",
         "--early-stopping",
     )  # fmt: skip
-    assert structgp.load(tmp_path / "m").early_stopping
+    assert len(looks) == len(structgp.load(tmp_path / "m").training_log_["trace"])
     assert "token error" in result.stdout
 
 

@@ -112,7 +112,7 @@ def test_make_targets_exist() -> None:
 
 def test_every_command_is_in_the_help() -> None:
     with click.Context(main) as context:
-        commands = ["demo", "evaluate", "next", "report", "tag", "train"]
+        commands = ["demo", "describe", "evaluate", "next", "report", "tag", "train"]
         assert sorted(main.list_commands(context)) == commands
 
 
