@@ -63,7 +63,9 @@ def test_each_choice_is_the_most_uncertain(
     case: object, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not whole:
-        module = import_module("structgp.gp.choose_inducing")  # the package has a function of that name
+        module = import_module(
+            "structgp.gp.choose_inducing"
+        )  # the package has a function of that name
         monkeypatch.setattr(module, "WHOLE_MATRIX", 0)
     kernel, rows = case()  # type: ignore[operator]
     K = matrix(kernel, rows)
