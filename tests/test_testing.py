@@ -262,18 +262,18 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
     ),
     "curvature halved": (
         "curvature",
-        Changed(curvature=lambda c: Curvature(c.unary / 2, c.pairwise)),
-        "curvature.unary is not minus",
+        Changed(curvature=lambda c: Curvature(c.node / 2, c.next)),
+        "curvature.node is not minus",
     ),
-    "curvature of pairs": (
+    "curvature of transitions": (
         "curvature",
-        Changed(curvature=lambda c: Curvature(c.unary, 0 * c.pairwise)),
-        "curvature.pairwise is not minus",
+        Changed(curvature=lambda c: Curvature(c.node, 0 * c.next)),
+        "curvature.next is not minus",
     ),
     "curvature's shape": (
         "curvature",
-        Changed(curvature=lambda c: Curvature(c.unary, c.pairwise[0])),
-        r"pairwise curvature is \(3, 3\)",
+        Changed(curvature=lambda c: Curvature(c.node, c.next[0])),
+        r"curvature of next has shape \(3, 3\)",
     ),
     "not concave": ("curvature", NotConcave(), "not concave"),
     "marginals shifted": (

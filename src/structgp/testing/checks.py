@@ -273,8 +273,8 @@ def check_shift(trial: Trial) -> None:
         )
     if trial.structure.has_curvature:
         each = torch.eye(trial.n_labels, dtype=f.dtype)
-        along = trial.structure.curvature(f, g, y, mask, each).unary
-        plain = trial.structure.curvature(f, g, y, mask).unary
+        along = trial.structure.curvature(f, g, y, mask, each).node
+        plain = trial.structure.curvature(f, g, y, mask).node
         _demand(
             along, plain, "curvature along the labels is not that of the labels: {}", CLOSE_BENT
         )
@@ -287,8 +287,8 @@ def check_curvature(trial: Trial) -> None:
     V, h = trial.n_labels, 1e-3
     curvature = trial.structure.curvature(f, g, y, mask)
     for name, got, shape in (
-        ("unary", curvature.unary, (B, V, T, T)),
-        ("pairwise", curvature.pairwise, (B, V, V)),
+        ("node", curvature.node, (B, V, T, T)),
+        ("next", curvature.next, (B, V, V)),
     ):
         if tuple(got.shape) != shape:
             raise AssertionError(f"curvature.{name} is {tuple(got.shape)}; return {shape}")
@@ -303,18 +303,18 @@ def check_curvature(trial: Trial) -> None:
             total -= a * b * values(moved).mean(0) / (4 * h * h)
         return total
 
-    unary = torch.zeros(B, V, T, T, dtype=f.dtype)
+    node = torch.zeros(B, V, T, T, dtype=f.dtype)
     for j, t, u in product(range(V), range(T), range(T)):
         one, two = (slice(None), slice(None), t, j), (slice(None), slice(None), u, j)
-        unary[:, j, t, u] = bend(f, one, two, lambda x: trial.values(x, g, y, mask))
-    pairwise = torch.zeros(B, V, V, dtype=f.dtype)
+        node[:, j, t, u] = bend(f, one, two, lambda x: trial.values(x, g, y, mask))
+    table = torch.zeros(B, V, V, dtype=f.dtype)
     for i, j in product(range(V), repeat=2):
         place = (slice(None), i, j)
-        pairwise[:, i, j] = bend(g, place, place, lambda x: trial.values(f, x, y, mask))
+        table[:, i, j] = bend(g, place, place, lambda x: trial.values(f, x, y, mask))
     text = "is not minus the second derivative of log_prob: {}; see Curvature for what is meant"
-    _demand(curvature.unary, unary, f"curvature.unary {text}", CLOSE_BENT)
-    _demand(curvature.pairwise, pairwise, f"curvature.pairwise {text}", CLOSE_BENT)
-    least = min(float(torch.linalg.eigvalsh(curvature.unary).min()), float(pairwise.min()))
+    _demand(curvature.node, node, f"curvature.node {text}", CLOSE_BENT)
+    _demand(curvature.next, table, f"curvature.next {text}", CLOSE_BENT)
+    least = min(float(torch.linalg.eigvalsh(curvature.node).min()), float(table.min()))
     if least < -CLOSE_BENT:
         raise AssertionError(
             f"the curvature has an eigenvalue of {least:.3g}: log_prob is not concave; leave"
