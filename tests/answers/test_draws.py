@@ -270,8 +270,8 @@ def test_seed_and_number(posterior):
 
 
 def test_blocks_are_drawn_independently(posterior):
-    """What nodes and transitions are drawn from has nothing in common: correlations over 4,000 draws are within five
-    standard errors of 0, between all of their numbers."""
+    """What nodes and transitions are drawn from has nothing in common: correlations over 4,000 draws are
+    within five standard errors of 0, between all of their numbers."""
     draws = predict.sample(posterior, 4000, seed=0)
     half = 2000
     v = values(draws)[:half].flatten(1)
@@ -372,8 +372,8 @@ def components_of(draws, q: Posterior) -> np.ndarray:
 
 
 def test_mirror_images_are_of_one_component_and_components_unbiased():
-    """Ten draws are five with mirror images: 3.5 and 1.5 of them in expectation, so 3 or 4 and 1 or 2. Over 400
-    seeds the mean has a standard error of 0.5 / sqrt 400."""
+    """Ten draws are five with mirror images: 3.5 and 1.5 of them in expectation, so 3 or 4 and 1 or 2.
+    Over 400 seeds the mean has a standard error of 0.5 / sqrt 400."""
     q = mixture()
     counts = [int((components_of(predict.sample(q, 10, s), q) == 1).sum()) for s in range(400)]
     assert set(counts) == {1, 2}

@@ -109,8 +109,8 @@ def rotation(n: int) -> Tensor:
 
 
 def law_of_labels(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Mean (K, B, T V) and covariance (K, B, T V, T V) of the scores of nodes, read off the way from standard normal
-    numbers to them, which is affine."""
+    """Mean (K, B, T V) and covariance (K, B, T V, T V) of the scores of nodes, read off the way from
+    standard normal numbers to them, which is affine."""
     latent = problem.latents(0)
     K, B, T, R = latent.parts[0].mean.shape
     V = problem.posterior.n_labels
@@ -200,8 +200,8 @@ def noisy_labels() -> Batch:
 
 
 def test_contrasts_have_the_higher_bound() -> None:
-    """The direction that is left out is the prior under both; independent contrasts are nearer to the posterior than
-    independent labels. Two optimisers agree on both."""
+    """The direction that is left out is the prior under both; independent contrasts are nearer to the
+    posterior than independent labels. Two optimisers agree on both."""
     batch = noisy_labels()
     inducing = torch.linspace(-2, 2, 5, dtype=torch.float64)[:, None]
     frequency = torch.bincount(batch.y.flatten(), minlength=3)

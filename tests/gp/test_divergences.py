@@ -61,8 +61,9 @@ def test_whitened_standard_deviations() -> None:
 
 
 def test_the_papers_gradients_of_the_divergence_of_tables() -> None:
-    """-K_bin^-1 m and (S^-1 - K_bin^-1) / 2, of minus the divergence, in the scores themselves, whose prior is N(0, K_bin)
-    with K_bin = s^2 I: right as printed, though the supplement's first line for it lost the sign."""
+    """-K_bin^-1 m and (S^-1 - K_bin^-1) / 2, of minus the divergence, in the scores themselves, whose
+    prior is N(0, K_bin) with K_bin = s^2 I: right as printed, though the supplement's first line for it
+    lost the sign."""
     generator = torch.Generator().manual_seed(2)
     P, sd = V * V, 1.7
     mean = torch.randn(P, generator=generator, dtype=torch.float64).requires_grad_()

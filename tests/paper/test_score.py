@@ -46,7 +46,8 @@ def shared(moments: Moments) -> Tensor:
 
 
 def scores(noise: Noise, full: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """h for each draw: (S, B, T, V) and (S, B, V, T, T) of the numbers per example, (S, n) of the shared ones."""
+    """h for each draw: (S, B, T, V) and (S, B, V, T, T) of the numbers per example, (S, n) of the shared
+    ones."""
     e, p = noise[0].numpy(), noise[1].numpy()
     S = len(e)
     bend = np.zeros((S, B, V, T, T))
@@ -72,9 +73,7 @@ def a_hat(h: np.ndarray, l: np.ndarray) -> float:
 def test_the_control_variate_is_the_papers(full: bool, n_draws: int) -> None:
     """One entry at a time: a-hat from the first tenth, g - a-hat h averaged over all the others."""
     target = make_target(full)
-    found = CONTROL_VARIATE.with_draws(n_draws)(
-        target, torch.Generator().manual_seed(1)
-    )
+    found = CONTROL_VARIATE.with_draws(n_draws)(target, torch.Generator().manual_seed(1))
     sizes = replicate_sizes(n_draws, TENTHS, "iid")
     assert sizes[0] == -(-n_draws // 10)
     first, *rest = draw(target, "iid", sizes, torch.Generator().manual_seed(1))

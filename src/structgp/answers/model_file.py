@@ -104,6 +104,14 @@ def load(path: str | Path) -> Model:
             f"predicts with {header['predict_with']!r}, which structgp {__version__} does not know",
             f"update structgp (it was written by {header['version']})",
         )
+    for block in header["posterior"]:
+        if block["family"] not in FAMILIES:
+            family = f"a posterior of the family {block['family']!r}"
+            raise ModelFileError(
+                place,
+                f"{family}, which structgp {__version__} does not know",
+                f"update structgp (it was written by {header['version']})",
+            )
     return _from_parts(header, tensors)
 
 

@@ -427,7 +427,7 @@ def test_a_mixture_of_copies_is_its_one_component() -> None:
 
 
 def test_components_are_moved_apart_by_posterior_deviations() -> None:
-    """By 0.5 standard deviations each: 2 V M numbers with a mean square of a quarter, five standard errors."""
+    """By 0.5 standard deviations: steps with a mean square of a quarter, within five standard errors."""
     block = somewhere(rbf_kernel(), form="two full")
     assert isinstance(block, Mixture)
     before = block.m.detach().clone()

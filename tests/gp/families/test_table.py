@@ -121,7 +121,7 @@ def test_sites_that_bend_up_too_far_move_nothing(full: bool) -> None:
     """Whitened precision at or below the least one: 1 - 0.8 is."""
     block = somewhere(full)
     before = block.m.clone(), block.factor.clone()
-    assert 1 - 0.8 < LEAST_PRECISION
+    assert LEAST_PRECISION > 1 - 0.8
     bend = torch.zeros(P, dtype=torch.float64)
     bend[2] = -0.8 / SD**2
     bends = [bend.diag() if full else bend]
@@ -147,8 +147,8 @@ def test_curvature_is_summed_over_examples() -> None:
 
 @both_forms
 def test_the_amplitude_is_learned_where_the_scores_stay(full: bool) -> None:
-    """Mean and covariance of the scores are held; the fixed point is the mean second moment, with ``PRIOR_SCORES``
-    scores of size 1 more."""
+    """Mean and covariance of the scores are held; the fixed point is the mean second moment, with
+    ``PRIOR_SCORES`` scores of size 1 more."""
     block = somewhere(full)
     with torch.no_grad():
         block.factor *= 0.3
@@ -167,7 +167,7 @@ def test_the_amplitude_is_learned_where_the_scores_stay(full: bool) -> None:
 
 @both_forms
 def test_the_divergence_falls_towards_the_learned_amplitude(full: bool) -> None:
-    """The scores held, the divergence has its least value where the amplitude is their mean second moment."""
+    """With the scores held, it is least where the amplitude is their mean second moment."""
     block = somewhere(full)
     mean, covariance = law(block)
     second = float(mean.square().sum() + covariance.trace())

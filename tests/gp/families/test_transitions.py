@@ -1,5 +1,5 @@
-"""Transitions with features: weights whose scores are of two labels, at the rows of ``Batch.edges``; and a table as
-the special case whose only feature is the constant 1."""
+"""Transitions with features: weights whose scores are of two labels, at the rows of ``Batch.edges``; and a
+table as the special case whose only feature is the constant 1."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def make_kernel() -> RelevanceKernel:
 
 
 def make_batch(lengths: tuple[int, ...] = LENGTHS) -> Batch:
-    """Two templates at every transition; values missing (-1) and never seen (3, 2). Padding looks like the rest."""
+    """Two templates at every transition; values missing (-1) and never seen (3, 2). Padding looks like the
+    rest."""
     n, longest, rng = len(lengths), max(lengths), np.random.default_rng(5)
     mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
     edges = torch.from_numpy(rng.integers(-1, 4, size=(n, longest - 1, 2)).astype(float))
@@ -73,7 +74,8 @@ def here(block: Any, batch: Batch) -> Any:
 
 
 def dense(block: Weights, batch: Batch) -> np.ndarray:
-    """(B, T - 1, M) what each transition holds of each weight, the constant last; times the prior deviation."""
+    """(B, T - 1, M) what each transition holds of each weight, the constant last, times the prior standard
+    deviation."""
     assert batch.edges is not None
     found = np.zeros((*batch.edges.shape[:2], sum(SIZES) + 1))
     for b, t in np.ndindex(*found.shape[:2]):
@@ -132,8 +134,9 @@ def test_mean_scores_against_dense_features() -> None:
 
 @torch.no_grad()
 def test_draws_are_joint_over_the_transitions_of_an_example() -> None:
-    """8,000 draws, five standard errors: covariances between transitions as the posterior has them, and none between
-    the scores of different labels. The mean is exact, as draws come with their mirror images."""
+    """8,000 draws, five standard errors: covariances between transitions as the posterior has them, and
+    none between the scores of different labels. The mean is exact, as draws come with their mirror
+    images."""
     block, batch, n = somewhere(), make_batch(), 8000
     q = posterior(block)
     drawn = answers.sample(q, n, 0).scores(q, batch)[1]
@@ -176,8 +179,8 @@ def test_draws_do_not_depend_on_padding_or_neighbours() -> None:
 
 @pytest.mark.parametrize("family", ["weights", "inducing"])
 def test_latents_of_transitions(family: str) -> None:
-    """Standard normal numbers lead to scores (S, B, T - 1, V, V) with the posterior's mean and covariance, read off
-    unit vectors; with inducing inputs as with weights."""
+    """Standard normal numbers lead to scores (S, B, T - 1, V, V) with the posterior's mean and covariance,
+    read off unit vectors; with inducing inputs as with weights."""
     batch, block = make_batch(), somewhere()
     if family == "inducing":
         edges = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, -1.0]], dtype=torch.float64)
@@ -220,7 +223,7 @@ def test_scores_of_weights_and_the_way_back_are_adjoint(seed: int) -> None:
 
 @torch.no_grad()
 def test_curvature_sets_the_spread() -> None:
-    """1 / s^2 = 1 + sum over transitions of their squared feature times the curvature, batch after batch."""
+    """1 / s^2 = 1 + sum over transitions of squared feature times curvature, batch after batch."""
     block, batches = somewhere(), [make_batch(), make_batch((2, 3))]
     total, expected = block.curvature_sum(), np.ones(block.factor.shape)
     for k, batch in enumerate(batches):
@@ -271,12 +274,12 @@ def test_placing_some_weights_leaves_the_others() -> None:
     assert torch.equal(block.m[:, rest], before[:, rest])
 
 
-# -- a table is one constant feature ---------------------------------------------------------------------------
+# -- a table is one constant feature ---------------------------------------------------------------
 
 
 @torch.no_grad()
 def twins() -> tuple[Table, Weights]:
-    """The same posterior of transitions: as a table, and as weights of the constant 1 with the same prior."""
+    """One posterior of transitions: as a table, and as weights of the constant 1 with the same prior."""
     kernel = RelevanceKernel([]).double().requires_grad_(False)
     kernel.log_scale.fill_(np.log(AMPLITUDE))
     table, weights = Table((V, V), AMPLITUDE**0.5), Weights(kernel, (V, V))
@@ -310,7 +313,7 @@ def test_a_table_is_weights_of_the_constant() -> None:
 
 @torch.no_grad()
 def test_a_table_is_updated_as_weights_of_the_constant_are() -> None:
-    """By curvature, which a table takes summed over an example's transitions, and by sites of minibatches."""
+    """By curvature, which a table takes summed over transitions, and by sites of minibatches."""
     (table, weights), batch = twins(), constant_batch()
     bend = normal(B, T - 1, V, V, seed=5).square() * batch.masks[1][..., None, None]
     for block, given_bend in ((table, bend.sum(1)), (weights, bend)):
@@ -329,7 +332,7 @@ def test_a_table_is_updated_as_weights_of_the_constant_are() -> None:
     torch.testing.assert_close(table.factor, weights.factor[:, 0])
 
 
-# -- examples of one variable ------------------------------------------------------------------------------------
+# -- examples of one variable ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["weights", "inducing"])
