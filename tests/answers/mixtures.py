@@ -19,12 +19,10 @@ from structgp.structures import Chain, Rules
 
 @dataclass(frozen=True)
 class Fixed(Draws):
-    """Scores that are given: f (S, B, T, V)."""
+    """Scores that are given: f (S, B, T, V) of nodes and g (S, V, V) of transitions."""
 
-    f: Tensor
-
-    def unary(self, posterior: Any, batch: Batch) -> Tensor:
-        return self.f
+    def scores(self, posterior: Any, batch: Batch) -> tuple[Tensor, ...]:
+        return self.parts
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Mixture:
         f, g = torch.tensor(self.f), torch.tensor(self.g)
         if mean:
             f, g = f.mean(0, keepdim=True), g.mean(0, keepdim=True)
-        return Fixed(g, mean, f)
+        return Fixed((f, g))
 
     def at(self, *, mean: bool = False) -> Potentials:
         """What the library makes of it."""
@@ -99,8 +97,7 @@ class Mixture:
 
     def alone(self, b: int, *, mean: bool = False) -> Potentials:
         """Of one sequence, without padding."""
-        at, one, T = self.at(mean=mean), slice(b, b + 1), self.lengths[b]
-        return Potentials(at.structure, at.f[:, one, :T], at.g, at.mask[one, :T], at.share[:, one])
+        return self.at(mean=mean).one(b, self.lengths[b])
 
     def by_hand(self, b: int, *, mean: bool = False) -> Average:
         n = self.lengths[b]

@@ -10,9 +10,8 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from structgp import answers as predict
-from structgp.answers import FunctionDraws as Draws
 from structgp.data.batch import Batch, pad
-from structgp.gp import Posterior
+from structgp.gp import Inducing, Mixture, Posterior, Table
 from structgp.gp.kernels import TemplateKernel
 from structgp.structures import Chain
 
@@ -25,6 +24,21 @@ def marginals(posterior, structure, draws, batch):
 def viterbi(posterior, structure, draws, batch):
     unknown = replace(batch, y=torch.full_like(batch.y, -1))
     return predict.viterbi(predict.potentials(posterior, structure, draws, unknown))
+
+
+def nodes(draws, posterior, batch):
+    """(S, B, T, V)."""
+    return draws.scores(posterior, batch)[0]
+
+
+def values(draws):
+    """(S, V, M) drawn whitened inducing values."""
+    return draws.parts[0].values
+
+
+def transitions(draws):
+    """(S, V, V)."""
+    return draws.parts[1].functions.unflatten(-1, (V, V))
 
 
 LENGTHS = (3, 1, 4, 2)
@@ -41,13 +55,13 @@ def posterior() -> Posterior:
 
     kernel = ScaleKernel(RBFKernel()).double()
     kernel.outputscale, kernel.base_kernel.lengthscale = 1.7, 0.8
-    q = Posterior(kernel, normal(M, W), V, pairwise_sd=0.9)
+    q = Posterior({"node": Inducing(kernel, normal(M, W), (V,)), "next": Table((V, V), 0.9)})
     with torch.no_grad():
-        q.m.copy_(normal(V, M))
-        q.factor.copy_(torch.eye(M) + 0.3 * normal(V, M, M))
-        q.pair_mean.copy_(normal(V, V))
-        q.pair_log_sd.copy_(0.3 * normal(V, V) - 0.5)
-        q.log_amplitude.fill_(0.4)
+        q.node.m.copy_(normal(V, M))
+        q.node.factor.copy_(torch.eye(M) + 0.3 * normal(V, M, M))
+        q.node.log_amplitude.fill_(0.4)
+        q["next"].m.copy_(normal(V * V) / 0.9)
+        q["next"].factor.copy_((0.3 * normal(V * V) - 0.5).exp() / 0.9)
     return q.requires_grad_(False)
 
 
@@ -75,12 +89,12 @@ def gaussian_by_hand(q: Posterior, x: np.ndarray) -> tuple[np.ndarray, np.ndarra
         square = ((a[:, None] - b[None]) ** 2).sum(-1)
         return 1.7 * np.exp(-0.5 * square / 0.8**2)
 
-    z = q.inducing.numpy()
+    z = q.node.inducing.numpy()
     to_white = np.linalg.inv(np.linalg.cholesky(k(z, z)))
     A = k(x, z) @ to_white.T
     amplitude = np.exp(0.4)
-    mean = np.sqrt(amplitude) * A @ q.m[0].numpy().T
-    factor = np.tril(q.factor[0].numpy())
+    mean = np.sqrt(amplitude) * A @ q.node.m.numpy().T
+    factor = np.tril(q.node.factor.numpy())
     S = factor @ factor.transpose(0, 2, 1)
     return mean, amplitude * (k(x, x) - A @ A.T + A @ S @ A.T)
 
@@ -91,8 +105,8 @@ def sequence(batch: Batch, b: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_draws_have_the_moments_of_the_posterior(posterior, batch):
-    draws = Draws.sample(posterior, 40_000, seed=0)
-    f = draws.unary(posterior, batch).numpy()
+    draws = predict.sample(posterior, 40_000, seed=0)
+    f = nodes(draws, posterior, batch).numpy()
     for b, n in enumerate(LENGTHS):
         mean, covariance = gaussian_by_hand(posterior, sequence(batch, b)[0])
         # In pairs: the mean is exact.
@@ -100,19 +114,18 @@ def test_draws_have_the_moments_of_the_posterior(posterior, batch):
         away = f[:, b, :n] - mean
         found = np.einsum("stv,suv->vtu", away, away) / len(f)
         np.testing.assert_allclose(found, covariance, atol=0.06 * covariance.max())
-    np.testing.assert_allclose(draws.pairwise.mean(0), posterior.pair_mean, atol=1e-6)
-    np.testing.assert_allclose(
-        draws.pairwise.std(0), posterior.pair_log_sd.exp(), rtol=0.03, atol=0
-    )
+    table = posterior["next"]
+    np.testing.assert_allclose(transitions(draws).mean(0), table.mean_scores, atol=1e-6)
+    np.testing.assert_allclose(transitions(draws).std(0), table.score_sds, rtol=0.03, atol=0)
 
 
 def test_marginals_are_the_average_of_the_draws_marginals(posterior, batch, oracles):
-    draws = Draws.sample(posterior, 6, seed=4)
-    f = draws.unary(posterior, batch).numpy()
+    draws = predict.sample(posterior, 6, seed=4)
+    f, g = (part.numpy() for part in draws.scores(posterior, batch))
     p = marginals(posterior, Chain(), draws, batch).numpy()
     assert p.shape == (len(LENGTHS), max(LENGTHS), V)
     for b, n in enumerate(LENGTHS):
-        tables = [oracles.chain_table(f[s, b, :n], draws.pairwise[s]) for s in range(6)]
+        tables = [oracles.chain_table(f[s, b, :n], g[s]) for s in range(6)]
         by_hand = np.mean([table.nodes for table in tables], 0).astype(float)
         np.testing.assert_allclose(p[b, :n], by_hand, atol=1e-12)
         assert not p[b, n:].any()
@@ -121,21 +134,21 @@ def test_marginals_are_the_average_of_the_draws_marginals(posterior, batch, orac
 
 
 def test_log_prob_is_the_log_of_the_average_probability(posterior, batch, oracles):
-    draws = Draws.sample(posterior, 6, seed=4)
-    f = draws.unary(posterior, batch).numpy()
-    values = predict.log_prob(posterior, Chain(), draws, batch).numpy()
+    draws = predict.sample(posterior, 6, seed=4)
+    f, g = (part.numpy() for part in draws.scores(posterior, batch))
+    found = predict.log_prob(posterior, Chain(), draws, batch).numpy()
     for b, n in enumerate(LENGTHS):
         y = sequence(batch, b)[1]
         probabilities = []
         for s in range(6):
-            table = oracles.chain_table(f[s, b, :n], draws.pairwise[s])
+            table = oracles.chain_table(f[s, b, :n], g[s])
             probabilities.append(float(table.prob[(table.labels == y).all(1)].sum()))
-        assert values[b] == pytest.approx(np.log(np.mean(probabilities)), abs=1e-12)
-        assert values[b] != pytest.approx(np.mean(np.log(probabilities)), abs=1e-3)
+        assert found[b] == pytest.approx(np.log(np.mean(probabilities)), abs=1e-12)
+        assert found[b] != pytest.approx(np.mean(np.log(probabilities)), abs=1e-3)
 
 
 def test_labelling_probabilities_sum_to_one(posterior, batch, oracles):
-    draws = Draws.sample(posterior, 4, seed=1)
+    draws = predict.sample(posterior, 4, seed=1)
     only = batch_of([0])
     total = 0.0
     for y in oracles.labellings(LENGTHS[0], V):
@@ -145,16 +158,15 @@ def test_labelling_probabilities_sum_to_one(posterior, batch, oracles):
 
 
 def test_plug_in_mean(posterior, batch, oracles):
-    draws = Draws.mean(posterior)
-    assert draws.plug_in
-    assert draws.inducing.shape == (1, V, M)
+    draws = predict.mean(posterior)
+    assert values(draws).shape == (1, V, M)
     p = marginals(posterior, Chain(), draws, batch).numpy()
     log_prob = predict.log_prob(posterior, Chain(), draws, batch).numpy()
-    best = viterbi(posterior, Chain(), Draws.mean(posterior), batch).numpy()
+    best = viterbi(posterior, Chain(), draws, batch).numpy()
     for b, n in enumerate(LENGTHS):
         x, y = sequence(batch, b)
         mean, _ = gaussian_by_hand(posterior, x)
-        table = oracles.chain_table(mean, posterior.pair_mean.numpy())
+        table = oracles.chain_table(mean, posterior["next"].mean_scores.numpy())
         np.testing.assert_allclose(p[b, :n], table.nodes.astype(float), atol=1e-6)
         of_y = table.prob[(table.labels == y).all(1)].sum()
         assert log_prob[b] == pytest.approx(float(np.log(of_y)), abs=1e-6)
@@ -162,14 +174,14 @@ def test_plug_in_mean(posterior, batch, oracles):
 
 
 def test_the_mean_is_a_copy(posterior):
-    draws = Draws.mean(posterior)
-    draws.inducing.zero_()
-    draws.pairwise.zero_()
-    assert posterior.m.abs().min() > 0
-    assert posterior.pair_mean.abs().min() > 0
+    draws = predict.mean(posterior)
+    values(draws).zero_()
+    transitions(draws).zero_()
+    assert posterior.node.m.abs().min() > 0
+    assert posterior["next"].m.abs().min() > 0
 
 
-@pytest.mark.parametrize("make", [lambda q: Draws.sample(q, 6, seed=4), Draws.mean])
+@pytest.mark.parametrize("make", [lambda q: predict.sample(q, 6, seed=4), predict.mean])
 @pytest.mark.parametrize("extra", [1, 6])
 def test_padding_changes_nothing(posterior, batch, make, extra):
     draws = make(posterior)
@@ -189,7 +201,7 @@ def test_padding_changes_nothing(posterior, batch, make, extra):
 
 
 def test_what_stands_in_the_padding_changes_nothing(posterior, batch):
-    draws = Draws.sample(posterior, 6, seed=4)
+    draws = predict.sample(posterior, 6, seed=4)
     x = torch.where(batch.mask[..., None], batch.x, 12.5)
     y = torch.where(batch.mask, batch.y, 2)
     other = replace(batch, x=x, y=y)
@@ -202,18 +214,19 @@ def test_what_stands_in_the_padding_changes_nothing(posterior, batch):
             atol=1e-13,
         )
     assert torch.equal(
-        viterbi(posterior, Chain(), Draws.mean(posterior), batch),
-        viterbi(posterior, Chain(), Draws.mean(posterior), other),
+        viterbi(posterior, Chain(), predict.mean(posterior), batch),
+        viterbi(posterior, Chain(), predict.mean(posterior), other),
     )
 
 
 def test_with_a_kernel_of_ours_padding_changes_not_one_bit(posterior, batch):
     ids = torch.tensor([[0, 0], [1, -2], [2, 1], [-2, 2]], dtype=torch.float64)
-    q = Posterior(TemplateKernel(W).double(), ids, V)
+    node = Inducing(TemplateKernel(W).double(), ids, (V,))
     with torch.no_grad():
-        for name in ("m", "factor", "pair_mean", "pair_log_sd", "log_amplitude"):
-            getattr(q, name).copy_(getattr(posterior, name))
-    draws = Draws.sample(q, 6, seed=4)
+        for name in ("m", "factor", "log_amplitude"):
+            getattr(node, name).copy_(getattr(posterior.node, name))
+    q = Posterior({"node": node, "next": posterior["next"]})
+    draws = predict.sample(q, 6, seed=4)
 
     def rounded(batch: Batch) -> Batch:
         return replace(batch, x=torch.where(batch.mask[..., None], batch.x.round(), -1))
@@ -227,7 +240,7 @@ def test_with_a_kernel_of_ours_padding_changes_not_one_bit(posterior, batch):
 
 
 def test_neighbours_in_the_batch_and_their_order_change_nothing(posterior, batch):
-    draws = Draws.sample(posterior, 6, seed=4)
+    draws = predict.sample(posterior, 6, seed=4)
     p = marginals(posterior, Chain(), draws, batch)
     backwards = marginals(posterior, Chain(), draws, batch_of([3, 2, 1, 0]))
     for b, n in enumerate(LENGTHS):
@@ -236,47 +249,59 @@ def test_neighbours_in_the_batch_and_their_order_change_nothing(posterior, batch
         torch.testing.assert_close(backwards[3 - b], p[b], rtol=0, atol=1e-14)
 
 
-def test_no_pairwise_scores(posterior, batch, oracles):
-    q = Posterior(posterior.kernel, posterior.inducing, V, pairwise_sd=0.0)
-    q.load_state_dict(
-        posterior.state_dict()
-        | {
-            "log_pairwise_sd": torch.tensor(-torch.inf, dtype=torch.float64),
-            "pair_mean": torch.zeros(V, V, dtype=torch.float64),
-            "pair_log_sd": torch.full((V, V), -torch.inf, dtype=torch.float64),
-        }
-    )
-    draws = Draws.sample(q, 6, seed=4)
-    assert not draws.pairwise.any()
-    f = draws.unary(q, batch)
+def test_no_transition_scores(posterior, batch):
+    q = Posterior({"node": posterior.node, "next": Table((V, V), 0.0)}).requires_grad_(False)
+    draws = predict.sample(q, 6, seed=4)
+    f, g = draws.scores(q, batch)
+    assert not g.any()
     p = marginals(q, Chain(), draws, batch)
     by_hand = f.softmax(-1).mean(0)
     torch.testing.assert_close(p[batch.mask], by_hand[batch.mask], rtol=0, atol=1e-12)
 
 
 def test_seed_and_number(posterior):
-    draws = Draws.sample(posterior, 5, seed=2)
-    assert draws.inducing.shape == (6, V, M)
-    assert draws.pairwise.shape == (6, V, V)
-    again, other = Draws.sample(posterior, 5, seed=2), Draws.sample(posterior, 5, seed=3)
-    assert torch.equal(draws.inducing, again.inducing)
-    assert torch.equal(draws.pairwise, again.pairwise)
-    assert not torch.equal(draws.inducing, other.inducing)
-    assert not torch.equal(draws.pairwise, other.pairwise)
+    draws = predict.sample(posterior, 5, seed=2)
+    assert values(draws).shape == (6, V, M)
+    assert transitions(draws).shape == (6, V, V)
+    again, other = predict.sample(posterior, 5, seed=2), predict.sample(posterior, 5, seed=3)
+    for part in (values, transitions):
+        assert torch.equal(part(draws), part(again))
+        assert not torch.equal(part(draws), part(other))
+
+
+def test_blocks_are_drawn_independently(posterior):
+    """What nodes and transitions are drawn from has nothing in common: correlations over 4,000 draws are
+    within five standard errors of 0, between all of their numbers."""
+    draws = predict.sample(posterior, 4000, seed=0)
+    half = 2000
+    v = values(draws)[:half].flatten(1)
+    g = transitions(draws)[:half].flatten(1)
+    found = torch.corrcoef(torch.cat([v, g], 1).T)[: v.shape[1], v.shape[1] :]
+    assert found.abs().max() < 5 / half**0.5
+
+
+def test_more_inducing_values_leave_the_drawn_transitions_alone(posterior):
+    """What all examples share is drawn first."""
+    node = posterior.node
+    more = torch.cat([node.inducing, node.inducing + 0.5])
+    wider = Posterior({"node": Inducing(node.kernel, more, (V,)), "next": posterior["next"]})
+    one, other = (predict.sample(q, 6, seed=1) for q in (posterior, wider))
+    assert torch.equal(transitions(one), transitions(other))
 
 
 def test_seed_decides_what_the_inducing_values_leave_open(posterior, batch):
-    draws = Draws.sample(posterior, 4, seed=2)
-    other = replace(draws, seed=3)
-    f, g = draws.unary(posterior, batch), other.unary(posterior, batch)
+    draws = predict.sample(posterior, 4, seed=2)
+    node, table = draws.parts
+    other = replace(draws, parts=(replace(node, seed=3), table))
+    f, g = nodes(draws, posterior, batch), nodes(other, posterior, batch)
     assert (f - g).abs().max() > 0.01
-    assert torch.equal(f, draws.unary(posterior, batch))
+    assert torch.equal(f, nodes(draws, posterior, batch))
 
 
 # -- mixtures and other covariances --------------------------------------------------------------
 
 
-def mixture(**given) -> Posterior:
+def mixture(covariance="full", full=False) -> Posterior:
     """Two components apart, the second of weight 0.3; nothing is at its starting value."""
     generator = torch.Generator().manual_seed(6)
 
@@ -285,116 +310,117 @@ def mixture(**given) -> Posterior:
 
     kernel = ScaleKernel(RBFKernel()).double()
     kernel.outputscale, kernel.base_kernel.lengthscale = 1.7, 0.8
-    q = Posterior(kernel, normal(M, W), V, pairwise_sd=0.9, n_components=2, **given)
+    node = Mixture(kernel, normal(M, W), (V,), n_components=2, covariance=covariance)
+    table = Table((V, V), 0.9, full)
     with torch.no_grad():
-        q.m.copy_(1.5 * normal(*q.m.shape))
-        q.factor += 0.4 * normal(*q.factor.shape)
-        q.weight_logits.copy_(torch.tensor([0.7, 0.3], dtype=torch.float64).log())
-        q.pair_mean.copy_(normal(V, V))
-        if q.pairs_are_full:
-            q.pair_factor.copy_(0.5 * normal(V * V, V * V))
-    return q.requires_grad_(False)
+        node.m.copy_(1.5 * normal(*node.m.shape))
+        node.factor += 0.4 * normal(*node.factor.shape)
+        node.weight_logits.copy_(torch.tensor([0.7, 0.3], dtype=torch.float64).log())
+        table.m.copy_(normal(V * V))
+        if full:
+            table.factor.copy_(0.5 * normal(V * V, V * V))
+    return Posterior({"node": node, "next": table}).requires_grad_(False)
 
 
-@pytest.mark.parametrize("covariance", ["full", "diagonal"])
-@pytest.mark.parametrize("pairwise_covariance", ["full", "diagonal"])
-def test_draws_from_a_mixture_have_its_moments(covariance, pairwise_covariance):
-    """40,000 draws in pairs, 0.7 and 0.3 of them from each component: the mean is exact."""
-    n = 40_000
-    q = mixture(covariance=covariance, pairwise_covariance=pairwise_covariance)
-    draws = Draws.sample(q, n, seed=0)
-    assert draws.inducing.shape == (n, V, M)
-    weights = q.weights.numpy()
-    flat = q.m.reshape(2, -1).numpy()
-    lower = torch.diag_embed(q.factor) if q.is_diagonal else q.factor.tril()
+def component(q: Posterior, k: int) -> Posterior:
+    """One Gaussian as component k of the nodes, with the same transitions."""
+    one = q.node.alone().requires_grad_(False)
+    one.m.copy_(q.node.m[k])
+    one.factor.copy_(q.node.factor[k])
+    return Posterior({"node": one, "next": q["next"]})
+
+
+@pytest.mark.parametrize(("covariance", "full"), [("full", False), ("diagonal", True)])
+def test_draws_from_a_mixture_have_its_moments(covariance, full):
+    """10,000 draws with their mirror images, 0.7 and 0.3 of them from each component: the mean is exact."""
+    n = 10_000
+    q = mixture(covariance, full)
+    draws = predict.sample(q, n, seed=0)
+    assert values(draws).shape == (n, V, M)
+    weights = q.mixing.numpy()
+    flat = q.node.m.reshape(2, -1).numpy()
+    lower = torch.diag_embed(q.node.factor) if covariance == "diagonal" else q.node.factor.tril()
     inside = (lower @ lower.mT).numpy()
     mean = weights @ flat
     expected = np.einsum("k,ki,kj->ij", weights, flat - mean, flat - mean)
     for j in range(V):
         here = slice(j * M, (j + 1) * M)
         expected[here, here] += np.tensordot(weights, inside[:, j], 1)
-    v = draws.inducing.reshape(n, -1).numpy()
+    v = values(draws).reshape(n, -1).numpy()
     np.testing.assert_allclose(v.mean(0), mean, atol=1e-9)
     products = (v - mean)[:, :, None] * (v - mean)[:, None]
-    # Both of a pair count as one; the choice of component has no spread of its own here.
+    # A draw and its mirror image count as one; the choice of component has no spread of its own here.
     error = products.std(0) / np.sqrt(n / 2)
     assert (np.abs(products.mean(0) - expected) <= 4 * error).all()
 
-    pairs = q.pairwise()
-    g = (draws.pairwise - pairs.mean).reshape(n, -1).numpy()
-    expected = pairs.covariance.numpy()
-    expected = expected if pairs.is_full else np.diag(expected.ravel())
+    table = q["next"]
+    g = (transitions(draws) - table.mean_scores).reshape(n, -1).numpy()
+    root = 0.9 * (table.factor.tril() if full else table.factor.diag()).numpy()
+    expected = root @ root.T
     sd = np.sqrt(expected.diagonal())
     error = np.sqrt((np.outer(sd, sd) ** 2 + expected**2) / (n / 2))
     assert (np.abs(g.T @ g / n - expected) <= 4 * error).all()
 
 
-def components_of(draws: Draws, q: Posterior) -> np.ndarray:
-    """(S / 2,) which component's mean is the middle of each pair."""
-    half = len(draws.inducing) // 2
-    middle = 0.5 * (draws.inducing[:half] + draws.inducing[half:])
-    away = (middle[:, None] - q.m).abs().amax((-1, -2))
+def components_of(draws, q: Posterior) -> np.ndarray:
+    """(S / 2,) which component's mean is the middle of a draw and its mirror image."""
+    half = len(values(draws)) // 2
+    middle = 0.5 * (values(draws)[:half] + values(draws)[half:])
+    away = (middle[:, None] - q.node.m).abs().amax((-1, -2))
     assert (away.amin(1) < 1e-12).all()
     return away.argmin(1).numpy()
 
 
-def test_pairs_are_of_one_component_and_components_unbiased():
-    """Ten draws are five pairs: 3.5 and 1.5 of them in expectation, so 3 or 4 and 1 or 2. Over 400
-    seeds the mean has a standard error of 0.5 / sqrt 400."""
+def test_mirror_images_are_of_one_component_and_components_unbiased():
+    """Ten draws are five with mirror images: 3.5 and 1.5 of them in expectation, so 3 or 4 and 1 or 2.
+    Over 400 seeds the mean has a standard error of 0.5 / sqrt 400."""
     q = mixture()
-    counts = [int((components_of(Draws.sample(q, 10, s), q) == 1).sum()) for s in range(400)]
+    counts = [int((components_of(predict.sample(q, 10, s), q) == 1).sum()) for s in range(400)]
     assert set(counts) == {1, 2}
     assert np.mean(counts) == pytest.approx(1.5, abs=4 * 0.5 / 20)
 
 
 def test_the_seed_decides_the_components_too():
     q = mixture()
-    drawn = [components_of(Draws.sample(q, 10, seed), q).tolist() for seed in range(8)]
+    drawn = [components_of(predict.sample(q, 10, seed), q).tolist() for seed in range(8)]
     assert len({tuple(d) for d in drawn}) > 1
-    assert drawn == [components_of(Draws.sample(q, 10, seed), q).tolist() for seed in range(8)]
-    one, again = Draws.sample(q, 10, 3), Draws.sample(q, 10, 3)
-    assert torch.equal(one.inducing, again.inducing)
+    assert drawn == [components_of(predict.sample(q, 10, seed), q).tolist() for seed in range(8)]
+    one, again = predict.sample(q, 10, 3), predict.sample(q, 10, 3)
+    assert torch.equal(values(one), values(again))
 
 
 def test_a_component_of_no_weight_is_never_drawn():
     q = mixture()
     with torch.no_grad():
-        q.weight_logits.copy_(torch.tensor([-1000.0, 0.0]))
-    assert (components_of(Draws.sample(q, 200, 0), q) == 1).all()
+        q.node.weight_logits.copy_(torch.tensor([-1000.0, 0.0]))
+    assert (components_of(predict.sample(q, 200, 0), q) == 1).all()
 
 
 def test_equal_components_are_one():
-    """The same numbers too, since the choice of component comes after the noise."""
+    """The same numbers too, since the choice of component comes from a generator of its own."""
     q = mixture()
-    one = Posterior(q.kernel, q.inducing, V, pairwise_sd=0.9).requires_grad_(False)
-    one.m.copy_(q.m[:1])
-    one.factor.copy_(q.factor[:1])
-    one.pair_mean.copy_(q.pair_mean)
-    q.m.copy_(q.m[:1].clone().expand_as(q.m))
-    q.factor.copy_(q.factor[:1].clone().expand_as(q.factor))
-    draws, others = Draws.sample(q, 6, 1), Draws.sample(one, 6, 1)
-    torch.testing.assert_close(draws.inducing, others.inducing, rtol=0, atol=1e-14)
-    assert torch.equal(draws.pairwise, others.pairwise)
+    one = component(q, 0)
+    q.node.copy_from(one.node)
+    draws, others = predict.sample(q, 6, 1), predict.sample(one, 6, 1)
+    torch.testing.assert_close(values(draws), values(others), rtol=0, atol=1e-14)
+    assert torch.equal(transitions(draws), transitions(others))
 
 
 def test_the_mean_of_a_mixture(batch):
     q = mixture()
-    draws = Draws.mean(q)
-    torch.testing.assert_close(draws.inducing[0], 0.7 * q.m[0] + 0.3 * q.m[1])
-    mean = q.at(q.conditional(batch.x, batch.mask)).mean
-    expected = torch.tensordot(q.weights, mean, 1)
-    torch.testing.assert_close(draws.unary(q, batch)[0], expected)
+    draws = predict.mean(q)
+    torch.testing.assert_close(values(draws)[0], 0.7 * q.node.m[0] + 0.3 * q.node.m[1])
+    conditional = q.node.conditional(batch.x, batch.mask, q.node.prior_factor())
+    expected = torch.tensordot(q.mixing, q.node.gaussian(conditional)[0], 1)
+    torch.testing.assert_close(nodes(draws, q, batch)[0], expected)
 
 
 def test_marginals_of_a_mixture_are_the_mixture_of_marginals(batch):
-    """40,000 draws a side, so four standard errors of a probability are at most 0.015."""
+    """10,000 draws on each side, so four standard errors of a probability are at most 0.03."""
     q = mixture()
-    found = marginals(q, Chain(), Draws.sample(q, 40_000, 0), batch)
-    expected = torch.zeros_like(found)
-    for k, weight in enumerate(q.weights):
-        part = Posterior(q.kernel, q.inducing, V, pairwise_sd=0.9).requires_grad_(False)
-        part.m.copy_(q.m[k : k + 1])
-        part.factor.copy_(q.factor[k : k + 1])
-        part.pair_mean.copy_(q.pair_mean)
-        expected += weight * marginals(part, Chain(), Draws.sample(part, 40_000, k), batch)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.015)
+    found = marginals(q, Chain(), predict.sample(q, 10_000, 0), batch)
+    parts = [component(q, k) for k in range(2)]
+    each = [marginals(part, Chain(), predict.sample(part, 10_000, 1), batch) for part in parts]
+    expected = 0.7 * each[0] + 0.3 * each[1]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.03)
+    assert (each[0] - each[1]).abs().max() > 0.3

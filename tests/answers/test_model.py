@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import errno
 import importlib.util
 import json
@@ -34,7 +35,8 @@ from structgp.answers.ask import Question
 from structgp.answers.model import Model
 from structgp.data import atomic
 from structgp.data.generate import generate
-from structgp.gp import Posterior
+from structgp.gp import Inducing, Mixture, Posterior, Table, Weights, contrasts
+from structgp.gp.kernels import RelevanceKernel
 from structgp.structures import Chain
 
 
@@ -137,42 +139,69 @@ def test_round_trip_to_the_last_bit(name, data, tmp_path):
     assert structgp.load(again).predict_marginals(asked) == estimator.predict_marginals(asked)
 
 
-POSTERIORS = [
-    {"n_components": K, "covariance": covariance, "pairwise_covariance": pairs, "pairwise_sd": sd}
-    for K in (1, 2)
-    for covariance in ("full", "diagonal")
-    for pairs in ("full", "diagonal")
-    for sd in (0.7, 0.0)
-]
+POSTERIORS = {
+    "full": (Inducing, {}, {"sd": 0.7}),
+    "diagonal, full table": (Inducing, {"covariance": "diagonal"}, {"sd": 0.7, "full": True}),
+    "low-rank, contrasts, silent": (
+        Inducing,
+        {"covariance": "low-rank", "rank": 2, "basis": contrasts(torch.tensor([3.0, 2.0, 1.0]))},
+        {"sd": 0.0},
+    ),
+    "mixture, silent full table": (Mixture, {"n_components": 2}, {"sd": 0.0, "full": True}),
+    "diagonal mixture, contrasts": (
+        Mixture,
+        {"n_components": 3, "covariance": "diagonal", "basis": contrasts(torch.ones(3))},
+        {"sd": 0.7},
+    ),
+    "weights, contrasts": (Weights, {"basis": contrasts(torch.ones(3))}, {"sd": 0.7}),
+    "weights": (Weights, {}, {"sd": 0.0}),
+}
+"""Family and arguments of the nodes' block, arguments of the table."""
 
 
-def with_posterior(fitted, options, **fields) -> Model:
+def with_posterior(fitted, family=Inducing, options=None, table=None, **fields) -> Model:
     """The fitted model with another posterior in it, nothing of which is at its start."""
     old = fitted.model_
-    q = Posterior(old.posterior.kernel, old.posterior.inducing, 3, **options)
+    node = old.posterior.node
+    place = (node.kernel,) if family is Weights else (node.kernel, node.inducing)
+    blocks = {
+        "node": family(*place, (3,), **(options or {})),
+        "next": Table((3, 3), **(table or {})),
+    }
+    q = away_from_the_start(Posterior(blocks))
+    return Model(old.encoder, old.labels, q, n_draws=8, **fields)
+
+
+def away_from_the_start(q: Posterior) -> Posterior:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in q.named_parameters():
-            if not name.startswith("kernel.") and parameter.isfinite().all():
+            if ".kernel." not in name and parameter.isfinite().all():
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter += 0.5 * noise
     q.round_factor()
-    return Model(old.encoder, old.labels, q.requires_grad_(False), n_draws=8, **fields)
+    return q.requires_grad_(False)
 
 
-@pytest.mark.parametrize("options", POSTERIORS, ids=lambda o: "-".join(map(str, o.values())))
-def test_every_posterior_comes_back_to_the_last_bit(options, fitted, data, tmp_path):
-    before = with_posterior(fitted, options)
-    path = tmp_path / "model"
-    model_file.save(before, path)
-    after = model_file.load(path)
-    state, loaded = before.posterior.state_dict(), after.posterior.state_dict()
-    assert state.keys() == loaded.keys()
+def assert_same_state(one: Posterior, other: Posterior) -> None:
+    """To the last bit, in the same families."""
+    state, loaded = one.state_dict(), other.state_dict()
+    assert list(state) == list(loaded)
     for name, value in state.items():
         assert value.dtype == loaded[name].dtype, name
         assert torch.equal(value, loaded[name]), name
-    assert after.posterior.is_diagonal == (options["covariance"] == "diagonal")
-    assert after.posterior.pairs_are_full == (options["pairwise_covariance"] == "full")
+    assert [type(b) for b in one.blocks] == [type(b) for b in other.blocks]
+    assert [b.options() for b in one.blocks] == [b.options() for b in other.blocks]
+    assert [b.has_own_functions for b in one.blocks] == [b.has_own_functions for b in other.blocks]
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_every_posterior_comes_back_to_the_last_bit(name, fitted, data, tmp_path):
+    before = with_posterior(fitted, *POSTERIORS[name])
+    path = tmp_path / "model"
+    model_file.save(before, path)
+    after = model_file.load(path)
+    assert_same_state(before.posterior, after.posterior)
     for n_draws in (8, 0):
         for one, other in zip(
             before.ask(data.X, Question(n_draws)).marginals(),
@@ -180,19 +209,32 @@ def test_every_posterior_comes_back_to_the_last_bit(options, fitted, data, tmp_p
             strict=True,
         ):
             assert np.array_equal(one, other)
+    y = [["L0"] * len(x) for x in data.X]
+    assert before.ask(data.X).log_probs(y) == after.ask(data.X).log_probs(y)
+
+
+def test_transitions_with_features_come_back(fitted, tmp_path):
+    """The block of every template, with the kernel of its own features."""
+    old = fitted.model_
+    kernel = RelevanceKernel([4, 2], rare=True).double()
+    blocks = {"node": old.posterior.node, "next": Weights(kernel, (3, 3))}
+    model = Model(old.encoder, old.labels, away_from_the_start(copy.deepcopy(Posterior(blocks))))
+    model_file.save(model, tmp_path / "model")
+    after = model_file.load(tmp_path / "model").posterior
+    assert after.names == ["node", "next"]
+    assert after["next"].labels == (3, 3)
+    assert_same_state(model.posterior, after)
 
 
 def test_diagonal_covariances_take_less_space(fitted, tmp_path):
     sizes = []
     for covariance in ("full", "diagonal"):
-        model_file.save(
-            with_posterior(fitted, {"covariance": covariance}),
-            tmp_path / covariance,
-        )
+        model = with_posterior(fitted, options={"covariance": covariance})
+        model_file.save(model, tmp_path / covariance)
         with safetensors.safe_open(tmp_path / covariance, framework="np") as file:
-            sizes.append(file.get_tensor("factor").shape)
-    M = fitted.model_.posterior.n_inducing
-    assert sizes == [(1, 3, M * (M + 1) // 2), (1, 3, M)]
+            sizes.append(file.get_tensor("_blocks.node.factor").shape)
+    M = fitted.model_.posterior.node.n_values
+    assert sizes == [(3, M * (M + 1) // 2), (3, M)]
 
 
 # -- what answers ----------------------------------------------------------------------------------
@@ -206,8 +248,8 @@ class Backwards(Chain):
 
 
 def test_a_predictor_answers_and_is_not_kept(fitted, data, tmp_path):
-    plain = with_posterior(fitted, {})
-    own = with_posterior(fitted, {}, likelihood="custom", predictor=Backwards())
+    plain = with_posterior(fitted)
+    own = with_posterior(fitted, likelihood="custom", predictor=Backwards())
     assert isinstance(plain.structure, Chain)
     assert isinstance(own.structure, Backwards)
     differ = [
@@ -230,7 +272,7 @@ def test_a_predictor_answers_and_is_not_kept(fitted, data, tmp_path):
 
 def test_the_structure_that_answers_is_kept_by_name(fitted, tmp_path, monkeypatch):
     monkeypatch.setitem(structgp.answers.model.STRUCTURES, "backwards", Backwards)
-    own = with_posterior(fitted, {}, predict_with="backwards")
+    own = with_posterior(fitted, predict_with="backwards")
     model_file.save(own, tmp_path / "model")
     assert isinstance(model_file.load(tmp_path / "model").structure, Backwards)
 
@@ -292,7 +334,8 @@ def test_the_file_is_plain_safetensors_and_json(content, tmp_path):
     path.write_bytes(content)
     with safetensors.safe_open(path, framework="np") as file:
         header = json.loads(file.metadata()["structgp"])
-        assert {"inducing", "m", "factor", "pair_mean"} <= set(file.keys())
+        node = {f"_blocks.node.{name}" for name in ("inducing", "m", "factor", "basis")}
+        assert node | {"_blocks.next.m", "_blocks.next.factor"} <= set(file.keys())
     assert header["format"] == model_file.FORMAT
     assert header["labels"] == ["L0", "L1", "L2"]
 
@@ -451,10 +494,24 @@ def test_an_earlier_format_asks_for_another_fit(content, tmp_path):
     refused(path, "format 1", "written by an earlier development version", "train it again")
 
 
+def blocks_of(content: bytes) -> list[dict]:
+    """What the header says of each block of the posterior."""
+    header = json.loads(content[8 : header_size(content)])
+    return json.loads(header["__metadata__"]["structgp"])["posterior"]
+
+
+def test_a_family_this_version_does_not_know(content, tmp_path):
+    path = tmp_path / "model"
+    node, table = blocks_of(content)
+    rewritten(content, path, posterior=[node | {"family": "spline"}, table], version="9.8.7")
+    refused(path, "a posterior of the family 'spline'", "update structgp", "9.8.7")
+
+
 def test_a_file_cannot_name_a_class_to_build(content, tmp_path):
     path = tmp_path / "model"
     evil = {"class": "os.system", "arguments": {}, "positional": []}
-    rewritten(content, path, kernel=evil)
+    node, table = blocks_of(content)
+    rewritten(content, path, posterior=[node | {"kernel": evil}, table])
     with pytest.raises(InputError, match=r"unknown kernel 'os\.system'"):
         structgp.load(path)
 

@@ -4,7 +4,6 @@ nothing."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,19 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-import structgp
-from structgp import Inducing, InputError, Mixture, Prior, StructuredGPClassifier
-from structgp.answers import FunctionDraws as Draws
+from structgp import answers
 from structgp.data.batch import Batch
-from structgp.data.examples import read_examples
-from structgp.data.generate import generate
-from structgp.gp import Posterior, contrasts
+from structgp.gp import Inducing, Mixture, Posterior, Table, contrasts
 from structgp.inference import Natural, Problem, SecondOrder
-from structgp.paper.saga import curvature_bound
-from structgp.plan.optimizers import ESTIMATORS
-from structgp.plan.options import Options, Weights
-from structgp.plan.resolve import resolve
-from structgp.plan.start import start_of
+from structgp.inference.estimators import Estimator, Pathwise, Surrogate
+from structgp.inference.problem import conditionals
+from structgp.paper import Score
 from structgp.structures import Chain
 
 generated = settings(max_examples=40, deadline=None, derandomize=True)
@@ -94,14 +87,18 @@ def two_sequences() -> Batch:
     return Batch(x, y, mask, torch.arange(2))
 
 
-def problem_in(basis: Tensor | None, n_labels: int, *, away: float = 0.0, **form: Any) -> Problem:
+def problem_in(
+    basis: Tensor | None, n_labels: int, *, away: float = 0.0, sd: float = 1.0, **form: Any
+) -> Problem:
     """Two inducing inputs; the posterior is moved from the prior by noise of size ``away``."""
     inducing = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
-    q = Posterior(RBFKernel().double(), inducing, n_labels, basis=basis, **form)
+    family = Mixture if "n_components" in form else Inducing
+    node = family(RBFKernel().double(), inducing, (n_labels,), basis=basis, **form)
+    q = Posterior({"node": node, "next": Table((n_labels, n_labels), sd)})
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name, p in q.named_parameters():
-            if name != "log_pairwise_sd":
+            if name != "_blocks.next.log_amplitude":
                 p += away * torch.randn(p.shape, generator=generator, dtype=p.dtype)
     return Problem(q, Chain(), [two_sequences()])
 
@@ -112,14 +109,14 @@ def rotation(n: int) -> Tensor:
 
 
 def law_of_labels(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Mean (K, B, T V) and covariance (K, B, T V, T V) of f, read off the way from standard normal
-    numbers to f, which is affine."""
+    """Mean (K, B, T V) and covariance (K, B, T V, T V) of the scores of nodes, read off the way from
+    standard normal numbers to them, which is affine."""
     latent = problem.latents(0)
-    K, B, T, R = latent.mean.shape
+    K, B, T, R = latent.parts[0].mean.shape
     V = problem.posterior.n_labels
     units = torch.eye(T * R, dtype=torch.float64).reshape(-1, 1, T, R).expand(-1, K * B, -1, -1)
     noise = torch.cat([torch.zeros_like(units[:1]), units])
-    f, _ = latent.place(noise, torch.zeros(len(noise), V, V, dtype=torch.float64))
+    f, _ = latent.place((noise, torch.zeros(len(noise), V * V, dtype=torch.float64)))
     f = torch.where(problem.batches[0].mask.repeat(K, 1)[..., None], f, 0).flatten(2)
     rest = f[1:] - f[0]
     covariance = torch.einsum("sbi,sbj->bij", rest, rest)
@@ -128,11 +125,10 @@ def law_of_labels(problem: Problem) -> tuple[Tensor, Tensor]:
 
 def law_by_hand(problem: Problem) -> tuple[Tensor, Tensor]:
     """The same from the Gaussians of the functions."""
-    q, mask = problem.posterior, problem.batches[0].mask
-    gaussian = q.at(problem.conditional(0))
-    mean = gaussian.mean @ q.basis.T
-    both = torch.einsum("kbrts,vr,wr->kbtvsw", gaussian.covariance, q.basis, q.basis)
-    mean = torch.where(mask[..., None], mean, 0)
+    node, mask = problem.posterior.node, problem.batches[0].mask
+    mean, covariance = node.gaussian(problem.conditional(0)[0])
+    both = torch.einsum("kbrts,vr,wr->kbtvsw", covariance, node.basis, node.basis)
+    mean = torch.where(mask[..., None], mean @ node.basis.T, 0)
     return mean.flatten(2).detach(), both.flatten(4).flatten(2, 3).detach()
 
 
@@ -144,8 +140,8 @@ def assert_same_law(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) ->
 @pytest.mark.parametrize("form", [{}, {"covariance": "diagonal"}, {"n_components": 2}])
 def test_a_rotation_of_the_labels_is_the_same_prior(form: dict[str, Any]) -> None:
     turned, labels = problem_in(rotation(3), 3, **form), problem_in(None, 3, **form)
-    assert labels.posterior.has_label_basis
-    assert not turned.posterior.has_label_basis
+    assert labels.posterior.node.has_own_functions
+    assert not turned.posterior.node.has_own_functions
     assert_same_law(law_of_labels(turned), law_of_labels(labels))
     _, covariance = law_of_labels(labels)
     assert covariance.abs().max() > 0.9
@@ -157,7 +153,7 @@ def test_labels_are_sums_of_functions(n_functions: int, form: dict[str, Any]) ->
     """Under a basis with columns of different lengths, away from the prior."""
     basis = rotation(3)[:, :n_functions] * torch.tensor([0.6, 1.7, 1.0])[:n_functions]
     problem = problem_in(basis, 3, away=0.4, **form)
-    assert (problem.posterior.n_labels, problem.posterior.n_functions) == (3, n_functions)
+    assert (problem.posterior.n_labels, problem.posterior.node.n_functions) == (3, n_functions)
     assert_same_law(law_of_labels(problem), law_by_hand(problem))
 
 
@@ -167,13 +163,13 @@ def test_draws_for_predictions_have_the_same_law() -> None:
     problem = problem_in(basis, 3, away=0.4)
     q, batch = problem.posterior, problem.batches[0]
     mean, covariance = (part[0] for part in law_by_hand(problem))
-    f = Draws.sample(q, 40_000, 1).unary(q, batch)
+    f = answers.sample(q, 40_000, 1).scores(q, batch)[0]
     f = torch.where(batch.mask[..., None], f, 0).flatten(2)
     torch.testing.assert_close(f.mean(0), mean, rtol=0, atol=1e-9)  # antithetic
     found = torch.einsum("sbi,sbj->bij", f - mean, f - mean) / len(f)
     size = float(covariance.abs().max())
     torch.testing.assert_close(found, covariance, rtol=0, atol=0.04 * size)
-    plugged = Draws.mean(q).unary(q, batch)[0]
+    plugged = answers.mean(q).scores(q, batch)[0][0]
     plugged = torch.where(batch.mask[..., None], plugged, 0).flatten(1)
     torch.testing.assert_close(plugged, mean, rtol=0, atol=1e-9)
 
@@ -183,8 +179,9 @@ def test_contrasts_sum_to_zero_in_every_draw() -> None:
     q, batch, latent = problem.posterior, problem.batches[0], problem.latents(0)
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(50, 2, 3, 2, generator=generator, dtype=torch.float64)
-    drawn, _ = latent.place(noise, torch.zeros(50, 3, 3, dtype=torch.float64))
-    for f in (drawn, Draws.sample(q, 50, 0).unary(q, batch), Draws.mean(q).unary(q, batch)):
+    drawn, _ = latent.place((noise, torch.zeros(50, 9, dtype=torch.float64)))
+    both = [draws.scores(q, batch)[0] for draws in (answers.sample(q, 50, 0), answers.mean(q))]
+    for f in (drawn, *both):
         assert f.shape[-1] == 3
         assert f.abs().max() > 0.1
         assert f.sum(-1).abs().max() < 1e-12
@@ -193,30 +190,33 @@ def test_contrasts_sum_to_zero_in_every_draw() -> None:
 # -- fits -----------------------------------------------------------------------------------------------
 
 
-def frequencies(problem: Problem) -> Tensor:
-    labels = torch.cat([b.y[b.mask] for b in problem.batches])
-    return torch.bincount(labels, minlength=problem.posterior.n_labels)
+def noisy_labels() -> Batch:
+    """Ten sequences of three tokens, whose inputs are around -1.5, 0 and 1.5 for the three labels."""
+    generator = torch.Generator().manual_seed(5)
+    y = torch.randint(0, 3, (10, 3), generator=generator)
+    noise = torch.randn(10, 3, 1, generator=generator, dtype=torch.float64)
+    mask = torch.ones(10, 3, dtype=torch.bool)
+    return Batch(1.5 * (y[..., None] - 1.0) + 0.8 * noise, y, mask, torch.arange(10))
 
 
-def with_basis(problem: Problem, basis: Tensor | None) -> Problem:
-    """The same data under the same kernel, from the prior."""
-    q = problem.posterior
-    sd = float(q.pairwise_sd.detach())
-    new = Posterior(q.kernel, q.inducing, q.n_labels, pairwise_sd=sd, basis=basis)
-    return Problem(new, problem.structure, problem.batches, problem.estimator)
-
-
-def test_contrasts_have_the_higher_bound(cases: ModuleType) -> None:
+def test_contrasts_have_the_higher_bound() -> None:
     """The direction that is left out is the prior under both; independent contrasts are nearer to the
     posterior than independent labels. Two optimisers agree on both."""
-    made = cases.make_problem(n_sequences=10, estimator=ESTIMATORS["pathwise"].with_draws(32))
+    batch = noisy_labels()
+    inducing = torch.linspace(-2, 2, 5, dtype=torch.float64)[:, None]
+    frequency = torch.bincount(batch.y.flatten(), minlength=3)
+    optimizers = SecondOrder(128, tolerance=1e-3, learn_scales=False), Natural(learn_scales=False)
     bounds = np.empty((2, 2))
-    optimizers = SecondOrder(256, tolerance=1e-3, learn_scales=False), Natural(learn_scales=False)
     for i, optimizer in enumerate(optimizers):
-        for j, basis in enumerate((None, contrasts(frequencies(made)))):
-            problem = with_basis(made, basis)
-            cases.finish(optimizer, problem)
-            bounds[i, j] = cases.many_draw_bound(problem, 4000)
+        for j, basis in enumerate((None, contrasts(frequency))):
+            node = Inducing(RBFKernel().double(), inducing, (3,), basis=basis)
+            q = Posterior({"node": node, "next": Table((3, 3))})
+            problem = Problem(q, Chain(), [batch], Pathwise(32))
+            state, finished = optimizer.start(problem, torch.Generator().manual_seed(1)), False
+            while not finished:
+                state, info = optimizer.step(problem, state)
+                finished = info.finished
+            bounds[i, j] = problem.fresh_bound(4000, torch.Generator().manual_seed(99))
     gain = bounds[:, 1] - bounds[:, 0]
     assert (gain > 0.3).all()
     # The same model: its evidence is above both bounds, which are not far from each other.
@@ -226,23 +226,31 @@ def test_contrasts_have_the_higher_bound(cases: ModuleType) -> None:
 
 def test_pace_of_stochastic_steps() -> None:
     """1 and a quarter of the largest eigenvalue, which grows with the square of a column."""
-    one = curvature_bound(problem_in(contrasts(torch.ones(3)), 3)) - 1
-    assert one == pytest.approx(curvature_bound(problem_in(None, 3)) - 1, rel=1e-9)
+
+    def bound(basis: Tensor | None) -> float:
+        problem = problem_in(basis, 3)
+        return problem.posterior.node.curvature_bound(problem.of_block(0)) - 1
+
+    one = bound(contrasts(torch.ones(3)))
+    assert one == pytest.approx(bound(None), rel=1e-9)
+    A = problem_in(None, 3).conditional(0)[0].projection.flatten(0, 1)
+    largest = float(torch.linalg.eigvalsh(A.T @ A)[-1])
+    assert one == pytest.approx(0.25 * largest, rel=1e-6)
     longer = contrasts(torch.ones(3)) * torch.tensor([1.0, 3.0])
-    assert curvature_bound(problem_in(longer, 3)) - 1 == pytest.approx(9 * one, rel=1e-9)
+    assert bound(longer) == pytest.approx(9 * one, rel=1e-9)
 
 
 # -- estimators -----------------------------------------------------------------------------------------
 
 SMALL: dict[str, tuple[int, dict[str, Any]]] = {
-    "two labels": (2, {"pairwise_sd": 0.8}),
+    "two labels": (2, {"sd": 0.8}),
     "two labels, mixture": (2, {"n_components": 2, "covariance": "diagonal"}),
-    "three labels": (3, {"pairwise_sd": 0.0}),
+    "three labels": (3, {"sd": 0.0}),
 }
-"""Few enough directions for quadrature: T + 1 with two labels, 2 T with three and no pairs."""
+"""Few enough directions for quadrature: T + 1 with two labels, 2 T with three and no transitions."""
 
 
-def small_problem(name: str, **changes: Any) -> Problem:
+def small_problem(name: str, estimator: Estimator) -> Problem:
     V, form = SMALL[name]
     basis = contrasts(torch.arange(1.0, V + 1)) * torch.linspace(0.7, 1.4, V - 1)
     problem = problem_in(basis, V, away=0.4, **form)
@@ -250,58 +258,70 @@ def small_problem(name: str, **changes: Any) -> Problem:
     if V == 3:
         y = torch.where(batch.mask, torch.tensor([[2, 0, 1], [1, 2, 0]]), 0)[:, :2]
         batch = Batch(batch.x[:, :2], y, batch.mask[:, :2], batch.index)
-    return Problem(problem.posterior, Chain(), [batch], **changes)
+    return Problem(problem.posterior, Chain(), [batch], estimator)
 
 
 def by_quadrature(problem: Problem, oracles: ModuleType) -> Tensor:
     """(K, B) E_q[log p(y_n | f_n, g)], differentiable in all that is behind the posterior."""
     q, batch = problem.posterior, problem.batches[0]
-    conditional = q.conditional(batch.x, batch.mask)
-    gaussian = q.at(conditional)
-    pair_mean, pair_covariance = oracles._pairs(q)
+    node, table = q.node, q["next"]
+    means, covariances = node.gaussian(conditionals(q, batch)[0])
+    size = 0 if table.is_silent else table.n_scores
+    table_mean = (table.scale * table.m)[:size]
+    table_covariance = (table.scale * table.factor).square().diag()[:size, :size]
     answer = []
-    for mean, covariance in zip(gaussian.mean, gaussian.covariance, strict=True):
+    for mean, covariance in zip(means, covariances, strict=True):
         for b, T in enumerate(batch.mask.sum(-1).tolist()):
-            f = (mean[b, :T] @ q.basis.T).T.flatten()  # label by label, then g
-            spread = torch.einsum("rts,vr,wr->vtws", covariance[b, :, :T, :T], q.basis, q.basis)
+            f = (mean[b, :T] @ node.basis.T).T.flatten()  # label by label, then g
+            here = covariance[b, :, :T, :T]
+            spread = torch.einsum("rts,vr,wr->vtws", here, node.basis, node.basis)
             spread = spread.flatten(2).flatten(0, 1)
             log_p, weight = oracles._at_nodes(
-                torch.cat([f, pair_mean]),
-                torch.block_diag(spread, pair_covariance),
+                torch.cat([f, table_mean]),
+                torch.block_diag(spread, table_covariance),
                 batch.y[b, :T],
                 q.n_labels,
-                18,
+                14,
             )
             answer.append(weight @ log_p)
     return torch.stack(answer).reshape(q.n_components, len(batch))
 
 
-@pytest.mark.parametrize("case", SMALL)
+ORTHOGONAL = Score("antithetic-orthogonal", "orthogonal", "mean", 256)
+SURROGATE = Surrogate("surrogate", "composite", uses_memory=True, n_draws=128)
+
+
 @pytest.mark.parametrize(
-    ("name", "draws", "share"),
-    [("pathwise", 16, 0.1), ("antithetic-orthogonal", 256, 0.2), ("surrogate", 128, 0.1)],
+    ("case", "estimator", "share"),
+    [
+        ("two labels", Pathwise(16), 0.1),
+        ("two labels, mixture", Pathwise(16), 0.1),
+        ("three labels", Pathwise(16), 0.1),
+        ("three labels", ORTHOGONAL, 0.2),
+        ("two labels, mixture", SURROGATE, 0.1),
+    ],
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_estimators_are_unbiased(
-    case: str, name: str, draws: int, share: float, oracles: ModuleType
+    case: str, estimator: Estimator, share: float, oracles: ModuleType
 ) -> None:
     """Each entry of the mean of 40 gradients is within four standard errors of quadrature's, and those
     are small: all together a tenth or a fifth of the gradient's length."""
-    problem = small_problem(case, estimator=ESTIMATORS[name].with_draws(draws))
-    q = problem.posterior
-    named = {n: p for n, p in q.named_parameters() if n != "log_pairwise_sd"}
-    if not q.has_pairs:
-        named = {n: p for n, p in named.items() if not n.startswith("pair")}
+    problem = small_problem(case, estimator)
+    q, R = problem.posterior, problem.posterior.node.n_functions
+    silent = "_blocks.next." if q["next"].is_silent else "none"
+    named = {name: p for name, p in q.named_parameters() if not name.startswith(silent)}
     exact = by_quadrature(problem, oracles)
-    wanted = torch.autograd.grad((q.weights @ exact).sum(), list(named.values()))
+    wanted = torch.autograd.grad((q.mixing @ exact).sum(), list(named.values()))
     latent = problem.latents(0, move_kernel=True)
     target = problem.target(0, latent)
-    assert target.n_functions == q.n_functions == q.n_labels - 1
+    assert target.groups[0].n_functions == R == q.n_labels - 1
     generator = torch.Generator().manual_seed(0)
     found, values = [], []
     for _ in range(40):
         moments = problem.estimator(target, generator).moments
-        assert moments.slope.shape[-1] == moments.bend.shape[1] == q.n_functions
-        total = latent.expand(moments, q.weights)
+        assert moments.slopes[0].shape[-1] == moments.bends[0].shape[1] == R
+        total = latent.expand(moments, q.mixing)
         found.append(torch.autograd.grad(total, list(named.values()), retain_graph=True))
         values.append(moments.value.reshape(exact.shape))
     errors = []
@@ -320,65 +340,3 @@ def length(parts: Sequence[Tensor]) -> float:
 
 def standard_error(samples: list[Tensor]) -> Tensor:
     return torch.stack(samples).std(0) / len(samples) ** 0.5
-
-
-# -- the classifier --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def data() -> Any:
-    return generate(16, n_labels=3, n_values=12, n_templates=3, mean_length=4, seed=1)
-
-
-def fit(data: Any, **parameters: Any) -> StructuredGPClassifier:
-    usual = {"n_draws": 8, "posterior": Inducing(n_inducing=8)}
-    return StructuredGPClassifier(**(usual | parameters)).fit(data.X[:6], data.y[:6])
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"posterior": Inducing(8, basis="contrast")},
-        {"inference": "natural", "posterior": Mixture(n_inducing=8, basis="contrast")},
-        {
-            "prior": Prior(transition_sd=0),
-            "posterior": Inducing(8, covariance="diagonal", basis="contrast"),
-        },
-        {"posterior": Inducing(8, basis="label")},
-    ],
-)
-def test_a_file_keeps_the_basis(parameters: dict[str, Any], data: Any, tmp_path: Path) -> None:
-    fitted = fit(data, **parameters)
-    q = fitted.model_.posterior
-    assert q.n_functions == (3 if parameters["posterior"].basis == "label" else 2)
-    path, y = tmp_path / "model", [["L0"] * len(x) for x in data.X]
-    fitted.save(path)
-    loaded = structgp.load(path)
-    assert torch.equal(loaded.model_.posterior.basis, q.basis)
-    assert loaded.predict_marginals(data.X) == fitted.predict_marginals(data.X)
-    assert loaded.sequence_log_probs(data.X, y) == fitted.sequence_log_probs(data.X, y)
-    loaded.decode = fitted.decode = "viterbi"
-    assert loaded.predict(data.X) == fitted.predict(data.X)
-
-
-def test_who_gets_contrasts(data: Any, cases: ModuleType) -> None:
-    """'auto': who ignores the direction that is left out, but for the paper's presets."""
-    examples = read_examples([[["a"]], [["b"]], [["c"]], [["c"]]], [["x"], ["y"], ["z"], ["z"]])
-
-    def chosen(**parameters: Any) -> str:
-        return resolve(Options(**parameters), examples).basis.value
-
-    options = Options()
-    start = start_of(options, resolve(options, examples), examples, torch.Generator())
-    expected = contrasts(torch.tensor([1.0, 1.0, 2.0]))
-    torch.testing.assert_close(start.posterior.basis, expected, rtol=0, atol=1e-12)
-    assert chosen() == "contrast"
-    assert chosen(structure=cases.ValueOnly()) == "label"
-    assert chosen(posterior=Inducing(basis="label")) == "label"
-    assert chosen(posterior=Weights(basis="label")) == "label"
-    assert chosen(inference="paper-batch") == "label"
-    assert chosen(inference="paper-batch", posterior=Inducing(basis="contrast")) == "contrast"
-    with pytest.raises(InputError, match="a direction that ValueOnly may depend on"):
-        fit(data, structure=cases.ValueOnly(), posterior=Inducing(8, basis="contrast"))
-    with pytest.raises(InputError, match="basis: 'both' is not known"):
-        fit(data, posterior=Inducing(8, basis="both"))

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from structgp.gp import Posterior
+from structgp.gp import Inducing, Mixture
+from structgp.gp.families.inducing_points import InducingBlock
 from structgp.gp.lowrank import LowRank, weighted_gram
 from structgp.gp.spreads import half_log_dets, root_times, root_transposed_times, traces
 
@@ -64,23 +65,27 @@ def test_gram_of_weights() -> None:
 # -- the ends of the family -------------------------------------------------------------------------
 
 
-def make(covariance: Any, rank: int = 0, K: int = 1) -> Posterior:
-    q = Posterior(
-        RBFKernel().double(), noise(M, W), V, covariance=covariance, rank=rank, n_components=K
-    )
+def make(covariance: Any, rank: int = 0, K: int = 1) -> InducingBlock:
+    given: dict[str, Any] = {"covariance": covariance, "rank": rank}
+    kernel, Z = RBFKernel().double(), noise(M, W)
+    if K == 1:
+        q: InducingBlock = Inducing(kernel, Z, (V,), **given)
+    else:
+        q = Mixture(kernel, Z, (V,), n_components=K, **given)
     with torch.no_grad():
-        q.m += noise(K, V, M, seed=2)
-        q.weight_logits += noise(K, seed=3)
+        q.m += noise(*q.m.shape, seed=2)
+        if isinstance(q, Mixture):
+            q.weight_logits += noise(K, seed=3)
     return q
 
 
-def everything(q: Posterior) -> list[Tensor]:
-    """Covariances on sequences of several lengths, divergences and what the data determine."""
+def everything(q: InducingBlock) -> list[Tensor]:
+    """Mean and covariances on examples of several lengths, divergences and what the data determine."""
     mask = torch.arange(T) < torch.tensor(LENGTHS)[:, None]
     with torch.no_grad():
-        there = q.at(q.conditional(noise(B, T, W, seed=4), mask))
-        costs = [q.kl_inducing(e) for e in ("auto", "bhattacharyya", "jensen")]
-        return [there.mean, there.covariance, *costs, q.effective_parameters()]
+        there = q.conditional(noise(B, T, W, seed=4), mask, q.prior_factor())
+        costs = [q.kl(e) for e in ("bhattacharyya", "jensen")]
+        return [*q.gaussian(there), *costs, q.effective_parameters()]
 
 
 @pytest.mark.parametrize("K", [1, 2])
@@ -88,10 +93,10 @@ def test_rank_m_is_any_covariance(K: int) -> None:
     """S^-1 less a half of its smallest eigenvalue has a factor, and those are the directions."""
     full, low = make("full", K=K), make("low-rank", M, K=K)
     with torch.no_grad():
-        full.factor.copy_((noise(K, V, M, M, seed=5) + 2 * torch.eye(M)).tril())
+        full.factor.copy_((noise(*full.factor.shape, seed=5) + 2 * torch.eye(M)).tril())
         precision = torch.linalg.inv(full.factor @ full.factor.mT)
         least = 0.5 * torch.linalg.eigvalsh(precision)[..., 0]
-        low.factor.copy_(least.rsqrt()[..., None].expand(K, V, M))
+        low.factor.copy_(least.rsqrt()[..., None].expand_as(low.factor))
         rest = precision - least[..., None, None] * torch.eye(M)
         low.directions.copy_(torch.linalg.cholesky(rest) * low.factor[..., None])
     for one, other in zip(everything(low), everything(full), strict=True):
@@ -105,7 +110,7 @@ def test_no_direction_is_the_diagonal(K: int, rank: int) -> None:
     thin, low = make("diagonal", K=K), make("low-rank", rank, K=K)
     with torch.no_grad():
         for q in (thin, low):
-            q.factor.copy_(noise(K, V, M, seed=5))
+            q.factor.copy_(noise(*q.factor.shape, seed=5))
     assert low.rank == rank
     for one, other in zip(everything(low), everything(thin), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
@@ -117,7 +122,7 @@ def test_a_rank_beyond_m_is_m() -> None:
 
 def test_it_stays_small() -> None:
     """Numbers held, at a size where full covariances would be 64 million."""
-    q = Posterior(RBFKernel().double(), torch.zeros(4000, 1), 4, covariance="low-rank", rank=8)
+    q = Inducing(RBFKernel().double(), torch.zeros(4000, 1), (4,), covariance="low-rank", rank=8)
     held = sum(p.numel() for p in q.parameters())
     assert held < 4 * 4000 * (1 + 1 + 8) + 100
-    assert np.isclose(float(q.kl_inducing().detach()), 0, atol=1e-9)
+    assert np.isclose(float(q.kl().detach()), 0, atol=1e-9)

@@ -197,7 +197,7 @@ def test_forbidden_pairs_and_weights_of_labels(folder, tmp_path):
     fails("train", *train, "--forbid", "^", "O", "--scheme", "bio", says="--forbid")
     fails("train", *train, "--class-weight", "O", says="--class-weight")
     fails("train", *train, "--class-weight", "X=2", says="'X' is not a label")
-    fails("train", *train, "--scheme", "bilou2", says="is no scheme")
+    fails("train", *train, "--scheme", "bilou2", says="is not a scheme")
     fails("train", *train, "--early-stopping", says="--early-stopping")
 
 

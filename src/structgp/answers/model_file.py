@@ -113,6 +113,13 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
             else f"pass it: load(path, structure={name.split('.')[-1]}())"
         )
         raise ModelFileError(place, problem, remedy)
+    for block in header["posterior"]:
+        if block["family"] not in FAMILIES:
+            raise ModelFileError(
+                place,
+                f"a posterior of the family {block['family']!r}, which structgp {__version__} does not know",
+                f"update structgp (it was written by {header['version']})",
+            )
     return _from_parts(header, tensors, structure)
 
 

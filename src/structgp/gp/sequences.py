@@ -48,7 +48,9 @@ def condition(
     B, T, W = rows.shape
     cross = covariance(kernel, rows.reshape(B * T, W), inducing)
     projection = torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
-    projection = projection.reshape(B, T, -1) * mask[..., None]
+    projection = projection.reshape(B, T, len(inducing)) * mask[..., None]
+    if T == 0:
+        return Projection(projection, projection.new_zeros(B, 0, 0))
     prior = covariance(kernel, rows, rows)
     both = mask[:, :, None] & mask[:, None, :]
     open_part = torch.where(both, prior - projection @ projection.mT, 0)

@@ -99,7 +99,7 @@ class WeightConditional:
     def times(self, m: Tensor) -> Tensor:
         """(B, T, R) A m of whitened weights (R, M)."""
         flat = self.rows.times((self.prior_sd * m).T.contiguous())
-        return self.factor * flat.view(*self.features.value.shape[:2], -1)
+        return self.factor * flat.unflatten(0, self.features.value.shape[:2])
 
     def transposed_times(self, values: Tensor) -> Tensor:
         """(R, M) A^T values, of (B, T, R)."""

@@ -102,7 +102,7 @@ class Inducing(InducingBlock):
         return InducingDraws(both, self.prior_factor(), seed)
 
     def mean_draw(self) -> InducingDraws:
-        return InducingDraws(self.m[None], self.prior_factor(), None)
+        return InducingDraws(self.m[None].clone(), self.prior_factor(), None)
 
     # -- closed forms ------------------------------------------------------------------------------
 

@@ -229,7 +229,7 @@ class Weights(Block):
         drawn = []
         for _ in range(noise.shape[-1]):
             eps = torch.empty_like(sd).normal_(generator=generator)
-            drawn.append(rows.times(eps.mul_(sd)).view(*here.features.value.shape[:2], -1))
+            drawn.append(rows.times(eps.mul_(sd)).unflatten(0, here.features.value.shape[:2]))
         return torch.stack(drawn + [-x for x in drawn])
 
     def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Tensor | None = None) -> Tensor:

@@ -69,7 +69,7 @@ def active_features(kernel: Kernel, x: Tensor) -> ActiveFeatures:
     for i, (part, columns, span) in enumerate(parts):
         here = x[..., columns]
         place, value = part.known(here)
-        one = torch.ones_like(value[..., :1])
+        one = value.new_ones(*value.shape[:-1], 1)
         constant = (span.stop - 1) * one.long()
         places += [torch.where(place >= 0, place + span.start, -1), constant]
         values += [value, one]

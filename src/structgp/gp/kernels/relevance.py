@@ -65,7 +65,7 @@ class RelevanceKernel(Kernel):
     @property
     def group(self) -> Tensor:
         """(D,) which group a feature belongs to."""
-        sizes = torch.tensor(self.sizes, device=self.log_scale.device)
+        sizes = torch.tensor(self.sizes, dtype=torch.int64, device=self.log_scale.device)
         groups = torch.arange(len(sizes), device=sizes.device)
         found = torch.repeat_interleave(groups, sizes)
         return torch.cat([found, groups]) if self.rare else found

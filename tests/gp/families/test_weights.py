@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import Kernel
-from structgp.gp.weights import NOISE_ROWS, SparseRows, WeightGaussian, _row
 from torch import Tensor
 
-from structgp.gp import WeightConditional, WeightPosterior, contrasts, noise_table
+from structgp.gp import Weights, contrasts
 from structgp.gp.kernels import RelevanceKernel, covariance, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.sparse import pack
+from structgp.gp.weight_rows import NOISE_ROWS, WeightConditional, _row, noise_table
 
-V, R, K = 3, 2, 2
+V, R = 3, 2
 SIZES, ATTRIBUTES = [3, 2], 4
 LENGTHS = (4, 2, 3, 1)
 B, T, AMPLITUDE = len(LENGTHS), 5, 1.7
@@ -48,13 +48,12 @@ def make_rows(seed: int = 10) -> tuple[Tensor, Tensor]:
     return torch.cat([torch.from_numpy(ids), packed], -1), mask
 
 
-def prior() -> WeightPosterior:
-    basis = contrasts(torch.tensor([3.0, 2.0, 1.0]))
-    return WeightPosterior(make_kernel(), V, n_components=K, basis=basis)
+def prior() -> Weights:
+    return Weights(make_kernel(), (V,), contrasts(torch.tensor([3.0, 2.0, 1.0])))
 
 
 @torch.no_grad()
-def somewhere(seed: int = 2) -> WeightPosterior:
+def somewhere(seed: int = 2) -> Weights:
     q, rng = prior(), np.random.default_rng(seed)
     q.m.copy_(torch.from_numpy(rng.normal(size=q.m.shape)))
     q.factor.copy_(torch.from_numpy(rng.normal(size=q.factor.shape)))
@@ -102,8 +101,18 @@ def dense(kernel: Kernel, x: np.ndarray) -> Dense:
     return Dense(known, unseen, np.array([variance for variance, _ in found.values()]))
 
 
-def at(q: WeightPosterior) -> WeightGaussian:
-    return q.at(q.conditional(*make_rows()))
+def conditional(q: Weights, x: Tensor, mask: Tensor) -> WeightConditional:
+    return q.conditional(x, mask, q.prior_factor())
+
+
+def at(q: Weights, x: Tensor | None = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mean (B, T, R) and covariance (B, R, T, T) of the functions."""
+    rows, there = make_rows()
+    mean, covariance = q.gaussian(
+        conditional(q, rows if x is None else x, there if mask is None else mask)
+    )
+    assert len(mean) == len(covariance) == 1
+    return mean[0], covariance[0]
 
 
 def test_the_rows_have_all_there_is() -> None:
@@ -124,47 +133,47 @@ def test_the_rows_have_all_there_is() -> None:
 def test_at_the_prior_it_is_the_prior() -> None:
     x, mask = make_rows()
     q = prior()
-    found = at(q)
-    assert not found.mean.any()
+    mean, found = at(q)
+    assert not mean.any()
     both = mask[:, None, :, None] & mask[:, None, None, :]
     expected = torch.where(both, covariance(q.kernel, x, x)[:, None], 0)
-    torch.testing.assert_close(found.covariance, expected.expand(K, B, R, T, T))
-    assert float(q.kl_inducing()) == pytest.approx(0, abs=1e-12)
+    torch.testing.assert_close(found, expected.expand(B, R, T, T))
+    assert float(q.kl()) == pytest.approx(0, abs=1e-12)
+    assert float(q.effective_parameters()) == 0
 
 
 @torch.no_grad()
 def test_mean_and_covariance_against_dense_features() -> None:
     x, _ = make_rows()
     q = somewhere()
-    found = at(q)
-    assert found.mean.shape == (K, B, T, R)
-    assert found.covariance.shape == (K, B, R, T, T)
+    mean, found = at(q)
+    assert mean.shape == (B, T, R)
+    assert found.shape == (B, R, T, T)
     weights = weight_variances(q.kernel).numpy()
-    for k, b, r in np.ndindex(K, B, R):
+    for b, r in np.ndindex(B, R):
         n = LENGTHS[b]
         rows = dense(q.kernel, x[b, :n].numpy())
-        beta = np.sqrt(weights) * q.m[k, r].numpy()
-        mean = np.sqrt(AMPLITUDE) * rows.known @ beta
-        np.testing.assert_allclose(found.mean[k, b, :n, r], mean, rtol=1e-10, atol=1e-12)
-        spread = weights * q.factor[k, r].numpy() ** 2
+        beta = np.sqrt(weights) * q.m[r].numpy()
+        expected = np.sqrt(AMPLITUDE) * rows.known @ beta
+        np.testing.assert_allclose(mean[b, :n, r], expected, rtol=1e-10, atol=1e-12)
+        spread = weights * q.factor[r].numpy() ** 2
         expected = rows.known * spread @ rows.known.T + rows.unseen * rows.variance @ rows.unseen.T
-        here = found.covariance[k, b, r].numpy()
+        here = found[b, r].numpy()
         np.testing.assert_allclose(here[:n, :n], AMPLITUDE * expected, rtol=1e-10, atol=1e-12)
         assert not here[n:].any()
         assert not here[:, n:].any()
-        assert not found.mean[k, b, n:].any()
+        assert not mean[b, n:].any()
 
 
 class At(torch.nn.Module):
-    """``WeightPosterior.at`` as a call, for parameters to be replaced in."""
+    """``Weights.gaussian`` as a call, for parameters to be replaced in."""
 
-    def __init__(self, q: WeightPosterior) -> None:
+    def __init__(self, q: Weights) -> None:
         super().__init__()
         self.q = q
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        found = self.q.at(self.q.conditional(x, mask))
-        return found.mean, found.covariance
+        return at(self.q, x, mask)
 
 
 def test_mean_and_covariance_have_gradients_in_everything() -> None:
@@ -190,24 +199,22 @@ def test_an_amplitude_is_a_factor_on_the_kernel() -> None:
     for name, p in scaled.kernel.named_parameters():
         if name.endswith("log_scale"):
             p += np.log(AMPLITUDE)
-    one, other = at(q), at(scaled)
-    torch.testing.assert_close(one.mean, other.mean)
-    torch.testing.assert_close(one.covariance, other.covariance)
-    conditional = q.conditional(*make_rows())
-    twice = conditional.scaled(torch.tensor(2.0)).scaled(torch.tensor(3.0))
-    torch.testing.assert_close(twice.times(q.m[0]), 6 * conditional.times(q.m[0]))
+    for one, other in zip(at(q), at(scaled), strict=True):
+        torch.testing.assert_close(one, other)
+    here = conditional(q, *make_rows())
+    twice = here.scaled(torch.tensor(2.0)).scaled(torch.tensor(3.0))
+    torch.testing.assert_close(twice.times(q.m), 6 * here.times(q.m))
 
 
 @torch.no_grad()
-def test_a_posterior_of_weights_has_no_inducing_rows() -> None:
+def test_sizes() -> None:
     q = prior()
     M = sum(SIZES) + len(SIZES) + 1 + ATTRIBUTES + 1
-    assert q.is_diagonal
-    assert q.m.shape == q.factor.shape == (K, R, M)
-    assert q.inducing.shape == (M, 0)
+    assert q.m.shape == q.factor.shape == (R, M)
+    assert (q.n_scores, q.n_functions, q.n_values, q.n_components) == (V, R, M, 1)
     torch.testing.assert_close(q.prior_factor(), weight_variances(q.kernel).sqrt())
     x, mask = make_rows()
-    held = q.conditional(x, mask).features
+    held = conditional(q, x, mask).features
     numbers = sum(getattr(held, name).numel() for name in ("place", "value", "name", "unseen"))
     assert numbers <= q.conditional_size(mask, x.shape[-1]) <= 4 * numbers
 
@@ -215,7 +222,7 @@ def test_a_posterior_of_weights_has_no_inducing_rows() -> None:
 # -- products ------------------------------------------------------------------------------------------
 
 
-def whole(q: WeightPosterior) -> np.ndarray:
+def whole(q: Weights) -> np.ndarray:
     """(B, T, M) A of all tokens, zero at padding."""
     x, mask = make_rows()
     rows = [dense(q.kernel, x[b].numpy()).known * mask[b].numpy()[:, None] for b in range(B)]
@@ -225,11 +232,10 @@ def whole(q: WeightPosterior) -> np.ndarray:
 @torch.no_grad()
 def test_products_against_dense_ones() -> None:
     q, rng = somewhere(), np.random.default_rng(4)
-    A, here = whole(q), q.amplified(q.conditional(*make_rows()))
+    A, here = whole(q), q.amplified(conditional(q, *make_rows()))
     h = rng.normal(size=(B, T, R))
-    m = q.m[1]
-    np.testing.assert_allclose(here.times(m), A @ m.numpy().T, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(here.times(m), at(q).mean[1])
+    np.testing.assert_allclose(here.times(q.m), A @ q.m.numpy().T, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(here.times(q.m), at(q)[0])
     found = here.transposed_times(torch.from_numpy(h))
     np.testing.assert_allclose(found, np.einsum("btm,btr->rm", A, h), rtol=1e-10, atol=1e-12)
     found = here.squares_times(torch.from_numpy(h))
@@ -239,24 +245,11 @@ def test_products_against_dense_ones() -> None:
 @torch.no_grad()
 def test_products_are_adjoint() -> None:
     q, rng = somewhere(), np.random.default_rng(5)
-    here = q.amplified(q.conditional(*make_rows()))
+    here = q.amplified(conditional(q, *make_rows()))
     h = torch.from_numpy(rng.normal(size=(B, T, R)))
-    left = (here.times(q.m[0]) * h).sum()
-    right = (q.m[0] * here.transposed_times(h)).sum()
+    left = (here.times(q.m) * h).sum()
+    right = (q.m * here.transposed_times(h)).sum()
     torch.testing.assert_close(left, right)
-
-
-def test_sparse_rows() -> None:
-    """A feature that comes twice in a row counts with its sum; what has no place counts nothing."""
-    place = torch.tensor([[0, 2, 0], [-1, 1, 2], [-1, -1, -1]])
-    value = torch.tensor([[1.0, 2, 3], [5, 0, -1], [1, 1, 1]], dtype=torch.float64)
-    expected = np.array([[4.0, 0, 2, 0], [0, 0, -1, 0], [0, 0, 0, 0]])
-    rows, rng = SparseRows(place, value, 4), np.random.default_rng(0)
-    right, left = rng.normal(size=(4, 2)), rng.normal(size=(3, 2))
-    np.testing.assert_allclose(rows.times(torch.from_numpy(right)), expected @ right)
-    h = torch.from_numpy(left)
-    np.testing.assert_allclose(rows.transposed_times(h), expected.T @ left)
-    np.testing.assert_allclose(rows.squares_times(h), (expected**2).T @ left)
 
 
 # -- draws ---------------------------------------------------------------------------------------------
@@ -264,14 +257,14 @@ def test_sparse_rows() -> None:
 
 def row_of(name: int, key: int | None = None) -> int:
     keys = None if key is None else torch.tensor([key])
-    return int(_row(torch.tensor([[name]]), keys))
+    return int(_row(torch.tensor([[name]]), keys, NOISE_ROWS))
 
 
-def unit_table(conditional: WeightConditional, keys: Tensor | None = None) -> Tensor:
+def unit_table(here: WeightConditional, keys: Tensor | None = None) -> Tensor:
     """(NOISE_ROWS, R, n) numbers whose second moments are exactly those of noise: every feature that occurs
     has an axis of its own, and its own sign in each function."""
-    found = conditional.features
-    rows = [_row(found.name[..., a], keys) for a in range(found.name.shape[-1])]
+    found = here.features
+    rows = [_row(found.name[..., a], keys, NOISE_ROWS) for a in range(found.name.shape[-1])]
     used = torch.unique(torch.stack(rows, -1)[found.value != 0])
     names = [
         (name, key)
@@ -293,18 +286,18 @@ def unit_table(conditional: WeightConditional, keys: Tensor | None = None) -> Te
 def test_draws_have_the_covariance_exactly(keys: Tensor | None) -> None:
     """Of noise whose second moments are exact; between sequences too, where they share their weights."""
     q, (x, _) = somewhere(), make_rows()
-    here = q.amplified(q.conditional(*make_rows()))
+    here = q.amplified(conditional(q, *make_rows()))
     table = unit_table(here, keys)
     n = table.shape[-1]
-    draws = here.spread(q.factor[1], table, keys)
+    draws = here.spread(q.factor, table, keys)
     assert draws.shape == (2 * n, B, T, R)
     assert torch.equal(draws[n:], -draws[:n])
     found = torch.einsum("sbtr,sbur->brtu", draws, draws) / (2 * n)
-    torch.testing.assert_close(found, at(q).covariance[1])
+    torch.testing.assert_close(found, at(q)[1])
     between = torch.einsum("str,sur->rtu", draws[:, 0, : LENGTHS[0]], draws[:, 2, : LENGTHS[2]])
     together = torch.cat([x[0, : LENGTHS[0]], x[2, : LENGTHS[2]]])[None]
-    shared = q.at(q.conditional(together, torch.ones(together.shape[:2], dtype=torch.bool)))
-    expected = shared.covariance[1, 0, :, : LENGTHS[0], LENGTHS[0] :]
+    shared = at(q, together, torch.ones(together.shape[:2], dtype=torch.bool))[1]
+    expected = shared[0, :, : LENGTHS[0], LENGTHS[0] :]
     assert (expected.abs() > 0.01).all()
     torch.testing.assert_close(between / (2 * n), expected * (keys is None))
 
@@ -314,14 +307,14 @@ def test_draws_have_the_covariance_of_the_posterior() -> None:
     """4,000 pairs from tables of noise, five standard errors; the mean is exactly zero, and functions and
     sequences have nothing to do with each other."""
     n, rounds = 400, 10
-    q, expected = somewhere(), at(somewhere()).covariance[0]
-    here = q.amplified(q.conditional(*make_rows()))
+    q, expected = somewhere(), at(somewhere())[1]
+    here = q.amplified(conditional(q, *make_rows()))
     total = torch.zeros(B, T, R, dtype=torch.float64)
     found, sequences = torch.zeros_like(expected), torch.zeros_like(expected[0])
     functions = torch.zeros_like(expected[:, 0])
     for seed in range(rounds):
         table = noise_table(R, n, torch.Generator().manual_seed(seed))
-        draws = here.spread(q.factor[0].abs(), table, KEYS)
+        draws = here.spread(q.factor.abs(), table, KEYS)
         total += draws.sum(0)
         half = draws[:n]
         found += torch.einsum("sbtr,sbur->brtu", half, half) / (n * rounds)
@@ -346,13 +339,13 @@ def test_draws_of_a_sequence_are_its_own(keyed: bool) -> None:
     q, (x, mask) = somewhere(), make_rows()
     keys = KEYS if keyed else None
     table = noise_table(R, 3, torch.Generator().manual_seed(0))
-    draws = q.conditional(x, mask).spread(q.factor[0], table, keys)
+    draws = conditional(q, x, mask).spread(q.factor, table, keys)
     for b, n in enumerate(LENGTHS):
         assert not draws[:, b, n:].any()
         assert draws[:, b, :n].any(-1).all()
-        alone = q.conditional(x[b : b + 1, :n], mask[b : b + 1, :n])
+        alone = conditional(q, x[b : b + 1, :n], mask[b : b + 1, :n])
         own = None if keys is None else keys[b : b + 1]
-        assert torch.equal(alone.spread(q.factor[0], table, own)[:, 0], draws[:, b, :n])
+        assert torch.equal(alone.spread(q.factor, table, own)[:, 0], draws[:, b, :n])
 
 
 @torch.no_grad()
@@ -361,15 +354,15 @@ def test_a_feature_has_one_deviation_or_one_in_each_sequence() -> None:
     q, (x, _) = somewhere(), make_rows()
     rows = torch.stack([x[0, :2], x[0, :2]])
     rows[0, 1] = rows[0, 0]
-    here = q.conditional(rows, torch.ones(2, 2, dtype=torch.bool))
+    here = conditional(q, rows, torch.ones(2, 2, dtype=torch.bool))
     table = noise_table(R, 3, torch.Generator().manual_seed(0))
-    same = here.spread(q.factor[0], table)
-    own = here.spread(q.factor[0], table, torch.tensor([0, 1]))
+    same = here.spread(q.factor, table)
+    own = here.spread(q.factor, table, torch.tensor([0, 1]))
     for draws in (same, own):
         assert torch.equal(draws[:, 0, 0], draws[:, 0, 1])
     assert torch.equal(same[:, 0, 0], same[:, 1, 0])
     assert ((own[:, 0, 0] - own[:, 1, 0]).abs() > 1e-3).all()
-    again = here.spread(q.factor[0], table, torch.tensor([1, 1]))
+    again = here.spread(q.factor, table, torch.tensor([1, 1]))
     assert torch.equal(again[:, 0, 0], again[:, 1, 0])
     assert torch.equal(again[:, 0, 0], own[:, 1, 0])
 
@@ -378,8 +371,8 @@ def test_a_feature_has_one_deviation_or_one_in_each_sequence() -> None:
 def test_what_the_data_settles_does_not_move() -> None:
     """Draws with no deviation left are of the features that were never seen, at their prior variance."""
     q = somewhere()
-    conditional = q.conditional(*make_rows())
-    draws = conditional.spread(torch.zeros_like(q.factor[0]), unit_table(conditional))
+    here = conditional(q, *make_rows())
+    draws = here.spread(torch.zeros_like(q.factor), unit_table(here))
     found = torch.einsum("sbtr,sbur->brtu", draws, draws) / len(draws)
     for b, n in enumerate(LENGTHS):
         rows = dense(q.kernel, make_rows()[0][b, :n].numpy())
@@ -389,54 +382,26 @@ def test_what_the_data_settles_does_not_move() -> None:
 
 
 @torch.no_grad()
+def test_weights_that_do_not_occur_are_not_asked() -> None:
+    """Functions of a batch through its own weights alone are those through all of them."""
+    q, (x, mask) = somewhere(), make_rows()
+    here = conditional(q, x[:1], mask[:1])
+    index, _ = here.compact
+    assert len(index) < q.n_values
+    noise = q.fixed_noise(3, [mask[:1]], torch.Generator().manual_seed(0))
+    found = q.drawn_functions(here, noise, 0, KEYS[:1])
+    expected = here.times(q.m) + here.spread(q.factor.abs(), noise, KEYS[:1])
+    torch.testing.assert_close(found, expected)
+
+
+@torch.no_grad()
 def test_draws_scale_with_the_amplitude() -> None:
     q = somewhere()
-    here = q.conditional(*make_rows())
+    here = conditional(q, *make_rows())
     table = noise_table(R, 2, torch.Generator().manual_seed(0))
-    draws = here.spread(q.factor[0], table)
-    amplified = q.amplified(here).spread(q.factor[0], table)
+    draws = here.spread(q.factor, table)
+    amplified = q.amplified(here).spread(q.factor, table)
     torch.testing.assert_close(amplified, AMPLITUDE**0.5 * draws)
-
-
-# -- the table of noise ----------------------------------------------------------------------------------
-
-
-def test_a_table_is_standard_normal_and_its_generators() -> None:
-    table = noise_table(2, 16, torch.Generator().manual_seed(3))
-    assert table.shape == (NOISE_ROWS, 2, 16)
-    assert table.dtype == torch.float64
-    error = table.numel() ** -0.5
-    assert abs(float(table.mean())) < 4 * error
-    assert float(table.square().mean()) == pytest.approx(1, abs=4 * 2**0.5 * error)
-    assert torch.equal(table, noise_table(2, 16, torch.Generator().manual_seed(3)))
-    assert not torch.equal(table, noise_table(2, 16, torch.Generator().manual_seed(4)))
-
-
-@pytest.mark.parametrize("key", [None, 0, 1, 12_345])
-def test_features_are_spread_over_the_table_evenly(key: int | None) -> None:
-    """Ten times as many names as rows: Pearson's statistic has mean NOISE_ROWS and this deviation."""
-    names = torch.arange(10 * NOISE_ROWS)[None]
-    keys = None if key is None else torch.tensor([key])
-    rows = _row(names, keys)[0]
-    assert rows.min() >= 0
-    assert rows.max() < NOISE_ROWS
-    counts = torch.bincount(rows, minlength=NOISE_ROWS).double()
-    statistic = float(((counts - 10).square() / 10).sum())
-    assert abs(statistic - NOISE_ROWS) < 5 * (2 * NOISE_ROWS) ** 0.5
-
-
-def test_sequences_do_not_share_rows() -> None:
-    """Two keys agree in the row of a name as often as chance does: once in ``NOISE_ROWS``."""
-    names = torch.arange(200_000)
-    keys = torch.tensor([0, 1, 2, 1000])
-    rows = _row(names.expand(4, -1), keys)
-    for i in range(4):
-        for j in range(i):
-            shared = int((rows[i] == rows[j]).sum())
-            chance = len(names) / NOISE_ROWS
-            assert abs(shared - chance) < 5 * chance**0.5
-    assert row_of(17, 2) == int(rows[2, 17])
-    assert row_of(17) == int(_row(names[None], None)[0, 17])
 
 
 @torch.no_grad()
@@ -444,14 +409,14 @@ def test_features_of_two_kinds_do_not_share_noise() -> None:
     """Value 0 of the first template and attribute 0 are two features; a value of zero is none."""
     q = prior()
     x = torch.tensor([[[0, -1, -1, 0], [-1, -1, 0, 1.0], [-1, 0, -1, 0]]], dtype=torch.float64)
-    here = q.conditional(x, torch.ones(1, 3, dtype=torch.bool))
+    here = conditional(q, x, torch.ones(1, 3, dtype=torch.bool))
     assert len({row_of(n) for n in here.features.name[here.features.value != 0].tolist()}) == 6
     # Without the constants, and without being rare, nothing is left in common.
     constant = torch.tensor([False, False, False, False, True, False, True])
     value = torch.where(constant, 0, here.features.value)
     value[..., 2:4] = 0
     alone = replace(here, features=replace(here.features, value=value))
-    draws = alone.spread(q.factor[0], unit_table(alone))
+    draws = alone.spread(q.factor, unit_table(alone))
     found = torch.einsum("stz,suz->tu", draws[:, 0], draws[:, 0])
     assert not (found - found.diagonal().diag()).any()
     assert (found.diagonal() > 0).all()
