@@ -114,38 +114,42 @@ def expected_log_prob(
     directions of them only: T + 1 with two labels. Gauss-Hermite over those. No code of the
     library but the kernel and the parameters; no draws.
     """
-    amplitude, Z = posterior.log_amplitude.exp(), posterior.inducing
+    node = posterior.node
+    amplitude, Z = node.log_amplitude.exp(), node.inducing
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
-        return amplitude * posterior.kernel(a, b).to_dense()
+        return amplitude * node.kernel(a, b).to_dense()
 
     root = torch.linalg.cholesky(kernel(Z, Z))
-    pair_mean, pair_covariance = _pairs(posterior)
+    table_mean, table_covariance = _table(posterior)
     answer = []
-    for m, factor in zip(posterior.m, posterior.factor, strict=True):
-        S = factor.square().diag_embed() if posterior.is_diagonal else _square(factor.tril())
+    K = posterior.n_components
+    means, factors = (p if K > 1 else p[None] for p in (node.m, node.factor))
+    for m, factor in zip(means, factors, strict=True):
+        S = factor.square().diag_embed() if node.form == "diagonal" else _square(factor.tril())
         for b, T in enumerate(mask.sum(-1).tolist()):
             rows = x[b, :T]
             A = torch.linalg.solve_triangular(root, kernel(Z, rows), upper=False).mT
             rest = kernel(rows, rows) - A @ A.mT
-            mean = torch.cat([(m @ A.mT).flatten(), pair_mean])  # label by label, then g
-            covariance = torch.block_diag(*(rest + A @ S_j @ A.mT for S_j in S), pair_covariance)
+            mean = torch.cat([(m @ A.mT).flatten(), table_mean])  # label by label, then g
+            covariance = torch.block_diag(*(rest + A @ S_j @ A.mT for S_j in for S_j in S), table_covariance)
             log_p, weight = _at_nodes(mean, covariance, y[b, :T], len(m), nodes)
             answer.append(weight @ of(log_p, len(m) ** T))
-    return torch.stack(answer).reshape(posterior.n_components, len(mask))
+    return torch.stack(answer).reshape(K, len(mask))
 
 
 def _square(lower: Tensor) -> Tensor:
     return lower @ lower.mT
 
 
-def _pairs(posterior: Posterior) -> tuple[Tensor, Tensor]:
-    """Mean (V^2,) and covariance (V^2, V^2) of g; of nothing where it is off."""
-    if not posterior.has_pairs:
-        return posterior.pair_mean.new_zeros(0), posterior.pair_mean.new_zeros(0, 0)
-    if posterior.pairs_are_full:
-        return posterior.pair_mean.flatten(), _square(posterior.pair_factor.tril())
-    return posterior.pair_mean.flatten(), (2 * posterior.pair_log_sd).exp().flatten().diag()
+def _table(posterior: Posterior) -> tuple[Tensor, Tensor]:
+    """Mean (V^2,) and covariance (V^2, V^2) of the transition scores; of nothing where they are silent."""
+    table = posterior["next"]
+    if table.is_silent:
+        return table.m.new_zeros(0), table.m.new_zeros(0, 0)
+    variance = table.log_amplitude.exp()
+    S = _square(table.factor.tril()) if table.is_full else table.factor.square().diag()
+    return variance.sqrt() * table.m, variance * S
 
 
 def _at_nodes(
