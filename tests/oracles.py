@@ -132,7 +132,7 @@ def expected_log_prob(
             A = torch.linalg.solve_triangular(root, kernel(Z, rows), upper=False).mT
             rest = kernel(rows, rows) - A @ A.mT
             mean = torch.cat([(m @ A.mT).flatten(), table_mean])  # label by label, then g
-            covariance = torch.block_diag(*(rest + A @ S_j @ A.mT for S_j in for S_j in S), table_covariance)
+            covariance = torch.block_diag(*(rest + A @ S_j @ A.mT for S_j in S), table_covariance)
             log_p, weight = _at_nodes(mean, covariance, y[b, :T], len(m), nodes)
             answer.append(weight @ of(log_p, len(m) ** T))
     return torch.stack(answer).reshape(K, len(mask))
