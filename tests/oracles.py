@@ -99,6 +99,22 @@ def _score(f: np.ndarray, g: np.ndarray, y: np.ndarray) -> np.longdouble:
     return total
 
 
+def enumerated_log_prob(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """(S, B) log p of the chain by enumeration, differentiable. f : (S, B, T, V); g : (S, V, V), one table for all
+    transitions, or (S, B, T - 1, V, V), one for each."""
+    found = []
+    for b, T in enumerate(mask.sum(-1).tolist()):
+        every = torch.from_numpy(labellings(T, f.shape[-1]))
+        t = torch.arange(T)
+        nodes = f[:, b, t, every].sum(-1)
+        before, after = every[:, :-1], every[:, 1:]
+        tables = g[:, before, after] if g.dim() == 3 else g[:, b, t[1:] - 1, before, after]
+        score = nodes + tables.sum(-1)
+        (here,) = torch.nonzero((every == y[b, :T]).all(-1))[0].tolist()
+        found.append(score[:, here] - torch.logsumexp(score, -1))
+    return torch.stack(found, -1)
+
+
 def expected_log_prob(
     posterior: Posterior,
     x: Tensor,
