@@ -210,8 +210,8 @@ def many_draw_bound(problem: Problem, n_draws: int = 20_000, seed: int = 99) -> 
 
 
 def numbers(posterior: Posterior) -> dict[str, Tensor]:
-    """Copies of everything an optimiser may move, or must not."""
-    return {name: value.detach().clone() for name, value in posterior.state_dict().items()}
+    """Copies of everything an optimiser may move, or must not, by template: 'node.m', 'next.factor'."""
+    return {name.removeprefix("_blocks."): p for name, p in posterior.snapshot().items()}
 
 
 @dataclass(frozen=True)

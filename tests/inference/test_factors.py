@@ -15,7 +15,7 @@ from structgp.errors import InputError
 from structgp.gp import LowRank
 from structgp.inference import Adam, Natural, SecondOrder
 from structgp.inference.fit_low_rank import fit_low_rank, leading_directions, open_directions
-from structgp.paper import Blocks, Mixture, Stochastic
+from structgp.paper import Blocks, MixtureFit, Stochastic
 
 R, M = 2, 12
 
@@ -136,7 +136,7 @@ def test_gradients_of_the_bound_in_everything(cases: ModuleType) -> None:
         parts = [problem.bound(i, generator).elbo for i in range(len(problem.batches))]
         return torch.stack(parts).mean()
 
-    parameters = [q.m, q.factor, q.directions, q.log_amplitude]
+    parameters = [q.node.m, q.node.factor, q.node.directions, q.node.log_amplitude]
     grads = torch.autograd.grad(bound(), parameters)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -154,16 +154,16 @@ def test_gradients_of_the_bound_in_everything(cases: ModuleType) -> None:
 def test_directions_are_opened_once(cases: ModuleType) -> None:
     problem = cases.make_problem(covariance="low-rank", rank=2)
     q = problem.posterior
-    projections = [problem.conditional(i).projection.flatten(0, 1) for i in range(1)]
+    projections = [problem.conditional(i)[0].projection.flatten(0, 1) for i in range(1)]
     open_directions(problem)
-    opened = q.directions.detach().clone()
+    opened = q.node.directions.detach().clone()
     gram = projections[0].T @ projections[0]
     found = leading_directions(problem, 2)
     captured = (found.T @ gram @ found).trace()
     assert captured > 0.97 * torch.linalg.eigvalsh(gram)[-2:].sum()
     torch.testing.assert_close(opened[0, 0], 0.1 * found)
     open_directions(problem)
-    assert torch.equal(q.directions, opened)
+    assert torch.equal(q.node.directions, opened)
 
 
 def exact_bound(problem: Any) -> float:
@@ -210,7 +210,7 @@ def test_a_mixture_of_low_ranks_is_no_worse_than_one(cases: ModuleType) -> None:
     one = cases.make_problem(covariance="low-rank")
     cases.finish(SecondOrder(learn_scales=False), one)
     two = cases.make_problem(covariance="low-rank", n_components=2)
-    optimizer = Mixture(SecondOrder(learn_scales=False), then=Adam(0.01, window=10, max_steps=40))
+    optimizer = MixtureFit(SecondOrder(learn_scales=False), then=Adam(0.01, window=10, max_steps=40))
     cases.finish(optimizer, two)
     assert bool(two.posterior.directions.any())
     assert cases.many_draw_bound(two, 2000) > cases.many_draw_bound(one, 2000) - 0.1

@@ -36,7 +36,7 @@ def test_one_whole_step_on_a_quadratic(
         estimator=cases.Exact(),
         batch_tokens=batch_tokens,
         covariance=covariance,
-        pairwise_covariance=pairs,
+        full_table=full,
     )
     cases.disturb(problem.posterior)
     q = problem.posterior
@@ -44,15 +44,15 @@ def test_one_whole_step_on_a_quadratic(
     state = begin(optimizer, problem)
     state, _ = optimizer.step(problem, state)
     kept = [
-        (0.5 * q.log_amplitude.detach()).exp() * problem.conditional(i).projection[b.mask]
+        (0.5 * q.node.log_amplitude.detach()).exp() * problem.conditional(i)[0].projection[b.mask]
         for i, b in enumerate(problem.batches)
     ]
     A = torch.cat(kept).numpy()
     targets = torch.cat([problem.structure.table[b.y[b.mask]] for b in problem.batches]).numpy()
     precision = np.eye(A.shape[1]) + A.T @ A / cases.LABEL_NOISE
     mean = np.linalg.solve(precision, A.T @ targets / cases.LABEL_NOISE)
-    np.testing.assert_allclose(q.m[0].detach().T, mean, rtol=0, atol=1e-6)
-    factor = q.factor[0].detach().numpy()
+    np.testing.assert_allclose(q.node.m[0].detach().T, mean, rtol=0, atol=1e-6)
+    factor = q.node.factor[0].detach().numpy()
     for j in range(2):
         if covariance == "diagonal":
             np.testing.assert_allclose(factor[j] ** -2, np.diag(precision), rtol=1e-5)
@@ -60,9 +60,9 @@ def test_one_whole_step_on_a_quadratic(
             found = np.linalg.inv(factor[j] @ factor[j].T)
             np.testing.assert_allclose(found, precision, rtol=0, atol=1e-4)
     exact = cases.exact_regression(problem)
-    np.testing.assert_allclose(q.pair_mean.detach(), exact.pair_mean, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-7)
     variance = q.pairwise().variance.detach()
-    np.testing.assert_allclose(variance, exact.pair_sd**2, rtol=1e-7)
+    np.testing.assert_allclose(variance, exact.transition_sd**2, rtol=1e-7)
     before = cases.numbers(q)
     optimizer.step(problem, state)
     for name, value in cases.numbers(q).items():
@@ -76,8 +76,8 @@ def test_a_step_is_part_of_the_way(rate: float, cases: ModuleType) -> None:
     q = problem.posterior
     optimizer = Natural(rate=rate, learn_scales=False)
     optimizer.step(problem, begin(optimizer, problem))
-    A = problem.conditional(0).projection[problem.batches[0].mask]
-    lower = q.factor[0, 0].detach()
+    A = problem.conditional(0)[0].projection[problem.batches[0].mask]
+    lower = q.node.factor[0, 0].detach()
     precision = torch.linalg.inv(lower @ lower.T)
     expected = torch.eye(len(precision), dtype=torch.float64) + rate * A.T @ A / cases.LABEL_NOISE
     torch.testing.assert_close(precision, expected, rtol=0, atol=1e-5)
@@ -125,7 +125,7 @@ def bent(bend: float = 0.0, pair_bend: float = 0.0) -> Bent:
 def test_noise_that_bends_up_still_leaves_a_posterior(
     bend: float, noise: str, pairs: str, cases: ModuleType
 ) -> None:
-    problem = cases.make_problem(estimator=bent(), pairwise_covariance=pairs)
+    problem = cases.make_problem(estimator=bent(), full_table=full)
     size = torch.eye(9).double() if pairs == "full" else 1.0
     name, value = ("bend", bend) if noise == "unary" else ("pair_bend", bend * size)
     object.__setattr__(problem.estimator, name, value)
@@ -133,8 +133,8 @@ def test_noise_that_bends_up_still_leaves_a_posterior(
     optimizer = Natural(learn_scales=False)
     state, info = optimizer.step(problem, begin(optimizer, problem))
     assert np.isfinite(info.elbo)
-    assert torch.isfinite(q.m).all()
-    lower = q.factor[0].detach().tril()
+    assert torch.isfinite(q.node.m).all()
+    lower = q.node.factor[0].detach().tril()
     assert torch.linalg.eigvalsh(lower @ lower.mT).max() <= 1 / LEAST_PRECISION + 1e-9
     prior = float(q.pairwise_sd.detach()) ** 2
     assert q.pairwise().variance.max() <= prior / LEAST_PRECISION + 1e-9
@@ -289,15 +289,15 @@ def test_the_amplitude_goes_where_second_order_takes_it(
 
     def start(**kwargs: Any) -> Problem:
         problem: Problem = cases.make_problem(n_sequences=12, mean_length=5, **kwargs)
-        problem.posterior.kernel.outputscale = cases.AMPLITUDE * amplitude
+        problem.posterior.node.kernel.outputscale = cases.AMPLITUDE * amplitude
         problem.conditional.refresh()
         return problem
 
     second, natural = start(), start(estimator=Pathwise(n_draws=32))
     cases.finish(SecondOrder(256, tolerance=1e-4, max_rounds=40, learn_scales=True), second)
     cases.finish(Natural(tolerance=0.005, learn_scales=True), natural)
-    expected = float(second.posterior.log_amplitude.detach())
+    expected = float(second.posterior.node.log_amplitude.detach())
     assert abs(expected) > 0.4
-    assert float(natural.posterior.log_amplitude.detach()) == pytest.approx(expected, abs=0.15)
+    assert float(natural.posterior.node.log_amplitude.detach()) == pytest.approx(expected, abs=0.15)
     scale = float(second.posterior.log_pairwise_sd.detach())
     assert float(natural.posterior.log_pairwise_sd.detach()) == pytest.approx(scale, abs=0.1)

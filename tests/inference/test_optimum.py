@@ -11,14 +11,14 @@ import pytest
 
 from structgp.inference import Adam, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
-from structgp.paper import Blocks, Mixture, Stochastic
+from structgp.paper import Blocks, MixtureFit, Stochastic
 from structgp.plan.gradient_estimators import ESTIMATORS
 
 PACE: dict[str, Any] = {
     "mean_step": "auto",
     "covariance_step": "auto",
-    "unary_steps": None,
-    "pairwise_steps": None,
+    "node_steps": None,
+    "transition_steps": None,
 }
 
 # -- a quadratic likelihood: GP regression ---------------------------------------------------------
@@ -33,11 +33,11 @@ EXACT: dict[str, tuple[Any, float]] = {
         Blocks(learn_scales=False, objective_tolerance=1e-9, parameter_tolerance=0.0),
         2e-3,
     ),
-    "saga": (Stochastic(True, **PACE, tolerance=1e-7, max_steps=4000), 5e-3),
+    "saga": (Stochastic(**PACE, tolerance=1e-7, max_steps=4000), 5e-3),
     "sgd": (Stochastic(False, **PACE, tolerance=1e-5, max_steps=4000), 0.3),
     "adam": (Adam(learn_scales=False, tolerance=1e-4, reductions=4, max_steps=1500), 0.02),
     "mixture": (
-        Mixture(SecondOrder(learn_scales=False), then=Adam(1e-6, max_steps=4, learn_scales=False)),
+        MixtureFit(SecondOrder(learn_scales=False), then=Adam(1e-6, max_steps=4, learn_scales=False)),
         1e-3,
     ),
 }
@@ -62,7 +62,7 @@ def test_regression_has_one_answer(name: str, cases: ModuleType) -> None:
     means, covariances = cases.at_tokens(problem)
     np.testing.assert_allclose(means, exact.mean, rtol=0, atol=tolerance)
     q = problem.posterior
-    np.testing.assert_allclose(q.pair_mean.detach(), exact.pair_mean, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=tolerance)
     if name == "sgd":
         return  # which moves covariances by a noisy gradient at a tenth of the pace
     start = 0
@@ -72,8 +72,8 @@ def test_regression_has_one_answer(name: str, cases: ModuleType) -> None:
         for block in covariance:
             np.testing.assert_allclose(block, expected, rtol=0, atol=10 * tolerance)
         start += T
-    sd = q.pair_log_sd.detach().exp()
-    np.testing.assert_allclose(sd, exact.pair_sd, rtol=0, atol=10 * tolerance)
+    sd = q["next"].score_sds.detach()
+    np.testing.assert_allclose(sd, exact.transition_sd, rtol=0, atol=10 * tolerance)
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
@@ -88,17 +88,17 @@ def test_full_pairs_of_regression(name: str, covariance: str, cases: ModuleType)
         batch_tokens=1,
         estimator=cases.Exact(),
         covariance=covariance,
-        pairwise_covariance="full",
+        full_table=True,
     )
     cases.disturb(problem.posterior)
-    problem.posterior.log_amplitude.data.zero_()
+    problem.posterior.node.log_amplitude.data.zero_()
     cases.finish(optimizer, problem)
     exact = cases.exact_regression(problem)
     q = problem.posterior
     means, _ = cases.at_tokens(problem)
     np.testing.assert_allclose(means, exact.mean, rtol=0, atol=tolerance)
-    np.testing.assert_allclose(q.pair_mean.detach(), exact.pair_mean, rtol=0, atol=tolerance)
-    expected = exact.pair_sd**2 * np.eye(4)
+    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=tolerance)
+    expected = exact.transition_sd**2 * np.eye(4)
     found = q.pairwise().covariance.detach()
     np.testing.assert_allclose(found, expected, rtol=0, atol=10 * tolerance)
 
@@ -108,8 +108,8 @@ def test_full_pairs_of_regression(name: str, covariance: str, cases: ModuleType)
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "diagonal": {"covariance": "diagonal"},
-    "full pairs": {"pairwise_covariance": "full"},
-    "no pairs": {"pairwise_sd": 0.0},
+    "full pairs": {"full_table": True},
+    "no pairs": {"transition_sd": 0.0},
 }
 
 CLIMBERS: dict[str, tuple[Any, Any, bool]] = {
@@ -121,7 +121,7 @@ CLIMBERS: dict[str, tuple[Any, Any, bool]] = {
     ),
     "blocks": (Blocks(learn_scales=False, max_iterations=6), Pathwise(n_draws=256), False),
     "saga": (
-        Stochastic(True, **PACE, tolerance=0.004, max_steps=1500),
+        Stochastic(**PACE, tolerance=0.004, max_steps=1500),
         Pathwise(n_draws=32),
         False,
     ),

@@ -15,7 +15,7 @@ import torch
 import structgp.inference
 from structgp.inference import Adam, Natural, Problem, SecondOrder, StepInfo
 from structgp.inference.estimators import Pathwise
-from structgp.paper import Blocks, Mixture, Stochastic
+from structgp.paper import Blocks, MixtureFit, Stochastic
 from structgp.structures import Chain
 
 
@@ -40,8 +40,8 @@ def stochastic(learn_scales: Any, remembers: bool) -> Stochastic:
         remembers,
         mean_step="auto",
         covariance_step="auto",
-        unary_steps=None,
-        pairwise_steps=None,
+        node_steps=None,
+        transition_steps=None,
         tolerance=0.1,
         learn_scales=learn_scales,
         name="saga" if remembers else "sgd",
@@ -52,7 +52,7 @@ OPTIMIZERS = {
     "Adam": Case(adam),
     "Blocks": Case(lambda learn_scales: Blocks(objective_tolerance=0.1, learn_scales=learn_scales)),
     "Mixture": Case(
-        lambda learn_scales: Mixture(
+        lambda learn_scales: MixtureFit(
             SecondOrder(learn_scales=learn_scales), then=adam(learn_scales, 0.01)
         ),
         {"n_components": 2},
@@ -84,7 +84,7 @@ def test_roll_call() -> None:
 def test_steps_until_finished(case: Case, cases: ModuleType) -> None:
     problem = case.problem(cases, batch_tokens=6)
     assert len(problem.batches) > 1
-    steps = cases.finish(case.make("pairwise"), problem)
+    steps = cases.finish(case.make("transitions"), problem)
     assert all(isinstance(info, StepInfo) for info in steps)
     assert [info.iteration for info in steps] == list(range(len(steps)))
     assert [info.finished for info in steps] == [False] * (len(steps) - 1) + [True]
@@ -96,8 +96,8 @@ def test_steps_until_finished(case: Case, cases: ModuleType) -> None:
 
 @every_optimizer
 def test_names_are_different_and_said(case: Case) -> None:
-    assert isinstance(case.make("pairwise").name, str)
-    names = {other.make("pairwise").name for other in OPTIMIZERS.values()}
+    assert isinstance(case.make("transitions").name, str)
+    names = {other.make("transitions").name for other in OPTIMIZERS.values()}
     assert len(names) == len(OPTIMIZERS)
 
 
@@ -105,7 +105,7 @@ def test_names_are_different_and_said(case: Case) -> None:
 def test_the_bound_rises(case: Case, cases: ModuleType) -> None:
     problem = case.problem(cases)
     before = cases.many_draw_bound(problem, 2000)
-    cases.finish(case.make("pairwise"), problem)
+    cases.finish(case.make("transitions"), problem)
     assert cases.many_draw_bound(problem, 2000) > before + 0.5
 
 
@@ -116,7 +116,7 @@ def test_evaluations_are_likelihoods_computed(
 ) -> None:
     structure = cases.Counted()
     steps = cases.finish(
-        case.make("pairwise"), case.problem(cases, structure, batch_tokens=batch_tokens)
+        case.make("transitions"), case.problem(cases, structure, batch_tokens=batch_tokens)
     )
     assert sum(info.evaluations for info in steps) == structure.evaluated
 
@@ -126,7 +126,7 @@ def test_the_same_seed_gives_the_same_fit(case: Case, cases: ModuleType) -> None
     fits = []
     for seed in (1, 1, 2):
         problem = case.problem(cases, batch_tokens=6)
-        elbos = [info.elbo for info in cases.finish(case.make("pairwise"), problem, seed)]
+        elbos = [info.elbo for info in cases.finish(case.make("transitions"), problem, seed)]
         fits.append((elbos, cases.numbers(problem.posterior)))
     (elbos, first), (again, second), (_, other) = fits
     assert elbos == again
@@ -154,7 +154,7 @@ def test_kernel_and_inducing_inputs_stay(case: Case, cases: ModuleType) -> None:
 def test_scales_can_be_left_alone(case: Case, cases: ModuleType) -> None:
     problem = case.problem(cases)
     with torch.no_grad():
-        problem.posterior.log_amplitude.fill_(0.3)
+        problem.posterior.node.log_amplitude.fill_(0.3)
     before = cases.numbers(problem.posterior)
     cases.finish(case.make(learn_scales=False), problem)
     after = cases.numbers(problem.posterior)
@@ -167,7 +167,7 @@ def test_scales_can_be_left_alone(case: Case, cases: ModuleType) -> None:
 def test_pairwise_scale_can_move_alone(case: Case, cases: ModuleType) -> None:
     problem = case.problem(cases)
     before = cases.numbers(problem.posterior)
-    cases.finish(case.make("pairwise"), problem)
+    cases.finish(case.make("transitions"), problem)
     after = cases.numbers(problem.posterior)
     assert torch.equal(before["log_amplitude"], after["log_amplitude"])
     assert not torch.equal(before["log_pairwise_sd"], after["log_pairwise_sd"])
@@ -175,15 +175,15 @@ def test_pairwise_scale_can_move_alone(case: Case, cases: ModuleType) -> None:
 
 @every_optimizer
 def test_no_pairwise_scores_where_their_scale_is_zero(case: Case, cases: ModuleType) -> None:
-    problem = case.problem(cases, pairwise_sd=0.0)
-    cases.finish(case.make("pairwise"), problem)
+    problem = case.problem(cases, transition_sd=0.0)
+    cases.finish(case.make("transitions"), problem)
     q = problem.posterior
-    assert (q.pair_mean == 0).all()
+    assert (q["next"].mean_scores == 0).all()
     assert (q.pair_log_sd == -torch.inf).all()
     assert q.pairwise_sd == 0
     assert q.kl_pairwise() == 0
-    assert torch.isfinite(q.m).all()
-    assert torch.isfinite(q.factor).all()
+    assert torch.isfinite(q.node.m).all()
+    assert torch.isfinite(q.node.factor).all()
 
 
 class NeverPairs(Chain):
@@ -200,13 +200,13 @@ class NeverPairs(Chain):
 
 @every_optimizer
 def test_likelihoods_see_no_pairwise_score_either(case: Case, cases: ModuleType) -> None:
-    cases.finish(case.make("pairwise"), case.problem(cases, NeverPairs(), pairwise_sd=0.0))
+    cases.finish(case.make("transitions"), case.problem(cases, NeverPairs(), transition_sd=0.0))
     # Nor where the scale was set to 0 later on, and q(g) still has a width of its own.
     problem = case.problem(cases, NeverPairs())
     with torch.no_grad():
         problem.posterior.log_pairwise_sd.fill_(-torch.inf)
-    cases.finish(case.make("pairwise"), problem)
-    assert (problem.posterior.pair_mean == 0).all()
+    cases.finish(case.make("transitions"), problem)
+    assert (problem.posterior["next"].mean_scores == 0).all()
 
 
 @every_optimizer
@@ -216,7 +216,7 @@ def test_draws_are_what_was_asked_for(case: Case, cases: ModuleType) -> None:
         pytest.skip("it has draws of its own")
     structure = cases.Counted()
     problem = case.problem(cases, structure, estimator=Pathwise(n_draws=6))
-    optimizer = case.make("pairwise")
+    optimizer = case.make("transitions")
     state = optimizer.start(problem, torch.Generator().manual_seed(1))
     optimizer.step(problem, state)  # of a mixture, with what the start took
     structure.evaluated = 0
@@ -229,13 +229,13 @@ def test_draws_are_what_was_asked_for(case: Case, cases: ModuleType) -> None:
 def test_one_sequence_of_one_token(case: Case, cases: ModuleType) -> None:
     problem = case.problem(cases, n_sequences=1, mean_length=1, n_labels=2)
     assert [tuple(batch.mask.shape) for batch in problem.batches] == [(1, 1)]
-    assert np.isfinite(cases.finish(case.make("pairwise"), problem)[-1].elbo)
+    assert np.isfinite(cases.finish(case.make("transitions"), problem)[-1].elbo)
 
 
 @every_optimizer
 def test_the_optimiser_keeps_no_state_of_its_own(case: Case, cases: ModuleType) -> None:
     """One object fits two problems in turn, and each as if the other were not there."""
-    optimizer = case.make("pairwise")
+    optimizer = case.make("transitions")
     alone = case.problem(cases, seed=3)
     cases.finish(optimizer, alone)
     cases.finish(optimizer, case.problem(cases, seed=4))

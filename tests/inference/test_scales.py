@@ -23,7 +23,7 @@ from structgp.paper import Blocks
 
 FORMS: list[dict[str, Any]] = [
     {},
-    {"covariance": "diagonal", "pairwise_covariance": "full"},
+    {"covariance": "diagonal", "full_table": True},
     {"n_components": 2},
 ]
 every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: ", ".join(form) or "plain")
@@ -103,7 +103,7 @@ def test_kept_conditionals_give_the_same_gradient_in_the_amplitude(cases: Module
     found = []
     for moves in (False, True):
         bound = problem.bound(0, torch.Generator().manual_seed(0), move_kernel=moves)
-        found.append(torch.autograd.grad(bound.elbo, [q.log_amplitude, q.log_pairwise_sd, q.m]))
+        found.append(torch.autograd.grad(bound.elbo, [q.node.log_amplitude, q.log_pairwise_sd, q.node.m]))
     for kept, computed in zip(*found, strict=True):
         torch.testing.assert_close(kept, computed, rtol=1e-6, atol=1e-8)
 
@@ -125,11 +125,11 @@ def test_what_each_choice_moves(
     assert bool(moves_amplitude(learn)) == amplitude
     assert bool(moves_kernel(learn)) == kernel
     for pairwise_sd in (1.0, 0.0):
-        q = cases.make_problem(pairwise_sd=pairwise_sd).posterior
+        q = cases.make_problem(transition_sd=transition_sd).posterior
         of = {id(p): name.partition(".")[0] for name, p in q.named_parameters()}
         found = {of[id(p)] for p in hyper_parameters(q, learn)}
         assert found == (names if pairwise_sd else names - {"log_pairwise_sd"})
-        assert all(p.requires_grad == kernel for p in q.kernel.parameters())
+        assert all(p.requires_grad == kernel for p in q.node.kernel.parameters())
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def test_all_moves_the_kernel_uphill(optimizer: Any, cases: ModuleType) -> None:
 
     def start() -> Problem:
         problem: Problem = cases.make_problem(n_sequences=10, estimator=Pathwise(n_draws=16))
-        problem.posterior.kernel.outputscale = 0.2
+        problem.posterior.node.kernel.outputscale = 0.2
         problem.conditional.refresh()
         return problem
 
     learned, fixed = start(), start()
     before = cases.numbers(learned.posterior)
     cases.finish(optimizer, learned)
-    cases.finish(replace(optimizer, learn_scales="pairwise"), fixed)
+    cases.finish(replace(optimizer, learn_scales="transitions"), fixed)
     after = cases.numbers(learned.posterior)
     moved = {n for n in before if n.startswith("kernel.") and not torch.equal(before[n], after[n])}
     assert len(moved) >= 2
@@ -165,8 +165,8 @@ def test_adam_refreshes_after_every_pass(cases: ModuleType) -> None:
     problem = cases.make_problem(batch_tokens=9)
     optimizer = Adam(learn_scales="all")
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
-    kept = problem.conditional(0).projection.clone()
+    kept = problem.conditional(0)[0].projection.clone()
     state, _ = optimizer.step(problem, state)
-    assert torch.equal(problem.conditional(0).projection, kept)
+    assert torch.equal(problem.conditional(0)[0].projection, kept)
     optimizer.step(problem, state)
-    assert not torch.equal(problem.conditional(0).projection, kept)
+    assert not torch.equal(problem.conditional(0)[0].projection, kept)

@@ -56,8 +56,8 @@ def test_gaussian_likelihood_gives_gp_regression(batch_tokens: int, cases: Modul
             np.testing.assert_allclose(block, expected, rtol=0, atol=1e-6)
         start += T
     q = problem.posterior
-    np.testing.assert_allclose(q.pair_mean.detach(), exact.pair_mean, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(q.pair_log_sd.detach().exp(), exact.pair_sd, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(q["next"].score_sds.detach(), exact.transition_sd, rtol=0, atol=1e-6)
     # There the bound is the evidence.
     bound = cases.many_draw_bound(problem)
     assert bound == pytest.approx(exact.log_evidence, rel=3e-3)
@@ -69,11 +69,11 @@ def test_gaussian_likelihood_with_few_inducing_inputs(cases: ModuleType) -> None
     problem = cases.make_problem(cases.Regression(2), n_labels=2, n_sequences=6, n_inducing=3)
     amplitude = 1.7
     with torch.no_grad():
-        problem.posterior.log_amplitude.fill_(np.log(amplitude))
+        problem.posterior.node.log_amplitude.fill_(np.log(amplitude))
     cases.finish(SecondOrder(learn_scales=False), problem)
     q = problem.posterior
     (batch,) = problem.batches
-    x, Z = batch.x[batch.mask].numpy(), q.inducing.numpy()
+    x, Z = batch.x[batch.mask].numpy(), q.node.inducing.numpy()
     targets = problem.structure.table[batch.y[batch.mask]].numpy()
     total = amplitude * cases.AMPLITUDE
 
@@ -83,8 +83,8 @@ def test_gaussian_likelihood_with_few_inducing_inputs(cases: ModuleType) -> None
     A = np.linalg.solve(np.linalg.cholesky(agreement(Z, Z)), agreement(Z, x)).T
     S = np.linalg.inv(np.eye(len(Z)) + A.T @ A / cases.LABEL_NOISE)
     mean = S @ A.T @ targets / cases.LABEL_NOISE
-    np.testing.assert_allclose(q.m[0].detach().T, mean, rtol=0, atol=1e-6)
-    factor = q.factor[0].detach().tril().numpy()
+    np.testing.assert_allclose(q.node.m[0].detach().T, mean, rtol=0, atol=1e-6)
+    factor = q.node.factor[0].detach().tril().numpy()
     for j in range(2):
         np.testing.assert_allclose(factor[j] @ factor[j].T, S, rtol=0, atol=1e-6)
 
@@ -102,12 +102,12 @@ def test_gaussian_likelihood_with_diagonal_covariances(cases: ModuleType) -> Non
     problem = diagonal(cases.make_problem(cases.Regression(2), n_labels=2, n_sequences=6))
     cases.finish(to_the_end(n_draws=16), problem)
     q = problem.posterior
-    A = problem.conditional(0).projection[problem.batches[0].mask].numpy()
+    A = problem.conditional(0)[0].projection[problem.batches[0].mask].numpy()
     targets = problem.structure.table[problem.batches[0].y[problem.batches[0].mask]].numpy()
     precision = np.eye(A.shape[1]) + A.T @ A / cases.LABEL_NOISE
     mean = np.linalg.solve(precision, A.T @ targets / cases.LABEL_NOISE)
-    np.testing.assert_allclose(q.m[0].detach().T, mean, rtol=0, atol=1e-6)
-    variance = q.factor[0].detach().square().numpy()
+    np.testing.assert_allclose(q.node.m[0].detach().T, mean, rtol=0, atol=1e-6)
+    variance = q.node.factor[0].detach().square().numpy()
     for j in range(2):
         np.testing.assert_allclose(variance[j], 1 / np.diag(precision), rtol=1e-6)
     # The diagonal of the inverse is something else.
@@ -187,12 +187,12 @@ def test_diagonal_covariances_end_at_a_local_optimum(cases: ModuleType) -> None:
     best = cases.many_draw_bound(problem)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        kept = q.factor.clone()
+        kept = q.node.factor.clone()
         for size in (0.1, 0.3):
             for _ in range(4):
                 noise = torch.randn(kept.shape, generator=generator, dtype=torch.float64)
                 for sign in (1, -1):
-                    q.factor.copy_(kept * torch.exp(sign * size * noise))
+                    q.node.factor.copy_(kept * torch.exp(sign * size * noise))
                     assert cases.many_draw_bound(problem) < best - 0.01
 
 
@@ -200,7 +200,7 @@ def test_diagonal_covariances_end_at_a_local_optimum(cases: ModuleType) -> None:
     ("options", "text"),
     [
         ({"n_components": 2}, "a posterior of 2 components"),
-        ({"pairwise_covariance": "full"}, "a full covariance of the pairwise scores"),
+        ({"full_table": True}, "a full covariance of the pairwise scores"),
     ],
 )
 def test_posteriors_it_cannot_fit(options: dict[str, Any], text: str, cases: ModuleType) -> None:
@@ -234,15 +234,15 @@ def bound_by_hand(
     """The bound at the means and the amplitude of now and the covariances of ``before``, on the
     draws of ``state``, every probability by enumeration."""
     q = problem.posterior
-    _, V, M = q.m.shape
-    m, amplitude = q.m[0].detach().numpy(), float(q.log_amplitude.detach().exp())
-    pair_mean, pair_sd = q.pair_mean.detach().numpy(), before["pair_log_sd"].exp().numpy()
+    _, V, M = q.node.m.shape
+    m, amplitude = q.node.m[0].detach().numpy(), float(q.node.log_amplitude.detach().exp())
+    pair_mean, pair_sd = q["next"].mean_scores.detach().numpy(), before["pair_log_sd"].exp().numpy()
     prior_sd = float(before["log_pairwise_sd"].exp())
     L = np.tril(before["factor"][0].numpy())
     total = 0.0
     for i, batch in enumerate(problem.batches):
-        A = problem.conditional(i).projection.numpy()
-        R = problem.conditional(i).residual.numpy()
+        A = problem.conditional(i)[0].projection.numpy()
+        R = problem.conditional(i)[0].residual.numpy()
         noise = state.noise[i].numpy()
         for b, T in enumerate(batch.mask.sum(-1).tolist()):
             mean = A[b, :T] @ m.T
@@ -277,7 +277,7 @@ def test_the_reported_bound_is_the_bound(
         state, info = optimizer.step(problem, state)
         expected = bound_by_hand(problem, state, before, oracles)
         assert info.elbo == pytest.approx(expected, rel=1e-6)
-    moved = abs(float(problem.posterior.log_amplitude.detach()))
+    moved = abs(float(problem.posterior.node.log_amplitude.detach()))
     assert (moved > 0.1) == learn_scales  # so that its prior would show
 
 
@@ -315,17 +315,17 @@ def test_the_value_is_the_bound_but_for_constants(cases: ModuleType) -> None:
     with torch.no_grad():
         offsets, pair_offset = _offsets(problem, state)
         for change in (0.0, 0.3):
-            q.m += change
-            q.pair_mean -= change
-            q.log_amplitude += change
+            q.node.m += change
+            q["next"].mean_scores -= change
+            q.node.log_amplitude += change
             values.append(float(_value_and_gradients(problem, offsets, pair_offset)[0]))
-            priors.append(-0.5 * float(q.log_amplitude / AMPLITUDE_PRIOR_SD) ** 2)
+            priors.append(-0.5 * float(q.node.log_amplitude / AMPLITUDE_PRIOR_SD) ** 2)
             expected = 0.0
             for i, batch in enumerate(problem.batches):
-                f = (0.5 * q.log_amplitude).exp() * (
-                    problem.conditional(i).projection @ q.m[0].T + offsets[i]
+                f = (0.5 * q.node.log_amplitude).exp() * (
+                    problem.conditional(i)[0].projection @ q.node.m[0].T + offsets[i]
                 )
-                g = q.pair_mean + pair_offset
+                g = q["next"].mean_scores + pair_offset
                 log_prob = problem.structure.log_prob(f, g, batch.y, batch.mask)
                 expected += float(log_prob.mean(0).sum())
             bounds.append(expected - float(q.kl_inducing() + q.kl_pairwise()))
@@ -342,7 +342,7 @@ def test_draws_have_the_posteriors_covariance(cases: ModuleType) -> None:
     state = optimizer.start(problem, torch.Generator().manual_seed(3))
     problem.posterior.load_state_dict(kept)
     with torch.no_grad():
-        problem.posterior.log_amplitude.zero_()
+        problem.posterior.node.log_amplitude.zero_()
         (offset,), pair_offset = _offsets(problem, state)
         expected = problem.posterior.at(problem.conditional(0)).covariance[0]
         found = torch.einsum("sbtv,sbuv->bvtu", offset, offset) / len(offset)
@@ -384,14 +384,14 @@ def test_scales_are_learned_uphill(amplitude: float, cases: ModuleType) -> None:
 
     def start() -> Problem:
         problem = cases.make_problem(n_sequences=12, mean_length=5)
-        problem.posterior.kernel.outputscale = cases.AMPLITUDE * amplitude
+        problem.posterior.node.kernel.outputscale = cases.AMPLITUDE * amplitude
         problem.conditional.refresh()
         return problem
 
     learned, fixed = start(), start()
     cases.finish(SecondOrder(n_draws=64, tolerance=0.002, learn_scales=True), learned)
     cases.finish(SecondOrder(n_draws=64, tolerance=0.002, learn_scales=False), fixed)
-    assert abs(float(learned.posterior.log_amplitude.detach())) > 1e-3
+    assert abs(float(learned.posterior.node.log_amplitude.detach())) > 1e-3
     assert abs(float(learned.posterior.pairwise_sd.detach()) - 1) > 0.02
     gain = cases.many_draw_bound(learned, 5000) - cases.many_draw_bound(fixed, 5000)
     assert gain > (-0.05 if amplitude == 1 else 0.1)
@@ -408,18 +408,18 @@ def golden(value: Callable[[float], float], low: float, high: float) -> float:
 
 def test_amplitude_ends_where_bound_and_prior_balance(cases: ModuleType) -> None:
     """Only the amplitude is left to move: the best one by search on many draws, prior included."""
-    problem = cases.make_problem(n_sequences=8, pairwise_sd=0.0)
+    problem = cases.make_problem(n_sequences=8, transition_sd=0.0)
     cases.finish(to_the_end(learn_scales=True, n_draws=512), problem)
     q = problem.posterior
-    found = float(q.log_amplitude.detach())
+    found = float(q.node.log_amplitude.detach())
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         state = SecondOrder(n_draws=4000).start(
-            cases.make_problem(n_sequences=8, pairwise_sd=0.0), generator
+            cases.make_problem(n_sequences=8, transition_sd=0.0), generator
         )
         (offset,), _ = _offsets(problem, state)
         (batch,) = problem.batches
-        base = problem.conditional(0).projection @ q.m[0].T + offset
+        base = problem.conditional(0)[0].projection @ q.node.m[0].T + offset
         g = torch.zeros(len(base), q.n_labels, q.n_labels, dtype=torch.float64)
 
         def value(log_amplitude: float) -> float:
@@ -439,7 +439,7 @@ def test_pairwise_scale_ends_where_its_divergence_is_least(
     old = cases.make_problem(n_sequences=8).posterior
     q = Posterior(old.kernel, old.inducing, 3, pairwise_covariance=pairwise_covariance)
     with torch.no_grad():
-        q.pair_mean += torch.linspace(-2, 2, 9, dtype=torch.float64).view(3, 3)
+        q["next"].mean_scores += torch.linspace(-2, 2, 9, dtype=torch.float64).view(3, 3)
         if q.pairs_are_full:
             generator = torch.Generator().manual_seed(0)
             q.pair_factor += 0.3 * torch.randn(9, 9, generator=generator, dtype=torch.float64)
@@ -448,9 +448,9 @@ def test_pairwise_scale_ends_where_its_divergence_is_least(
         for _ in range(60):
             fit_pairwise_sd(q)
         lower = (
-            q.pair_factor.tril() if q.pairs_are_full else torch.diag(q.pair_log_sd.exp().flatten())
+            q.pair_factor.tril() if q.pairs_are_full else torch.diag(q["next"].score_sds.detach().flatten())
         )
-        second = q.pair_mean.square().flatten() + (lower @ lower.mT).diagonal()
+        second = q["next"].mean_scores.square().flatten() + (lower @ lower.mT).diagonal()
 
     def value(sd: float) -> float:
         """-KL(q(g) || p(g)) but for constants, and as much for the prior's made-up scores."""
@@ -489,6 +489,6 @@ def test_the_bound_reported_has_the_entropy_asked_for(cases: ModuleType) -> None
     problem.entropy = "jensen"
     last = cases.finish(SecondOrder(), problem)[-1].elbo
     q = problem.posterior
-    loose = 0.5 * (1 - np.log(2)) * q.m.numel()
+    loose = 0.5 * (1 - np.log(2)) * q.node.m.numel()
     exact = cases.make_problem(estimator=Pathwise(n_draws=16))
     assert last == pytest.approx(cases.finish(SecondOrder(), exact)[-1].elbo - loose, abs=1e-6)
