@@ -115,6 +115,25 @@ def enumerated_log_prob(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor
     return torch.stack(found, -1)
 
 
+def enumerated_curvature(f: Tensor, g: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Minus the second derivatives of ``enumerated_log_prob``, averaged over draws, by enumeration. node : (B, V, T, T);
+    next : (B, T - 1, V, V), of each score by itself; both 0 at padding."""
+    S, B, T, V = f.shape
+    node, after = torch.zeros(B, V, T, T).double(), torch.zeros(B, T - 1, V, V).double()
+    for b, n in enumerate(mask.sum(-1).tolist()):
+        every = torch.from_numpy(labellings(n, V))
+        t = torch.arange(n)
+        score = f[:, b, t, every].sum(-1) + g[:, b, t[1:] - 1, every[:, :-1], every[:, 1:]].sum(-1)
+        p = score.softmax(-1)  # (S, labellings)
+        on = torch.nn.functional.one_hot(every, V).double()
+        mean = torch.einsum("sl,ltv->stv", p, on)
+        both = torch.einsum("sl,ltv,luv->svtu", p, on, on)
+        node[b, :, :n, :n] = (both - torch.einsum("stv,suv->svtu", mean, mean)).mean(0)
+        joint = torch.einsum("sl,lti,ltj->stij", p, on[:, :-1], on[:, 1:])
+        after[b, : n - 1] = (joint * (1 - joint)).mean(0)
+    return {"node": node, "next": after}
+
+
 def expected_log_prob(
     posterior: Posterior,
     x: Tensor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,45 @@ class Regression(Structure):
             nodes[:, None].expand(-1, V, -1, -1),
             torch.ones_like(self.aim).expand(len(mask), -1, -1),
         )
+
+
+class RegressionOfTransitions(Structure):
+    """log p = -sum_t |g_t - aims[y_t, y_t+1]|^2 / (2 noise) - sum_t |f_t|^2 / 2 over a table (V, V) for each
+    transition: GP regression of the tables on the features of the transitions."""
+
+    def __init__(self, n_labels: int) -> None:
+        generator = torch.Generator().manual_seed(18)
+        self.aims = torch.randn([n_labels] * 4, generator=generator, dtype=torch.float64)
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        away = (g - self.aims[y[:, :-1], y[:, 1:]]) * mask[:, 1:, None, None]
+        nodes = (f * mask[..., None]).square().sum((-1, -2))
+        return -0.5 * (away.square().sum((-1, -2, -3)) / LABEL_NOISE + nodes)
+
+    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
+        V = f.shape[-1]
+        nodes = torch.diag_embed(mask.double())[:, None].expand(-1, V, -1, -1)
+        after = mask[:, 1:, None, None].expand(-1, -1, V, V) / LABEL_NOISE
+        return SimpleNamespace(node=nodes, next=after)
+
+
+class Enumerated(Structure):
+    """The chain by enumeration (``oracles``), with one table or one for each transition."""
+
+    def __init__(self, oracles: Any) -> None:
+        self.oracles = oracles
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        found: Tensor = self.oracles.enumerated_log_prob(f, g, y, mask)
+        return found
+
+    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
+        return SimpleNamespace(**self.oracles.enumerated_curvature(f, g, mask))
+
+    def local_curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
+        whole = self.curvature(f, g, y, mask)
+        nodes = whole.node.diagonal(dim1=-1, dim2=-2).mT
+        return SimpleNamespace(node=nodes, next=whole.next)
 
 
 class ValueOnly(Structure):
