@@ -221,8 +221,9 @@ def disturb(posterior: Posterior, seed: int = 5) -> None:
     with torch.no_grad():
         node.m += 0.7 * noise(node.m)
         spread = 0.3 * noise(node.factor)
-        node.factor += spread.tril() if node.form == "full" else spread
-        if node.form == "low-rank":
+        form = getattr(node, "form", "diagonal")  # weights have standard deviations
+        node.factor += spread.tril() if form == "full" else spread
+        if form == "low-rank":
             node.directions += 0.5 * noise(node.directions)
         if not table.is_silent:
             table.m += 0.5 * noise(table.m)
