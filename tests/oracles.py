@@ -100,6 +100,41 @@ def _score(f: np.ndarray, g: np.ndarray, y: np.ndarray) -> np.longdouble:
     return total
 
 
+def enumerated_log_prob(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """(S, B) log p of the chain by enumeration, differentiable. f : (S, B, T, V); g : (S, V, V), one table for all
+    transitions, or (S, B, T - 1, V, V), one for each."""
+    found = []
+    for b, T in enumerate(mask.sum(-1).tolist()):
+        every = torch.from_numpy(labellings(T, f.shape[-1]))
+        t = torch.arange(T)
+        nodes = f[:, b, t, every].sum(-1)
+        before, after = every[:, :-1], every[:, 1:]
+        tables = g[:, before, after] if g.dim() == 3 else g[:, b, t[1:] - 1, before, after]
+        score = nodes + tables.sum(-1)
+        (here,) = torch.nonzero((every == y[b, :T]).all(-1))[0].tolist()
+        found.append(score[:, here] - torch.logsumexp(score, -1))
+    return torch.stack(found, -1)
+
+
+def enumerated_curvature(f: Tensor, g: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Minus the second derivatives of ``enumerated_log_prob``, averaged over draws, by enumeration. node : (B, V, T, T);
+    next : (B, T - 1, V, V), of each score by itself; both 0 at padding."""
+    S, B, T, V = f.shape
+    node, after = torch.zeros(B, V, T, T).double(), torch.zeros(B, T - 1, V, V).double()
+    for b, n in enumerate(mask.sum(-1).tolist()):
+        every = torch.from_numpy(labellings(n, V))
+        t = torch.arange(n)
+        score = f[:, b, t, every].sum(-1) + g[:, b, t[1:] - 1, every[:, :-1], every[:, 1:]].sum(-1)
+        p = score.softmax(-1)  # (S, labellings)
+        on = torch.nn.functional.one_hot(every, V).double()
+        mean = torch.einsum("sl,ltv->stv", p, on)
+        both = torch.einsum("sl,ltv,luv->svtu", p, on, on)
+        node[b, :, :n, :n] = (both - torch.einsum("stv,suv->svtu", mean, mean)).mean(0)
+        joint = torch.einsum("sl,lti,ltj->stij", p, on[:, :-1], on[:, 1:])
+        after[b, : n - 1] = (joint * (1 - joint)).mean(0)
+    return {"node": node, "next": after}
+
+
 def expected_log_prob(
     posterior: Posterior,
     x: Tensor,
@@ -115,38 +150,42 @@ def expected_log_prob(
     directions of them only: T + 1 with two labels. Gauss-Hermite over those. No code of the
     library but the kernel and the parameters; no draws.
     """
-    amplitude, Z = posterior.log_amplitude.exp(), posterior.inducing
+    node = posterior.node
+    amplitude, Z = node.log_amplitude.exp(), node.inducing
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
-        return amplitude * posterior.kernel(a, b).to_dense()
+        return amplitude * node.kernel(a, b).to_dense()
 
     root = torch.linalg.cholesky(kernel(Z, Z))
-    pair_mean, pair_covariance = _pairs(posterior)
+    table_mean, table_covariance = _table(posterior)
     answer = []
-    for m, factor in zip(posterior.m, posterior.factor, strict=True):
-        S = factor.square().diag_embed() if posterior.is_diagonal else _square(factor.tril())
+    K = posterior.n_components
+    means, factors = (p if K > 1 else p[None] for p in (node.m, node.factor))
+    for m, factor in zip(means, factors, strict=True):
+        S = factor.square().diag_embed() if node.form == "diagonal" else _square(factor.tril())
         for b, T in enumerate(mask.sum(-1).tolist()):
             rows = x[b, :T]
             A = torch.linalg.solve_triangular(root, kernel(Z, rows), upper=False).mT
             rest = kernel(rows, rows) - A @ A.mT
-            mean = torch.cat([(m @ A.mT).flatten(), pair_mean])  # label by label, then g
-            covariance = torch.block_diag(*(rest + A @ S_j @ A.mT for S_j in S), pair_covariance)
+            mean = torch.cat([(m @ A.mT).flatten(), table_mean])  # label by label, then g
+            covariance = torch.block_diag(*(rest + A @ S_j @ A.mT for S_j in S), table_covariance)
             log_p, weight = _at_nodes(mean, covariance, y[b, :T], len(m), nodes)
             answer.append(weight @ of(log_p, len(m) ** T))
-    return torch.stack(answer).reshape(posterior.n_components, len(mask))
+    return torch.stack(answer).reshape(K, len(mask))
 
 
 def _square(lower: Tensor) -> Tensor:
     return lower @ lower.mT
 
 
-def _pairs(posterior: Posterior) -> tuple[Tensor, Tensor]:
-    """Mean (V^2,) and covariance (V^2, V^2) of g; of nothing where it is off."""
-    if not posterior.has_pairs:
-        return posterior.pair_mean.new_zeros(0), posterior.pair_mean.new_zeros(0, 0)
-    if posterior.pairs_are_full:
-        return posterior.pair_mean.flatten(), _square(posterior.pair_factor.tril())
-    return posterior.pair_mean.flatten(), (2 * posterior.pair_log_sd).exp().flatten().diag()
+def _table(posterior: Posterior) -> tuple[Tensor, Tensor]:
+    """Mean (V^2,) and covariance (V^2, V^2) of the transition scores; of nothing where they are silent."""
+    table = posterior["next"]
+    if table.is_silent:
+        return table.m.new_zeros(0), table.m.new_zeros(0, 0)
+    variance = table.log_amplitude.exp()
+    S = _square(table.factor.tril()) if table.is_full else table.factor.square().diag()
+    return variance.sqrt() * table.m, variance * S
 
 
 def _at_nodes(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,18 @@ from torch import Tensor
 from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
-from structgp.gp import Entropy, Posterior, choose_inducing
+from structgp.gp import (
+    CovarianceForm,
+    Entropy,
+    Inducing,
+    Mixture,
+    Posterior,
+    Table,
+    choose_inducing,
+)
 from structgp.gp.kernels.block_sum import build_kernel
-from structgp.gp.posterior import CovarianceForm, PairwiseForm
 from structgp.inference import Problem, StepInfo
-from structgp.inference.estimators import Draws, Estimate, Estimator, Moments, Pathwise, Target
+from structgp.inference.estimators import Estimate, Estimator, Moments, Pathwise, Target
 from structgp.inference.estimators.moments import path_moments
 from structgp.inference.loop import make_batches
 from structgp.structures import Chain, Structure
@@ -27,7 +36,7 @@ AMPLITUDE = 2.0
 
 
 class Regression(Structure):
-    """log p = -sum_tv (f_tv - target_tv)^2 / (2 noise) - sum_ij (g_ij - pair_ij)^2 / 2.
+    """log p = -sum_tv (f_tv - target_tv)^2 / (2 noise) - sum_ij (g_ij - aim_ij)^2 / 2.
 
     Quadratic, so one Gaussian is the exact posterior: GP regression of the targets, which a label
     picks from a table.
@@ -38,20 +47,59 @@ class Regression(Structure):
         self.noise = noise
         shape = n_labels, n_labels
         self.table = torch.randn(shape, generator=generator, dtype=torch.float64)
-        self.pair = torch.randn(shape, generator=generator, dtype=torch.float64)
+        self.aim = torch.randn(shape, generator=generator, dtype=torch.float64)
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         away = torch.where(mask[..., None], f - self.table[y], 0)
-        unary = -0.5 * away.square().sum((-1, -2)) / self.noise
-        return unary - 0.5 * (g - self.pair).square().sum((-1, -2))[:, None]
+        nodes = -0.5 * away.square().sum((-1, -2)) / self.noise
+        return nodes - 0.5 * (g - self.aim).square().sum((-1, -2))[:, None]
 
     def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Curvature:
-        unary = torch.diag_embed(mask.double() / self.noise)
+        nodes = torch.diag_embed(mask.double() / self.noise)
         V = f.shape[-1]
         return Curvature(
-            unary[:, None].expand(-1, V, -1, -1),
-            torch.ones_like(self.pair).expand(len(mask), -1, -1),
+            nodes[:, None].expand(-1, V, -1, -1),
+            torch.ones_like(self.aim).expand(len(mask), -1, -1),
         )
+
+
+class RegressionOfTransitions(Structure):
+    """log p = -sum_t |g_t - aims[y_t, y_t+1]|^2 / (2 noise) - sum_t |f_t|^2 / 2 over a table (V, V) for each
+    transition: GP regression of the tables on the features of the transitions."""
+
+    def __init__(self, n_labels: int) -> None:
+        generator = torch.Generator().manual_seed(18)
+        self.aims = torch.randn([n_labels] * 4, generator=generator, dtype=torch.float64)
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        away = (g - self.aims[y[:, :-1], y[:, 1:]]) * mask[:, 1:, None, None]
+        nodes = (f * mask[..., None]).square().sum((-1, -2))
+        return -0.5 * (away.square().sum((-1, -2, -3)) / LABEL_NOISE + nodes)
+
+    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
+        V = f.shape[-1]
+        nodes = torch.diag_embed(mask.double())[:, None].expand(-1, V, -1, -1)
+        after = mask[:, 1:, None, None].expand(-1, -1, V, V) / LABEL_NOISE
+        return SimpleNamespace(node=nodes, next=after)
+
+
+class Enumerated(Structure):
+    """The chain by enumeration (``oracles``), with one table or one for each transition."""
+
+    def __init__(self, oracles: Any) -> None:
+        self.oracles = oracles
+
+    def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        found: Tensor = self.oracles.enumerated_log_prob(f, g, y, mask)
+        return found
+
+    def curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
+        return SimpleNamespace(**self.oracles.enumerated_curvature(f, g, mask))
+
+    def local_curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
+        whole = self.curvature(f, g, y, mask)
+        nodes = whole.node.diagonal(dim1=-1, dim2=-2).mT
+        return SimpleNamespace(node=nodes, next=whole.next)
 
 
 class ValueOnly(Structure):
@@ -103,16 +151,16 @@ class Exact:
     def __call__(
         self, target: Target, generator: torch.Generator, memory: Moments | None = None
     ) -> Estimate:
-        B, T = target.mask.shape
-        V = target.n_labels
-        own, pairs = T * V, V * V
-        # Sequences do not see each other: they may share their points.
-        n = own + pairs
-        eye = n**0.5 * torch.eye(n, dtype=torch.float64)
-        points = torch.cat([eye, -eye])
-        unary = points[:, :own].reshape(-1, 1, T, V).expand(-1, B, -1, -1)
-        draws = Draws(unary.contiguous(), points[:, own:].reshape(-1, V, V))
-        moments, values = path_moments(target, draws, target.log_prob)
+        # Examples do not see each other: they may share their points.
+        B = len(target.weight)
+        counts = [math.prod(g.shape(1)) // (1 if g.mask is None else B) for g in target.groups]
+        eye = sum(counts) ** 0.5 * torch.eye(sum(counts), dtype=torch.float64)
+        parts = torch.cat([eye, -eye]).split(counts, 1)
+        noise = tuple(
+            part if g.mask is None else part.view(-1, 1, *g.shape(1)[2:]).repeat(1, B, 1, 1)
+            for g, part in zip(target.groups, parts, strict=True)
+        )
+        moments, values = path_moments(target, noise, target.log_prob)
         none = moments * 0.0
         return Estimate(moments, none, values.std(0, correction=0), values.numel())
 
@@ -121,20 +169,21 @@ def make_problem(
     structure: Structure | None = None,
     *,
     estimator: Estimator | None = None,
-    entropy: Entropy = "auto",
+    entropy: Entropy = "bhattacharyya",
     n_components: int = 1,
     covariance: CovarianceForm = "full",
     rank: int = 2,
-    pairwise_covariance: PairwiseForm = "diagonal",
+    full_table: bool = False,
     n_sequences: int = 4,
     n_labels: int = 3,
     mean_length: float = 3,
     n_inducing: int = 6,
-    pairwise_sd: float = 1.0,
+    transition_sd: float = 1.0,
     batch_tokens: int = 1000,
     seed: int = 0,
 ) -> Problem:
-    """Sequences of a true chain, two templates of three values each."""
+    """Sequences of a true chain, tokens of two features with three values each. full_table : whether q of
+    the transition scores has a full covariance."""
     data = generate(
         n_sequences,
         n_labels=n_labels,
@@ -150,16 +199,13 @@ def make_problem(
     tokens = torch.from_numpy(np.concatenate(rows))
     kernel = build_kernel("auto", encoder.blocks, tokens, AMPLITUDE).requires_grad_(False)
     chosen = choose_inducing(kernel, tokens, n_inducing)
-    posterior = Posterior(
-        kernel,
-        tokens[chosen.index],
-        n_labels,
-        pairwise_sd=pairwise_sd,
-        n_components=n_components,
-        covariance=covariance,
-        rank=rank,
-        pairwise_covariance=pairwise_covariance,
-    )
+    options: dict[str, Any] = {"covariance": covariance, "rank": rank}
+    family: Any = Inducing
+    if n_components > 1:
+        family, options["n_components"] = Mixture, n_components
+    node = family(kernel, tokens[chosen.index], (n_labels,), **options)
+    table = Table((n_labels, n_labels), transition_sd, full_table)
+    posterior = Posterior({"node": node, "next": table})
     batches = make_batches(rows, labels, encoder.pad_row, batch_tokens)
     return Problem(posterior, structure or Chain(), batches, estimator or Pathwise(), entropy)
 
@@ -171,19 +217,21 @@ def disturb(posterior: Posterior, seed: int = 5) -> None:
     def noise(like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=generator, dtype=like.dtype)
 
+    node, table = posterior.node, posterior["next"]
     with torch.no_grad():
-        posterior.m += 0.7 * noise(posterior.m)
-        spread = 0.3 * noise(posterior.factor)
-        posterior.factor += spread.tril() if posterior.form == "full" else spread
-        if posterior.form == "low-rank":
-            posterior.directions += 0.5 * noise(posterior.directions)
-        posterior.pair_mean += 0.5 * noise(posterior.pair_mean)
-        if posterior.pairs_are_full:
-            posterior.pair_factor += 0.3 * noise(posterior.pair_factor).tril()
-        else:
-            posterior.pair_log_sd += 0.3 * noise(posterior.pair_log_sd)
-        posterior.log_amplitude += 0.4
-        posterior.weight_logits += 0.5 * noise(posterior.weight_logits)
+        node.m += 0.7 * noise(node.m)
+        spread = 0.3 * noise(node.factor)
+        form = getattr(node, "form", "diagonal")  # weights have standard deviations
+        node.factor += spread.tril() if form == "full" else spread
+        if form == "low-rank":
+            node.directions += 0.5 * noise(node.directions)
+        if not table.is_silent:
+            table.m += 0.5 * noise(table.m)
+            spread = 0.3 * noise(table.factor)
+            table.factor.copy_(table.factor + spread.tril() if table.is_full else spread.exp())
+        node.log_amplitude += 0.4
+        if node.n_components > 1:
+            node.weight_logits += 0.5 * noise(node.weight_logits)
 
 
 def finish(optimizer: Any, problem: Problem, seed: int = 1) -> list[StepInfo]:
@@ -203,19 +251,19 @@ def many_draw_bound(problem: Problem, n_draws: int = 20_000, seed: int = 99) -> 
 
 
 def numbers(posterior: Posterior) -> dict[str, Tensor]:
-    """Copies of everything an optimiser may move, or must not."""
-    return {name: value.detach().clone() for name, value in posterior.state_dict().items()}
+    """Copies of everything an optimiser may move, or must not, by template: 'node.m', 'next.factor'."""
+    return {name.removeprefix("_blocks."): p for name, p in posterior.snapshot().items()}
 
 
 @dataclass(frozen=True)
 class Answer:
     """The Gaussian posterior of ``Regression``: mean and covariance at the N tokens (the same for
-    all labels), of the pairwise scores, and the log-evidence."""
+    all labels), of the transition scores, and the log-evidence."""
 
     mean: np.ndarray  # (N, V)
     covariance: np.ndarray  # (N, N)
-    pair_mean: np.ndarray  # (V, V)
-    pair_sd: float
+    transition_mean: np.ndarray  # (V, V)
+    transition_sd: float
     log_evidence: float
 
 
@@ -229,21 +277,21 @@ def exact_regression(problem: Problem) -> Answer:
     K = AMPLITUDE * (x[:, None] == x[None]).mean(-1)
     noisy = K + noise * np.eye(N)
     solved = np.linalg.solve(noisy, targets)
-    prior = float(problem.posterior.pairwise_sd.detach()) ** 2
+    prior = float(problem.posterior["next"].sd.detach()) ** 2
     n = problem.n_sequences
-    pair = problem.structure.pair.numpy()
+    aim = problem.structure.aim.numpy()
     # exp(log_prob) is a Gaussian density in the targets but for its constant; the n equal targets
-    # of a pairwise score are one target of variance 1 / n.
-    unary = -0.5 * (targets * solved).sum() - 0.5 * V * (
+    # of a transition score are one target of variance 1 / n.
+    nodes = -0.5 * (targets * solved).sum() - 0.5 * V * (
         np.linalg.slogdet(noisy)[1] - N * np.log(noise)
     )
-    pairwise = -0.5 * (pair**2 / (prior + 1 / n) + np.log1p(n * prior)).sum()
+    transitions = -0.5 * (aim**2 / (prior + 1 / n) + np.log1p(n * prior)).sum()
     return Answer(
         K @ solved,
         K - K @ np.linalg.solve(noisy, K),
-        pair * n / (n + 1 / prior),
+        aim * n / (n + 1 / prior),
         (n + 1 / prior) ** -0.5,
-        float(unary + pairwise),
+        float(nodes + transitions),
     )
 
 
@@ -252,9 +300,9 @@ def at_tokens(problem: Problem) -> tuple[np.ndarray, list[np.ndarray]]:
     means, covariances = [], []
     with torch.no_grad():
         for i, batch in enumerate(problem.batches):
-            q = problem.posterior.at(problem.conditional(i))
-            means.append(q.mean[0][batch.mask].numpy())
-            covariance = q.covariance[0].numpy()
+            mean, covariances_here = problem.posterior.node.gaussian(problem.conditional(i)[0])
+            means.append(mean[0][batch.mask].numpy())
+            covariance = covariances_here[0].numpy()
             for b, T in enumerate(batch.mask.sum(-1).tolist()):
                 covariances.append(covariance[b, :, :T, :T])
     return np.concatenate(means), covariances

@@ -16,11 +16,12 @@ from structgp.structures import Chain
 
 
 def test_stops_by_itself_where_nothing_is_left_to_gain(cases: ModuleType) -> None:
-    problem = cases.make_problem(n_sequences=6)
+    problem = cases.make_problem(n_sequences=6, estimator=Pathwise(n_draws=4))
     before = cases.many_draw_bound(problem, 2000)
-    steps = cases.finish(Adam(), problem)
+    optimizer = Adam(tolerance=0.1, window=20)
+    steps = cases.finish(optimizer, problem)
     assert steps[-1].converged
-    assert len(steps) < Adam().max_steps
+    assert len(steps) < optimizer.max_steps
     assert cases.many_draw_bound(problem, 2000) > before + 2
     assert np.mean([s.elbo for s in steps[-30:]]) > steps[0].elbo + 2
 
@@ -35,9 +36,9 @@ def test_the_limit_is_flagged(cases: ModuleType) -> None:
 def test_a_structure_without_curvature_is_enough(cases: ModuleType) -> None:
     structure = cases.ValueOnly()
     assert not structure.has_curvature
-    problem = cases.make_problem(structure)
+    problem = cases.make_problem(structure, estimator=Pathwise(n_draws=4))
     before = cases.many_draw_bound(problem, 2000)
-    steps = cases.finish(Adam(), problem)
+    steps = cases.finish(Adam(tolerance=0.2, window=20), problem)
     assert steps[-1].converged
     assert cases.many_draw_bound(problem, 2000) > before + 0.5
 
@@ -108,13 +109,13 @@ def fitted_means(cases: ModuleType, batch_tokens: int) -> tuple[np.ndarray, np.n
         mean_length=2.5,
         n_inducing=9,
         batch_tokens=batch_tokens,
-        estimator=Pathwise(n_draws=16),
+        estimator=cases.Exact(),
     )
-    optimizer = Adam(learn_scales=False, tolerance=0.002, window=60, max_steps=1200)
+    optimizer = Adam(learn_scales=False, tolerance=0.002, window=40, max_steps=700)
     cases.finish(optimizer, problem)
     exact = cases.exact_regression(problem)
     np.testing.assert_allclose(
-        problem.posterior.pair_mean.detach(), exact.pair_mean, rtol=0, atol=0.06
+        problem.posterior["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=0.06
     )
     sizes = {len(batch) for batch in problem.batches}
     return cases.at_tokens(problem)[0], exact.mean, len(sizes)
@@ -132,37 +133,35 @@ def test_batches_stand_for_all_sequences(batch_tokens: int, cases: ModuleType) -
 def test_the_bound_of_batches_averages_to_the_whole(cases: ModuleType) -> None:
     """Batches come equally often, so their estimates must average to the bound of all data."""
     problem = cases.make_problem(cases.Regression(3), n_sequences=7, batch_tokens=6, seed=1)
-    problem = replace(problem, estimator=Pathwise(n_draws=20_000))
+    problem = replace(problem, estimator=Pathwise(n_draws=4000))
     assert len({len(batch) for batch in problem.batches}) > 1
     cases.disturb(problem.posterior)
     expected = 0.0
     with torch.no_grad():
-        q = problem.posterior
+        q, table = problem.posterior, problem.posterior["next"]
         for i, batch in enumerate(problem.batches):
-            at = q.at(problem.conditional(i))
-            away = torch.where(
-                batch.mask[..., None], at.mean[0] - problem.structure.table[batch.y], 0
-            )
-            spread = at.covariance.diagonal(dim1=-1, dim2=-2).sum()
+            mean, covariance = q.node.gaussian(problem.conditional(i)[0])
+            away = torch.where(batch.mask[..., None], mean[0] - problem.structure.table[batch.y], 0)
+            spread = covariance.diagonal(dim1=-1, dim2=-2).sum()
             expected -= 0.5 * float(away.square().sum() + spread) / cases.LABEL_NOISE
-            pair = (q.pair_mean - problem.structure.pair).square() + (2 * q.pair_log_sd).exp()
-            expected -= 0.5 * float(pair.sum()) * len(batch)
-        whole = expected - float(q.kl_inducing() + q.kl_pairwise())
+            second = (table.mean_scores - problem.structure.aim).square() + table.score_sds.square()
+            expected -= 0.5 * float(second.sum()) * len(batch)
+        whole = expected - float(q.divergence())
         generator = torch.Generator().manual_seed(0)
         bounds = [problem.bound(i, generator) for i in range(len(problem.batches))]
-    assert np.mean([float(b.elbo) for b in bounds]) == pytest.approx(whole, rel=0.01)
+    assert np.mean([float(b.elbo) for b in bounds]) == pytest.approx(whole, rel=0.02)
 
 
 def test_amplitude_is_learned(cases: ModuleType) -> None:
     """It moves, and not downhill."""
     moved, fixed = (
-        cases.make_problem(n_sequences=8, estimator=Pathwise(n_draws=16)) for _ in range(2)
+        cases.make_problem(n_sequences=8, estimator=Pathwise(n_draws=8)) for _ in range(2)
     )
-    options = {"tolerance": 0.01, "max_steps": 600}
+    options = {"tolerance": 0.01, "max_steps": 300}
     cases.finish(Adam(learn_scales=True, **options), moved)
     cases.finish(Adam(learn_scales=False, **options), fixed)
-    assert abs(float(moved.posterior.log_amplitude.detach())) > 0.1
-    assert cases.many_draw_bound(moved) > cases.many_draw_bound(fixed) - 0.05
+    assert abs(float(moved.posterior.node.log_amplitude.detach())) > 0.1
+    assert cases.many_draw_bound(moved, 4000) > cases.many_draw_bound(fixed, 4000) - 0.05
 
 
 def test_reported_bounds_are_means_since_the_last_look(cases: ModuleType) -> None:

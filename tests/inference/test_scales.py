@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from structgp.gp import Inducing, Posterior
 from structgp.inference import Adam, Problem
 from structgp.inference.estimators import Pathwise
 from structgp.inference.scales import (
@@ -23,7 +24,7 @@ from structgp.paper import Blocks
 
 FORMS: list[dict[str, Any]] = [
     {},
-    {"covariance": "diagonal", "pairwise_covariance": "full"},
+    {"covariance": "diagonal", "full_table": True},
     {"n_components": 2},
 ]
 every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: ", ".join(form) or "plain")
@@ -71,8 +72,8 @@ def test_against_finite_differences_of_an_exact_bound(
     )
     cases.disturb(problem.posterior)
     parameters = named(problem)
-    assert {"log_amplitude", "log_pairwise_sd"} < set(parameters)
-    assert sum(name.startswith("kernel.") for name in parameters) >= 2
+    assert {"_blocks.node.log_amplitude", "_blocks.next.log_amplitude"} < set(parameters)
+    assert sum("node.kernel." in name for name in parameters) >= 2
     grads = torch.autograd.grad(total(problem), list(parameters.values()))
     for (name, p), grad in zip(parameters.items(), grads, strict=True):
         numeric = torch.tensor(list(differences(problem, p, 1e-5)), dtype=torch.float64)
@@ -83,9 +84,9 @@ def test_against_finite_differences_of_an_exact_bound(
 
 
 def test_against_finite_differences_of_the_chains_bound(cases: ModuleType) -> None:
-    """With 20,000 draws: the first-order expansion has the value's gradient in expectation, not
-    draw by draw, since a covariance has more than one root. Within 2 % of the largest."""
-    problem = cases.make_problem(n_inducing=3, estimator=Pathwise(n_draws=20_000))
+    """With 8,000 draws: the first-order expansion has the value's gradient in expectation, not
+    draw by draw, since a covariance has more than one root. Within 3 % of the largest."""
+    problem = cases.make_problem(n_inducing=3, estimator=Pathwise(n_draws=8000))
     cases.disturb(problem.posterior)
     parameters = named(problem)
     grads = torch.autograd.grad(total(problem), list(parameters.values()))
@@ -93,7 +94,7 @@ def test_against_finite_differences_of_the_chains_bound(cases: ModuleType) -> No
     size = max(float(g.abs().max()) for g in grads)
     assert size > 0.5
     for grad, found in zip(grads, numeric, strict=True):
-        np.testing.assert_allclose(grad.flatten(), found, rtol=0, atol=0.02 * size)
+        np.testing.assert_allclose(grad.flatten(), found, rtol=0, atol=0.03 * size)
 
 
 def test_kept_conditionals_give_the_same_gradient_in_the_amplitude(cases: ModuleType) -> None:
@@ -103,7 +104,7 @@ def test_kept_conditionals_give_the_same_gradient_in_the_amplitude(cases: Module
     found = []
     for moves in (False, True):
         bound = problem.bound(0, torch.Generator().manual_seed(0), move_kernel=moves)
-        found.append(torch.autograd.grad(bound.elbo, [q.log_amplitude, q.log_pairwise_sd, q.m]))
+        found.append(torch.autograd.grad(bound.elbo, [q.node.log_amplitude, q["next"].log_amplitude, q.node.m]))
     for kept, computed in zip(*found, strict=True):
         torch.testing.assert_close(kept, computed, rtol=1e-6, atol=1e-8)
 
@@ -112,11 +113,11 @@ def test_kept_conditionals_give_the_same_gradient_in_the_amplitude(cases: Module
     ("learn", "amplitude", "kernel", "names"),
     [
         (False, False, False, set()),
-        ("pairwise", False, False, {"log_pairwise_sd"}),
-        (True, True, False, {"log_pairwise_sd", "log_amplitude"}),
-        ("all", True, True, {"log_pairwise_sd", "log_amplitude", "kernel"}),
+        ("transitions", False, False, {"next.log_amplitude"}),
+        (True, True, False, {"next.log_amplitude", "node.log_amplitude"}),
+        ("all", True, True, {"next.log_amplitude", "node.log_amplitude", "node.kernel"}),
         (np.False_, False, False, set()),
-        (np.True_, True, False, {"log_pairwise_sd", "log_amplitude"}),
+        (np.True_, True, False, {"next.log_amplitude", "node.log_amplitude"}),
     ],
 )
 def test_what_each_choice_moves(
@@ -124,19 +125,30 @@ def test_what_each_choice_moves(
 ) -> None:
     assert bool(moves_amplitude(learn)) == amplitude
     assert bool(moves_kernel(learn)) == kernel
-    for pairwise_sd in (1.0, 0.0):
-        q = cases.make_problem(pairwise_sd=pairwise_sd).posterior
-        of = {id(p): name.partition(".")[0] for name, p in q.named_parameters()}
+    for transition_sd in (1.0, 0.0):
+        q = cases.make_problem(transition_sd=transition_sd).posterior
+        of = {id(p): ".".join(name.split(".")[1:3]) for name, p in q.named_parameters()}
         found = {of[id(p)] for p in hyper_parameters(q, learn)}
-        assert found == (names if pairwise_sd else names - {"log_pairwise_sd"})
-        assert all(p.requires_grad == kernel for p in q.kernel.parameters())
+        assert found == (names if transition_sd else names - {"next.log_amplitude"})
+        assert all(p.requires_grad == kernel for p in q.node.kernel.parameters())
+
+
+def test_transitions_with_features_have_an_amplitude_as_nodes_do(cases: ModuleType) -> None:
+    """It is not a table's scale: 'transitions' leaves it alone."""
+    node = cases.make_problem().posterior.node
+    after = Inducing(node.kernel, node.inducing, (3, 3))
+    q = Posterior({"node": node, "next": after})
+    assert hyper_parameters(q, "transitions") == []
+    assert {id(p) for p in hyper_parameters(q, True)} == {
+        id(block.log_amplitude) for block in q.blocks
+    }
 
 
 @pytest.mark.parametrize(
     "optimizer",
     [
         Adam(max_steps=60, learn_scales="all"),
-        Blocks(max_iterations=2, learn_scales="all", parameter_tolerance=0.0),
+        Blocks(20, 5, 5, max_iterations=2, learn_scales="all", parameter_tolerance=0.0),
     ],
     ids=["adam", "blocks"],
 )
@@ -144,17 +156,17 @@ def test_all_moves_the_kernel_uphill(optimizer: Any, cases: ModuleType) -> None:
     """From weights of the templates that are far off."""
 
     def start() -> Problem:
-        problem: Problem = cases.make_problem(n_sequences=10, estimator=Pathwise(n_draws=16))
-        problem.posterior.kernel.outputscale = 0.2
+        problem: Problem = cases.make_problem(n_sequences=10, estimator=Pathwise(n_draws=8))
+        problem.posterior.node.kernel.outputscale = 0.2
         problem.conditional.refresh()
         return problem
 
     learned, fixed = start(), start()
     before = cases.numbers(learned.posterior)
     cases.finish(optimizer, learned)
-    cases.finish(replace(optimizer, learn_scales="pairwise"), fixed)
+    cases.finish(replace(optimizer, learn_scales="transitions"), fixed)
     after = cases.numbers(learned.posterior)
-    moved = {n for n in before if n.startswith("kernel.") and not torch.equal(before[n], after[n])}
+    moved = {n for n in before if n.startswith("node.kernel.") and not torch.equal(before[n], after[n])}
     assert len(moved) >= 2
     assert cases.many_draw_bound(learned, 2000) > cases.many_draw_bound(fixed, 2000) + 0.5
     scratch = Problem(learned.posterior, learned.structure, learned.batches, learned.estimator)
@@ -165,8 +177,8 @@ def test_adam_refreshes_after_every_pass(cases: ModuleType) -> None:
     problem = cases.make_problem(batch_tokens=9)
     optimizer = Adam(learn_scales="all")
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
-    kept = problem.conditional(0).projection.clone()
+    kept = problem.conditional(0)[0].projection.clone()
     state, _ = optimizer.step(problem, state)
-    assert torch.equal(problem.conditional(0).projection, kept)
+    assert torch.equal(problem.conditional(0)[0].projection, kept)
     optimizer.step(problem, state)
-    assert not torch.equal(problem.conditional(0).projection, kept)
+    assert not torch.equal(problem.conditional(0)[0].projection, kept)

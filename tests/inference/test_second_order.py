@@ -13,22 +13,19 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.gp import Posterior
-from structgp.inference import Adam, Problem, SecondOrder
+from structgp.gp import Inducing, Posterior, Table, Weights
+from structgp.gp.families.table import PRIOR_SCORES
+from structgp.gp.kernels import RelevanceKernel, covariance
+from structgp.inference import Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
-from structgp.inference.scales import PAIRWISE_PRIOR_SCORES, fit_pairwise_sd
-from structgp.inference.second_order import (
-    AMPLITUDE_PRIOR_SD,
-    SecondOrderState,
-    _offsets,
-    _value_and_gradients,
-)
+from structgp.inference.scales import fit_tables
+from structgp.inference.second_order import Draws, SecondOrderState
 from structgp.structures import Chain
 
 FIT_DRAWS = 2048
 
 
-def to_the_end(learn_scales: bool = False, n_draws: int = FIT_DRAWS) -> SecondOrder:
+def to_the_end(learn_scales: Any = False, n_draws: int = FIT_DRAWS) -> SecondOrder:
     """No tolerance, so that rounds go on until nothing moves."""
     return SecondOrder(n_draws=n_draws, tolerance=1e-7, max_rounds=25, learn_scales=learn_scales)
 
@@ -56,8 +53,8 @@ def test_gaussian_likelihood_gives_gp_regression(batch_tokens: int, cases: Modul
             np.testing.assert_allclose(block, expected, rtol=0, atol=1e-6)
         start += T
     q = problem.posterior
-    np.testing.assert_allclose(q.pair_mean.detach(), exact.pair_mean, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(q.pair_log_sd.detach().exp(), exact.pair_sd, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(q["next"].score_sds.detach(), exact.transition_sd, rtol=0, atol=1e-6)
     # There the bound is the evidence.
     bound = cases.many_draw_bound(problem)
     assert bound == pytest.approx(exact.log_evidence, rel=3e-3)
@@ -69,11 +66,11 @@ def test_gaussian_likelihood_with_few_inducing_inputs(cases: ModuleType) -> None
     problem = cases.make_problem(cases.Regression(2), n_labels=2, n_sequences=6, n_inducing=3)
     amplitude = 1.7
     with torch.no_grad():
-        problem.posterior.log_amplitude.fill_(np.log(amplitude))
+        problem.posterior.node.log_amplitude.fill_(np.log(amplitude))
     cases.finish(SecondOrder(learn_scales=False), problem)
     q = problem.posterior
     (batch,) = problem.batches
-    x, Z = batch.x[batch.mask].numpy(), q.inducing.numpy()
+    x, Z = batch.x[batch.mask].numpy(), q.node.inducing.numpy()
     targets = problem.structure.table[batch.y[batch.mask]].numpy()
     total = amplitude * cases.AMPLITUDE
 
@@ -83,8 +80,8 @@ def test_gaussian_likelihood_with_few_inducing_inputs(cases: ModuleType) -> None
     A = np.linalg.solve(np.linalg.cholesky(agreement(Z, Z)), agreement(Z, x)).T
     S = np.linalg.inv(np.eye(len(Z)) + A.T @ A / cases.LABEL_NOISE)
     mean = S @ A.T @ targets / cases.LABEL_NOISE
-    np.testing.assert_allclose(q.m[0].detach().T, mean, rtol=0, atol=1e-6)
-    factor = q.factor[0].detach().tril().numpy()
+    np.testing.assert_allclose(q.node.m.detach().T, mean, rtol=0, atol=1e-6)
+    factor = q.node.factor.detach().tril().numpy()
     for j in range(2):
         np.testing.assert_allclose(factor[j] @ factor[j].T, S, rtol=0, atol=1e-6)
 
@@ -92,9 +89,8 @@ def test_gaussian_likelihood_with_few_inducing_inputs(cases: ModuleType) -> None
 def diagonal(problem: Problem) -> Problem:
     """The same problem for a posterior of diagonal covariances."""
     old = problem.posterior
-    sd = float(old.pairwise_sd.detach())
-    q = Posterior(old.kernel, old.inducing, old.n_labels, pairwise_sd=sd, covariance="diagonal")
-    return replace(problem, posterior=q)
+    node = Inducing(old.node.kernel, old.node.inducing, old.node.labels, covariance="diagonal")
+    return replace(problem, posterior=Posterior({"node": node, "next": old["next"]}))
 
 
 def test_gaussian_likelihood_with_diagonal_covariances(cases: ModuleType) -> None:
@@ -102,12 +98,12 @@ def test_gaussian_likelihood_with_diagonal_covariances(cases: ModuleType) -> Non
     problem = diagonal(cases.make_problem(cases.Regression(2), n_labels=2, n_sequences=6))
     cases.finish(to_the_end(n_draws=16), problem)
     q = problem.posterior
-    A = problem.conditional(0).projection[problem.batches[0].mask].numpy()
+    A = problem.conditional(0)[0].projection[problem.batches[0].mask].numpy()
     targets = problem.structure.table[problem.batches[0].y[problem.batches[0].mask]].numpy()
     precision = np.eye(A.shape[1]) + A.T @ A / cases.LABEL_NOISE
     mean = np.linalg.solve(precision, A.T @ targets / cases.LABEL_NOISE)
-    np.testing.assert_allclose(q.m[0].detach().T, mean, rtol=0, atol=1e-6)
-    variance = q.factor[0].detach().square().numpy()
+    np.testing.assert_allclose(q.node.m.detach().T, mean, rtol=0, atol=1e-6)
+    variance = q.node.factor.detach().square().numpy()
     for j in range(2):
         np.testing.assert_allclose(variance[j], 1 / np.diag(precision), rtol=1e-6)
     # The diagonal of the inverse is something else.
@@ -123,8 +119,8 @@ def bound_gradients(
     """Pathwise gradients of the bound by autograd: mean and standard error, by name."""
     (_,) = problem.batches
     q = problem.posterior
-    names = ("m", "factor", "pair_mean", "pair_log_sd")
-    parameters = [getattr(q, name) for name in names]
+    names = ("node.m", "node.factor", "next.m", "next.factor")
+    parameters = [p for block in q.blocks for p in (block.m, block.factor)]
     generator = torch.Generator().manual_seed(seed)
     problem = replace(problem, estimator=Pathwise(n_draws=draws))
     rows = [
@@ -137,15 +133,14 @@ def bound_gradients(
     return answer
 
 
-@pytest.mark.parametrize("n_labels", [2, 3])
-@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+@pytest.mark.parametrize(("n_labels", "covariance"), [(3, "full"), (2, "diagonal")])
 def test_the_gradient_vanishes_where_it_ends(
     n_labels: int, covariance: str, cases: ModuleType
 ) -> None:
     problem = cases.make_problem(n_labels=n_labels)
     problem = diagonal(problem) if covariance == "diagonal" else problem
     cases.finish(to_the_end(), problem)
-    draws, repeats = 500, 40
+    draws, repeats = 500, 30
     # What the draws it was fitted on leave of the gradient has the spread of an average over them.
     widen = np.sqrt(1 + draws * repeats / FIT_DRAWS)
     for name, (mean, error) in bound_gradients(
@@ -154,18 +149,6 @@ def test_the_gradient_vanishes_where_it_ends(
         limit = 4 * widen * error + 3e-3
         assert (mean.abs() <= limit).all(), (name, (mean.abs() - limit).max())
         assert limit.max() < 0.2, "too little power"
-
-
-def test_not_below_adam_after_a_long_run(cases: ModuleType) -> None:
-    before = cases.many_draw_bound(cases.make_problem())
-    second, adam = cases.make_problem(), cases.make_problem(estimator=Pathwise(n_draws=16))
-    cases.finish(to_the_end(n_draws=512), second)
-    long = Adam(learn_scales=False, tolerance=0.001, window=100, max_steps=1500)
-    cases.finish(long, adam)
-    ours, theirs = cases.many_draw_bound(second), cases.many_draw_bound(adam)
-    assert ours > theirs - 0.01
-    assert ours < theirs + 0.2, "Adam was not given a fair chance"
-    assert ours > before + 0.5
 
 
 def test_diagonal_covariances_reach_no_higher(cases: ModuleType) -> None:
@@ -182,43 +165,38 @@ def test_diagonal_covariances_reach_no_higher(cases: ModuleType) -> None:
 def test_diagonal_covariances_end_at_a_local_optimum(cases: ModuleType) -> None:
     """No change of the widths, up or down, raises the bound on very many draws."""
     problem = diagonal(cases.make_problem())
-    cases.finish(to_the_end(), problem)
+    cases.finish(to_the_end(n_draws=1024), problem)
     q = problem.posterior
-    best = cases.many_draw_bound(problem)
+    best = cases.many_draw_bound(problem, 4000)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        kept = q.factor.clone()
+        kept = q.node.factor.clone()
         for size in (0.1, 0.3):
             for _ in range(4):
                 noise = torch.randn(kept.shape, generator=generator, dtype=torch.float64)
                 for sign in (1, -1):
-                    q.factor.copy_(kept * torch.exp(sign * size * noise))
-                    assert cases.many_draw_bound(problem) < best - 0.01
+                    q.node.factor.copy_(kept * torch.exp(sign * size * noise))
+                    assert cases.many_draw_bound(problem, 4000) < best - 0.01
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"n_components": 2}, "a posterior of 2 components"),
-        ({"pairwise_covariance": "full"}, "a full covariance of the pairwise scores"),
+        ({"n_components": 2}, "a mixture of 2 components"),
+        ({"full_table": True}, "a full covariance of the transition scores"),
     ],
 )
 def test_posteriors_it_cannot_fit(options: dict[str, Any], text: str, cases: ModuleType) -> None:
-    problem = cases.make_problem()
-    old = problem.posterior
-    problem = replace(
-        problem, posterior=Posterior(old.kernel, old.inducing, old.n_labels, **options)
-    )
     with pytest.raises(
         InputError, match=f"inference: 'second-order' cannot fit {text}; use 'adam'"
     ):
-        SecondOrder().start(problem, torch.Generator())
+        SecondOrder().start(cases.make_problem(**options), torch.Generator())
 
 
 def test_few_draws_come_close_to_many(cases: ModuleType) -> None:
     few, many = cases.make_problem(), cases.make_problem()
     cases.finish(SecondOrder(learn_scales=False), few)
-    cases.finish(to_the_end(), many)
+    cases.finish(to_the_end(n_draws=512), many)
     assert cases.many_draw_bound(few) > cases.many_draw_bound(many) - 0.2
 
 
@@ -234,16 +212,17 @@ def bound_by_hand(
     """The bound at the means and the amplitude of now and the covariances of ``before``, on the
     draws of ``state``, every probability by enumeration."""
     q = problem.posterior
-    _, V, M = q.m.shape
-    m, amplitude = q.m[0].detach().numpy(), float(q.log_amplitude.detach().exp())
-    pair_mean, pair_sd = q.pair_mean.detach().numpy(), before["pair_log_sd"].exp().numpy()
-    prior_sd = float(before["log_pairwise_sd"].exp())
-    L = np.tril(before["factor"][0].numpy())
+    V, M = q.node.m.shape
+    m, amplitude = q.node.m.detach().numpy(), float(q.node.log_amplitude.detach().exp())
+    table_mean = q["next"].mean_scores.detach().numpy()
+    prior_sd = float((0.5 * before["next.log_amplitude"]).exp())
+    table_sd = prior_sd * before["next.factor"].view(V, V).numpy()
+    L = np.tril(before["node.factor"].numpy())
     total = 0.0
     for i, batch in enumerate(problem.batches):
-        A = problem.conditional(i).projection.numpy()
-        R = problem.conditional(i).residual.numpy()
-        noise = state.noise[i].numpy()
+        A = problem.conditional(i)[0].projection.numpy()
+        R = problem.conditional(i)[0].residual.numpy()
+        noise = state.noise[0][i].numpy()
         for b, T in enumerate(batch.mask.sum(-1).tolist()):
             mean = A[b, :T] @ m.T
             roots = []
@@ -252,7 +231,7 @@ def bound_by_hand(
                 roots.append(np.linalg.cholesky(spread @ spread.T + R[b, :T, :T] @ R[b, :T, :T].T))
             for s in range(len(noise)):
                 off = np.stack([roots[j] @ noise[s, b, :T, j] for j in range(V)], -1)
-                g = pair_mean + pair_sd * state.pair_noise[s].numpy()
+                g = table_mean + table_sd * state.noise[1][s].view(V, V).numpy()
                 table = oracles.chain_table(np.sqrt(amplitude) * (mean + off), g)
                 labels = batch.y[b, :T].numpy()
                 (here,) = np.flatnonzero((table.labels == labels).all(-1))
@@ -260,97 +239,178 @@ def bound_by_hand(
     for j in range(V):
         S = L[j] @ L[j].T
         total -= 0.5 * (np.trace(S) + m[j] @ m[j] - M - np.linalg.slogdet(S)[1])
-    ratio = (pair_sd / prior_sd) ** 2
-    return total - 0.5 * float((ratio + (pair_mean / prior_sd) ** 2 - 1 - np.log(ratio)).sum())
+    ratio = (table_sd / prior_sd) ** 2
+    return total - 0.5 * float((ratio + (table_mean / prior_sd) ** 2 - 1 - np.log(ratio)).sum())
 
 
 @pytest.mark.parametrize("learn_scales", [False, True])
 def test_the_reported_bound_is_the_bound(
     learn_scales: bool, cases: ModuleType, oracles: ModuleType
 ) -> None:
-    problem = cases.make_problem(batch_tokens=6, pairwise_sd=1.4)
+    problem = cases.make_problem(batch_tokens=6, transition_sd=1.4)
     assert len(problem.batches) > 1
-    optimizer = SecondOrder(n_draws=8, learn_scales=learn_scales)
+    problem.posterior.node.kernel.outputscale = 0.2
+    problem.conditional.refresh()
+    optimizer = SecondOrder(n_draws=8, learn_scales=learn_scales, learning_tolerance=0.0)
     state = optimizer.start(problem, torch.Generator().manual_seed(3))
     for _ in range(3):
         before = cases.numbers(problem.posterior)
         state, info = optimizer.step(problem, state)
         expected = bound_by_hand(problem, state, before, oracles)
         assert info.elbo == pytest.approx(expected, rel=1e-6)
-    moved = abs(float(problem.posterior.log_amplitude.detach()))
-    assert (moved > 0.1) == learn_scales  # so that its prior would show
+    moved = abs(float(problem.posterior.node.log_amplitude.detach()))
+    assert (moved > 0.1) == learn_scales
 
 
-@pytest.mark.parametrize("name", ["m", "pair_mean", "log_amplitude"])
+@pytest.mark.parametrize("name", ["node", "next"])
 def test_gradients_against_finite_differences(name: str, cases: ModuleType) -> None:
-    problem = cases.make_problem(batch_tokens=6, pairwise_sd=1.4)
-    optimizer = SecondOrder(n_draws=4)
-    state = optimizer.start(problem, torch.Generator().manual_seed(3))
+    problem = cases.make_problem(batch_tokens=6, transition_sd=1.4)
+    state = SecondOrder(n_draws=4).start(problem, torch.Generator().manual_seed(3))
     cases.disturb(problem.posterior)
     with torch.no_grad():
-        offsets, pair_offset = _offsets(problem, state)
-        _, gradients, _ = _value_and_gradients(problem, offsets, pair_offset)
-        analytic = gradients[["m", "pair_mean", "log_amplitude"].index(name)]
-        parameter = getattr(problem.posterior, name)
-        parameter = parameter[0] if name == "m" else parameter
+        draws = Draws(problem, state.noise)
+        analytic = draws.value_and_gradients()[1][["node", "next"].index(name)]
+        parameter = problem.posterior[name].m
         numeric, h = torch.zeros_like(parameter), 1e-5
         for place in np.ndindex(*parameter.shape):
             for sign in (1, -1):
                 parameter[place] += sign * h
-                value, _, _ = _value_and_gradients(problem, offsets, pair_offset)
-                numeric[place] += sign * value / (2 * h)
+                numeric[place] += sign * draws.value_and_gradients()[0] / (2 * h)
                 parameter[place] -= sign * h
     assert analytic.abs().max() > 0.1
     torch.testing.assert_close(analytic, numeric, rtol=1e-6, atol=1e-7)
 
 
-def test_the_value_is_the_bound_but_for_constants(cases: ModuleType) -> None:
-    """Between two settings of means and amplitude, the value changes by what the bound does, and
-    by what the amplitude's prior does."""
-    problem = cases.make_problem(batch_tokens=6, pairwise_sd=1.4)
-    optimizer = SecondOrder(n_draws=4)
-    state = optimizer.start(problem, torch.Generator().manual_seed(3))
+def test_the_value_is_the_mean_log_likelihood_of_the_draws(cases: ModuleType) -> None:
+    """The mean as it is now plus offsets, times the root of the amplitude; and the draws are those that the bound on
+    the same noise is of."""
+    problem = cases.make_problem(batch_tokens=6, transition_sd=1.4)
+    state = SecondOrder(n_draws=4).start(problem, torch.Generator().manual_seed(3))
+    cases.disturb(problem.posterior)
     q = problem.posterior
-    values, bounds, priors = [], [], []
     with torch.no_grad():
-        offsets, pair_offset = _offsets(problem, state)
-        for change in (0.0, 0.3):
-            q.m += change
-            q.pair_mean -= change
-            q.log_amplitude += change
-            values.append(float(_value_and_gradients(problem, offsets, pair_offset)[0]))
-            priors.append(-0.5 * float(q.log_amplitude / AMPLITUDE_PRIOR_SD) ** 2)
-            expected = 0.0
-            for i, batch in enumerate(problem.batches):
-                f = (0.5 * q.log_amplitude).exp() * (
-                    problem.conditional(i).projection @ q.m[0].T + offsets[i]
-                )
-                g = q.pair_mean + pair_offset
-                log_prob = problem.structure.log_prob(f, g, batch.y, batch.mask)
-                expected += float(log_prob.mean(0).sum())
-            bounds.append(expected - float(q.kl_inducing() + q.kl_pairwise()))
-    rise = bounds[1] - bounds[0] + priors[1] - priors[0]
-    assert values[1] - values[0] == pytest.approx(rise, rel=1e-9)
+        draws = Draws(problem, state.noise)
+        q.node.m += 0.3
+        q["next"].m -= 0.3
+        q.node.log_amplitude += 0.3
+        expected = torch.zeros(()).double()
+        for i, batch in enumerate(problem.batches):
+            h = problem.conditional(i)[0].projection @ q.node.m.T + draws.offsets[i][0]
+            f = (0.5 * q.node.log_amplitude).exp() * h
+            g = q["next"].mean_scores + (1.4 * draws.offsets[i][1]).view(-1, 3, 3)
+            values = problem.structure.log_prob(f, g, batch.y, batch.mask)
+            expected += values.mean(0).sum()
+            torch.testing.assert_close(problem.drawn_scores(i, state.noise), [f, g])
+        torch.testing.assert_close(draws.value_and_gradients()[0], expected)
 
 
 def test_draws_have_the_posteriors_covariance(cases: ModuleType) -> None:
     """Jointly over the positions of a sequence, and in pairs that cancel."""
     problem = cases.make_problem()
     cases.disturb(problem.posterior)
-    kept = cases.numbers(problem.posterior)
-    optimizer = SecondOrder(n_draws=40_000)
-    state = optimizer.start(problem, torch.Generator().manual_seed(3))
+    kept = problem.posterior.snapshot()
+    state = SecondOrder(n_draws=20_000).start(problem, torch.Generator().manual_seed(3))
     problem.posterior.load_state_dict(kept)
     with torch.no_grad():
-        problem.posterior.log_amplitude.zero_()
-        (offset,), pair_offset = _offsets(problem, state)
-        expected = problem.posterior.at(problem.conditional(0)).covariance[0]
+        problem.posterior.node.log_amplitude.zero_()
+        ((offset, table_offset),) = Draws(problem, state.noise).offsets
+        expected = problem.posterior.node.gaussian(problem.conditional(0)[0])[1][0]
         found = torch.einsum("sbtv,sbuv->bvtu", offset, offset) / len(offset)
-        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+        torch.testing.assert_close(found, expected, rtol=0.07, atol=0.07)
         assert expected[:, :, 0, 1].abs().max() > 0.2
         assert offset.mean(0).abs().max() < 1e-12
-        sd = problem.posterior.pair_log_sd.exp()
-        torch.testing.assert_close(pair_offset.std(0), sd, rtol=0.05, atol=0)
+        sd = problem.posterior["next"].factor.abs()
+        torch.testing.assert_close(table_offset.std(0), sd, rtol=0.05, atol=0)
+
+
+# -- transitions with features -------------------------------------------------------------------------
+
+
+def featured(cases: ModuleType, structure: Any, batch_tokens: int = 1000) -> Problem:
+    """Weights of the transitions, of two features each, beside inducing values of the nodes."""
+    problem = cases.make_problem(structure, n_labels=2, n_sequences=6, batch_tokens=batch_tokens)
+    rng = np.random.default_rng(0)
+    batches = [
+        replace(b, edges=torch.from_numpy(rng.integers(0, 3, (*b.masks[1].shape, 2)).astype(float)))
+        for b in problem.batches
+    ]
+    kernel = RelevanceKernel([3, 3]).double().requires_grad_(False)
+    after = Weights(kernel, (2, 2))
+    q = Posterior({"node": problem.posterior.node, "next": after})
+    return replace(problem, posterior=q, batches=batches)
+
+
+def test_gaussian_likelihood_of_transitions_with_features(cases: ModuleType) -> None:
+    """The best means are those of GP regression on the rows of the transitions; the best variances are those
+    of each weight with all others held."""
+    problem = featured(cases, cases.RegressionOfTransitions(2), batch_tokens=9)
+    assert len(problem.batches) > 1
+    steps = cases.finish(to_the_end(n_draws=16), problem)
+    assert steps[-1].converged
+    after, noise = problem.posterior["next"], cases.LABEL_NOISE
+    x = torch.cat([b.edges[b.masks[1]] for b in problem.batches])
+    aims = [
+        problem.structure.aims[b.y[:, :-1], b.y[:, 1:]][b.masks[1]] for b in problem.batches
+    ]
+    K = covariance(after.kernel, x, x).numpy()
+    targets = torch.cat(aims).flatten(1).numpy()
+    expected = K @ np.linalg.solve(K + noise * np.eye(len(K)), targets)
+    with torch.no_grad():
+        found = torch.cat(
+            [
+                problem.conditional(i)[1].times(after.m)[b.masks[1]]
+                for i, b in enumerate(problem.batches)
+            ]
+        )
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        conditional = problem.conditional(0)[1]
+        X = one_hot(x) * conditional.prior_sd
+        precision = 1 + (X**2).sum(0) / noise
+        np.testing.assert_allclose(after.factor[0], precision**-0.5, rtol=1e-6)
+        assert np.ptp(precision.numpy()) > 1
+
+
+def one_hot(x: Tensor) -> Tensor:
+    """(N, 3 + 3 + 1) the values of two columns, and the constant."""
+    columns = [(x[:, p, None] == torch.arange(3)).double() for p in range(2)]
+    return torch.cat([*columns, torch.ones(len(x), 1).double()], 1)
+
+
+def test_transitions_with_features_end_at_the_optimum(
+    cases: ModuleType, oracles: ModuleType
+) -> None:
+    """Under the chain: the gradient of the bound on the draws it was fitted to vanishes in all means, and scales
+    learned on the way raise the bound on fresh draws."""
+    structure = cases.Enumerated(oracles)
+    fixed, learned = featured(cases, structure), featured(cases, structure)
+    before, optimizer = cases.many_draw_bound(fixed, 400), to_the_end(n_draws=16)
+    state = optimizer.start(fixed, torch.Generator().manual_seed(3))
+    info = None
+    while info is None or not info.finished:
+        kept = fixed.posterior.snapshot()
+        state, info = optimizer.step(fixed, state)
+    with torch.no_grad():
+        spreads = {n: p for n, p in kept.items() if "factor" in n}
+        fixed.posterior.load_state_dict(fixed.posterior.snapshot() | spreads)
+        _, grads = Draws(fixed, state.noise).value_and_gradients()
+        for block, grad in zip(fixed.posterior.blocks, grads, strict=True):
+            assert float((grad - block.m).abs().max()) < 0.02
+            assert float(block.m.abs().max()) > 0.1
+    assert cases.many_draw_bound(fixed, 400) > before + 1
+    cases.finish(SecondOrder(n_draws=16, learn_scales="all", max_rounds=6), learned)
+    assert cases.many_draw_bound(learned, 400) > cases.many_draw_bound(fixed, 400) - 0.1
+    assert (learned.posterior["next"].kernel.log_scale != 0).any()
+
+
+def test_transitions_at_inducing_inputs_are_refused(cases: ModuleType) -> None:
+    problem = cases.make_problem()
+    node = problem.posterior.node
+    after = Inducing(node.kernel, node.inducing, (3, 3))
+    with pytest.raises(InputError, match="cannot fit transitions at inducing inputs; use 'adam'"):
+        SecondOrder().start(
+            replace(problem, batches=[], posterior=Posterior({"node": node, "next": after})),
+            torch.Generator(),
+        )
 
 
 # -- stopping ---------------------------------------------------------------------------------------
@@ -378,23 +438,23 @@ def test_the_limit_is_flagged(max_rounds: int, cases: ModuleType) -> None:
 # -- scales -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("amplitude", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("amplitude", [0.2, 5.0])
 def test_scales_are_learned_uphill(amplitude: float, cases: ModuleType) -> None:
     """Both move, and the bound with them, whether the kernel started too small or too large."""
 
     def start() -> Problem:
         problem = cases.make_problem(n_sequences=12, mean_length=5)
-        problem.posterior.kernel.outputscale = cases.AMPLITUDE * amplitude
+        problem.posterior.node.kernel.outputscale = cases.AMPLITUDE * amplitude
         problem.conditional.refresh()
         return problem
 
     learned, fixed = start(), start()
     cases.finish(SecondOrder(n_draws=64, tolerance=0.002, learn_scales=True), learned)
     cases.finish(SecondOrder(n_draws=64, tolerance=0.002, learn_scales=False), fixed)
-    assert abs(float(learned.posterior.log_amplitude.detach())) > 1e-3
-    assert abs(float(learned.posterior.pairwise_sd.detach()) - 1) > 0.02
+    assert abs(float(learned.posterior.node.log_amplitude.detach())) > 1e-3
+    assert abs(float(learned.posterior["next"].sd.detach()) - 1) > 0.02
     gain = cases.many_draw_bound(learned, 5000) - cases.many_draw_bound(fixed, 5000)
-    assert gain > (-0.05 if amplitude == 1 else 0.1)
+    assert gain > 0.1
 
 
 def golden(value: Callable[[float], float], low: float, high: float) -> float:
@@ -406,72 +466,69 @@ def golden(value: Callable[[float], float], low: float, high: float) -> float:
     return 0.5 * (low + high)
 
 
-def test_amplitude_ends_where_bound_and_prior_balance(cases: ModuleType) -> None:
-    """Only the amplitude is left to move: the best one by search on many draws, prior included."""
-    problem = cases.make_problem(n_sequences=8, pairwise_sd=0.0)
-    cases.finish(to_the_end(learn_scales=True, n_draws=512), problem)
+def test_amplitude_ends_where_the_bound_is_largest(cases: ModuleType) -> None:
+    """Only the amplitude is left to move, with the whitened posterior held: the best one by search on many draws."""
+    problem = cases.make_problem(n_sequences=8, transition_sd=0.0)
+    problem.posterior.node.kernel.outputscale = 0.5
+    problem.conditional.refresh()
+    optimizer = SecondOrder(
+        256, tolerance=1e-5, learn_scales=True, learning_tolerance=0.0, learning_rounds=20, max_rounds=21
+    )
+    cases.finish(optimizer, problem)
     q = problem.posterior
-    found = float(q.log_amplitude.detach())
-    generator = torch.Generator().manual_seed(4)
+    found = float(q.node.log_amplitude.detach())
     with torch.no_grad():
-        state = SecondOrder(n_draws=4000).start(
-            cases.make_problem(n_sequences=8, pairwise_sd=0.0), generator
-        )
-        (offset,), _ = _offsets(problem, state)
+        noise = problem.fixed_noise(2000, torch.Generator().manual_seed(4))
+        f, g = problem.drawn_scores(0, noise)
         (batch,) = problem.batches
-        base = problem.conditional(0).projection @ q.m[0].T + offset
-        g = torch.zeros(len(base), q.n_labels, q.n_labels, dtype=torch.float64)
 
         def value(log_amplitude: float) -> float:
-            f = np.exp(0.5 * log_amplitude) * base
-            total = problem.structure.log_prob(f, g, batch.y, batch.mask).mean(0).sum()
-            return float(total) - 0.5 * (log_amplitude / AMPLITUDE_PRIOR_SD) ** 2
+            values = problem.structure.log_prob(
+                np.exp(0.5 * (log_amplitude - found)) * f, g, batch.y, batch.mask
+            )
+            return float(values.mean(0).sum())
 
         best = golden(value, -3, 3)
-    assert abs(found) > 0.1
-    assert found == pytest.approx(best, abs=0.06)
+    assert abs(found) > 0.3
+    assert found == pytest.approx(best, abs=0.1)
 
 
-@pytest.mark.parametrize("pairwise_covariance", ["full", "diagonal"])
-def test_pairwise_scale_ends_where_its_divergence_is_least(
-    pairwise_covariance: Any, cases: ModuleType
-) -> None:
-    old = cases.make_problem(n_sequences=8).posterior
-    q = Posterior(old.kernel, old.inducing, 3, pairwise_covariance=pairwise_covariance)
+@pytest.mark.parametrize("full", [True, False], ids=["full", "diagonal"])
+def test_the_scale_of_a_table_ends_where_its_divergence_is_least(full: bool) -> None:
+    table = Table((3, 3), full=full)
     with torch.no_grad():
-        q.pair_mean += torch.linspace(-2, 2, 9, dtype=torch.float64).view(3, 3)
-        if q.pairs_are_full:
+        table.m += torch.linspace(-2, 2, 9, dtype=torch.float64)
+        if full:
             generator = torch.Generator().manual_seed(0)
-            q.pair_factor += 0.3 * torch.randn(9, 9, generator=generator, dtype=torch.float64)
+            table.factor += 0.3 * torch.randn(9, 9, generator=generator, dtype=torch.float64)
         else:
-            q.pair_log_sd -= 0.7
+            table.factor *= 0.5
+        second = table.mean_scores.square() + table.score_sds.square()
         for _ in range(60):
-            fit_pairwise_sd(q)
-        lower = (
-            q.pair_factor.tril() if q.pairs_are_full else torch.diag(q.pair_log_sd.exp().flatten())
-        )
-        second = q.pair_mean.square().flatten() + (lower @ lower.mT).diagonal()
+            table.fit_amplitude()
+        after = table.mean_scores.square() + table.score_sds.square()
+    torch.testing.assert_close(after, second)  # the law of the scores stays what it is
 
     def value(sd: float) -> float:
         """-KL(q(g) || p(g)) but for constants, and as much for the prior's made-up scores."""
-        scores = second.numel() + PAIRWISE_PRIOR_SCORES
-        return -0.5 * (float(second.sum()) + PAIRWISE_PRIOR_SCORES) / sd**2 - scores * np.log(sd)
+        scores = second.numel() + PRIOR_SCORES
+        return -0.5 * (float(second.sum()) + PRIOR_SCORES) / sd**2 - scores * np.log(sd)
 
-    assert float(q.pairwise_sd.detach()) == pytest.approx(golden(value, 0.2, 5), rel=1e-4)
-    assert abs(float(q.pairwise_sd.detach()) - 1) > 0.1
+    assert float(table.sd.detach()) == pytest.approx(golden(value, 0.2, 5), rel=1e-4)
+    assert abs(float(table.sd.detach()) - 1) > 0.1
 
 
-def test_pairwise_scale_is_consistent_at_the_end(cases: ModuleType) -> None:
+def test_the_scale_of_a_table_is_consistent_at_the_end(cases: ModuleType) -> None:
     problem = cases.make_problem(n_sequences=8)
-    cases.finish(to_the_end(learn_scales=True, n_draws=64), problem)
-    q = problem.posterior
-    before = float(q.pairwise_sd.detach())
-    with torch.no_grad():
-        fit_pairwise_sd(q)
-    assert before == pytest.approx(float(q.pairwise_sd.detach()), rel=1e-3)
+    cases.finish(to_the_end("transitions", n_draws=64), problem)
+    table = problem.posterior["next"]
+    before = float(table.sd.detach())
+    fit_tables(problem.posterior)
+    assert before == pytest.approx(float(table.sd.detach()), rel=1e-3)
+    assert abs(before - 1) > 0.02
 
 
-def test_a_structure_that_leaves_the_pairwise_scores_alone(cases: ModuleType) -> None:
+def test_a_structure_that_leaves_the_transitions_alone(cases: ModuleType) -> None:
     class Alone(Chain):
         def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
             chosen = f.log_softmax(-1).gather(-1, y.expand(len(f), -1, -1)[..., None])[..., 0]
@@ -489,6 +546,6 @@ def test_the_bound_reported_has_the_entropy_asked_for(cases: ModuleType) -> None
     problem.entropy = "jensen"
     last = cases.finish(SecondOrder(), problem)[-1].elbo
     q = problem.posterior
-    loose = 0.5 * (1 - np.log(2)) * q.m.numel()
+    loose = 0.5 * (1 - np.log(2)) * q.node.m.numel()
     exact = cases.make_problem(estimator=Pathwise(n_draws=16))
     assert last == pytest.approx(cases.finish(SecondOrder(), exact)[-1].elbo - loose, abs=1e-6)

@@ -131,14 +131,15 @@ def _check(q: Posterior, structure: Structure) -> None:
             f"'second-order' needs the curvature, and {type(structure).__name__} offers none",
             "use 'natural'",
         )
-    for block in q.blocks:
-        if not block.takes_curvature:
-            what = (
-                f"a mixture of {q.n_components} components"
-                if q.n_components > 1
-                else ("a full covariance of the transition scores")
-            )
-            raise InputError("inference", f"'second-order' cannot fit {what}", "use 'adam'")
+    what = None
+    if q.n_components > 1:
+        what = f"a mixture of {q.n_components} components"
+    elif not all(block.takes_curvature for block in q.blocks):
+        what = "a full covariance of the transition scores"
+    elif any(block.joint_curvature for block in q.blocks[1:]):
+        what = "transitions at inducing inputs"  # structures give their curvature one by one
+    if what is not None:
+        raise InputError("inference", f"'second-order' cannot fit {what}", "use 'adam'")
 
 
 class Draws:

@@ -27,9 +27,9 @@ from structgp.structures import Chain, Structure
 
 OPTIMIZERS = {
     "adam": Adam(max_steps=12, window=4, tolerance=0.5),
-    "lbfgs": Blocks(10, 5, 2, max_iterations=3, learn_scales="pairwise"),
+    "lbfgs": Blocks(10, 5, 2, max_iterations=3, learn_scales="transitions"),
     "natural": Natural(max_steps=12, window=4),
-    "saga": Stochastic(True, 0.02, 0.005, unary_steps=None, pairwise_steps=None, max_steps=12),
+    "saga": Stochastic(0.02, 0.005, node_steps=None, transition_steps=None, max_steps=12),
     "second-order": SecondOrder(),
 }
 
@@ -46,7 +46,7 @@ def case(
     tokens = torch.from_numpy(np.concatenate(rows))
     kernel = build_kernel("auto", encoder.blocks, tokens, 2.0).requires_grad_(False)
     chosen = choose_inducing(kernel, tokens, 4)
-    posterior = Posterior(kernel, tokens[chosen.index], n_labels, pairwise_sd=pairwise_sd)
+    posterior = Posterior(kernel, tokens[chosen.index], n_labels, transition_sd=transition_sd)
     return posterior, make_batches(rows, labels, encoder.pad_row, batch_tokens)
 
 
@@ -66,7 +66,7 @@ def disturb(posterior: Posterior) -> None:
     with torch.no_grad():
         posterior.m += 0.7 * noise(posterior.m)
         posterior.factor += 0.3 * noise(posterior.factor).tril()
-        posterior.log_amplitude += 0.4
+        posterior.node.log_amplitude += 0.4
 
 
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
@@ -180,7 +180,7 @@ def test_the_generator_decides(optimizer: Optimizer) -> None:
 def test_fresh_bound_against_quadrature() -> None:
     """Two labels and no pairwise scores: log p is a sum over tokens of log sigmoid(+-(f_0 - f_1)),
     and the expectation of each is a one-dimensional integral."""
-    posterior, batches = case(n_labels=2, pairwise_sd=0.0)
+    posterior, batches = case(n_labels=2, transition_sd=0.0)
     disturb(posterior)
     assert len({len(batch) for batch in batches}) > 1
     with torch.no_grad():
@@ -280,7 +280,7 @@ def test_a_likelihood_without_an_expectation_names_the_sequence(
     n_components: int, value: float
 ) -> None:
     posterior, batches = case()
-    posterior = Posterior(posterior.kernel, posterior.inducing, 3, n_components=n_components)
+    posterior = Posterior(posterior.node.kernel, posterior.inducing, 3, n_components=n_components)
     batch = max(batches, key=lambda batch: batch.mask.shape[1])
     n, T = int(batch.index[-1]), int(batch.mask[-1].sum())
     assert n > 0

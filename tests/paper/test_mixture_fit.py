@@ -20,8 +20,8 @@ from structgp.structures import Structure
 FORMS: list[dict[str, Any]] = [
     {},
     {"covariance": "diagonal"},
-    {"pairwise_covariance": "full"},
-    {"pairwise_sd": 0.0},
+    {"full_table": True},
+    {"transition_sd": 0.0},
 ]
 every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: ", ".join(form) or "plain")
 
@@ -48,11 +48,11 @@ def test_equal_copies_have_the_bound_of_one(
     had = one.posterior.has_pairs
     cases.disturb(one.posterior)
     if not had:
-        one.posterior.pair_mean.data.zero_()
+        one.posterior["next"].mean_scores.data.zero_()
     _copy_into(one.posterior, many.posterior)
     bounds = [float(p.bound(0, torch.Generator()).elbo.detach()) for p in (one, many)]
     assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
-    assert many.posterior.weights.tolist() == pytest.approx([1 / K] * K)
+    assert many.posterior.mixing.tolist() == pytest.approx([1 / K] * K)
 
 
 @every_form
@@ -60,7 +60,7 @@ def test_equal_copies_have_the_bound_of_one(
 def test_never_below_one_component(seed: int, form: dict[str, Any], cases: ModuleType) -> None:
     """On the draws that both are judged by; here Adam does what it can."""
     problem = cases.make_problem(n_components=2, **form)
-    optimizer = Mixture(first(form), then=Adam(0.01, max_steps=40, learn_scales=False))
+    optimizer = MixtureFit(first(form), then=Adam(0.01, max_steps=40, learn_scales=False))
     state = optimizer.start(problem, torch.Generator().manual_seed(seed))
     info = None
     while info is None or not info.finished:
@@ -72,7 +72,7 @@ def test_never_below_one_component(seed: int, form: dict[str, Any], cases: Modul
 def test_a_mixture_that_loses_goes_back(form: dict[str, Any], cases: ModuleType) -> None:
     """Steps far too long: what is left is the copies, number by number."""
     problem = cases.make_problem(n_components=2, **form)
-    optimizer = Mixture(first(form), then=Adam(3.0, max_steps=5, learn_scales="pairwise"))
+    optimizer = MixtureFit(first(form), then=Adam(3.0, max_steps=5, learn_scales="transitions"))
     state = optimizer.start(problem, torch.Generator().manual_seed(1))
     moved = cases.numbers(problem.posterior)
     assert not torch.equal(moved["m"][0], moved["m"][1])
@@ -81,12 +81,12 @@ def test_a_mixture_that_loses_goes_back(form: dict[str, Any], cases: ModuleType)
         state, info = optimizer.step(problem, state)
     for name, value in cases.numbers(problem.posterior).items():
         assert torch.equal(value, state.one[name]), name
-    assert torch.equal(problem.posterior.m[0], problem.posterior.m[1])
+    assert torch.equal(problem.posterior.node.m[0], problem.posterior.node.m[1])
 
 
 def test_going_back_takes_the_kernel_along(cases: ModuleType) -> None:
     problem = cases.make_problem(n_components=2)
-    optimizer = Mixture(SecondOrder(), then=Adam(3.0, max_steps=5, learn_scales="all"))
+    optimizer = MixtureFit(SecondOrder(), then=Adam(3.0, max_steps=5, learn_scales="all"))
     cases.finish(optimizer, problem)
     scratch = Problem(problem.posterior, problem.structure, problem.batches, problem.estimator)
     assert cases.many_draw_bound(problem, 100) == cases.many_draw_bound(scratch, 100)
@@ -96,9 +96,9 @@ def test_the_first_component_is_fitted_as_if_alone(cases: ModuleType) -> None:
     alone, problem = cases.make_problem(), cases.make_problem(n_components=2)
     for made in (alone, problem):
         with torch.no_grad():
-            made.posterior.log_amplitude.fill_(0.4)
+            made.posterior.node.log_amplitude.fill_(0.4)
     cases.finish(SecondOrder(), alone)
-    state = Mixture(SecondOrder()).start(problem, torch.Generator().manual_seed(1))
+    state = MixtureFit(SecondOrder()).start(problem, torch.Generator().manual_seed(1))
     for name in ("log_amplitude", "log_pairwise_sd", "pair_mean", "pair_log_sd"):
         assert torch.equal(state.one[name], alone.posterior.state_dict()[name]), name
     for k in range(2):
@@ -126,7 +126,7 @@ def two_modes(cases: ModuleType, n_components: int) -> Problem:
         mean_length=1,
         n_inducing=1,
         n_components=n_components,
-        pairwise_sd=0.0,
+        transition_sd=0.0,
         estimator=Pathwise(n_draws=32),
     )
     return problem
@@ -139,12 +139,12 @@ def test_two_modes_are_worth_two_components(
 
     def far_apart(problem: Problem, generator: torch.Generator, spread: float) -> None:
         with torch.no_grad():
-            problem.posterior.m[1].neg_()
+            problem.posterior.node.m[1].neg_()
 
     monkeypatch.setattr(module, "separate", far_apart)
     one, both = two_modes(cases, 1), two_modes(cases, 2)
     cases.finish(Natural(learn_scales=False), one)
-    optimizer = Mixture(
+    optimizer = MixtureFit(
         Natural(learn_scales=False), then=Adam(0.05, max_steps=400, learn_scales=False)
     )
     cases.finish(optimizer, both, seed=5)
@@ -152,19 +152,19 @@ def test_two_modes_are_worth_two_components(
     gain = cases.many_draw_bound(both) - cases.many_draw_bound(one)
     assert 0.4 < gain < 0.65
     with torch.no_grad():
-        ends = q.m[:, 0, 0] * q.m[0, 0, 0].sign()
+        ends = q.node.m[:, 0, 0] * q.node.m[0, 0, 0].sign()
     assert ends[0] > 0 > ends[1]
-    assert q.weights.min() > 0.25
+    assert q.mixing.min() > 0.25
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
 def test_moved_apart_by_posterior_standard_deviations(covariance: str, cases: ModuleType) -> None:
     problem = cases.make_problem(n_components=2, covariance=covariance, n_labels=3, n_inducing=6)
     with torch.no_grad():
-        problem.posterior.factor *= 0.2
-    before = problem.posterior.m.detach().clone()
+        problem.posterior.node.factor *= 0.2
+    before = problem.posterior.node.m.detach().clone()
     separate(problem, torch.Generator().manual_seed(0), 0.5)
-    away = (problem.posterior.m.detach() - before).flatten()
+    away = (problem.posterior.node.m.detach() - before).flatten()
     assert float(away.std()) == pytest.approx(0.5 * 0.2, rel=0.4)
     alone = cases.make_problem()
     separate(alone, torch.Generator().manual_seed(0))
@@ -174,7 +174,7 @@ def test_moved_apart_by_posterior_standard_deviations(covariance: str, cases: Mo
 def test_evaluations_of_both_stages_are_counted(cases: ModuleType) -> None:
     structure = cases.Counted()
     problem = cases.make_problem(structure, n_components=2)
-    optimizer = Mixture(SecondOrder(), then=Adam(0.01, max_steps=6))
+    optimizer = MixtureFit(SecondOrder(), then=Adam(0.01, max_steps=6))
     steps = cases.finish(optimizer, problem)
     assert sum(step.evaluations for step in steps) == structure.evaluated
     n, draws = problem.n_sequences, problem.estimator.n_draws
@@ -186,16 +186,16 @@ def test_evaluations_of_both_stages_are_counted(cases: ModuleType) -> None:
 
 
 def test_its_name_has_both(cases: ModuleType) -> None:
-    assert Mixture(SecondOrder()).name == "second-order, then adam"
+    assert MixtureFit(SecondOrder()).name == "second-order, then adam"
 
 
 def test_copies_reach_every_parameter(cases: ModuleType) -> None:
-    problem = cases.make_problem(n_components=3, covariance="diagonal", pairwise_covariance="full")
+    problem = cases.make_problem(n_components=3, covariance="diagonal", full_table=True)
     q = problem.posterior
     with torch.no_grad():
-        q.weight_logits += torch.arange(3)
+        q.node.weight_logits += torch.arange(3)
     alone = Posterior(
-        q.kernel, q.inducing, 3, covariance="diagonal", pairwise_covariance="full"
+        q.node.kernel, q.node.inducing, 3, covariance="diagonal", full_table=True
     )  # fmt: skip
     cases.disturb(alone)
     _copy_into(alone, q)

@@ -55,9 +55,9 @@ def watch(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> list[tuple[int, 
 def test_blocks_in_turn(
     n_components: int, pairs: str, cases: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = cases.make_problem(n_components=n_components, pairwise_covariance=pairs)
+    problem = cases.make_problem(n_components=n_components, full_table=full)
     seen = watch(monkeypatch, problem)
-    optimizer = Blocks(unary_steps=7, pairwise_steps=4, hyper_steps=2, learn_scales="all")
+    optimizer = Blocks(node_steps=7, transition_steps=4, hyper_steps=2, learn_scales="all")
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     for _ in range(2):
         state, _ = optimizer.step(problem, state)
@@ -92,7 +92,7 @@ def test_which_scales_move(learn_scales: Any, moved: set[str], cases: ModuleType
 def test_no_block_of_pairs_where_there_are_none(
     cases: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = cases.make_problem(pairwise_sd=0.0)
+    problem = cases.make_problem(transition_sd=0.0)
     seen = watch(monkeypatch, problem)
     cases.finish(Blocks(max_iterations=1, learn_scales=True), problem)
     assert [most for most, _, _ in seen] == [50, 5]
@@ -132,12 +132,12 @@ def test_the_objective_is_the_mean_over_batches(cases: ModuleType) -> None:
     problem = cases.make_problem(batch_tokens=9, estimator=Pathwise(n_draws=4))
     cases.disturb(problem.posterior)
     q = problem.posterior
-    value, grads, count = module._value_and_gradients(problem, [q.m, q.pair_mean], 3, False)
+    value, grads, count = module._value_and_gradients(problem, [q.node.m, q["next"].mean_scores], 3, False)
     generator = torch.Generator().manual_seed(3)
     bounds = [problem.bound(i, generator) for i in range(2)]
     mean = (bounds[0].elbo + bounds[1].elbo) / 2
     assert value == pytest.approx(float(mean.detach()), rel=1e-12)
-    for found, expected in zip(grads, torch.autograd.grad(mean, [q.m, q.pair_mean]), strict=True):
+    for found, expected in zip(grads, torch.autograd.grad(mean, [q.node.m, q["next"].mean_scores]), strict=True):
         torch.testing.assert_close(found, expected)
     assert count == 4 * problem.n_sequences
 
@@ -167,7 +167,7 @@ def test_stops_when_the_parameters_stand_still(cases: ModuleType) -> None:
     q = problem.posterior
     rows, columns = torch.tril_indices(q.n_inducing, q.n_inducing)
     optimizer = Blocks(
-        unary_steps=3, parameter_tolerance=1e-2, objective_tolerance=0.0, learn_scales=False
+        node_steps=3, parameter_tolerance=1e-2, objective_tolerance=0.0, learn_scales=False
     )
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     moves, infos = [], []
@@ -195,7 +195,7 @@ def never(**kwargs: Any) -> Blocks:
 
 
 def test_stops_at_most_iterations(cases: ModuleType) -> None:
-    steps = cases.finish(never(max_iterations=3, unary_steps=2), cases.make_problem())
+    steps = cases.finish(never(max_iterations=3, node_steps=2), cases.make_problem())
     assert len(steps) == 3
     assert steps[-1].finished
     assert not steps[-1].converged
@@ -231,8 +231,8 @@ def test_the_time_is_looked_at_within_a_block(
     assert calls[0] == 5
     assert len(steps) == 1
     assert not steps[0].converged
-    assert (problem.posterior.pair_mean == 0).all()
-    assert (problem.posterior.m != 0).any()
+    assert (problem.posterior["next"].mean_scores == 0).all()
+    assert (problem.posterior.node.m != 0).any()
 
 
 # -- the best is kept ------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_the_best_parameters_are_kept(cases: ModuleType, monkeypatch: pytest.Mon
         return value - worse[0], grads, count
 
     monkeypatch.setattr(module, "_value_and_gradients", lowered)
-    optimizer = never(max_iterations=3, unary_steps=3, pairwise_steps=2)
+    optimizer = never(max_iterations=3, node_steps=3, transition_steps=2)
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     infos = []
     for _ in range(3):
@@ -282,18 +282,18 @@ def test_values_that_are_no_numbers_are_stepped_over(
     problem = cases.make_problem()
     steps = cases.finish(never(max_iterations=2), problem)
     assert np.isfinite([s.elbo for s in steps]).all()
-    assert torch.isfinite(problem.posterior.m).all()
+    assert torch.isfinite(problem.posterior.node.m).all()
 
 
 def test_conditionals_follow_the_kernel_at_once(cases: ModuleType) -> None:
     """The unary block of the next global iteration needs them."""
     problem = cases.make_problem(batch_tokens=9)
-    kept = problem.conditional(0).projection.clone()
+    kept = problem.conditional(0)[0].projection.clone()
     optimizer = Blocks(4, 2, 2, learn_scales="all")
     _, info = optimizer.step(problem, optimizer.start(problem, torch.Generator().manual_seed(0)))
     assert not info.finished
     scratch = Problem(problem.posterior, problem.structure, problem.batches)
-    found = problem.conditional(0).projection
+    found = problem.conditional(0)[0].projection
     assert not torch.equal(found, kept)
     assert torch.equal(found, scratch.conditional(0).projection)
 
@@ -308,7 +308,7 @@ def test_conditionals_follow_the_kernel(cases: ModuleType) -> None:
     scratch = Problem(problem.posterior, problem.structure, problem.batches, problem.estimator)
     for i in range(2):
         torch.testing.assert_close(
-            problem.conditional(i).projection, scratch.conditional(i).projection, rtol=0, atol=0
+            problem.conditional(i)[0].projection, scratch.conditional(i).projection, rtol=0, atol=0
         )
     old, new = (cases.many_draw_bound(p, 200) for p in (problem, scratch))
     assert old == new
@@ -320,28 +320,28 @@ def test_the_reported_bound_is_of_the_parameters_kept(cases: ModuleType) -> None
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     for _ in range(2):
         state, info = optimizer.step(problem, state)
-    value, _, _ = module._value_and_gradients(problem, [problem.posterior.m], state.seed, False)
+    value, _, _ = module._value_and_gradients(problem, [problem.posterior.node.m], state.seed, False)
     assert info.elbo == pytest.approx(value, abs=1e-8)
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
 def test_only_the_lower_triangle_is_a_parameter(covariance: str, cases: ModuleType) -> None:
     q = cases.make_problem(covariance=covariance, n_components=2).posterior
-    K, V, M = q.m.shape
+    K, V, M = q.node.m.shape
     size = M * (M + 1) // 2 if covariance == "full" else M
     lower = [False, covariance == "full"]
-    flat = module._flatten([q.m.detach(), q.factor.detach()], lower)
+    flat = module._flatten([q.node.m.detach(), q.node.factor.detach()], lower)
     assert flat.shape == (K * V * (M + size),)
     new = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0), dtype=flat.dtype)
-    module._unflatten(new, [q.m, q.factor], lower)
-    np.testing.assert_array_equal(module._flatten([q.m.detach(), q.factor.detach()], lower), new)
+    module._unflatten(new, [q.node.m, q.node.factor], lower)
+    np.testing.assert_array_equal(module._flatten([q.node.m.detach(), q.node.factor.detach()], lower), new)
     if covariance == "full":
-        assert torch.equal(q.factor, q.factor.tril())
+        assert torch.equal(q.node.factor, q.node.factor.tril())
 
 
 def test_a_full_q_of_pairs_keeps_its_triangle(cases: ModuleType) -> None:
     """pair_factor is (V^2, V^2): what is above the diagonal does not count and has no gradient."""
-    problem = cases.make_problem(pairwise_covariance="full")
+    problem = cases.make_problem(full_table=True)
     cases.finish(Blocks(max_iterations=1, learn_scales=False), problem)
     factor = problem.posterior.pair_factor.detach()
     assert torch.equal(factor, factor.tril())
