@@ -15,16 +15,6 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from structgp.data.batch import Batch
-<<<<<<< HEAD
-from structgp.gp import Posterior
-from structgp.inference import Adam, Problem
-from structgp.inference.bound import Latents
-from structgp.inference.estimators import Estimate, Estimator, Moments, Target
-from structgp.inference.estimators.moments import combine
-from structgp.plan.choices import gradient_of
-from structgp.plan.optimizers import ESTIMATORS
-from structgp.structures import BlackBox, Chain, Structure
-=======
 from structgp.gp import Inducing, Mixture, Posterior, Table
 from structgp.inference import Problem
 from structgp.inference.estimators import (
@@ -42,7 +32,6 @@ from structgp.inference.estimators.moments import combine
 from structgp.inference.latents import Latents
 from structgp.paper import Score
 from structgp.structures import Chain, Structure
->>>>>>> w-tinf
 
 ESTIMATORS: dict[str, Estimator] = {
     made.name: made
@@ -482,19 +471,7 @@ def test_float32(name: str, memory: str) -> None:
     assert flat(estimate.moments).isfinite().all()
 
 
-<<<<<<< HEAD
-# -- the table -------------------------------------------------------------------------------------
-
-
-def test_names() -> None:
-    assert all(name == estimator.name for name, estimator in ESTIMATORS.items())
-    blind = BlackBox(lambda f, g, y: f.sum((1, 2)))
-    assert gradient_of(Adam(), Chain()).value is ESTIMATORS["pathwise"]
-    assert gradient_of(Adam(), blind).value is ESTIMATORS["surrogate"]
-    assert gradient_of(Adam(gradient="sobol"), Chain()).value is ESTIMATORS["sobol"]
-=======
 # -- gradients, and parts of an estimate -------------------------------------------------------------------------------------
->>>>>>> w-tinf
 
 
 def test_only_pathwise_needs_a_gradient() -> None:

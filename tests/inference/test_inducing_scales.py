@@ -13,15 +13,6 @@ import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
-from structgp.inference.learn_scales import (
-    AXIS_PRIOR_COUNT,
-    LARGEST_FACTOR,
-    PRIOR_COUNT,
-    Slopes,
-    _axes,
-    _gradient,
-    learn,
-)
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
@@ -34,13 +25,8 @@ from structgp.gp.kernels import RelevanceKernel, TemplateKernel, covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.relevance import degrees_of_freedom
 from structgp.gp.kernels.sparse import pack
-<<<<<<< HEAD:tests/inference/test_evidence.py
-from structgp.inference import Problem, SecondOrder
-from structgp.inference import learn_scales as evidence
-=======
 from structgp.gp.scale_steps import AXIS_PRIOR_COUNT, LARGEST_FACTOR
 from structgp.inference import Problem, SecondOrder, second_order
->>>>>>> w-tinf:tests/inference/test_inducing_scales.py
 from structgp.inference.loop import make_batches
 from structgp.inference.scales import Slopes, _seen, learn_prior
 from structgp.structures import Chain

@@ -184,9 +184,7 @@ def test_sensitivity_and_moments_are_inverse(form: str) -> None:
     again = latent.sensitivity(moments)
     torch.testing.assert_close(again.mean, at.mean, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(again.covariance, at.covariance, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(
-        latent.moments(again).entries, moments.entries, rtol=1e-6, atol=1e-6
-    )
+    torch.testing.assert_close(latent.moments(again).entries, moments.entries, rtol=1e-6, atol=1e-6)
 
 
 @every_form

@@ -18,10 +18,6 @@ from structgp.gp.families.table import LEAST_PRECISION
 from structgp.inference.estimators import Estimate, Pathwise, Surrogate
 from structgp.inference.natural import _split, amplitude_slope, set_posterior
 from structgp.inference.sites import Sites
-<<<<<<< HEAD
-from structgp.plan.optimizers import ESTIMATORS
-=======
->>>>>>> w-tinf
 from structgp.structures import Chain
 
 

@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 
 from structgp.inference import Adam, Natural, Problem, SecondOrder
-<<<<<<< HEAD
-from structgp.inference.estimators import Pathwise
-from structgp.paper import Blocks, Mixture, Stochastic
-from structgp.plan.optimizers import ESTIMATORS
-=======
 from structgp.inference.estimators import Pathwise, Surrogate
 from structgp.paper import Blocks, Stochastic
->>>>>>> w-tinf
 
 PACE: dict[str, Any] = {
     "mean_step": "auto",

@@ -19,11 +19,7 @@ from structgp.inference import Problem
 from structgp.inference import problem as base
 from structgp.inference.estimators import Estimator, Pathwise, PathwiseSurrogate, Surrogate
 from structgp.inference.sites import Sites
-<<<<<<< HEAD
-from structgp.plan.optimizers import ESTIMATORS
-=======
 from structgp.paper import Score
->>>>>>> w-tinf
 from structgp.structures import BlackBox, Chain, Structure
 
 LENGTHS = (2, 3, 1)

@@ -53,7 +53,9 @@ def test_gaussian_likelihood_gives_gp_regression(batch_tokens: int, cases: Modul
             np.testing.assert_allclose(block, expected, rtol=0, atol=1e-6)
         start += T
     q = problem.posterior
-    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-6
+    )
     np.testing.assert_allclose(q["next"].score_sds.detach(), exact.transition_sd, rtol=0, atol=1e-6)
     # There the bound is the evidence.
     bound = cases.many_draw_bound(problem)
@@ -349,9 +351,7 @@ def test_gaussian_likelihood_of_transitions_with_features(cases: ModuleType) -> 
     assert steps[-1].converged
     after, noise = problem.posterior["next"], cases.LABEL_NOISE
     x = torch.cat([b.edges[b.masks[1]] for b in problem.batches])
-    aims = [
-        problem.structure.aims[b.y[:, :-1], b.y[:, 1:]][b.masks[1]] for b in problem.batches
-    ]
+    aims = [problem.structure.aims[b.y[:, :-1], b.y[:, 1:]][b.masks[1]] for b in problem.batches]
     K = covariance(after.kernel, x, x).numpy()
     targets = torch.cat(aims).flatten(1).numpy()
     expected = K @ np.linalg.solve(K + noise * np.eye(len(K)), targets)
@@ -472,7 +472,12 @@ def test_amplitude_ends_where_the_bound_is_largest(cases: ModuleType) -> None:
     problem.posterior.node.kernel.outputscale = 0.5
     problem.conditional.refresh()
     optimizer = SecondOrder(
-        256, tolerance=1e-5, learn_scales=True, learning_tolerance=0.0, learning_rounds=20, max_rounds=21
+        256,
+        tolerance=1e-5,
+        learn_scales=True,
+        learning_tolerance=0.0,
+        learning_rounds=20,
+        max_rounds=21,
     )
     cases.finish(optimizer, problem)
     q = problem.posterior

@@ -132,12 +132,16 @@ def test_the_objective_is_the_mean_over_batches(cases: ModuleType) -> None:
     problem = cases.make_problem(batch_tokens=9, estimator=Pathwise(n_draws=4))
     cases.disturb(problem.posterior)
     q = problem.posterior
-    value, grads, count = module._value_and_gradients(problem, [q.node.m, q["next"].mean_scores], 3, False)
+    value, grads, count = module._value_and_gradients(
+        problem, [q.node.m, q["next"].mean_scores], 3, False
+    )
     generator = torch.Generator().manual_seed(3)
     bounds = [problem.bound(i, generator) for i in range(2)]
     mean = (bounds[0].elbo + bounds[1].elbo) / 2
     assert value == pytest.approx(float(mean.detach()), rel=1e-12)
-    for found, expected in zip(grads, torch.autograd.grad(mean, [q.node.m, q["next"].mean_scores]), strict=True):
+    for found, expected in zip(
+        grads, torch.autograd.grad(mean, [q.node.m, q["next"].mean_scores]), strict=True
+    ):
         torch.testing.assert_close(found, expected)
     assert count == 4 * problem.n_sequences
 
@@ -320,7 +324,9 @@ def test_the_reported_bound_is_of_the_parameters_kept(cases: ModuleType) -> None
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     for _ in range(2):
         state, info = optimizer.step(problem, state)
-    value, _, _ = module._value_and_gradients(problem, [problem.posterior.node.m], state.seed, False)
+    value, _, _ = module._value_and_gradients(
+        problem, [problem.posterior.node.m], state.seed, False
+    )
     assert info.elbo == pytest.approx(value, abs=1e-8)
 
 
@@ -334,7 +340,9 @@ def test_only_the_lower_triangle_is_a_parameter(covariance: str, cases: ModuleTy
     assert flat.shape == (K * V * (M + size),)
     new = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0), dtype=flat.dtype)
     module._unflatten(new, [q.node.m, q.node.factor], lower)
-    np.testing.assert_array_equal(module._flatten([q.node.m.detach(), q.node.factor.detach()], lower), new)
+    np.testing.assert_array_equal(
+        module._flatten([q.node.m.detach(), q.node.factor.detach()], lower), new
+    )
     if covariance == "full":
         assert torch.equal(q.node.factor, q.node.factor.tril())
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from structgp.gp import Posterior
 from structgp.inference import Adam, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
-from structgp.paper import Mixture
 from structgp.paper import mixture as module
 from structgp.structures import Structure
 

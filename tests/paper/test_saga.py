@@ -369,15 +369,9 @@ def hessian_norms(problem: Problem) -> tuple[float, float]:
     for i, batch in enumerate(problem.batches):
         f = torch.zeros(1, *batch.mask.shape, q.n_labels, dtype=torch.float64)
         bend = Chain().curvature(f, zero, batch.y, batch.mask)
-<<<<<<< HEAD:tests/paper/test_stochastic.py
-        A = problem.conditional(i).projection
-        unary += scale * torch.einsum("btm,bvtu,bun->vmn", A, bend.node, A)
-        pairs += bend.next.sum(0)
-=======
         A = problem.conditional(i)[0].projection
         unary += scale * torch.einsum("btm,bvtu,bun->vmn", A, bend.unary, A)
         pairs += bend.pairwise.sum(0)
->>>>>>> w-tinf:tests/paper/test_saga.py
     if q.has_pairs:
         pairs += float(q.pairwise_sd.detach()) ** -2
     return float(torch.linalg.eigvalsh(unary).max()), float(pairs.max())

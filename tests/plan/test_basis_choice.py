@@ -19,7 +19,6 @@ from structgp.plan.resolve import resolve
 from structgp.plan.start import start_of
 
 
-
 @pytest.fixture(scope="module")
 def data() -> Any:
     return generate(16, n_labels=3, n_values=12, n_templates=3, mean_length=4, seed=1)
