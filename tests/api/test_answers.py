@@ -331,7 +331,7 @@ def test_generators_are_read_out(fitted: Any, X: Any) -> None:
         ),
         (lambda e, X: e.predict(X[3:], [["O"]]), "known[0]: 1 labels for 3 tokens"),
         (lambda e, X: e.predict(X[3:], []), "known: 0 label sequences for 1 sequences"),
-        (lambda e, X: e.predict(X[3:], ["OOO"]), "known[0]: a str where a list"),
+        (lambda e, X: e.predict(X[3:], ["OOO"]), "known[0]: expected a list of labels"),
         (lambda e, X: e.predict(X[3:], [[1, None, None]]), "known[0][0]: label 1 is not a string"),
         (
             lambda e, X: e.predict_marginals(X[2:], [[None], ["O", "I-X", None]]),

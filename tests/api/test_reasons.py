@@ -208,7 +208,7 @@ def test_weights_from_numpy_are_saved(data, tmp_path):
 
 
 def test_constraints_are_lists(data):
-    with pytest.raises(InputError, match="is no list of pairs"):
+    with pytest.raises(InputError, match="is not a list of pairs"):
         StructuredGPClassifier(constraints={"forbidden": {("L0", "L1")}}).fit(data.X, data.y)
 
 

@@ -102,7 +102,7 @@ def test_a_kernel_of_ones_own_for_each_kind() -> None:
 
 def test_a_vector_forgotten_at_prediction(fitted: StructuredGPClassifier) -> None:
     token = {key: value for key, value in X_TEST[0][0].items() if key != "vector"}
-    with pytest.raises(InputError, match=r"^X\[0\]\[0\]: no vector 'vector', which training had; "):
+    with pytest.raises(InputError, match=r"^X\[0\]\[0\]: vector 'vector' is missing; "):
         fitted.predict([[token]])
 
 

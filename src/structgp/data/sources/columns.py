@@ -81,7 +81,7 @@ def iter_columns(
     source : a path, a binary stream such as ``sys.stdin.buffer``, or lines of text (a text stream
         or any iterable of str, with or without line ends). Python's text streams have line-end
         rules of their own; the path or the binary stream is the exact way. A file that
-        :func:`read_columns` has read is gone through as it is.
+        :func:`read_columns` has read is used as it is.
     encoding : of a path or a binary stream; a byte-order mark at the start is skipped.
     name : what errors call the source; by default the path or the stream's own name.
 

@@ -102,7 +102,7 @@ def _check_arguments(
         raise InputError("vector_column", "no word vectors", "give them with vectors=")
     given = {"template": template, "dialect": dialect, "numeric": numeric, "vectors": vectors}
     for name, value in given.items():
-        if format == "crfsuite" and value is not None and value != ():
+        if format == "crfsuite" and value:
             raise InputError(
                 name,
                 "is for column files; CRFsuite's files have attributes",
