@@ -315,7 +315,9 @@ def test_the_reported_variance_is_honest(name: str, memory: str) -> None:
     about = memory_of(target, memory)
     estimates = [made(target, generator, about) for _ in range(200)]
     every = zip(
-        *(e.moments.entries for e in estimates), *(e.variance.entries for e in estimates), strict=True
+        *(e.moments.entries for e in estimates),
+        *(e.variance.entries for e in estimates),
+        strict=True,
     )
     for kind, entries in enumerate(every):
         seen = torch.stack(entries[: len(estimates)]).var(0).sum()

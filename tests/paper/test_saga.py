@@ -125,7 +125,14 @@ def test_the_gradient_is_autograds(
     n = len(problem.batches)
     expected = sum(problem.bound(i, torch.Generator()).expected_log_prob / n for i in range(n))
     spread = q.pair_factor if q.pairs_are_full else q.pair_log_sd
-    wanted = [q.node.m, q.node.factor, q.node.log_amplitude, q.node.weight_logits, q["next"].mean_scores, spread]
+    wanted = [
+        q.node.m,
+        q.node.factor,
+        q.node.log_amplitude,
+        q.node.weight_logits,
+        q["next"].mean_scores,
+        spread,
+    ]
     grads = torch.autograd.grad(expected, wanted, allow_unused=True)
     m, factor, amplitude, logits, pair_mean, pair_spread = grads
     torch.testing.assert_close(found.m, m, rtol=1e-6, atol=1e-8)
