@@ -854,16 +854,16 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
     original = StructuredGPClassifier.fit
 
     def watched(self, *args, **kwargs):
-        seen.append(self.n_inducing)
+        seen.append(self.posterior)
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(StructuredGPClassifier, "fit", watched)
     monkeypatch.setattr(structgp.plan.choices, "N_INDUCING", 11)
     model = trained(files, tmp_path / "model", "--kernel", "template")
-    assert seen == [None]
+    assert seen == ["auto"]
     assert model.training_log_["n_inducing"] == 11
     trained(files, tmp_path / "model", "--inducing", "9")
-    assert seen == [None, 9]
+    assert seen == ["auto", Inducing(9)]
 
 
 def test_unknown_likelihoods_are_clicks(files, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from structgp import Inducing, Natural, Prior, SecondOrder, StructuredGPClassifier
+from structgp import Inducing, Natural, Prior, StructuredGPClassifier
 from structgp.errors import LikelihoodError
 from structgp.structures import BlackBox, Chain, Differences, Piecewise
 from structgp.structures.opaque import differences as module
@@ -148,9 +148,7 @@ def test_not_where_another_way_is_asked_for(asked: dict[str, object]) -> None:
 def test_not_where_it_takes_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = little_data()
     monkeypatch.setattr("structgp.plan.choices.CHEAP_DIFFERENCES", 10)
-    model = StructuredGPClassifier(
-        n_draws=2, structure=chain_in_numpy, inference=SecondOrder(n_draws=20, learn_scales="auto")
-    )
+    model = StructuredGPClassifier(n_draws=2, structure=chain_in_numpy)
     log = model.fit(X[:4], y[:4], callback=lambda info: True).training_log_
     assert log["gradient"] == "surrogate"
 

@@ -15,6 +15,10 @@ from structgp.data.batch import Batch
 from structgp.gp import Posterior
 
 
+SALT = 1_000_003
+"""Between the seeds of one block and of the next: what their draws leave open has nothing in common."""
+
+
 @dataclass(frozen=True)
 class Draws:
     """S draws, in mirrored pairs, one part per block; or the posterior mean as the only one."""
@@ -40,7 +44,7 @@ def sample(posterior: Posterior, n: int, seed: int) -> Draws:
     with torch.no_grad():
         # What all examples share is drawn first: a larger vocabulary then leaves it as it is.
         for k in sorted(range(len(blocks)), key=lambda k: not blocks[k].shared):
-            found[k] = blocks[k].draws(n, seed, generator)
+            found[k] = blocks[k].draws(n, seed + SALT * k, generator)
     return Draws(tuple(found[k] for k in range(len(blocks))))
 
 

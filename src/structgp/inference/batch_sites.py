@@ -46,8 +46,9 @@ class Site:
 
     def rounded(self) -> Site:
         """As it is kept."""
-        largest = max(float(x.abs().max()) for x in (self.precision, self.linear))
-        kind = torch.float32 if largest < LARGEST_SINGLE else torch.float64
+        both = torch.cat([self.precision, self.linear])
+        fits = bool((both.abs() < LARGEST_SINGLE).all())
+        kind = torch.float32 if fits else torch.float64
         precision, linear, dual = (x.to(kind) for x in (self.precision, self.linear, self.dual))
         return replace(self, precision=precision, linear=linear, dual=dual)
 

@@ -334,7 +334,7 @@ class _Visit:
         bend = weight.view(-1, *[1] * (bend.dim() - 1)) * bend
         if self.blocks[k].shared:
             bend = bend.sum(0).reshape(1, -1)
-        precision = prior.rows.squares_times(bend.reshape(len(dual), -1).contiguous()).clamp(min=0)
+        precision = prior.rows.squares_times(bend.reshape(dual.shape).contiguous()).clamp(min=0)
         say = prior.rows.transposed_times(dual)
         linear = precision * (prior.mean + say / prior.precision) + say
         return Site(precision, linear, self.state.scale[k], dual).rounded()

@@ -199,7 +199,7 @@ class Problem:
 
         def log_prob(noise: Noise) -> Tensor:
             scores = latent.place(noise)
-            if not all(bool(x.detach().abs().max() < LARGEST_LATENT) for x in scores):
+            if not all(bool((x.detach().abs() < LARGEST_LATENT).all()) for x in scores):
                 raise torch.linalg.LinAlgError(
                     "latent values are out of all bounds: the steps of the optimiser are too long"
                 )

@@ -177,6 +177,22 @@ def test_draws_do_not_depend_on_padding_or_neighbours() -> None:
         torch.testing.assert_close(found[:, 0], together[:, b, : length - 1])
 
 
+@torch.no_grad()
+def test_what_inducing_values_leave_open_is_drawn_for_each_template() -> None:
+    """Inducing inputs far from everything leave all open: correlations of 2,000 draws of nodes and of
+    transitions are within five standard errors of 0, as many functions as there are of both."""
+    far, kernel = torch.full((1, 1), 99.0, dtype=torch.float64), RBFKernel().double()
+    q = Posterior({"node": Inducing(kernel, far, (P,)), "next": Inducing(kernel, far, (V, V))})
+    batch = Batch(
+        normal(1, 3, 1), torch.zeros(1, 3).long(), torch.ones(1, 3).bool(), torch.arange(1)
+    )
+    batch = replace(batch, edges=normal(1, 2, 1, seed=1))
+    nodes, scores = answers.sample(q, 4000, 0).scores(q, batch)
+    half = torch.cat([nodes[:2000].flatten(1), scores[:2000].flatten(1)], 1)
+    found = torch.corrcoef(half.T)[: 3 * P, 3 * P :]
+    assert found.abs().max() < 5 / 2000**0.5
+
+
 @pytest.mark.parametrize("family", ["weights", "inducing"])
 def test_latents_of_transitions(family: str) -> None:
     """Standard normal numbers lead to scores (S, B, T - 1, V, V) with the posterior's mean and covariance,

@@ -48,10 +48,10 @@ def _points(
     group: Group, design: Design, size: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Tensor:
     """(S, B, T, R), or (S, R) if shared."""
-    if design == "iid":
-        return _normal(group.shape(size), generator, dtype)
     B = 1 if group.mask is None else len(group.mask)
     n = math.prod(group.shape(1)) // B  # numbers per example
+    if design == "iid" or n == 0:  # no example has a tuple of this template
+        return _normal(group.shape(size), generator, dtype)
     if design == "sobol":
         return _sobol(size, B, n, generator, dtype).reshape(group.shape(size))
     half = size // 2
