@@ -12,12 +12,7 @@ from structgp.answers.labellings import (
 )
 from structgp.answers.potentials import Potentials, potentials
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
-from structgp.answers.uncertainty import (
-    Parts,
-    event_uncertainty,
-    sequence_uncertainty,
-    token_uncertainty,
-)
+from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
 
 __all__ = [
     "SENSES",

@@ -16,12 +16,7 @@ from torch import Tensor
 from structgp.answers import labellings
 from structgp.answers.potentials import Potentials, potentials
 from structgp.answers.spans import Boundaries, likely_spans, span_probability
-from structgp.answers.uncertainty import (
-    Parts,
-    event_uncertainty,
-    sequence_uncertainty,
-    token_uncertainty,
-)
+from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
 from structgp.data.batch import Batch, by_length, pad
 from structgp.data.labels import MISSING, UNSEEN, check_labels
 from structgp.errors import InputError
@@ -143,9 +138,7 @@ class Asked:
 
     # -- spans -------------------------------------------------------------------------------------
 
-    def spans(
-        self, least: float, known: Known | None = None
-    ) -> list[list[tuple[int, int, str, float]]]:
+    def spans(self, least: float, known: Known | None = None) -> list[list[tuple[int, int, str, float]]]:
         """Spans (start, stop, label) with a probability of at least ``least``, and that probability."""
         self.require("has_walk", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
@@ -245,9 +238,7 @@ class Asked:
             self._check_possible(encoded)
         yield from self._padded([len(r) for r in self.rows], encoded)
 
-    def _padded(
-        self, lengths: Sequence[int], labels: Sequence[np.ndarray] | None
-    ) -> Iterator[Batch]:
+    def _padded(self, lengths: Sequence[int], labels: Sequence[np.ndarray] | None) -> Iterator[Batch]:
         model, most = self.model, BATCH_TOKENS
         if model.split.next is not None:  # a table of scores for each token
             most = max(1, most // len(model.labels.classes))

@@ -14,7 +14,6 @@ from torch import Tensor
 from structgp.data.batch import Batch
 from structgp.gp import Posterior
 
-
 SALT = 1_000_003
 """Between the seeds of one block and of the next: what their draws leave open has nothing in common."""
 

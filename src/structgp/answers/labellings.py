@@ -29,11 +29,7 @@ def transition_marginals(at: Potentials) -> Tensor:
 
 
 def log_prob(
-    posterior: Posterior,
-    structure: Structure,
-    draws: Draws,
-    batch: Batch,
-    shift: Tensor | None = None,
+    posterior: Posterior, structure: Structure, draws: Draws, batch: Batch, shift: Tensor | None = None
 ) -> Tensor:
     """(B,) log of the probability of labelling ``batch.y``, averaged over draws; of its known labels
     where some are missing."""
@@ -94,9 +90,7 @@ def _averaged(at: Potentials, b: int, labels: Tensor) -> Tensor:
     for some in labels.split(max(1, TRANSITIONS_AT_ONCE // max(1, f.numel() * f.shape[-1]))):
         C = len(some)
         tables = g if g.dim() == 3 else g.expand(-1, C, -1, -1, -1)
-        values.append(
-            at.structure.log_prob(f.expand(-1, C, -1, -1), tables, some, mask.expand(C, -1))
-        )
+        values.append(at.structure.log_prob(f.expand(-1, C, -1, -1), tables, some, mask.expand(C, -1)))
     return torch.logsumexp(torch.cat(values, 1) + at.share[:, b : b + 1].log(), 0)
 
 

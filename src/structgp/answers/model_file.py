@@ -103,9 +103,7 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
     if (header["predictor"] is None) != (structure is None):
         name = header["predictor"]
         problem = (
-            "answers by the chain"
-            if name is None
-            else f"answers by {name}, which a file does not hold"
+            "answers by the chain" if name is None else f"answers by {name}, which a file does not hold"
         )
         remedy = (
             "leave structure out"
@@ -117,7 +115,7 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         if block["family"] not in FAMILIES:
             raise ModelFileError(
                 place,
-                f"a posterior of the family {block['family']!r}, which structgp {__version__} does not know",
+                f"a posterior of family {block['family']!r}, which structgp {__version__} does not know",
                 f"update structgp (it was written by {header['version']})",
             )
     return _from_parts(header, tensors, structure)
@@ -125,16 +123,10 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
 
 def _name_of(structure: Structure | None) -> str | None:
     """Module and class of a user's own structure."""
-    return (
-        None
-        if structure is None
-        else f"{type(structure).__module__}.{type(structure).__qualname__}"
-    )
+    return None if structure is None else f"{type(structure).__module__}.{type(structure).__qualname__}"
 
 
-def _from_parts(
-    header: dict[str, Any], tensors: dict[str, Tensor], structure: Structure | None
-) -> Model:
+def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor], structure: Structure | None) -> Model:
     posterior = Posterior(
         {state["template"]: _block_from_json(state, tensors) for state in header["posterior"]}
     )
@@ -167,7 +159,8 @@ def _block_to_json(template: str, block: Any) -> dict[str, Any]:
 
 
 def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    family, options = FAMILIES[state["family"]], state["options"]
+    family: Any = FAMILIES[state["family"]]
+    options = state["options"]
     if "kernel" not in state:
         return family(state["labels"], **options)
     prefix = f"_blocks.{state['template']}."

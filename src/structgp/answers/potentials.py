@@ -57,11 +57,7 @@ class Potentials:
 
 
 def potentials(
-    posterior: Posterior,
-    structure: Structure,
-    draws: Draws,
-    batch: Batch,
-    shift: Tensor | None = None,
+    posterior: Posterior, structure: Structure, draws: Draws, batch: Batch, shift: Tensor | None = None
 ) -> Potentials:
     """Of a batch whose y has the labels that are known, and negative numbers where none is. ``shift`` :
     (V,),

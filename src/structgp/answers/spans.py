@@ -37,10 +37,7 @@ class Boundaries:
         alone = [metrics.chunks([label]) for label in classes]  # one span, or none
         kinds = sorted({kind for spans in alone for *_, kind in spans})
         inside = [[(0, 1, kind) in spans for spans in alone] for kind in kinds]
-        parts = [
-            [(0, 2) not in [s[:2] for s in metrics.chunks([i, j])] for j in classes]
-            for i in classes
-        ]
+        parts = [[(0, 2) not in [s[:2] for s in metrics.chunks([i, j])] for j in classes] for i in classes]
         return Boundaries(
             kinds,
             torch.tensor(inside, dtype=torch.bool).view(len(kinds), len(classes)),
@@ -77,9 +74,7 @@ def _enter(node: Tensor, step: Tensor, boundaries: Boundaries, t: int, bounded: 
     return torch.einsum("si,sij->sj", node[:, t - 1], step[:, t - 1] * boundaries.parts.to(node))
 
 
-def likely_spans(
-    at: Potentials, boundaries: Boundaries, least: float
-) -> list[tuple[int, int, int, float]]:
+def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> list[tuple[int, int, int, float]]:
     """Every span (start, stop, type) of one sequence whose averaged probability is at least ``least``,
     with that probability, most probable first. Cost O(S T L K V^2) for spans up to L tokens and K types;
     a span that is not covered with that probability is not extended."""

@@ -226,9 +226,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             plan = resolve(options, examples)
         else:
             if y is None:
-                raise InputError(
-                    "y", "no labels", "pass one list of labels per sequence, or shards"
-                )
+                raise InputError("y", "no labels", "pass one list of labels per sequence, or shards")
             data = as_list(X), list(y), sample_weight
             examples = self._examples(*data, before)
             plan = resolve(options, examples, together)
@@ -256,9 +254,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         say nothing: not even that it did not occur in them."""
         options = self._options()
         if isinstance(X, Shards):
-            raise InputError(
-                "partial_fit", "shards are fitted as a whole", "use fit, or pass X and y"
-            )
+            raise InputError("partial_fit", "shards are fitted as a whole", "use fit, or pass X and y")
         before = getattr(self, "model_", None)
         names = () if classes is None else [str(label) for label in classes]
         examples = self._examples(as_list(X), list(y), sample_weight, before, names)
@@ -357,9 +353,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         options, model = self._options(), self.model_
         check_class_weight(options.class_weight, model.labels.classes)
         question = Question(
-            int(options.n_draws),
-            class_shift(options.class_weight, model),
-            device_of(options.device),
+            int(options.n_draws), class_shift(options.class_weight, model), device_of(options.device)
         )
         return model.ask(as_list(X), question)
 
@@ -393,8 +387,8 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:
         warnings.warn(
-            f"{path}: was fitted with a likelihood of its own, which a file does not hold: it answers as it did, by the "
-            "chain; pass the structure again before another fit",
+            f"{path}: was fitted with a likelihood of its own, which a file does not hold: it answers as it did, "
+            "by the chain; pass the structure again before another fit",
             StructgpWarning,
             stacklevel=2,
         )

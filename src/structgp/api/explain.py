@@ -157,9 +157,7 @@ def explain(
     )
 
 
-def _two(
-    classes: Sequence[str], p: np.ndarray, label: str | None, other: str | None
-) -> tuple[int, int]:
+def _two(classes: Sequence[str], p: np.ndarray, label: str | None, other: str | None) -> tuple[int, int]:
     for name, given in (("label", label), ("other", other)):
         if given is not None and given not in classes:
             raise InputError(name, f"{given!r} is not a label", f"use one of {', '.join(classes)}")
@@ -192,9 +190,7 @@ def _transition(
     i, j = int(beside[a].argmax()), int(beside[b].argmax())
     edge = fitted.split.next
     rows = None if edge is None else edge.select(torch.from_numpy(row)[None])
-    mean, sd = (
-        found[0] if after else found[0].T for found in fitted.posterior["next"].scores_at(rows)
-    )
+    mean, sd = (found[0] if after else found[0].T for found in fitted.posterior["next"].scores_at(rows))
     names = fitted.labels.classes
     score, spread = mean[a, i] - mean[b, j], (sd[a, i].square() + sd[b, j].square()).sqrt()
     return Transition(names[i], names[j], float(score), float(spread))
@@ -232,9 +228,7 @@ def _slot_names(fitted: Model, row: Tensor) -> list[tuple[str, str]]:
             for kind in ("", "rare"):
                 names += [
                     (template, kind or _name(list(values), cell))
-                    for template, values, cell in zip(
-                        encoder.templates, encoder.values, cells, strict=True
-                    )
+                    for template, values, cell in zip(encoder.templates, encoder.values, cells, strict=True)
                 ]
         else:
             known = list(encoder.attributes) or [f"column {c}" for c in encoder.columns]

@@ -93,9 +93,7 @@ class Answers:
         """Labels of one sequence."""
         return self.predict([x])[0]
 
-    def predict_n_best(
-        self, X: Iterable[Any], n: int, known: Known | None = None
-    ) -> list[list[Labelling]]:
+    def predict_n_best(self, X: Iterable[Any], n: int, known: Known | None = None) -> list[list[Labelling]]:
         """The n most probable whole labellings of each sequence, best first; fewer where there are not so
         many. Their probabilities are averaged exactly; candidates are the best labellings of the
         posterior mean and of each draw."""
@@ -149,9 +147,7 @@ class Answers:
         ``classes_``."""
         return self.ask(X).transition_marginals(known)
 
-    def sequence_log_probs(
-        self, X: Iterable[Any], y: Iterable[Sequence[str | None]]
-    ) -> list[float | None]:
+    def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[str | None]]) -> list[float | None]:
         """log p(y | x) of each whole labelling, averaged over the posterior; of its known part where it
         has None in it. None where a label was never seen in training."""
         X, y = as_list(X), list(y)
@@ -226,9 +222,7 @@ class Answers:
             )
         if (sense == "exact" and label is None) or (sense == "bounds" and label is not None):
             problem = "'exact' needs a label" if label is None else "'bounds' is for any label"
-            raise InputError(
-                "label", problem, "use sense='bounds' without a label, 'exact' with one"
-            )
+            raise InputError("label", problem, "use sense='bounds' without a label, 'exact' with one")
         given = None if known is None else [known]
         return self.ask([x]).span(start, stop, label, sense, given)
 

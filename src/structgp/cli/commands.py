@@ -146,12 +146,7 @@ def demo(seed: int) -> None:
 @device_option
 @encoding_option
 def report(
-    model_path: str,
-    data_path: str,
-    output: str,
-    encoding: str,
-    vectors_path: str | None,
-    device: str,
+    model_path: str, data_path: str, output: str, encoding: str, vectors_path: str | None, device: str
 ) -> None:
     """Show a model's answers for the file DATA on one HTML page.
 
@@ -161,11 +156,7 @@ def report(
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     text, X = _read(reader, data_path, encoding)
     findings = examine(
-        estimator,
-        X,
-        text,
-        model_name=os.path.basename(model_path),
-        templates=reader.template_lines,
+        estimator, X, text, model_name=os.path.basename(model_path), templates=reader.template_lines
     )
     # Some encodings hold halves of characters, which UTF-8 does not.
     content = render(findings).encode("utf-8", "replace")

@@ -32,9 +32,7 @@ STRUCTURES = {"chain": chain, "piecewise": piecewise}
 
 _label_options = combined(
     click.option(
-        "--scheme",
-        metavar="NAME",
-        help="Tagging scheme that all labellings follow: BIO or IOBES.",
+        "--scheme", metavar="NAME", help="Tagging scheme that all labellings follow: BIO or IOBES."
     ),
     click.option(
         "--forbid",
@@ -43,11 +41,7 @@ _label_options = combined(
         metavar="LABEL NEXT",
         help="NEXT never follows LABEL; ^ is the start of a sequence, $ its end. May be repeated.",
     ),
-    click.option(
-        "--missing",
-        metavar="TEXT",
-        help="Text in the label column of a token without a label.",
-    ),
+    click.option("--missing", metavar="TEXT", help="Text in the label column of a token without a label."),
     click.option(
         "--class-weight",
         multiple=True,
@@ -204,9 +198,7 @@ def _training_data(
     return reader, _Data(data.X, data.y, len(data.X), sum(map(len, data.y)))
 
 
-def _constraints(
-    scheme: str | None, forbid: Sequence[tuple[str, str]]
-) -> str | dict[str, Any] | None:
+def _constraints(scheme: str | None, forbid: Sequence[tuple[str, str]]) -> str | dict[str, Any] | None:
     if scheme and forbid:
         raise InputError("--forbid", "cannot be combined with --scheme", "use one of them")
     if not forbid:

@@ -31,9 +31,7 @@ def training_reader(
     _check_number(paths, features["format"])
     for option in ("numeric", "vectors"):
         if features[option] and not hold:
-            raise InputError(
-                f"--{option}", "shards cannot hold dense features", "leave out --shards"
-            )
+            raise InputError(f"--{option}", "shards cannot hold dense features", "leave out --shards")
     train: Any = paths[-1]
     template = None
     if features["format"] == "columns":

@@ -54,9 +54,7 @@ feature_options = combined(
         help="Format of TRAIN: columns, or CRFsuite's attributes, which need no TEMPLATE.",
     ),
     click.option(
-        "--dialect",
-        type=click.Choice(["crf++", "wapiti"]),
-        help="Dialect of TEMPLATE.  [default: crf++]",
+        "--dialect", type=click.Choice(["crf++", "wapiti"]), help="Dialect of TEMPLATE.  [default: crf++]"
     ),
     click.option(
         "--numeric",

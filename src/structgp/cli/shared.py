@@ -86,9 +86,7 @@ def all_labels(data: Labelled, missing: str | None) -> list[list[str]]:
     n = sum(map(len, data.y)) - sum(map(len, y))
     if n:
         raise InputError(
-            data.name,
-            f"{n} tokens have no label ({missing!r})",
-            "label them, or leave their sequences out",
+            data.name, f"{n} tokens have no label ({missing!r})", "label them, or leave their sequences out"
         )
     return y
 
@@ -180,10 +178,7 @@ def score_crf(
 ) -> Report:
     crf = LinearCRF(n_jobs=-1).fit(X, y)
     return evaluate(
-        y_test,
-        crf.predict(X_test),
-        crf.predict_marginals(X_test),
-        crf.sequence_log_probs(X_test, y_test),
+        y_test, crf.predict(X_test), crf.predict_marginals(X_test), crf.sequence_log_probs(X_test, y_test)
     )
 
 

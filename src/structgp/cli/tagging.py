@@ -138,9 +138,7 @@ def _sequences(reader: Reader, files: Sequence[Any], encoding: str) -> Iterator[
             raise InputError(name, "no tokens", "give a file with at least one")
 
 
-def _labels_in(
-    sequence: FileSequence, estimator: StructuredGPClassifier, missing: str
-) -> list[str | None]:
+def _labels_in(sequence: FileSequence, estimator: StructuredGPClassifier, missing: str) -> list[str | None]:
     """The labels in the file, which are kept; None where one is missing."""
     if sequence.labels is None:
         raise InputError(

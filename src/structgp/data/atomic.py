@@ -27,9 +27,7 @@ _REMEDIES = {
 
 
 @overload
-def atomic_write(
-    path: str | os.PathLike[str], mode: Literal["wb"]
-) -> AbstractContextManager[BinaryIO]: ...
+def atomic_write(path: str | os.PathLike[str], mode: Literal["wb"]) -> AbstractContextManager[BinaryIO]: ...
 @overload
 def atomic_write(
     path: str | os.PathLike[str], mode: Literal["w"], *, encoding: str = ...

@@ -24,15 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from structgp.data.batch import Batch
-from structgp.data.forms import (
-    as_csr,
-    as_dense,
-    as_vector,
-    check_finite,
-    check_mapping,
-    form_of,
-    length,
-)
+from structgp.data.forms import as_csr, as_dense, as_vector, check_finite, check_mapping, form_of, length
 from structgp.data.vocabulary import Vocabulary, columns_of
 from structgp.errors import InputError
 
@@ -270,13 +262,9 @@ class FeatureSplit:
     next: EncoderView | None
 
     @staticmethod
-    def of(
-        encoder: FeatureEncoder, dropped: Sequence[str], next_names: Sequence[str]
-    ) -> FeatureSplit:
+    def of(encoder: FeatureEncoder, dropped: Sequence[str], next_names: Sequence[str]) -> FeatureSplit:
         """dropped : features that nodes do not see; next_names : those that transitions do."""
-        return FeatureSplit(
-            encoder.without(dropped), encoder.only(next_names) if next_names else None
-        )
+        return FeatureSplit(encoder.without(dropped), encoder.only(next_names) if next_names else None)
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch of whole rows, with the columns of each template."""

@@ -106,9 +106,7 @@ def read_examples(
     X = [x if i in used else [] for i, x in enumerate(X)]
     labels_of = [of if i in used else [] for i, of in enumerate(labels_of)]
     if len(used) < len(X) and not any(labels_of):
-        raise InputError(
-            "y", "no token with a label is in a sequence with weight", "label some tokens"
-        )
+        raise InputError("y", "no token with a label is in a sequence with weight", "label some tokens")
     if not any(labels_of):
         raise InputError("X", "no tokens", "pass at least one sequence with one token")
     labels = LabelEncoder().fit(labels_of)
@@ -129,14 +127,10 @@ def _check_weights(weights: Any, n: int) -> np.ndarray | None:
     try:
         found = np.asarray(weights, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InputError(
-            "sample_weight", "not all numbers", "pass one number per sequence"
-        ) from None
+        raise InputError("sample_weight", "not all numbers", "pass one number per sequence") from None
     if found.shape != (n,):
         raise InputError(
-            "sample_weight",
-            f"shape {found.shape} for {n} sequences",
-            "pass one number per sequence",
+            "sample_weight", f"shape {found.shape} for {n} sequences", "pass one number per sequence"
         )
     if not np.isfinite(found).all() or (found < 0).any() or not (found > 0).any():
         raise InputError(

@@ -75,15 +75,11 @@ def check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> No
     bad = ~np.isfinite(rows)
     if bad.any():
         t, d = map(int, np.argwhere(bad)[0])
-        raise InputError(
-            f"{place}[{t}]", f"{name(d)} is {rows[t, d]}", "replace NaN and infinite values"
-        )
+        raise InputError(f"{place}[{t}]", f"{name(d)} is {rows[t, d]}", "replace NaN and infinite values")
     huge = np.abs(rows) > LARGEST
     if huge.any():
         t, d = map(int, np.argwhere(huge)[0])
-        raise InputError(
-            f"{place}[{t}]", f"{name(d)} is {rows[t, d]}, too large", "rescale the feature"
-        )
+        raise InputError(f"{place}[{t}]", f"{name(d)} is {rows[t, d]}, too large", "rescale the feature")
 
 
 def vector_length(value: np.ndarray, name: str, place: str) -> int:
@@ -111,17 +107,13 @@ def as_vector(token: Mapping[str, Any], name: str, width: int, place: str) -> np
         problem = f"vector {name!r} is missing"
     elif isinstance(value, np.ndarray):
         problem = f"vector {name!r} has {len(value)} numbers, but the first in training had {width}"
-    raise InputError(
-        place, problem, f"pass {width} numbers with every token, zeros where nothing is known"
-    )
+    raise InputError(place, problem, f"pass {width} numbers with every token, zeros where nothing is known")
 
 
 def check_mapping(token: Any, place: str) -> None:
     if not isinstance(token, Mapping):
         raise InputError(
-            place,
-            f"expected a feature dict, got a {type(token).__name__}",
-            "use one form throughout",
+            place, f"expected a feature dict, got a {type(token).__name__}", "use one form throughout"
         )
     stray = next((key for key in token if not isinstance(key, str)), None)
     if stray is not None:
@@ -155,9 +147,7 @@ def flatten(token: Mapping[str, Any], place: str, prefix: str = "") -> dict[str,
             found.update(flatten(value, place, f"{name}:"))
         elif isinstance(value, bool | np.bool_ | int | float | np.integer | np.floating):
             if not math.isfinite(value):
-                raise InputError(
-                    place, f"feature {name!r} is {value}", "replace NaN and infinite values"
-                )
+                raise InputError(place, f"feature {name!r} is {value}", "replace NaN and infinite values")
             if value != 0:
                 found[name] = float(value)
         elif isinstance(value, list | tuple | set | frozenset):

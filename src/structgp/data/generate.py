@@ -128,12 +128,7 @@ class Generated:
 
 
 def true_chain(
-    *,
-    n_labels: int = 5,
-    n_templates: int = 6,
-    n_values: int = 200,
-    strength: float = 3.0,
-    seed: int,
+    *, n_labels: int = 5, n_templates: int = 6, n_values: int = 200, strength: float = 3.0, seed: int
 ) -> TrueChain:
     """The chain that :func:`generate` and :func:`generate_stream` use for these arguments.
 
@@ -153,9 +148,7 @@ def true_chain(
     if not 0 <= strength < np.inf:
         raise InputError("strength", f"must not be negative, got {strength}", "give 0 or more")
     if seed < 0:
-        raise InputError(
-            "seed", f"must not be negative, got {seed}", "give a whole number, 0 or more"
-        )
+        raise InputError("seed", f"must not be negative, got {seed}", "give a whole number, 0 or more")
     rng = np.random.default_rng([seed, 0])
     # The P terms of a token's score add up to variance strength^2, however many there are.
     emission = rng.normal(size=(n_templates, n_values, n_labels)) * strength / np.sqrt(n_templates)
@@ -168,11 +161,7 @@ def true_chain(
 
 
 def _block(
-    chain: TrueChain,
-    lengths: Integers,
-    rng: np.random.Generator,
-    sweep: int = 0,
-    begin: int = 0,
+    chain: TrueChain, lengths: Integers, rng: np.random.Generator, sweep: int = 0, begin: int = 0
 ) -> Iterator[tuple[list[Token], list[str]]]:
     """Sequences of these lengths, drawn together; begin : the number of tokens before them."""
     n_templates, n_values, _ = chain.emission.shape

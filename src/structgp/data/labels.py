@@ -43,13 +43,9 @@ def check_labels(X: Sequence[Any], y: Sequence[Any], name: str = "y") -> list[li
     X."""
     if len(X) != len(y):
         raise InputError(
-            name,
-            f"{len(y)} label sequences for {len(X)} sequences of tokens",
-            "pass one per sequence",
+            name, f"{len(y)} label sequences for {len(X)} sequences of tokens", "pass one per sequence"
         )
-    return [
-        check_sequence(x, labels, n, name) for n, (x, labels) in enumerate(zip(X, y, strict=True))
-    ]
+    return [check_sequence(x, labels, n, name) for n, (x, labels) in enumerate(zip(X, y, strict=True))]
 
 
 def check_sequence(x: Any, labels: Any, n: int, name: str = "y") -> list[str | None]:

@@ -36,9 +36,7 @@ class Allowed:
     def from_json(state: Mapping[str, Any] | None) -> Allowed | None:
         if state is None:
             return None
-        return Allowed(
-            *(np.array(state[name], dtype=bool) for name in ("follows", "starts", "ends"))
-        )
+        return Allowed(*(np.array(state[name], dtype=bool) for name in ("follows", "starts", "ends")))
 
     def breaks(self, labels: Sequence[int]) -> int | None:
         """The first position whose label is forbidden after the label before it, at the start or at the
@@ -118,9 +116,7 @@ def _checked(pairs: Any, classes: Sequence[str], place: str) -> Pairs:
     index = {label: i for i, label in enumerate(classes)}
     found: Pairs = []
     if not isinstance(pairs, list | tuple):
-        raise InputError(
-            place, f"{pairs!r} is not a list of pairs", "pass [(label, next label), ...]"
-        )
+        raise InputError(place, f"{pairs!r} is not a list of pairs", "pass [(label, next label), ...]")
     for pair in pairs:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise InputError(place, f"{pair!r} is not a pair of labels", "pass (label, next label)")

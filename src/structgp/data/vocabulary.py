@@ -159,9 +159,7 @@ class Vocabulary:
                     if isinstance(value, np.ndarray) and key not in self.vectors:
                         self.vectors[key] = vector_length(value, key, place)
         # A key with both strings and vectors is a mistake, which is reported when it is encoded.
-        self.templates = resolve_templates(
-            self.features, [k for k in keys if k not in self.vectors]
-        )
+        self.templates = resolve_templates(self.features, [k for k in keys if k not in self.vectors])
         self.values = [{} for _ in self.templates]
         if self.templates:
             self._learn_values(X)
@@ -204,9 +202,7 @@ class Vocabulary:
         if isinstance(token, set | frozenset):
             raise InputError(place, "a set has no columns", "pass a list, or use features='bag'")
         if not all(isinstance(v, str) for v in token):
-            raise InputError(
-                place, f"{token!r} is not a list of strings", "use one form throughout"
-            )
+            raise InputError(place, f"{token!r} is not a list of strings", "use one form throughout")
         if len(token) != len(self.templates):
             raise InputError(
                 place,

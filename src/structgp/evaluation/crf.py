@@ -88,9 +88,7 @@ class LinearCRF:
         self.classes_ = _classes(labels)
         number = {label: str(v) for v, label in enumerate(self.classes_)}
         pairs = [
-            (x, [number[label] for label in labels])
-            for x, labels in zip(items, labels, strict=True)
-            if x
+            (x, [number[label] for label in labels]) for x, labels in zip(items, labels, strict=True) if x
         ]
         self.c2_, self.cv_scores_ = self._choose(pairs, grid)
         (self.model_,) = _train(pairs, [self.c2_])
@@ -112,9 +110,7 @@ class LinearCRF:
             for x in _all_items(X)
         ]
 
-    def sequence_log_probs(
-        self, X: Iterable[Any], y: Iterable[Sequence[Any]]
-    ) -> list[float | None]:
+    def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[Any]]) -> list[float | None]:
         """log p(y | x) of each sequence; None where y has a label never seen in training.
 
         Computed in log space, since CRFsuite's own probability of a labelling is 0 for sequences
@@ -200,12 +196,7 @@ def _train(pairs: list[tuple[list[Item], list[str]]], grid: Sequence[float]) -> 
         file = Path(folder) / "model"
         for c2 in grid:
             trainer.set_params(
-                {
-                    "c1": 0.0,
-                    "c2": c2,
-                    "feature.possible_states": True,
-                    "feature.possible_transitions": True,
-                }
+                {"c1": 0.0, "c2": c2, "feature.possible_states": True, "feature.possible_transitions": True}
             )
             trainer.train(str(file))
             models.append(file.read_bytes())
@@ -226,8 +217,7 @@ def _decode(model: bytes, items: Iterable[list[Item]], decode: str) -> list[list
         return [tagger.tag(x) if x else [] for x in items]
     labels = sorted(tagger.labels(), key=int)
     return [
-        [labels[v] for v in np.argmax(_marginals(tagger, x, labels), axis=1)] if x else []
-        for x in items
+        [labels[v] for v in np.argmax(_marginals(tagger, x, labels), axis=1)] if x else [] for x in items
     ]
 
 
@@ -276,9 +266,7 @@ def _transition_scores(tagger: Any, n_labels: int) -> NDArray[np.float64]:
         return np.log(p)
 
 
-def _log_prob(
-    unary: NDArray[np.float64], transition: NDArray[np.float64], path: Sequence[int]
-) -> float:
+def _log_prob(unary: NDArray[np.float64], transition: NDArray[np.float64], path: Sequence[int]) -> float:
     """log p(path) of a chain with these (T, V) and (V, V) scores."""
     if not path:
         return 0.0
@@ -346,16 +334,12 @@ def _matrix_items(matrix: csr_array, place: str) -> list[Item]:
         raise InputError(place, "a value is not finite", "use finite numbers")
     names, values = list(map(str, matrix.indices.tolist())), matrix.data.tolist()
     spans = zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)
-    return [
-        {name: v for name, v in zip(names[a:b], values[a:b], strict=True) if v} for a, b in spans
-    ]
+    return [{name: v for name, v in zip(names[a:b], values[a:b], strict=True) if v} for a, b in spans]
 
 
 def _check_lengths(items: list[list[Item]], labels: list[list[Any]]) -> None:
     if len(items) != len(labels):
-        raise InputError(
-            "y", f"{len(labels)} sequences where X has {len(items)}", "give labels for each"
-        )
+        raise InputError("y", f"{len(labels)} sequences where X has {len(items)}", "give labels for each")
     for i, (x, path) in enumerate(zip(items, labels, strict=True)):
         if len(x) != len(path):
             raise InputError(

@@ -126,10 +126,7 @@ def chunks(labels: Sequence[str]) -> list[tuple[int, int, str]]:
     start, before, before_kind = 0, "O", ""
     for t, (tag, kind) in enumerate([*map(_parse, labels), ("O", "")]):
         boundary = (
-            "O" in (tag, before)
-            or kind != before_kind
-            or tag in _ALWAYS_STARTS
-            or before in _ALWAYS_ENDS
+            "O" in (tag, before) or kind != before_kind or tag in _ALWAYS_STARTS or before in _ALWAYS_ENDS
         )
         if boundary:
             if before != "O":
@@ -293,9 +290,7 @@ def risk_coverage(y_true: Labels, marginals: Marginals) -> RiskCoverage:
     return RiskCoverage(number / len(right), risk, float(risk.mean()))
 
 
-def _confidences(
-    y_true: Labels, marginals: Marginals
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _confidences(y_true: Labels, marginals: Marginals) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The confidence of every token, and 1 where its most probable label is the true one, else 0."""
     _check_lengths(y_true, marginals, "marginals")
     confidences: list[float] = []
@@ -345,10 +340,7 @@ class Report:
 
 
 def evaluate(
-    y_true: Labels,
-    y_pred: Labels,
-    marginals: Marginals,
-    log_probs: Sequence[float | None],
+    y_true: Labels, y_pred: Labels, marginals: Marginals, log_probs: Sequence[float | None]
 ) -> Report:
     """All figures at once.
 

@@ -74,16 +74,12 @@ class Block(nn.Module):
     basis: Tensor
     m: nn.Parameter
 
-    def __init__(
-        self, labels: Sequence[int], basis: Tensor | None = None, amplitude: float = 1.0
-    ) -> None:
+    def __init__(self, labels: Sequence[int], basis: Tensor | None = None, amplitude: float = 1.0) -> None:
         super().__init__()
         self.labels = tuple(int(n) for n in labels)
         P = math.prod(self.labels)
         if basis is not None and basis.shape[:1] != (P,):
-            raise InputError(
-                "basis", f"{tuple(basis.shape)} for {P} scores", "give it one row per score"
-            )
+            raise InputError("basis", f"{tuple(basis.shape)} for {P} scores", "give it one row per score")
         # A copy: the amplitudes of its columns are learned in place.
         eye = torch.eye(P, dtype=torch.float64)
         basis = eye if basis is None else basis.to(torch.float64, copy=True)

@@ -99,9 +99,7 @@ def learn_shape(
     return Relaxation((before, after), int(result.nfev), len(x))
 
 
-def _log_evidence(
-    kernel: Kernel, x: Tensor, targets: Tensor, scale: Tensor, noise: Tensor
-) -> Tensor:
+def _log_evidence(kernel: Kernel, x: Tensor, targets: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
     N, V = targets.shape
     eye = torch.eye(N, dtype=x.dtype)
     factor = cholesky(scale * covariance(kernel, x, x) + noise * eye)

@@ -41,9 +41,7 @@ class Projection:
         return Projection(factor * self.projection, factor * self.residual)
 
 
-def condition(
-    kernel: Kernel, inducing: Tensor, rows: Tensor, mask: Tensor, factor: Tensor
-) -> Projection:
+def condition(kernel: Kernel, inducing: Tensor, rows: Tensor, mask: Tensor, factor: Tensor) -> Projection:
     """At rows (B, T, W), with factor (M, M) L_zz. Cost O(B T M (W + M) + B T^3), in float64."""
     B, T, W = rows.shape
     cross = covariance(kernel, rows.reshape(B * T, W), inducing)

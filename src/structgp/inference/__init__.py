@@ -7,13 +7,4 @@ from structgp.inference.problem import Optimizer, Problem, StepInfo
 from structgp.inference.scales import LearnScales
 from structgp.inference.second_order import SecondOrder
 
-__all__ = [
-    "Adam",
-    "LearnScales",
-    "Minibatch",
-    "Natural",
-    "Optimizer",
-    "Problem",
-    "SecondOrder",
-    "StepInfo",
-]
+__all__ = ["Adam", "LearnScales", "Minibatch", "Natural", "Optimizer", "Problem", "SecondOrder", "StepInfo"]

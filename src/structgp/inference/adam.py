@@ -12,12 +12,7 @@ import torch
 
 from structgp.inference.plateau import Plateau
 from structgp.inference.problem import Problem, StepInfo, open_low_rank
-from structgp.inference.scales import (
-    LearnScales,
-    fit_tables,
-    hyper_parameters,
-    moves_kernel,
-)
+from structgp.inference.scales import LearnScales, fit_tables, hyper_parameters, moves_kernel
 
 
 @dataclass

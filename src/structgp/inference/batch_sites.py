@@ -115,9 +115,7 @@ class SitesOnDisk:
         """Files are cut to what is known of them: the rest is of a run that was killed."""
         path, folder = self._file(self.current), Path(self.folder)
         if not path.exists() or path.stat().st_size < self.length:
-            raise InputError(
-                self.folder, "sites of the fit are missing in it", "remove the checkpoint"
-            )
+            raise InputError(self.folder, "sites of the fit are missing in it", "remove the checkpoint")
         os.truncate(path, self.length)
         for other in folder.glob("*.sites"):
             if int(other.stem) > self.current:

@@ -117,9 +117,7 @@ class Checkpoint:
             raise InputError(str(self.path), "a checkpoint of another version", "remove it")
         if tree["fingerprint"] != self.fingerprint:
             raise InputError(
-                str(self.path),
-                "of other data or other parameters",
-                "remove it, or name another file",
+                str(self.path), "of other data or other parameters", "remove it, or name another file"
             )
         parameters = dict(posterior.named_parameters())
         unpack = _Unpack(tensors, parameters, generator)

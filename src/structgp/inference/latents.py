@@ -103,7 +103,8 @@ class SharedLatent:
     @staticmethod
     def of(block: Any, conditional: Any, mask: Tensor) -> SharedLatent:
         factor = (block.scale * block.spread).detach()
-        return SharedLatent(block, *block.gaussian(conditional), factor)
+        mean, covariance = block.gaussian(conditional)
+        return SharedLatent(block, mean, covariance, factor)
 
     @property
     def is_full(self) -> bool:

@@ -120,9 +120,7 @@ def make_batches(
     order = [i for index in batches for i in index]
     if len(order) < together.size:
         raise InputError(
-            "torchrun",
-            f"{together.size} processes for {len(order)} sequences",
-            "start fewer of them",
+            "torchrun", f"{together.size} processes for {len(order)} sequences", "start fewer of them"
         )
     number = {i: n for n, i in enumerate(order)}
     own = together.share(order)
@@ -195,9 +193,7 @@ def train(
     batches = _placed(batches, device)
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
-    problem = Problem(
-        posterior, structure, batches, estimator or Pathwise(), entropy, together=together
-    )
+    problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, together=together)
     history = History(optimizer.name, reason, problem.estimator.name)
     if saved is None:
         state = optimizer.start(problem, generator)

@@ -16,6 +16,7 @@ may be on disk."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, maximum
@@ -305,14 +306,11 @@ class _Visit:
         problem, state, i = self.problem, self.state, self.i
         scores, along = self.scores(functions), self.blocks[0].directions_of_scores
         extra = () if along is None else (along.to(scores[0]),)
+        structure: Any = problem.structure
         with problem.locating(i):
-            bends = problem.structure.local_curvature(
-                *scores, self.batch.y, self.batch.mask, *extra
-            )
+            bends = structure.local_curvature(*scores, self.batch.y, self.batch.mask, *extra)
         state.values[i] = float(problem.log_prob(i, scores).mean(0).sum())
-        kept = [
-            self._new_site(k, bend, duals[k]) for k, bend in enumerate((bends.node, bends.next))
-        ]
+        kept = [self._new_site(k, bend, duals[k]) for k, bend in enumerate((bends.node, bends.next))]
         state.sites[i] = kept
         for k, (site, old) in enumerate(zip(kept, self.sites, strict=True)):
             new = site.at(state.scale[k])
@@ -350,9 +348,7 @@ def _value(problem: Problem, state: MinibatchState) -> Tensor:
 def _divergence(problem: Problem, state: MinibatchState) -> float:
     """From the prior, less what was known at the start: all of it anew, so that the rounding of one pass
     does not go on into the next. Cost O(M R)."""
-    return float(problem.posterior.divergence(problem.entropy)) - _known_value(
-        problem.posterior, state
-    )
+    return float(problem.posterior.divergence(problem.entropy)) - _known_value(problem.posterior, state)
 
 
 def _known_value(q: Posterior, state: MinibatchState) -> float:

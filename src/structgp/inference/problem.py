@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -56,9 +56,7 @@ class Conditionals:
             return False
         numbers = 0
         for batch in self.batches:
-            for block, rows, mask in zip(
-                self.posterior.blocks, batch.rows, batch.masks, strict=True
-            ):
+            for block, rows, mask in zip(self.posterior.blocks, batch.rows, batch.masks, strict=True):
                 numbers += block.conditional_size(mask, 0 if rows is None else rows.shape[-1])
         return numbers * 8 <= CACHE_BYTES
 
@@ -151,8 +149,7 @@ class Problem:
         """Of every batch, the conditional of block k, the mask of its tuples, and the examples'
         weights."""
         return [
-            (self.conditional(i)[k], batch.masks[k], self.weight(i))
-            for i, batch in enumerate(self.batches)
+            (self.conditional(i)[k], batch.masks[k], self.weight(i)) for i, batch in enumerate(self.batches)
         ]
 
     # -- the likelihood ----------------------------------------------------------------------------
@@ -162,8 +159,13 @@ class Problem:
         the example counts."""
         batch = self.batches[i]
         with self.locating(i):
-            values = self.structure.log_prob(*scores, batch.y, batch.mask)
+            values = self._log_prob(*scores, batch.y, batch.mask)
             return all_finite(values) * self.weight(i)
+
+    @property
+    def _log_prob(self) -> Callable[..., Tensor]:
+        """Of the scores of every template, y and mask."""
+        return self.structure.log_prob
 
     @contextmanager
     def locating(self, i: int) -> Iterator[None]:
@@ -204,10 +206,10 @@ class Problem:
                     "latent values are out of all bounds: the steps of the optimiser are too long"
                 )
             with self.locating(i):
-                values = self.structure.log_prob(*scores, y, mask)
+                values = self._log_prob(*scores, y, mask)
                 return all_finite(values) * counts.to(values)
 
-        functions = PARTS.get(self.estimator.parts or "")
+        functions: Callable[..., Tensor] | None = PARTS.get(self.estimator.parts or "")
 
         def parts(noise: Noise) -> Tensor:
             assert functions is not None
@@ -270,9 +272,7 @@ class Problem:
                 for i in range(len(self.batches)):
                     target = self.target(i, self.latents(i))
                     noise = [
-                        torch.randn(g.shape(half), generator=generator, dtype=q.like.dtype).to(
-                            q.like
-                        )
+                        torch.randn(g.shape(half), generator=generator, dtype=q.like.dtype).to(q.like)
                         for g in target.groups
                     ]
                     mirrored = tuple(torch.cat([eps, -eps]) for eps in noise)
@@ -294,9 +294,7 @@ class Problem:
     def drawn_scores(self, i: int, noise: Sequence[Any]) -> list[Tensor]:
         """The scores of every template on batch i at the draws that ``fixed_noise`` stands for."""
         numbers, found = self.numbers(i), []
-        for block, conditional, eps in zip(
-            self.posterior.blocks, self.conditional(i), noise, strict=True
-        ):
+        for block, conditional, eps in zip(self.posterior.blocks, self.conditional(i), noise, strict=True):
             h = block.drawn_functions(conditional, eps, i, numbers)
             found.append(block.scores(block.scale * h))
         return found

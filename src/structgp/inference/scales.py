@@ -86,7 +86,7 @@ def learn_prior(
 
 def _seen(problem: Problem, k: int, slopes: Slopes) -> list[Seen]:
     return [
-        Seen(problem.conditional(i)[k], batch.rows[k], batch.masks[k], mean, bend)
+        Seen(problem.conditional(i)[k], batch.rows[k], batch.masks[k], mean, bend)  # type: ignore[arg-type]
         for i, (batch, mean, bend) in enumerate(
             zip(problem.batches, slopes.mean, slopes.bend, strict=False)
         )

@@ -28,13 +28,7 @@ from structgp.gp import Posterior
 from structgp.inference.bound import lower_bound
 from structgp.inference.lbfgs import minimize
 from structgp.inference.problem import Problem, StepInfo
-from structgp.inference.scales import (
-    LearnScales,
-    Slopes,
-    fit_tables,
-    learn_prior,
-    moves_amplitude,
-)
+from structgp.inference.scales import LearnScales, Slopes, fit_tables, learn_prior, moves_amplitude
 from structgp.structures import Structure
 
 FIRST_STEPS = 15
@@ -101,9 +95,7 @@ class SecondOrder:
                 learn_prior(problem, self.learn_scales, state.slopes)
             draws = Draws(problem, state.noise)
             expected, evaluations = _fit_means(
-                draws,
-                steps=FIRST_STEPS if learns else 50,
-                tolerance=min(1e-5, 5e-4 * self.tolerance),
+                draws, steps=FIRST_STEPS if learns else 50, tolerance=min(1e-5, 5e-4 * self.tolerance)
             )
             elbo = float(lower_bound(expected, problem.posterior, problem.entropy))
             done = state.iteration + 1
@@ -239,7 +231,8 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
     for them."""
     problem, blocks = draws.problem, draws.blocks
     joint = any(block.joint_curvature for block in blocks)
-    curvature = problem.structure.curvature if joint else problem.structure.local_curvature
+    structure: Any = problem.structure
+    curvature = structure.curvature if joint else structure.local_curvature
     along = blocks[0].directions_of_scores
     extra = () if along is None else (along,)
     sums, found = [block.curvature_sum() for block in blocks], [Slopes() for _ in blocks]

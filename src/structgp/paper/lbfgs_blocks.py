@@ -108,11 +108,7 @@ class Blocks:
         """Parameters, steps, and whether the kernel is among them."""
         q = problem.posterior
         nodes = [*q.node.mean_parameters(), *q.node.spread_parameters()]
-        tables = [
-            p
-            for block in q.blocks[1:]
-            for p in (block.mean_parameters(), block.spread_parameters())
-        ]
+        tables = [p for block in q.blocks[1:] for p in (block.mean_parameters(), block.spread_parameters())]
         hyper = hyper_parameters(q, self.learn_scales)
         return [
             (nodes, self.node_steps, False),
@@ -197,9 +193,7 @@ def _flatten(tensors: Sequence[Tensor], lower: Sequence[bool]) -> Tensor:
     return torch.cat(parts)
 
 
-def _unflatten(
-    flat: Tensor, parameters: Sequence[torch.nn.Parameter], lower: Sequence[bool]
-) -> None:
+def _unflatten(flat: Tensor, parameters: Sequence[torch.nn.Parameter], lower: Sequence[bool]) -> None:
     start = 0
     with torch.no_grad():
         for p, low in zip(parameters, lower, strict=True):

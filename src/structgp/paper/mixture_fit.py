@@ -55,10 +55,7 @@ class MixtureFit:
         alone = mixture.alone()
         others = {name: q[name] for name in q.names[1:]}
         single = Problem(
-            Posterior({"node": alone} | others),
-            problem.structure,
-            problem.batches,
-            problem.estimator,
+            Posterior({"node": alone} | others), problem.structure, problem.batches, problem.estimator
         )
         state, info, evaluations = self.first.start(single, generator), None, 0
         while info is None or not info.finished:

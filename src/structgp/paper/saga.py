@@ -155,17 +155,14 @@ class Stochastic:
         safe = [0.0] * len(q.blocks)
         if "auto" in (fast, slow):
             safe = [
-                1 / (3 * block.curvature_bound(problem.of_block(k)))
-                for k, block in enumerate(q.blocks)
+                1 / (3 * block.curvature_bound(problem.of_block(k))) for k, block in enumerate(q.blocks)
             ]
         return StochasticState(
             generator,
             plateau,
             time.monotonic(),
             mean_steps=safe if fast == "auto" else [float(fast)] * len(safe),
-            covariance_steps=[0.1 * s for s in safe]
-            if slow == "auto"
-            else [float(slow)] * len(safe),
+            covariance_steps=[0.1 * s for s in safe] if slow == "auto" else [float(slow)] * len(safe),
             best=q.snapshot(),
         )
 
@@ -236,9 +233,7 @@ class Stochastic:
         """Whether the store still lacks batches, of n."""
         return len(state.stored) < n
 
-    def direction(
-        self, problem: Problem, state: StochasticState, i: int
-    ) -> tuple[Gradient, float, int]:
+    def direction(self, problem: Problem, state: StochasticState, i: int) -> tuple[Gradient, float, int]:
         """The estimate of the gradient of the expected log-likelihood from batch i, the bound as far as
         it is known, and the likelihoods computed. Puts batch i into the store."""
         with torch.no_grad():

@@ -97,11 +97,7 @@ class Score:
         )
 
     def _less_mean(
-        self,
-        target: Target,
-        values: list[Tensor],
-        with_values: list[Moments],
-        with_ones: list[Moments],
+        self, target: Target, values: list[Tensor], with_values: list[Moments], with_ones: list[Moments]
     ) -> list[Moments]:
         count = sum(len(l) for l in values)
         total = torch.stack([l.sum(0) for l in values]).sum(0)
@@ -122,9 +118,7 @@ def _times(target: Target, ones: Moments, baseline: Tensor) -> Moments:
     weight = target.weight.to(baseline)
     shared = (weight @ baseline) / weight.sum()
     return ones.map_groups(
-        target.groups,
-        lambda a: a * baseline.view(-1, *[1] * (a.dim() - 1)),
-        lambda a: a * shared,
+        target.groups, lambda a: a * baseline.view(-1, *[1] * (a.dim() - 1)), lambda a: a * shared
     )
 
 

@@ -26,15 +26,7 @@ from structgp.inference.minibatch import MANY_TOKENS
 from structgp.paper import Blocks, MixtureFit
 from structgp.plan.optimizers import ESTIMATORS, NAMED, PRESETS, Preset
 from structgp.plan.options import Family, Inducing, Mixture, Options, Prior, Weights
-from structgp.structures import (
-    BlackBox,
-    Chain,
-    Differences,
-    Spec,
-    Structure,
-    as_structure,
-    chain,
-)
+from structgp.structures import BlackBox, Chain, Differences, Spec, Structure, as_structure, chain
 from structgp.structures.choose import Custom
 
 T = TypeVar("T")
@@ -87,9 +79,7 @@ def structure_of(options: Options, examples: Examples | ShardedExamples) -> Choi
         return Choice(structure, ASKED)
     cost = Differences.evaluations(examples.typical_length, examples.n_labels)
     if cost <= CHEAP_DIFFERENCES and _may_be_weights(options, examples.encoder.blocks):
-        return Choice(
-            Differences(structure), "slopes by differences of values, which are cheap here"
-        )
+        return Choice(Differences(structure), "slopes by differences of values, which are cheap here")
     return Choice(structure, ASKED)
 
 
@@ -183,9 +173,7 @@ def _may_be_weights(options: Options, blocks: Sequence[Block]) -> bool:
     )
 
 
-def kernel_of(
-    choice: KernelChoice, blocks: Sequence[Block], on_bound: bool
-) -> Choice[KernelChoice]:
+def kernel_of(choice: KernelChoice, blocks: Sequence[Block], on_bound: bool) -> Choice[KernelChoice]:
     """The kernel of each kind of feature, with 'auto' replaced by a name: one relevance per feature where
     the fit learns it, else one weight per template; RBF on dense features."""
     is_auto = isinstance(choice, str) and choice == "auto"
@@ -274,9 +262,7 @@ def details_of(
         most = Choice(preset.n_inducing, paper)
     else:
         most = Choice(N_INDUCING, "as many as tell the training tokens apart")
-    entropy = Choice(
-        "bhattacharyya", "exact for one component, and tighter than the paper's for several"
-    )
+    entropy = Choice("bhattacharyya", "exact for one component, and tighter than the paper's for several")
     if isinstance(family, Mixture) and family.entropy == "jensen":
         entropy = Choice("jensen", ASKED)
     return basis, most, entropy
@@ -336,11 +322,7 @@ def first_stage(optimizer: Optimizer) -> Optimizer:
 
 
 def optimizer_of(
-    inference: str | Optimizer,
-    structure: Structure,
-    family: Family,
-    on_bound: bool,
-    n_tokens: int = 0,
+    inference: str | Optimizer, structure: Structure, family: Family, on_bound: bool, n_tokens: int = 0
 ) -> Choice[Optimizer]:
     """The optimiser that ``inference`` stands for, with its ``learn_scales`` settled.
 
@@ -358,10 +340,7 @@ def optimizer_of(
         scales = asked.learn_scales
         # What the first stage has learned of the kernel stays.
         after = Adam(0.01, learn_scales="transitions" if scales == "all" else scales)
-        asked, reason = (
-            MixtureFit(asked, then=after),
-            f"{reason}; a mixture starts from one component",
-        )
+        asked, reason = (MixtureFit(asked, then=after), f"{reason}; a mixture starts from one component")
     return Choice(asked, reason)
 
 
@@ -373,9 +352,7 @@ def _open_optimizer(structure: Structure, family: Family, n_tokens: int) -> tupl
     if weights and closed and n_tokens >= MANY_TOKENS:
         return NAMED["minibatch"], "there is much data"
     if closed and isinstance(structure, Differences):
-        return NAMED[
-            "second-order"
-        ], "values alone, and few enough of them tell slope and curvature"
+        return NAMED["second-order"], "values alone, and few enough of them tell slope and curvature"
     if closed:
         return NAMED["second-order"], "the structure gives its curvature"
     how = "pathwise gradients" if structure.has_gradient else "gradients from values alone"

@@ -43,9 +43,7 @@ PRESETS = {
         Blocks(name="paper-batch", gradient="control-variate", n_draws=10_000, learn_scales="all")
     ),
     "paper-stochastic": Preset(
-        Stochastic(
-            name="paper-stochastic", gradient="control-variate", n_draws=4_000, learn_scales=False
-        )
+        Stochastic(name="paper-stochastic", gradient="control-variate", n_draws=4_000, learn_scales=False)
     ),
 }
 """The paper's two settings (supplement, 'Experimental set-up')."""

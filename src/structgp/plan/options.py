@@ -209,9 +209,7 @@ def _check_choice(name: str, value: Any) -> None:
     known = _CHOICES[name]
     plain = bool(value) if isinstance(value, np.bool_) else value
     if not any(plain is k or (isinstance(k, str) and plain == k) for k in known):
-        raise InputError(
-            name, f"{value!r} is not known", f"use one of {', '.join(map(str, known))}"
-        )
+        raise InputError(name, f"{value!r} is not known", f"use one of {', '.join(map(str, known))}")
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:
@@ -256,10 +254,7 @@ def _check_prior(prior: Prior) -> None:
 
 
 def _check_custom(custom: Custom) -> None:
-    if not isinstance(custom.predict_with, Structure) and custom.predict_with not in (
-        "auto",
-        "chain",
-    ):
+    if not isinstance(custom.predict_with, Structure) and custom.predict_with not in ("auto", "chain"):
         problem = f"must be a structure, got {custom.predict_with!r}"
         raise InputError("predict_with", problem, "use 'auto', 'chain' or a structure")
     if not isinstance(custom.n_jobs, Integral) or int(custom.n_jobs) == 0:
@@ -273,9 +268,7 @@ def check_class_weight(given: Any, classes: Sequence[str] | None = None) -> None
         return
     if not isinstance(given, Mapping):
         raise InputError(
-            "class_weight",
-            f"{given!r} is not known",
-            "use 'balanced', or a dict from label to factor",
+            "class_weight", f"{given!r} is not known", "use 'balanced', or a dict from label to factor"
         )
     for label, weight in given.items():
         if not (isinstance(weight, Real) and 0 < float(weight) < np.inf):

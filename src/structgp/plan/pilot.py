@@ -42,11 +42,7 @@ class Pilot:
 
     @property
     def summary(self) -> dict[str, float]:
-        return {
-            "tokens": self.tokens,
-            "steps": len(self.history.steps),
-            "seconds": self.history.seconds,
-        }
+        return {"tokens": self.tokens, "steps": len(self.history.steps), "seconds": self.history.seconds}
 
 
 def run_pilot(

@@ -41,9 +41,7 @@ class Picked:
 def flat_tokens(encoder: EncoderView, rows: Sequence[np.ndarray]) -> Tensor:
     """(N, W) all tokens, one after the other; narrower rows filled up with unused places."""
     pad_row = encoder.pad_row(max(r.shape[1] for r in rows))
-    wide = [
-        np.concatenate([r, np.tile(pad_row[r.shape[1] :], (len(r), 1))], 1) for r in rows if len(r)
-    ]
+    wide = [np.concatenate([r, np.tile(pad_row[r.shape[1] :], (len(r), 1))], 1) for r in rows if len(r)]
     return torch.from_numpy(np.concatenate(wide))
 
 
@@ -85,9 +83,7 @@ def choose_kernel(
     return rescale(kernel, factor).requires_grad_(False), relaxation
 
 
-def pick_inducing(
-    kernel: Kernel, tokens: Tensor, most: int, *, seed: int, enough: float = 0.0
-) -> Picked:
+def pick_inducing(kernel: Kernel, tokens: Tensor, most: int, *, seed: int, enough: float = 0.0) -> Picked:
     """At most ``most`` inducing inputs among the tokens (N, W), fewer where those leave no more than
     the share ``enough`` of the prior variance open."""
     if len(tokens) > INDUCING_CANDIDATES:
@@ -98,17 +94,13 @@ def pick_inducing(
     return Picked(tokens[chosen.index], chosen.residual)
 
 
-def sharded_kernel(
-    choice: KernelChoice, examples: ShardedExamples, amplitude: float | str
-) -> Kernel:
+def sharded_kernel(choice: KernelChoice, examples: ShardedExamples, amplitude: float | str) -> Kernel:
     """The kernel that ``choose_kernel`` would build from all rows, from the counts that shards keep."""
     shards, blocks = examples.shards, examples.encoder.blocks
     kinds = [block.kind for block in blocks]
     stray = sorted(set(choice) - set(kinds)) if isinstance(choice, Mapping) else []
     if stray:
-        raise InputError(
-            "kernel", f"no {stray[0]} features in the data", f"name only: {', '.join(kinds)}"
-        )
+        raise InputError("kernel", f"no {stray[0]} features in the data", f"name only: {', '.join(kinds)}")
     share = amplitude if isinstance(amplitude, str) else amplitude / len(blocks)
     parts = [_sharded_part(block, shards, share) for block in blocks]
     whole = parts[0]

@@ -82,9 +82,7 @@ class Plan:
     def n_components(self) -> int:
         return int(getattr(self.posterior.value, "n_components", 1))
 
-    def covariance_for(
-        self, n_functions: int, n_inducing: int, n_tokens: int
-    ) -> tuple[Choice[str], int]:
+    def covariance_for(self, n_functions: int, n_inducing: int, n_tokens: int) -> tuple[Choice[str], int]:
         """Form and rank of the covariances for this number of inducing inputs."""
         family, optimizer = self.posterior.value, self.optimizer.value
         sizes = n_functions, n_inducing, n_tokens
@@ -113,9 +111,7 @@ class Plan:
 def plan_lines(plan: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """One line per choice of ``Plan.to_json``: name, value, reason."""
     width = max(map(len, plan), default=0)
-    return [
-        f"{k.replace('_', ' '):<{width}}  {c['value']} ({c['reason']})" for k, c in plan.items()
-    ]
+    return [f"{k.replace('_', ' '):<{width}}  {c['value']} ({c['reason']})" for k, c in plan.items()]
 
 
 def _plain(value: Any) -> Any:
@@ -136,15 +132,10 @@ def _plain(value: Any) -> Any:
 # -- the whole -------------------------------------------------------------------------------------
 
 
-def resolve(
-    options: Options, examples: Examples | ShardedExamples, together: Together = ALONE
-) -> Plan:
+def resolve(options: Options, examples: Examples | ShardedExamples, together: Together = ALONE) -> Plan:
     """The plan for these parameters and examples; InputError where they do not go together."""
     structure = structure_of(options, examples)
-    predictor, spec = (
-        predictor_of(options, structure.value),
-        spec_of(structure.value, options.prior),
-    )
+    predictor, spec = (predictor_of(options, structure.value), spec_of(structure.value, options.prior))
     split = split_of(examples.encoder, spec)
     if isinstance(examples, ShardedExamples):
         options, on_disk = _for_shards(options), True
@@ -160,9 +151,7 @@ def resolve(
         n_tokens = 0
     optimizer = optimizer_of(options.inference, structure.value, family.value, on_bound, n_tokens)
     if on_disk and options.inference is NAMED["minibatch"]:
-        optimizer = replace(
-            optimizer, reason="the data is on disk, and this way needs a batch at a time"
-        )
+        optimizer = replace(optimizer, reason="the data is on disk, and this way needs a batch at a time")
     if isinstance(optimizer.value, Minibatch):
         optimizer = replace(optimizer, value=optimizer.value.paced(examples.n_tokens))
     scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"
@@ -252,9 +241,7 @@ def check_alone(together: Together) -> None:
     """Data on disk is for one process."""
     if together.size > 1:
         raise InputError(
-            "torchrun",
-            "data on disk is for one process",
-            "pass the data itself, or start one process",
+            "torchrun", "data on disk is for one process", "pass the data itself, or start one process"
         )
 
 
@@ -284,9 +271,7 @@ def _for_shards(options: Options) -> Options:
     asked = asked_optimizer(options.inference)
     if asked is not None and not isinstance(asked, Minibatch):
         raise InputError(
-            "inference",
-            f"{asked.name!r} needs all data in memory",
-            "use 'auto' or 'minibatch' on shards",
+            "inference", f"{asked.name!r} needs all data in memory", "use 'auto' or 'minibatch' on shards"
         )
     kernels = options.kernel.values() if isinstance(options.kernel, Mapping) else [options.kernel]
     if not all(isinstance(kernel, str) and kernel in ("auto", "relevance") for kernel in kernels):

@@ -48,9 +48,7 @@ def check_dev(X_dev: Any, y_dev: Any, early_stopping: Any) -> None:
         problem = f"must be True or False, got {early_stopping!r}"
         raise InputError("early_stopping", problem, "leave it out, or pass True")
     if early_stopping and X_dev is None:
-        raise InputError(
-            "early_stopping", "there is no dev data to stop by", "pass X_dev and y_dev to fit"
-        )
+        raise InputError("early_stopping", "there is no dev data to stop by", "pass X_dev and y_dev to fit")
 
 
 def check_shards(
@@ -59,9 +57,7 @@ def check_shards(
     """InputError for what cannot go with data on disk."""
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
-            raise InputError(
-                name, "given beside shards, which hold tokens and labels", "leave it out"
-            )
+            raise InputError(name, "given beside shards, which hold tokens and labels", "leave it out")
     if early_stopping:
         raise InputError(
             "early_stopping",

@@ -63,9 +63,7 @@ def start_of(
         basis = contrasts(torch.from_numpy(examples.label_counts))
     if isinstance(examples, ShardedExamples):
         if split.next is not None:
-            raise InputError(
-                "structure", "transitions with features need data in memory", "pass X and y"
-            )
+            raise InputError("structure", "transitions with features need data in memory", "pass X and y")
         kernel = sharded_kernel(plan.kernel.value, examples, options.prior.amplitude)
         return Start(_posterior(Weights(kernel, (V,), basis), options, plan), plan)
     tokens = flat_tokens(split.node, [split.node.select(rows) for rows in examples.rows])
@@ -85,9 +83,14 @@ def start_of(
         return Start(_posterior(node, options, plan, split, edges), plan, relaxation)
     pilot = None
     if plan.on_bound and split.next is None:
-        given = {"basis": basis, "transition_sd": _transition_sd(options, plan)}
         pilot = run_pilot(
-            kernel, examples, split, plan.structure.value, generator=generator, **given
+            kernel,
+            examples,
+            split,
+            plan.structure.value,
+            basis=basis,
+            transition_sd=_transition_sd(options, plan),
+            generator=generator,
         )
     most = plan.n_inducing.value
     open_number = getattr(plan.posterior.value, "n_inducing", None) is None
@@ -189,8 +192,8 @@ def carried_over(model: Model, examples: Examples) -> Posterior:
     old, transitions = model.posterior.node, model.posterior["next"]
     split, V, N = split_of(examples.encoder, model.spec), old.n_scores, examples.n_labels
     tokens = flat_tokens(split.node, [split.node.select(rows) for rows in examples.rows])
-    moved = column_places(model.encoder, examples.encoder)
-    moved = None if moved is None else torch.from_numpy(moved)
+    places = column_places(model.encoder, examples.encoder)
+    moved = None if places is None else torch.from_numpy(places)
     kernel, place = grown(old.kernel, _sizes(split.node), tokens, moved)
     node = Weights(kernel, (N,), _extended_basis(old.basis, N))
     _copy_weights(old, node, torch.arange(old.n_functions), place)

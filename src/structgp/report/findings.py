@@ -78,14 +78,7 @@ def examine(
     if text.labels is not None:
         truth = _compare(asked, text.labels, predicted, marginals)
     return Findings(
-        estimator,
-        model_name,
-        templates or {},
-        text,
-        predicted,
-        marginals,
-        token_doubts(asked),
-        truth,
+        estimator, model_name, templates or {}, text, predicted, marginals, token_doubts(asked), truth
     )
 
 

@@ -109,9 +109,7 @@ def confidence(findings: Findings) -> Markup:
         )
         for b in truth.calibration.bins
     )
-    shares = (
-        (percent(share, 0), percent(charts.error_at(truth.risk, share))) for share in _COVERAGES
-    )
+    shares = ((percent(share, 0), percent(charts.error_at(truth.risk, share))) for share in _COVERAGES)
     return tag(
         "div",
         tag(
@@ -139,10 +137,7 @@ def confidence(findings: Findings) -> Markup:
                 "Error among the tokens that the model is most confident of. "
                 f"Area under the curve {decimal(truth.risk.area, 4)}; lower is better.",
             ),
-            _details(
-                "Figures of the curve",
-                tables.figures(("most confident", "error"), shares),
-            ),
+            _details("Figures of the curve", tables.figures(("most confident", "error"), shares)),
         ),
         class_="pair",
     )
@@ -181,9 +176,7 @@ def transitions(findings: Findings) -> Markup:
     mean, sd = next_.constant_scores()
     rules = findings.estimator.model_.rules
     never = torch.zeros_like(mean, dtype=torch.bool) if rules is None else ~rules.follows
-    table = tables.transitions(
-        kept, *(values[index][:, index].tolist() for values in (mean, sd, never))
-    )
+    table = tables.transitions(kept, *(values[index][:, index].tolist() for values in (mean, sd, never)))
     parts = [
         _note(
             "Posterior mean and standard deviation of the score of each pair. "

@@ -56,10 +56,7 @@ class Plot:
         """Pixels of a point."""
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
-        return (
-            self.left + across * (self.right - self.left),
-            self.bottom - up * (self.bottom - self.top),
-        )
+        return (self.left + across * (self.right - self.left), self.bottom - up * (self.bottom - self.top))
 
     # -- axes ----------------------------------------------------------------------------------
 
@@ -102,9 +99,7 @@ class Plot:
             tag("rect", _title(title), x=x0, y=y1, width=x1 - x0, height=y0 - y1, class_=kind)
         )
 
-    def note(
-        self, point: Point, text: str, anchor: str = "start", shift: Point = (0.0, 0.0)
-    ) -> None:
+    def note(self, point: Point, text: str, anchor: str = "start", shift: Point = (0.0, 0.0)) -> None:
         """Text at a point, ``shift`` pixels away."""
         x, y = self.at(*point)
         self._text(x + shift[0], y + shift[1], text, "note", anchor)

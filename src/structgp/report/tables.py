@@ -116,19 +116,14 @@ def weights(scales: Sequence[tuple[str, float]]) -> Markup:
     )
 
 
-def figures(
-    head: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 0
-) -> Markup:
+def figures(head: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 0) -> Markup:
     """A plain table; columns hold numbers after the first ``text_columns``."""
 
     def kind(column: int) -> str | None:
         return "number" if column >= text_columns else None
 
     top = [tag("th", name, scope="col", class_=kind(j)) for j, name in enumerate(head)]
-    body = [
-        tag("tr", *(tag("td", value, class_=kind(j)) for j, value in enumerate(row)))
-        for row in rows
-    ]
+    body = [tag("tr", *(tag("td", value, class_=kind(j)) for j, value in enumerate(row))) for row in rows]
     return tag("table", tag("thead", tag("tr", *top)), tag("tbody", *body), class_="figures")
 
 
@@ -146,11 +141,7 @@ def _label_table(labels: Sequence[str], cell: Cell, down: str, across: str, name
     ]
     caption = tag("caption", f"{across} \N{RIGHTWARDS ARROW}")
     table = tag(
-        "table",
-        caption,
-        tag("thead", tag("tr", corner, *head)),
-        tag("tbody", *body),
-        class_="pairs",
+        "table", caption, tag("thead", tag("tr", corner, *head)), tag("tbody", *body), class_="pairs"
     )
     return _in_box(table, name)
 

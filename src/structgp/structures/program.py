@@ -195,9 +195,7 @@ def _labels(which: Tensor, values: Tensor, leaf: Tensor) -> Tensor:
     Value c sends a power of 2 of its own back to its labels: their sum at a label tells, bit by bit,
     which labellings have it. One backward pass for all of them."""
     place = which - which[0]
-    powers = torch.zeros(len(values), dtype=values.dtype).index_put(
-        (which,), 2.0 ** place.to(values.dtype)
-    )
+    powers = torch.zeros(len(values), dtype=values.dtype).index_put((which,), 2.0 ** place.to(values.dtype))
     sent = powers.to(values.device)[:, None, None].expand_as(values)
     (sums,) = torch.autograd.grad(values, leaf, sent, retain_graph=True)
     bits = sums.long() >> place.to(sums.device).view(-1, 1, 1, 1, 1)

@@ -126,9 +126,7 @@ class _BestOrigins(torch.autograd.Function):
         (origin,) = ctx.saved_tensors
         grad = grad.movedim(0, -1)
         flat = grad.flatten(-2)
-        return torch.zeros_like(flat).scatter_add(-1, origin, flat).view_as(grad).movedim(
-            -1, 0
-        ), None
+        return torch.zeros_like(flat).scatter_add(-1, origin, flat).view_as(grad).movedim(-1, 0), None
 
 
 class _DrawnTerm(torch.autograd.Function):

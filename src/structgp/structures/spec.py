@@ -60,9 +60,7 @@ class Spec:
     def __post_init__(self) -> None:
         names = [template.name for template in self.templates]
         if names not in (["node"], ["node", "next"]):
-            _refuse(
-                "templates", f"must be node, or node and next, got {', '.join(names) or 'none'}"
-            )
+            _refuse("templates", f"must be node, or node and next, got {', '.join(names) or 'none'}")
         if self.likelihood not in LIKELIHOODS:
             _refuse("likelihood", f"must be {_any_of(LIKELIHOODS)}, got {self.likelihood!r}")
 
@@ -122,9 +120,7 @@ class Spec:
             _check_fields(f"templates[{n}]", entry, Template)
             if "name" not in entry:
                 _refuse(f"templates[{n}].name", "is missing")
-            values: dict[str, Any] = {
-                k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()
-            }
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
             found.append(Template(**values))
         return Spec(tuple(found), given.get("likelihood", "exact"))
 

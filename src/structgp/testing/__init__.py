@@ -94,9 +94,7 @@ def check_likelihood(
     likelihood: Any, n_labels: int = 3, *, normalised: bool = True, seed: int = 0, n_jobs: int = 1
 ) -> None:
     """Runs :func:`likelihood_checks`, and raises one AssertionError that lists every failure."""
-    to_run = likelihood_checks(
-        likelihood, n_labels, normalised=normalised, seed=seed, n_jobs=n_jobs
-    )
+    to_run = likelihood_checks(likelihood, n_labels, normalised=normalised, seed=seed, n_jobs=n_jobs)
     failures: dict[str, list[str]] = {}
     for check in to_run:
         if failure := _failure(check):

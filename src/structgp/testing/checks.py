@@ -62,8 +62,7 @@ class Trial:
             )
         if values.dtype != f.dtype:
             raise AssertionError(
-                f"log_prob returned {values.dtype} for latent values of {f.dtype}; return the type"
-                " of f"
+                f"log_prob returned {values.dtype} for latent values of {f.dtype}; return the type of f"
             )
         return values
 
@@ -173,8 +172,7 @@ def check_large(trial: Trial) -> None:
         values = trial.values(scale_f * f, scale_g * g, y, mask)
         if values.isnan().any() or (values == torch.inf).any():
             raise AssertionError(
-                "values are nan or +inf at latent values of -50 and 50; compute in logarithms"
-                " (logsumexp)"
+                "values are nan or +inf at latent values of -50 and 50; compute in logarithms (logsumexp)"
             )
 
 
@@ -198,8 +196,7 @@ def check_padding(trial: Trial) -> None:
     _demand(
         trial.values(f[:, order], g, y[order], mask[order]),
         together[:, order],
-        "a sequence has another value in another place of the batch: {}; compute each sequence"
-        " for itself",
+        "a sequence has another value in another place of the batch: {}; compute each sequence for itself",
     )
 
 
@@ -220,8 +217,7 @@ def check_gradient(trial: Trial) -> None:
     values = structure.log_prob(*leaves, y, mask)
     if not values.requires_grad:
         raise AssertionError(
-            "log_prob carries no gradient; compute it with torch from f and g, or let"
-            " has_gradient be False"
+            "log_prob carries no gradient; compute it with torch from f and g, or let has_gradient be False"
         )
     weight = torch.linspace(0.5, 1.5, values.numel(), dtype=f.dtype).reshape(values.shape)
     grads = torch.autograd.grad((values * weight).sum(), leaves, allow_unused=True)
@@ -233,9 +229,7 @@ def check_gradient(trial: Trial) -> None:
             step = torch.zeros_like(x)
             step[here] = STEP
             ahead, behind = (
-                trial.values(f + h, g, y, mask)
-                if letter == "f"
-                else trial.values(f, g + h, y, mask)
+                trial.values(f + h, g, y, mask) if letter == "f" else trial.values(f, g + h, y, mask)
                 for h in (step, -step)
             )
             expected[here] = ((ahead - behind) * weight).sum(1) / (2 * STEP)
@@ -275,9 +269,7 @@ def check_shift(trial: Trial) -> None:
         each = torch.eye(trial.n_labels, dtype=f.dtype)
         along = trial.structure.curvature(f, g, y, mask, each).node
         plain = trial.structure.curvature(f, g, y, mask).node
-        _demand(
-            along, plain, "curvature along the labels is not that of the labels: {}", CLOSE_BENT
-        )
+        _demand(along, plain, "curvature along the labels is not that of the labels: {}", CLOSE_BENT)
 
 
 def check_curvature(trial: Trial) -> None:
@@ -286,10 +278,7 @@ def check_curvature(trial: Trial) -> None:
     B, T = mask.shape
     V, h = trial.n_labels, 1e-3
     curvature = trial.structure.curvature(f, g, y, mask)
-    for name, got, shape in (
-        ("node", curvature.node, (B, V, T, T)),
-        ("next", curvature.next, (B, V, V)),
-    ):
+    for name, got, shape in (("node", curvature.node, (B, V, T, T)), ("next", curvature.next, (B, V, V))):
         if tuple(got.shape) != shape:
             raise AssertionError(f"curvature.{name} is {tuple(got.shape)}; return {shape}")
 
@@ -317,8 +306,7 @@ def check_curvature(trial: Trial) -> None:
     least = min(float(torch.linalg.eigvalsh(curvature.node).min()), float(table.min()))
     if least < -CLOSE_BENT:
         raise AssertionError(
-            f"the curvature has an eigenvalue of {least:.3g}: log_prob is not concave; leave"
-            " curvature out"
+            f"the curvature has an eigenvalue of {least:.3g}: log_prob is not concave; leave curvature out"
         )
 
 
@@ -340,8 +328,7 @@ def check_marginals(trial: Trial) -> None:
         _demand(
             marginals[:, b, :n],
             expected,
-            "marginals are not the sums of exp(log_prob) over labellings: {}; compute both from"
-            " one model",
+            "marginals are not the sums of exp(log_prob) over labellings: {}; compute both from one model",
         )
 
 

@@ -53,9 +53,7 @@ def write(
     overwrite : whether shards already in the folder may be replaced.
     """
     if shard_tokens < 1:
-        raise InputError(
-            "shard_tokens", f"must be at least 1, got {shard_tokens}", "use a larger number"
-        )
+        raise InputError("shard_tokens", f"must be at least 1, got {shard_tokens}", "use a larger number")
     path = _empty_folder(folder, overwrite)
     stream = _Stream(sequences, name)
     try:

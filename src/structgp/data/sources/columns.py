@@ -161,9 +161,7 @@ def write_columns(
         for number, sequence in enumerate(sequences, start=1):
             rows = sequence.rows if isinstance(sequence, ColumnSequence) else list(sequence)
             if not rows:
-                raise InputError(
-                    f"{path_name}: sequence {number}", "no rows", "leave the sequence out"
-                )
+                raise InputError(f"{path_name}: sequence {number}", "no rows", "leave the sequence out")
             width = width or len(rows[0])
             for index, row in enumerate(rows, start=1):
                 place = f"{path_name}: sequence {number}, row {index}"

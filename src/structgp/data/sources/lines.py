@@ -53,15 +53,11 @@ def read_all(sequences: Iterable[T], name: str) -> list[T]:
     """All sequences of a file; an :class:`InputError` if there are none."""
     found = list(sequences)
     if not found:
-        raise InputError(
-            name, "no tokens", "give one token per line and a blank line between sequences"
-        )
+        raise InputError(name, "no tokens", "give one token per line and a blank line between sequences")
     return found
 
 
-def iter_lines(
-    source: Source, *, encoding: str = "utf-8", name: str | None = None
-) -> Iterator[str]:
+def iter_lines(source: Source, *, encoding: str = "utf-8", name: str | None = None) -> Iterator[str]:
     """Lines of a source without their ends and without a byte-order mark, read as they come.
 
     Arguments and errors are those of :func:`structgp.data.sources.iter_columns`.
@@ -177,9 +173,7 @@ def check_encoding(encoding: str, place: str) -> None:
 
 def _not_decodable(place: str, encoding: str, error: UnicodeError) -> InputError:
     reason = getattr(error, "reason", None) or str(error)
-    return InputError(
-        place, f"not {encoding} text ({reason})", "state the file's encoding with encoding="
-    )
+    return InputError(place, f"not {encoding} text ({reason})", "state the file's encoding with encoding=")
 
 
 def digest_of_file(path: str | os.PathLike[str], first: str = "") -> str:

@@ -76,9 +76,7 @@ class NumericColumns:
         return cls(tuple(state["columns"]), tuple(state["mean"]), tuple(state["sd"]))
 
 
-def read_numbers(
-    rows: Sequence[Sequence[str]], columns: Sequence[int], name: str, line: int
-) -> np.ndarray:
+def read_numbers(rows: Sequence[Sequence[str]], columns: Sequence[int], name: str, line: int) -> np.ndarray:
     """(T, D) the numbers in some columns of the rows of one sequence, which starts at ``name:line``."""
     return np.array(
         [

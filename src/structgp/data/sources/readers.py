@@ -99,9 +99,7 @@ class Reader(ABC):
         """Tokens and labels (None if missing) of each sequence; InputError for a file without labels."""
         for found in self.sequences(source, encoding=encoding, name=name):
             if found.labels is None:
-                raise InputError(
-                    f"{name}:{found.line}", "no label column", "add the label as last column"
-                )
+                raise InputError(f"{name}:{found.line}", "no label column", "add the label as last column")
             yield found.tokens, [None if y == self.missing else y for y in found.labels]
 
     def read(

@@ -121,9 +121,7 @@ class Template:
                 continue
             place, kind = f"{name}:{number}", line[0]
             if kind not in rules.letters:
-                raise InputError(
-                    place, f"the line starts with {kind!r}", f"start it with {rules.starts}"
-                )
+                raise InputError(place, f"the line starts with {kind!r}", f"start it with {rules.starts}")
             literals, macros = rules.split(line, place)
             made = _template_line(line, number, literals, macros)
             if kind not in "Bb":
@@ -132,9 +130,7 @@ class Template:
                 bigrams += [made] if macros else []
                 has_bigram = has_bigram or not macros
         if not unigrams:
-            raise InputError(
-                name, f"no {rules.needed} line", f"add at least one, such as {rules.example}"
-            )
+            raise InputError(name, f"no {rules.needed} line", f"add at least one, such as {rules.example}")
         return cls(name, text, tuple(unigrams), tuple(bigrams), has_bigram, dialect)
 
     @classmethod
@@ -167,9 +163,7 @@ class Template:
                         "correct the column or add it to the data",
                     )
 
-    def expand(
-        self, rows: Sequence[Sequence[str]], transitions: bool = True
-    ) -> list[tuple[str, ...]]:
+    def expand(self, rows: Sequence[Sequence[str]], transitions: bool = True) -> list[tuple[str, ...]]:
         """Features of each token of one sequence: one string per unigram, then (unless ``transitions`` is
         False) one per bigram, for the transition into the token.
 
@@ -214,8 +208,7 @@ def _split(line: str, place: str) -> tuple[list[str], list[Macro]]:
             raise InputError(
                 place,
                 f"{stray.group()!r} is not a macro",
-                "write %x[row,column] without spaces, the row such as -1, 0 or 1, "
-                "the column 0 or more",
+                "write %x[row,column] without spaces, the row such as -1, 0 or 1, the column 0 or more",
             )
     return literals, list(map(Macro, map(int, pieces[1::3]), map(int, pieces[2::3])))
 

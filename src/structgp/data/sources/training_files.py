@@ -110,9 +110,7 @@ def _check_arguments(
             )
 
 
-def _feature_columns(
-    train: Source | ColumnFile, template: Template, encoding: str, name: str
-) -> int:
+def _feature_columns(train: Source | ColumnFile, template: Template, encoding: str, name: str) -> int:
     """The number of columns without the label, after checking that the template finds its own."""
     (first,) = read_all(islice(iter_columns(train, encoding=encoding), 1), name)
     n_columns = len(first.rows[0]) - 1
@@ -138,9 +136,7 @@ def _check_column(column: int, argument: str, n_columns: int, name: str) -> None
 # -- from a model ----------------------------------------------------------------------------------
 
 
-def from_json(
-    state: Mapping[str, Any], model: str = "model", vectors: Path | None = None
-) -> Reader:
+def from_json(state: Mapping[str, Any], model: str = "model", vectors: Path | None = None) -> Reader:
     """The reader whose ``to_json`` is among the entries of ``state``, such as a model's ``extra``.
 
     model : what errors call the model; vectors : where its word vectors are now, by default where they

@@ -63,9 +63,7 @@ class WordVectors:
         check_encoding(encoding, self.name)
         if " \n".encode(encoding) != b" \n":
             raise InputError(
-                self.name,
-                f"word vectors cannot be read in {encoding}",
-                "convert the file to utf-8",
+                self.name, f"word vectors cannot be read in {encoding}", "convert the file to utf-8"
             )
         self.dimension, self.digest = 0, ""
         self._places: dict[bytes, tuple[int, int]] = {}

@@ -27,9 +27,7 @@ from itertools import groupby
 
 from structgp.errors import InputError
 
-_COMMAND = re.compile(
-    r'%([xtmXTM])\[(@?) *([+-]?[0-9]{1,9}), *([0-9]{1,9})(?:,"((?:[^"\\]|\\.)*)")?\]'
-)
+_COMMAND = re.compile(r'%([xtmXTM])\[(@?) *([+-]?[0-9]{1,9}), *([0-9]{1,9})(?:,"((?:[^"\\]|\\.)*)")?\]')
 # From a stray % to the bracket that seems to close it, for the error to quote.
 _STRAY = re.compile(r"%[^%\]]{0,30}\]?")
 _FAR = 5

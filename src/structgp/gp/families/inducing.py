@@ -73,9 +73,7 @@ class Inducing(InducingBlock):
 
     # -- draws -------------------------------------------------------------------------------------
 
-    def fixed_noise(
-        self, half: int, masks: Sequence[Tensor], generator: torch.Generator
-    ) -> list[Tensor]:
+    def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
         """Of each batch (2 half, B, T, R) standard normal numbers, the second half mirrors the first."""
         found = []
         for mask in masks:
@@ -84,9 +82,7 @@ class Inducing(InducingBlock):
             found.append(torch.cat([noise, -noise]).to(self.m))
         return found
 
-    def offsets(
-        self, conditional: Projection, noise: list[Tensor], i: int, numbers: Tensor
-    ) -> Tensor:
+    def offsets(self, conditional: Projection, noise: list[Tensor], i: int, numbers: Tensor) -> Tensor:
         """(S, B, T, R) what each draw adds to the mean, JOINT over tuples, without the amplitude. Cost
         O(B R T M (M + T))."""
         covariance = gaussian_of(conditional, self.m, self.spread)[1]

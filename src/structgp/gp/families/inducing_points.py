@@ -124,9 +124,7 @@ class InducingBlock(Block):
             if self.form == "low-rank":
                 self.directions.copy_(self.directions.float())
 
-    def project(
-        self, conditional: Projection, slope: Tensor, bend: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def project(self, conditional: Projection, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
         """A gradient in mean (..., B, T, R) and covariance (..., B, R, T, T) of the functions, as one in
         ``m`` and in S, without the amplitude, of which the diagonal where that is all there is: A^T g and
         A^T G A (supplement, 'Inducing variables'). Cost O(K R B T M (M + T))."""

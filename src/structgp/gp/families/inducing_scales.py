@@ -64,8 +64,7 @@ def learn_scales(block: Any, seen: Sequence[Seen], prior_factor: Tensor) -> Tens
 def _parts(kernel: Kernel) -> list[tuple[Kernel, int, int | None]]:
     if isinstance(kernel, BlockSumKernel):
         return [
-            (part, start, stop)
-            for part, (start, stop) in zip(kernel.kernels, kernel.bounds, strict=True)
+            (part, start, stop) for part, (start, stop) in zip(kernel.kernels, kernel.bounds, strict=True)
         ]
     return [(kernel, 0, None)]
 
@@ -158,9 +157,7 @@ def _learn_relevance(
     for (place, v), shape, within in zip(places, masks, gradient.within, strict=True):
         B, T = shape.shape
         mask = shape.flatten()
-        seen.index_add_(
-            0, place[mask].clamp(min=0).flatten(), (place[mask] >= 0).double().flatten()
-        )
+        seen.index_add_(0, place[mask].clamp(min=0).flatten(), (place[mask] >= 0).double().flatten())
         bias_slope = bias_slope + within.sum()
         shaped = place.reshape(B, T, -1), v.reshape(B, T, -1)
         for b, length in enumerate(shape.sum(-1).tolist()):

@@ -91,10 +91,7 @@ class InducingCurvature:
 
 
 def solve_sites(
-    block: Any,
-    conditionals: Sequence[Projection],
-    linear: Sequence[Tensor],
-    bends: Sequence[Tensor],
+    block: Any, conditionals: Sequence[Projection], linear: Sequence[Tensor], bends: Sequence[Tensor]
 ) -> bool:
     """The posterior for quadratic sites, in place; False, and nothing moved, if there is none. Where
     covariances are not full the means are still exact, and the covariances the closest of their form.

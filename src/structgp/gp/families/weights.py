@@ -36,12 +36,7 @@ class Weights(Block):
 
     name = "weights"
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        labels: Sequence[int],
-        basis: Tensor | None = None,
-    ) -> None:
+    def __init__(self, kernel: Kernel, labels: Sequence[int], basis: Tensor | None = None) -> None:
         super().__init__(labels, basis)
         self.kernel = kernel
         with torch.no_grad():
@@ -150,9 +145,7 @@ class Weights(Block):
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         return noise_table(self.n_functions, half, generator).to(self.m)
 
-    def offsets(
-        self, conditional: WeightConditional, noise: Tensor, i: int, numbers: Tensor
-    ) -> Tensor:
+    def offsets(self, conditional: WeightConditional, noise: Tensor, i: int, numbers: Tensor) -> Tensor:
         """(S, B, T, R) what each draw adds to the mean. Examples are independent given the shared tables:
         with draws of its own in each, what one draw happens to say of a feature is not said by all of
         them."""
@@ -163,9 +156,7 @@ class Weights(Block):
     ) -> Tensor:
         # Through the weights that occur in the batch alone: there may be many times as many.
         index, here = conditional.compact
-        return here.times(self.m[:, index]) + here.spread(
-            self.factor[:, index].abs(), noise, numbers
-        )
+        return here.times(self.m[:, index]) + here.spread(self.factor[:, index].abs(), noise, numbers)
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> WeightDraws:
         table = noise_table(self.n_functions, (n + 1) // 2, generator).to(self.m)
@@ -210,13 +201,7 @@ class Weights(Block):
         return noise_table(self.n_functions, half, generator).to(self.m)
 
     def visit_offsets(
-        self,
-        here: WeightConditional,
-        sd: Tensor,
-        noise: Tensor,
-        keys: Tensor,
-        seed: int,
-        single: bool,
+        self, here: WeightConditional, sd: Tensor, noise: Tensor, keys: Tensor, seed: int, single: bool
     ) -> Tensor:
         """(S, B, T, R) what draws of the weights in a batch add to the mean. sd : (F, R) of the weights;
         noise : as of ``visit_noise``; keys : (B,). If ``single``, in single precision with one draw of a
@@ -254,9 +239,7 @@ class Weights(Block):
             group = torch.cat([part.group, constant])
             by_group = torch.zeros_like(part.log_scale)
             growth = ratio(
-                by_group.index_add(0, group, spent),
-                by_group.index_add(0, group, used),
-                PRIOR_COUNT,
+                by_group.index_add(0, group, spent), by_group.index_add(0, group, used), PRIOR_COUNT
             )
             part.log_scale.add_(growth.log())
             old, left = part.log_relevance.exp(), (spent / growth[group])[:-1]
@@ -264,7 +247,7 @@ class Weights(Block):
             new = torch.minimum(torch.maximum(new, old / LARGEST_FACTOR), old * LARGEST_FACTOR)
             part.log_relevance.copy_(new.log())
         grown = axes * weight_variances(self.kernel) / before
-        self.m /= grown.sqrt()
+        self.m.div_(grown.sqrt())
         precision = (self.factor.square().reciprocal() - 1).clamp(min=0)
         self.factor.copy_((1 + grown * precision).rsqrt())
         return axes[:, 0]

@@ -89,9 +89,7 @@ def build_kernel(
         )
     stray = sorted(set(choice) - set(kinds))
     if stray:
-        raise InputError(
-            "kernel", f"no {stray[0]} features in the data", f"name only: {', '.join(kinds)}"
-        )
+        raise InputError("kernel", f"no {stray[0]} features in the data", f"name only: {', '.join(kinds)}")
     parts = [
         _block_kernel(
             _meant(choice.get(b.kind, "auto"), b.kind, relevance),
@@ -141,9 +139,7 @@ def _check_kind(kernel: Kernel, block: Block) -> None:
     if ours is None:
         return
     leaves = [k for k in kernel.modules() if isinstance(k, Kernel) and not _parts(k)]
-    wrong = [
-        k for k in leaves if isinstance(k, RelevanceKernel) and k.sparse != (block.kind == "sparse")
-    ]
+    wrong = [k for k in leaves if isinstance(k, RelevanceKernel) and k.sparse != (block.kind == "sparse")]
     if wrong:
         raise InputError(
             "kernel",
@@ -164,9 +160,7 @@ def _parts(kernel: Kernel) -> list[Kernel]:
     return [k for k in kernel.modules() if isinstance(k, Kernel) and k is not kernel]
 
 
-def _block_kernel(
-    choice: str | Kernel, block: Block, rows: Tensor, amplitude: float | str
-) -> Kernel:
+def _block_kernel(choice: str | Kernel, block: Block, rows: Tensor, amplitude: float | str) -> Kernel:
     if isinstance(choice, Kernel):
         _check_kind(choice, block)
         return choice
@@ -191,9 +185,7 @@ def _relevance(block: Block, rows: Tensor, amplitude: float | str) -> Kernel:
         square = float(values.square().sum(-1).mean())
         return relevance_kernel([max(0, int(ids.max())) + 1], None, square, amplitude)
     sizes = [int(n) + 1 for n in rows.amax(0).clamp(min=0)]
-    counts = [
-        torch.bincount(c[c >= 0], minlength=n) for c, n in zip(rows.T.long(), sizes, strict=True)
-    ]
+    counts = [torch.bincount(c[c >= 0], minlength=n) for c, n in zip(rows.T.long(), sizes, strict=True)]
     square = float((rows != MISSING).sum(-1).double().mean())
     return relevance_kernel(sizes, counts, square, amplitude, len(rows))
 

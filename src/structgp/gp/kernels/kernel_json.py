@@ -120,6 +120,5 @@ def _decode(value: Any) -> Any:
     if "dims" in value:
         return tuple(value["dims"])
     return [
-        tuple(v["list"]) if isinstance(v, Mapping) and "list" in v else _decode(v)
-        for v in value["list"]
+        tuple(v["list"]) if isinstance(v, Mapping) and "list" in v else _decode(v) for v in value["list"]
     ]

@@ -55,10 +55,7 @@ def weight_parts(kernel: Kernel) -> Iterator[tuple[RelevanceKernel, slice, slice
 def weight_variances(kernel: Kernel) -> Tensor:
     """(M,) prior variance of each weight."""
     return torch.cat(
-        [
-            torch.cat([part.weights, part.log_scale[-1:].exp()])
-            for part, _, _ in weight_parts(kernel)
-        ]
+        [torch.cat([part.weights, part.log_scale[-1:].exp()]) for part, _, _ in weight_parts(kernel)]
     )
 
 

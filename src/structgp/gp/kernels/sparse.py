@@ -44,9 +44,7 @@ def _small_product(x1: Tensor, x2: Tensor) -> Tensor:
     """(N, M), through dense (N, F) and (M, F) matrices of the F features that occur."""
     ids = [unpack(x)[0].contiguous() for x in (x1, x2)]
     features = torch.unique(torch.cat([i.flatten() for i in ids]))
-    left, right = (
-        _spread_out(i, unpack(x)[1], features) for i, x in zip(ids, (x1, x2), strict=True)
-    )
+    left, right = (_spread_out(i, unpack(x)[1], features) for i, x in zip(ids, (x1, x2), strict=True))
     return left @ right.T
 
 

@@ -33,15 +33,11 @@ def replicate_sizes(n_draws: int, replicates: int, design: Design) -> list[int]:
     return [unit * (units // count + (r < units % count)) for r in range(count)]
 
 
-def draw(
-    target: Target, design: Design, sizes: list[int], generator: torch.Generator
-) -> Iterator[Noise]:
+def draw(target: Target, design: Design, sizes: list[int], generator: torch.Generator) -> Iterator[Noise]:
     """The random numbers of one replicate after the other, each computed when it is asked for."""
     generator = _on_device(generator, target.weight.device)
     for size in sizes:
-        yield tuple(
-            _points(group, design, size, generator, target.dtype) for group in target.groups
-        )
+        yield tuple(_points(group, design, size, generator, target.dtype) for group in target.groups)
 
 
 def _points(
@@ -66,16 +62,12 @@ def split(noise: Noise, sizes: list[int], design: Design) -> Iterator[Noise]:
     """One replicate in parts of the given sizes, mirrored points kept together."""
     mirrored = design not in ("iid", "sobol")
     half = len(noise[0]) // 2 if mirrored else len(noise[0])
-    parts = [
-        eps[:half].split([size // 2 for size in sizes] if mirrored else sizes) for eps in noise
-    ]
+    parts = [eps[:half].split([size // 2 for size in sizes] if mirrored else sizes) for eps in noise]
     for some in zip(*parts, strict=True):
         yield tuple(torch.cat([eps, -eps]) if mirrored else eps for eps in some)
 
 
-def _orthogonal(
-    count: int, B: int, n: int, generator: torch.Generator, dtype: torch.dtype
-) -> Tensor:
+def _orthogonal(count: int, B: int, n: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     """(count, B, n): for each b, blocks of n directions at right angles to one another, each as long
     as a normal vector is. Cost O(B n count min(n, count))."""
     blocks = []

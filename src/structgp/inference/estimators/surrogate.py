@@ -82,8 +82,7 @@ class Surrogate:
             less, beta = _regression(others, l, c)
             residual = l - less - (c * beta).sum(-1)
             estimates.append(
-                score_moments(target, d, residual)
-                + _surrogate_moments(target, _some(d), beta, quadratic)
+                score_moments(target, d, residual) + _surrogate_moments(target, _some(d), beta, quadratic)
             )
         mean, variance = combine(estimates, sizes)
         every = torch.cat(values)
@@ -127,9 +126,7 @@ class PathwiseSurrogate:
         features = [_features(target, d, None) for d in near]
         products = [_products(l, c) for (_, l), c in zip(found, features, strict=True)]
         estimates = []
-        for r, (d, extra, (moments, l), c) in enumerate(
-            zip(near, far, found, features, strict=True)
-        ):
+        for r, (d, extra, (moments, l), c) in enumerate(zip(near, far, found, features, strict=True)):
             others = [p for i, p in enumerate(products) if i != r]
             beta = _regression(others, l, c)[1]
             stands = _surrogate_moments(target, extra, beta, None)
@@ -217,9 +214,7 @@ def _products(l: Tensor, c: Tensor) -> tuple[int, Tensor, Tensor]:
     return len(l), both.sum(0), torch.einsum("sbi,sbj->bij", both, both)
 
 
-def _regression(
-    products: list[tuple[int, Tensor, Tensor]], l: Tensor, c: Tensor
-) -> tuple[Tensor, Tensor]:
+def _regression(products: list[tuple[int, Tensor, Tensor]], l: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Baseline (B,) and coefficients (B, C) of l on c from other replicates than those of l and c;
     nothing where there are none."""
     C = c.shape[-1]
@@ -239,9 +234,7 @@ def _regression(
     return baseline.to(l), beta.to(l)
 
 
-def _surrogate_moments(
-    target: Target, noise: Noise, beta: Tensor, quadratic: _Quadratic | None
-) -> Moments:
+def _surrogate_moments(target: Target, noise: Noise, beta: Tensor, quadratic: _Quadratic | None) -> Moments:
     """Slope and bend of beta c: the parts pathwise at the draws, the quadratic exactly."""
     total = score_moments(target, noise, noise[0].new_zeros(len(noise[0]), len(beta)))
     if target.parts is not None:

@@ -31,9 +31,7 @@ class Chain(Structure):
         self.rules = None if rules is None or rules.is_free else rules
         self.spec = Chain.spec if spec is None else spec
         if self.spec.likelihood != "exact":
-            raise InputError(
-                "spec", f"{self.spec} is not a chain", "pass chain(), or use Piecewise"
-            )
+            raise InputError("spec", f"{self.spec} is not a chain", "pass chain(), or use Piecewise")
 
     def __repr__(self) -> str:
         return f"Chain({'' if self.rules is None else 'rules, '}spec={self.spec})"

@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from structgp.structures.linear_chain.messages import (
-    Messages,
-    log_partition,
-    node_marginals,
-    pass_messages,
-)
+from structgp.structures.linear_chain.messages import Messages, log_partition, node_marginals, pass_messages
 from structgp.structures.program import Program, Scores, draws_at_once, variance
 from structgp.structures.semirings import LOG, Semiring, draw
 

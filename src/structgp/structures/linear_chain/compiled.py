@@ -33,9 +33,7 @@ WORTH_A_THREAD = 1_000_000
 GRADIENTS, STEPS, VARIANCES = range(3)
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
-_reordered = njit(
-    cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
-)
+_reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
 
 class Compiled:
@@ -146,10 +144,7 @@ def _add_transitions(alpha: Any, passed: Any, n: int, weight: Any, table: Any) -
             c, d = weight * alpha[t + 1, i], weight * alpha[t + 2, i]
             for j in range(V):
                 table[i, j] += (
-                    a * passed[t, j]
-                    + b * passed[t + 1, j]
-                    + c * passed[t + 2, j]
-                    + d * passed[t + 3, j]
+                    a * passed[t, j] + b * passed[t + 1, j] + c * passed[t + 2, j] + d * passed[t + 3, j]
                 )
         t += 4
     while t < n:
@@ -348,15 +343,7 @@ def _forward(f: Any, g: Any, lengths: Any, log_z: Any, spread: Any, first: int, 
 
 @_compiled
 def _backward(
-    f: Any,
-    g: Any,
-    lengths: Any,
-    what: int,
-    weight: Any,
-    nodes: Any,
-    tables: Any,
-    first: int,
-    last: int,
+    f: Any, g: Any, lengths: Any, what: int, weight: Any, nodes: Any, tables: Any, first: int, last: int
 ) -> None:
     """Node marginals times weight, and one of GRADIENTS, STEPS and VARIANCES. Of a branch on ``ndim``
     numba compiles the side that is taken."""

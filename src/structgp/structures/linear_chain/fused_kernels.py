@@ -27,9 +27,7 @@ def _lengths(mask_ptr, b, here, T, BLOCK_B: tl.constexpr, CHUNK: tl.constexpr):
     for start in range(0, T, CHUNK):
         t = start + tl.arange(0, CHUNK)
         inside = here[:, None] & (t < T)[None, :]
-        n += tl.sum(
-            tl.load(mask_ptr + b[:, None] * T + t[None, :], mask=inside, other=0).to(tl.int32), 1
-        )
+        n += tl.sum(tl.load(mask_ptr + b[:, None] * T + t[None, :], mask=inside, other=0).to(tl.int32), 1)
     return n
 
 
@@ -132,9 +130,7 @@ def forward_kernel(
     for t in range(n_max):
         live = (t < n)[:, None] & label
         # The next scores are on their way while this step is worked on.
-        f_next = tl.load(
-            f_ptr + at + (t + 1) * V, mask=(t + 1 < n)[:, None] & label, other=-float("inf")
-        )
+        f_next = tl.load(f_ptr + at + (t + 1) * V, mask=(t + 1 < n)[:, None] & label, other=-float("inf"))
         f_top = _finite(tl.max(f, 1))
         q = moved * tl.exp(f - f_top[:, None])
         allowed = f > -float("inf")
@@ -147,9 +143,7 @@ def forward_kernel(
         tl.store(alpha_ptr + at + t * V, alpha, mask=live)
         moved = _product(alpha, edge)
         f = f_next
-    total += doublings.to(tl.float64) * 0.6931471805599453 + tl.maximum(n - 1, 0) * g_top.to(
-        tl.float64
-    )
+    total += doublings.to(tl.float64) * 0.6931471805599453 + tl.maximum(n - 1, 0) * g_top.to(tl.float64)
     log_z = tl.where(n > 0, total + _log(tl.sum(alpha, 1)).to(tl.float64), 0.0)
     tl.store(log_z_ptr + s * B + b, log_z.to(dtype), mask=b < B)
 
@@ -172,9 +166,7 @@ def _product_of_logs(x):
 
 
 @triton.jit
-def _forward_in_logs(
-    f_ptr, g_ptr, log_z_ptr, alpha_ptr, s, chain, T, n, V: tl.constexpr, VP: tl.constexpr
-):
+def _forward_in_logs(f_ptr, g_ptr, log_z_ptr, alpha_ptr, s, chain, T, n, V: tl.constexpr, VP: tl.constexpr):
     """``forward_kernel`` of one sequence of n positions, for any potentials below +inf."""
     v = tl.arange(0, VP)
     label = (v < V)[None, :]

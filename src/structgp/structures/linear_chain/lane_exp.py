@@ -20,10 +20,7 @@ from numba.extending import intrinsic, overload
 LOWEST = {"float64": -700.0, "float32": -86.0}
 
 _ROUND_64 = 1.5 * 2.0**52
-_LOG2_64 = (
-    6.93147180369123816490e-01,
-    1.90821492927058770002e-10,
-)  # the first has zeros at its end
+_LOG2_64 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)  # the first has zeros at its end
 _LOWEST_64 = LOWEST["float64"]
 
 _single = np.float32

@@ -18,9 +18,7 @@ from structgp.structures.base import Curvature
 NEGLIGIBLE = 1e-7
 
 
-def chain_curvature(
-    node: Tensor, step: Tensor, mask: Tensor, basis: Tensor | None = None
-) -> Curvature:
+def chain_curvature(node: Tensor, step: Tensor, mask: Tensor, basis: Tensor | None = None) -> Curvature:
     """Curvature from node marginals (S, B, T, V) and transition matrices (S, B, T-1, V, V), along the
     columns of ``basis`` (V, R), or of each label.
 

@@ -47,18 +47,14 @@ class BlackBox(Structure):
         which it can for most closures and lambdas.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], *, batched: bool = False, n_jobs: int = 1
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], *, batched: bool = False, n_jobs: int = 1) -> None:
         if not callable(function):
             raise InputError(
                 "structure", f"a {type(function).__name__} cannot be called", "pass a function"
             )
         if not isinstance(n_jobs, int | np.integer) or n_jobs == 0:
             raise InputError(
-                "n_jobs",
-                f"must be an integer other than 0, got {n_jobs!r}",
-                "pass 1 or more, or -1",
+                "n_jobs", f"must be an integer other than 0, got {n_jobs!r}", "pass 1 or more, or -1"
             )
         self.function = function
         self.batched = batched
@@ -131,9 +127,7 @@ class BlackBox(Structure):
     def _caller(self) -> Caller:
         return Caller(self.function, self.batched)
 
-    def _batch(
-        self, kind: Kind, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, real: Tensor
-    ) -> Tensor:
+    def _batch(self, kind: Kind, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, real: Tensor) -> Tensor:
         only = 0 if len(real) == 1 else None
         try:
             if kind == "numpy":
@@ -145,13 +139,9 @@ class BlackBox(Structure):
                 error.sequence = int(real[error.sequence])
             raise
 
-    def _one_by_one(
-        self, f: Tensor, g: Tensor, y: Tensor, lengths: list[int], real: list[int]
-    ) -> Tensor:
+    def _one_by_one(self, f: Tensor, g: Tensor, y: Tensor, lengths: list[int], real: list[int]) -> Tensor:
         caller = self._caller
-        values = [
-            caller.torch(f[:, b, : lengths[b]], g, y[b, : lengths[b]], sequence=b) for b in real
-        ]
+        values = [caller.torch(f[:, b, : lengths[b]], g, y[b, : lengths[b]], sequence=b) for b in real]
         return torch.stack(values, 1)
 
     def _pool(self, f: Tensor, g: Tensor, y: Tensor, lengths: list[int], real: list[int]) -> Tensor:
@@ -174,9 +164,7 @@ class BlackBox(Structure):
         groups = np.array_split(np.array(real), min(n, CHUNKS_PER_WORKER * n_jobs))
         tasks = [
             delayed(_work)(
-                caller,
-                g_[s],
-                [(int(b), f_[s, b, : lengths[b]], y_[b, : lengths[b]]) for b in group],
+                caller, g_[s], [(int(b), f_[s, b, : lengths[b]], y_[b, : lengths[b]]) for b in group]
             )
             for group in groups
             for s in draws

@@ -108,8 +108,7 @@ class _Values(torch.autograd.Function):
         f, g = (x.detach() for x in ctx.saved_tensors)
         eye = torch.eye(f.shape[-1]).to(f)[:, : ctx.directions]
         slopes = [
-            (up - down) / (2 * SLOPE_STEP)
-            for up, down in _moved_nodes(ctx.values, f, g, SLOPE_STEP * eye)
+            (up - down) / (2 * SLOPE_STEP) for up, down in _moved_nodes(ctx.values, f, g, SLOPE_STEP * eye)
         ]  # of (S, B)
         node = torch.stack(slopes, -1).view(*f.shape[:-1], ctx.directions)
         if ctx.directions < f.shape[-1]:
@@ -121,9 +120,7 @@ class _Values(torch.autograd.Function):
         return grad[..., None, None] * node, torch.stack(table, -1).view(*g.shape), None, None
 
 
-def _moved_nodes(
-    values: Values, f: Tensor, g: Tensor, steps: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _moved_nodes(values: Values, f: Tensor, g: Tensor, steps: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Values (S, B) with position t moved by column r of ``steps`` (V, R), up and down, for all t and
     r."""
     T, R = f.shape[2], steps.shape[1]
@@ -136,9 +133,7 @@ def _moved_nodes(
         yield from _both(values, f + shift, f - shift, g.expand(len(some), *g.shape), None)
 
 
-def _moved_table(
-    values: Values, f: Tensor, g: Tensor, step: float
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _moved_table(values: Values, f: Tensor, g: Tensor, step: float) -> Iterator[tuple[Tensor, Tensor]]:
     """The same with each entry of g (S, V, V) moved."""
     V = g.shape[-1]
     places = [(i, j) for i in range(V) for j in range(V)]

@@ -57,12 +57,7 @@ class Caller:
         return values
 
     def torch(
-        self,
-        f: Tensor,
-        g: Tensor,
-        y: Tensor,
-        mask: Tensor | None = None,
-        sequence: int | None = None,
+        self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor | None = None, sequence: int | None = None
     ) -> Tensor:
         """Values from float64 tensors, differentiable where the function is and autograd is on.
 
@@ -123,8 +118,7 @@ class Caller:
             sequence, y = first[1], y[first[1]]
         raise LikelihoodError(
             self.place,
-            f"returned {values[first]} for draw {first[0]} of {len(values)}, with"
-            f" {_labels(y, sequence)}",
+            f"returned {values[first]} for draw {first[0]} of {len(values)}, with {_labels(y, sequence)}",
             "return a finite log-probability, or -inf where the labelling is impossible",
             sequence,
         )
