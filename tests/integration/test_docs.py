@@ -142,7 +142,7 @@ def test_reference_has_every_method_and_name() -> None:
     documented = set(re.findall(r"StructuredGPClassifier\.(\w+)", reference))
     assert own == documented
     for public in set(structgp.__all__) - {"__version__"}:
-        assert re.search(rf"\b{public}\b", reference) or hasattr(structgp.errors, public), public
+        assert re.search(rf":: structgp\.(\w+\.)*{public}\b", reference) or hasattr(structgp.errors, public), public
 
 
 def test_names_in_the_pages_exist() -> None:
