@@ -25,7 +25,7 @@ from structgp import StructgpError
 from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior
-from structgp.gp.kernels.block_sum import build_kernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem
 from structgp.inference.loop import make_batches
 from structgp.paper import Stochastic

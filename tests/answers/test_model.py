@@ -22,14 +22,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 import structgp
-from structgp import (
-    Inducing,
-    InputError,
-    ModelFileError,
-    Prior,
-    SecondOrder,
-    StructuredGPClassifier,
-)
+from structgp import Inducing, InputError, ModelFileError, Prior, SecondOrder, StructuredGPClassifier
 from structgp.answers import model_file
 from structgp.answers.ask import Question
 from structgp.answers.model import Model

@@ -21,15 +21,7 @@ import structgp.api.estimator
 import structgp.plan.choices
 import structgp.plan.optimizers
 import structgp.structures
-from structgp import (
-    Custom,
-    Inducing,
-    InputError,
-    Mixture,
-    Prior,
-    StructgpWarning,
-    StructuredGPClassifier,
-)
+from structgp import Custom, Inducing, InputError, Mixture, Prior, StructgpWarning, StructuredGPClassifier
 from structgp.data.generate import generate, true_chain
 from structgp.errors import LikelihoodError
 from structgp.gp.kernels import RelevanceKernel, variance

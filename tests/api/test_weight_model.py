@@ -13,15 +13,7 @@ import torch
 from scipy.stats import entropy
 
 import structgp
-from structgp import (
-    Inducing,
-    InputError,
-    Mixture,
-    Prior,
-    SecondOrder,
-    StructuredGPClassifier,
-    Weights,
-)
+from structgp import Inducing, InputError, Mixture, Prior, SecondOrder, StructuredGPClassifier, Weights
 from structgp import answers as predict
 from structgp.answers import FunctionDraws, WeightDraws
 from structgp.answers.ask import Question

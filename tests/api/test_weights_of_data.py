@@ -18,7 +18,7 @@ from structgp.data.examples import Examples
 from structgp.data.generate import Generated, generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, WeightPosterior, choose_inducing
-from structgp.gp.kernels.block_sum import build_kernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Minibatch, Natural, Problem, SecondOrder
 from structgp.inference.loop import make_batches
 from structgp.inference.minibatch import _value

@@ -16,13 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.distributions import (
-    Categorical,
-    Independent,
-    MixtureSameFamily,
-    MultivariateNormal,
-    Normal,
-)
+from torch.distributions import Categorical, Independent, MixtureSameFamily, MultivariateNormal, Normal
 
 from structgp.gp.divergences import (
     cross_entropy,

@@ -14,16 +14,8 @@ from torch import Tensor
 from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
-from structgp.gp import (
-    CovarianceForm,
-    Entropy,
-    Inducing,
-    Mixture,
-    Posterior,
-    Table,
-    choose_inducing,
-)
-from structgp.gp.kernels.block_sum import build_kernel
+from structgp.gp import CovarianceForm, Entropy, Inducing, Mixture, Posterior, Table, choose_inducing
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, StepInfo
 from structgp.inference.estimators import Estimate, Estimator, Moments, Pathwise, Target
 from structgp.inference.estimators.moments import path_moments

@@ -19,13 +19,13 @@ from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, choose_inducing, contrasts
+from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR
 from structgp.gp.families import inducing_scales
 from structgp.gp.families.inducing_scales import PRIOR_COUNT, KernelGradient, _axes, _gradient
 from structgp.gp.kernels import RelevanceKernel, TemplateKernel, covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.relevance import degrees_of_freedom
 from structgp.gp.kernels.sparse import pack
-from structgp.gp.scale_steps import AXIS_PRIOR_COUNT, LARGEST_FACTOR
 from structgp.inference import Problem, SecondOrder, second_order
 from structgp.inference.loop import make_batches
 from structgp.inference.scales import Slopes, _seen, learn_prior
@@ -95,7 +95,7 @@ def learn(problem: Problem, at: Slopes) -> None:
 
 
 def gradient_of(problem: Problem, at: Slopes) -> KernelGradient:
-    q, factor = problem.posterior.node, problem.conditional.prior_factors[0]
+    q, factor = problem.posterior.node, problem.prior_factors[0]
     return _gradient(q, _seen(problem, 0, at), factor)
 
 
@@ -477,7 +477,7 @@ def test_a_fixed_point_is_stationary(ends: dict[str, Problem], cases: ModuleType
     q, kernel = problem.posterior.node, problem.posterior.node.kernel
 
     def bound() -> float:
-        problem.conditional.refresh()
+        problem.refresh()
         return cases.many_draw_bound(problem, 1000)
 
     moves = dict(hyper_parameters(kernel))
@@ -501,7 +501,7 @@ def test_a_fixed_point_is_stationary(ends: dict[str, Problem], cases: ModuleType
     first = dict(hyper_parameters(start.posterior.node.kernel))
 
     def start_bound() -> float:
-        start.conditional.refresh()
+        start.refresh()
         return cases.many_draw_bound(start, 1000)
 
     assert difference(start_bound, first["log_scale[0]"], 0.05) > 2

@@ -18,7 +18,7 @@ from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.errors import InputError, LikelihoodError
 from structgp.gp import Posterior, choose_inducing
-from structgp.gp.kernels.block_sum import build_kernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Adam, Natural, Optimizer, Problem, SecondOrder, StepInfo
 from structgp.inference import problem as base
 from structgp.inference.loop import TRACE_POINTS, History, OneThreadForVectors, make_batches, train

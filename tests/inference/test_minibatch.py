@@ -16,7 +16,7 @@ from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.errors import InputError
 from structgp.gp import Posterior, WeightPosterior, contrasts
-from structgp.gp.kernels.block_sum import build_kernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Minibatch, Problem, SecondOrder
 from structgp.inference.loop import make_batches
 from structgp.inference.minibatch import MinibatchState

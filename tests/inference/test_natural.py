@@ -286,7 +286,7 @@ def test_amplitudes_go_where_second_order_takes_them(cases: ModuleType) -> None:
     def start(**kwargs: Any) -> Problem:
         problem: Problem = cases.make_problem(n_sequences=12, mean_length=5, **kwargs)
         problem.posterior.node.kernel.outputscale = cases.AMPLITUDE * 3
-        problem.conditional.refresh()
+        problem.refresh()
         return problem
 
     second, natural = start(), start(estimator=Pathwise(n_draws=32))

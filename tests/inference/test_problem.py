@@ -299,7 +299,7 @@ def test_what_is_kept_is_what_would_be_computed(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(covariance(problem), before)
     moved = covariance(problem, move_kernel=True)
     assert not torch.allclose(moved, before)
-    problem.conditional.refresh()
+    problem.refresh()
     torch.testing.assert_close(covariance(problem), moved)
 
 

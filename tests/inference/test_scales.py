@@ -15,11 +15,7 @@ from torch import Tensor
 from structgp.gp import Inducing, Posterior
 from structgp.inference import Adam, Problem
 from structgp.inference.estimators import Pathwise
-from structgp.inference.scales import (
-    hyper_parameters,
-    moves_amplitude,
-    moves_kernel,
-)
+from structgp.inference.scales import hyper_parameters, moves_amplitude, moves_kernel
 from structgp.paper import Blocks
 
 FORMS: list[dict[str, Any]] = [
@@ -162,7 +158,7 @@ def test_all_moves_the_kernel_uphill(optimizer: Any, cases: ModuleType) -> None:
     def start() -> Problem:
         problem: Problem = cases.make_problem(n_sequences=10, estimator=Pathwise(n_draws=8))
         problem.posterior.node.kernel.outputscale = 0.2
-        problem.conditional.refresh()
+        problem.refresh()
         return problem
 
     learned, fixed = start(), start()

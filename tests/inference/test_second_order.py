@@ -252,7 +252,7 @@ def test_the_reported_bound_is_the_bound(
     problem = cases.make_problem(batch_tokens=6, transition_sd=1.4)
     assert len(problem.batches) > 1
     problem.posterior.node.kernel.outputscale = 0.2
-    problem.conditional.refresh()
+    problem.refresh()
     optimizer = SecondOrder(n_draws=8, learn_scales=learn_scales, learning_tolerance=0.0)
     state = optimizer.start(problem, torch.Generator().manual_seed(3))
     for _ in range(3):
@@ -445,7 +445,7 @@ def test_scales_are_learned_uphill(amplitude: float, cases: ModuleType) -> None:
     def start() -> Problem:
         problem = cases.make_problem(n_sequences=12, mean_length=5)
         problem.posterior.node.kernel.outputscale = cases.AMPLITUDE * amplitude
-        problem.conditional.refresh()
+        problem.refresh()
         return problem
 
     learned, fixed = start(), start()
@@ -470,7 +470,7 @@ def test_amplitude_ends_where_the_bound_is_largest(cases: ModuleType) -> None:
     """Only the amplitude is left to move, with the whitened posterior held: the best one by search on many draws."""
     problem = cases.make_problem(n_sequences=8, transition_sd=0.0)
     problem.posterior.node.kernel.outputscale = 0.5
-    problem.conditional.refresh()
+    problem.refresh()
     optimizer = SecondOrder(
         256,
         tolerance=1e-5,

@@ -16,7 +16,7 @@ from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, Table, Weights, contrasts
 from structgp.gp.kernels import RelevanceKernel, covariance, weight_variances
-from structgp.gp.kernels.block_sum import build_kernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Adam, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import make_batches
@@ -69,7 +69,7 @@ def move_kernel(problem: Problem, seed: int = 3) -> None:
     if not q.has_own_functions:
         q.basis.mul_(torch.tensor([0.7, 1.4]))
     q.log_amplitude.fill_(np.log(AMPLITUDE))
-    problem.conditional.refresh()
+    problem.refresh()
 
 
 def regression(cases: ModuleType, noise: float = 0.3) -> Any:

@@ -18,7 +18,7 @@ from structgp.data.encode import FeatureEncoder
 from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, choose_inducing
-from structgp.gp.kernels.block_sum import build_kernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
 from structgp.structures import Chain

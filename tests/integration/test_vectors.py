@@ -12,7 +12,8 @@ import structgp
 from structgp import Inducing, InputError, StructuredGPClassifier
 from structgp.evaluation.crf import LinearCRF
 from structgp.gp.kernels import RelevanceKernel
-from structgp.gp.kernels.block_sum import BlockSumKernel, build_kernel
+from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.build import build_kernel
 
 
 def corpus(n: int, seed: int) -> tuple[list[Any], list[list[str]]]:

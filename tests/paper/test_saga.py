@@ -20,13 +20,7 @@ from structgp.inference.estimators import Pathwise
 from structgp.inference.plateau import Plateau
 from structgp.paper import Stochastic
 from structgp.paper import saga as module
-from structgp.paper.saga import (
-    Gradient,
-    StochasticState,
-    curvature_bound,
-    pair_curvature_bound,
-    project,
-)
+from structgp.paper.saga import Gradient, StochasticState, curvature_bound, pair_curvature_bound, project
 from structgp.structures import Chain
 
 FORMS = [

@@ -18,7 +18,8 @@ from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, choose_inducing, contrasts
 from structgp.gp.kernels import RelevanceKernel, covariance
-from structgp.gp.kernels.block_sum import BlockSumKernel, build_kernel
+from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.plan import pilot
 from structgp.plan import start as starting
 from structgp.plan.pilot import Pilot, run_pilot

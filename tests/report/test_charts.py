@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from structgp.evaluation.metrics import calibration, risk_coverage
-from structgp.report.charts import (
-    confidence_counts,
-    error_at,
-    learning_curve,
-    reliability,
-    risk_curve,
-)
+from structgp.report.charts import confidence_counts, error_at, learning_curve, reliability, risk_curve
 from structgp.report.markup import Markup, join, tag
 from structgp.report.numbers import MINUS, count, decimal, percent, plural
 from structgp.report.svg import Plot, ticks, widened

@@ -24,7 +24,7 @@ from structgp.api.questions import Answers, as_list, class_shift
 from structgp.data.examples import Examples, read_examples
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp.kernels.block_sum import KernelChoice
+from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import Optimizer, StepInfo
 from structgp.inference.distributed import ALONE, Together
 from structgp.inference.loop import Callback

@@ -81,7 +81,7 @@ class Adam:
         (-bound.elbo).backward()
         state.optimizer.step()
         if moves and not state.queue:
-            problem.conditional.refresh()
+            problem.refresh()
         state.plateau.add(float(bound.elbo.detach()))
         elbo = state.plateau.mean
         state.iteration += 1
@@ -90,7 +90,7 @@ class Adam:
         converged = state.reductions >= self.reductions
         finished = converged or state.iteration >= self.max_steps
         if finished and moves:
-            problem.conditional.refresh()
+            problem.refresh()
         evaluations = bound.estimate.evaluations
         return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, converged)
 

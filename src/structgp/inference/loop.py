@@ -224,7 +224,7 @@ def train(
             state.release()
     if watch is not None:
         watch.restore()
-        problem.conditional.refresh()
+        problem.refresh()
     much = isinstance(optimizer, Minibatch) and bool(optimizer.single)
     history.fresh_elbo = problem.fresh_bound(4 if much else 16, generator)
     if isinstance(optimizer, Minibatch):

@@ -35,45 +35,6 @@ MEMORY_RATE = 0.3
 """How far the running quadratic of a batch moves to each new estimate."""
 
 
-class Conditionals:
-    """p(h | values) of every block on each batch, kept where there is room; of batches that are read from
-    disk, the last one alone. ``refresh`` when the kernel has moved."""
-
-    def __init__(self, posterior: Posterior, batches: Sequence[Batch]) -> None:
-        self.posterior, self.batches = posterior, batches
-        self.refresh()
-
-    def refresh(self) -> None:
-        with torch.no_grad():
-            self.prior_factors = [block.prior_factor() for block in self.posterior.blocks]
-            """Of each block, under the kernel as it was at the last refresh."""
-            self._kept = [self._compute(b) for b in self.batches] if self._room else None
-            self._last: tuple[int, list[Any]] | None = None
-
-    @property
-    def _room(self) -> bool:
-        if getattr(self.batches, "on_disk", False):
-            return False
-        numbers = 0
-        for batch in self.batches:
-            for block, rows, mask in zip(self.posterior.blocks, batch.rows, batch.masks, strict=True):
-                numbers += block.conditional_size(mask, 0 if rows is None else rows.shape[-1])
-        return numbers * 8 <= CACHE_BYTES
-
-    def _compute(self, batch: Batch) -> list[Any]:
-        with torch.no_grad():
-            return conditionals(self.posterior, batch, self.prior_factors)
-
-    def __call__(self, i: int) -> list[Any]:
-        """Of batch i, one per block."""
-        if self._kept is not None:
-            return self._kept[i]
-        if self._last is None or self._last[0] != i:
-            self._last = None  # the old one goes before there is a new one
-            self._last = i, self._compute(self.batches[i])
-        return self._last[1]
-
-
 def conditionals(
     posterior: Posterior, batch: Batch, prior_factors: Sequence[Tensor] | None = None
 ) -> list[Any]:
@@ -100,10 +61,37 @@ class Problem:
     entropy: Entropy = "bhattacharyya"
     memory: dict[int, Sites] = field(default_factory=dict)
     together: Together = ALONE
-    conditional: Conditionals = field(init=False)
+    prior_factors: list[Tensor] = field(init=False)
+    _kept: list[list[Any]] | None = field(init=False)
+    _last: tuple[int, list[Any]] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.conditional = Conditionals(self.posterior, self.batches)
+        self.refresh()
+
+    # -- p(h | values) -----------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Computes the conditionals of all blocks anew, where there is room for them: whenever a kernel
+        has moved. Of batches that are read from disk, the last one alone is kept."""
+        numbers, on_disk = 0, getattr(self.batches, "on_disk", False)
+        for batch in () if on_disk else self.batches:
+            for block, rows, mask in zip(self.posterior.blocks, batch.rows, batch.masks, strict=True):
+                numbers += block.conditional_size(mask, 0 if rows is None else rows.shape[-1])
+        with torch.no_grad():
+            self.prior_factors = [block.prior_factor() for block in self.posterior.blocks]
+            self._last = self._kept = None
+            if not on_disk and numbers * 8 <= CACHE_BYTES:
+                self._kept = [conditionals(self.posterior, b, self.prior_factors) for b in self.batches]
+
+    def conditional(self, i: int) -> list[Any]:
+        """Of batch i, one per block, under the kernels as they were at the last refresh."""
+        if self._kept is not None:
+            return self._kept[i]
+        if self._last is None or self._last[0] != i:
+            self._last = None  # the old one goes before there is a new one
+            with torch.no_grad():
+                self._last = i, conditionals(self.posterior, self.batches[i], self.prior_factors)
+        return self._last[1]
 
     # -- the data ----------------------------------------------------------------------------------
 
@@ -138,8 +126,8 @@ class Problem:
 
     @cached_property
     def n_sequences(self) -> int:
-        (total,) = self.together.sum(self._bounds[-1].to(self.posterior.like))
-        return int(total)
+        total = self._bounds[-1].to(self.posterior.like)
+        return int(self.together.sum(total)[0] if self.together.size > 1 else total)
 
     @property
     def device(self) -> torch.device:

@@ -76,10 +76,10 @@ def learn_prior(
         for k, block in enumerate(problem.posterior.blocks):
             seen = [] if slopes is None else _seen(problem, k, slopes[k])
             if moves_kernel(learn):
-                grown.append(block.learn_scales(seen, problem.conditional.prior_factors[k]))
+                grown.append(block.learn_scales(seen, problem.prior_factors[k]))
             else:
                 grown.append(block.learn_amplitude(seen))
-        problem.conditional.refresh()
+        problem.refresh()
         problem.memory.clear()
     return grown
 

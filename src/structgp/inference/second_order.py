@@ -188,7 +188,8 @@ class Draws:
                 self.blocks, self.problem.conditional(i), slopes, grads, strict=True
             ):
                 grad += block.scale * conditional.transposed_times(slope)
-        value, *grads = self.problem.together.sum(value, *grads)
+        if self.problem.together.size > 1:
+            value, *grads = self.problem.together.sum(value, *grads)
         return value, grads
 
 

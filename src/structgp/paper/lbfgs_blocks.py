@@ -97,7 +97,7 @@ class Blocks:
         finished = converged or self._is_late(state) or state.iteration >= self.max_iterations
         if finished:
             q.load_state_dict(state.best)
-            problem.conditional.refresh()
+            problem.refresh()
         info = StepInfo(state.iteration - 1, state.best_elbo, evaluations, finished, converged)
         return state, info
 
@@ -154,7 +154,7 @@ class Blocks:
             minimize(negative, start, steps=steps, memory=10)
         _unflatten(best_flat, parameters, lower)
         if move_kernel:
-            problem.conditional.refresh()
+            problem.refresh()
         return -best_value, count
 
 

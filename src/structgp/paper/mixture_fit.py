@@ -62,7 +62,7 @@ class MixtureFit:
             state, info = self.first.step(single, state)
             evaluations += info.evaluations
         mixture.copy_from(alone)
-        problem.conditional.refresh()
+        problem.refresh()
         seed = int(torch.randint(2**31, (), generator=generator))
         copies = q.snapshot()
         elbo = _judge(problem, seed)
@@ -77,7 +77,7 @@ class MixtureFit:
         state.evaluations = 0
         if info.finished and _judge(problem, state.seed) < state.one_elbo:
             problem.posterior.load_state_dict(state.one)
-            problem.conditional.refresh()
+            problem.refresh()
         return state, info
 
 

@@ -18,7 +18,7 @@ from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError
 from structgp.gp import RANK
 from structgp.gp.kernels import RelevanceKernel, has_weights
-from structgp.gp.kernels.block_sum import KernelChoice
+from structgp.gp.kernels.build import KernelChoice
 from structgp.gp.low_rank_fit import PASSES
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.inference.estimators import Estimator, Pathwise

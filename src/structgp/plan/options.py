@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from structgp.errors import InputError
-from structgp.gp.kernels.block_sum import KernelChoice
+from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import Adam, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.plan.optimizers import GRADIENTS, INFERENCE
 from structgp.structures import Spec, Structure

@@ -16,7 +16,7 @@ from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError
 from structgp.gp import Posterior
-from structgp.gp.kernels.block_sum import KernelChoice
+from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import LearnScales, Minibatch, Optimizer, SecondOrder
 from structgp.inference.distributed import ALONE, Together
 from structgp.inference.estimators import Estimator

@@ -22,7 +22,7 @@ from structgp.data.examples import Examples
 from structgp.data.labels import check_all_labelled
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp.kernels.block_sum import kernel_scales
+from structgp.gp.kernels.build import kernel_scales
 from structgp.inference import Minibatch
 from structgp.inference.batch_sites import remove_sites
 from structgp.inference.checkpoint import Checkpoint

@@ -22,8 +22,8 @@ from structgp.data.shards import ShardedExamples
 from structgp.data.vocabulary import column_places
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp import Inducing, Mixture, Posterior, Relaxation, Table, Weights, contrasts
-from structgp.gp.kernels.block_sum import build_kernel
-from structgp.gp.kernels.grow import grown
+from structgp.gp.kernels.build import build_kernel
+from structgp.gp.kernels.relevance import grown
 from structgp.plan.choices import learns_kernel
 from structgp.plan.options import Options, Prior
 from structgp.plan.pilot import Pilot, run_pilot
@@ -58,13 +58,15 @@ def start_of(
         assert isinstance(examples, Examples)
         return _from_before(plan, before, examples)
     V, split = examples.n_labels, split_of(examples.encoder, plan.spec)
+    given = options.prior.amplitude
+    amplitude = None if isinstance(given, str) else float(given)
     basis = None
     if plan.basis.value == "contrast":
         basis = contrasts(torch.from_numpy(examples.label_counts))
     if isinstance(examples, ShardedExamples):
         if split.next is not None:
             raise InputError("structure", "transitions with features need data in memory", "pass X and y")
-        kernel = sharded_kernel(plan.kernel.value, examples, options.prior.amplitude)
+        kernel = sharded_kernel(plan.kernel.value, examples, amplitude)
         return Start(_posterior(Weights(kernel, (V,), basis), options, plan), plan)
     tokens = flat_tokens(split.node, [split.node.select(rows) for rows in examples.rows])
     kernel, relaxation = choose_kernel(
@@ -72,7 +74,7 @@ def start_of(
         split.node.blocks,
         tokens,
         examples.y,
-        amplitude=options.prior.amplitude,
+        amplitude=amplitude,
         learn=learns_kernel(options),
         on_bound=plan.on_bound,
         generator=generator,

@@ -12,14 +12,9 @@ from torch import Tensor
 
 from structgp.data.encode import Block, FeatureEncoder
 from structgp.errors import InputError
-from structgp.gp.kernels import (
-    SparseLinearKernel,
-    SparseRBFKernel,
-    TemplateKernel,
-    covariance,
-    variance,
-)
-from structgp.gp.kernels.block_sum import BlockSumKernel, build_kernel
+from structgp.gp.kernels import SparseLinearKernel, SparseRBFKernel, TemplateKernel, covariance, variance
+from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.build import build_kernel
 
 CATEGORICAL, SPARSE, DENSE = (
     Block("categorical", 0, 2, ("word", "tag")),

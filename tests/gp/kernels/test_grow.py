@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from structgp.gp.kernels import RelevanceKernel, covariance, weight_variances
-from structgp.gp.kernels.block_sum import SELDOM, BlockSumKernel
-from structgp.gp.kernels.grow import grown
-from structgp.gp.kernels.linear_weights import active_features
+from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.relevance import SELDOM, active_features, grown
 
 sizes = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from structgp.data.encode import Block, FeatureEncoder
 from structgp.errors import InputError
 from structgp.gp.kernels import RelevanceKernel, TemplateKernel, covariance, variance
-from structgp.gp.kernels.block_sum import BlockSumKernel, build_kernel
+from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.gp.kernels.kernel_json import describe, rebuild
 from structgp.gp.kernels.sparse import pack, unpack
 

@@ -27,8 +27,10 @@ from structgp.gp.kernels import (
     weight_parts,
     weight_variances,
 )
-from structgp.gp.kernels.block_sum import SELDOM, BlockSumKernel, build_kernel
+from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.gp.kernels.kernel_json import describe, rebuild
+from structgp.gp.kernels.relevance import SELDOM
 
 SIZES = [3, 1, 4]
 ATTRIBUTES = 5

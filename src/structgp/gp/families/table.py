@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structgp.gp.block import Block, Entropy
+from structgp.gp.block import Block, Entropy, Seen, kl_diagonal
 from structgp.gp.divergences import kl_whitened
 from structgp.gp.linalg import factor_of_inverse
-from structgp.gp.scale_steps import Seen
 
 PRIOR_SCORES = 4.0
 """Scores of size 1 that the prior of the amplitude is worth: it keeps the scale in place where there are
@@ -132,7 +131,7 @@ class Table(Block):
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
         """KL(q || p), exact (``klbin``; the paper prints V terms where there are V^2)."""
-        return kl_whitened(self.m, self.spread)
+        return kl_whitened(self.m, self.spread) if self.is_full else kl_diagonal(self.m, self.factor)
 
     def effective_parameters(self) -> Tensor:
         return self.n_scores - self.spread.square().sum()
