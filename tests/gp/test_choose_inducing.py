@@ -64,7 +64,7 @@ def test_each_choice_is_the_most_uncertain(
 ) -> None:
     if not whole:
         module = import_module(
-            "structgp.gp.choose_inducing"
+            "structgp.gp.inducing_inputs"
         )  # the package has a function of that name
         monkeypatch.setattr(module, "WHOLE_MATRIX", 0)
     kernel, rows = case()  # type: ignore[operator]
