@@ -134,7 +134,7 @@ def test_noise_that_bends_up_still_leaves_a_posterior(
     assert torch.isfinite(q.node.m).all()
     lower = q.node.factor.detach().tril()
     assert torch.linalg.eigvalsh(lower @ lower.mT).max() <= 1 / LEAST_PRECISION + 1e-9
-    prior = float(q["next"].sd.detach()) ** 2
+    prior = q["next"].prior_sd ** 2
     assert q["next"].score_sds.max() ** 2 <= prior / LEAST_PRECISION + 1e-9
     # What is held is what the posterior is of: going nowhere from there changes nothing.
     before = cases.numbers(q)

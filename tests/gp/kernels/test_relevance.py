@@ -265,9 +265,9 @@ def mixed() -> tuple[FeatureEncoder, Tensor]:
     return encoder, torch.from_numpy(np.concatenate(wide))
 
 
-def test_auto_has_relevances_where_they_will_be_learned() -> None:
+def test_relevances_by_name() -> None:
     encoder, rows = mixed()
-    kernel = build_kernel("auto", encoder.blocks, rows, relevance=True)
+    kernel = build_kernel("relevance", encoder.blocks, rows)
     assert isinstance(kernel, BlockSumKernel)
     columns, bag = kernel.kernels
     assert isinstance(columns, RelevanceKernel)
@@ -275,17 +275,8 @@ def test_auto_has_relevances_where_they_will_be_learned() -> None:
     assert (columns.sizes, columns.sparse) == ([3, 1], False)
     assert (bag.sizes, bag.sparse) == ([len(encoder.attributes)], True)
     assert all(p.dtype == torch.float64 for p in kernel.parameters())
-    for found in build_kernel("auto", encoder.blocks, rows).kernels:
-        assert isinstance(found, ScaleKernel)
-    named = build_kernel({"sparse": "relevance"}, encoder.blocks, rows)
+    named = build_kernel({"sparse": "relevance", "categorical": "template"}, encoder.blocks, rows)
     assert [type(k) for k in named.kernels] == [ScaleKernel, RelevanceKernel]
-    # Who asked for something else has it.
-    asked = build_kernel("linear", encoder.blocks, rows, relevance=True)
-    assert not any(isinstance(k, RelevanceKernel) for k in asked.modules())
-    dense = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert isinstance(
-        build_kernel("auto", [Block("dense", 0, 3)], dense, relevance=True), ScaleKernel
-    )
 
 
 def test_all_sizes_come_from_the_rows() -> None:
