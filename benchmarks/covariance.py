@@ -34,9 +34,7 @@ from structgp.structures import Chain
 FORMS = ("full", "low-rank", "diagonal")
 
 
-def dense_data(
-    n: int, n_labels: int, width: int = 16, seed: int = 0
-) -> tuple[list[Any], list[Any]]:
+def dense_data(n: int, n_labels: int, width: int = 16, seed: int = 0) -> tuple[list[Any], list[Any]]:
     """n sequences of dense rows: a random vector for each value of each template, summed, with noise."""
     data = generate(
         n, n_labels=n_labels, mean_length=12, n_templates=3, n_values=40, strength=1.5, seed=seed
@@ -81,9 +79,7 @@ def one_round(form: Any, n: int, n_inducing: int, n_labels: int) -> dict[str, An
         "before_gb": before,
         "with_kernel_gb": shared,
         "factor_gb": sum(
-            p.numel() * 8 / 1e9
-            for k, p in posterior.named_parameters()
-            if k in ("factor", "directions")
+            p.numel() * 8 / 1e9 for k, p in posterior.named_parameters() if k in ("factor", "directions")
         ),
         "elbo": info.elbo,
     }

@@ -58,13 +58,9 @@ def fit_seconds(size: dict[str, int]) -> Row:
     from structgp import StructuredGPClassifier
     from structgp.data.generate import generate
 
-    data = generate(
-        size["N"], n_labels=size["V"], mean_length=size["T"], n_values=size["D"], seed=0
-    )
+    data = generate(size["N"], n_labels=size["V"], mean_length=size["T"], n_values=size["D"], seed=0)
     more = {} if "M" not in size else {"posterior": Inducing(n_inducing=size["M"])}
-    model = StructuredGPClassifier(
-        inference=SecondOrder(n_draws=size["S"], learn_scales="auto"), **more
-    )
+    model = StructuredGPClassifier(inference=SecondOrder(n_draws=size["S"], learn_scales="auto"), **more)
     at, at_cpu = time.perf_counter(), time.process_time()
     model.fit(data.X, data.y)
     return {

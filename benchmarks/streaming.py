@@ -158,9 +158,7 @@ def _run(*part: str) -> str:
 
 
 def _start(*part: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        _command(*part), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(_command(*part), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _ask(fit: subprocess.Popen[str]) -> Any:

@@ -42,8 +42,7 @@ def curve(strategy: str, last: int, seed: int, n_pool: int, n_test: int) -> list
         left = [i for i in range(n_pool) if i not in set(chosen)]
         picked = select(tagger, [X[i] for i in left], STEP, strategy, random_state=seed)
         told += [
-            float(part.sum())
-            for part in tagger.predict_uncertainty([X[left[i]] for i in picked]).model
+            float(part.sum()) for part in tagger.predict_uncertainty([X[left[i]] for i in picked]).model
         ]
         chosen += [left[i] for i in picked]
 

@@ -27,10 +27,7 @@ def parts(n: int) -> tuple[StructuredGPClassifier, dict[str, float]]:
     """Mean doubt of a test token, in nats, after n lines."""
     tagger = StructuredGPClassifier().fit(X[:n], corpus.y_train[:n])
     doubt = tagger.predict_uncertainty(X_test)
-    mean = {
-        name: float(np.concatenate(getattr(doubt, name)).mean())
-        for name in ("total", "data", "model")
-    }
+    mean = {name: float(np.concatenate(getattr(doubt, name)).mean()) for name in ("total", "data", "model")}
     print(f"{n:>4} lines: {mean['total']:.2f} = {mean['data']:.2f} of the data", end=" ")
     print(f"+ {mean['model']:.2f} of the model")
     return tagger, {f"{name} after {n}": value for name, value in mean.items()}

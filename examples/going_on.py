@@ -105,9 +105,7 @@ def early_stopping() -> dict[str, float]:
     tagger = StructuredGPClassifier()
     tagger.fit(X[:15], y[:15], X_dev=X[15:35], y_dev=y[15:35], early_stopping=True)
     log = tagger.training_log_
-    print(
-        f"{log['stopped']} after {len(log['steps'])} steps, dev NLL {log['dev']['token_nll']:.3f}"
-    )
+    print(f"{log['stopped']} after {len(log['steps'])} steps, dev NLL {log['dev']['token_nll']:.3f}")
     return {"dev NLL": log["dev"]["token_nll"]}
 
 

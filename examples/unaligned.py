@@ -76,9 +76,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
     parser.add_argument("--quick", action="store_true", help="fewer lines")
     options = parser.parse_args(words)
     corpus = recipes()
-    order = torch.randperm(
-        len(corpus.X_train), generator=torch.Generator().manual_seed(options.seed)
-    )
+    order = torch.randperm(len(corpus.X_train), generator=torch.Generator().manual_seed(options.seed))
     lines = order[: 20 if options.quick else 40].tolist()
     X = [corpus.template.expand(corpus.X_train[i]) for i in lines]
     y = [[coarse(label) for label in corpus.y_train[i]] for i in lines]

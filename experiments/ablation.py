@@ -56,11 +56,7 @@ def _inducing(**changes: Any) -> Callable[[bool], StructuredGPClassifier]:
 
 
 def _stochastic(
-    kind: type[Stochastic] = Stochastic,
-    *,
-    n_inducing: int = INDUCING,
-    basis: str = "label",
-    **changes: Any,
+    kind: type[Stochastic] = Stochastic, *, n_inducing: int = INDUCING, basis: str = "label", **changes: Any
 ) -> Callable[[bool], StructuredGPClassifier]:
     """``changes`` : fields of the optimiser."""
     own = {"gradient": "control-variate", "n_draws": 4000} | changes
@@ -242,9 +238,7 @@ def plot(rows: Sequence[Row]) -> str:
         for base, changes in ABLATIONS.items():
             there = {change: _of(rows, base, change, task) for change in changes}
             shown = [
-                Dot(change, _mean(found, sorted(found), "nll"))
-                for change, found in there.items()
-                if found
+                Dot(change, _mean(found, sorted(found), "nll")) for change, found in there.items() if found
             ]
             if shown:
                 panels.append(dots(f"{task}, {base}", "NLL a token", list(changes), shown))

@@ -114,9 +114,7 @@ GP_MODELS: dict[str, Callable[[Setting], StructuredGPClassifier]] = {
 LOGGED = ("stopped", "elbo", "fresh_elbo", "evaluations", "n_inducing")
 
 
-def fit_quietly(
-    model: StructuredGPClassifier, fold: Fold, callback: Callback | None = None
-) -> Fitted:
+def fit_quietly(model: StructuredGPClassifier, fold: Fold, callback: Callback | None = None) -> Fitted:
     """The fit without the warning that a limit was reached, which is in what is returned."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StructgpWarning)

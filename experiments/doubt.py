@@ -47,10 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def compare(task: str, k: int, options: argparse.Namespace) -> dict[str, Any]:
     fold = load_fold(task, options.data, k, columns=options.columns)
     row: dict[str, Any] = {"task": task, "fold": k, "columns": options.columns}
-    for name, method in (
-        ("structgp", StructuredGPClassifier()),
-        ("linear CRF", LinearCRF(n_jobs=-1)),
-    ):
+    for name, method in (("structgp", StructuredGPClassifier()), ("linear CRF", LinearCRF(n_jobs=-1))):
         marginals = method.fit(fold.X, fold.y).predict_marginals(fold.X_test)
         row[name] = {
             "share": round(_share(fold.y_test, marginals), 4),

@@ -37,9 +37,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = arguments("evaluations", __doc__, ["segmentation", "chunking"])
     parser.add_argument("--minutes", type=float, default=4, help="limit of the paper's schedule")
     options = parser.parse_args(words)
-    each_fold(
-        "evaluations", options, lambda task, k: compare(task, k, options.data, options.minutes)
-    )
+    each_fold("evaluations", options, lambda task, k: compare(task, k, options.data, options.minutes))
 
 
 def compare(task: str, k: int, data: str | None, minutes: float) -> dict[str, Any]:

@@ -49,9 +49,7 @@ def compare(task: str, k: int, data: str | None, n_jobs: int) -> dict[str, Any]:
         log = model.training_log_
         row[name] = {
             "bound": round(bound_per_sequence(problem_of(model, Chain(), fold.X, fold.y)), 3),
-            "token_error": round(
-                100 * metrics.token_error(fold.y_test, model.predict(fold.X_test)), 2
-            ),
+            "token_error": round(100 * metrics.token_error(fold.y_test, model.predict(fold.X_test)), 2),
             "gradient": log["gradient"],
             "evaluations": log["evaluations"],
             "seconds": round(log["seconds"], 1),

@@ -156,10 +156,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def render(results: Path) -> dict[str, str]:
     """Text by the name of its file in the docs."""
-    rows = {
-        name: list(Store(results / f"{name}.jsonl", key).rows().values())
-        for name, key in KEYS.items()
-    }
+    rows = {name: list(Store(results / f"{name}.jsonl", key).rows().values()) for name, key in KEYS.items()}
     figures = _figures(rows)
     parts = [
         HEAD,
@@ -188,17 +185,9 @@ def _figures(rows: dict[str, list[Row]]) -> dict[str, str]:
 def _table(rows: Sequence[Row], best: Sequence[Row], drawn: bool) -> str:
     lines = [SMALL]
     if drawn:
-        lines += [
-            "![Token error by task and method, here and in the paper](figures/table1.svg)",
-            "",
-        ]
+        lines += ["![Token error by task and method, here and in the paper](figures/table1.svg)", ""]
     for task in TASKS:
-        lines += [
-            f"### {task}",
-            "",
-            *_columns({m: _table_line(rows, best, task, m) for m in METHODS}),
-            "",
-        ]
+        lines += [f"### {task}", "", *_columns({m: _table_line(rows, best, task, m) for m in METHODS}), ""]
     return "\n".join(lines)
 
 
@@ -293,10 +282,7 @@ def _large(rows: Sequence[Row], drawn: bool) -> str:
     lines = [LARGER]
     if drawn:
         lines += ["![Token error by method, here and in the paper](figures/large.svg)", ""]
-    lines += [
-        *_columns({m: _large_line(m, large.cells_of(rows, m)) for m in large.LARGE}),
-        "",
-    ]
+    lines += [*_columns({m: _large_line(m, large.cells_of(rows, m)) for m in large.LARGE}), ""]
     return "\n".join(lines)
 
 

@@ -74,10 +74,7 @@ def run(task: str, k: int, data: str | None, inference: str, options: object) ->
     def say(step: StepInfo) -> None:
         if inference == "paper-batch" or step.iteration % 500 == 0:
             spent = time.monotonic() - began
-            print(
-                f"{task} {k}: step {step.iteration}, bound {step.elbo:.1f}, {spent:.0f} s",
-                flush=True,
-            )
+            print(f"{task} {k}: step {step.iteration}, bound {step.elbo:.1f}, {spent:.0f} s", flush=True)
 
     model.fit(fold.X, fold.y, callback=say)
     log = model.training_log_

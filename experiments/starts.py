@@ -84,9 +84,7 @@ def compare(task: str, k: int, data: str | None) -> dict[str, Any]:
     return row
 
 
-def _start(
-    space: str, kernel: Any, inducing: Tensor, V: int, basis: Tensor | None, seed: int
-) -> Posterior:
+def _start(space: str, kernel: Any, inducing: Tensor, V: int, basis: Tensor | None, seed: int) -> Posterior:
     """A posterior with means at random, and the prior's covariances."""
     common: dict[str, Any] = {"pairwise_sd": PAIRWISE_SD, "basis": basis}
     if space == "weights":

@@ -55,9 +55,7 @@ def variances(
 ) -> dict[str, object]:
     problem = build(task, data, Chain())
     problem.estimator = ESTIMATORS[gradient].with_draws(draws)
-    saga = Stochastic(
-        mean_step="auto", covariance_step="auto", unary_steps=None, pairwise_steps=None
-    )
+    saga = Stochastic(mean_step="auto", covariance_step="auto", unary_steps=None, pairwise_steps=None)
     sgd = replace(saga, remembers=False)
     state = saga.start(problem, torch.Generator().manual_seed(0))
     n = len(problem.batches)

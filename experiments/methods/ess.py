@@ -129,16 +129,12 @@ class GPStruct:
                 generator=generator,
             )
 
-    def _keep(
-        self, samples: Samples, sites: Sites, coordinates: Coordinates, chain: LatentChain
-    ) -> None:
+    def _keep(self, samples: Samples, sites: Sites, coordinates: Coordinates, chain: LatentChain) -> None:
         rhat = split_rhat(samples.kept)
         moves = rhat[~rhat.isnan()]
         rows, n_unary = samples.kept.flatten(0, 1), sites.mean.numel()
         h = sites.mean + rows[:, :n_unary].reshape(-1, *sites.mean.shape)
-        self.weights_ = torch.stack(
-            [coordinates.directions @ coordinates.inverse(one) for one in h]
-        )
+        self.weights_ = torch.stack([coordinates.directions @ coordinates.inverse(one) for one in h])
         self.pairs_ = sites.pair_mean + rows[:, n_unary:].reshape(-1, *sites.pair_mean.shape)
         self.basis_ = chain.basis
         self.classes_ = np.array(self._labels.classes)
@@ -176,9 +172,7 @@ class GPStruct:
         tokens = self._features.transform(read_out(X))
         chain = LatentChain.of(tokens, None, self.basis_)
         total = torch.zeros(chain.n_tokens, len(self.basis_), dtype=self.weights_.dtype)
-        samples = zip(
-            self.weights_.split(DRAWS_AT_ONCE), self.pairs_.split(DRAWS_AT_ONCE), strict=True
-        )
+        samples = zip(self.weights_.split(DRAWS_AT_ONCE), self.pairs_.split(DRAWS_AT_ONCE), strict=True)
         for weights, pairs in samples:
             h = np.stack([tokens.features @ one for one in weights.numpy()])
             total += chain.marginals(torch.from_numpy(h), pairs) * len(pairs)
@@ -196,6 +190,4 @@ class GPStruct:
         # R-hat takes two states in each half of a chain.
         least = 6 * self.thin
         if self.n_iterations < least:
-            raise InputError(
-                "n_iterations", f"{self.n_iterations} is too few", f"give {least} or more"
-            )
+            raise InputError("n_iterations", f"{self.n_iterations} is too few", f"give {least} or more")

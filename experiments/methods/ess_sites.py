@@ -64,10 +64,7 @@ def prior_sites(coordinates: Coordinates, basis: Tensor, pairwise_sd: float) -> 
 
 
 def fit_sites(
-    chain: LatentChain,
-    coordinates: Coordinates,
-    pairwise_sd: float,
-    generator: torch.Generator,
+    chain: LatentChain, coordinates: Coordinates, pairwise_sd: float, generator: torch.Generator
 ) -> Sites:
     """Some rounds of: bend over draws, then Newton steps of the mean along the slope over draws, with step
     sizes that fall as 1 / k so that the noise of draws averages out. Cost O(C N R^2) a round."""

@@ -71,8 +71,7 @@ class FrankWolfe:
         self.n_tokens = sum(tokens.lengths[n] for n in index)
         starts = tokens.starts
         self._blocks = [
-            _block(tokens.features[starts[n] : starts[n + 1]], y[n], n_labels, len(C))
-            for n in index
+            _block(tokens.features[starts[n] : starts[n + 1]], y[n], n_labels, len(C)) for n in index
         ]
         shape = (len(C), n_labels, n_labels)
         self._unary = np.zeros((tokens.features.shape[1], *shape[:2]))
@@ -126,9 +125,7 @@ class FrankWolfe:
         unary *= self.C[:, None]
         pairs *= self.C[:, None, None]
         loss = self.C * (path != block.y).sum(1)
-        gap = ((block.unary - unary) * w).sum((0, 2)) + ((block.pairs - pairs) * self._pairs).sum(
-            (1, 2)
-        )
+        gap = ((block.unary - unary) * w).sum((0, 2)) + ((block.pairs - pairs) * self._pairs).sum((1, 2))
         return _Corner(unary, pairs, loss, gap - block.loss + loss)
 
     def _step(self, block: _Block) -> None:

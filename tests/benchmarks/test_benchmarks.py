@@ -158,8 +158,7 @@ def test_turns_are_medians_and_the_slow_sit_out(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
-    [(["speed"], "no benchmark speed"), (["fit", "--device", "cuda"], "for chain")],
+    ("words", "told"), [(["speed"], "no benchmark speed"), (["fit", "--device", "cuda"], "for chain")]
 )
 def test_what_cannot_be_measured_is_told(words: list[str], told: str, capsys) -> None:
     with pytest.raises(SystemExit) as error:

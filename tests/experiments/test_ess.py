@@ -42,10 +42,7 @@ def toy():
 def one_hot(X):
     """As matrices, whose columns are the weights of the reference."""
     names = [f"v{k}" for k in range(3)]
-    return [
-        np.array([[float(token[j] == v) for j in range(2) for v in names] for token in x])
-        for x in X
-    ]
+    return [np.array([[float(token[j] == v) for j in range(2) for v in names] for token in x]) for x in X]
 
 
 # --- the reference ---------------------------------------------------------------------------
@@ -99,9 +96,7 @@ def importance_sampling(toy, sd=1.0, pair_sd=1.0):
     mode = minimize(
         lambda r: -log_joint(r[None], X[:5], paths, *prior)[0], start, jac=lambda r: -slope(r)
     ).x
-    bend = np.stack(
-        [(slope(mode - 1e-3 * e) - slope(mode + 1e-3 * e)) / 2e-3 for e in np.eye(size)]
-    )
+    bend = np.stack([(slope(mode - 1e-3 * e) - slope(mode + 1e-3 * e)) / 2e-3 for e in np.eye(size)])
     root = np.linalg.cholesky(np.linalg.inv((bend + bend.T) / 2))
     rng = np.random.default_rng(0)
     n, wider = 60_000, 1.15
@@ -301,11 +296,7 @@ def test_order_and_company_of_sequences_do_not_matter(toy):
     assert model.predict([X[5], [], X[0]])[2] == model.predict([X[0]])[0]
     assert model.score(X, y) == pytest.approx(
         np.mean(
-            [
-                a == b
-                for p, q in zip(model.predict(X), y, strict=True)
-                for a, b in zip(p, q, strict=True)
-            ]
+            [a == b for p, q in zip(model.predict(X), y, strict=True) for a, b in zip(p, q, strict=True)]
         )
     )
 

@@ -56,9 +56,7 @@ def test_best_labelling_is_the_best_of_all(T, V, G, seed):
     found = best_labelling(scores, transitions)
     for g in range(G):
         paths = [np.array(p) for p in product(range(V), repeat=T)]
-        values = [
-            scores[g, np.arange(T), p].sum() + transitions[g, p[:-1], p[1:]].sum() for p in paths
-        ]
+        values = [scores[g, np.arange(T), p].sum() + transitions[g, p[:-1], p[1:]].sum() for p in paths]
         np.testing.assert_array_equal(found[g], paths[int(np.argmax(values))])
 
 
@@ -129,12 +127,8 @@ def test_learns_the_chain():
     svm = StructuredSVM(0.1).fit(many.X[:200], many.y[:200])
     assert svm.training_log_["stopped"] == "converged"
     assert svm.training_log_["gap"] <= svm.tolerance
-    best = [
-        [many.chain.labels[v] for v in many.chain.true_marginals(x).argmax(1)] for x in many.X[200:]
-    ]
-    right = sum(
-        a == b for p, q in zip(best, many.y[200:], strict=True) for a, b in zip(p, q, strict=True)
-    )
+    best = [[many.chain.labels[v] for v in many.chain.true_marginals(x).argmax(1)] for x in many.X[200:]]
+    right = sum(a == b for p, q in zip(best, many.y[200:], strict=True) for a, b in zip(p, q, strict=True))
     possible = right / sum(map(len, best))
     assert svm.score(many.X[200:], many.y[200:]) > possible - 0.03
 
@@ -170,9 +164,7 @@ def test_grid_ties_and_few_sequences(data):
 
 
 def test_equal_seeds_give_equal_fits(data):
-    one, same = (
-        StructuredSVM((0.1, 1.0), max_passes=5).fit(data.X[:20], data.y[:20]) for _ in "ab"
-    )
+    one, same = (StructuredSVM((0.1, 1.0), max_passes=5).fit(data.X[:20], data.y[:20]) for _ in "ab")
     np.testing.assert_array_equal(one.weights_, same.weights_)
     assert one.cv_scores_ == same.cv_scores_
 

@@ -77,9 +77,7 @@ def test_noisy_annotators() -> None:
 @pytest.mark.slow
 def test_unaligned() -> None:
     errors = UNALIGNED.main(["--quick"])
-    assert errors["summaries"] < min(
-        errors["commonest label"], errors["chain, summaries spread evenly"]
-    )
+    assert errors["summaries"] < min(errors["commonest label"], errors["chain, summaries spread evenly"])
 
 
 def test_all_examples_are_run() -> None:

@@ -98,9 +98,7 @@ def test_the_most_surprising_come_first(opened, findings):
 def test_filter_and_errors_only(opened, findings):
     wrong = [
         words
-        for words, y, z in zip(
-            findings.text.words, findings.predicted, findings.truth.labels, strict=True
-        )
+        for words, y, z in zip(findings.text.words, findings.predicted, findings.truth.labels, strict=True)
         if y != z
     ]
     opened.evaluate("document.getElementById('errors').click()")
@@ -159,13 +157,10 @@ def test_shading_turns_to_another_doubt(browser, findings, tmp_path):
     shade = "[...document.querySelectorAll('.token .word')].map(w => parseInt(w.style.cssText.slice(9)))"
     assert max(browser.evaluate(shade)) > 20
     browser.evaluate(
-        "(o => { o.value = '1'; o.dispatchEvent(new Event('change')); })"
-        "(document.getElementById('shade'))"
+        "(o => { o.value = '1'; o.dispatchEvent(new Event('change')); })(document.getElementById('shade'))"
     )
     assert set(browser.evaluate(shade)) == {0}
-    assert "doubt of the model" in browser.evaluate(
-        "document.getElementById('scale-text').textContent"
-    )
+    assert "doubt of the model" in browser.evaluate("document.getElementById('scale-text').textContent")
 
 
 def test_a_nasty_token_stays_text(browser, findings, tmp_path):

@@ -103,9 +103,7 @@ def test_the_confusion_matrix_counts_every_token(findings, page):
 def test_the_text_is_all_there(findings, page):
     data, truth = data_of(page), findings.truth
     assert [s[2] for s in data["sequences"]] == findings.text.words
-    for i, (line, surprise, _, predicted, errors, doubts, alternatives) in enumerate(
-        data["sequences"]
-    ):
+    for i, (line, surprise, _, predicted, errors, doubts, alternatives) in enumerate(data["sequences"]):
         assert line == i + 1
         assert surprise == pytest.approx(-truth.log_probs[i], abs=0.006)
         labels = [data["labels"][p] for p in predicted]
@@ -136,9 +134,7 @@ def test_several_kinds_of_doubt_are_all_on_the_page(findings, parse):
     model = Doubt("model", "doubt of the model", "a part", [v / 2 for v in total.values], 0.3)
     data = data_of(parse(render(dataclasses.replace(findings, doubts=[total, model]))))
     assert [d["name"] for d in data["doubts"]] == ["total", "model"]
-    assert data["sequences"][0][5][1] == pytest.approx(
-        [d / 2 for d in data["sequences"][0][5][0]], abs=1
-    )
+    assert data["sequences"][0][5][1] == pytest.approx([d / 2 for d in data["sequences"][0][5][0]], abs=1)
 
 
 # -- special cases ---------------------------------------------------------------------------------
@@ -161,9 +157,7 @@ def test_a_label_that_training_never_saw(fitted, corpus, parse):
     y = [["B-NEW", *labels[1:]] for labels in corpus.y_test[:3]]
     words = [[row[0] for row in sequence] for sequence in rows]
     X = [corpus.template.expand(sequence) for sequence in rows]
-    page = parse(
-        render(examine(fitted, X, Text("t", words, [1, 2, 3], y), model_name="m", templates=None))
-    )
+    page = parse(render(examine(fitted, X, Text("t", words, [1, 2, 3], y), model_name="m", templates=None)))
     assert "3 tokens with labels new to it left out" in page.text[""]
     data = data_of(page)
     assert "B-NEW" in data["labels"]
@@ -172,11 +166,7 @@ def test_a_label_that_training_never_saw(fitted, corpus, parse):
 
 
 def test_a_model_without_a_trace_or_weights(findings, parse, monkeypatch):
-    info = {
-        k: v
-        for k, v in findings.estimator.model_.info.items()
-        if k not in ("trace", "kernel_scales")
-    }
+    info = {k: v for k, v in findings.estimator.model_.info.items() if k not in ("trace", "kernel_scales")}
     monkeypatch.setattr(findings.estimator.model_, "info", info)
     page = parse(render(findings))
     assert "no trace" in page.text["fit"]
@@ -233,21 +223,13 @@ def test_the_page_asks_for_nothing_and_runs_one_script(findings, page):
     (policy,) = [a["content"] for n, a in page.elements if a.get("http-equiv")]
     script = page.scripts[-1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert policy == (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    )
+    assert policy == (f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'")
     assert "innerHTML" not in script
 
 
 def test_equal_findings_give_equal_bytes(fitted, corpus, findings):
     X = [corpus.template.expand(rows) for rows in corpus.X_test[:40]]
-    again = examine(
-        fitted,
-        X,
-        findings.text,
-        model_name=findings.model_name,
-        templates=findings.templates,
-    )
+    again = examine(fitted, X, findings.text, model_name=findings.model_name, templates=findings.templates)
     assert render(again) == render(findings)
 
 
