@@ -197,7 +197,7 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
     "type of a structure": ("shape", Changed(log_prob=lambda v, *_: v.double()), "type of f"),
     "raises": ("shape", lambda f, g, y: np.zeros(len(f)) / f[:, 3, 0], "raised IndexError"),
     "random": ("deterministic", Unsteady(), "two values"),
-    "mean over draws": ("draws", lambda f, g, y: torch_softmax(f - f.mean(0), g, y), "other company"),
+    "mean over draws": ("draws", lambda f, g, y: torch_softmax(f - f.mean(0), g, y), "other draws"),
     "cumulative": ("draws", Changed(log_prob=lambda v, *_: v.cumsum(0)), "alone"),
     "f in place": ("inputs", shifting, "f was changed in place"),
     "g in place": (

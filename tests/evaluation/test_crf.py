@@ -280,7 +280,7 @@ def test_missing_extra_is_named(monkeypatch, data):
         ([np.array([[np.nan]])], [["A"]], r"X\[0\]: a value is not finite"),
         ([[{"a": math.inf}]], [["A"]], r"X\[0\]\[0\]: feature 'a' is inf"),
         ([[{3: 1.0}]], [["A"]], r"X\[0\]\[0\]: the feature name 3"),
-        ([[("a",)]], [["A", "B"]], r"y\[0\]: 2 labels where X\[0\] has 1 tokens"),
+        ([[("a",)]], [["A", "B"]], r"y\[0\]: 2 tokens where X\[0\] has 1"),
         ([[("a",)]], [], "y: 0 sequences where X has 1"),
         ([[("a",)], [("a",)]], [["A"], [None]], "y: labels of mixed types"),
         ([], [], "y: no labels"),

@@ -149,8 +149,8 @@ def test_without_prefixes_f1_is_token_accuracy():
 
 
 @given(labellings())
-def test_perfect_prediction(pair):
-    y, _ = pair
+def test_perfect_prediction(both):
+    y, _ = both
     scores = span_scores(y, y)
     expected = 1.0 if scores.n_true else 0.0
     assert scores.f1 == scores.precision == scores.recall == expected
@@ -158,8 +158,8 @@ def test_perfect_prediction(pair):
 
 
 @given(labellings())
-def test_counts_add_up_and_agree_with_conllevals_running_count(pair):
-    y_true, y_pred = pair
+def test_counts_add_up_and_agree_with_conllevals_running_count(both):
+    y_true, y_pred = both
     scores = span_scores(y_true, y_pred)
     for name in ("n_true", "n_pred", "n_correct"):
         assert getattr(scores, name) == sum(getattr(c, name) for c in scores.by_type.values())

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from structgp.report import render
-from structgp.report.doubt import Doubt
+from structgp.report.findings import TokenUncertainty
 
 PLACES = [(width, dark) for width in (1280, 400) for dark in (False, True)]
 SETTLE = "new Promise(done => setTimeout(done, 150))"
@@ -146,11 +146,11 @@ def test_the_theme_can_be_turned(opened):
     assert opened.evaluate("document.getElementById('theme').textContent") == "Light"
 
 
-def test_shading_turns_to_another_doubt(browser, findings, tmp_path):
+def test_shading_turns_to_another_uncertainty(browser, findings, tmp_path):
     path = tmp_path / "report.html"
-    flat = [0 * v for v in findings.doubts[0].values]
-    other = Doubt("model", "doubt of the model", "a part", flat, 0.3)
-    two = dataclasses.replace(findings, doubts=[findings.doubts[0], other])
+    flat = [0 * v for v in findings.uncertainties[0].values]
+    other = TokenUncertainty("model", "uncertainty of the model", "a part", flat, 0.3)
+    two = dataclasses.replace(findings, uncertainties=[findings.uncertainties[0], other])
     path.write_text(render(two), encoding="utf-8")
     browser.window(1280)
     browser.open(path)
@@ -160,7 +160,9 @@ def test_shading_turns_to_another_doubt(browser, findings, tmp_path):
         "(o => { o.value = '1'; o.dispatchEvent(new Event('change')); })(document.getElementById('shade'))"
     )
     assert set(browser.evaluate(shade)) == {0}
-    assert "doubt of the model" in browser.evaluate("document.getElementById('scale-text').textContent")
+    assert "uncertainty of the model" in browser.evaluate(
+        "document.getElementById('scale-text').textContent"
+    )
 
 
 def test_a_nasty_token_stays_text(browser, findings, tmp_path):

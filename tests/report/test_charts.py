@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from structgp.evaluation.metrics import calibration, risk_coverage
 from structgp.report.charts import confidence_counts, error_at, learning_curve, reliability, risk_curve
-from structgp.report.markup import Markup, join, tag
-from structgp.report.numbers import MINUS, count, decimal, percent, plural
+from structgp.report.markup import MINUS, Markup, count, decimal, join, percent, plural, tag
 from structgp.report.svg import Plot, ticks, widened
 from structgp.report.tables import signed
 
@@ -57,10 +56,10 @@ def test_a_range_is_never_empty():
 
 
 def test_points_lie_where_the_data_says():
-    plot = Plot((0, 10), (-1, 1), height=200, left=50, right=20, top=10, bottom=40)
-    assert plot.at(0, -1) == (50, 160)
-    assert plot.at(10, 1) == (400, 10)
-    assert plot.at(5, 0) == (225, 85)
+    plot = Plot((0, 10), (-1, 1), height=200, left=50, right=20)
+    assert plot.at(0, -1) == (50, 156)
+    assert plot.at(10, 1) == (400, 30)
+    assert plot.at(5, 0) == (225, 93)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The tables: labels against labels, what templates weigh, figures behind the plots."""
+"""The tables: labels against labels, weights of templates, figures behind the plots."""
 
 from __future__ import annotations
 
@@ -6,35 +6,32 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from structgp.report.markup import Markup, tag
-from structgp.report.numbers import MINUS, count, decimal, percent
+from structgp.report.markup import MINUS, Markup, count, decimal, percent, tag
 
 MOST_LABELS = 40
-"""Rows and columns of a table of labels; a larger one is a carpet that nobody reads."""
+"""Rows and columns of a table of labels; nobody reads a larger one."""
 
 Cell = Callable[[str, str], Markup]
 
 
-def confusion(pairs: Counter[tuple[str, str]]) -> tuple[Markup, int]:
+def confusion(counts: Counter[tuple[str, str]]) -> tuple[Markup, int]:
     """Tokens by true label (rows) and predicted label (columns), shaded by their share of the row;
     and the number of labels that are left out, those with the fewest tokens."""
     tokens: Counter[str] = Counter()
-    for (truth, guess), n in pairs.items():
+    of_row: Counter[str] = Counter()
+    for (truth, guess), n in counts.items():
         tokens[truth] += n
         tokens[guess] += n
-    kept = frequent(tokens)
-    of_row: Counter[str] = Counter()
-    for (truth, _), n in pairs.items():
         of_row[truth] += n
+    kept = frequent(tokens)
 
     def cell(truth: str, guess: str) -> Markup:
-        n = pairs[truth, guess]
-        right = truth == guess
+        n = counts[truth, guess]
         if not n:
-            return tag("td", class_="right" if right else None)
+            return tag("td", class_="right" if truth == guess else None)
         share = n / of_row[truth]
         title = f"{count(n)} of {count(of_row[truth])} {truth} labelled {guess} ({percent(share)})"
-        kind = "right" if right else "wrong"
+        kind = "right" if truth == guess else "wrong"
         return tag("td", count(n), class_=kind, title=title, style=_strength(math.sqrt(share)))
 
     table = _label_table(kept, cell, "true label", "predicted label", "confusion")
@@ -47,10 +44,10 @@ def transitions(
     sd: Sequence[Sequence[float]],
     never: Sequence[Sequence[bool]],
 ) -> Markup:
-    """Posterior mean of each label-to-label score, and under it its standard deviation; a dot where
-    constraints say that it is never."""
+    """Posterior mean of each label-to-label score, and below it its standard deviation; a dot where
+    constraints forbid it."""
     place = {label: i for i, label in enumerate(labels)}
-    # Scores well below one do next to nothing, and are to look like it.
+    # Scores well below 1 hardly matter, and are shaded accordingly.
     top = max(1.0, *(abs(v) for row in mean for v in row))
 
     def cell(before: str, after: str) -> Markup:
@@ -76,25 +73,19 @@ def frequent(tokens: Mapping[str, int]) -> list[str]:
     return sorted(by_number[:MOST_LABELS])
 
 
-def worst_confusions(pairs: Counter[tuple[str, str]], most: int = 8) -> Markup:
+def worst_confusions(counts: Counter[tuple[str, str]], most: int = 8) -> Markup:
     """The most frequent errors, as a list."""
-    wrong = {pair: n for pair, n in pairs.items() if pair[0] != pair[1]}
-    total = sum(wrong.values())
-    by_number = sorted(wrong, key=lambda pair: (-wrong[pair], pair))[:most]
+    wrong = [(-n, truth, guess) for (truth, guess), n in counts.items() if truth != guess]
+    total = -sum(n for n, _, _ in wrong)
     rows = (
-        (
-            tag("code", truth),
-            tag("code", guess),
-            count(wrong[truth, guess]),
-            percent(wrong[truth, guess] / total, 0),
-        )
-        for truth, guess in by_number
+        (tag("code", truth), tag("code", guess), count(-n), percent(-n / total, 0))
+        for n, truth, guess in sorted(wrong)[:most]
     )
     return figures(("true", "predicted", "tokens", "of errors"), rows, text_columns=2)
 
 
 def weights(scales: Sequence[tuple[str, float]]) -> Markup:
-    """What each template weighs, the heaviest first, with a bar."""
+    """The weight of each template, the heaviest first, with a bar."""
     top = max(value for _, value in scales) or 1.0
     rows = [
         tag(
@@ -111,9 +102,8 @@ def weights(scales: Sequence[tuple[str, float]]) -> Markup:
         tag("th", tag("span", "weight", class_="unseen"), scope="col"),
         tag("th", "variance", scope="col", class_="number"),
     )
-    return _in_box(
-        tag("table", tag("thead", head), tag("tbody", *rows), class_="weights"), "template weights"
-    )
+    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="weights")
+    return _in_box(table, "template weights")
 
 
 def figures(head: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 0) -> Markup:
@@ -134,20 +124,18 @@ def signed(value: float, digits: int = 1) -> str:
 
 def _label_table(labels: Sequence[str], cell: Cell, down: str, across: str, name: str) -> Markup:
     corner = tag("th", tag("span", f"{down} \N{DOWNWARDS ARROW}"), class_="corner")
-    head = [tag("th", tag("span", label), scope="col", title=label) for label in labels]
+    columns = [tag("th", tag("span", label), scope="col", title=label) for label in labels]
     body = [
         tag("tr", tag("th", row, scope="row", title=row), *(cell(row, label) for label in labels))
         for row in labels
     ]
     caption = tag("caption", f"{across} \N{RIGHTWARDS ARROW}")
-    table = tag(
-        "table", caption, tag("thead", tag("tr", corner, *head)), tag("tbody", *body), class_="pairs"
-    )
-    return _in_box(table, name)
+    head = tag("thead", tag("tr", corner, *columns))
+    return _in_box(tag("table", caption, head, tag("tbody", *body), class_="matrix"), name)
 
 
 def _in_box(table: Markup, name: str) -> Markup:
-    """A box that scrolls by itself; the keyboard reaches it, too."""
+    """A box that scrolls by itself and can be reached by keyboard."""
     return tag("div", table, class_="box", tabindex=0, role="region", aria_label=name)
 
 
