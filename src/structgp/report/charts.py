@@ -15,9 +15,6 @@ _CURVE_POINTS = 240
 _FIFTHS = [0, 0.2, 0.4, 0.6, 0.8, 1]
 
 
-# -- the fit -----------------------------------------------------------------------------------
-
-
 def learning_curve(trace: Sequence[Sequence[float]], fresh: float, *, from_step: int = 1) -> Markup:
     """The bound of each step, and at the last step a bracket from it to the bound on fresh draws.
     ``from_step`` : where an enlargement begins."""
@@ -48,9 +45,6 @@ def _bracket(plot: Plot, step: float, last: float, fresh: float) -> None:
     points = [(near, last), (far, last), (far, fresh), (near, fresh)]
     plot.line(points, "bracket", f"last step {decimal(last, 1)}, fresh draws {decimal(fresh, 1)}")
     plot.dot((step, fresh), "fresh", 4, f"fresh draws: {decimal(fresh, 1)}")
-
-
-# -- confidence --------------------------------------------------------------------------------
 
 
 def reliability(calibration: Calibration) -> Markup:

@@ -28,17 +28,13 @@ def headline(findings: Findings) -> Markup:
 def _tiles(truth: Truth) -> list[Markup]:
     scores = truth.scores
     wrong = round(scores.token_error * scores.n_tokens)
+    sizes = f"{plural(scores.n_tokens, 'token')} in {plural(scores.n_sequences, 'sequence')}"
     spans = f"precision {percent(scores.span_precision)}, recall {percent(scores.span_recall)}"
     whole = f"{decimal(scores.sequence_nll, 2)} per sequence"
     if scores.n_unseen_tokens:
         whole += f"; {plural(scores.n_unseen_tokens, 'token')} with labels new to it left out"
     return [
-        _tile(
-            "Token error",
-            percent(scores.token_error),
-            f"{count(wrong)} of {plural(scores.n_tokens, 'token')} "
-            f"in {plural(scores.n_sequences, 'sequence')}",
-        ),
+        _tile("Token error", percent(scores.token_error), f"{count(wrong)} of {sizes}"),
         _tile("Span F1", percent(scores.span_f1), spans),
         _tile("Negative log-likelihood", decimal(scores.token_nll, 3), f"nats per token; {whole}"),
         _tile("Calibration error", decimal(scores.ece, 3), "ECE: confidence against accuracy"),
@@ -169,12 +165,11 @@ def transitions(findings: Findings) -> Markup:
     mean, sd = next_.constant_scores()
     rules = findings.estimator.model_.rules
     never = torch.zeros_like(mean, dtype=torch.bool) if rules is None else ~rules.follows
-    table = tables.transitions(kept, *(values[index][:, index].tolist() for values in (mean, sd, never)))
+    table = tables.transitions(kept, *(values[index][:, index] for values in (mean, sd, never)))
     said = "Posterior mean and standard deviation of each score. Only differences within the table matter."
     parts = [_note(said), table]
-    if len(kept) < len(classes):
-        left_out = plural(len(classes) - len(kept), "label")
-        parts.append(_note(f"The {left_out} predicted least often left out."))
+    if left_out := len(classes) - len(kept):
+        parts.append(_note(f"The {plural(left_out, 'label')} predicted least often left out."))
     return join(parts)
 
 

@@ -49,8 +49,6 @@ class Plot:
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return (self.left + across * (self.right - self.left), self.bottom - up * (self.bottom - self.top))
 
-    # -- axes ----------------------------------------------------------------------------------
-
     def x_axis(self, label: str, at: Sequence[float], form: Callable[[float], str]) -> None:
         self._rule(self.left, self.bottom, self.right, self.bottom, "axis")
         for value in at:
@@ -66,8 +64,6 @@ class Plot:
             self._rule(self.left, y, self.right, y, "grid")
             self._text(self.left - 8, y + 4, form(value), "tick", "end")
         self._text(0, self.top - 14, label, "label", "start")
-
-    # -- data ----------------------------------------------------------------------------------
 
     def line(self, points: Sequence[Point], kind: str, title: str | None = None) -> None:
         self._parts.append(tag("polyline", _title(title), points=self._path(points), class_=kind))

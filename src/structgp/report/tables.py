@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from torch import Tensor
+
 from structgp.report.markup import MINUS, Markup, count, decimal, percent, tag
 
 MOST_LABELS = 40
@@ -38,22 +40,17 @@ def confusion(counts: Counter[tuple[str, str]]) -> tuple[Markup, int]:
     return table, len(tokens) - len(kept)
 
 
-def transitions(
-    labels: Sequence[str],
-    mean: Sequence[Sequence[float]],
-    sd: Sequence[Sequence[float]],
-    never: Sequence[Sequence[bool]],
-) -> Markup:
-    """Posterior mean of each label-to-label score, and below it its standard deviation; a dot where
+def transitions(labels: Sequence[str], mean: Tensor, sd: Tensor, never: Tensor) -> Markup:
+    """Posterior mean (V, V) of each label-to-label score, and below it its standard deviation; a dot where
     constraints forbid it."""
     place = {label: i for i, label in enumerate(labels)}
     # Scores well below 1 hardly matter, and are shaded accordingly.
-    top = max(1.0, *(abs(v) for row in mean for v in row))
+    top = max(1.0, float(mean.abs().max()))
 
     def cell(before: str, after: str) -> Markup:
-        i, j = place[before], place[after]
-        m, s = mean[i][j], sd[i][j]
-        if never[i][j]:
+        here = place[before], place[after]
+        m, s = float(mean[here]), float(sd[here])
+        if never[here]:
             return tag("td", "·", title=f"{before} then {after}: the constraints forbid it")
         return tag(
             "td",
@@ -96,13 +93,10 @@ def weights(scales: Sequence[tuple[str, float]]) -> Markup:
         )
         for name, value in sorted(scales, key=lambda item: (-item[1], item[0]))
     ]
-    head = tag(
-        "tr",
-        tag("th", "template", scope="col"),
-        tag("th", tag("span", "weight", class_="unseen"), scope="col"),
-        tag("th", "variance", scope="col", class_="number"),
-    )
-    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="weights")
+    weight = tag("th", tag("span", "weight", class_="unseen"), scope="col")
+    variance = tag("th", "variance", scope="col", class_="number")
+    head = tag("thead", tag("tr", tag("th", "template", scope="col"), weight, variance))
+    table = tag("table", head, tag("tbody", *rows), class_="weights")
     return _in_box(table, "template weights")
 
 
