@@ -4,10 +4,10 @@
 
 'default' : the default fit. 'inducing' : the second-order fit with the paper's kind of prior, 500 inducing
 inputs under a fixed linear kernel of unit variance, contrasts of the labels. 'stochastic' : the same prior
-with a function for each label, SAGA on one sequence a step at its own pace, the paper's 4,000 draws and
+with a function for each label, SAGA on one sequence per step at its own pace, the paper's 4,000 draws and
 control variate, 1,500 steps. A change is one of control variates, memory (SAGA or SGD), inducing inputs M,
 draws S, kernel, basis, or mixture components K. Error and NLL are of the test half; the bound is on the
-same 256 fresh draws, in nats a training sequence; seconds are of one processor.
+same 256 fresh draws, in nats per training sequence; seconds are of one processor.
 
 Fold 0 of two tasks takes about half an hour on two cores. Cells are kept in
 experiments/results/ablation.jsonl as those of table1 are. --quick is segmentation with 300 stochastic
@@ -65,8 +65,8 @@ def _stochastic(
         own_pace = kind(
             mean_step="auto",
             covariance_step="auto",
-            unary_steps=None,
-            pairwise_steps=None,
+            node_steps=None,
+            transition_steps=None,
             learn_scales=False,
             max_steps=300 if quick else 1500,
             **own,

@@ -2,7 +2,7 @@
 
     python -m experiments.opaque --data DIR [--task TASK ...] [--fold K ...] [--jobs N]
 
-Bounds are on the same 512 fresh draws, in nats a sequence.
+Bounds are on the same 512 fresh draws, in nats per sequence.
 """
 
 from __future__ import annotations

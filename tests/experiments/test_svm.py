@@ -30,8 +30,8 @@ def tiny():
 
 
 def score(x, path, weights, transitions):
-    unary = (x @ weights)[np.arange(len(path)), path].sum()
-    return unary + transitions[path[:-1], path[1:]].sum()
+    node = (x @ weights)[np.arange(len(path)), path].sum()
+    return node + transitions[path[:-1], path[1:]].sum()
 
 
 def objective(tokens, y, C, weights, transitions):
@@ -74,25 +74,25 @@ def test_objective_is_that_of_all_labellings_and_the_gap_closes(tiny):
     tokens, y = tiny
     for passes in (5, 300):
         solver = solver_on(tiny, 0.3, passes)
-        primal = objective(tokens, y, 0.3, solver._unary[:, 0], solver._pairs[0])
+        primal = objective(tokens, y, 0.3, solver._node[:, 0], solver._transitions[0])
         assert solver.objective[0] == pytest.approx(primal, rel=1e-9)
     assert solver.relative_gap[0] < 1e-3
     # No other weights come below the dual, which is the objective less the gap.
     dual = primal - solver.relative_gap[0] * 0.3 * solver.n_tokens
     rng = np.random.default_rng(0)
     for _ in range(20):
-        step = 0.03 * rng.normal(size=solver._unary[:, 0].shape)
-        assert objective(tokens, y, 0.3, solver._unary[:, 0] + step, solver._pairs[0]) >= dual
+        step = 0.03 * rng.normal(size=solver._node[:, 0].shape)
+        assert objective(tokens, y, 0.3, solver._node[:, 0] + step, solver._transitions[0]) >= dual
 
 
 def test_weights_are_the_sum_of_the_shares(tiny):
     solver = solver_on(tiny, [0.1, 1.0], 7)
-    unary, pairs = np.zeros_like(solver._unary), np.zeros_like(solver._pairs)
+    node, transitions = np.zeros_like(solver._node), np.zeros_like(solver._transitions)
     for block in solver._blocks:
-        unary[block.columns] += block.unary
-        pairs += block.pairs
-    np.testing.assert_allclose(unary, solver._unary, atol=1e-12)
-    np.testing.assert_allclose(pairs, solver._pairs, atol=1e-12)
+        node[block.columns] += block.node
+        transitions += block.transitions
+    np.testing.assert_allclose(node, solver._node, atol=1e-12)
+    np.testing.assert_allclose(transitions, solver._transitions, atol=1e-12)
 
 
 def test_average_gives_iterate_k_the_weight_k(tiny, monkeypatch):
@@ -101,7 +101,7 @@ def test_average_gives_iterate_k_the_weight_k(tiny, monkeypatch):
 
     def watched(self, block):
         step(self, block)
-        iterates.append((self._unary.copy(), self._pairs.copy()))
+        iterates.append((self._node.copy(), self._transitions.copy()))
 
     monkeypatch.setattr(FrankWolfe, "_step", watched)
     found = solver_on(tiny, 0.3, 4).average()

@@ -102,8 +102,8 @@ def test_richer_answers() -> None:
     assert abs(found["counted"] - found["exact"]) < 0.034
 
 
-def test_doubt() -> None:
-    found = example("doubt").main()
+def test_uncertainty() -> None:
+    found = example("uncertainty").main()
     assert found["model after 60"] < found["model after 15"]
     for n in (15, 60):
         parts = found[f"data after {n}"] + found[f"model after {n}"]
