@@ -121,4 +121,4 @@ def plots(rows: list[Row]) -> dict[str, str]:
     for row in rows:
         lines.setdefault(row["method"], []).append((row["cpu_seconds"], row["nll"]))
     title = "Loss on new lines against time"
-    return {"fit": log_plot(lines, "CPU seconds", "NLL a token", title, log_y=False)}
+    return {"fit": log_plot(lines, "CPU seconds", "NLL per token", title, log_y=False)}

@@ -35,7 +35,7 @@ PROBLEMS = [
 CHECKED = (None, Shape(4, 4), Shape(8, 2))
 HARD = [(2, 5, 9, 17), (3, 4, 1, 3), (2, 3, 7, 1), (2, 3, 8, 2), (1, 3, 12, 64), (2, 20, 40, 9)]
 DEVICE = "cuda"
-BANDWIDTH = 4.8e12  # bytes a second, H200
+BANDWIDTH = 4.8e12  # bytes per second, H200
 FLOPS = 67e12  # float32, not on tensor cores
 
 

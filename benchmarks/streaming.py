@@ -146,7 +146,7 @@ def compare(folder: Path, sizes: Sequence[int], n_values: int, steps: int) -> No
             f"bound on fresh draws {end['fresh_bound']:.0f}"
         )
     few, many = (statistics.median(own) for own in seconds)
-    print(f"time a step, {sizes[1]} over {sizes[0]} sequences: {many / few:.3f}")
+    print(f"time per step, {sizes[1]} over {sizes[0]} sequences: {many / few:.3f}")
 
 
 def _command(*part: str) -> list[str]:

@@ -31,7 +31,7 @@ X_test = [corpus.template.expand(rows) for rows in corpus.X_test]
 # %%
 def curve(strategy: str, last: int, seed: int, n_pool: int, n_test: int) -> list[float]:
     """Token error after FIRST, FIRST + STEP, ... last lines; then what the lines that were chosen had to
-    tell, in nats a line, before they were labelled."""
+    tell, in nats per line, before they were labelled."""
     chosen = np.random.default_rng(seed).permutation(n_pool)[:FIRST].tolist()
     errors, told = [], []
     while True:

@@ -52,7 +52,7 @@ def warm_start() -> dict[str, float]:
     for name, tagger in (("cold", cold), ("warm", warm)):
         found[f"NLL, {name}"] = tagger.evaluate(X_test, y_test).token_nll or 0.0
         found[f"likelihoods, {name}"] = tagger.training_log_["evaluations"]
-        print(f"{name}: NLL a token {found[f'NLL, {name}']:.3f},", end=" ")
+        print(f"{name}: NLL per token {found[f'NLL, {name}']:.3f},", end=" ")
         print(f"{found[f'likelihoods, {name}']} likelihoods computed")
     return found
 

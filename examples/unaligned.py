@@ -7,7 +7,7 @@ summary is the sum over all labellings that collapse to it,
 
     p(summary | f, g) = sum over y with collapse(y) = summary of chain(y | f, g),
 
-by dynamic programming over positions and segments. It is no CRF's likelihood: no token has a label. The
+by dynamic programming over positions and segments. No CRF has such a likelihood: no token has a label. The
 estimator wants one label a token, so each summary is spread evenly over its line before the fit; the
 likelihood collapses it again, and no true position reaches the fit.
 

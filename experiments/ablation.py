@@ -241,5 +241,5 @@ def plot(rows: Sequence[Row]) -> str:
                 Dot(change, _mean(found, sorted(found), "nll")) for change, found in there.items() if found
             ]
             if shown:
-                panels.append(dots(f"{task}, {base}", "NLL a token", list(changes), shown))
+                panels.append(dots(f"{task}, {base}", "NLL per token", list(changes), shown))
     return figure(panels, [])

@@ -223,7 +223,7 @@ def _plot(task: str, rows: Sequence[Row]) -> str:
     name, paper = "gp-var-s", papers_errors().get(task)
     level = large.PAPER[name] if paper is None else paper[name][0]
     panels = [
-        curves(f"{task}: NLL against time", f"{task}: NLL a token", nll, PROFILED),
+        curves(f"{task}: NLL against time", f"{task}: NLL per token", nll, PROFILED),
         curves(
             f"{task}: token error against time",
             f"{task}: token error, %",

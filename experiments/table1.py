@@ -169,7 +169,7 @@ def mean_and_spread(rows: Sequence[Row]) -> tuple[float, float]:
 
 def times(rows: Sequence[Row]) -> str:
     """Mean seconds of a fit."""
-    lines = ["Seconds a fit:", "", f"| task | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 1) + "|"]
+    lines = ["Seconds per fit:", "", f"| task | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 1) + "|"]
     for task in TASKS:
         found = [[row["seconds"] for row in cells_of(rows, method, task)] for method in METHODS]
         cells = [f"{statistics.mean(seconds):.1f}" if seconds else "" for seconds in found]

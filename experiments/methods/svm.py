@@ -111,7 +111,7 @@ class StructuredSVM:
         ]
 
     def predict_marginals(self, X: Iterable[Any]) -> list[list[dict[str, float]]]:
-        """InputError: a margin is no probability."""
+        """InputError: a margin is not a probability."""
         raise InputError(
             "StructuredSVM", "it has no probabilities", "use predict, or a method that has them"
         )
