@@ -146,7 +146,7 @@ def compare(folder: Path, sizes: Sequence[int], n_values: int, steps: int) -> No
             f"bound on fresh draws {end['fresh_bound']:.0f}"
         )
     few, many = (statistics.median(own) for own in seconds)
-    print(f"time a step, {sizes[1]} over {sizes[0]} sequences: {many / few:.3f}")
+    print(f"time per step, {sizes[1]} over {sizes[0]} sequences: {many / few:.3f}")
 
 
 def _command(*part: str) -> list[str]:
@@ -158,9 +158,7 @@ def _run(*part: str) -> str:
 
 
 def _start(*part: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        _command(*part), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(_command(*part), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _ask(fit: subprocess.Popen[str]) -> Any:

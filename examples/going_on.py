@@ -52,7 +52,7 @@ def warm_start() -> dict[str, float]:
     for name, tagger in (("cold", cold), ("warm", warm)):
         found[f"NLL, {name}"] = tagger.evaluate(X_test, y_test).token_nll or 0.0
         found[f"likelihoods, {name}"] = tagger.training_log_["evaluations"]
-        print(f"{name}: NLL a token {found[f'NLL, {name}']:.3f},", end=" ")
+        print(f"{name}: NLL per token {found[f'NLL, {name}']:.3f},", end=" ")
         print(f"{found[f'likelihoods, {name}']} likelihoods computed")
     return found
 
@@ -105,9 +105,7 @@ def early_stopping() -> dict[str, float]:
     tagger = StructuredGPClassifier()
     tagger.fit(X[:15], y[:15], X_dev=X[15:35], y_dev=y[15:35], early_stopping=True)
     log = tagger.training_log_
-    print(
-        f"{log['stopped']} after {len(log['steps'])} steps, dev NLL {log['dev']['token_nll']:.3f}"
-    )
+    print(f"{log['stopped']} after {len(log['steps'])} steps, dev NLL {log['dev']['token_nll']:.3f}")
     return {"dev NLL": log["dev"]["token_nll"]}
 
 

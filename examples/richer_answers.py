@@ -65,9 +65,7 @@ def three_senses(tagger: StructuredGPClassifier) -> dict[str, float]:
     covers = tagger.span_probability(x, start, stop, sense="covers")
     drawn = tagger.sample_labellings([x], 2000)[0]
     counted = sum((start, stop, "NAME") in chunks(labels) for labels in drawn) / len(drawn)
-    print(
-        f"'{' '.join(tokens[start:stop])}' is a NAME {exact:.3f}, some span {bounds:.3f},", end=" "
-    )
+    print(f"'{' '.join(tokens[start:stop])}' is a NAME {exact:.3f}, some span {bounds:.3f},", end=" ")
     print(f"in one span {covers:.3f}; a NAME in {counted:.3f} of 2000 labellings drawn")
     return {"exact": exact, "bounds": bounds, "covers": covers, "counted": counted}
 
@@ -94,10 +92,7 @@ def main() -> dict[str, float]:
     spans(tagger)
     found |= three_senses(tagger)
     pairs(tagger)
-    print(
-        f"the right labelling of {found['lines']} lines comes first {found['right at once']}",
-        end="",
-    )
+    print(f"the right labelling of {found['lines']} lines comes first {found['right at once']}", end="")
     print(f" times, and is among the ten best {found['right among ten']} times")
     return found
 

@@ -53,15 +53,10 @@ def main(words: Sequence[str] | None = None) -> None:
         report(task, strategies, curves)
         for strategy, rows in zip(strategies, curves, strict=True):
             errors = np.round(100 * rows, 2).tolist()
-            keep(
-                "active",
-                {"task": task, "strategy": strategy, "seeds": options.seeds, "error": errors},
-            )
+            keep("active", {"task": task, "strategy": strategy, "seeds": options.seeds, "error": errors})
 
 
-def load(
-    task: str, data: str | None, seed: int
-) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+def load(task: str, data: str | None, seed: int) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """Pool and test data, X and y of each."""
     if task == "recipes":
         corpus = recipes()
@@ -87,9 +82,7 @@ def curve(task: str, data: str | None, strategy: str, seed: int) -> list[float]:
         if len(chosen) >= LAST:
             return errors
         left = [i for i in range(len(X)) if i not in set(chosen)]
-        picked = select(
-            model, [X[i] for i in left], STEP, strategy, random_state=1000 * seed + len(chosen)
-        )
+        picked = select(model, [X[i] for i in left], STEP, strategy, random_state=1000 * seed + len(chosen))
         chosen += [left[i] for i in picked]
 
 

@@ -62,16 +62,18 @@ def problem_of(
     estimator: Estimator | None = None,
     *,
     batch_tokens: int = 1000,
+    device: str = "cpu",
 ) -> Problem:
-    """The fitted posterior against data again."""
+    """The fitted posterior against data again. On another device than the CPU it is moved there."""
     fitted = model.model_
     rows, labels = fitted.encoder.transform(X), fitted.labels.transform(y)
     batches = make_batches(rows, labels, fitted.encoder.pad_row, batch_tokens)
-    return Problem(fitted.posterior, structure, batches, estimator or Pathwise())
+    batches = [fitted.split(batch).to(device) for batch in batches]
+    return Problem(fitted.posterior.to(device), structure, batches, estimator or Pathwise())
 
 
 def bound_per_sequence(problem: Problem, n_draws: int = 512, seed: int = 77) -> float:
-    """The evidence bound on fresh draws, the same for equal seeds, in nats a sequence."""
+    """The evidence bound on fresh draws, the same for equal seeds, in nats per sequence."""
     generator = torch.Generator().manual_seed(seed)
     return problem.fresh_bound(n_draws, generator) / problem.n_sequences
 

@@ -103,10 +103,7 @@ def _print_row(label: str, row: dict[str, Any]) -> None:
     for name in ("structgp", "linear CRF"):
         error, nll, ece, seconds = (row[name][figure] for figure in FIGURES)
         ratio = f"{row['ratio']:>8.2f}" if name == "structgp" else ""
-        print(
-            f"{label:<6}{name:<12}{error:>9.2f}{nll:>8.3f}{ece:>8.3f}{seconds:>9.1f}{ratio}",
-            flush=True,
-        )
+        print(f"{label:<6}{name:<12}{error:>9.2f}{nll:>8.3f}{ece:>8.3f}{seconds:>9.1f}{ratio}", flush=True)
 
 
 if __name__ == "__main__":

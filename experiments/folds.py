@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     methods = {"structgp": StructuredGPClassifier}
     if options.against:
         methods["linear CRF"] = lambda: LinearCRF(n_jobs=-1)
-    print(f"{'task':<14}{'method':<12}{'error %':>14}{'NLL':>8}{'ECE':>8}{'seconds a fold':>24}")
+    print(f"{'task':<14}{'method':<12}{'error %':>14}{'NLL':>8}{'ECE':>8}{'seconds per fold':>24}")
     for task in options.task:
         X, y, folds = _load(task, options.data, options.columns)
         for name, method in methods.items():

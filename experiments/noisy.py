@@ -91,10 +91,7 @@ def run(task: Run) -> Row:
     seconds = round(time.perf_counter() - began, 1)
     tokens = sum(map(len, fold.y_test))
     wrong = round(tokens * metrics.token_error(fold.y_test, model.predict(fold.X_test)))
-    row = dict(zip(KEY, _key(columns, seed, k, name), strict=True)) | {
-        "task": TASK,
-        "flipped": FLIPPED,
-    }
+    row = dict(zip(KEY, _key(columns, seed, k, name), strict=True)) | {"task": TASK, "flipped": FLIPPED}
     return row | {"wrong": wrong, "tokens": tokens, "seconds": seconds}
 
 

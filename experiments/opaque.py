@@ -2,7 +2,7 @@
 
     python -m experiments.opaque --data DIR [--task TASK ...] [--fold K ...] [--jobs N]
 
-Bounds are on the same 512 fresh draws, in nats a sequence.
+Bounds are on the same 512 fresh draws, in nats per sequence.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def compare(task: str, k: int, data: str | None, n_jobs: int) -> dict[str, Any]:
         log = model.training_log_
         row[name] = {
             "bound": round(bound_per_sequence(problem_of(model, Chain(), fold.X, fold.y)), 3),
-            "token_error": round(
-                100 * metrics.token_error(fold.y_test, model.predict(fold.X_test)), 2
-            ),
+            "token_error": round(100 * metrics.token_error(fold.y_test, model.predict(fold.X_test)), 2),
             "gradient": log["gradient"],
             "evaluations": log["evaluations"],
             "seconds": round(log["seconds"], 1),

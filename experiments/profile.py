@@ -25,15 +25,7 @@ from typing import Any
 
 from experiments import data, large
 from experiments.cells import Row, Store
-from experiments.commands import (
-    add_folds,
-    finish,
-    is_done,
-    parser_of,
-    publish,
-    tell_error,
-    versions,
-)
+from experiments.commands import add_folds, finish, is_done, parser_of, publish, tell_error, versions
 from experiments.compared import GP_MODELS, METHODS, TIME_LIMITED, Setting, fit_quietly
 from experiments.data import Fold, load_fold
 from experiments.figures import Curve, curves, figure
@@ -91,9 +83,7 @@ def main(words: Sequence[str] | None = None) -> int:
     open_cells = [cell for cell in cells if not is_done(there.get(cell.key), options.minutes)]
     failed = finish(run_cell, open_cells, store, options.jobs, tell_error)
     rows = list(store.rows().values())
-    publish(
-        store.path, markdown(rows), {f"{name}-{task}": svg for task, svg in plots(rows).items()}
-    )
+    publish(store.path, markdown(rows), {f"{name}-{task}": svg for task, svg in plots(rows).items()})
     return 1 if failed else 0
 
 
@@ -233,7 +223,7 @@ def _plot(task: str, rows: Sequence[Row]) -> str:
     name, paper = "gp-var-s", papers_errors().get(task)
     level = large.PAPER[name] if paper is None else paper[name][0]
     panels = [
-        curves(f"{task}: NLL against time", f"{task}: NLL a token", nll, PROFILED),
+        curves(f"{task}: NLL against time", f"{task}: NLL per token", nll, PROFILED),
         curves(
             f"{task}: token error against time",
             f"{task}: token error, %",

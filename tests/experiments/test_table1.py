@@ -17,12 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 def row(method, task, fold, error, **changes):
     found = {"nll": 0.2, "ece": 0.01, "seconds": 3.0, "minutes": None, "hit_limit": False}
-    return (
-        dict(zip(KEY, (method, task, fold, False), strict=True))
-        | {"error": error}
-        | found
-        | changes
-    )
+    return dict(zip(KEY, (method, task, fold, False), strict=True)) | {"error": error} | found | changes
 
 
 # --- the table -------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def two_thousand(findings: Findings) -> Findings:
         text=text,
         predicted=findings.predicted * n,
         marginals=findings.marginals * n,
-        doubts=[dataclasses.replace(d, values=d.values * n) for d in findings.doubts],
+        uncertainties=[dataclasses.replace(u, values=u.values * n) for u in findings.uncertainties],
         truth=dataclasses.replace(truth, labels=truth.labels * n, log_probs=truth.log_probs * n),
     )
 
