@@ -21,15 +21,7 @@ import structgp.api.estimator
 import structgp.plan.choices
 import structgp.plan.optimizers
 import structgp.structures
-from structgp import (
-    Custom,
-    Inducing,
-    InputError,
-    Mixture,
-    Prior,
-    StructgpWarning,
-    StructuredGPClassifier,
-)
+from structgp import Custom, Inducing, InputError, Mixture, Prior, StructgpWarning, StructuredGPClassifier
 from structgp.data.generate import generate, true_chain
 from structgp.errors import LikelihoodError
 from structgp.gp.kernels import RelevanceKernel, variance
@@ -78,10 +70,7 @@ def dense(X):
 def mixed(X):
     """Two strings, a number, a flag."""
     return [
-        [
-            {"a": a, "b": b, "size": float(c[1:]) / K, "first": t == 0}
-            for t, (a, b, c) in enumerate(x)
-        ]
+        [{"a": a, "b": b, "size": float(c[1:]) / K, "first": t == 0} for t, (a, b, c) in enumerate(x)]
         for x in X
     ]
 
@@ -99,10 +88,7 @@ FORMS = {
     "product": (list, {"kernel": "template-product"}),
     "mixed": (mixed, {}),
     "mixed, chosen": (mixed, {"kernel": {"categorical": "template-product", "sparse": "rbf"}}),
-    "mixed, objects": (
-        mixed,
-        {"kernel": {"sparse": ScaleKernel(structgp.gp.kernels.SparseRBFKernel())}},
-    ),
+    "mixed, objects": (mixed, {"kernel": {"sparse": ScaleKernel(structgp.gp.kernels.SparseRBFKernel())}}),
 }
 
 
@@ -182,10 +168,7 @@ def test_clone_of_a_fit_is_unfitted_and_fits_the_same(fitted, train, test):
 
 def test_the_constructor_only_stores():
     StructuredGPClassifier(
-        kernel="nonsense",
-        inference=3,
-        prior=Prior(transition_sd="wide"),
-        posterior=Inducing(n_inducing=-1),
+        kernel="nonsense", inference=3, prior=Prior(transition_sd="wide"), posterior=Inducing(n_inducing=-1)
     )
 
 
@@ -359,11 +342,7 @@ def test_the_same_features_in_any_form_are_the_same_model(train, test):
     expected = fit(list)
     assert expected.std() > 0.1
     assert np.array_equal(fit(dicts), expected)
-    for change, parameters in (
-        (bag, {"features": "bag"}),
-        (sparse, {}),
-        (one_hot, {"kernel": "linear"}),
-    ):
+    for change, parameters in ((bag, {"features": "bag"}), (sparse, {}), (one_hot, {"kernel": "linear"})):
         np.testing.assert_allclose(fit(change, **parameters), expected, atol=1e-3)
 
 
@@ -407,9 +386,7 @@ def test_sequence_log_probs(fitted, test, oracles):
 def test_dev_data(train, test):
     estimator = StructuredGPClassifier(n_draws=8).fit(*train, *test)
     assert estimator.training_log_["dev"] == estimator.evaluate(*test).as_dict()
-    assert estimator.training_log_["dev"]["token_error"] == pytest.approx(
-        1 - estimator.score(*test)
-    )
+    assert estimator.training_log_["dev"]["token_error"] == pytest.approx(1 - estimator.score(*test))
     assert "dev" not in StructuredGPClassifier(n_draws=8).fit(*train).training_log_
 
 
@@ -422,9 +399,7 @@ def test_an_unseen_label_is_wrong_and_no_error(train, test):
     estimator = StructuredGPClassifier(n_draws=8).fit(*train, test[0], y)
     dev = estimator.training_log_["dev"]
     assert dev["n_unseen_tokens"] == 1
-    assert dev["token_error"] == pytest.approx(
-        known["token_error"] + (not was_wrong) / dev["n_tokens"]
-    )
+    assert dev["token_error"] == pytest.approx(known["token_error"] + (not was_wrong) / dev["n_tokens"])
     assert np.isfinite(dev["token_nll"])
     assert np.isfinite(dev["sequence_nll"])
     assert estimator.score(test[0], y) == pytest.approx(1 - dev["token_error"])
@@ -441,9 +416,9 @@ def test_the_mean_plugged_in(fitted, train, test):
 
 
 def test_viterbi(train, test, oracles):
-    estimator = StructuredGPClassifier(
-        decode="viterbi", prior=Prior(learn_kernel=False), n_draws=0
-    ).fit(*train)
+    estimator = StructuredGPClassifier(decode="viterbi", prior=Prior(learn_kernel=False), n_draws=0).fit(
+        *train
+    )
     for x in test[0]:
         if len(x) > 5:
             continue
@@ -479,9 +454,7 @@ def test_both_optimisers_agree(fitted, train, test):
     p, q = array(adam.predict_marginals(test[0])), array(second.predict_marginals(test[0]))
     assert np.abs(p - q).mean() < 0.03
     assert np.mean(p.argmax(1) == q.argmax(1)) > 0.9
-    assert adam.training_log_["fresh_elbo"] == pytest.approx(
-        second.training_log_["fresh_elbo"], abs=4
-    )
+    assert adam.training_log_["fresh_elbo"] == pytest.approx(second.training_log_["fresh_elbo"], abs=4)
     asked = StructuredGPClassifier(inference="second-order").fit(*train)
     p, q = array(asked.predict_marginals(test[0])), array(fitted.predict_marginals(test[0]))
     assert np.array_equal(p, q)
@@ -533,9 +506,7 @@ def test_learned_scales_raise_the_bound(train):
 @pytest.mark.parametrize("learn_scales", ["transitions", True])
 def test_learned_scales_never_cost_much(learn_scales, train):
     fixed = StructuredGPClassifier(n_draws=2, inference=SecondOrder(learn_scales=False)).fit(*train)
-    free = StructuredGPClassifier(n_draws=2, inference=SecondOrder(learn_scales=learn_scales)).fit(
-        *train
-    )
+    free = StructuredGPClassifier(n_draws=2, inference=SecondOrder(learn_scales=learn_scales)).fit(*train)
     slack = 0.02 * len(train[0])
     assert free.training_log_["elbo"] > fixed.training_log_["elbo"] - slack
 
@@ -653,17 +624,13 @@ def test_a_callback_can_ask_the_posterior_so_far(fitted, train, test):
     asked = [look.predict_marginals(test[0]) for look in looks]
     # Looking changes nothing, and a look does not change when the fit goes on.
     assert estimator.predict_marginals(test[0]) == fitted.predict_marginals(test[0])
-    np.testing.assert_allclose(
-        array(asked[-1]), array(fitted.predict_marginals(test[0])), atol=1e-5
-    )
+    np.testing.assert_allclose(array(asked[-1]), array(fitted.predict_marginals(test[0])), atol=1e-5)
     assert np.abs(array(asked[0]) - array(asked[-1])).max() > 1e-3
     first = StructuredGPClassifier().fit(*train, callback=lambda info: True)
     np.testing.assert_allclose(array(asked[0]), array(first.predict_marginals(test[0])), atol=1e-5)
     balanced = looks[-1].set_params(class_weight="balanced").predict_marginals(test[0])
     np.testing.assert_allclose(
-        array(balanced),
-        array(clone(looks[-1]).fit(*train).predict_marginals(test[0])),
-        atol=1e-5,
+        array(balanced), array(clone(looks[-1]).fit(*train).predict_marginals(test[0])), atol=1e-5
     )
 
 
@@ -934,9 +901,7 @@ def test_unknown_values_in_option_objects(owner, name, value, remedy, train):
 
 
 def test_one_kernel_for_two_kinds_of_features(train):
-    error = refused(
-        fit(mixed(train[0]), train[1], kernel=RBFKernel()), "dict", "categorical, sparse"
-    )
+    error = refused(fit(mixed(train[0]), train[1], kernel=RBFKernel()), "dict", "categorical, sparse")
     assert error.place == "kernel"
 
 
@@ -1015,9 +980,7 @@ def test_parameters_of_prediction_may_change_after_the_fit(train):
     few = model.set_params(n_draws=2).predict_marginals(train[0])
     assert few != many
     assert model.set_params(n_draws=128).predict_marginals(train[0]) == many
-    with pytest.raises(
-        InputError, match=r"^decode: 'foo' is not known; use one of marginal, viterbi$"
-    ):
+    with pytest.raises(InputError, match=r"^decode: 'foo' is not known; use one of marginal, viterbi$"):
         model.set_params(decode="foo").predict(train[0])
 
 
@@ -1207,9 +1170,7 @@ def test_a_custom_model_loads_with_the_chain(name, custom, test, tmp_path):
 
 def test_parameters_that_a_file_cannot_keep(few, test, tmp_path):
     estimator = StructuredGPClassifier(
-        inference=Natural(max_steps=2),
-        structure=Custom(torch_softmax, predict_with=Softmax()),
-        **QUICK,
+        inference=Natural(max_steps=2), structure=Custom(torch_softmax, predict_with=Softmax()), **QUICK
     )
     with pytest.warns(StructgpWarning, match="after 2 steps"):
         estimator.fit(*few)
@@ -1269,9 +1230,7 @@ def fit_log(few, **parameters):
 
 def test_the_gradient_is_what_was_asked_for(few):
     logs = {
-        name: fit_log(
-            few, inference=Natural(gradient=name, n_draws=512, learn_scales="auto")
-        ).training_log_
+        name: fit_log(few, inference=Natural(gradient=name, n_draws=512, learn_scales="auto")).training_log_
         for name in ("auto", "pathwise", "leave-one-out")
     }
     assert [log["gradient"] for log in logs.values()] == ["pathwise", "pathwise", "leave-one-out"]
@@ -1340,14 +1299,10 @@ def test_the_entropy_of_a_mixture(few):
 
     def log(entropy):
         posterior = Mixture(2, entropy, n_inducing=12)
-        estimator = StructuredGPClassifier(
-            **(QUICK | {"inference": "adam", "posterior": posterior})
-        )
+        estimator = StructuredGPClassifier(**(QUICK | {"inference": "adam", "posterior": posterior}))
         estimator.fit(*few, callback=lambda info: info.iteration == 30)
         q = estimator.model_.posterior
-        assert estimator.training_log_["kl_inducing"] == pytest.approx(
-            float(q.kl_inducing(entropy))
-        )
+        assert estimator.training_log_["kl_inducing"] == pytest.approx(float(q.kl_inducing(entropy)))
         return estimator.training_log_
 
     auto, ours, jensen = log("auto"), log("bhattacharyya"), log("jensen")

@@ -109,11 +109,7 @@ def test_old_tokens_and_labels_are_as_they_were(form: str, data: Generated) -> N
     """Where no value that was seldom has become common: whatever else is new."""
     change = FORMS[form]
     first, later = split(data)
-    model = (
-        StructuredGPClassifier(n_draws=4)
-        .fit(change(pick(data.X, first)), pick(data.y, first))
-        .model_
-    )
+    model = StructuredGPClassifier(n_draws=4).fit(change(pick(data.X, first)), pick(data.y, first)).model_
     X = change(pick(data.X, later)[:1])
     y = [["new"] * len(data.y[later[0]])]
     examples = read_examples(X, y, encoder=model.encoder, classes=model.labels.classes)
@@ -124,9 +120,7 @@ def test_old_tokens_and_labels_are_as_they_were(form: str, data: Generated) -> N
             assert part.seldom.sum() >= was.seldom.sum(), "nothing that was seldom is common now"
     assert isinstance(model.posterior, WeightPosterior)
     old = change(pick(data.X, first))
-    for before, now in zip(
-        model.encoder.transform(old), examples.encoder.transform(old), strict=True
-    ):
+    for before, now in zip(model.encoder.transform(old), examples.encoder.transform(old), strict=True):
         mean, covariance = gaussian(model, model.posterior, before)
         new_mean, new_covariance = gaussian(model, after, now)
         torch.testing.assert_close(new_mean[:, :V], mean)
@@ -159,9 +153,7 @@ def test_the_amplitude_comes_along(data: Generated) -> None:
     model = StructuredGPClassifier(n_draws=4).fit(data.X, data.y).model_
     with torch.no_grad():
         model.posterior.log_amplitude.fill_(0.7)
-    examples = read_examples(
-        data.X[:1], data.y[:1], encoder=model.encoder, classes=model.labels.classes
-    )
+    examples = read_examples(data.X[:1], data.y[:1], encoder=model.encoder, classes=model.labels.classes)
     assert float(carried_over(model, examples).log_amplitude.detach()) == pytest.approx(0.7)
 
 
@@ -187,9 +179,7 @@ PARTS = [([0, 0, 1, 2], [0, 1, 2, 1]), ([0, 1, 1], [2, 2, 0]), ([3], [1])]
 def test_part_by_part_is_all_at_once_where_that_is_exact(cases: ModuleType) -> None:
     """Under a quadratic likelihood and with weights that do not meet, in however many parts."""
     quiet = Minibatch(learn_scales=False, steps=200, tolerance=1e-9)
-    whole = orthogonal(
-        cases, *([n for piece in part for n in piece] for part in zip(*PARTS, strict=True))
-    )
+    whole = orthogonal(cases, *([n for piece in part for n in piece] for part in zip(*PARTS, strict=True)))
     cases.finish(SecondOrder(learn_scales=False, tolerance=1e-9), whole)
     going = orthogonal(cases, *PARTS[0])
     cases.finish(quiet, going)
@@ -202,9 +192,7 @@ def test_part_by_part_is_all_at_once_where_that_is_exact(cases: ModuleType) -> N
         one, other = (getattr(p.posterior, name).detach() for p in (going, whole))
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     # And it is regression: of each weight, by hand.
-    tokens, labels = (
-        np.array([n for piece in part for n in piece]) for part in zip(*PARTS, strict=True)
-    )
+    tokens, labels = (np.array([n for piece in part for n in piece]) for part in zip(*PARTS, strict=True))
     prior = weight_variances(whole.posterior.kernel).numpy()[:4]
     table, noise = whole.structure.table.numpy(), whole.structure.noise
     for d in range(4):
@@ -254,9 +242,7 @@ def test_what_new_data_says_nothing_about_stays(data: Generated) -> None:
     examples = read_examples(X, [["L0", "L1"]], encoder=model.encoder, classes=model.labels.classes)
     q = carried_over(model, examples)
     before = {name: value.clone() for name, value in q.state_dict().items()}
-    batches = structgp.inference.loop.make_batches(
-        examples.rows, examples.y, examples.encoder.pad_row, 500
-    )
+    batches = structgp.inference.loop.make_batches(examples.rows, examples.y, examples.encoder.pad_row, 500)
     problem = Problem(q, structgp.structures.Chain(), batches)
     optimizer = Minibatch(goes_on=True, learn_scales=False)
     going = optimizer.start(problem, torch.Generator().manual_seed(0))
@@ -277,13 +263,9 @@ def test_what_new_data_says_nothing_about_stays(data: Generated) -> None:
 def test_what_was_known_moves_along_where_the_kernel_learns(data: Generated) -> None:
     """The posterior is the prior times what was known and what each batch says, after that too."""
     model = StructuredGPClassifier(n_draws=4).fit(data.X[:12], data.y[:12]).model_
-    examples = read_examples(
-        data.X[12:], data.y[12:], encoder=model.encoder, classes=model.labels.classes
-    )
+    examples = read_examples(data.X[12:], data.y[12:], encoder=model.encoder, classes=model.labels.classes)
     q = carried_over(model, examples)
-    batches = structgp.inference.loop.make_batches(
-        examples.rows, examples.y, examples.encoder.pad_row, 20
-    )
+    batches = structgp.inference.loop.make_batches(examples.rows, examples.y, examples.encoder.pad_row, 20)
     problem = Problem(q, structgp.structures.Chain(), batches)
     optimizer = Minibatch(goes_on=True, learning_rounds=1)
     going = optimizer.start(problem, torch.Generator().manual_seed(0))
@@ -323,9 +305,7 @@ def test_in_two_parts_about_as_well_as_in_one(form: str, data: Generated) -> Non
     assert np.abs(p - q).mean() < 0.1
     alone = StructuredGPClassifier(n_draws=16).fit(pick(X, first), pick(data.y, first))
     assert np.abs(p - q).mean() < np.abs(p - np.concatenate(alone.model_.ask(X).marginals())).mean()
-    nll = [
-        -np.mean([float(v or 0) for v in m.sequence_log_probs(X, data.y)]) for m in (parts, alone)
-    ]
+    nll = [-np.mean([float(v or 0) for v in m.sequence_log_probs(X, data.y)]) for m in (parts, alone)]
     assert nll[0] < nll[1]
 
 
@@ -422,9 +402,7 @@ def test_going_on_after_a_file(data: Generated, tmp_path: Path) -> None:
     assert loaded.predict_marginals(data.X) == model.predict_marginals(data.X)
     assert loaded.model_.info["n_sequences"] == 24
     loaded.save(tmp_path / "again")
-    assert structgp.load(tmp_path / "again").predict_marginals(data.X) == model.predict_marginals(
-        data.X
-    )
+    assert structgp.load(tmp_path / "again").predict_marginals(data.X) == model.predict_marginals(data.X)
 
 
 def test_weights_in_a_later_part(data: Generated) -> None:
@@ -545,11 +523,7 @@ COLD: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "weights": (list, {"posterior": "inducing"}, {"posterior": "weights"}),
     "diagonal": (dense, {}, {"posterior": Inducing(covariance="diagonal")}),
     "low-rank": (dense, {}, {"posterior": Inducing(covariance="low-rank")}),
-    "pairs": (
-        dense,
-        {"inference": "natural"},
-        {"posterior": Inducing(transition_covariance="full")},
-    ),
+    "pairs": (dense, {"inference": "natural"}, {"posterior": Inducing(transition_covariance="full")}),
     "fewer components": (
         dense,
         {"posterior": Mixture(n_components=2)},
@@ -700,9 +674,7 @@ def test_a_fit_that_goes_on_improving_is_the_whole_fit(
     assert model.training_log_["dev"]["n_sequences"] == 8
 
 
-def test_dev_labellings_that_can_never_be_do_not_end_it(
-    data: Generated, losses: list[float]
-) -> None:
+def test_dev_labellings_that_can_never_be_do_not_end_it(data: Generated, losses: list[float]) -> None:
     rules = {"forbidden": [("L0", "L1"), (None, "L2")]}
     ok = [i for i, y in enumerate(data.y) if not _breaks(y)]
     bad = next(i for i, y in enumerate(data.y) if _breaks(y))

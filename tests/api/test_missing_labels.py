@@ -97,9 +97,7 @@ def test_a_likelihood_that_does_not_know_them(data: Generated) -> None:
         with pytest.raises(InputError, match=rf"^y: labels are missing, and {name}"):
             StructuredGPClassifier(structure=likelihood).fit(data.X, y)
     quick = {"n_draws": 4, "prior": Prior(learn_kernel=False), "posterior": Inducing(n_inducing=6)}
-    StructuredGPClassifier(structure=plain_softmax, **quick).fit(
-        data.X, data.y, callback=lambda info: True
-    )
+    StructuredGPClassifier(structure=plain_softmax, **quick).fit(data.X, data.y, callback=lambda info: True)
 
 
 class Other(Structure):
@@ -206,9 +204,7 @@ def test_the_fit_ends_and_answers(parameters: dict[str, Any], data: Generated) -
     assert log["stopped"] == "converged"
     assert log["elbo"] == pytest.approx(log["fresh_elbo"], abs=3)
     # Fewer labels have less to be surprised by.
-    assert (
-        log["elbo"] > StructuredGPClassifier(**parameters).fit(data.X, data.y).training_log_["elbo"]
-    )
+    assert log["elbo"] > StructuredGPClassifier(**parameters).fit(data.X, data.y).training_log_["elbo"]
     assert model.score(data.X, data.y) > 0.5
 
 

@@ -56,9 +56,7 @@ def test_a_nested_name_replaces_the_option_object() -> None:
         estimator.prior.transition_sd = 1.0  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    "name", ["prior__sd", "posterior__n_inducing", "kernel__scale", "nothing__at_all"]
-)
+@pytest.mark.parametrize("name", ["prior__sd", "posterior__n_inducing", "kernel__scale", "nothing__at_all"])
 def test_nested_names_that_are_not_there(name: str) -> None:
     with pytest.raises(ValueError, match=f"Invalid parameter '{name}'"):
         StructuredGPClassifier().set_params(**{name: 1})

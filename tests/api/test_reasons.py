@@ -24,9 +24,9 @@ def model(data):
 
 @pytest.fixture(scope="module")
 def functions(data):
-    return StructuredGPClassifier(
-        kernel="template", n_draws=64, posterior=Inducing(n_inducing=20)
-    ).fit(data.X, data.y)
+    return StructuredGPClassifier(kernel="template", n_draws=64, posterior=Inducing(n_inducing=20)).fit(
+        data.X, data.y
+    )
 
 
 def longest(data):
@@ -141,9 +141,7 @@ def test_other_features(form, data):
             {
                 "sparse": scipy.sparse.csr_matrix(dense * (abs(dense) > 0.7)),
                 "dense": dense,
-                "dicts": [
-                    {"w": t[0], "n": float(v[0]), "m": True} for t, v in zip(x, dense, strict=True)
-                ],
+                "dicts": [{"w": t[0], "n": float(v[0]), "m": True} for t, v in zip(x, dense, strict=True)],
                 "mixed": [{"w": t[0], "v": v} for t, v in zip(x, dense, strict=True)],
             }[form]
         )
@@ -190,9 +188,7 @@ def test_mistakes_are_named(model, data, arguments, place):
 
 
 def test_a_class_weight_is_a_reason(data):
-    model = StructuredGPClassifier(n_draws=8, class_weight={"L0": 7.0}).fit(
-        data.X[:12], data.y[:12]
-    )
+    model = StructuredGPClassifier(n_draws=8, class_weight={"L0": 7.0}).fit(data.X[:12], data.y[:12])
     found = explain(model, longest(data), 1, "L0", "L1", n=1000)
     assert sum(part.score for part in found.features) == pytest.approx(found.unary)
     assert {p.name: p.score for p in found.features}["class weight"] == pytest.approx(np.log(7))

@@ -13,15 +13,7 @@ import torch
 from scipy.stats import entropy
 
 import structgp
-from structgp import (
-    Inducing,
-    InputError,
-    Mixture,
-    Prior,
-    SecondOrder,
-    StructuredGPClassifier,
-    Weights,
-)
+from structgp import Inducing, InputError, Mixture, Prior, SecondOrder, StructuredGPClassifier, Weights
 from structgp import answers as predict
 from structgp.answers import FunctionDraws, WeightDraws
 from structgp.answers.ask import Question
@@ -139,9 +131,7 @@ def test_weights_by_name(data: Generated) -> None:
     assert not kernel.log_scale.any(), "the kernel that was passed is not ours to change"
 
 
-LINEAR = (
-    r"posterior: 'weights' needs a kernel that is linear in features .*; use kernel='relevance'"
-)
+LINEAR = r"posterior: 'weights' needs a kernel that is linear in features .*; use kernel='relevance'"
 CLOSED = r"posterior: 'weights' is for the fit that learns .*; leave those at 'auto'"
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
@@ -165,9 +155,7 @@ def test_weights_that_cannot_be(name: str, data: Generated) -> None:
 
 
 def test_a_space_that_is_not_there(data: Generated) -> None:
-    with pytest.raises(
-        InputError, match=r"^posterior: 'dual' is not known; use one of auto, weights"
-    ):
+    with pytest.raises(InputError, match=r"^posterior: 'dual' is not known; use one of auto, weights"):
         fit(data.X, data.y, posterior="dual")
 
 
@@ -206,9 +194,7 @@ def test_learns_what_there_is(
     assert fitted[form].score(FORMS[form](data.X), data.y) > often + 0.1
 
 
-def test_columns_and_dicts_are_the_same(
-    fitted: dict[str, StructuredGPClassifier], data: Generated
-) -> None:
+def test_columns_and_dicts_are_the_same(fitted: dict[str, StructuredGPClassifier], data: Generated) -> None:
     for one, other in zip(
         fitted["columns"].model_.ask(data.X + NEW).marginals(),
         fitted["dicts"].model_.ask(dicts(data.X + NEW)).marginals(),
@@ -408,9 +394,7 @@ def posterior() -> WeightPosterior:
 
 def batch_of(index: list[int]) -> Batch:
     rng = np.random.default_rng(8)
-    rows = [
-        np.stack([rng.integers(-1, n + 2, T) for n in (3, 2)], -1).astype(float) for T in (3, 1, 4)
-    ]
+    rows = [np.stack([rng.integers(-1, n + 2, T) for n in (3, 2)], -1).astype(float) for T in (3, 1, 4)]
     return pad(rows, None, lambda width: np.full(width, -1.0), index)
 
 

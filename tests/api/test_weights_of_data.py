@@ -120,9 +120,7 @@ def test_posteriors_where_they_are_exact(name: str, cases: ModuleType, data: Gen
 
 
 @spaces
-def test_bound_and_gradients_of_an_estimator(
-    space: str, cases: ModuleType, data: Generated
-) -> None:
+def test_bound_and_gradients_of_an_estimator(space: str, cases: ModuleType, data: Generated) -> None:
     """What Adam, L-BFGS, SAGA and natural gradients go by."""
     found = []
     for one in both(cases, data, space=space, estimator=cases.Exact()):
@@ -285,9 +283,7 @@ def test_marginals_move_as_prior_odds_do(plugged: StructuredGPClassifier, data: 
     assert np.array_equal(array(plugged.set_params(class_weight=None).predict_marginals(data.X)), p)
 
 
-def test_balanced_is_the_inverse_of_frequency(
-    plugged: StructuredGPClassifier, data: Generated
-) -> None:
+def test_balanced_is_the_inverse_of_frequency(plugged: StructuredGPClassifier, data: Generated) -> None:
     p = array(plugged.predict_marginals(data.X))
     labels = [label for y in data.y for label in y]
     counts = np.array([labels.count(label) for label in ("L0", "L1", "L2")])
@@ -335,9 +331,9 @@ def test_a_file_keeps_them(data: Generated, tmp_path: Path) -> None:
         loaded = structgp.load(tmp_path / "model")
         assert loaded.class_weight == given
         assert loaded.predict_marginals(data.X) == model.predict_marginals(data.X)
-        assert loaded.predict_marginals(data.X) != model.set_params(
-            class_weight=None
-        ).predict_marginals(data.X)
+        assert loaded.predict_marginals(data.X) != model.set_params(class_weight=None).predict_marginals(
+            data.X
+        )
 
 
 @pytest.mark.parametrize(
@@ -360,7 +356,5 @@ def test_class_weights_that_are_none(given: Any, says: str, data: Generated) -> 
 
 def test_a_class_that_is_none(plugged: StructuredGPClassifier, data: Generated) -> None:
     plugged.set_params(class_weight={"L0": 1.0, "L9": 2.0})
-    with pytest.raises(
-        InputError, match=r"^class_weight: 'L9' is not a label of the training data"
-    ):
+    with pytest.raises(InputError, match=r"^class_weight: 'L9' is not a label of the training data"):
         plugged.predict(data.X)

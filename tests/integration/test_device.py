@@ -68,10 +68,7 @@ FITS = {
     "functions": {"posterior": Inducing(n_inducing=30)},
     "natural": {"inference": "natural", "posterior": Inducing(n_inducing=30)},
     "adam": {"inference": "adam", "posterior": Inducing(n_inducing=30)},
-    "saga": {
-        "posterior": Inducing(n_inducing=20),
-        "inference": replace(NAMED["saga"], n_draws=8),
-    },
+    "saga": {"posterior": Inducing(n_inducing=20), "inference": replace(NAMED["saga"], n_draws=8)},
     "lbfgs": {"inference": "lbfgs", "posterior": Inducing(n_inducing=20)},
     "mixture": {"posterior": Mixture(n_components=2, n_inducing=20)},
     "values": {

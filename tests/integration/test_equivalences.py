@@ -42,13 +42,7 @@ class Data:
 
 def make_data(n_sequences: int = 6, seed: int = 0) -> Data:
     made = generate(
-        n_sequences,
-        n_labels=V,
-        mean_length=3.5,
-        n_templates=2,
-        n_values=4,
-        strength=2.0,
-        seed=seed,
+        n_sequences, n_labels=V, mean_length=3.5, n_templates=2, n_values=4, strength=2.0, seed=seed
     )
     encoder = FeatureEncoder().fit(made.X)
     labels = LabelEncoder(list(made.chain.labels)).transform(made.y)
@@ -102,10 +96,7 @@ def fit(
     """Second-order inference with draws that belong to sequences rather than places in batches."""
     problem = Problem(posterior, Chain(), batches)
     optimizer = SecondOrder(
-        n_draws=len(dice.pairwise),
-        tolerance=tolerance,
-        learn_scales=learn_scales,
-        max_rounds=max_rounds,
+        n_draws=len(dice.pairwise), tolerance=tolerance, learn_scales=learn_scales, max_rounds=max_rounds
     )
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     state = replace(state, noise=[dice.of(b) for b in batches], pair_noise=dice.pairwise)
@@ -213,9 +204,7 @@ def test_the_order_of_inducing_inputs_does_not_matter() -> None:
     fit(second, batches_of(data), dice)
     assert not torch.allclose(first.m, second.m)  # in coordinates of their own
     assert_same(at_sequences(first, data), at_sequences(second, data), atol=2e-4)
-    assert float(first.pairwise_sd.detach()) == pytest.approx(
-        float(second.pairwise_sd.detach()), rel=1e-3
-    )
+    assert float(first.pairwise_sd.detach()) == pytest.approx(float(second.pairwise_sd.detach()), rel=1e-3)
 
 
 def test_spanning_inducing_inputs_are_the_full_gaussian_process(oracles: ModuleType) -> None:
@@ -297,9 +286,7 @@ def test_permuting_labels_permutes_the_answer() -> None:
     answer = [(m[:, old], c[old]) for m, c in at_sequences(first, data)]
     assert_same(answer, at_sequences(second, moved), atol=2e-4)
     torch.testing.assert_close(first.pair_mean[old][:, old], second.pair_mean, rtol=0, atol=2e-4)
-    torch.testing.assert_close(
-        first.pair_log_sd[old][:, old], second.pair_log_sd, rtol=0, atol=2e-4
-    )
+    torch.testing.assert_close(first.pair_log_sd[old][:, old], second.pair_log_sd, rtol=0, atol=2e-4)
     assert (first.pair_mean - first.pair_mean.T).abs().max() > 0.05  # direction matters
 
 
@@ -356,9 +343,7 @@ def test_more_inducing_inputs_do_not_lower_the_bound() -> None:
     for most in (1, 2, 3, 5, spanning):
         posterior = make_posterior(data, most=most)
         assert torch.equal(posterior.inducing, make_posterior(data).inducing[:most])
-        problem = fit(
-            posterior, batches_of(data), Dice.roll(data, 256), learn_scales=False, tolerance=1e-4
-        )
+        problem = fit(posterior, batches_of(data), Dice.roll(data, 256), learn_scales=False, tolerance=1e-4)
         generator = torch.Generator().manual_seed(1)
         bounds.append(problem.fresh_bound(20_000, generator))
     assert spanning > 5

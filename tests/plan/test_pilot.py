@@ -188,10 +188,7 @@ def test_the_classifier_starts_from_its_pilot(monkeypatch: pytest.MonkeyPatch) -
     asked = StructuredGPClassifier(n_draws=8, posterior=Inducing(n_inducing=1000)).fit(X, y)
     assert len(seen) == 2
     assert asked.model_.posterior.n_inducing == len(everything.rows)
-    for changes in (
-        {"inference": SecondOrder(learn_scales="transitions")},
-        {"inference": "natural"},
-    ):
+    for changes in ({"inference": SecondOrder(learn_scales="transitions")}, {"inference": "natural"}):
         StructuredGPClassifier(n_draws=8, posterior=Inducing(n_inducing=5), **changes).fit(X, y)
     assert len(seen) == 2
 
@@ -202,10 +199,7 @@ def test_the_classifier_starts_from_its_pilot(monkeypatch: pytest.MonkeyPatch) -
 def test_relevances_are_left_for_the_fit() -> None:
     """Beside a part whose shape the relaxation learns, they stay, and stay within sight."""
     rng = np.random.default_rng(0)
-    X = [
-        [{"a": f"v{rng.integers(3)}", "size": float(rng.normal())} for _ in range(6)]
-        for _ in "1234"
-    ]
+    X = [[{"a": f"v{rng.integers(3)}", "size": float(rng.normal())} for _ in range(6)] for _ in "1234"]
     encoder = FeatureEncoder().fit(X)
     rows, y = encoder.transform(X), [rng.integers(0, 2, 6) for _ in X]
     kernel, relaxation = choose_kernel(
