@@ -13,7 +13,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 import structgp.plan.prior
 from structgp import Inducing, InputError, Prior, StructgpWarning, StructuredGPClassifier
 from structgp.data.generate import Generated, generate
-from structgp.inference.second_order import _value_and_gradients
+from structgp.inference.second_order import Draws
 from structgp.structures import Chain, Piecewise, Structure
 
 V = 3
@@ -163,23 +163,20 @@ def test_gradients_of_the_bound(structure: Structure, route: str, cases: ModuleT
     problem = cases.make_problem(structure, estimator=cases.Exact(), n_inducing=3)
     cases.disturb(problem.posterior)
     unlabel(problem)
-    q = problem.posterior
+    means = [block.m for block in problem.posterior.blocks]
 
     def bound() -> Any:
         if route == "estimator":
             return problem.bound(0, torch.Generator()).elbo
-        zeros = q.m.new_zeros
-        none = [zeros(1, *b.mask.shape, V) for b in problem.batches]
         with torch.no_grad():
-            return _value_and_gradients(problem, none, zeros(1, V, V))
+            return Draws(problem, None).value_and_gradients()
 
     if route == "estimator":
-        slopes = torch.autograd.grad(bound(), [q.m, q.pair_mean])
+        slopes = torch.autograd.grad(bound(), means)
     else:
-        grads = bound()[1]
-        slopes = grads[0][None], grads[1]
+        slopes = bound()[1]
     step = 1e-5
-    for parameter, slope in zip((q.m, q.pair_mean), slopes, strict=True):
+    for parameter, slope in zip(means, slopes, strict=True):
         flat = parameter.data.view(-1)
         for k in range(flat.numel()):
             values = []

@@ -16,7 +16,7 @@ from structgp import Inducing, Prior, StructuredGPClassifier
 from structgp.data.examples import Examples, read_examples
 from structgp.data.generate import generate
 from structgp.inference import Adam, SecondOrder
-from structgp.paper import Mixture, Stochastic
+from structgp.paper import MixtureFit, Stochastic
 from structgp.plan.choices import MOST_BYTES, MOST_WORK
 from structgp.plan.options import Options
 from structgp.plan.resolve import resolve
@@ -57,9 +57,9 @@ def test_memory_alone_and_time_alone(form: Any) -> None:
 
 def test_what_the_optimiser_can_take(form: Any) -> None:
     large = 49, 2000, 20_000
-    for inference in ("second-order", "adam", "lbfgs", Adam(), Mixture(SecondOrder())):
+    for inference in ("second-order", "adam", "lbfgs", Adam(), MixtureFit(SecondOrder())):
         assert form(*large, inference=inference) == ("low-rank", 64)
-    for inference in ("saga", SGD(), Stochastic(), Mixture(Stochastic())):
+    for inference in ("saga", SGD(), Stochastic(), MixtureFit(Stochastic())):
         assert form(*large, inference=inference) == ("diagonal", 0)
     assert form(*large, inference="paper-batch") == ("full", 0)
 
@@ -104,7 +104,7 @@ def test_fit_save_load(data: Any, tmp_path: Path) -> None:
     log = low.training_log_
     assert (log["covariance"], log["covariance_rank"]) == ("low-rank", 5)
     assert log["covariance_reason"] == "asked for"
-    q = low.model_.posterior
+    q = low.model_.posterior.node
     assert q.directions.shape == (1, 2, 20, 5)
     assert bool(q.directions.any())
     low.save(tmp_path / "model")

@@ -17,8 +17,7 @@ from structgp.errors import InputError
 from structgp.inference import Adam, Minibatch, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import History, train
-from structgp.paper import Blocks, Stochastic
-from structgp.paper import Mixture as MixtureFit
+from structgp.paper import Blocks, MixtureFit, Stochastic
 from structgp.plan.choices import gradient_of, learns_on_bound, optimizer_of
 from structgp.plan.optimizers import ESTIMATORS, GRADIENTS, INFERENCE, NAMED, PRESETS
 from structgp.plan.options import Inducing, Mixture, Options, check_options
