@@ -22,7 +22,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 import structgp
-from structgp import Inducing, InputError, ModelFileError, Prior, SecondOrder, StructuredGPClassifier
+from structgp import InputError, ModelFileError, Prior, SecondOrder, StructuredGPClassifier
 from structgp.answers import model_file
 from structgp.answers.ask import Question
 from structgp.answers.model import Model
@@ -52,7 +52,7 @@ def content(fitted, tmp_path_factory):
 
 
 def fit(X, y, **parameters):
-    defaults = {"n_draws": 8, "posterior": Inducing(n_inducing=8)}
+    defaults = {"n_draws": 8, "posterior": structgp.Inducing(n_inducing=8)}
     return StructuredGPClassifier(**(defaults | parameters)).fit(X, y)
 
 

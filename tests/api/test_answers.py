@@ -68,7 +68,7 @@ class Average:
         batch = pad(rows, None, model.encoder.pad_row, [0])
         rules = model.constraints
         joint = []
-        for f, g in zip(draws.unary(model.posterior, batch), draws.pairwise, strict=True):
+        for f, g in zip(*draws.scores(model.posterior, batch), strict=True):
             table = oracles.chain_table(f[0].numpy(), g.numpy())
             keep = np.array(
                 [oracles.obeys(y, rules.follows, rules.starts, rules.ends) for y in table.labels]
@@ -395,7 +395,7 @@ def test_a_structure_that_knows_only_marginals(fitted: Any, X: Any, known: Any) 
 def test_rules_belong_into_constraints(name: str) -> None:
     rules = Rules(torch.eye(3, dtype=torch.bool), *torch.ones(2, 3, dtype=torch.bool))
     chain = Chain(rules)
-    given = chain if name == "structure" else Custom("chain", predict_with=chain)
+    given = chain if name == "structure" else Custom(Chain(), predict_with=chain)
     with pytest.raises(InputError, match=f"^{name}: a chain with rules; declare"):
         StructuredGPClassifier(structure=given).fit(*sequences(3, 0))
 
@@ -448,5 +448,5 @@ def test_labels_missing_where_the_likelihood_cannot_have_them() -> None:
 def test_constraints_that_the_predictor_does_not_know() -> None:
     with pytest.raises(InputError, match="OnlyMarginals does not know them"):
         StructuredGPClassifier(
-            constraints="BIO", structure=Custom("chain", predict_with=OnlyMarginals())
+            constraints="BIO", structure=Custom(Chain(), predict_with=OnlyMarginals())
         ).fit(*sequences(3, 0))

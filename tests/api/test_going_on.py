@@ -585,9 +585,9 @@ def test_another_likelihood_begins_anew(data: Generated) -> None:
 # -- early stopping ----------------------------------------------------------------------------------
 
 
-def scripted() -> Table:
-    """Of a posterior, what a script moves: its amplitude counts the steps."""
-    return Table((2, 2))
+def scripted() -> Posterior:
+    """Its amplitude counts the steps."""
+    return Posterior({"node": Table((2,)), "next": Table((2, 2))})
 
 
 @pytest.mark.parametrize(
@@ -606,23 +606,23 @@ def test_patience(losses: list[float], stops_after: int | None, best: int) -> No
     watch, stopped = Watch(posterior, lambda: next(script)), None
     for n in range(1, len(losses) + 1):
         with torch.no_grad():
-            posterior.log_amplitude.fill_(float(n))
+            posterior.node.log_amplitude.fill_(float(n))
         if watch.enough():
             stopped = n
             break
     assert stopped == stops_after
     watch.restore()
-    assert float(posterior.log_amplitude.detach()) == best
+    assert float(posterior.node.log_amplitude.detach()) == best
 
 
 def test_nothing_to_go_back_to() -> None:
     posterior = scripted()
     with torch.no_grad():
-        posterior.log_amplitude.fill_(2.0)
+        posterior.node.log_amplitude.fill_(2.0)
     watch = Watch(posterior, lambda: float("nan"))
     assert [watch.enough(), watch.enough()] == [False, True]
     watch.restore()
-    assert float(posterior.log_amplitude.detach()) == 2
+    assert float(posterior.node.log_amplitude.detach()) == 2
 
 
 def wrong(y: list[list[str]]) -> list[list[str]]:

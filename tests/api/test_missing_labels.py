@@ -171,10 +171,7 @@ def test_gradients_of_the_bound(structure: Structure, route: str, cases: ModuleT
         with torch.no_grad():
             return Draws(problem, None).value_and_gradients()
 
-    if route == "estimator":
-        slopes = torch.autograd.grad(bound(), means)
-    else:
-        slopes = bound()[1]
+    slopes = torch.autograd.grad(bound(), means) if route == "estimator" else bound()[1]
     step = 1e-5
     for parameter, slope in zip(means, slopes, strict=True):
         flat = parameter.data.view(-1)

@@ -74,7 +74,7 @@ def test_grid_search(data: Generated) -> None:
     assert search.best_params_.keys() == grid.keys()
     assert len(set(search.cv_results_["mean_test_score"])) == 2
     sd = search.best_estimator_.prior.transition_sd
-    assert (sd > 0) == search.best_estimator_.model_.posterior.has_pairs
+    assert (sd > 0) == (not search.best_estimator_.model_.posterior["next"].is_silent)
     assert model.prior == Prior()
 
 

@@ -107,7 +107,7 @@ def test_witnesses_are_tokens_like_this_one_with_labels_that_surprised(model, da
     assert all(data.y[w.sequence][w.token] == w.label for w in found)
     # By hand: kernel times what the model leaves unexplained, along the contrast of the labels.
     fitted = model.model_
-    q = fitted.posterior
+    q = fitted.posterior.node
     w = found[0]
     rows = [torch.from_numpy(fitted.encoder.encode(s)) for s in (x, data.X[w.sequence])]
     k = q.kernel(rows[0][:1], rows[1][w.token : w.token + 1]).to_dense()
@@ -165,9 +165,9 @@ def test_the_summary(model):
     found = describe(model)
     assert found.classes == ["L0", "L1", "L2"]
     assert set(found.templates) == {*model.model_.encoder.templates, "label frequency"}
-    q = model.model_.posterior.pairwise()
-    np.testing.assert_allclose(found.transitions, q.mean)
-    np.testing.assert_allclose(found.transition_sds, q.factor)
+    mean, sd = model.model_.posterior["next"].constant_scores()
+    np.testing.assert_allclose(found.transitions, mean)
+    np.testing.assert_allclose(found.transition_sds, sd)
     assert "label frequency" in str(found)
 
 

@@ -159,15 +159,15 @@ def test_what_estimators_see(name: str, data: Generated) -> None:
         one = problem(data, times, estimator=estimator)
         targets.append(one.target(0, one.latents(0)))
     generator = torch.Generator().manual_seed(0)
-    shape = 4, *targets[0].mask.shape, V
-    draws = [torch.randn(s, generator=generator, dtype=torch.float64) for s in (shape, (4, V, V))]
+    shapes = [group.shape(4) for group in targets[0].groups]
+    draws = tuple(torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
     one = problem(data, TIMES)
     times = one.weight(0)
     assert times.tolist() == TIMES[one.batches[0].index].tolist()
-    plain, weighted = (target.log_prob(*draws) for target in targets)
+    plain, weighted = (target.log_prob(draws) for target in targets)
     close(weighted, times * plain)
     if targets[0].parts is not None and targets[1].parts is not None:
-        plain, weighted = (target.parts(*draws) for target in targets)
+        plain, weighted = (target.parts(draws) for target in targets)
         close(weighted, times[:, None] * plain)
 
 
@@ -215,7 +215,8 @@ def test_the_pilot_counts_too(monkeypatch: pytest.MonkeyPatch, data: Generated) 
     with pytest.raises(KeyError):
         run_pilot(
             kernel, Examples(encoder, LabelEncoder(["L0", "L1", "L2"]), rows, labels, TIMES * 1.0, None),
-            FeatureSplit.of(encoder, (), ()), Chain(), basis=None, transition_sd=1.0, generator=torch.Generator().manual_seed(0),
+            FeatureSplit.of(encoder, (), ()), Chain(), basis=None, transition_sd=1.0,
+            generator=torch.Generator().manual_seed(0),
         )  # fmt: skip
     weight, index = found
     assert weight is not None

@@ -124,19 +124,13 @@ def test_scales_of_both_stages_of_a_mixture(scales: Any) -> None:
         ("second-order", SecondOrder, {}),
         ("natural", Natural, {}),
         ("adam", Adam, {}),
-        ("saga", Stochastic, {"remembers": True, "covariance_step": "auto", "pairwise_steps": None}),
+        ("saga", Stochastic, {"covariance_step": "auto", "transition_steps": None}),
         ("lbfgs", Blocks, {}),
-        ("paper-batch", Blocks, {"unary_steps": 50, "pairwise_steps": 10, "hyper_steps": 5}),
+        ("paper-batch", Blocks, {"node_steps": 50, "transition_steps": 10, "hyper_steps": 5}),
         (
             "paper-stochastic",
             Stochastic,
-            {
-                "remembers": True,
-                "mean_step": 1e-4,
-                "covariance_step": 1e-5,
-                "unary_steps": 3000,
-                "pairwise_steps": 1000,
-            },
+            {"mean_step": 1e-4, "covariance_step": 1e-5, "node_steps": 3000, "transition_steps": 1000},
         ),
     ],
 )
@@ -175,7 +169,9 @@ def test_numbers_that_no_optimiser_can_use(given: Any, named: str) -> None:
     assert (error.value.place, error.value.problem) == ("inference", named)
 
 
-@pytest.mark.parametrize("given", [SecondOrder(tolerance=0.0, learning_rounds=0), Blocks(hyper_steps=0)])
+@pytest.mark.parametrize(
+    "given", [SecondOrder(tolerance=0.0, learning_rounds=0), Blocks(transition_steps=0, hyper_steps=0)]
+)
 def test_zero_may_be_a_choice(given: Any) -> None:
     check_options(Options(inference=given))
     assert chosen(given, "chain").optimizer is given

@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "inducing": ({"posterior": Inducing(n_inducing=10)}, "posterior: inducing inputs are chosen from"),
     "mixture": ({"posterior": Mixture(n_components=2)}, "posterior: inducing inputs are chosen from"),
     "fixed": ({"prior": Prior(learn_kernel=False)}, "posterior: 'weights' is for the fit that learns"),
-    "full": ({"posterior": Weights(transition_covariance="full")}, "'minibatch' fits weights, with one"),
+    "full": ({"posterior": Weights(transition_covariance="full")}, "'minibatch' fits one Gaussian"),
     "opaque": (
         {"structure": lambda f, g, y: f.sum((1, 2))},
         "needs the curvature, and BlackBox offers none",
