@@ -387,8 +387,8 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:
         warnings.warn(
-            f"{path}: was fitted with a likelihood of its own, which a file does not hold: it answers as it did, "
-            "by the chain; pass the structure again before another fit",
+            f"{path}: fitted with a likelihood that a file does not hold; it answers as before, by the chain. "
+            "Set the structure again before another fit",
             StructgpWarning,
             stacklevel=2,
         )
