@@ -82,6 +82,9 @@ class RegressionOfTransitions(Structure):
         after = mask[:, 1:, None, None].expand(-1, -1, V, V) / LABEL_NOISE
         return SimpleNamespace(node=nodes, next=after)
 
+    def local_curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
+        return _local(self.curvature(f, g, y, mask))
+
 
 class Enumerated(Structure):
     """The chain by enumeration (``oracles``), with one table or one for each transition."""
@@ -97,9 +100,11 @@ class Enumerated(Structure):
         return SimpleNamespace(**self.oracles.enumerated_curvature(f, g, mask))
 
     def local_curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
-        whole = self.curvature(f, g, y, mask)
-        nodes = whole.node.diagonal(dim1=-1, dim2=-2).mT
-        return SimpleNamespace(node=nodes, next=whole.next)
+        return _local(self.curvature(f, g, y, mask))
+
+
+def _local(whole: Any) -> Any:
+    return SimpleNamespace(node=whole.node.diagonal(dim1=-1, dim2=-2).mT, next=whole.next)
 
 
 class ValueOnly(Structure):
