@@ -60,7 +60,7 @@ def numpy_softmax(f: Any, g: Any, y: Any) -> Any:
 FEW: dict[str, Any] = {"n_inducing": 5, "learn_kernel": False}
 PAPER = FEW | {"gradient": "control-variate", "n_gradient_draws": 30}
 SHORT: dict[str, Any] = {
-    "unary_steps": 4, "pairwise_steps": 2, "hyper_steps": 2,
+    "node_steps": 4, "transition_steps": 2, "hyper_steps": 2,
     "objective_tolerance": 0.0, "parameter_tolerance": 0.0,
 }  # fmt: skip
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -70,11 +70,10 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "minibatch": ({"inference": Minibatch(batch_tokens=8)}, 6, 9),
     "natural": ({"inference": "natural"} | FEW, 3, 8),
     "adam": ({"inference": "adam"} | FEW, 4, 8),
-    "sgd": ({"inference": "sgd"} | FEW, 3, 8),
     "saga": ({"inference": "saga"} | FEW, 61, 63),
     "saga, filling": ({"inference": "saga"} | FEW, 3, 12),
-    "lbfgs": ({"inference": Blocks(**SHORT, learn_scales="pairwise")} | FEW, 1, 2),
-    "paper-batch": ({"inference": Blocks(**SHORT | {"unary_steps": 1}, name="paper-batch")} | PAPER, 1, 2),
+    "lbfgs": ({"inference": Blocks(**SHORT, learn_scales="transitions")} | FEW, 1, 2),
+    "paper-batch": ({"inference": Blocks(**SHORT | {"node_steps": 1}, name="paper-batch")} | PAPER, 1, 2),
     "paper-stochastic": ({"inference": "paper-stochastic"} | PAPER, 9, 15),
     "mixture": ({"n_components": 2} | FEW, 3, 8),
     "adam, kernel": ({"inference": "adam", "learn_scales": "all", "n_inducing": 5}, 7, 14),
@@ -463,7 +462,7 @@ def test_torchs_optimisers() -> None:
 
 CLOCKS = [
     BlocksState(1, {}, 40.0),
-    StochasticState(torch.Generator(), Plateau(1, 0.1), 40.0, 1.0, 1.0, 1.0, 1.0),
+    StochasticState(torch.Generator(), Plateau(1, 0.1), 40.0, [1.0, 1.0], [1.0, 1.0]),
 ]
 
 
