@@ -70,6 +70,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "minibatch": ({"inference": Minibatch(batch_tokens=8)}, 6, 9),
     "natural": ({"inference": "natural"} | FEW, 3, 8),
     "adam": ({"inference": "adam"} | FEW, 4, 8),
+    "sgd": ({"inference": "sgd"} | FEW, 3, 8),
     "saga": ({"inference": "saga"} | FEW, 61, 63),
     "saga, filling": ({"inference": "saga"} | FEW, 3, 12),
     "lbfgs": ({"inference": Blocks(**SHORT, learn_scales="transitions")} | FEW, 1, 2),
