@@ -50,8 +50,7 @@ class Regression(Structure):
         nodes = torch.diag_embed(mask.double() / self.noise)
         V = f.shape[-1]
         return Curvature(
-            nodes[:, None].expand(-1, V, -1, -1),
-            torch.ones_like(self.aim).expand(len(mask), -1, -1),
+            nodes[:, None].expand(-1, V, -1, -1), torch.ones_like(self.aim).expand(len(mask), -1, -1)
         )
 
 
@@ -74,6 +73,9 @@ class RegressionOfTransitions(Structure):
         after = mask[:, 1:, None, None].expand(-1, -1, V, V) / LABEL_NOISE
         return SimpleNamespace(node=nodes, next=after)
 
+    def local_curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
+        return _local(self.curvature(f, g, y, mask))
+
 
 class Enumerated(Structure):
     """The chain by enumeration (``oracles``), with one table or one for each transition."""
@@ -89,9 +91,11 @@ class Enumerated(Structure):
         return SimpleNamespace(**self.oracles.enumerated_curvature(f, g, mask))
 
     def local_curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
-        whole = self.curvature(f, g, y, mask)
-        nodes = whole.node.diagonal(dim1=-1, dim2=-2).mT
-        return SimpleNamespace(node=nodes, next=whole.next)
+        return _local(self.curvature(f, g, y, mask))
+
+
+def _local(whole: Any) -> Any:
+    return SimpleNamespace(node=whole.node.diagonal(dim1=-1, dim2=-2).mT, next=whole.next)
 
 
 class ValueOnly(Structure):
@@ -274,9 +278,7 @@ def exact_regression(problem: Problem) -> Answer:
     aim = problem.structure.aim.numpy()
     # exp(log_prob) is a Gaussian density in the targets but for its constant; the n equal targets
     # of a transition score are one target of variance 1 / n.
-    nodes = -0.5 * (targets * solved).sum() - 0.5 * V * (
-        np.linalg.slogdet(noisy)[1] - N * np.log(noise)
-    )
+    nodes = -0.5 * (targets * solved).sum() - 0.5 * V * (np.linalg.slogdet(noisy)[1] - N * np.log(noise))
     transitions = -0.5 * (aim**2 / (prior + 1 / n) + np.log1p(n * prior)).sum()
     return Answer(
         K @ solved,

@@ -154,9 +154,7 @@ def test_the_bound_of_batches_averages_to_the_whole(cases: ModuleType) -> None:
 
 def test_amplitude_is_learned(cases: ModuleType) -> None:
     """It moves, and not downhill."""
-    moved, fixed = (
-        cases.make_problem(n_sequences=8, estimator=Pathwise(n_draws=8)) for _ in range(2)
-    )
+    moved, fixed = (cases.make_problem(n_sequences=8, estimator=Pathwise(n_draws=8)) for _ in range(2))
     options = {"tolerance": 0.01, "max_steps": 300}
     cases.finish(Adam(learn_scales=True, **options), moved)
     cases.finish(Adam(learn_scales=False, **options), fixed)

@@ -135,9 +135,7 @@ def test_no_mirror_images_elsewhere() -> None:
 def test_right_angles_within_each_block() -> None:
     """Of T V directions for a sequence, V^2 that are shared; what is left over is a block too."""
     (d,) = points("orthogonal", [2 * 15])
-    for half, n in [(d[0][:15, b].flatten(1), T * V) for b in range(B)] + [
-        (d[1][:15].flatten(1), V * V)
-    ]:
+    for half, n in [(d[0][:15, b].flatten(1), T * V) for b in range(B)] + [(d[1][:15].flatten(1), V * V)]:
         direction = half / half.norm(dim=-1, keepdim=True)
         for start in range(0, 15, n):
             block = direction[start : start + n]

@@ -134,9 +134,7 @@ def memory_of(target: Target, kind: str) -> Moments | None:
     if kind == "near":
         return found.moments
     generator = torch.Generator().manual_seed(6)
-    noise = found.moments.map(
-        lambda a: 5 * torch.randn(a.shape, generator=generator, dtype=a.dtype)
-    )
+    noise = found.moments.map(lambda a: 5 * torch.randn(a.shape, generator=generator, dtype=a.dtype))
     bends = tuple(bend if bend.dim() == 1 else bend + bend.mT for bend in noise.bends)
     return Moments(noise.value, noise.slopes, bends)
 
@@ -177,9 +175,7 @@ def quadrature(oracles: ModuleType, form: str, structure: str) -> tuple[Tensor, 
     """(K, B) expectations, and the gradient of their sum in every parameter."""
     case = make_case(form, structure)
     posterior, batch = case.problem.posterior, case.problem.batches[0]
-    exact = oracles.expected_log_prob(
-        posterior, batch.x, batch.y, batch.mask, **STRUCTURES[structure][1]
-    )
+    exact = oracles.expected_log_prob(posterior, batch.x, batch.y, batch.mask, **STRUCTURES[structure][1])
     total = (posterior.mixing @ exact).sum()
     return exact.detach(), list(torch.autograd.grad(total, list(case.parameters.values())))
 
@@ -315,9 +311,7 @@ def test_the_reported_variance_is_honest(name: str, memory: str) -> None:
     about = memory_of(target, memory)
     estimates = [made(target, generator, about) for _ in range(200)]
     every = zip(
-        *(e.moments.entries for e in estimates),
-        *(e.variance.entries for e in estimates),
-        strict=True,
+        *(e.moments.entries for e in estimates), *(e.variance.entries for e in estimates), strict=True
     )
     for kind, entries in enumerate(every):
         seen = torch.stack(entries[: len(estimates)]).var(0).sum()
@@ -492,10 +486,7 @@ def test_combine_weighs_by_size() -> None:
     generator = torch.Generator().manual_seed(0)
     case = make_case("one full")
     like = next(repeat(make("score"), case, None, 1)).moments
-    parts = [
-        like.map(lambda a: torch.randn(a.shape, generator=generator, dtype=a.dtype))
-        for _ in range(5)
-    ]
+    parts = [like.map(lambda a: torch.randn(a.shape, generator=generator, dtype=a.dtype)) for _ in range(5)]
     mean, variance = combine(parts, [4] * 5)
     stacked = torch.stack([flat(p) for p in parts])
     torch.testing.assert_close(flat(mean), stacked.mean(0))

@@ -141,9 +141,9 @@ def test_scores_of_all_blocks_are_placed(form: str) -> None:
     assert f.shape == (5, B * posterior.n_components, T, V)
     after = posterior["next"]
     if after.shared:
-        expected = after.mean_scores.detach() + (
-            after.scale * after.root_times(noise[1])
-        ).detach().view(5, V, V)
+        expected = after.mean_scores.detach() + (after.scale * after.root_times(noise[1])).detach().view(
+            5, V, V
+        )
         torch.testing.assert_close(g, expected)
     else:
         assert g.shape == (5, B, T - 1, V, V)
@@ -200,9 +200,7 @@ def test_sensitivity_is_bonnets_and_prices(form: str) -> None:
                 inverse = np.linalg.inv(part.factor[c, b, v, :n, :n].numpy())
                 slope = moments.slopes[k][c * B + b, :n, v].numpy()
                 bend = moments.bends[k][c * B + b, v, :n, :n].numpy()
-                np.testing.assert_allclose(
-                    at.mean[k][c, b, :n, v], inverse.T @ slope, rtol=1e-6, atol=1e-9
-                )
+                np.testing.assert_allclose(at.mean[k][c, b, :n, v], inverse.T @ slope, rtol=1e-6, atol=1e-9)
                 found = at.covariance[k][c, b, v, :n, :n]
                 expected = 0.5 * inverse.T @ bend @ inverse
                 np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)

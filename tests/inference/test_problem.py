@@ -48,9 +48,7 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def make(
-    structure: Structure | None = None, name: str = "pathwise", n_components: int = 1
-) -> Problem:
+def make(structure: Structure | None = None, name: str = "pathwise", n_components: int = 1) -> Problem:
     kernel, Z = RBFKernel().double(), normal(2, 1, seed=0)
     node: Any = Inducing(kernel, Z, (V,))
     if n_components > 1:
@@ -85,8 +83,7 @@ class Broken(Chain):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [*((name, -np.inf) for name in ESTIMATORS), ("pathwise", np.nan), ("score", np.inf)],
+    ("name", "value"), [*((name, -np.inf) for name in ESTIMATORS), ("pathwise", np.nan), ("score", np.inf)]
 )
 def test_values_that_have_no_expectation(name: str, value: float) -> None:
     """The error names the sequence by its number in the data, from 1, its length, what came back and

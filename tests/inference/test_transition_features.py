@@ -146,17 +146,13 @@ def gradients(problem: Problem) -> list[Tensor]:
     return list(torch.autograd.grad(total, moved))
 
 
-def test_pathwise_gradients_are_zero_where_second_order_ends(
-    fitted: tuple[Problem, float],
-) -> None:
+def test_pathwise_gradients_are_zero_where_second_order_ends(fitted: tuple[Problem, float]) -> None:
     """Up to noise, in the means and standard deviations of both blocks; not so at the prior. Weights take
     curvature transition by transition, which leaves something to gain in the standard deviations."""
     start = problem_with(weights(2), make_batches(), Pathwise(512))
     end = problem_with(weights(2), make_batches(), Pathwise(512))
     end.posterior.load_state_dict(fitted[0].posterior.state_dict())
-    for before, after, share in zip(
-        gradients(start), gradients(end), (0.1, 0.3, 0.1, 0.3), strict=True
-    ):
+    for before, after, share in zip(gradients(start), gradients(end), (0.1, 0.3, 0.1, 0.3), strict=True):
         assert float(after.norm()) < share * float(before.norm())
 
 

@@ -195,7 +195,8 @@ class _Unpack:
         return next(iter(self.parameters.values())).device
 
     def _tensor(self, name: str) -> Tensor:
-        return self.tensors[name].to(self._device)
+        # A copy: how a tensor of the file lies in memory may change sums in their last bit.
+        return self.tensors[name].clone().to(self._device)
 
     def _list(self, values: list[Any]) -> list[Any]:
         return [self(v) for v in values]

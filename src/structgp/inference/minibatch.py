@@ -239,7 +239,7 @@ class Minibatch:
                     precision, linear = state.known[k]
                     state.known[k] = precision * by, linear * by.sqrt()
             state.learned, state.bounds = state.learned + 1, []
-            _place(problem.posterior, state)
+        _place(problem.posterior, state)  # under the scales as they are now
         state.divergence = _divergence(problem, state)
         state.sites.next_pass()
         if len(state.bounds) < 2:

@@ -248,8 +248,9 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
             bend = weight.view(-1, *[1] * (bend.dim() - 1)) * bend
             sums[k].add(here[k], bend)
             if slopes is not None and blocks[k].joint_curvature:
-                found[k].mean.append(slopes[k])
-                found[k].bend.append(bend)
+                # As a checkpoint will hold them: sums depend on the order in memory, to the last bit.
+                found[k].mean.append(slopes[k].contiguous())
+                found[k].bend.append(bend.contiguous())
     tensors = [t for s in sums for t in s.tensors()]
     if problem.together.size > 1:
         for mine, total in zip(tensors, problem.together.sum(*tensors), strict=True):

@@ -143,6 +143,12 @@ class Stochastic:
     def start(self, problem: Problem, generator: torch.Generator) -> StochasticState:
         refuse_kernel(self.learn_scales, self.name)
         q = problem.posterior
+        if not all(hasattr(block, "project") for block in q.blocks):
+            raise InputError(
+                "inference",
+                f"{self.name!r} stores gradients at inducing inputs, not those of weights",
+                "use inference='minibatch', or posterior='inducing'",
+            )
         if getattr(q.node, "form", None) == "low-rank":
             raise InputError(
                 "covariance",
