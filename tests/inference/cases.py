@@ -193,7 +193,7 @@ def make_problem(
     rows = encoder.transform(data.X)
     labels = LabelEncoder(list(data.chain.labels)).transform(data.y)
     tokens = torch.from_numpy(np.concatenate(rows))
-    kernel = build_kernel("auto", encoder.blocks, tokens, AMPLITUDE).requires_grad_(False)
+    kernel = build_kernel("template", encoder.blocks, tokens, AMPLITUDE).requires_grad_(False)
     chosen = choose_inducing(kernel, tokens, n_inducing)
     options: dict[str, Any] = {"covariance": covariance, "rank": rank}
     family: Any = Inducing

@@ -45,7 +45,7 @@ def case(
     rows = encoder.transform(data.X)
     labels = LabelEncoder(list(data.chain.labels)).transform(data.y)
     tokens = torch.from_numpy(np.concatenate(rows))
-    kernel = build_kernel("auto", encoder.blocks, tokens, 2.0).requires_grad_(False)
+    kernel = build_kernel("template", encoder.blocks, tokens, 2.0).requires_grad_(False)
     chosen = choose_inducing(kernel, tokens, 4)
     node = Inducing(kernel, tokens[chosen.index], (n_labels,))
     posterior = Posterior({"node": node, "next": Table((n_labels, n_labels), transition_sd)})
