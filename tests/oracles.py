@@ -100,8 +100,8 @@ def _score(f: np.ndarray, g: np.ndarray, y: np.ndarray) -> np.longdouble:
 
 
 def enumerated_log_prob(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """(S, B) log p of the chain by enumeration, differentiable. f : (S, B, T, V); g : (S, V, V), one table for all
-    transitions, or (S, B, T - 1, V, V), one for each."""
+    """(S, B) log p of the chain by enumeration, differentiable. f : (S, B, T, V); g : (S, V, V), one table
+    for all transitions, or (S, B, T - 1, V, V), one for each."""
     found = []
     for b, T in enumerate(mask.sum(-1).tolist()):
         every = torch.from_numpy(labellings(T, f.shape[-1]))
@@ -116,9 +116,9 @@ def enumerated_log_prob(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor
 
 
 def enumerated_curvature(f: Tensor, g: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Minus the second derivatives of ``enumerated_log_prob``, averaged over draws, by enumeration. node : (B, V, T, T);
-    next : (B, T - 1, V, V), of each score by itself; both 0 at padding."""
-    S, B, T, V = f.shape
+    """Minus the second derivatives of ``enumerated_log_prob``, averaged over draws, by enumeration. node :
+    (B, V, T, T); next : (B, T - 1, V, V), of each score by itself; both 0 at padding."""
+    _, B, T, V = f.shape
     node, after = torch.zeros(B, V, T, T).double(), torch.zeros(B, T - 1, V, V).double()
     for b, n in enumerate(mask.sum(-1).tolist()):
         every = torch.from_numpy(labellings(n, V))

@@ -64,8 +64,8 @@ class Regression(Structure):
 
 
 class RegressionOfTransitions(Structure):
-    """log p = -sum_t |g_t - aims[y_t, y_t+1]|^2 / (2 noise) - sum_t |f_t|^2 / 2 over a table (V, V) for each
-    transition: GP regression of the tables on the features of the transitions."""
+    """log p = -sum_t |g_t - aims[y_t, y_t+1]|^2 / (2 noise) - sum_t |f_t|^2 / 2 over a table (V, V) for
+    each transition: GP regression of the tables on the features of the transitions."""
 
     def __init__(self, n_labels: int) -> None:
         generator = torch.Generator().manual_seed(18)

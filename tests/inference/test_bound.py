@@ -318,9 +318,7 @@ def test_a_silent_table(form: str, chain: LogProb) -> None:
     assert all(a.isfinite().all() for a in (*at.mean, *at.covariance))
     bound = bound_at(posterior, batch, noise, chain)
     named = {n: p for n, p in posterior.named_parameters() if "next.log_amplitude" not in n}
-    found = torch.autograd.grad(
-        bound.expected_log_prob, list(named.values()), allow_unused=True
-    )
+    found = torch.autograd.grad(bound.expected_log_prob, list(named.values()), allow_unused=True)
     for name, gradient in zip(named, found, strict=True):
         if ".next." in name:
             assert gradient is None or (gradient == 0).all()

@@ -95,8 +95,9 @@ def test_each_coordinate_is_standard_normal(design: Design) -> None:
 
 @every_design
 def test_coordinates_of_a_point_are_independent(design: Design) -> None:
-    """As far as products, and products of squares, of two coordinates can tell; 4.5 standard errors
-    for 240 comparisons. Coordinates of a sequence and shared ones are among them, and those of two sequences."""
+    """As far as products, and products of squares, of two coordinates can tell; 4.5 standard errors for
+    240 comparisons. Coordinates of a sequence and shared ones are among them, and those of two
+    sequences."""
     each = eights(design)
     for values in (each, each.square() - 1):
         products = torch.einsum("rsi,rsj->rij", values, values) / 8

@@ -36,11 +36,14 @@ def one_block(seed: int, shape: Shape) -> tuple[Prior, Tensor]:
         x = numbers(seed, n, F) * (numbers(seed + 1, n, F) > 0.3)
         rows = SparseRows(torch.arange(F).expand(n, F), x, F)
     width = x.shape[1]
-    return Prior(rows, numbers(seed + 2, width, functions).exp(), numbers(seed + 3, width, functions)), x
+    return Prior(
+        rows, numbers(seed + 2, width, functions).exp(), numbers(seed + 3, width, functions)
+    ), x
 
 
 def problem(seed: int) -> tuple[list[Prior], Likelihood, list[Tensor]]:
-    """Priors of three blocks, and a log-likelihood that is quadratic, so that the best weights are known."""
+    """Priors of three blocks, and a log-likelihood that is quadratic, so that the best weights are
+    known."""
     blocks = [one_block(seed + 100 * k, shape) for k, shape in enumerate(SHAPES)]
     weights = [numbers(seed + 6 + k, *shape).exp() for k, shape in enumerate(SHAPES)]
     aims = [numbers(seed + 17 + k, *shape) for k, shape in enumerate(SHAPES)]
@@ -76,9 +79,7 @@ def weights_of(prior: Prior, a: Tensor) -> Tensor:
 def test_the_best_weights_are_found_from_anywhere(seed: int, unsure: bool) -> None:
     priors, likelihood, best = problem(seed)
     found = climb(likelihood, priors, start(3.0, seed), steps=150, unsure=unsure)
-    for prior, a, functions, expected in zip(
-        priors, found.a, found.functions, best, strict=True
-    ):
+    for prior, a, functions, expected in zip(priors, found.a, found.functions, best, strict=True):
         weights = weights_of(prior, a)
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(prior.rows.times(weights), functions)

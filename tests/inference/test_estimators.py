@@ -315,7 +315,9 @@ def test_the_reported_variance_is_honest(name: str, memory: str) -> None:
     about = memory_of(target, memory)
     estimates = [made(target, generator, about) for _ in range(200)]
     every = zip(
-        *(e.moments.entries for e in estimates), *(e.variance.entries for e in estimates), strict=True
+        *(e.moments.entries for e in estimates),
+        *(e.variance.entries for e in estimates),
+        strict=True,
     )
     for kind, entries in enumerate(every):
         seen = torch.stack(entries[: len(estimates)]).var(0).sum()
@@ -369,7 +371,7 @@ def test_a_good_memory_helps_and_a_wrong_one_does_little_harm(name: str) -> None
         assert wrong[kind] < 1.2 * none[kind], kind
 
 
-# -- what else an estimate says ----------------------------------------------------------------------
+# -- what else an estimate says --------------------------------------------------------------------
 
 
 @every_kind
@@ -471,7 +473,7 @@ def test_float32(name: str, memory: str) -> None:
     assert flat(estimate.moments).isfinite().all()
 
 
-# -- gradients, and parts of an estimate -------------------------------------------------------------------------------------
+# -- gradients, and parts of an estimate -----------------------------------------------------------
 
 
 def test_only_pathwise_needs_a_gradient() -> None:

@@ -188,7 +188,12 @@ def difference(of: Callable[[], Any], move: Move, h: float = 1e-4) -> Any:
 
 @pytest.mark.parametrize(
     ("form", "n_inducing", "spread"),
-    [("columns", 3, "full"), ("bag", 99, "diagonal"), ("both", 99, "full"), ("both", 3, "diagonal")],
+    [
+        ("columns", 3, "full"),
+        ("bag", 99, "diagonal"),
+        ("both", 99, "full"),
+        ("both", 3, "diagonal"),
+    ],
 )
 @torch.no_grad()
 def test_gradient_against_finite_differences(form: str, n_inducing: int, spread: str) -> None:

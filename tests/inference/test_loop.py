@@ -23,8 +23,8 @@ from structgp.gp import Inducing, Mixture, Posterior, Table, choose_inducing
 from structgp.gp.kernels.block_sum import build_kernel
 from structgp.inference import Adam, Natural, Optimizer, Problem, SecondOrder, StepInfo
 from structgp.inference import problem as base
-from structgp.inference.problem import conditionals
 from structgp.inference.loop import TRACE_POINTS, History, OneThreadForVectors, make_batches, train
+from structgp.inference.problem import conditionals
 from structgp.paper import Blocks, Stochastic
 from structgp.structures import Chain, Structure
 
@@ -76,8 +76,8 @@ def disturb(posterior: Posterior) -> None:
 
 @dataclass(frozen=True)
 class Fitted:
-    """seen : what the callback was told, which asks to stop where it ends anyway. calls : how often conditionals of a
-    batch were computed."""
+    """seen : what the callback was told, which asks to stop where it ends anyway. calls : how often
+    conditionals of a batch were computed."""
 
     posterior: Posterior
     history: History
@@ -172,7 +172,8 @@ def test_why_it_stopped() -> None:
 def test_the_same_fit_with_nothing_kept(
     name: str, fitted: Callable[[str], Fitted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The generator alone decides: where conditionals are computed again each time, to the last bit the same."""
+    """The generator alone decides: where conditionals are computed again each time, to the last bit the
+    same."""
     kept, n_batches = fitted(name), len(case()[1])
     # L-BFGS goes back to the best parameters in the end, and refreshes them once.
     # Second order does whenever the scales of the kernel have moved.
@@ -247,7 +248,8 @@ def test_the_reported_fresh_bound_is_one(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_fitted_and_fresh_bounds_bracket_the_optimum() -> None:
-    """On the draws it was fitted to, a posterior looks better than the best one does; on fresh ones it is worse."""
+    """On the draws it was fitted to, a posterior looks better than the best one does; on fresh ones it is
+    worse."""
     best, batches = case()
     generator = torch.Generator().manual_seed(0)
     optimizer = SecondOrder(n_draws=512, learn_scales=False, tolerance=1e-4)

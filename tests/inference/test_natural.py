@@ -12,9 +12,9 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 from structgp.errors import InputError
-from structgp.inference import Natural, Problem, SecondOrder
 from structgp.gp import Inducing, Posterior
 from structgp.gp.families.table import LEAST_PRECISION
+from structgp.inference import Natural, Problem, SecondOrder
 from structgp.inference.estimators import Estimate, Pathwise, Surrogate
 from structgp.inference.natural import _split, amplitude_slope, set_posterior
 from structgp.inference.sites import Sites
@@ -62,7 +62,9 @@ def test_one_whole_step_on_a_quadratic(
             found = np.linalg.inv(factor[j] @ factor[j].T)
             np.testing.assert_allclose(found, precision, rtol=0, atol=1e-4)
     exact = cases.exact_regression(problem)
-    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(
+        q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-7
+    )
     variance = q["next"].score_sds.detach() ** 2
     np.testing.assert_allclose(variance, exact.transition_sd**2, rtol=1e-7)
     before = cases.numbers(q)
@@ -279,7 +281,8 @@ def test_the_kernel_is_refused(cases: ModuleType) -> None:
 
 
 def test_amplitudes_go_where_second_order_takes_them(cases: ModuleType) -> None:
-    """From a kernel too large by far. The amplitude of nodes has a prior of its own here, and none there."""
+    """From a kernel too large by far. The amplitude of nodes has a prior of its own here, and none
+    there."""
 
     def start(**kwargs: Any) -> Problem:
         problem: Problem = cases.make_problem(n_sequences=12, mean_length=5, **kwargs)

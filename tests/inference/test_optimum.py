@@ -56,7 +56,9 @@ def test_regression_has_one_answer(name: str, cases: ModuleType) -> None:
     means, covariances = cases.at_tokens(problem)
     np.testing.assert_allclose(means, exact.mean, rtol=0, atol=tolerance)
     q = problem.posterior
-    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(
+        q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=tolerance
+    )
     start = 0
     for covariance in covariances:
         T = covariance.shape[-1]
@@ -90,7 +92,9 @@ def test_a_full_table_of_regression(name: str, covariance: str, cases: ModuleTyp
     q = problem.posterior
     means, _ = cases.at_tokens(problem)
     np.testing.assert_allclose(means, exact.mean, rtol=0, atol=tolerance)
-    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(
+        q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=tolerance
+    )
     expected = exact.transition_sd**2 * np.eye(4)
     found = q["next"].gaussian(None)[1].detach()
     np.testing.assert_allclose(found, expected, rtol=0, atol=10 * tolerance)

@@ -104,7 +104,11 @@ def test_kept_conditionals_give_the_same_gradient_in_the_amplitude(cases: Module
     found = []
     for moves in (False, True):
         bound = problem.bound(0, torch.Generator().manual_seed(0), move_kernel=moves)
-        found.append(torch.autograd.grad(bound.elbo, [q.node.log_amplitude, q["next"].log_amplitude, q.node.m]))
+        found.append(
+            torch.autograd.grad(
+                bound.elbo, [q.node.log_amplitude, q["next"].log_amplitude, q.node.m]
+            )
+        )
     for kept, computed in zip(*found, strict=True):
         torch.testing.assert_close(kept, computed, rtol=1e-6, atol=1e-8)
 
@@ -166,7 +170,9 @@ def test_all_moves_the_kernel_uphill(optimizer: Any, cases: ModuleType) -> None:
     cases.finish(optimizer, learned)
     cases.finish(replace(optimizer, learn_scales="transitions"), fixed)
     after = cases.numbers(learned.posterior)
-    moved = {n for n in before if n.startswith("node.kernel.") and not torch.equal(before[n], after[n])}
+    moved = {
+        n for n in before if n.startswith("node.kernel.") and not torch.equal(before[n], after[n])
+    }
     assert len(moved) >= 2
     assert cases.many_draw_bound(learned, 2000) > cases.many_draw_bound(fixed, 2000) + 0.5
     scratch = Problem(learned.posterior, learned.structure, learned.batches, learned.estimator)

@@ -15,7 +15,8 @@ from torch import Tensor
 from structgp.errors import InputError
 from structgp.gp import Inducing, Posterior, Table, Weights
 from structgp.gp.families.table import PRIOR_SCORES
-from structgp.gp.kernels import RelevanceKernel, covariance
+from structgp.gp.kernels import RelevanceKernel
+from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.scales import fit_tables
@@ -53,7 +54,9 @@ def test_gaussian_likelihood_gives_gp_regression(batch_tokens: int, cases: Modul
             np.testing.assert_allclose(block, expected, rtol=0, atol=1e-6)
         start += T
     q = problem.posterior
-    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-6
+    )
     np.testing.assert_allclose(q["next"].score_sds.detach(), exact.transition_sd, rtol=0, atol=1e-6)
     # There the bound is the evidence.
     bound = cases.many_draw_bound(problem)
@@ -282,8 +285,8 @@ def test_gradients_against_finite_differences(name: str, cases: ModuleType) -> N
 
 
 def test_the_value_is_the_mean_log_likelihood_of_the_draws(cases: ModuleType) -> None:
-    """The mean as it is now plus offsets, times the root of the amplitude; and the draws are those that the bound on
-    the same noise is of."""
+    """The mean as it is now plus offsets, times the root of the amplitude; and the draws are those that
+    the bound on the same noise is of."""
     problem = cases.make_problem(batch_tokens=6, transition_sd=1.4)
     state = SecondOrder(n_draws=4).start(problem, torch.Generator().manual_seed(3))
     cases.disturb(problem.posterior)
@@ -341,18 +344,16 @@ def featured(cases: ModuleType, structure: Any, batch_tokens: int = 1000) -> Pro
 
 
 def test_gaussian_likelihood_of_transitions_with_features(cases: ModuleType) -> None:
-    """The best means are those of GP regression on the rows of the transitions; the best variances are those
-    of each weight with all others held."""
+    """The best means are those of GP regression on the rows of the transitions; the best variances are
+    those of each weight with all others held."""
     problem = featured(cases, cases.RegressionOfTransitions(2), batch_tokens=9)
     assert len(problem.batches) > 1
     steps = cases.finish(to_the_end(n_draws=16), problem)
     assert steps[-1].converged
     after, noise = problem.posterior["next"], cases.LABEL_NOISE
     x = torch.cat([b.edges[b.masks[1]] for b in problem.batches])
-    aims = [
-        problem.structure.aims[b.y[:, :-1], b.y[:, 1:]][b.masks[1]] for b in problem.batches
-    ]
-    K = covariance(after.kernel, x, x).numpy()
+    aims = [problem.structure.aims[b.y[:, :-1], b.y[:, 1:]][b.masks[1]] for b in problem.batches]
+    K = kernel_matrix(after.kernel, x, x).numpy()
     targets = torch.cat(aims).flatten(1).numpy()
     expected = K @ np.linalg.solve(K + noise * np.eye(len(K)), targets)
     with torch.no_grad():
@@ -379,8 +380,8 @@ def one_hot(x: Tensor) -> Tensor:
 def test_transitions_with_features_end_at_the_optimum(
     cases: ModuleType, oracles: ModuleType
 ) -> None:
-    """Under the chain: the gradient of the bound on the draws it was fitted to vanishes in all means, and scales
-    learned on the way raise the bound on fresh draws."""
+    """Under the chain: the gradient of the bound on the draws it was fitted to vanishes in all means, and
+    scales learned on the way raise the bound on fresh draws."""
     structure = cases.Enumerated(oracles)
     fixed, learned = featured(cases, structure), featured(cases, structure)
     before, optimizer = cases.many_draw_bound(fixed, 400), to_the_end(n_draws=16)
@@ -467,12 +468,18 @@ def golden(value: Callable[[float], float], low: float, high: float) -> float:
 
 
 def test_amplitude_ends_where_the_bound_is_largest(cases: ModuleType) -> None:
-    """Only the amplitude is left to move, with the whitened posterior held: the best one by search on many draws."""
+    """Only the amplitude is left to move, with the whitened posterior held: the best one by search on many
+    draws."""
     problem = cases.make_problem(n_sequences=8, transition_sd=0.0)
     problem.posterior.node.kernel.outputscale = 0.5
     problem.conditional.refresh()
     optimizer = SecondOrder(
-        256, tolerance=1e-5, learn_scales=True, learning_tolerance=0.0, learning_rounds=20, max_rounds=21
+        256,
+        tolerance=1e-5,
+        learn_scales=True,
+        learning_tolerance=0.0,
+        learning_rounds=20,
+        max_rounds=21,
     )
     cases.finish(optimizer, problem)
     q = problem.posterior

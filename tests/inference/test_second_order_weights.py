@@ -160,7 +160,9 @@ def test_the_fresh_bound_is_the_bound(contrast: bool, cases: ModuleType) -> None
     away = (mean - problem.structure.table[y].numpy()) ** 2 + variance
     g, sd = table.mean_scores.numpy(), table.score_sds.numpy()
     second = (g - problem.structure.aim.numpy()) ** 2 + sd**2
-    expected = -0.5 * away.sum() / problem.structure.noise - 0.5 * problem.n_sequences * second.sum()
+    expected = (
+        -0.5 * away.sum() / problem.structure.noise - 0.5 * problem.n_sequences * second.sum()
+    )
     expected -= 0.5 * (m**2 + s**2 - 1 - np.log(s**2)).sum()
     expected -= 0.5 * (g**2 + sd**2 - 1 - np.log(sd**2)).sum()
     generator = torch.Generator().manual_seed(0)

@@ -270,9 +270,7 @@ def test_no_step_is_longer_than_the_longest(size: float) -> None:
 
 
 def long_problem() -> Problem:
-    data = generate(
-        30, n_labels=V, mean_length=5, n_templates=2, n_values=8, strength=2.0, seed=0
-    )
+    data = generate(30, n_labels=V, mean_length=5, n_templates=2, n_values=8, strength=2.0, seed=0)
     encoder = FeatureEncoder().fit(data.X)
     rows = encoder.transform(data.X)
     labels = LabelEncoder(list(data.chain.labels)).transform(data.y)

@@ -62,9 +62,7 @@ def test_blocks_in_turn(
     assert [most for most, _, _ in seen] == [7, 4, 2, 7, 4, 2]
     assert all(0 < made <= most for most, _, made in seen)
     names = set(cases.numbers(problem.posterior))
-    for (_, moved, _), allowed in zip(
-        seen, itertools.cycle((NODE, TABLE, HYPER)), strict=False
-    ):
+    for (_, moved, _), allowed in zip(seen, itertools.cycle((NODE, TABLE, HYPER)), strict=False):
         wanted = allowed & names
         if allowed is HYPER:
             assert any(is_kernel(name) for name in moved)
@@ -133,7 +131,9 @@ def test_the_objective_is_the_mean_over_batches(cases: ModuleType) -> None:
     bounds = [problem.bound(i, generator) for i in range(2)]
     mean = (bounds[0].elbo + bounds[1].elbo) / 2
     assert value == pytest.approx(float(mean.detach()), rel=1e-12)
-    for found, expected in zip(grads, torch.autograd.grad(mean, [q.node.m, q["next"].m]), strict=True):
+    for found, expected in zip(
+        grads, torch.autograd.grad(mean, [q.node.m, q["next"].m]), strict=True
+    ):
         torch.testing.assert_close(found, expected)
     assert count == 4 * problem.n_sequences
 
@@ -301,7 +301,10 @@ def test_conditionals_follow_the_kernel(cases: ModuleType) -> None:
     scratch = Problem(problem.posterior, problem.structure, problem.batches, problem.estimator)
     for i in range(2):
         torch.testing.assert_close(
-            problem.conditional(i)[0].projection, scratch.conditional(i)[0].projection, rtol=0, atol=0
+            problem.conditional(i)[0].projection,
+            scratch.conditional(i)[0].projection,
+            rtol=0,
+            atol=0,
         )
     old, new = (cases.many_draw_bound(p, 200) for p in (problem, scratch))
     assert old == new
@@ -313,7 +316,9 @@ def test_the_reported_bound_is_of_the_parameters_kept(cases: ModuleType) -> None
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     for _ in range(2):
         state, info = optimizer.step(problem, state)
-    value, _, _ = module._value_and_gradients(problem, [problem.posterior.node.m], state.seed, False)
+    value, _, _ = module._value_and_gradients(
+        problem, [problem.posterior.node.m], state.seed, False
+    )
     assert info.elbo == pytest.approx(value, abs=1e-8)
 
 
@@ -327,7 +332,9 @@ def test_only_the_lower_triangle_is_a_parameter(covariance: str, cases: ModuleTy
     assert flat.shape == (K * V * (M + size),)
     new = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0), dtype=flat.dtype)
     module._unflatten(new, [q.node.m, q.node.factor], lower)
-    np.testing.assert_array_equal(module._flatten([q.node.m.detach(), q.node.factor.detach()], lower), new)
+    np.testing.assert_array_equal(
+        module._flatten([q.node.m.detach(), q.node.factor.detach()], lower), new
+    )
     if covariance == "full":
         assert torch.equal(q.node.factor, q.node.factor.tril())
 

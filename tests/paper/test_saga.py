@@ -193,7 +193,8 @@ def test_the_cached_total_is_the_sum_of_what_is_stored(
 
 @every_form
 def test_memory_is_as_counted(form: dict[str, Any], cases: ModuleType) -> None:
-    """K (T V + V T^2) numbers per sequence, V^2 + V^2 (or V^4) for the table, K values and the amplitude."""
+    """K (T V + V T^2) numbers per sequence, V^2 + V^2 (or V^4) for the table, K values and the
+    amplitude."""
     problem = cases.make_problem(batch_tokens=1, **form)
     state = begin(SAGA, problem)
     assert state.memory_bytes == 0

@@ -18,6 +18,7 @@ from structgp.structures.base import LocalCurvature
 
 V = 3
 
+
 def local_transitions(table: Any) -> np.ndarray:
     """(V, V) sum over neighbours of p (1 - p)."""
     both = table.on[:, :-1, :, None] * table.on[:, 1:, None, :]  # (V^T, T-1, V, V)

@@ -2,8 +2,8 @@
 
     ELBO = E_q[ sum_n log p(y_n | scores of every template) ] - sum_b KL(q_b || p_b),
 
-one block b of potentials per template. Optimisers differ in how they estimate the first term and in what they
-move; the terms are put together here and nowhere else.
+one block b of potentials per template. Optimisers differ in how they estimate the first term and in what
+they move; the terms are put together here and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from structgp.inference.latents import Latents
 
 @dataclass(frozen=True)
 class Bound:
-    """elbo = expected_log_prob - divergence, all scalars, differentiable; estimate : where the first term comes
-    from."""
+    """elbo = expected_log_prob - divergence, all scalars, differentiable; estimate : where the first term
+    comes from."""
 
     elbo: Tensor
     expected_log_prob: Tensor
@@ -47,8 +47,8 @@ def evidence_lower_bound(
     scale: float = 1.0,
     entropy: Entropy = "bhattacharyya",
 ) -> Bound:
-    """The bound from B examples, differentiable in the posterior; ``scale`` = N / B makes a batch stand for all N
-    of them."""
+    """The bound from B examples, differentiable in the posterior; ``scale`` = N / B makes a batch stand
+    for all N of them."""
     expected = scale * latent.expand(estimate.moments, posterior.mixing)  # eq:ellhat
     divergence = posterior.divergence(entropy)
     elbo = lower_bound(expected, posterior, divergence=divergence)

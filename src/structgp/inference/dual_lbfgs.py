@@ -1,11 +1,11 @@
 """Weights under a Gaussian prior and a log-likelihood of X w, by L-BFGS on one number per row.
 
-With prior precision L and mean c, the best weights are c + L^-1 X^T a for some a (N, R): one number for each row of X
-and function, where there may be many times as many weights (the representer theorem). So L-BFGS moves a, in the
-geometry of the prior: the length of a step is that of the weights it stands for, a^T K a with K = X L^-1 X^T, which
-makes the prior's curvature 1 in every direction. Every vector is kept with its image under K, so that of one step only
-the gradient has to be multiplied. The numbers of several blocks stand one after another in the same vectors; a table
-of scores is a block with X = 1.
+With prior precision L and mean c, the best weights are c + L^-1 X^T a for some a (N, R): one number for
+each row of X and function, where there may be many times as many weights (the representer theorem). So
+L-BFGS moves a, in the geometry of the prior: the length of a step is that of the weights it stands for,
+a^T K a with K = X L^-1 X^T, which makes the prior's curvature 1 in every direction. Every vector is kept
+with its image under K, so that of one step only the gradient has to be multiplied. The numbers of several
+blocks stand one after another in the same vectors; a table of scores is a block with X = 1.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def climb(
     steps: int,
     unsure: bool = False,
 ) -> Found:
-    """Towards the most probable weights, from a as in ``start``, or if ``unsure`` from a part of it. Cost of a step: a
-    likelihood, O((nnz + F) R) products, and O(MEMORY N R)."""
+    """Towards the most probable weights, from a as in ``start``, or if ``unsure`` from a part of it. Cost
+    of a step: a likelihood, O((nnz + F) R) products, and O(MEMORY N R)."""
     search = _Search(likelihood, priors, [a.shape for a in start])
     x = search.vector(start)
     x, value, slopes = search.nearest(x) if unsure else (x, *search.look(x))
@@ -144,8 +144,8 @@ class _Search:
         return 0.5 * x.dot(x) - value, slopes
 
     def nearest(self, x: Vector) -> tuple[Vector, float, list[Tensor]]:
-        """The best of x and shorter ones: since they were found, the prior may have become so much wider that the same
-        numbers are far too much."""
+        """The best of x and shorter ones: since they were found, the prior may have become so much wider
+        that the same numbers are far too much."""
         best = x, *self.look(x)
         while bool(x.numbers.any()):
             x = Vector(SHORTER * x.numbers, SHORTER * x.image)

@@ -1,4 +1,5 @@
-"""The Gaussian of the functions on a batch, block by block, and the way from standard normal numbers to scores.
+"""The Gaussian of the functions on a batch, block by block, and the way from standard normal numbers to
+scores.
 
 Estimators see a log-likelihood as a function of standard normal numbers eps, one array per block. What they
 find, slope and bend in eps, is turned into gradients in the mean b and the covariance Sigma = L L^T of each
@@ -6,9 +7,10 @@ block's functions:
 
     grad_b = L^-T slope,       grad_Sigma = 1/2 L^-T bend L^-1,
 
-and from there flows to whatever lies behind them. A block's functions are per example (one Gaussian over the
-tuples of each), or shared by all examples (one Gaussian over the scores of a table). Examples of a mixture's K
-components come component after component, as one batch of K B examples. Letters as in ``gp.block``.
+and from there flows to whatever lies behind them. A block's functions are per example (one Gaussian over
+the tuples of each), or shared by all examples (one Gaussian over the scores of a table). Examples of a
+mixture's K components come component after component, as one batch of K B examples. Letters as in
+``gp.block``.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from structgp.inference.estimators import Group, Moments
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Gradients of the expected log-likelihood, one entry per block. mean : (K, B, T, R), or (P,) if shared.
-    covariance : (K, B, R, T, T), symmetric, or (P,) of the variances or (P, P) if shared. What is shared is summed
-    over examples, and over components with their weights."""
+    """Gradients of the expected log-likelihood, one entry per block. mean : (K, B, T, R), or (P,) if
+    shared. covariance : (K, B, R, T, T), symmetric, or (P,) of the variances or (P, P) if shared. What is
+    shared is summed over examples, and over components with their weights."""
 
     mean: tuple[Tensor, ...]
     covariance: tuple[Tensor, ...]
@@ -62,7 +64,8 @@ class ExampleLatent:
         return Group(self.mask.repeat(len(self.mean), 1), self.block.n_functions)
 
     def place(self, noise: Tensor) -> Tensor:
-        """(S, K B, T, *labels) scores from standard normal numbers (S, K B, T, R). Cost O(S K B T R (T + P))."""
+        """(S, K B, T, *labels) scores from standard normal numbers (S, K B, T, R). Cost O(S K B T R (T +
+        P))."""
         mean = self.mean.detach().flatten(0, 1).to(noise)
         factor = self.factor.flatten(0, 1).to(noise)  # (K B, R, T, T)
         spread = factor @ noise.permute(1, 3, 2, 0)  # (K B, R, T, S)
@@ -89,8 +92,8 @@ class ExampleLatent:
 
 @dataclass(frozen=True)
 class SharedLatent:
-    """q of a table's scores. mean : (P,), covariance : (P,) variances or (P, P), differentiable; factor : (P,)
-    standard deviations or (P, P) lower triangular, detached."""
+    """q of a table's scores. mean : (P,), covariance : (P,) variances or (P, P), differentiable; factor :
+    (P,) standard deviations or (P, P) lower triangular, detached."""
 
     block: Any
     mean: Tensor
@@ -100,7 +103,8 @@ class SharedLatent:
     @staticmethod
     def of(block: Any, conditional: Any, mask: Tensor) -> SharedLatent:
         factor = (block.scale * block.spread).detach()
-        return SharedLatent(block, *block.gaussian(conditional), factor)
+        mean, covariance = block.gaussian(conditional)
+        return SharedLatent(block, mean, covariance, factor)
 
     @property
     def is_full(self) -> bool:
@@ -181,9 +185,9 @@ class Latents:
         return Moments(slopes[0].new_zeros(len(slopes[0])), slopes, bends)
 
     def expand(self, moments: Moments, mixing: Tensor) -> Tensor:
-        """The expected log-likelihood summed over components with weights ``mixing`` (K,) and over examples: its
-        value, and as function of the posterior right to first order, which is all that a gradient sees. The
-        derivative in a weight is the expectation under its component."""
+        """The expected log-likelihood summed over components with weights ``mixing`` (K,) and over
+        examples: its value, and as function of the posterior right to first order, which is all that a
+        gradient sees. The derivative in a weight is the expectation under its component."""
         at = self.sensitivity(moments)
         value = moments.value.to(self.parts[0].mean).reshape(self.parts[0].mean.shape[:2])
         total = (mixing @ value).sum()

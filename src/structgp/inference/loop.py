@@ -35,7 +35,7 @@ class History:
     """How a fit went.
 
     optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry
-    a step. fresh_elbo : the bound on draws that nothing was fitted to; with the last step's ``elbo`` it
+    per step. fresh_elbo : the bound on draws that nothing was fitted to; with the last step's ``elbo`` it
     brackets the optimum in expectation. stopped : 'converged', 'limit' or 'interrupted'.
     """
 
@@ -185,11 +185,11 @@ def train(
     together: Together = ALONE,
 ) -> History:
     """Fits ``posterior`` in place. ``estimator`` : of the expected log-likelihood, pathwise unless given.
-    ``device`` : where all of it is computed; the posterior comes back when it is done.
-    ``callback`` sees every step; if it returns True, the fit stops there and what has been reached is
-    kept. ``checkpoint`` : if its file is there the fit goes on from it; it is written after steps, and it
-    is the caller's to remove. ``watch`` : looks at every step, ends the fit, and has the last word on the
-    posterior. ``together`` : with which other processes, whose batches are others."""
+    ``device`` : where all of it is computed; the posterior comes back when it is done. ``callback`` sees
+    every step; if it returns True, the fit stops there and what has been reached is kept. ``checkpoint`` :
+    if its file exists, the fit continues from it; it is written after steps, and the caller removes it.
+    ``watch`` : early stopping; it decides which posterior is kept. ``together`` : with which other
+    processes, each of which has batches of its own."""
     home = posterior.device
     posterior.to(device)
     batches = _placed(batches, device)
@@ -205,27 +205,17 @@ def train(
         state, history.steps, problem.memory = saved.state, saved.steps, saved.memory
         if watch is not None and saved.best is not None:
             watch.best = saved.best
-    while True:
-        state, info = optimizer.step(problem, state)
-        history.steps.append(info)
-        # A batch of many says little of whether the fit as a whole gets better.
-        within_pass = isinstance(state, MinibatchState) and bool(state.order)
-        stop = watch is not None and not within_pass and watch.enough()
-        stop = together.any((callback is not None and bool(callback(info))) or stop)
-        if stop and not info.finished:
-            history.stopped = "interrupted"
-            break
-        if info.finished:
-            history.stopped = "converged" if info.converged else "limit"
-            break
-        written = True
-        if checkpoint is not None and together.is_first:
-            elapsed = time.monotonic() - began
-            best = None if watch is None else watch.best
-            reached = Reached(state, history.steps, elapsed, problem.memory, best)
-            written = checkpoint.write(posterior, generator, reached)
-        if written and isinstance(state, MinibatchState):
-            state.release()
+
+    def keep(state: Any) -> bool:
+        """Writes a checkpoint. False if there is one to be written, and it was not."""
+        if checkpoint is None or not together.is_first:
+            return True
+        best = None if watch is None else watch.best
+        elapsed = time.monotonic() - began
+        reached = Reached(state, history.steps, elapsed, problem.memory, best)
+        return checkpoint.write(posterior, generator, reached)
+
+    state = _steps(optimizer, problem, state, history, callback, watch, keep)
     if watch is not None:
         watch.restore()
         problem.conditional.refresh()
@@ -236,3 +226,31 @@ def train(
     posterior.to(home)
     history.seconds = time.monotonic() - began
     return history
+
+
+def _steps(
+    optimizer: Optimizer,
+    problem: Problem,
+    state: Any,
+    history: History,
+    callback: Callback | None,
+    watch: Watch | None,
+    keep: Callable[[Any], bool],
+) -> Any:
+    """Steps until the optimiser has finished, or the callback or ``watch`` ends the fit; ``keep`` is
+    called after each of the others. Returns the optimiser's state."""
+    while True:
+        state, info = optimizer.step(problem, state)
+        history.steps.append(info)
+        # One batch of many says little about whether the fit as a whole gets better.
+        within_pass = isinstance(state, MinibatchState) and bool(state.order)
+        stop = watch is not None and not within_pass and watch.enough()
+        stop = problem.together.any((callback is not None and bool(callback(info))) or stop)
+        if stop and not info.finished:
+            history.stopped = "interrupted"
+            return state
+        if info.finished:
+            history.stopped = "converged" if info.converged else "limit"
+            return state
+        if keep(state) and isinstance(state, MinibatchState):
+            state.release()

@@ -1,11 +1,12 @@
 """Weights fitted batch by batch, each batch's say kept as a site: old out, new in.
 
 The posterior is the prior times one Gaussian factor per batch, its site: a precision and a linear term for
-each weight that occurs in the batch; a score of a table counts as a weight that occurs everywhere. A visit takes the batch's site out, which leaves a Gaussian that knows
-all but this batch; fits the batch under it as its prior, means by L-BFGS on draws, precisions from the
-curvature, as ``second_order`` does for all data at once; and puts what has changed back as the new site.
-Where no visit changes anything any more, the sum of all slopes is zero: that is the optimum of the whole
-bound (partitioned variational inference, Bui et al. 2018).
+each weight that occurs in the batch; a score of a table counts as a weight that occurs everywhere. A visit
+takes the batch's site out, which leaves a Gaussian that knows all but this batch; fits the batch under it
+as its prior, means by L-BFGS on draws, precisions from the curvature, as ``second_order`` does for all
+data at once; and puts what has changed back as the new site. Where no visit changes anything any more, the
+sum of all slopes is zero: that is the optimum of the whole bound (partitioned variational inference, Bui
+et al. 2018).
 
 A visit touches the weights of its batch alone: its cost does not depend on how many batches there are, nor
 on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
@@ -15,7 +16,9 @@ be on disk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, maximum
@@ -40,7 +43,8 @@ MANY_TOKENS = 50_000
 
 @dataclass(frozen=True)
 class Local:
-    """The posterior of the weights of one block in one batch. precision, linear, sd : (F, R); prior_sd : (F,)."""
+    """The posterior of the weights of one block in one batch. precision, linear, sd : (F, R); prior_sd :
+    (F,)."""
 
     precision: Tensor
     linear: Tensor
@@ -64,8 +68,8 @@ class Local:
         return precision, (self.linear - site.linear) / precision
 
     def divergence(self, known: tuple[Tensor, Tensor] | None) -> float:
-        """From the prior, less the expectation of what was known at the start, a precision and a linear term (F, R), up
-        to a constant."""
+        """From the prior, less the expectation of what was known at the start, a precision and a linear
+        term (F, R), up to a constant."""
         mean = self.linear * self.sd.square()
         square = mean.square() + self.sd.square()
         kl = float(0.5 * (self.prior_precision * square).sum() - self.sd.log().sum())
@@ -79,12 +83,13 @@ def _expected(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -
 
 @dataclass
 class MinibatchState:
-    """precision, linear : (M, R) of each block, of all sites together; known : the same of what the posterior knew at
-    the start, which stays. values : (n,) E[log p] of each batch at its last visit, nan before the first. scale : (R,) of
-    each block, by how much the functions' variances have grown. divergence : from the prior, less what was known. moved :
-    whether the kernel has since the last pass. order : batches still to come in this pass. bounds : at the end of each
-    pass since the kernel last moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound
-    is of the new data."""
+    """precision, linear : (M, R) of each block, of all sites together; known : the same of what the
+    posterior knew at the start, which stays. values : (n,) E[log p] of each batch at its last visit, nan
+    before the first. scale : (R,) of each block, by how much the functions' variances have grown.
+    divergence : from the prior, less what was known. moved : whether the kernel has since the last pass.
+    order : batches still to come in this pass. bounds : at the end of each pass since the kernel last
+    moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound is of the
+    new data."""
 
     generator: torch.Generator
     noise: list[Tensor]
@@ -203,8 +208,8 @@ class Minibatch:
         return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, settled)
 
     def known_value(self, problem: Problem, state: MinibatchState) -> float:
-        """What the bound has beside E[log p] and the divergence from the prior: with both, the divergence is from the
-        posterior at the start."""
+        """What the bound has beside E[log p] and the divergence from the prior: with both, the divergence
+        is from the posterior at the start."""
         with torch.no_grad():
             return _known_value(problem.posterior, state) - state.known_at_start
 
@@ -245,8 +250,8 @@ class Minibatch:
 
 
 class _Visit:
-    """One batch under what all others say: the weights that occur in it, their priors without the batch's own sites, and
-    draws of them."""
+    """One batch under what all others say: the weights that occur in it, their priors without the batch's
+    own sites, and draws of them."""
 
     def __init__(self, problem: Problem, state: MinibatchState, i: int, single: bool) -> None:
         self.problem, self.state, self.i = problem, state, i
@@ -303,8 +308,9 @@ class _Visit:
         problem, state, i = self.problem, self.state, self.i
         scores, along = self.scores(functions), self.blocks[0].directions_of_scores
         extra = () if along is None else (along.to(scores[0]),)
+        curvature: Callable[..., Any] = problem.structure.local_curvature
         with problem.locating(i):
-            bends = problem.structure.local_curvature(*scores, self.batch.y, self.batch.mask, *extra)
+            bends = curvature(*scores, self.batch.y, self.batch.mask, *extra)
         state.values[i] = float(problem.log_prob(i, scores).mean(0).sum())
         kept = [
             self._new_site(k, bend, duals[k]) for k, bend in enumerate((bends.node, bends.next))
@@ -344,9 +350,11 @@ def _value(problem: Problem, state: MinibatchState) -> Tensor:
 
 
 def _divergence(problem: Problem, state: MinibatchState) -> float:
-    """From the prior, less what was known at the start: all of it anew, so that the rounding of one pass does not go on
-    into the next. Cost O(M R)."""
-    return float(problem.posterior.divergence(problem.entropy)) - _known_value(problem.posterior, state)
+    """From the prior, less what was known at the start: all of it anew, so that the rounding of one pass
+    does not go on into the next. Cost O(M R)."""
+    return float(problem.posterior.divergence(problem.entropy)) - _known_value(
+        problem.posterior, state
+    )
 
 
 def _known_value(q: Posterior, state: MinibatchState) -> float:

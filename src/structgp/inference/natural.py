@@ -196,15 +196,16 @@ def _look(problem: Problem, state: NaturalState) -> Look:
 
 
 def amplitude_slope(latent: Latents, at: Sensitivity) -> Tensor:
-    """(K, B) derivative in the log-amplitude of nodes: every draw is proportional to the root of the amplitude."""
+    """(K, B) derivative in the log-amplitude of nodes: every draw is proportional to the root of the
+    amplitude."""
     node = latent.parts[0]
     slope = 0.5 * (at.mean[0] * node.mean).sum((-1, -2))
     return slope + (at.covariance[0] * node.covariance).sum((-1, -2, -3))
 
 
 def _split(site: Sites, latent: Latents) -> tuple[Sites, Sites]:
-    """The part that bends down and the part that bends up, each around the posterior as it is, where leaving out the
-    second then changes no gradient."""
+    """The part that bends down and the part that bends up, each around the posterior as it is, where
+    leaving out the second then changes no gradient."""
     parts = zip(latent.parts, site.precision, strict=True)
     up = tuple(_upward(part, precision) for part, precision in parts)
     flat = tuple(torch.zeros_like(mean) for mean in latent.means)
@@ -213,8 +214,8 @@ def _split(site: Sites, latent: Latents) -> tuple[Sites, Sites]:
 
 
 def _upward(part: ExampleLatent | SharedLatent, precision: Tensor) -> Tensor:
-    """What of a precision is negative. Of functions on examples, its eigenvalues are those in whitened coordinates,
-    where noise is evenly spread."""
+    """What of a precision is negative. Of functions on examples, its eigenvalues are those in whitened
+    coordinates, where noise is evenly spread."""
     if precision.dim() == 1:
         return precision.clamp(max=0)
     if precision.dim() == 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,8 +25,8 @@ CACHE_BYTES = 1 << 30
 """Up to here the conditionals of every batch are kept; beyond it they are computed again when needed."""
 
 MANY_DRAWS = 1000
-"""From so many on, values of our own structures are computed in single precision: their rounding is far below
-the noise of the draws."""
+"""From so many on, values of our own structures are computed in single precision: their rounding is far
+below the noise of the draws."""
 
 LARGEST_LATENT = 1e9
 """Beyond it no likelihood is asked: the optimiser has lost its way."""
@@ -36,8 +36,8 @@ MEMORY_RATE = 0.3
 
 
 class Conditionals:
-    """p(h | values) of every block on each batch, kept where there is room; of batches that are read from disk,
-    the last one alone. ``refresh`` when the kernel has moved."""
+    """p(h | values) of every block on each batch, kept where there is room; of batches that are read from
+    disk, the last one alone. ``refresh`` when the kernel has moved."""
 
     def __init__(self, posterior: Posterior, batches: Sequence[Batch]) -> None:
         self.posterior, self.batches = posterior, batches
@@ -56,7 +56,9 @@ class Conditionals:
             return False
         numbers = 0
         for batch in self.batches:
-            for block, rows, mask in zip(self.posterior.blocks, batch.rows, batch.masks, strict=True):
+            for block, rows, mask in zip(
+                self.posterior.blocks, batch.rows, batch.masks, strict=True
+            ):
                 numbers += block.conditional_size(mask, 0 if rows is None else rows.shape[-1])
         return numbers * 8 <= CACHE_BYTES
 
@@ -88,9 +90,10 @@ def conditionals(
 class Problem:
     """All the training data, against which a posterior is fitted.
 
-    estimator : of the expected log-likelihood and its gradients. entropy : of a mixture. memory : the running
-    quadratic of each batch, for estimators that use it. All of it is on one device, the posterior's. together :
-    with which other processes; batches are the share of this one, and n_sequences counts those of all.
+    estimator : of the expected log-likelihood and its gradients. entropy : of a mixture. memory : the
+    running quadratic of each batch, for estimators that use it. All of it is on one device, the
+    posterior's. together : with which other processes; batches are the share of this one, and n_sequences
+    counts those of all.
     """
 
     posterior: Posterior
@@ -105,7 +108,7 @@ class Problem:
     def __post_init__(self) -> None:
         self.conditional = Conditionals(self.posterior, self.batches)
 
-    # -- the data ----------------------------------------------------------------------------------------------
+    # -- the data ---------------------------------------------------------------------------------
 
     def numbers(self, i: int) -> Tensor:
         """(B,) the examples of batch i, numbered through all batches."""
@@ -152,14 +155,15 @@ class Problem:
             for i, batch in enumerate(self.batches)
         ]
 
-    # -- the likelihood ------------------------------------------------------------------------------------------
+    # -- the likelihood ---------------------------------------------------------------------------
 
     def log_prob(self, i: int, scores: Sequence[Tensor]) -> Tensor:
-        """(S, B) log p of batch i at the scores of every template, checked to be finite; each as often as the
-        example counts."""
+        """(S, B) log p of batch i at the scores of every template, checked to be finite; each as often as
+        the example counts."""
         batch = self.batches[i]
+        likelihood: Callable[..., Tensor] = self.structure.log_prob
         with self.locating(i):
-            values = self.structure.log_prob(*scores, batch.y, batch.mask)
+            values = likelihood(*scores, batch.y, batch.mask)
             return all_finite(values) * self.weight(i)
 
     @contextmanager
@@ -178,10 +182,11 @@ class Problem:
         place = f"{error.place}, training sequence {n + 1} ({length} tokens)"
         return LikelihoodError(place, error.problem, error.remedy, n)
 
-    # -- the expected log-likelihood -------------------------------------------------------------------------------
+    # -- the expected log-likelihood -------------------------------------------------------------
 
     def latents(self, i: int, *, move_kernel: bool = False) -> Latents:
-        """q of the functions on batch i; differentiable in the kernel's parameters too if ``move_kernel``."""
+        """q of the functions on batch i; differentiable in the kernel's parameters too if
+        ``move_kernel``."""
         batch, q = self.batches[i], self.posterior
         here = conditionals(q, batch) if move_kernel else self.conditional(i)
         return Latents.of(q, here, batch.masks)
@@ -192,6 +197,8 @@ class Problem:
         K, B = q.n_components, len(batch)
         y, mask = batch.y.repeat(K, 1), batch.mask.repeat(K, 1)
         counts = self.weight(i).repeat(K)
+        likelihood: Callable[..., Tensor] = self.structure.log_prob
+        functions: Callable[..., Tensor] | None = PARTS.get(self.estimator.parts or "")
 
         def log_prob(noise: Noise) -> Tensor:
             scores = latent.place(noise)
@@ -200,10 +207,8 @@ class Problem:
                     "latent values are out of all bounds: the steps of the optimiser are too long"
                 )
             with self.locating(i):
-                values = self.structure.log_prob(*scores, y, mask)
+                values = likelihood(*scores, y, mask)
                 return all_finite(values) * counts.to(values)
-
-        functions = PARTS.get(self.estimator.parts or "")
 
         def parts(noise: Noise) -> Tensor:
             assert functions is not None
@@ -258,7 +263,8 @@ class Problem:
         )
 
     def fresh_bound(self, n_draws: int, generator: torch.Generator) -> float:
-        """The bound on draws that nothing was fitted to: unbiased, so in expectation at most the optimum."""
+        """The bound on draws that nothing was fitted to: unbiased, so in expectation at most the
+        optimum."""
         q, half = self.posterior, max(1, n_draws // 2)
         total = q.like.new_zeros(())
         with torch.no_grad():
@@ -266,7 +272,9 @@ class Problem:
                 for i in range(len(self.batches)):
                     target = self.target(i, self.latents(i))
                     noise = [
-                        torch.randn(g.shape(half), generator=generator, dtype=q.like.dtype).to(q.like)
+                        torch.randn(g.shape(half), generator=generator, dtype=q.like.dtype).to(
+                            q.like
+                        )
                         for g in target.groups
                     ]
                     mirrored = tuple(torch.cat([eps, -eps]) for eps in noise)
@@ -304,9 +312,10 @@ def open_low_rank(problem: Problem) -> None:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What one step did. ``elbo`` is the bound on the draws the step used (stochastic optimisers: its mean over
-    recent steps); ``evaluations`` counts examples times draws whose likelihood was computed; ``finished`` ends the
-    loop, and ``converged`` says whether that was by agreement or by hitting a limit."""
+    """What one step did. ``elbo`` is the bound on the draws the step used (stochastic optimisers: its mean
+    over recent steps); ``evaluations`` counts examples times draws whose likelihood was computed;
+    ``finished`` ends the loop, and ``converged`` says whether that was by agreement or by hitting a
+    limit."""
 
     iteration: int
     elbo: float

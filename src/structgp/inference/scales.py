@@ -14,8 +14,8 @@ from structgp.gp import Posterior, Seen
 from structgp.inference.problem import Problem
 
 LearnScales: TypeAlias = bool | Literal["transitions", "all"]
-"""What moves during a fit: nothing, the scale of tables of transitions, (True) the amplitude of nodes too, or all of
-these and the kernel's own parameters."""
+"""What moves during a fit: nothing, the scale of tables of transitions, (True) the amplitude of nodes too,
+or all of these and the kernel's own parameters."""
 
 AMPLITUDE_PRIOR_SD = 1.5
 """Prior standard deviation of the log-amplitude around where it starts: a factor of 4.5 or so."""
@@ -23,8 +23,9 @@ AMPLITUDE_PRIOR_SD = 1.5
 
 @dataclass
 class Slopes:
-    """Derivatives of the expected log-likelihood in the functions of one block, one entry per batch: mean (B, T, R),
-    bend (B, R, T, T) minus the second ones. Empty for blocks that learn their scales from less."""
+    """Derivatives of the expected log-likelihood in the functions of one block, one entry per batch: mean
+    (B, T, R), bend (B, R, T, T) minus the second ones. Empty for blocks that learn their scales from
+    less."""
 
     mean: list[Tensor] = field(default_factory=list)
     bend: list[Tensor] = field(default_factory=list)
@@ -68,8 +69,8 @@ def fit_tables(q: Posterior) -> None:
 def learn_prior(
     problem: Problem, learn: LearnScales, slopes: Sequence[Slopes] | None = None
 ) -> list[Tensor]:
-    """One step for the scales of every block's prior, at the posterior as it is, which is to be about the best under
-    them. Returns by how much the variance of each function has grown, (R,) per block."""
+    """One step for the scales of every block's prior, at the posterior as it is, which is to be about the
+    best under them. Returns by how much the variance of each function has grown, (R,) per block."""
     grown = []
     with torch.no_grad():
         for k, block in enumerate(problem.posterior.blocks):
@@ -84,8 +85,9 @@ def learn_prior(
 
 
 def _seen(problem: Problem, k: int, slopes: Slopes) -> list[Seen]:
+    """What was found on each batch of a block with rows of its own; nothing where there are no slopes."""
     return [
-        Seen(problem.conditional(i)[k], batch.rows[k], batch.masks[k], mean, bend)
+        Seen(problem.conditional(i)[k], batch.rows[k], batch.masks[k], mean, bend)  # type: ignore[arg-type]
         for i, (batch, mean, bend) in enumerate(
             zip(problem.batches, slopes.mean, slopes.bend, strict=False)
         )

@@ -1,14 +1,14 @@
 """Second-order variational inference for concave structures.
 
-On a fixed set of draws the bound is a smooth function of the posterior, and alternating two moves climbs to its
-optimum in a handful of rounds:
+On a fixed set of draws the bound is a smooth function of the posterior, and alternating two moves climbs
+to its optimum in a handful of rounds:
 
-1. means: with the covariances held, each draw is the mean plus a fixed offset, so the bound is concave in the
-   means, like a CRF's penalised likelihood. L-BFGS, in the coordinates that the current posterior covariance makes
-   round.
-2. covariances: at the optimum, S_j^-1 = I + sum_n A_n^T E[-d^2 log p / dh_nj^2] A_n (set the gradient of the bound
-   to zero and use Price's theorem). The structure gives that curvature in closed form; each block of potentials
-   knows what to make of it.
+1. means: with the covariances held, each draw is the mean plus a fixed offset, so the bound is concave in
+   the means, like a CRF's penalised likelihood. L-BFGS, in the coordinates that the current posterior
+   covariance makes round.
+2. covariances: at the optimum, S_j^-1 = I + sum_n A_n^T E[-d^2 log p / dh_nj^2] A_n (set the gradient of
+   the bound to zero and use Price's theorem). The structure gives that curvature in closed form; each
+   block of potentials knows what to make of it.
 
 In the first rounds the scales of the prior move as well, in closed form (``gp.scale_steps``).
 """
@@ -16,7 +16,7 @@ In the first rounds the scales of the prior move as well, in closed form (``gp.s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,8 +43,9 @@ FIRST_STEPS = 15
 
 @dataclass
 class SecondOrderState:
-    """noise : of the draws, one entry per block; elbo : bound of the last round; evaluations : likelihoods computed
-    since then. slopes : of the last round, from which scales are learned; None when that is over."""
+    """noise : of the draws, one entry per block; elbo : bound of the last round; evaluations : likelihoods
+    computed since then. slopes : of the last round, from which scales are learned; None when that is
+    over."""
 
     noise: list[Any]
     slopes: list[Slopes] | None = None
@@ -57,16 +58,15 @@ class SecondOrderState:
 class SecondOrder:
     """Alternating means and covariances.
 
-    Parameters
-    ----------
-    n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16, or 32 where nodes have one or
+    Parameters ---------- n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16,
+    or 32 where nodes have one or
         two functions and a likelihood costs little.
-    tolerance : stop when a round changes the bound by less, in nats per example.
-    max_rounds : stop here at the latest.
-    learn_scales : False (nothing moves), 'transitions' (the scale of tables), True (one amplitude per block too), or
+    tolerance : stop when a round changes the bound by less, in nats per example. max_rounds : stop here at
+    the latest. learn_scales : False (nothing moves), 'transitions' (the scale of tables), True (one
+    amplitude per block too), or
         'all' (the scales of the kernel, of its features and of the functions).
-    learning_tolerance, learning_rounds : scales are learned until a round changes the bound by less than this, in
-        nats per example, or for so many rounds.
+    learning_tolerance, learning_rounds : scales are learned until a round changes the bound by less than
+        this, in nats per example, or for so many rounds.
     """
 
     n_draws: int | None = None
@@ -90,9 +90,10 @@ class SecondOrder:
         return SecondOrderState(noise, evaluations=evaluations)
 
     def step(self, problem: Problem, state: SecondOrderState) -> tuple[SecondOrderState, StepInfo]:
-        """One round. Cost at inducing inputs: O(R (N M^2 + M^3)) for the covariances, O(R N M T) for diagonal ones,
-        O(R N M (T + r)) for low-rank ones; as much again where scales are learned; in weight space O(R N A). And for
-        each of some 10 to 30 L-BFGS steps, S likelihoods of every example."""
+        """One round. Cost at inducing inputs: O(R (N M^2 + M^3)) for the covariances, O(R N M T) for
+        diagonal ones, O(R N M (T + r)) for low-rank ones; as much again where scales are learned; in
+        weight space O(R N A). And for each of some 10 to 30 L-BFGS steps, S likelihoods of every
+        example."""
         learns = moves_amplitude(self.learn_scales)
         with torch.no_grad():
             if state.slopes is not None:
@@ -141,8 +142,8 @@ def _check(q: Posterior, structure: Structure) -> None:
 
 
 class Draws:
-    """The draws that stand for the posterior: its mean, which moves, plus offsets, which stay. noise : as of
-    ``Problem.fixed_noise``; None for the mean alone."""
+    """The draws that stand for the posterior: its mean, which moves, plus offsets, which stay. noise : as
+    of ``Problem.fixed_noise``; None for the mean alone."""
 
     def __init__(self, problem: Problem, noise: Sequence[Any] | None) -> None:
         self.problem, self.blocks = problem, problem.posterior.blocks
@@ -171,8 +172,8 @@ class Draws:
         ]
 
     def slopes(self, i: int) -> tuple[Tensor, list[Tensor]]:
-        """The mean log-likelihood of batch i, and its derivatives in the functions of each block, (B, T, R), or (P,)
-        if shared, summed over draws."""
+        """The mean log-likelihood of batch i, and its derivatives in the functions of each block, (B, T,
+        R), or (P,) if shared, summed over draws."""
         scores = [s.requires_grad_() for s in self.scores(i)]
         with torch.enable_grad():
             total = self.problem.log_prob(i, scores).mean(0).sum()
@@ -199,9 +200,9 @@ class Draws:
 
 
 def _fit_means(draws: Draws, *, steps: int, tolerance: float) -> tuple[Tensor, int]:
-    """Maximises the bound over the means of all blocks, in place: at most ``steps`` L-BFGS steps, until one gains
-    less than ``tolerance`` of the value. Returns the expected log-likelihood of the draws, and the number of
-    likelihoods computed."""
+    """Maximises the bound over the means of all blocks, in place: at most ``steps`` L-BFGS steps, until
+    one gains less than ``tolerance`` of the value. Returns the expected log-likelihood of the draws, and
+    the number of likelihoods computed."""
     blocks, calls = draws.blocks, 0
     began = [block.m.clone() for block in blocks]
     sizes = [m.numel() for m in began]
@@ -232,11 +233,13 @@ def _fit_means(draws: Draws, *, steps: int, tolerance: float) -> tuple[Tensor, i
 
 
 def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slopes], int]:
-    """Sets the spread of every block to what the curvature at the draws asks for, in place. Returns the slopes that
-    scales are learned from, of each block, if ``wants_slopes``, and the likelihoods computed for them."""
+    """Sets the spread of every block to what the curvature at the draws asks for, in place. Returns the
+    slopes that scales are learned from, of each block, if ``wants_slopes``, and the likelihoods computed
+    for them."""
     problem, blocks = draws.problem, draws.blocks
     joint = any(block.joint_curvature for block in blocks)
-    curvature = problem.structure.curvature if joint else problem.structure.local_curvature
+    structure = problem.structure
+    curvature: Callable[..., Any] = structure.curvature if joint else structure.local_curvature
     along = blocks[0].directions_of_scores
     extra = () if along is None else (along,)
     sums, found = [block.curvature_sum() for block in blocks], [Slopes() for _ in blocks]

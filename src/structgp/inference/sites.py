@@ -1,9 +1,9 @@
 """A log-likelihood as a quadratic in the functions: what a batch of examples has to say.
 
-log p(y | h) is replaced by r^T h - h^T Lambda h / 2 for each function, so that it has the sensitivities that were
-estimated. A quadratic stays what it is when the posterior moves, which makes it a memory; and a posterior whose
-likelihood is quadratic is known in closed form, which makes it an optimiser. T R + R T^2 numbers per example: far
-fewer than a gradient in the inducing values.
+log p(y | h) is replaced by r^T h - h^T Lambda h / 2 for each function, so that it has the sensitivities
+that were estimated. A quadratic stays what it is when the posterior moves, which makes it a memory; and a
+posterior whose likelihood is quadratic is known in closed form, which makes it an optimiser. T R + R T^2
+numbers per example: far fewer than a gradient in the inducing values.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from structgp.inference.latents import Latents, Sensitivity
 
 @dataclass(frozen=True)
 class Sites:
-    """One entry per block. linear : (K, B, T, R) r; precision : (K, B, R, T, T) Lambda; of a shared block (P,) and
-    (P,) or (P, P), summed over the batch."""
+    """One entry per block. linear : (K, B, T, R) r; precision : (K, B, R, T, T) Lambda; of a shared block
+    (P,) and (P,) or (P, P), summed over the batch."""
 
     linear: tuple[Tensor, ...]
     precision: tuple[Tensor, ...]

@@ -105,7 +105,11 @@ class Blocks:
         """Parameters, steps, and whether the kernel is among them."""
         q = problem.posterior
         nodes = [*q.node.mean_parameters(), *q.node.spread_parameters()]
-        tables = [p for block in q.blocks[1:] for p in (block.mean_parameters(), block.spread_parameters())]
+        tables = [
+            p
+            for block in q.blocks[1:]
+            for p in (block.mean_parameters(), block.spread_parameters())
+        ]
         hyper = hyper_parameters(q, self.learn_scales)
         return [
             (nodes, self.node_steps, False),

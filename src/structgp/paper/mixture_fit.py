@@ -9,6 +9,7 @@ go back to it: it never ends below.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+
 import torch
 from torch import Tensor
 
@@ -84,8 +85,8 @@ class MixtureFit:
 
 
 def separate(problem: Problem, generator: torch.Generator, by: float = 0.1) -> None:
-    """Moves the means of a mixture's components apart, at random, by so many posterior standard deviations; does
-    nothing to one component."""
+    """Moves the means of a mixture's components apart, at random, by so many posterior standard
+    deviations; does nothing to one component."""
     if problem.posterior.n_components > 1:
         problem.posterior.node.separate(generator, by)
 

@@ -37,8 +37,8 @@ Turn: TypeAlias = Literal["nodes", "transitions"]
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of the expected log-likelihood: value (K,), in each component; m and covariance, of each block, shaped as its
-    ``m`` and ``factor``; amplitude (), of nodes."""
+    """Of the expected log-likelihood: value (K,), in each component; m and covariance, of each block,
+    shaped as its ``m`` and ``factor``; amplitude (), of nodes."""
 
     value: Tensor
     m: tuple[Tensor, ...]
@@ -59,8 +59,8 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Stored:
-    """A batch's gradient as it is kept, with the mixture's weights and the amplitudes as they were multiplied in:
-    what is taken out of the sum later is what was put in."""
+    """A batch's gradient as it is kept, with the mixture's weights and the amplitudes as they were
+    multiplied in: what is taken out of the sum later is what was put in."""
 
     value: Tensor
     at: Sensitivity
@@ -86,9 +86,9 @@ class Stored:
 
 @dataclass
 class StochasticState:
-    """mean_steps, covariance_steps : of each block. stored : of each batch. total : the sum of what is stored, in the
-    posterior's parameters. best : the parameters at the last look that found the bound risen. falls : how often it
-    fell."""
+    """mean_steps, covariance_steps : of each block. stored : of each batch. total : the sum of what is
+    stored, in the posterior's parameters. best : the parameters at the last look that found the bound
+    risen. falls : how often it fell."""
 
     generator: torch.Generator
     plateau: Plateau
@@ -111,14 +111,15 @@ class StochasticState:
 class Stochastic:
     """SAGA in turns, or all blocks at once; the defaults are the paper's.
 
-    Parameters
-    ----------
-    mean_step, covariance_step : step sizes on the gradient of the whole bound, of means and of covariance factors, in
-        whitened coordinates; 'auto' takes a third of the inverse of a bound on the curvature, for each block its own,
-        for SAGA's guarantee, and a tenth of that for the factors.
+    Parameters ---------- mean_step, covariance_step : step sizes on the gradient of the whole bound, of
+    means and of covariance factors, in
+        whitened coordinates; 'auto' takes a third of the inverse of a bound on the curvature, for each
+        block its own, for SAGA's guarantee, and a tenth of that for the factors.
     node_steps, transition_steps : how many steps each of them moves, in turn; None moves both at once.
-    tolerance : stop when the mean bound over a round (all turns once, or ten passes) has risen by less, in nats per
-        example, twice. If it has clearly fallen, the best parameters are taken up again, with steps half as long.
+    tolerance : stop when the mean bound over a round (all turns once, or ten passes) has risen by less, in
+    nats per
+        example, twice. If it has clearly fallen, the best parameters are taken up again, with steps half
+        as long.
     max_seconds, max_steps : stop here at the latest.
     learn_scales : False (the paper's), 'transitions' or True (the amplitude too).
     """
@@ -164,7 +165,9 @@ class Stochastic:
             plateau,
             time.monotonic(),
             mean_steps=safe if fast == "auto" else [float(fast)] * len(safe),
-            covariance_steps=[0.1 * s for s in safe] if slow == "auto" else [float(slow)] * len(safe),
+            covariance_steps=[0.1 * s for s in safe]
+            if slow == "auto"
+            else [float(slow)] * len(safe),
             best=q.snapshot(),
         )
 
@@ -238,8 +241,8 @@ class Stochastic:
     def direction(
         self, problem: Problem, state: StochasticState, i: int
     ) -> tuple[Gradient, float, int]:
-        """The estimate of the gradient of the expected log-likelihood from batch i, the bound as far as it is known, and
-        the likelihoods computed. Puts batch i into the store."""
+        """The estimate of the gradient of the expected log-likelihood from batch i, the bound as far as it
+        is known, and the likelihoods computed. Puts batch i into the store."""
         with torch.no_grad():
             latent, q = problem.latents(i), problem.posterior
             found = problem.estimate(i, latent, state.generator)
@@ -326,7 +329,8 @@ def _turned(plateau: Plateau, n: int) -> bool:
 
 
 def _through_factor(covariance: Tensor, factor: Tensor, m: Tensor) -> Tensor:
-    """From the gradient in S = L L^T to that in L, or in standard deviations where those are all there is."""
+    """From the gradient in S = L L^T to that in L, or in standard deviations where those are all there
+    is."""
     if factor.dim() == m.dim():
         return 2 * covariance * factor
     return (2 * covariance @ factor.tril()).tril()

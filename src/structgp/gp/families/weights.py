@@ -127,7 +127,9 @@ class Weights(Block):
     ) -> Tensor:
         # Through the weights that occur in the batch alone: there may be many times as many.
         index, here = conditional.compact
-        return here.times(self.m[:, index]) + here.spread(self.factor[:, index].abs(), noise, numbers)
+        return here.times(self.m[:, index]) + here.spread(
+            self.factor[:, index].abs(), noise, numbers
+        )
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> WeightDraws:
         table = noise_table(self.n_functions, (n + 1) // 2, generator).to(self.m)
@@ -172,7 +174,13 @@ class Weights(Block):
         return noise_table(self.n_functions, half, generator).to(self.m)
 
     def visit_offsets(
-        self, here: WeightConditional, sd: Tensor, noise: Tensor, keys: Tensor, seed: int, single: bool
+        self,
+        here: WeightConditional,
+        sd: Tensor,
+        noise: Tensor,
+        keys: Tensor,
+        seed: int,
+        single: bool,
     ) -> Tensor:
         """(S, B, T, R) what draws of the weights in a batch add to the mean. sd : (F, R) of the weights; noise : as of
         ``visit_noise``; keys : (B,). If ``single``, in single precision with one draw of a weight for all of the batch:

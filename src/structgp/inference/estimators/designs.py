@@ -39,7 +39,9 @@ def draw(
     """The random numbers of one replicate after the other, each computed when it is asked for."""
     generator = _on_device(generator, target.weight.device)
     for size in sizes:
-        yield tuple(_points(group, design, size, generator, target.dtype) for group in target.groups)
+        yield tuple(
+            _points(group, design, size, generator, target.dtype) for group in target.groups
+        )
 
 
 def _points(
@@ -64,7 +66,9 @@ def split(noise: Noise, sizes: list[int], design: Design) -> Iterator[Noise]:
     """One replicate in parts of the given sizes, mirrored points kept together."""
     mirrored = design not in ("iid", "sobol")
     half = len(noise[0]) // 2 if mirrored else len(noise[0])
-    parts = [eps[:half].split([size // 2 for size in sizes] if mirrored else sizes) for eps in noise]
+    parts = [
+        eps[:half].split([size // 2 for size in sizes] if mirrored else sizes) for eps in noise
+    ]
     for some in zip(*parts, strict=True):
         yield tuple(torch.cat([eps, -eps]) if mirrored else eps for eps in some)
 

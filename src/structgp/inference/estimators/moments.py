@@ -1,12 +1,13 @@
 """What the bound needs of a log-likelihood, in whitened coordinates.
 
-Write the functions of a block as h = b + L eps with standard normal eps. As a function of the eps of all blocks
-the log-likelihood is l(eps), and by the theorems of Bonnet and Price
+Write the functions of a block as h = b + L eps with standard normal eps. As a function of the eps of all
+blocks the log-likelihood is l(eps), and by the theorems of Bonnet and Price
 
     grad_b = L^-T E[grad l],       grad_Sigma = 1/2 L^-T E[hessian l] L^-1,
 
-whatever l is. So an estimator of E[l], of E[grad l] (the ``slope``) and of E[hessian l] within each function (the
-``bend``) serves every parameter behind b and Sigma. Two unbiased forms of both expectations are known:
+whatever l is. So an estimator of E[l], of E[grad l] (the ``slope``) and of E[hessian l] within each
+function (the ``bend``) serves every parameter behind b and Sigma. Two unbiased forms of both expectations
+are known:
 
     score     E[eps l]            E[(eps eps^T - I) l]          values of l
     pathwise  E[grad l]           E[sym(eps grad l^T)]          its gradient
@@ -32,8 +33,8 @@ Function: TypeAlias = Callable[[Noise], Tensor]
 
 @dataclass(frozen=True)
 class Group:
-    """The random numbers of one block. mask : (B, T) tuples of each example, None where all examples share the
-    same R numbers. full : whether the bend of shared numbers is wanted whole, (R, R) and not (R,)."""
+    """The random numbers of one block. mask : (B, T) tuples of each example, None where all examples share
+    the same R numbers. full : whether the bend of shared numbers is wanted whole, (R, R) and not (R,)."""
 
     mask: Tensor | None
     n_functions: int
@@ -48,9 +49,9 @@ class Group:
 class Target:
     """A log-likelihood whose expectation, slope and bend are wanted.
 
-    log_prob : l(eps) of B examples. groups : of its random numbers, the first one per example. weight : (B,) of each
-    example in what is summed over examples. parts : cheap differentiable functions that resemble l, if there are
-    any. dtype : of the draws; they live where the weights do.
+    log_prob : l(eps) of B examples. groups : of its random numbers, the first one per example. weight :
+    (B,) of each example in what is summed over examples. parts : cheap differentiable functions that
+    resemble l, if there are any. dtype : of the draws; they live where the weights do.
     """
 
     log_prob: Function
@@ -62,9 +63,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Moments:
-    """value : (B,) E[l]. slopes : of each group, (B, T, R) E[dl / deps]; bends : (B, R, T, T) second derivatives
-    within each function. Of a shared group, slope (R,) and bend (R,) or (R, R), summed over examples with their
-    weights."""
+    """value : (B,) E[l]. slopes : of each group, (B, T, R) E[dl / deps]; bends : (B, R, T, T) second
+    derivatives within each function. Of a shared group, slope (R,) and bend (R,) or (R, R), summed over
+    examples with their weights."""
 
     value: Tensor
     slopes: tuple[Tensor, ...]
@@ -93,7 +94,10 @@ class Moments:
         return Moments(value, tuple(rest[:n]), tuple(rest[n:]))
 
     def map_groups(
-        self, groups: Sequence[Group], example: Callable[[Tensor], Tensor], shared: Callable[[Tensor], Tensor]
+        self,
+        groups: Sequence[Group],
+        example: Callable[[Tensor], Tensor],
+        shared: Callable[[Tensor], Tensor],
     ) -> Moments:
         """``example`` of what is per example, ``shared`` of what is summed over examples."""
         kinds = [shared if g.mask is None else example for g in groups]
@@ -104,9 +108,9 @@ class Moments:
 
 @dataclass(frozen=True)
 class Estimate:
-    """moments : the estimate. variance : its variance, entry by entry, from independent replicates within it; nan
-    where there was only one. spread : (B,) standard deviation of l over the draws. evaluations : likelihoods
-    computed, examples times draws."""
+    """moments : the estimate. variance : its variance, entry by entry, from independent replicates within
+    it; nan where there was only one. spread : (B,) standard deviation of l over the draws. evaluations :
+    likelihoods computed, examples times draws."""
 
     moments: Moments
     variance: Moments

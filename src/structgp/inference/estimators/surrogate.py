@@ -143,8 +143,8 @@ class PathwiseSurrogate:
 
 
 class _Quadratic:
-    """A quadratic around the posterior mean as two functions of eps for each group, linear and quadratic, all of
-    mean 0 and with known slope and bend.
+    """A quadratic around the posterior mean as two functions of eps for each group, linear and quadratic,
+    all of mean 0 and with known slope and bend.
 
     What is known of shared numbers is a sum over examples; each gets its share by length.
     """
