@@ -30,9 +30,8 @@ AMPLITUDE = 2.0
 class Regression(Structure):
     """log p = -sum_tv (f_tv - target_tv)^2 / (2 noise) - sum_ij (g_ij - aim_ij)^2 / 2.
 
-    Quadratic, so one Gaussian is the exact posterior: GP regression of the targets, which a label
-    picks from a table.
-    """
+    Quadratic, so one Gaussian is the exact posterior: GP regression of the targets, which a label picks
+    from a table."""
 
     def __init__(self, n_labels: int, noise: float = LABEL_NOISE) -> None:
         generator = torch.Generator().manual_seed(17)
@@ -55,8 +54,8 @@ class Regression(Structure):
 
 
 class RegressionOfTransitions(Structure):
-    """log p = -sum_t |g_t - aims[y_t, y_t+1]|^2 / (2 noise) - sum_t |f_t|^2 / 2 over a table (V, V) for each
-    transition: GP regression of the tables on the features of the transitions."""
+    """log p = -sum_t |g_t - aims[y_t, y_t+1]|^2 / (2 noise) - sum_t |f_t|^2 / 2 over a table (V, V) for
+    each transition: GP regression of the tables on the features of the transitions."""
 
     def __init__(self, n_labels: int) -> None:
         generator = torch.Generator().manual_seed(18)
@@ -131,9 +130,8 @@ class Opaque(ValueOnly):
 class Exact:
     """No estimate: mean, slope and bend of a likelihood that is quadratic in (f, g).
 
-    Points at +-sqrt(n) along each of the n axes have the first and second moments of a standard
-    normal, and of a quadratic nothing else counts.
-    """
+    Points at +-sqrt(n) along each of the n axes have the first and second moments of a standard normal, and
+    of a quadratic nothing else counts."""
 
     name: str = "exact"
     n_draws: int = 0
@@ -253,8 +251,8 @@ def numbers(posterior: Posterior) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Answer:
-    """The Gaussian posterior of ``Regression``: mean and covariance at the N tokens (the same for
-    all labels), of the transition scores, and the log-evidence."""
+    """The Gaussian posterior of ``Regression``: mean and covariance at the N tokens (the same for all
+    labels), of the transition scores, and the log-evidence."""
 
     mean: np.ndarray  # (N, V)
     covariance: np.ndarray  # (N, N)
@@ -276,8 +274,8 @@ def exact_regression(problem: Problem) -> Answer:
     prior = float(problem.posterior["next"].sd.detach()) ** 2
     n = problem.n_sequences
     aim = problem.structure.aim.numpy()
-    # exp(log_prob) is a Gaussian density in the targets but for its constant; the n equal targets
-    # of a transition score are one target of variance 1 / n.
+    # exp(log_prob) is a Gaussian density in the targets but for its constant; the n equal targets of a
+    # transition score are one target of variance 1 / n.
     nodes = -0.5 * (targets * solved).sum() - 0.5 * V * (np.linalg.slogdet(noisy)[1] - N * np.log(noise))
     transitions = -0.5 * (aim**2 / (prior + 1 / n) + np.log1p(n * prior)).sum()
     return Answer(

@@ -148,8 +148,8 @@ def assert_same(one: StructuredGPClassifier, other: StructuredGPClassifier) -> N
 @pytest.mark.filterwarnings("ignore:the .* optimiser stopped")
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_to_the_last_bit(name: str, data: Generated, tmp_path: Path) -> None:
-    """As a fit that was never cut off. Natural gradients forget where they last were, and cannot take
-    back the one step after: the same if that step is not taken back, as here."""
+    """As a fit that was never cut off. Natural gradients forget where they last were, and cannot take back
+    the one step after: the same if that step is not taken back, as here."""
     parameters, at, last = CASES[name]
     y, path = labels(name, data), tmp_path / "checkpoint"
 

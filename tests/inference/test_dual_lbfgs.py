@@ -40,7 +40,8 @@ def one_block(seed: int, shape: Shape) -> tuple[Prior, Tensor]:
 
 
 def problem(seed: int) -> tuple[list[Prior], Likelihood, list[Tensor]]:
-    """Priors of three blocks, and a log-likelihood that is quadratic, so that the best weights are known."""
+    """Priors of three blocks, and a log-likelihood that is quadratic, so that the best weights are
+    known."""
     blocks = [one_block(seed + 100 * k, shape) for k, shape in enumerate(SHAPES)]
     weights = [numbers(seed + 6 + k, *shape).exp() for k, shape in enumerate(SHAPES)]
     aims = [numbers(seed + 17 + k, *shape) for k, shape in enumerate(SHAPES)]

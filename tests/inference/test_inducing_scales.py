@@ -354,8 +354,8 @@ def test_one_scale_around_everything() -> None:
 @each_size
 @torch.no_grad()
 def test_amplitudes_against_finite_differences(n_inducing: int, spread: str) -> None:
-    """At the posterior that is best for these slopes and bends: there E - gamma is twice the derivative
-    in the log-variance of a function."""
+    """At the posterior that is best for these slopes and bends: there E - gamma is twice the derivative in
+    the log-variance of a function."""
     problem = small_problem("columns", n_inducing, spread)
     q, at = problem.posterior.node, some_slopes(problem, 0.25)
     amplitude, M = q.log_amplitude.exp(), q.n_values
@@ -502,8 +502,8 @@ def test_a_fixed_point_is_stationary(ends: dict[str, Problem], cases: ModuleType
 
 
 def test_learning_stops_and_the_kernel_stays(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most ``learning_rounds`` rounds, however little they change; the last round is under the kernel
-    as it then is."""
+    """At most ``learning_rounds`` rounds, however little they change; the last round is under the kernel as
+    it then is."""
     steps: list[Any] = []
 
     def counted(*given: Any) -> None:

@@ -93,9 +93,9 @@ def lengths(k: int) -> tuple[int, ...]:
     return LENGTHS if k == 0 else tuple(n - 1 for n in LENGTHS)
 
 
-def units(posterior: Posterior, latent: Latents, k: int) -> tuple[Noise, list[tuple[int, int]]]:
+def units(latent: Latents, k: int) -> tuple[Noise, list[tuple[int, int]]]:
     """Each number of block k 1 in turn, the same for all examples, all others 0; and which."""
-    _, rows, n, R = (1, *latent.groups[k].shape(1)[1:])
+    n, R = latent.groups[k].shape(1)[2:]
     places = [(t, r) for t in range(n) for r in range(R)]
     zero = [torch.zeros(len(places), *g.shape(1)[1:], dtype=torch.float64) for g in latent.groups]
     for s, (t, r) in enumerate(places):
@@ -111,7 +111,7 @@ def test_draws_are_joint_over_the_tuples_of_an_example(form: str) -> None:
     K = posterior.n_components
     for k in blocks_of_examples(latent):
         part = latent.parts[k]
-        noise, places = units(posterior, latent, k)
+        noise, places = units(latent, k)
         nothing = tuple(0 * eps for eps in noise)
         centre, moved = (latent.place(n)[k].flatten(3) for n in (nothing, noise))
         twice = latent.place(tuple(-2 * eps for eps in noise))[k].flatten(3)
@@ -234,8 +234,8 @@ def quadratic_expectation(latent: Latents, r: Any, bend: Any) -> Tensor:
 
 @every_form
 def test_expand_is_right_to_first_order(form: str) -> None:
-    """For E[r^T h - h^T Lambda h / 2] of every block, a closed form in mean and covariance: value and gradient
-    in every parameter; weights, amplitudes and kernels included."""
+    """For E[r^T h - h^T Lambda h / 2] of every block, a closed form in mean and covariance: value and
+    gradient in every parameter; weights, amplitudes and kernels included."""
     posterior, latent, batch = setting(form, grad=True)
     r, bend = [], []
     for k, part in enumerate(latent.parts):

@@ -74,8 +74,8 @@ def disturb(posterior: Posterior) -> None:
 
 @dataclass(frozen=True)
 class Fitted:
-    """seen : what the callback was told, which asks to stop where it ends anyway. calls : how often conditionals of a
-    batch were computed."""
+    """seen : what the callback was told, which asks to stop where it ends anyway. calls : how often
+    conditionals of a batch were computed."""
 
     posterior: Posterior
     history: History
@@ -170,10 +170,11 @@ def test_why_it_stopped() -> None:
 def test_the_same_fit_with_nothing_kept(
     name: str, fitted: Callable[[str], Fitted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The generator alone decides: where conditionals are computed again each time, to the last bit the same."""
+    """The generator alone decides: where conditionals are computed again each time, to the last bit the
+    same."""
     kept, n_batches = fitted(name), len(case()[1])
-    # L-BFGS goes back to the best parameters in the end, and refreshes them once.
-    # Second order does whenever the scales of the kernel have moved.
+    # L-BFGS goes back to the best parameters in the end, and refreshes them once. Second order does
+    # whenever the scales of the kernel have moved.
     second_order = name == "second-order"
     if second_order:
         assert kept.calls % n_batches == 0
@@ -199,8 +200,8 @@ def test_another_generator_gives_another_fit(name: str, fitted: Callable[[str], 
 
 
 def test_fresh_bound_against_quadrature() -> None:
-    """Two labels and no transition scores: log p is a sum over tokens of log sigmoid(+-(f_0 - f_1)),
-    and the expectation of each is a one-dimensional integral."""
+    """Two labels and no transition scores: log p is a sum over tokens of log sigmoid(+-(f_0 - f_1)), and
+    the expectation of each is a one-dimensional integral."""
     posterior, batches = case(n_labels=2, transition_sd=0.0)
     disturb(posterior)
     assert len({len(batch) for batch in batches}) > 1
@@ -245,7 +246,8 @@ def test_the_reported_fresh_bound_is_one(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_fitted_and_fresh_bounds_bracket_the_optimum() -> None:
-    """On the draws it was fitted to, a posterior looks better than the best one does; on fresh ones it is worse."""
+    """On the draws it was fitted to, a posterior looks better than the best one does; on fresh ones it
+    is worse."""
     best, batches = case()
     generator = torch.Generator().manual_seed(0)
     optimizer = SecondOrder(n_draws=512, learn_scales=False, tolerance=1e-4)

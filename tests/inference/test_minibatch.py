@@ -215,8 +215,8 @@ def test_scales_of_transitions_with_features_are_learned(cases: ModuleType, orac
 
 
 def test_going_on_from_a_posterior_of_transitions_with_features(cases: ModuleType) -> None:
-    """The old posterior is the prior of the new data: the first half, then the second, is about all at once. Of a
-    quadratic likelihood but for what weights have in common."""
+    """The old posterior is the prior of the new data: the first half, then the second, is about all at
+    once. Of a quadratic likelihood but for what weights have in common."""
     structure = cases.RegressionOfTransitions(V)
     whole, halves = featured(structure, 40), featured(structure, 40)
     finish(FIXED, whole)

@@ -277,7 +277,8 @@ def test_the_kernel_is_refused(cases: ModuleType) -> None:
 
 
 def test_amplitudes_go_where_second_order_takes_them(cases: ModuleType) -> None:
-    """From a kernel too large by far. The amplitude of nodes has a prior of its own here, and none there."""
+    """From a kernel too large by far. The amplitude of nodes has a prior of its own here, and none
+    there."""
 
     def start(**kwargs: Any) -> Problem:
         problem: Problem = cases.make_problem(n_sequences=12, mean_length=5, **kwargs)

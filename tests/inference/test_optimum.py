@@ -37,8 +37,8 @@ EXACT: dict[str, tuple[Any, float]] = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_regression_has_one_answer(name: str, cases: ModuleType) -> None:
-    """A likelihood that bends by 1/4, as much as a softmax can, with exact moments: what is left
-    between an optimiser and the optimum is the optimiser's own."""
+    """A likelihood that bends by 1/4, as much as a softmax can, with exact moments: what is left between an
+    optimiser and the optimum is the optimiser's own."""
     optimizer, tolerance = EXACT[name]
     problem = cases.make_problem(
         cases.Regression(2, noise=4.0), n_labels=2, n_inducing=99, batch_tokens=1, estimator=cases.Exact()
@@ -118,8 +118,8 @@ CLIMBERS: dict[str, tuple[Any, Any, bool]] = {
 
 @pytest.fixture(scope="module")
 def best(cases: ModuleType) -> Callable[[str], tuple[float, float]]:
-    """The bound before the fit, and after second-order inference on many draws; with a full
-    table that of a diagonal one, which is as far as it goes."""
+    """The bound before the fit, and after second-order inference on many draws; with a full table that of a
+    diagonal one, which is as far as it goes."""
     found: dict[str, tuple[float, float]] = {}
 
     def get(option: str) -> tuple[float, float]:

@@ -72,8 +72,8 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit, looked at from several sides: the problem after it, all numbers before and after, the bound before it,
-    and likelihoods computed."""
+    """One fit, looked at from several sides: the problem after it, all numbers before and after, the bound
+    before it, and likelihoods computed."""
 
     problem: Problem
     steps: list[StepInfo]

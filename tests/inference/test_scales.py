@@ -69,8 +69,8 @@ def test_against_finite_differences_of_an_exact_bound(form: dict[str, Any], case
 
 
 def test_against_finite_differences_of_the_chains_bound(cases: ModuleType) -> None:
-    """With 8,000 draws: the first-order expansion has the value's gradient in expectation, not
-    draw by draw, since a covariance has more than one root. Within 3 % of the largest."""
+    """With 8,000 draws: the first-order expansion has the value's gradient in expectation, not draw by
+    draw, since a covariance has more than one root. Within 3 % of the largest."""
     problem = cases.make_problem(n_inducing=3, estimator=Pathwise(n_draws=8000))
     cases.disturb(problem.posterior)
     parameters = named(problem)

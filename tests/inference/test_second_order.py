@@ -15,7 +15,8 @@ from torch import Tensor
 from structgp.errors import InputError
 from structgp.gp import Inducing, Posterior, Table, Weights
 from structgp.gp.families.table import PRIOR_SCORES
-from structgp.gp.kernels import RelevanceKernel, covariance
+from structgp.gp.kernels import RelevanceKernel
+from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.scales import fit_tables
@@ -198,8 +199,8 @@ def test_few_draws_come_close_to_many(cases: ModuleType) -> None:
 def bound_by_hand(
     problem: Problem, state: SecondOrderState, before: dict[str, Tensor], oracles: ModuleType
 ) -> float:
-    """The bound at the means and the amplitude of now and the covariances of ``before``, on the
-    draws of ``state``, every probability by enumeration."""
+    """The bound at the means and the amplitude of now and the covariances of ``before``, on the draws of
+    ``state``, every probability by enumeration."""
     q = problem.posterior
     V, M = q.node.m.shape
     m, amplitude = q.node.m.detach().numpy(), float(q.node.log_amplitude.detach().exp())
@@ -271,8 +272,8 @@ def test_gradients_against_finite_differences(name: str, cases: ModuleType) -> N
 
 
 def test_the_value_is_the_mean_log_likelihood_of_the_draws(cases: ModuleType) -> None:
-    """The mean as it is now plus offsets, times the root of the amplitude; and the draws are those that the bound on
-    the same noise is of."""
+    """The mean as it is now plus offsets, times the root of the amplitude; and the draws are those that the
+    bound on the same noise is of."""
     problem = cases.make_problem(batch_tokens=6, transition_sd=1.4)
     state = SecondOrder(n_draws=4).start(problem, torch.Generator().manual_seed(3))
     cases.disturb(problem.posterior)
@@ -330,8 +331,8 @@ def featured(cases: ModuleType, structure: Any, batch_tokens: int = 1000) -> Pro
 
 
 def test_gaussian_likelihood_of_transitions_with_features(cases: ModuleType) -> None:
-    """The best means are those of GP regression on the rows of the transitions; the best variances are those
-    of each weight with all others held."""
+    """The best means are those of GP regression on the rows of the transitions; the best variances are
+    those of each weight with all others held."""
     problem = featured(cases, cases.RegressionOfTransitions(2), batch_tokens=9)
     assert len(problem.batches) > 1
     steps = cases.finish(to_the_end(n_draws=16), problem)
@@ -339,7 +340,7 @@ def test_gaussian_likelihood_of_transitions_with_features(cases: ModuleType) -> 
     after, noise = problem.posterior["next"], cases.LABEL_NOISE
     x = torch.cat([b.edges[b.masks[1]] for b in problem.batches])
     aims = [problem.structure.aims[b.y[:, :-1], b.y[:, 1:]][b.masks[1]] for b in problem.batches]
-    K = covariance(after.kernel, x, x).numpy()
+    K = kernel_matrix(after.kernel, x, x).numpy()
     targets = torch.cat(aims).flatten(1).numpy()
     expected = K @ np.linalg.solve(K + noise * np.eye(len(K)), targets)
     with torch.no_grad():
@@ -361,8 +362,8 @@ def one_hot(x: Tensor) -> Tensor:
 
 
 def test_transitions_with_features_end_at_the_optimum(cases: ModuleType, oracles: ModuleType) -> None:
-    """Under the chain: the gradient of the bound on the draws it was fitted to vanishes in all means, and scales
-    learned on the way raise the bound on fresh draws."""
+    """Under the chain: the gradient of the bound on the draws it was fitted to vanishes in all means, and
+    scales learned on the way raise the bound on fresh draws."""
     structure = cases.Enumerated(oracles)
     fixed, learned = featured(cases, structure), featured(cases, structure)
     before, optimizer = cases.many_draw_bound(fixed, 400), to_the_end(n_draws=16)
@@ -449,7 +450,8 @@ def golden(value: Callable[[float], float], low: float, high: float) -> float:
 
 
 def test_amplitude_ends_where_the_bound_is_largest(cases: ModuleType) -> None:
-    """Only the amplitude is left to move, with the whitened posterior held: the best one by search on many draws."""
+    """Only the amplitude is left to move, with the whitened posterior held: the best one by search on
+    many draws."""
     problem = cases.make_problem(n_sequences=8, transition_sd=0.0)
     problem.posterior.node.kernel.outputscale = 0.5
     problem.refresh()

@@ -21,8 +21,8 @@ V = 2
 
 
 class Apart(Structure):
-    """Every token and every transition is labelled by itself: log p is a sum of log-softmaxes, concave
-    and known in closed form, with one table for all transitions or one per transition."""
+    """Every token and every transition is labelled by itself: log p is a sum of log-softmaxes, concave and
+    known in closed form, with one table for all transitions or one per transition."""
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         tokens = f.log_softmax(-1).gather(-1, y.expand(len(f), -1, -1)[..., None])[..., 0]
@@ -45,8 +45,8 @@ class Apart(Structure):
 
 
 def make_batches() -> list[Batch]:
-    """12 sequences of four tokens, 4 of one. The feature of a transition says how the label moves: on 0
-    it stays, on 1 it changes, nine times in ten."""
+    """12 sequences of four tokens, 4 of one. The feature of a transition says how the label moves: on 0 it
+    stays, on 1 it changes, nine times in ten."""
     generator = torch.Generator().manual_seed(0)
     made = []
     for k, (B, T) in enumerate([(12, 4), (4, 1)]):

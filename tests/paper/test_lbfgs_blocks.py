@@ -225,8 +225,8 @@ def test_the_time_is_looked_at_within_a_block(cases: ModuleType, monkeypatch: py
 
 
 def test_the_best_parameters_are_kept(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bound that is lowered from outside in every round after the first: what is left in the end
-    is the first one's."""
+    """A bound that is lowered from outside in every round after the first: what is left in the end is the
+    first one's."""
     problem = cases.make_problem()
     state_of: list[dict[str, torch.Tensor]] = []
     worse = [0.0]

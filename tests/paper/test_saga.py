@@ -182,7 +182,8 @@ def test_the_cached_total_is_the_sum_of_what_is_stored(form: dict[str, Any], cas
 
 @every_form
 def test_memory_is_as_counted(form: dict[str, Any], cases: ModuleType) -> None:
-    """K (T V + V T^2) numbers per sequence, V^2 + V^2 (or V^4) for the table, K values and the amplitude."""
+    """K (T V + V T^2) numbers per sequence, V^2 + V^2 (or V^4) for the table, K values and the
+    amplitude."""
     problem = cases.make_problem(batch_tokens=1, **form)
     state = begin(SAGA, problem)
     assert state.memory_bytes == 0
@@ -412,8 +413,8 @@ def test_steps_that_are_given_are_taken(cases: ModuleType) -> None:
 
 
 def test_many_transitions_and_rare_features_do_not_diverge(cases: ModuleType) -> None:
-    """The transition scores bend more with every transition, the latent functions hardly: each token
-    is nearly its own, so that one step size for both would be far too long for the scores."""
+    """The transition scores bend more with every transition, the latent functions hardly: each token is
+    nearly its own, so that one step size for both would be far too long for the scores."""
     problem = cases.make_problem(
         n_sequences=40, n_labels=2, mean_length=6, n_inducing=1, batch_tokens=1,
         estimator=Pathwise(n_draws=2),
