@@ -123,8 +123,8 @@ def fitted_means(cases: ModuleType, batch_tokens: int) -> tuple[np.ndarray, np.n
 
 @pytest.mark.parametrize("batch_tokens", [1000, 8, 1])
 def test_batches_stand_for_all_sequences(batch_tokens: int, cases: ModuleType) -> None:
-    """Gaussian likelihood, so the optimum is known, however the data are batched: one batch,
-    batches of unequal numbers of sequences, single sequences."""
+    """Gaussian likelihood, so the optimum is known, however the data are batched: one batch, batches of
+    unequal numbers of sequences, single sequences."""
     means, exact, n_sizes = fitted_means(cases, batch_tokens)
     assert n_sizes > 1 or batch_tokens != 8
     np.testing.assert_allclose(means, exact, rtol=0, atol=0.06)
@@ -154,9 +154,7 @@ def test_the_bound_of_batches_averages_to_the_whole(cases: ModuleType) -> None:
 
 def test_amplitude_is_learned(cases: ModuleType) -> None:
     """It moves, and not downhill."""
-    moved, fixed = (
-        cases.make_problem(n_sequences=8, estimator=Pathwise(n_draws=8)) for _ in range(2)
-    )
+    moved, fixed = (cases.make_problem(n_sequences=8, estimator=Pathwise(n_draws=8)) for _ in range(2))
     options = {"tolerance": 0.01, "max_steps": 300}
     cases.finish(Adam(learn_scales=True, **options), moved)
     cases.finish(Adam(learn_scales=False, **options), fixed)

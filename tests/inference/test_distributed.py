@@ -47,7 +47,7 @@ with joined() as together:
         time.sleep(float(sys.argv[2]) if len(sys.argv) > 2 else 0)
 
     model.fit(made.X, made.y, callback=told, checkpoint=sys.argv[1], together=together)
-    m = model.model_.posterior.m
+    m = model.model_.posterior.node.m
     assert torch.allclose(m, together.sum(m)[0] / together.size, rtol=1e-12, atol=0)
     if together.is_first:
         print(json.dumps([model.training_log_["elbo"], model.training_log_["fresh_elbo"]]))

@@ -188,12 +188,7 @@ def difference(of: Callable[[], Any], move: Move, h: float = 1e-4) -> Any:
 
 @pytest.mark.parametrize(
     ("form", "n_inducing", "spread"),
-    [
-        ("columns", 3, "full"),
-        ("bag", 99, "diagonal"),
-        ("both", 99, "full"),
-        ("both", 3, "diagonal"),
-    ],
+    [("columns", 3, "full"), ("bag", 99, "diagonal"), ("both", 99, "full"), ("both", 3, "diagonal")],
 )
 @torch.no_grad()
 def test_gradient_against_finite_differences(form: str, n_inducing: int, spread: str) -> None:
@@ -249,10 +244,7 @@ def test_a_step_is_the_ratio_of_energy_to_what_is_determined(form: str, n_induci
     """Groups, bias, features and functions all move by what the posterior before the step says."""
     problem = small_problem(form, n_inducing)
     q, kernel, at = problem.posterior.node, problem.posterior.node.kernel, some_slopes(problem)
-    slopes = {
-        name: difference(lambda: value(problem, at), move)
-        for name, move in hyper_parameters(kernel)
-    }
+    slopes = {name: difference(lambda: value(problem, at), move) for name, move in hyper_parameters(kernel)}
     scale, relevance = kernel.log_scale.clone(), kernel.log_relevance.clone()
     basis, axes = q.basis.clone(), axes_of(problem, at)
     K = covariance(kernel, q.inducing, q.inducing)
@@ -362,8 +354,8 @@ def test_one_scale_around_everything() -> None:
 @each_size
 @torch.no_grad()
 def test_amplitudes_against_finite_differences(n_inducing: int, spread: str) -> None:
-    """At the posterior that is best for these slopes and bends: there E - gamma is twice the derivative
-    in the log-variance of a function."""
+    """At the posterior that is best for these slopes and bends: there E - gamma is twice the derivative in
+    the log-variance of a function."""
     problem = small_problem("columns", n_inducing, spread)
     q, at = problem.posterior.node, some_slopes(problem, 0.25)
     amplitude, M = q.log_amplitude.exp(), q.n_values
@@ -509,11 +501,9 @@ def test_a_fixed_point_is_stationary(ends: dict[str, Problem], cases: ModuleType
     start_bound()
 
 
-def test_learning_stops_and_the_kernel_stays(
-    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At most ``learning_rounds`` rounds, however little they change; the last round is under the kernel
-    as it then is."""
+def test_learning_stops_and_the_kernel_stays(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most ``learning_rounds`` rounds, however little they change; the last round is under the kernel as
+    it then is."""
     steps: list[Any] = []
 
     def counted(*given: Any) -> None:
@@ -521,9 +511,7 @@ def test_learning_stops_and_the_kernel_stays(
 
     monkeypatch.setattr(second_order, "learn_prior", counted)
     problem = telling_and_noise()
-    optimizer = SecondOrder(
-        8, learning_tolerance=0.0, learning_rounds=3, learn_scales="all", tolerance=1e9
-    )
+    optimizer = SecondOrder(8, learning_tolerance=0.0, learning_rounds=3, learn_scales="all", tolerance=1e9)
     state = optimizer.start(problem, torch.Generator().manual_seed(1))
     scales = [problem.posterior.node.kernel.log_scale.clone()]
     info = None

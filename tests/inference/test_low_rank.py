@@ -93,9 +93,7 @@ def test_directions_are_opened_once(cases: ModuleType) -> None:
     open_low_rank(problem)
     opened = node.directions.detach().clone()
     flat = projection.flatten(0, 1)
-    found = leading_directions(
-        [(projection, projection.new_ones(len(projection)))], node.n_values, 2
-    )
+    found = leading_directions([(projection, projection.new_ones(len(projection)))], node.n_values, 2)
     captured = (found.T @ flat.T @ flat @ found).trace()
     assert captured > 0.97 * torch.linalg.eigvalsh(flat.T @ flat)[-2:].sum()
     torch.testing.assert_close(opened[0], 0.1 * found)
@@ -147,9 +145,7 @@ def test_a_mixture_of_low_ranks_is_no_worse_than_one(cases: ModuleType) -> None:
     one = cases.make_problem(covariance="low-rank")
     cases.finish(SecondOrder(learn_scales=False), one)
     two = cases.make_problem(covariance="low-rank", n_components=2)
-    optimizer = MixtureFit(
-        SecondOrder(learn_scales=False), then=Adam(0.01, window=10, max_steps=40)
-    )
+    optimizer = MixtureFit(SecondOrder(learn_scales=False), then=Adam(0.01, window=10, max_steps=40))
     cases.finish(optimizer, two)
     assert bool(two.posterior.node.directions.any())
     assert cases.many_draw_bound(two, 2000) > cases.many_draw_bound(one, 2000) - 0.1

@@ -62,9 +62,7 @@ def test_one_whole_step_on_a_quadratic(
             found = np.linalg.inv(factor[j] @ factor[j].T)
             np.testing.assert_allclose(found, precision, rtol=0, atol=1e-4)
     exact = cases.exact_regression(problem)
-    np.testing.assert_allclose(
-        q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-7
-    )
+    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-7)
     variance = q["next"].score_sds.detach() ** 2
     np.testing.assert_allclose(variance, exact.transition_sd**2, rtol=1e-7)
     before = cases.numbers(q)
@@ -121,9 +119,7 @@ def bent(node: float = 0.0, table: Any = 0.0) -> Bent:
 
 @pytest.mark.parametrize("bend", [8.0, 1e7])
 @pytest.mark.parametrize("noise", ["node", "table", "full table"])
-def test_noise_that_bends_up_still_leaves_a_posterior(
-    bend: float, noise: str, cases: ModuleType
-) -> None:
+def test_noise_that_bends_up_still_leaves_a_posterior(bend: float, noise: str, cases: ModuleType) -> None:
     full = noise == "full table"
     estimator = bent(bend) if noise == "node" else bent(table=bend * (torch.eye(9) if full else 1))
     problem = cases.make_problem(estimator=estimator, full_table=full)
@@ -281,7 +277,8 @@ def test_the_kernel_is_refused(cases: ModuleType) -> None:
 
 
 def test_amplitudes_go_where_second_order_takes_them(cases: ModuleType) -> None:
-    """From a kernel too large by far. The amplitude of nodes has a prior of its own here, and none there."""
+    """From a kernel too large by far. The amplitude of nodes has a prior of its own here, and none
+    there."""
 
     def start(**kwargs: Any) -> Problem:
         problem: Problem = cases.make_problem(n_sequences=12, mean_length=5, **kwargs)

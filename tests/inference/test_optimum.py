@@ -28,10 +28,7 @@ EXACT: dict[str, tuple[Any, float]] = {
         Natural(tolerance=0.0, window=10, reductions=1, max_steps=40, learn_scales=False),
         1e-4,
     ),
-    "blocks": (
-        Blocks(learn_scales=False, objective_tolerance=1e-9, parameter_tolerance=0.0),
-        2e-3,
-    ),
+    "blocks": (Blocks(learn_scales=False, objective_tolerance=1e-9, parameter_tolerance=0.0), 2e-3),
     "saga": (Stochastic(**PACE, tolerance=1e-7, max_steps=2500), 5e-3),
     "adam": (Adam(learn_scales=False, tolerance=1e-4, reductions=4, max_steps=800), 0.02),
 }
@@ -40,15 +37,11 @@ EXACT: dict[str, tuple[Any, float]] = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_regression_has_one_answer(name: str, cases: ModuleType) -> None:
-    """A likelihood that bends by 1/4, as much as a softmax can, with exact moments: what is left
-    between an optimiser and the optimum is the optimiser's own."""
+    """A likelihood that bends by 1/4, as much as a softmax can, with exact moments: what is left between an
+    optimiser and the optimum is the optimiser's own."""
     optimizer, tolerance = EXACT[name]
     problem = cases.make_problem(
-        cases.Regression(2, noise=4.0),
-        n_labels=2,
-        n_inducing=99,
-        batch_tokens=1,
-        estimator=cases.Exact(),
+        cases.Regression(2, noise=4.0), n_labels=2, n_inducing=99, batch_tokens=1, estimator=cases.Exact()
     )
     assert len(problem.batches) == 4
     cases.finish(optimizer, problem)
@@ -125,8 +118,8 @@ CLIMBERS: dict[str, tuple[Any, Any, bool]] = {
 
 @pytest.fixture(scope="module")
 def best(cases: ModuleType) -> Callable[[str], tuple[float, float]]:
-    """The bound before the fit, and after second-order inference on many draws; with a full
-    table that of a diagonal one, which is as far as it goes."""
+    """The bound before the fit, and after second-order inference on many draws; with a full table that of a
+    diagonal one, which is as far as it goes."""
     found: dict[str, tuple[float, float]] = {}
 
     def get(option: str) -> tuple[float, float]:

@@ -72,8 +72,8 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit, looked at from several sides: the problem after it, all numbers before and after, the bound before it,
-    and likelihoods computed."""
+    """One fit, looked at from several sides: the problem after it, all numbers before and after, the bound
+    before it, and likelihoods computed."""
 
     problem: Problem
     steps: list[StepInfo]
@@ -142,9 +142,7 @@ def test_evaluations_are_likelihoods_computed(name: str, fit: Callable[..., Fit]
 
 
 @every_optimizer
-def test_the_same_seed_gives_the_same_fit(
-    name: str, fit: Callable[..., Fit], cases: ModuleType
-) -> None:
+def test_the_same_seed_gives_the_same_fit(name: str, fit: Callable[..., Fit], cases: ModuleType) -> None:
     """Also where the optimiser has fitted something else before: it keeps no state of its own."""
     first, case = fit(name, "transitions", 6), OPTIMIZERS[name]
     optimizer = case.make("transitions")

@@ -18,11 +18,7 @@ from structgp.inference.estimators import Pathwise
 from structgp.inference.scales import hyper_parameters, moves_amplitude, moves_kernel
 from structgp.paper import Blocks
 
-FORMS: list[dict[str, Any]] = [
-    {},
-    {"covariance": "diagonal", "full_table": True},
-    {"n_components": 2},
-]
+FORMS: list[dict[str, Any]] = [{}, {"covariance": "diagonal", "full_table": True}, {"n_components": 2}]
 every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: ", ".join(form) or "plain")
 
 
@@ -54,17 +50,10 @@ def differences(problem: Problem, p: Tensor, h: float) -> Iterator[float]:
 
 
 @every_form
-def test_against_finite_differences_of_an_exact_bound(
-    form: dict[str, Any], cases: ModuleType
-) -> None:
+def test_against_finite_differences_of_an_exact_bound(form: dict[str, Any], cases: ModuleType) -> None:
     """Under a quadratic likelihood with exact moments there is nothing but the mathematics."""
     problem = cases.make_problem(
-        cases.Regression(2),
-        n_labels=2,
-        n_inducing=3,
-        batch_tokens=9,
-        estimator=cases.Exact(),
-        **form,
+        cases.Regression(2), n_labels=2, n_inducing=3, batch_tokens=9, estimator=cases.Exact(), **form
     )
     cases.disturb(problem.posterior)
     parameters = named(problem)
@@ -80,8 +69,8 @@ def test_against_finite_differences_of_an_exact_bound(
 
 
 def test_against_finite_differences_of_the_chains_bound(cases: ModuleType) -> None:
-    """With 8,000 draws: the first-order expansion has the value's gradient in expectation, not
-    draw by draw, since a covariance has more than one root. Within 3 % of the largest."""
+    """With 8,000 draws: the first-order expansion has the value's gradient in expectation, not draw by
+    draw, since a covariance has more than one root. Within 3 % of the largest."""
     problem = cases.make_problem(n_inducing=3, estimator=Pathwise(n_draws=8000))
     cases.disturb(problem.posterior)
     parameters = named(problem)
@@ -101,9 +90,7 @@ def test_kept_conditionals_give_the_same_gradient_in_the_amplitude(cases: Module
     for moves in (False, True):
         bound = problem.bound(0, torch.Generator().manual_seed(0), move_kernel=moves)
         found.append(
-            torch.autograd.grad(
-                bound.elbo, [q.node.log_amplitude, q["next"].log_amplitude, q.node.m]
-            )
+            torch.autograd.grad(bound.elbo, [q.node.log_amplitude, q["next"].log_amplitude, q.node.m])
         )
     for kept, computed in zip(*found, strict=True):
         torch.testing.assert_close(kept, computed, rtol=1e-6, atol=1e-8)
@@ -139,9 +126,7 @@ def test_transitions_with_features_have_an_amplitude_as_nodes_do(cases: ModuleTy
     after = Inducing(node.kernel, node.inducing, (3, 3))
     q = Posterior({"node": node, "next": after})
     assert hyper_parameters(q, "transitions") == []
-    assert {id(p) for p in hyper_parameters(q, True)} == {
-        id(block.log_amplitude) for block in q.blocks
-    }
+    assert {id(p) for p in hyper_parameters(q, True)} == {id(block.log_amplitude) for block in q.blocks}
 
 
 @pytest.mark.parametrize(
@@ -166,9 +151,7 @@ def test_all_moves_the_kernel_uphill(optimizer: Any, cases: ModuleType) -> None:
     cases.finish(optimizer, learned)
     cases.finish(replace(optimizer, learn_scales="transitions"), fixed)
     after = cases.numbers(learned.posterior)
-    moved = {
-        n for n in before if n.startswith("node.kernel.") and not torch.equal(before[n], after[n])
-    }
+    moved = {n for n in before if n.startswith("node.kernel.") and not torch.equal(before[n], after[n])}
     assert len(moved) >= 2
     assert cases.many_draw_bound(learned, 2000) > cases.many_draw_bound(fixed, 2000) + 0.5
     scratch = Problem(learned.posterior, learned.structure, learned.batches, learned.estimator)

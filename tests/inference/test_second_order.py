@@ -15,7 +15,8 @@ from torch import Tensor
 from structgp.errors import InputError
 from structgp.gp import Inducing, Posterior, Table, Weights
 from structgp.gp.families.table import PRIOR_SCORES
-from structgp.gp.kernels import RelevanceKernel, covariance
+from structgp.gp.kernels import RelevanceKernel
+from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.scales import fit_tables
@@ -53,9 +54,7 @@ def test_gaussian_likelihood_gives_gp_regression(batch_tokens: int, cases: Modul
             np.testing.assert_allclose(block, expected, rtol=0, atol=1e-6)
         start += T
     q = problem.posterior
-    np.testing.assert_allclose(
-        q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-6
-    )
+    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-6)
     np.testing.assert_allclose(q["next"].score_sds.detach(), exact.transition_sd, rtol=0, atol=1e-6)
     # There the bound is the evidence.
     bound = cases.many_draw_bound(problem)
@@ -125,9 +124,7 @@ def bound_gradients(
     parameters = [p for block in q.blocks for p in (block.m, block.factor)]
     generator = torch.Generator().manual_seed(seed)
     problem = replace(problem, estimator=Pathwise(n_draws=draws))
-    rows = [
-        torch.autograd.grad(problem.bound(0, generator).elbo, parameters) for _ in range(repeats)
-    ]
+    rows = [torch.autograd.grad(problem.bound(0, generator).elbo, parameters) for _ in range(repeats)]
     answer = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
         stacked = torch.stack(values)
@@ -136,18 +133,14 @@ def bound_gradients(
 
 
 @pytest.mark.parametrize(("n_labels", "covariance"), [(3, "full"), (2, "diagonal")])
-def test_the_gradient_vanishes_where_it_ends(
-    n_labels: int, covariance: str, cases: ModuleType
-) -> None:
+def test_the_gradient_vanishes_where_it_ends(n_labels: int, covariance: str, cases: ModuleType) -> None:
     problem = cases.make_problem(n_labels=n_labels)
     problem = diagonal(problem) if covariance == "diagonal" else problem
     cases.finish(to_the_end(), problem)
     draws, repeats = 500, 30
     # What the draws it was fitted on leave of the gradient has the spread of an average over them.
     widen = np.sqrt(1 + draws * repeats / FIT_DRAWS)
-    for name, (mean, error) in bound_gradients(
-        problem, draws=draws, repeats=repeats, seed=8
-    ).items():
+    for name, (mean, error) in bound_gradients(problem, draws=draws, repeats=repeats, seed=8).items():
         limit = 4 * widen * error + 3e-3
         assert (mean.abs() <= limit).all(), (name, (mean.abs() - limit).max())
         assert limit.max() < 0.2, "too little power"
@@ -189,9 +182,7 @@ def test_diagonal_covariances_end_at_a_local_optimum(cases: ModuleType) -> None:
     ],
 )
 def test_posteriors_it_cannot_fit(options: dict[str, Any], text: str, cases: ModuleType) -> None:
-    with pytest.raises(
-        InputError, match=f"inference: 'second-order' cannot fit {text}; use 'adam'"
-    ):
+    with pytest.raises(InputError, match=f"inference: 'second-order' cannot fit {text}; use 'adam'"):
         SecondOrder().start(cases.make_problem(**options), torch.Generator())
 
 
@@ -206,13 +197,10 @@ def test_few_draws_come_close_to_many(cases: ModuleType) -> None:
 
 
 def bound_by_hand(
-    problem: Problem,
-    state: SecondOrderState,
-    before: dict[str, Tensor],
-    oracles: ModuleType,
+    problem: Problem, state: SecondOrderState, before: dict[str, Tensor], oracles: ModuleType
 ) -> float:
-    """The bound at the means and the amplitude of now and the covariances of ``before``, on the
-    draws of ``state``, every probability by enumeration."""
+    """The bound at the means and the amplitude of now and the covariances of ``before``, on the draws of
+    ``state``, every probability by enumeration."""
     q = problem.posterior
     V, M = q.node.m.shape
     m, amplitude = q.node.m.detach().numpy(), float(q.node.log_amplitude.detach().exp())
@@ -284,8 +272,8 @@ def test_gradients_against_finite_differences(name: str, cases: ModuleType) -> N
 
 
 def test_the_value_is_the_mean_log_likelihood_of_the_draws(cases: ModuleType) -> None:
-    """The mean as it is now plus offsets, times the root of the amplitude; and the draws are those that the bound on
-    the same noise is of."""
+    """The mean as it is now plus offsets, times the root of the amplitude; and the draws are those that the
+    bound on the same noise is of."""
     problem = cases.make_problem(batch_tokens=6, transition_sd=1.4)
     state = SecondOrder(n_draws=4).start(problem, torch.Generator().manual_seed(3))
     cases.disturb(problem.posterior)
@@ -343,8 +331,8 @@ def featured(cases: ModuleType, structure: Any, batch_tokens: int = 1000) -> Pro
 
 
 def test_gaussian_likelihood_of_transitions_with_features(cases: ModuleType) -> None:
-    """The best means are those of GP regression on the rows of the transitions; the best variances are those
-    of each weight with all others held."""
+    """The best means are those of GP regression on the rows of the transitions; the best variances are
+    those of each weight with all others held."""
     problem = featured(cases, cases.RegressionOfTransitions(2), batch_tokens=9)
     assert len(problem.batches) > 1
     steps = cases.finish(to_the_end(n_draws=16), problem)
@@ -352,15 +340,12 @@ def test_gaussian_likelihood_of_transitions_with_features(cases: ModuleType) -> 
     after, noise = problem.posterior["next"], cases.LABEL_NOISE
     x = torch.cat([b.edges[b.masks[1]] for b in problem.batches])
     aims = [problem.structure.aims[b.y[:, :-1], b.y[:, 1:]][b.masks[1]] for b in problem.batches]
-    K = covariance(after.kernel, x, x).numpy()
+    K = kernel_matrix(after.kernel, x, x).numpy()
     targets = torch.cat(aims).flatten(1).numpy()
     expected = K @ np.linalg.solve(K + noise * np.eye(len(K)), targets)
     with torch.no_grad():
         found = torch.cat(
-            [
-                problem.conditional(i)[1].times(after.m)[b.masks[1]]
-                for i, b in enumerate(problem.batches)
-            ]
+            [problem.conditional(i)[1].times(after.m)[b.masks[1]] for i, b in enumerate(problem.batches)]
         )
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
         conditional = problem.conditional(0)[1]
@@ -376,11 +361,9 @@ def one_hot(x: Tensor) -> Tensor:
     return torch.cat([*columns, torch.ones(len(x), 1).double()], 1)
 
 
-def test_transitions_with_features_end_at_the_optimum(
-    cases: ModuleType, oracles: ModuleType
-) -> None:
-    """Under the chain: the gradient of the bound on the draws it was fitted to vanishes in all means, and scales
-    learned on the way raise the bound on fresh draws."""
+def test_transitions_with_features_end_at_the_optimum(cases: ModuleType, oracles: ModuleType) -> None:
+    """Under the chain: the gradient of the bound on the draws it was fitted to vanishes in all means, and
+    scales learned on the way raise the bound on fresh draws."""
     structure = cases.Enumerated(oracles)
     fixed, learned = featured(cases, structure), featured(cases, structure)
     before, optimizer = cases.many_draw_bound(fixed, 400), to_the_end(n_draws=16)
@@ -467,17 +450,13 @@ def golden(value: Callable[[float], float], low: float, high: float) -> float:
 
 
 def test_amplitude_ends_where_the_bound_is_largest(cases: ModuleType) -> None:
-    """Only the amplitude is left to move, with the whitened posterior held: the best one by search on many draws."""
+    """Only the amplitude is left to move, with the whitened posterior held: the best one by search on
+    many draws."""
     problem = cases.make_problem(n_sequences=8, transition_sd=0.0)
     problem.posterior.node.kernel.outputscale = 0.5
     problem.refresh()
     optimizer = SecondOrder(
-        256,
-        tolerance=1e-5,
-        learn_scales=True,
-        learning_tolerance=0.0,
-        learning_rounds=20,
-        max_rounds=21,
+        256, tolerance=1e-5, learn_scales=True, learning_tolerance=0.0, learning_rounds=20, max_rounds=21
     )
     cases.finish(optimizer, problem)
     q = problem.posterior

@@ -160,9 +160,7 @@ def test_the_fresh_bound_is_the_bound(contrast: bool, cases: ModuleType) -> None
     away = (mean - problem.structure.table[y].numpy()) ** 2 + variance
     g, sd = table.mean_scores.numpy(), table.score_sds.numpy()
     second = (g - problem.structure.aim.numpy()) ** 2 + sd**2
-    expected = (
-        -0.5 * away.sum() / problem.structure.noise - 0.5 * problem.n_sequences * second.sum()
-    )
+    expected = -0.5 * away.sum() / problem.structure.noise - 0.5 * problem.n_sequences * second.sum()
     expected -= 0.5 * (m**2 + s**2 - 1 - np.log(s**2)).sum()
     expected -= 0.5 * (g**2 + sd**2 - 1 - np.log(sd**2)).sum()
     generator = torch.Generator().manual_seed(0)
@@ -181,9 +179,7 @@ def test_no_two_sequences_share_their_draws(cases: ModuleType) -> None:
     """Equal sequences, in one batch and in two, have offsets of their own; batches change none of them."""
     whole = make_problem()
     batch = whole.batches[0]
-    same = replace(
-        batch, x=batch.x[:1].expand_as(batch.x), mask=batch.mask[:1].expand_as(batch.mask)
-    )
+    same = replace(batch, x=batch.x[:1].expand_as(batch.x), mask=batch.mask[:1].expand_as(batch.mask))
     parts = [
         replace(same, x=same.x[part], y=same.y[part], mask=same.mask[part], index=same.index[part])
         for part in (slice(0, 2), slice(2, None))

@@ -17,9 +17,7 @@ B, T, V = 3, 3, 2
 MASK = torch.arange(T) < torch.tensor([[3], [1], [2]])
 MASKS = MASK, MASK[:, 1:]
 
-every_form = pytest.mark.parametrize(
-    "form", ["one full", "two diagonal", "transitions with features"]
-)
+every_form = pytest.mark.parametrize("form", ["one full", "two diagonal", "transitions with features"])
 
 
 def normal(*shape: int, seed: int) -> Tensor:

@@ -3,8 +3,7 @@ it.
 
 What an optimiser carries from step to step is a tree of dataclasses, lists and tensors. It is written as
 one safetensors file with the tree as JSON, as a model is, and is read without pickle: only dataclasses of
-this package are built from it.
-"""
+this package are built from it."""
 
 from __future__ import annotations
 
@@ -38,8 +37,8 @@ LARGEST_SHARE = 0.05
 
 @dataclass
 class Reached:
-    """How far a fit has come. state : the optimiser's; elapsed : seconds; memory : the problem's; best :
-    of early stopping."""
+    """How far a fit has come. state : the optimiser's; elapsed : seconds; memory : the problem's; best : of
+    early stopping."""
 
     state: Any
     steps: list[StepInfo]
@@ -50,8 +49,8 @@ class Reached:
 
 @dataclass
 class Checkpoint:
-    """path : the file. fingerprint : of the data and parameters, which a file has to agree with. seconds
-    : between two writes, at least; longer where writing would take more than its share of the time."""
+    """path : the file. fingerprint : of the data and parameters, which a file has to agree with. seconds :
+    between two writes, at least; longer where writing would take more than its share of the time."""
 
     path: str | Path
     fingerprint: str
@@ -195,7 +194,8 @@ class _Unpack:
         return next(iter(self.parameters.values())).device
 
     def _tensor(self, name: str) -> Tensor:
-        return self.tensors[name].to(self._device)
+        # A copy: how a tensor of the file lies in memory may change sums in their last bit.
+        return self.tensors[name].clone().to(self._device)
 
     def _list(self, values: list[Any]) -> list[Any]:
         return [self(v) for v in values]

@@ -1,7 +1,7 @@
 """Processes that fit together: each has some of the sequences, and what they find is added up.
 
-Every process holds the whole posterior and takes the same steps, because all of them see the same sums.
-So there is no master, and a sum is all that goes between them."""
+Every process holds the whole posterior and takes the same steps, because all of them see the same sums. So
+there is no master, and a sum is all that goes between them."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def n_started() -> int:
 
 @contextmanager
 def joined(device: str = "cpu") -> Iterator[Together]:
-    """The processes that ``torchrun`` has started, or this one alone. A process group that is there
-    already is taken as it is."""
+    """The processes that ``torchrun`` has started, or this one alone. A process group that is there already
+    is taken as it is."""
     if dist.is_available() and dist.is_initialized():
         yield Together(dist.get_rank(), dist.get_world_size())
         return

@@ -2,10 +2,10 @@
 
 With prior precision L and mean c, the best weights are c + L^-1 X^T a for some a (N, R): one number for
 each row of X and function, where there may be many times as many weights (the representer theorem). So
-L-BFGS moves a, in the geometry of the prior: the length of a step is that of the weights it stands for,
-a^T K a with K = X L^-1 X^T, which makes the prior's curvature 1 in every direction. Every vector is kept
-with its image under K, so that of one step only the gradient has to be multiplied. The numbers of several
-blocks stand one after another in the same vectors; a table of scores is a block with X = 1."""
+L-BFGS moves a, in the geometry of the prior: the length of a step is that of the weights it stands for, a^T
+K a with K = X L^-1 X^T, which makes the prior's curvature 1 in every direction. Every vector is kept with
+its image under K, so that of one step only the gradient has to be multiplied. The numbers of several blocks
+stand one after another in the same vectors; a table of scores is a block with X = 1."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The Gaussian of the functions on a batch, block by block, and the way from standard normal numbers to
 scores.
 
-Estimators see a log-likelihood as a function of standard normal numbers eps, one array per block. What
-they find, slope and bend in eps, is turned into gradients in the mean b and the covariance Sigma = L L^T
-of each block's functions:
+Estimators see a log-likelihood as a function of standard normal numbers eps, one array per block. What they
+find, slope and bend in eps, is turned into gradients in the mean b and the covariance Sigma = L L^T of each
+block's functions:
 
     grad_b = L^-T slope,       grad_Sigma = 1/2 L^-T bend L^-1,
 
@@ -29,9 +29,8 @@ from structgp.inference.estimators import Group, Moments
 @dataclass(frozen=True)
 class Sensitivity:
     """Gradients of the expected log-likelihood, one entry per block. mean : (K, B, T, R), or (P,) if
-    shared.
-    covariance : (K, B, R, T, T), symmetric, or (P,) of the variances or (P, P) if shared. What is shared
-    is summed over examples, and over components with their weights."""
+    shared. covariance : (K, B, R, T, T), symmetric, or (P,) of the variances or (P, P) if shared. What is
+    shared is summed over examples, and over components with their weights."""
 
     mean: tuple[Tensor, ...]
     covariance: tuple[Tensor, ...]

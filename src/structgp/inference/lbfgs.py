@@ -24,8 +24,7 @@ def minimize(
     """Where ``objective`` is least, about, and its value there.
 
     steps : at most. memory : pairs of differences that stand for the curvature. tolerance : a step that
-    gains less than this share of the value is the last. Cost O(memory P) a step beside the objective.
-    """
+    gains less than this share of the value is the last. Cost O(memory P) a step beside the objective."""
     tolerance = USUAL_TOLERANCE if tolerance is None else tolerance
     on_host = start.device.type == "cpu"
     return (_on_host if on_host else _on_device)(objective, start, steps, memory, tolerance)

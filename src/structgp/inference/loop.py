@@ -34,10 +34,9 @@ TRACE_POINTS = 400
 class History:
     """How a fit went.
 
-    optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry
-    a step. fresh_elbo : the bound on draws that nothing was fitted to; with the last step's ``elbo`` it
-    brackets the optimum in expectation. stopped : 'converged', 'limit' or 'interrupted'.
-    """
+    optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry a
+    step. fresh_elbo : the bound on draws that nothing was fitted to; with the last step's ``elbo`` it
+    brackets the optimum in expectation. stopped : 'converged', 'limit' or 'interrupted'."""
 
     optimizer: str
     reason: str
@@ -109,8 +108,8 @@ def make_batches(
     weights: np.ndarray | None = None,
     together: Together = ALONE,
 ) -> list[Batch]:
-    """Training batches of similar length; sequences without tokens are left out, and those without
-    weight. Of several processes, each has its share."""
+    """Training batches of similar length; sequences without tokens are left out, and those without weight.
+    Of several processes, each has its share."""
     lengths = [len(r) for r in rows]
     if weights is not None:
         lengths = [n if w > 0 else 0 for n, w in zip(lengths, weights, strict=True)]
@@ -183,11 +182,11 @@ def train(
     together: Together = ALONE,
 ) -> History:
     """Fits ``posterior`` in place. ``estimator`` : of the expected log-likelihood, pathwise unless given.
-    ``device`` : where all of it is computed; the posterior comes back when it is done.
-    ``callback`` sees every step; if it returns True, the fit stops there and what has been reached is
-    kept. ``checkpoint`` : if its file is there the fit goes on from it; it is written after steps, and it
-    is the caller's to remove. ``watch`` : looks at every step, ends the fit, and has the last word on the
-    posterior. ``together`` : with which other processes, whose batches are others."""
+    ``device`` : where all of it is computed; the posterior comes back when it is done. ``callback`` sees
+    every step; if it returns True, the fit stops there and what has been reached is kept. ``checkpoint`` :
+    if its file is there the fit goes on from it; it is written after steps, and it is the caller's to
+    remove. ``watch`` : looks at every step, ends the fit, and has the last word on the posterior.
+    ``together`` : with which other processes, whose batches are others."""
     home = posterior.device
     posterior.to(device)
     batches = _placed(batches, device)

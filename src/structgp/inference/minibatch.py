@@ -1,17 +1,17 @@
 """Weights fitted batch by batch, each batch's say kept as a site: old out, new in.
 
-The posterior is the prior times one Gaussian factor per batch, its site: a precision and a linear term
-for each weight that occurs in the batch; a score of a table counts as a weight that occurs everywhere. A
-visit takes the batch's site out, which leaves a Gaussian that knows all but this batch; fits the batch
-under it as its prior, means by L-BFGS on draws, precisions from the curvature, as ``second_order`` does
-for all data at once; and puts what has changed back as the new site. Where no visit changes anything any
-more, the sum of all slopes is zero: that is the optimum of the whole bound (partitioned variational
-inference, Bui et al. 2018).
+The posterior is the prior times one Gaussian factor per batch, its site: a precision and a linear term for
+each weight that occurs in the batch; a score of a table counts as a weight that occurs everywhere. A visit
+takes the batch's site out, which leaves a Gaussian that knows all but this batch; fits the batch under it
+as its prior, means by L-BFGS on draws, precisions from the curvature, as ``second_order`` does for all data
+at once; and puts what has changed back as the new site. Where no visit changes anything any more, the sum
+of all slopes is zero: that is the optimum of the whole bound (partitioned variational inference, Bui et al.
+2018).
 
-A visit touches the weights of its batch alone: its cost does not depend on how many batches there are,
-nor on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
-weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which
-may be on disk."""
+A visit touches the weights of its batch alone: its cost does not depend on how many batches there are, nor
+on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
+weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which may
+be on disk."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
 
 FEW, MANY = (500, 8, 16), (4_000, 4, 2)
-"""Tokens of a batch, steps and draws of a visit. Of much data there are batches enough for the others'
-say to change before a batch's own is worth knowing well."""
+"""Tokens of a batch, steps and draws of a visit. Of much data there are batches enough for the others' say
+to change before a batch's own is worth knowing well."""
 
 MANY_TOKENS = 50_000
 
@@ -86,8 +86,8 @@ class MinibatchState:
     before the first. scale : (R,) of each block, by how much the functions' variances have grown.
     divergence : from the prior, less what was known. moved : whether the kernel has since the last pass.
     order : batches still to come in this pass. bounds : at the end of each pass since the kernel last
-    moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound is of the
-    new data."""
+    moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound is of the new
+    data."""
 
     generator: torch.Generator
     noise: list[Tensor]
@@ -132,8 +132,7 @@ class Minibatch:
         posterior is the prior of the new data.
     sites_folder : where sites are kept; None for in memory.
     single : whether a visit computes in single precision, with one draw of a weight for all of its batch;
-        None for what suits the data.
-    """
+        None for what suits the data."""
 
     batch_tokens: int | None = None
     n_draws: int | None = None
@@ -239,7 +238,7 @@ class Minibatch:
                     precision, linear = state.known[k]
                     state.known[k] = precision * by, linear * by.sqrt()
             state.learned, state.bounds = state.learned + 1, []
-            _place(problem.posterior, state)
+        _place(problem.posterior, state)  # under the scales as they are now
         state.divergence = _divergence(problem, state)
         state.sites.next_pass()
         if len(state.bounds) < 2:

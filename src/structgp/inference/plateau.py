@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 class Plateau:
     """Looks at the mean of so many values at a time.
 
-    window : values between two looks. tolerance : by how much a mean must exceed the best one before.
-    """
+    window : values between two looks. tolerance : by how much a mean must exceed the best one before."""
 
     window: int
     tolerance: float

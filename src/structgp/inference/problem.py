@@ -71,8 +71,8 @@ class Problem:
     # -- p(h | values) -----------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Computes the conditionals of all blocks anew, where there is room for them: whenever a kernel
-        has moved. Of batches that are read from disk, the last one alone is kept."""
+        """Computes the conditionals of all blocks anew, where there is room for them: whenever a kernel has
+        moved. Of batches that are read from disk, the last one alone is kept."""
         numbers, on_disk = 0, getattr(self.batches, "on_disk", False)
         for batch in () if on_disk else self.batches:
             for block, rows, mask in zip(self.posterior.blocks, batch.rows, batch.masks, strict=True):
@@ -134,8 +134,7 @@ class Problem:
         return self.posterior.device
 
     def of_block(self, k: int) -> list[tuple[Any, Tensor, Tensor]]:
-        """Of every batch, the conditional of block k, the mask of its tuples, and the examples'
-        weights."""
+        """Of every batch, the conditional of block k, the mask of its tuples, and the examples' weights."""
         return [
             (self.conditional(i)[k], batch.masks[k], self.weight(i)) for i, batch in enumerate(self.batches)
         ]
@@ -221,8 +220,8 @@ class Problem:
     def estimate(
         self, i: int, latent: Latents, generator: torch.Generator, memory: Sites | None = None
     ) -> Estimate:
-        """E[log p] of batch i with slope and bend. ``memory`` : what is known of it already; by default
-        the running quadratic of earlier estimates."""
+        """E[log p] of batch i with slope and bend. ``memory`` : what is known of it already; by default the
+        running quadratic of earlier estimates."""
         target = self.target(i, latent)
         uses = self.estimator.uses_memory
         known = (self.memory.get(i) if memory is None else memory) if uses else None
@@ -242,8 +241,8 @@ class Problem:
     def bound(self, i: int, generator: torch.Generator, *, move_kernel: bool = False) -> Bound:
         """The bound estimated from batch i alone, differentiable in the posterior.
 
-        Unbiased over batches that come equally often, however many examples each has: a batch stands for
-        as many times itself as there are batches."""
+        Unbiased over batches that come equally often, however many examples each has: a batch stands for as
+        many times itself as there are batches."""
         latent = self.latents(i, move_kernel=move_kernel)
         found = self.estimate(i, latent, generator)
         return evidence_lower_bound(
@@ -296,8 +295,8 @@ def open_low_rank(problem: Problem) -> None:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What one step did. ``elbo`` is the bound on the draws the step used (stochastic optimisers: its
-    mean over recent steps); ``evaluations`` counts examples times draws whose likelihood was computed;
+    """What one step did. ``elbo`` is the bound on the draws the step used (stochastic optimisers: its mean
+    over recent steps); ``evaluations`` counts examples times draws whose likelihood was computed;
     ``finished`` ends the loop, and ``converged`` says whether that was by agreement or by hitting a
     limit."""
 

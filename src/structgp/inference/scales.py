@@ -14,8 +14,8 @@ from structgp.gp import Posterior, Seen
 from structgp.inference.problem import Problem
 
 LearnScales: TypeAlias = bool | Literal["transitions", "all", "auto"]
-"""What moves during a fit: nothing, the scale of tables of transitions, (True) the amplitude of nodes
-too, or all of these and the kernel's own parameters. 'auto' is resolved in ``structgp.plan``."""
+"""What moves during a fit: nothing, the scale of tables of transitions, (True) the amplitude of nodes too,
+or all of these and the kernel's own parameters. 'auto' is resolved in ``structgp.plan``."""
 
 AMPLITUDE_PRIOR_SD = 1.5
 """Prior standard deviation of the log-amplitude around where it starts: a factor of 4.5 or so."""

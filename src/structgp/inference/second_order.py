@@ -1,17 +1,16 @@
 """Second-order variational inference for concave structures.
 
-On a fixed set of draws the bound is a smooth function of the posterior, and alternating two moves climbs
-to its optimum in a handful of rounds:
+On a fixed set of draws the bound is a smooth function of the posterior, and alternating two moves climbs to
+its optimum in a handful of rounds:
 
 1. means: with the covariances held, each draw is the mean plus a fixed offset, so the bound is concave in
    the means, like a CRF's penalised likelihood. L-BFGS, in the coordinates that the current posterior
    covariance makes round.
 2. covariances: at the optimum, S_j^-1 = I + sum_n A_n^T E[-d^2 log p / dh_nj^2] A_n (set the gradient of
-   the bound to zero and use Price's theorem). The structure gives that curvature in closed form; each
-   block of potentials knows what to make of it.
+   the bound to zero and use Price's theorem). The structure gives that curvature in closed form; each block
+   of potentials knows what to make of it.
 
-In the first rounds the scales of the prior move as well, in closed form (``gp.scale_steps``).
-"""
+In the first rounds the scales of the prior move as well, in closed form (``gp.scale_steps``)."""
 
 from __future__ import annotations
 
@@ -37,9 +36,9 @@ FIRST_STEPS = 15
 
 @dataclass
 class SecondOrderState:
-    """noise : of the draws, one entry per block; elbo : bound of the last round; evaluations :
-    likelihoods computed since then. slopes : of the last round, from which scales are learned; None when
-    that is over."""
+    """noise : of the draws, one entry per block; elbo : bound of the last round; evaluations : likelihoods
+    computed since then. slopes : of the last round, from which scales are learned; None when that is
+    over."""
 
     noise: list[Any]
     slopes: list[Slopes] | None = None
@@ -54,15 +53,14 @@ class SecondOrder:
 
     Parameters
     ----------
-    n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16, or 32 where nodes
-        have one or two functions and a likelihood costs little.
+    n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16, or 32 where nodes have
+        one or two functions and a likelihood costs little.
     tolerance : stop when a round changes the bound by less, in nats per example.
     max_rounds : stop here at the latest.
-    learn_scales : False (nothing moves), 'transitions' (the scale of tables), True (one amplitude per
-        block too), or 'all' (the scales of the kernel, of its features and of the functions).
+    learn_scales : False (nothing moves), 'transitions' (the scale of tables), True (one amplitude per block
+        too), or 'all' (the scales of the kernel, of its features and of the functions).
     learning_tolerance, learning_rounds : scales are learned until a round changes the bound by less than
-        this, in nats per example, or for so many rounds.
-    """
+        this, in nats per example, or for so many rounds."""
 
     n_draws: int | None = None
     tolerance: float = 0.02
@@ -86,9 +84,8 @@ class SecondOrder:
 
     def step(self, problem: Problem, state: SecondOrderState) -> tuple[SecondOrderState, StepInfo]:
         """One round. Cost at inducing inputs: O(R (N M^2 + M^3)) for the covariances, O(R N M T) for
-        diagonal ones, O(R N M (T + r)) for low-rank ones; as much again where scales are learned; in
-        weight space O(R N A). And for each of some 10 to 30 L-BFGS steps, S likelihoods of every
-        example."""
+        diagonal ones, O(R N M (T + r)) for low-rank ones; as much again where scales are learned; in weight
+        space O(R N A). And for each of some 10 to 30 L-BFGS steps, S likelihoods of every example."""
         learns = moves_amplitude(self.learn_scales)
         with torch.no_grad():
             if state.slopes is not None:
@@ -194,9 +191,9 @@ class Draws:
 
 
 def _fit_means(draws: Draws, *, steps: int, tolerance: float) -> tuple[Tensor, int]:
-    """Maximises the bound over the means of all blocks, in place: at most ``steps`` L-BFGS steps, until
-    one gains less than ``tolerance`` of the value. Returns the expected log-likelihood of the draws, and
-    the number of likelihoods computed."""
+    """Maximises the bound over the means of all blocks, in place: at most ``steps`` L-BFGS steps, until one
+    gains less than ``tolerance`` of the value. Returns the expected log-likelihood of the draws, and the
+    number of likelihoods computed."""
     blocks, calls = draws.blocks, 0
     began = [block.m.clone() for block in blocks]
     sizes = [m.numel() for m in began]
@@ -248,8 +245,9 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
             bend = weight.view(-1, *[1] * (bend.dim() - 1)) * bend
             sums[k].add(here[k], bend)
             if slopes is not None and blocks[k].joint_curvature:
-                found[k].mean.append(slopes[k])
-                found[k].bend.append(bend)
+                # As a checkpoint will hold them: sums depend on the order in memory, to the last bit.
+                found[k].mean.append(slopes[k].contiguous())
+                found[k].bend.append(bend.contiguous())
     tensors = [t for s in sums for t in s.tensors()]
     if problem.together.size > 1:
         for mine, total in zip(tensors, problem.together.sum(*tensors), strict=True):

@@ -1,10 +1,9 @@
 """From one Gaussian to a mixture of K.
 
-Equal components have equal gradients for ever, so they have to be moved apart; and a mixture is best
-looked for where one Gaussian has already been found. K equal copies have exactly the bound of the one
-they are copies of (with the Bhattacharyya entropy), so that a mixture which gains nothing can always
-go back to it: it never ends below.
-"""
+Equal components have equal gradients for ever, so they have to be moved apart; and a mixture is best looked
+for where one Gaussian has already been found. K equal copies have exactly the bound of the one they are
+copies of (with the Bhattacharyya entropy), so that a mixture which gains nothing can always go back to it:
+it never ends below."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class MixtureFit:
     ----------
     first : the optimiser of the one component.
     spread : standard deviations of the posterior by which the copies are moved apart.
-    then : Adam for the K components.
-    """
+    then : Adam for the K components."""
 
     first: Optimizer
     spread: float = 0.1
@@ -82,8 +80,8 @@ class MixtureFit:
 
 
 def separate(problem: Problem, generator: torch.Generator, by: float = 0.1) -> None:
-    """Moves the means of a mixture's components apart, at random, by so many posterior standard
-    deviations; does nothing to one component."""
+    """Moves the means of a mixture's components apart, at random, by so many posterior standard deviations;
+    does nothing to one component."""
     if problem.posterior.n_components > 1:
         problem.posterior.node.separate(generator, by)
 

@@ -4,11 +4,10 @@ SAGA keeps the last gradient g_i of each batch and moves along
 
     N (new g_i - old g_i) + sum of all old g_n - gradient of the KL terms,
 
-which has the full gradient as its expectation, and a variance that vanishes as the stored gradients
-settle. The sum is cached. A gradient is stored where it has its fewest numbers, in mean and covariance
-of the batch's own latent values (``Sensitivity``): in the inducing values it is A^T g and A^T G A with
-an A that does not change, R M^2 numbers for what T R + R T^2 say.
-"""
+which has the full gradient as its expectation, and a variance that vanishes as the stored gradients settle.
+The sum is cached. A gradient is stored where it has its fewest numbers, in mean and covariance of the
+batch's own latent values (``Sensitivity``): in the inducing values it is A^T g and A^T G A with an A that
+does not change, R M^2 numbers for what T R + R T^2 say."""
 
 from __future__ import annotations
 
@@ -117,14 +116,13 @@ class Stochastic:
         factors, in whitened coordinates; 'auto' takes a third of the inverse of a bound on the curvature,
         for each block its own, for SAGA's guarantee, and a tenth of that for the factors.
     node_steps, transition_steps : how many steps each of them moves, in turn; None moves both at once.
-    tolerance : stop when the mean bound over a round (all turns once, or ten passes) has risen by less,
-        in nats per example, twice. If it has clearly fallen, the best parameters are taken up again, with
+    tolerance : stop when the mean bound over a round (all turns once, or ten passes) has risen by less, in
+        nats per example, twice. If it has clearly fallen, the best parameters are taken up again, with
         steps half as long.
     max_seconds, max_steps : stop here at the latest.
     learn_scales : False (the paper's), 'transitions' or True (the amplitude too).
     gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the structure. ``structgp.plan`` reads both.
-    """
+        what suits the structure. ``structgp.plan`` reads both."""
 
     mean_step: float | Literal["auto"] = 1e-4
     covariance_step: float | Literal["auto"] = 1e-5
@@ -143,6 +141,12 @@ class Stochastic:
     def start(self, problem: Problem, generator: torch.Generator) -> StochasticState:
         refuse_kernel(self.learn_scales, self.name)
         q = problem.posterior
+        if not all(hasattr(block, "project") for block in q.blocks):
+            raise InputError(
+                "inference",
+                f"{self.name!r} stores gradients at inducing inputs, not those of weights",
+                "use inference='minibatch', or posterior='inducing'",
+            )
         if getattr(q.node, "form", None) == "low-rank":
             raise InputError(
                 "covariance",
@@ -234,8 +238,8 @@ class Stochastic:
         return len(state.stored) < n
 
     def direction(self, problem: Problem, state: StochasticState, i: int) -> tuple[Gradient, float, int]:
-        """The estimate of the gradient of the expected log-likelihood from batch i, the bound as far as
-        it is known, and the likelihoods computed. Puts batch i into the store."""
+        """The estimate of the gradient of the expected log-likelihood from batch i, the bound as far as it
+        is known, and the likelihoods computed. Puts batch i into the store."""
         with torch.no_grad():
             latent, q = problem.latents(i), problem.posterior
             found = problem.estimate(i, latent, state.generator)
@@ -312,8 +316,8 @@ def _is_below(level: float, values: list[float], tolerance: float) -> bool:
 
 
 def _turned(plateau: Plateau, n: int) -> bool:
-    """Whether a bound that had risen has clearly lost half of that again in its last pass of n batches,
-    as it does where steps are too long for their noise."""
+    """Whether a bound that had risen has clearly lost half of that again in its last pass of n batches, as
+    it does where steps are too long for their noise."""
     values = plateau.recent
     passes = [statistics.mean(values[k : k + n]) for k in range(0, len(values) - n + 1, n)]
     peak = max(passes, default=-math.inf)

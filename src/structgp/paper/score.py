@@ -1,13 +1,12 @@
 """Gradients from values of the likelihood alone: the supplement's estimators, and better points.
 
-Raw, the score form multiplies l itself by the score, and most of its variance is the mean of l.
-Three ways to take that away, none of which moves the expectation:
+Raw, the score form multiplies l itself by the score, and most of its variance is the mean of l. Three ways
+to take that away, none of which moves the expectation:
 
-* the paper's control variate: subtract a-hat times the score, entry by entry, with
-  a-hat = Cov[score l, score] / Var[score] from a tenth of the draws, which then do not serve again;
+* the paper's control variate: subtract a-hat times the score, entry by entry, with a-hat = Cov[score l,
+  score] / Var[score] from a tenth of the draws, which then do not serve again;
 * leave-one-out: subtract from each value the mean of the others;
-* where points of a replicate depend on one another, subtract the mean over the other replicates.
-"""
+* where points of a replicate depend on one another, subtract the mean over the other replicates."""
 
 from __future__ import annotations
 
@@ -43,10 +42,9 @@ class Score:
     ----------
     name : what it is called.
     design : see ``designs``.
-    baseline : 'none', 'control-variate' (the paper's) or 'mean' (leave-one-out for independent
-        points, leave-one-replicate-out for others).
-    n_draws : S.
-    """
+    baseline : 'none', 'control-variate' (the paper's) or 'mean' (leave-one-out for independent points,
+        leave-one-replicate-out for others).
+    n_draws : S."""
 
     name: str
     design: Design

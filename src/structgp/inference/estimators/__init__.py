@@ -1,8 +1,7 @@
 """Estimators of the expected log-likelihood and its gradients, all behind one interface.
 
-An estimator sees a function of standard normal numbers (a ``Target``), never a structure or a
-posterior, and returns an ``Estimate`` of its mean, slope and bend with a variance of each.
-"""
+An estimator sees a function of standard normal numbers (a ``Target``), never a structure or a posterior,
+and returns an ``Estimate`` of its mean, slope and bend with a variance of each."""
 
 from __future__ import annotations
 

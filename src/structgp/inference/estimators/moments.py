@@ -12,8 +12,7 @@ are known:
     score     E[eps l]            E[(eps eps^T - I) l]          values of l
     pathwise  E[grad l]           E[sym(eps grad l^T)]          its gradient
 
-Letters: S draws, B examples in a batch, T tuples of an example (padded), R functions of a block.
-"""
+Letters: S draws, B examples in a batch, T tuples of an example (padded), R functions of a block."""
 
 from __future__ import annotations
 
@@ -33,9 +32,8 @@ Function: TypeAlias = Callable[[Noise], Tensor]
 
 @dataclass(frozen=True)
 class Group:
-    """The random numbers of one block. mask : (B, T) tuples of each example, None where all examples
-    share the same R numbers. full : whether the bend of shared numbers is wanted whole, (R, R) and not
-    (R,)."""
+    """The random numbers of one block. mask : (B, T) tuples of each example, None where all examples share
+    the same R numbers. full : whether the bend of shared numbers is wanted whole, (R, R) and not (R,)."""
 
     mask: Tensor | None
     n_functions: int

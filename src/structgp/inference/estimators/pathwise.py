@@ -1,8 +1,7 @@
 """Pathwise gradients: differentiate through the draws.
 
-Needs a likelihood that can be differentiated; 8 to 32 draws then do what score estimators need
-thousands for.
-"""
+Needs a likelihood that can be differentiated; 8 to 32 draws then do what score estimators need thousands
+for."""
 
 from __future__ import annotations
 
@@ -23,10 +22,9 @@ MANY_DRAWS = 32
 class Pathwise:
     """E[grad l] and E[sym(eps grad l^T)] over draws.
 
-    design : None takes orthogonal directions from 32 draws on, else antithetic pairs. All draws are
-    one replicate of it, since the more directions are orthogonal the better; parts of it give the
-    variance, which is then if anything too large.
-    """
+    design : None takes orthogonal directions from 32 draws on, else antithetic pairs. All draws are one
+    replicate of it, since the more directions are orthogonal the better; parts of it give the variance,
+    which is then if anything too large."""
 
     name: str = "pathwise"
     design: Design | None = None

@@ -7,8 +7,7 @@ quadratic, whose slope and bend are its coefficients. For any numbers beta
 
 and the second term has only the residual's variance. beta is the regression of l on c over the OTHER
 replicates, so that it does not depend on the draws it is used with: the estimate stays unbiased, and a
-surrogate that explains nothing gets a coefficient near 0 and does no harm.
-"""
+surrogate that explains nothing gets a coefficient near 0 and does no harm."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class Surrogate:
     name : what it is called.
     parts : which stand-ins the target is to bring, if any.
     uses_memory : whether a quadratic from earlier estimates is one of the surrogates.
-    n_draws : S.
-    """
+    n_draws : S."""
 
     name: str
     parts: Parts | None
@@ -68,8 +66,7 @@ class Surrogate:
     ) -> Estimate:
         """Cost: S likelihoods of every sequence; of the parts S, and half of S with gradient.
 
-        ``memory`` : slope and bend of l as earlier estimates have them; its value is not used.
-        """
+        ``memory`` : slope and bend of l as earlier estimates have them; its value is not used."""
         sizes = replicate_sizes(self.n_draws, REPLICATES, "iid")
         quadratic = _Quadratic(target, memory) if memory is not None and self.uses_memory else None
         draws = list(draw(target, "iid", sizes, generator))
@@ -96,11 +93,10 @@ class Surrogate:
 
 @dataclass(frozen=True)
 class PathwiseSurrogate:
-    """The same where the likelihood can be differentiated but costs much: pathwise on the residual at a
-    few draws, and pathwise on the stand-ins at many more.
+    """The same where the likelihood can be differentiated but costs much: pathwise on the residual at a few
+    draws, and pathwise on the stand-ins at many more.
 
-    n_draws : S, of the likelihood; the stand-ins are computed at ``more`` draws besides.
-    """
+    n_draws : S, of the likelihood; the stand-ins are computed at ``more`` draws besides."""
 
     name: str = "pathwise-surrogate"
     n_draws: int = 16
@@ -143,8 +139,7 @@ class _Quadratic:
     """A quadratic around the posterior mean as two functions of eps for each group, linear and quadratic,
     all of mean 0 and with known slope and bend.
 
-    What is known of shared numbers is a sum over examples; each gets its share by length.
-    """
+    What is known of shared numbers is a sum over examples; each gets its share by length."""
 
     def __init__(self, target: Target, memory: Moments) -> None:
         self.groups = target.groups
@@ -215,8 +210,8 @@ def _products(l: Tensor, c: Tensor) -> tuple[int, Tensor, Tensor]:
 
 
 def _regression(products: list[tuple[int, Tensor, Tensor]], l: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Baseline (B,) and coefficients (B, C) of l on c from other replicates than those of l and c;
-    nothing where there are none."""
+    """Baseline (B,) and coefficients (B, C) of l on c from other replicates than those of l and c; nothing
+    where there are none."""
     C = c.shape[-1]
     if not products:
         return torch.zeros_like(l[0]), c.new_zeros(c.shape[1:])
