@@ -55,10 +55,10 @@ def curve(strategy: str, last: int, seed: int, n_pool: int, n_test: int) -> list
 def main(words: Sequence[str] | None = None) -> dict[str, list[float]]:
     """Prints the curves, and returns them."""
     parser = argparse.ArgumentParser(description="A learning curve of active learning.")
-    parser.add_argument("--quick", action="store_true", help="a small pool, up to thirty lines")
+    parser.add_argument("--quick", action="store_true", help="a small pool, up to twenty lines")
     parser.add_argument("--seeds", type=int, default=2, help="runs to average over")
     options = parser.parse_args(words)
-    sizes = (30, 100, 60) if options.quick else (80, len(X), len(X_test))
+    sizes = (20, 60, 40) if options.quick else (80, len(X), len(X_test))
     last, n_pool, n_test = sizes
     found = {}
     for strategy in ("random", "batch"):

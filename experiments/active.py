@@ -12,16 +12,15 @@ start. What counts is at how many labelled sequences the mean error is down to t
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from experiments.data import TASKS, keep
+from experiments.data import TASKS, keep, run_command
 from experiments.suites import columns_suite
-from structgp import StructgpError, StructuredGPClassifier, select
+from structgp import StructuredGPClassifier, select
 from structgp.data.corpora import recipes
 
 FIRST, STEP, LAST = 10, 10, 100
@@ -100,7 +99,4 @@ def report(task: str, strategies: Sequence[str], curves: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

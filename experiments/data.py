@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from experiments.suites import columns_suite, encoded_suite
-from structgp import Inducing, SecondOrder, StructuredGPClassifier
+from structgp import Inducing, SecondOrder, StructgpError, StructuredGPClassifier
 from structgp.inference import Problem
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.loop import make_batches
@@ -107,3 +108,11 @@ def keep(name: str, row: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     with (RESULTS / f"{name}.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Runs a command; what is wrong with the input ends it with one line."""
+    try:
+        main()
+    except StructgpError as error:
+        sys.exit(f"experiments: {error}")

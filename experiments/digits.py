@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +19,8 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from experiments.data import Fold, keep
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from experiments.data import Fold, keep, run_command
+from structgp import StructuredGPClassifier, metrics
 from structgp.evaluation.crf import LinearCRF
 
 N_STRINGS = 200
@@ -107,7 +106,4 @@ def _print_row(label: str, row: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

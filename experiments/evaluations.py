@@ -13,15 +13,22 @@ for one that had not arrived when its minutes were over."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
-from structgp import Inducing, Prior, StructgpError, StructuredGPClassifier
+from experiments.data import (
+    PLAIN,
+    arguments,
+    bound_per_sequence,
+    each_fold,
+    load_fold,
+    problem_of,
+    run_command,
+)
+from structgp import Inducing, Prior, StructuredGPClassifier
 from structgp.inference import Optimizer, Problem, SecondOrder
 from structgp.plan.optimizers import ESTIMATORS, PRESETS
 from structgp.structures import Chain
@@ -115,7 +122,4 @@ def _to_prior(problem: Problem) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

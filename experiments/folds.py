@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.data import run_command
 from experiments.suites import columns_suite, encoded_suite
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from structgp import StructuredGPClassifier, metrics
 from structgp.evaluation.crf import LinearCRF
 
 TASKS = ("basenp", "chunking", "segmentation", "japanesene")
@@ -76,7 +76,4 @@ def _print_row(task: str, name: str, runs: list[dict[str, float]]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

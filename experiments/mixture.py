@@ -7,12 +7,19 @@ Bounds are on the same 512 fresh draws, in nats per sequence.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
-from structgp import Mixture, StructgpError, StructuredGPClassifier
+from experiments.data import (
+    PLAIN,
+    arguments,
+    bound_per_sequence,
+    each_fold,
+    load_fold,
+    problem_of,
+    run_command,
+)
+from structgp import Mixture, StructuredGPClassifier
 from structgp.structures import Chain
 
 
@@ -41,7 +48,4 @@ def compare(task: str, k: int, data: str | None, n_inducing: int) -> dict[str, A
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -12,7 +12,6 @@ cross-validated linear CRF. Fits that are in experiments/results/noisy.jsonl are
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +19,8 @@ from typing import Any
 from examples.noisy_annotators import FLIPPED, flip, methods
 
 from experiments.cells import Row, Store, run_all, say
-from experiments.data import RESULTS, load_fold
-from structgp import Natural, StructgpError, metrics
+from experiments.data import RESULTS, load_fold, run_command
+from structgp import Natural, metrics
 
 TASK = "segmentation"
 DRAWS = 64
@@ -96,7 +95,4 @@ def run(task: Run) -> Row:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -7,14 +7,21 @@ Bounds are on the same 512 fresh draws, in nats per sequence.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
-from structgp import Custom, Natural, StructgpError, StructuredGPClassifier, metrics
+from experiments.data import (
+    PLAIN,
+    arguments,
+    bound_per_sequence,
+    each_fold,
+    load_fold,
+    problem_of,
+    run_command,
+)
+from structgp import Custom, Natural, StructuredGPClassifier, metrics
 from structgp.structures import Chain
 
 
@@ -59,7 +66,4 @@ def compare(task: str, k: int, data: str | None, n_jobs: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -9,14 +9,13 @@ The second line leaves the control variate out. Rows are also added to experimen
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.data import arguments, keep, load_fold
-from structgp import Inducing, Prior, StructgpError, StructuredGPClassifier, metrics
+from experiments.data import arguments, keep, load_fold, run_command
+from structgp import Inducing, Prior, StructuredGPClassifier, metrics
 from structgp.inference import StepInfo
 from structgp.plan.optimizers import GRADIENTS, PRESETS
 
@@ -100,7 +99,4 @@ def run(
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

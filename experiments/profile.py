@@ -19,7 +19,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +30,15 @@ from experiments.compared import GP_MODELS, METHODS, TIME_LIMITED, Setting, fit_
 from experiments.data import Fold, load_fold
 from experiments.figures import Curve, curves, figure
 from experiments.suites import data_folder
-from experiments.table1 import MINUTES, SEED, cells_of, papers_errors
+from experiments.table1 import KEY, MINUTES, SEED, Cell, cells_of, papers_errors
 from structgp import StructuredGPClassifier, metrics
 from structgp.inference import StepInfo
 
 LARGE_TASK = "basenp-500"
 TASKS = (*data.TASKS, LARGE_TASK)
 PROFILED = ("ours", "crf", "gp-var-b", "gp-var-s", "gp-var-p")
-KEY = ("method", "task", "fold", "quick")
 NEAR = 0.01
 """Nats a token that count as having arrived."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One method on one fold of one task."""
-
-    method: str
-    task: str
-    fold: int
-    data: str | None
-    setting: Setting
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return self.method, self.task, self.fold, self.setting.quick
-
-    @property
-    def name(self) -> str:
-        return f"{self.method} {self.task} {self.fold}"
 
 
 def main(words: Sequence[str] | None = None) -> int:

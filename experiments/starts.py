@@ -12,15 +12,13 @@ Bounds are on the same 512 fresh draws, in nats per sequence. Aims: from the low
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.data import arguments, bound_per_sequence, each_fold, load_fold
-from structgp import StructgpError
+from experiments.data import arguments, bound_per_sequence, each_fold, load_fold, run_command
 from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, Weights, contrasts
@@ -50,7 +48,7 @@ def compare(task: str, k: int, data: str | None) -> dict[str, Any]:
     rows, y = encoder.transform(fold.X), labels.transform(fold.y)
     tokens, V = flat_tokens(encoder, rows), len(labels.classes)
     kernel, _ = choose_kernel(
-        "auto",
+        "relevance",
         encoder.blocks,
         tokens,
         y,
@@ -101,7 +99,4 @@ def _start(
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -13,15 +13,13 @@ the chain and under its piecewise pseudo-likelihood, with the paper's draws.
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from collections.abc import Sequence
 
 import torch
 
-from experiments.data import arguments, keep, load_fold
+from experiments.data import arguments, keep, load_fold, run_command
 from experiments.methods.sgd import SGD
-from structgp import StructgpError
 from structgp.data.encode import FeatureEncoder
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table
@@ -143,7 +141,4 @@ def _variance(directions: list[torch.Tensor]) -> float:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

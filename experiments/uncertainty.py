@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from experiments.data import TASKS, arguments, keep, load_fold
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from experiments.data import TASKS, arguments, keep, load_fold, run_command
+from structgp import StructuredGPClassifier, metrics
 from structgp.evaluation.crf import LinearCRF
 
 UNCERTAIN = 0.1
@@ -64,7 +63,4 @@ def _share(y: Sequence[Sequence[str]], marginals: Sequence[Sequence[dict[str, fl
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -11,15 +11,14 @@ With ``--write`` the table goes into docs/estimators.md.
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from experiments.data import PLAIN, TASKS, arguments, load_fold, problem_of
-from structgp import Inducing, StructgpError, StructuredGPClassifier
+from experiments.data import PLAIN, TASKS, arguments, load_fold, problem_of, run_command
+from structgp import Inducing, StructuredGPClassifier
 from structgp.inference import Problem
 from structgp.inference.estimators import Estimator, Moments, Pathwise
 from structgp.inference.latents import Latents
@@ -163,7 +162,4 @@ def write(text: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error_:
-        sys.exit(f"experiments: {error_}")
+    run_command(main)

@@ -125,7 +125,7 @@ def expected_difference(reference, X, sd=1.0):
 def fitted(request, toy):
     X, y = toy
     # Many chains cost little more than one.
-    n, thin = (450, 2) if request.param == "fit" else (1800, 8)
+    n, thin = (300, 2) if request.param == "fit" else (1800, 8)
     return GPStruct(n, n_chains=64, thin=thin, around=request.param).fit(X[:5], y[:5])
 
 
@@ -187,6 +187,7 @@ def variational_mean(model, X):
     return (f[0, ..., 1] - f[0, ..., 0])[batch.mask].numpy()
 
 
+@pytest.mark.slow
 def test_means_are_those_of_the_variational_posterior_where_that_is_accurate(toy):
     """Under narrow priors the likelihood is nearly quadratic, and scores say next to nothing of weights:
     then the posterior is Gaussian and factorises, as q does."""

@@ -66,8 +66,8 @@ def corpus() -> Recipes:
 
 @pytest.fixture(scope="session")
 def fitted(corpus: Recipes) -> StructuredGPClassifier:
-    X = [corpus.template.expand(rows) for rows in corpus.X_train[:60]]
-    estimator = StructuredGPClassifier(features="columns", n_draws=16).fit(X, corpus.y_train[:60])
+    X = [corpus.template.expand(rows) for rows in corpus.X_train[:30]]
+    estimator = StructuredGPClassifier(features="columns", n_draws=16).fit(X, corpus.y_train[:30])
     estimator.model_.extra.update({"template": corpus.template.text, "n_columns": 5})
     return estimator
 

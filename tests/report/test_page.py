@@ -45,7 +45,7 @@ def test_the_headline_has_the_figures_of_evaluate(findings, page):
         decimal(scores.token_nll, 3),
         decimal(scores.ece, 3),
         "40 sequences",
-        "60 sequences",
+        "30 sequences",
         "11 labels",
         "second-order",
     ):
@@ -247,11 +247,11 @@ def test_json_has_no_infinity(findings, parse):
 
 
 def test_constraints_show_in_labels_and_transitions(corpus, parse):
-    X = [corpus.template.expand(x) for x in corpus.X_train[:30]]
-    model = StructuredGPClassifier(constraints="BIO", n_draws=8).fit(X, corpus.y_train[:30])
-    tests = [corpus.template.expand(x) for x in corpus.X_test[:30]]
-    words = [[row[0] for row in x] for x in corpus.X_test[:30]]
-    found = examine(model, tests, Text("t", words, [0] * 30, None), model_name="m")
+    X = [corpus.template.expand(x) for x in corpus.X_train[:15]]
+    model = StructuredGPClassifier(constraints="BIO", n_draws=8).fit(X, corpus.y_train[:15])
+    tests = [corpus.template.expand(x) for x in corpus.X_test[:15]]
+    words = [[row[0] for row in x] for x in corpus.X_test[:15]]
+    found = examine(model, tests, Text("t", words, [0] * 15, None), model_name="m")
     assert found.predicted == model.predict(tests)
     text = render(found)
     assert "O then I-NAME: the constraints forbid it" in text
