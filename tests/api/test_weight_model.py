@@ -10,24 +10,16 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from benchmarks.generate import Generated, generate
 from scipy.stats import entropy
 
 import structgp
-from structgp import (
-    Inducing,
-    InputError,
-    Mixture,
-    Prior,
-    SecondOrder,
-    StructuredGPClassifier,
-    Weights,
-)
+from structgp import Inducing, InputError, Mixture, Prior, SecondOrder, StructuredGPClassifier, Weights
 from structgp import answers as predict
 from structgp.answers import FunctionDraws, WeightDraws
 from structgp.answers.ask import Question
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import Generated, generate
 from structgp.gp import Posterior, WeightPosterior, contrasts
 from structgp.gp.kernels import RelevanceKernel, TemplateKernel, weight_variances
 

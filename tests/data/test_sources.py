@@ -78,9 +78,7 @@ def test_a_stream_is_read_once(tmp_path: Path) -> None:
 
 
 def test_numbers_and_vectors(vectors: Path) -> None:
-    with pytest.warns(
-        StructgpWarning, match=r"vectors: 50.0% of the training tokens have a vector"
-    ):
+    with pytest.warns(StructgpWarning, match=r"vectors: 50.0% of the training tokens have a vector"):
         reader = sources.learn(ROWS, template=TEMPLATE, numeric=[1, 1], vectors=vectors)
     assert reader.has_dense
     (token,) = reader.read(["two 4 QTY"]).X[0]
@@ -109,9 +107,7 @@ def test_sequences_with_and_without_labels() -> None:
     assert str(caught.value) == "f:1: no label column; add the label as last column"
     with pytest.raises(InputError) as caught:
         list(reader.sequences(["", "figs"], name="f"))
-    assert str(caught.value).startswith(
-        "f:2: 1 column, but the model was trained on 2 and a label; "
-    )
+    assert str(caught.value).startswith("f:2: 1 column, but the model was trained on 2 and a label; ")
     with pytest.raises(InputError, match="f: no tokens"):
         reader.read([""], name="f")
 
@@ -208,9 +204,7 @@ def test_a_stream_for_shards(tmp_path: Path) -> None:
 def test_arguments_that_do_not_go_together(vectors: Path) -> None:
     assert error_of(ROWS) == "template: missing; give one, or format='crfsuite' for attributes"
     assert error_of(ROWS, format="json").startswith("format: 'json' is not known; ")
-    assert error_of(ROWS, template="t", vector_column=0).startswith(
-        "vector_column: no word vectors"
-    )
+    assert error_of(ROWS, template="t", vector_column=0).startswith("vector_column: no word vectors")
     for name, value in (
         ("template", TEMPLATE),
         ("dialect", "wapiti"),
@@ -225,9 +219,7 @@ def test_arguments_that_do_not_go_together(vectors: Path) -> None:
 def test_columns_that_do_not_exist(vectors: Path) -> None:
     assert error_of([""], template=TEMPLATE).startswith("<lines>: no tokens; ")
     assert error_of(["two"], template=TEMPLATE).startswith("<lines>:1: only one column, where ")
-    assert error_of(["two QTY"], template=Template.parse("U:%x[0,1]", "t")).startswith(
-        "t:1: %x[0,1]"
-    )
+    assert error_of(["two QTY"], template=Template.parse("U:%x[0,1]", "t")).startswith("t:1: %x[0,1]")
     for column in (2, -1):
         assert error_of(ROWS, template=TEMPLATE, numeric=[column]) == (
             f"numeric: no column {column}: columns 0 to 1 exist in <lines> (the label is not one of them); "
@@ -257,7 +249,5 @@ def test_models_that_cannot_be_read(vectors: Path, tmp_path: Path) -> None:
     )
     assert sources.from_json(state, "m", moved).has_dense
     moved.write_text("two 3 5\n")
-    with pytest.raises(
-        InputError, match=r"^\S+moved: not the word vectors that m was trained with; "
-    ):
+    with pytest.raises(InputError, match=r"^\S+moved: not the word vectors that m was trained with; "):
         sources.from_json(state, "m", moved)

@@ -253,9 +253,7 @@ def test_crfsuite_attributes() -> None:
     ]
 
 
-def literally(
-    pieces: Sequence[str | tuple[int, int]], rows: Sequence[Sequence[str]], t: int
-) -> str:
+def literally(pieces: Sequence[str | tuple[int, int]], rows: Sequence[Sequence[str]], t: int) -> str:
     """CRF++'s rule, one token and one macro at a time."""
     out = ""
     for piece in pieces:
@@ -275,10 +273,7 @@ pieces = st.lists(st.one_of(literals, st.tuples(st.integers(-7, 7), st.integers(
 cells = st.text(min_size=1, max_size=3)
 
 
-@given(
-    lines=st.lists(pieces, min_size=1, max_size=4),
-    rows=st.lists(st.tuples(cells, cells), max_size=5),
-)
+@given(lines=st.lists(pieces, min_size=1, max_size=4), rows=st.lists(st.tuples(cells, cells), max_size=5))
 def test_against_the_rule_written_out(
     lines: list[list[str | tuple[int, int]]], rows: list[tuple[str, str]]
 ) -> None:

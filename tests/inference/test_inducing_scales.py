@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, choose_inducing, contrasts
 from structgp.gp.families import inducing_scales

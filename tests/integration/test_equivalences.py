@@ -9,13 +9,13 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from scipy.special import softmax
 from torch import Tensor
 
 from structgp import answers as predict
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
 from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, choose_inducing
 from structgp.gp.kernels.block_sum import build_kernel
