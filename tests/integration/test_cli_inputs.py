@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import structgp
 from structgp.cli import main
 from structgp.data.sources import AttributeReader, Template, WordVectors, read_columns
+from structgp.structures import chain
 
 TEMPLATE = "U00:%x[0,0]\nU01:%x[0,2]\nB\n"
 PATTERNS = '# words\nu:%x[0,0]\n*:%X[-1,0]\nu:%t[0,0,"^u"]\nb\n'
@@ -390,30 +391,18 @@ def test_arguments_that_do_not_go_together(files, tmp_path):
 def test_train_with_wapitis_patterns(files, tmp_path):
     model = tmp_path / "m"
     result = ok("train", files.patterns, files.train, "-o", model, *SMALL, "--dialect", "wapiti")
-    warning = f"structgp: warning: {files.patterns}: transitions do not depend on the input here"
-    assert result.stderr.count(f"{warning} (line 3): plain transitions") == 1
+    assert "warning" not in result.stderr
     loaded = structgp.load(model)
     assert loaded.model_.extra["template"] == PATTERNS
     assert loaded.model_.extra["dialect"] == "wapiti"
-    assert float(loaded.model_.posterior.pairwise_sd) > 0
+    assert loaded.model_.spec == chain(["3"], shared=False)
     template = Template.read(files.patterns, dialect="wapiti")
-    X = [template.expand(s.rows, transitions=False) for s in read_columns(files.bare).sequences]
+    X = [template.expand(s.rows) for s in read_columns(files.bare).sequences]
     expected = [label for labels in loaded.predict(X) for label in labels]
     tagged = ok("tag", "-m", model, files.bare)
     assert tagged.stderr == ""
     assert [line.split("\t")[-1] for line in tagged.stdout.splitlines() if line] == expected
     assert ok("evaluate", "-m", model, files.test).stderr == ""
-
-
-def test_bigrams_with_macros(files, write, tmp_path):
-    template = write("template", "U00:%x[0,0]\nB01:%x[0,0]\nB02:%x[-1,0]\n")
-    result = ok("train", template, files.train, "-o", tmp_path / "m", *SMALL)
-    warning = f"{template}: transitions do not depend on the input here (lines 2, 3): plain"
-    assert result.stderr.count(warning) == 1
-    plain = write("plain", "U00:%x[0,0]\nB\n")
-    ok("train", plain, files.train, "-o", tmp_path / "plain", *SMALL)
-    expected = ok("tag", "-m", tmp_path / "plain", "-v1", files.bare).stdout
-    assert ok("tag", "-m", tmp_path / "m", "-v1", files.bare).stdout == expected
 
 
 def test_patterns_with_numbers_beside_them(files, tmp_path):
