@@ -24,7 +24,7 @@ import torch
 from benchmarks.generate import generate
 from structgp import Inducing, StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import Posterior
 from structgp.gp.kernels.block_sum import build_kernel
 from structgp.inference import Problem, SecondOrder

@@ -23,7 +23,7 @@ import torch
 from experiments.data import arguments, keep, load_fold
 from structgp import StructgpError
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import Posterior
 from structgp.gp.kernels.block_sum import build_kernel
 from structgp.inference import Problem

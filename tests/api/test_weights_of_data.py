@@ -15,8 +15,7 @@ from torch import Tensor
 import structgp
 from structgp import InputError, Prior, StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import Examples
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import Examples, LabelEncoder
 from structgp.gp import Posterior, WeightPosterior, choose_inducing
 from structgp.gp.kernels.block_sum import build_kernel
 from structgp.inference import Minibatch, Natural, Problem, SecondOrder

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structgp.data import vocabulary
+from structgp.data.batch import MISSING
 from structgp.data.encode import Block, FeatureEncoder
-from structgp.data.labels import MISSING, UNSEEN, LabelEncoder, check_labels
+from structgp.data.examples import UNSEEN, LabelEncoder, check_labels
 from structgp.errors import InputError
 
 INFINITE = "replace NaN and infinite values"

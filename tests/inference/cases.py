@@ -13,7 +13,7 @@ from benchmarks.generate import generate
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import CovarianceForm, Entropy, Inducing, Mixture, Posterior, Table, choose_inducing
 from structgp.gp.kernels.block_sum import build_kernel
 from structgp.inference import Problem, StepInfo

@@ -17,7 +17,7 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, choose_inducing, contrasts
 from structgp.gp.families import inducing_scales
 from structgp.gp.families.inducing_scales import PRIOR_COUNT, KernelGradient, _axes, _gradient

@@ -15,7 +15,7 @@ from torch import Tensor
 from structgp import StructuredGPClassifier
 from structgp.data.batch import Batch
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.errors import InputError, LikelihoodError
 from structgp.gp import Posterior, choose_inducing
 from structgp.gp.kernels.block_sum import build_kernel

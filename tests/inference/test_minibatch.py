@@ -13,7 +13,7 @@ from structgp.inference.weight_sites import Site
 
 from structgp import StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.errors import InputError
 from structgp.gp import Posterior, WeightPosterior, contrasts
 from structgp.gp.kernels.block_sum import build_kernel

@@ -16,7 +16,7 @@ from torch import Tensor
 from structgp import answers as predict
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import Posterior, choose_inducing
 from structgp.gp.kernels.block_sum import build_kernel
 from structgp.inference import Problem, SecondOrder

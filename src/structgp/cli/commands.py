@@ -150,8 +150,7 @@ def report(
 ) -> None:
     """Show a model's answers for the file DATA on one HTML page.
 
-    If DATA has labels in its last column, the page compares them with the answers.
-    """
+    If DATA has labels in its last column, the page compares them with the answers."""
     check_writable(output)
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     text, X = _read(reader, data_path, encoding)

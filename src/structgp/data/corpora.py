@@ -15,8 +15,7 @@ Rows = list[tuple[str, ...]]
 class Recipes:
     """The embedded corpus: ``X[i][t]`` is token t's raw columns without its label ``y[i][t]``.
 
-    ``template.expand(X[i])`` gives the features of sequence i.
-    """
+    ``template.expand(X[i])`` gives the features of sequence i."""
 
     template: Template
     X_train: list[Rows]

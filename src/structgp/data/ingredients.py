@@ -2,8 +2,7 @@
 
 The corpus itself lies beside this module in ``recipes/`` (``train.conll``, ``test.conll``, a
 CRF++ ``template`` and the labelling guide ``GUIDE.md``); these two functions turn any new line
-into the columns that the template reads.
-"""
+into the columns that the template reads."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ def tokenize(line: str) -> list[str]:
     """Split an ingredient line into words, numbers and single punctuation marks.
 
     Fractions ("1/2"), ranges ("2-3") and hyphenated words ("all-purpose", "14-ounce") are one
-    token; a number is split from a unit or a fraction sign glued to it ("250g", "1½").
-    """
+    token; a number is split from a unit or a fraction sign glued to it ("250g", "1½")."""
     return _TOKEN.findall(line)
 
 
@@ -51,8 +49,7 @@ def columns(tokens: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the five feature columns of each token of one line (no label).
 
     They are the token, the lower-cased token, its shape, its last three characters lower-cased,
-    and "in" from an opening bracket to its closing one (both included), else "out".
-    """
+    and "in" from an opening bracket to its closing one (both included), else "out"."""
     rows: list[tuple[str, ...]] = []
     depth = 0
     for token in tokens:

@@ -2,8 +2,7 @@
 
 A declaration is 'BIO' (also 'IOB2') or 'IOBES' (also 'BIOES', 'BILOU'); or a dict with the key
 'forbidden', or 'allowed', and pairs of labels. In a pair, None before a label stands for the start of a
-sequence, and None after a label for its end.
-"""
+sequence, and None after a label for its end."""
 
 from __future__ import annotations
 

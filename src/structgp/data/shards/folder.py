@@ -43,8 +43,7 @@ class Shards:
 
     folder : where they are; about : the manifest; n_sequences, n_tokens : numbers of sequences that have
     tokens and labels, and of their tokens; classes : the labels. Memory is that of the vocabularies,
-    however many sequences there are.
-    """
+    however many sequences there are."""
 
     folder: Path
     about: dict[str, Any]
@@ -118,8 +117,7 @@ def read(folder: str | os.PathLike[str]) -> Shards:
     ------
     InputError
         At the folder, if it does not exist or is not complete; at a file, if it has changed since it was
-        written: sizes are checked here, contents when they are first read.
-    """
+        written: sizes are checked here, contents when they are first read."""
     path = Path(folder)
     if not path.is_dir():
         raise InputError(str(folder), "no such folder", "check the path, or write the shards first")

@@ -13,8 +13,7 @@ import torch
 
 from structgp.data.batch import Batch, by_length
 from structgp.data.encode import FeatureEncoder, entries
-from structgp.data.examples import check_obeyed
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder, check_obeyed
 from structgp.data.schemes import Allowed, allowed
 from structgp.data.shards.folder import Shards, part
 
@@ -24,8 +23,7 @@ class ShardBatches(Sequence[Batch]):
 
     The sequences of a shard are sorted by length, and a batch holds neighbours, so that there is little
     padding. Memory is that of one batch, and three numbers per batch. ``counts`` : the number of
-    sequences per batch.
-    """
+    sequences per batch."""
 
     on_disk = True
 
@@ -141,5 +139,5 @@ def read_sharded(shards: Shards, constraints: Any) -> ShardedExamples:
     labels = LabelEncoder(shards.classes)
     rules = None if constraints is None else allowed(constraints, labels.classes)
     if rules is not None:
-        check_obeyed(rules, shards.labels(), labels)
+        check_obeyed(rules, shards.labels(), labels.classes)
     return ShardedExamples(shards, rules)

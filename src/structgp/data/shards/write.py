@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from structgp.data.batch import MISSING
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import MISSING, check_classes, check_sequence
+from structgp.data.examples import check_sequence, only_one_class
 from structgp.data.shards.folder import ENCODER, MANIFEST, Folder, Shards, ours, part, read
 from structgp.errors import InputError, StructgpWarning
 
@@ -50,8 +51,7 @@ def write(
     shard_tokens : approximate number of tokens per shard. Sequences are sorted by length within a shard.
     source : a text that identifies the data; kept as ``Shards.about['source']``.
     name : what errors call the data.
-    overwrite : whether shards already in the folder may be replaced.
-    """
+    overwrite : whether shards already in the folder may be replaced."""
     if shard_tokens < 1:
         raise InputError("shard_tokens", f"must be at least 1, got {shard_tokens}", "use a larger number")
     path = _empty_folder(folder, overwrite)
@@ -69,7 +69,8 @@ def write(
             "use categorical or sparse features, or fit data in memory",
         )
     labels = sorted({*stream.found, *classes})
-    check_classes(labels, name)
+    if len(labels) < 2:
+        raise only_one_class(labels[0], name)
     if stream.left_out:
         warnings.warn(
             f"{stream.left_out} of {stream.length} sequences have no label at all and are left out",

@@ -24,8 +24,7 @@ class AttributeSequence:
     """The tokens of one sequence.
 
     ``labels`` and ``tokens`` have one entry per token; a token is a dict from attribute to value.
-    ``line`` is the number of the first token's line in the file, counted from 1.
-    """
+    ``line`` is the number of the first token's line in the file, counted from 1."""
 
     labels: list[str]
     tokens: list[dict[str, float]]

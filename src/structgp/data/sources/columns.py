@@ -35,8 +35,7 @@ _CELL = re.compile(r"[^ \t]+")
 class ColumnSequence:
     """The rows of one sequence, each with the same number of cells, and where it stands.
 
-    ``line`` is the number of its first row in the file, counted from 1.
-    """
+    ``line`` is the number of its first row in the file, counted from 1."""
 
     rows: tuple[tuple[str, ...], ...]
     line: int
@@ -152,8 +151,7 @@ def write_columns(
         At the sequence and row (counted from 1) for whatever would not read back as it was: a cell
         that is empty or contains a space, tab or line end, a row of another width than the first, an
         empty sequence or row, text that the encoding cannot hold, a byte-order mark at the start.
-        At ``path`` when it cannot be written.
-    """
+        At ``path`` when it cannot be written."""
     path_name = os.fspath(path)
     check_encoding(encoding, path_name)
     width = 0

@@ -1,8 +1,7 @@
 """Lines of text files, and the sequences between their blank lines.
 
 Only ``\\n`` or ``\\r\\n`` ends a line: other Unicode white space (the ideographic space U+3000, U+0085,
-U+2028) is text, and occurs as a token in real data.
-"""
+U+2028) is text, and occurs as a token in real data."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def read_all(sequences: Iterable[T], name: str) -> list[T]:
 def iter_lines(source: Source, *, encoding: str = "utf-8", name: str | None = None) -> Iterator[str]:
     """Lines of a source without their ends and without a byte-order mark, read as they come.
 
-    Arguments and errors are those of :func:`structgp.data.sources.iter_columns`.
-    """
+    Arguments and errors are those of :func:`structgp.data.sources.iter_columns`."""
     name = name_of(source) if name is None else name
     mark = BYTE_ORDER_MARK
     for line in _raw_lines(source, encoding, name):

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from structgp.data.forms import LARGEST
 from structgp.data.sources.columns import ColumnSequence
+from structgp.data.vocabulary import LARGEST
 from structgp.errors import InputError
 
 

@@ -1,8 +1,7 @@
 """Readers: files in, tokens and labels out, in the form that a classifier is fitted with.
 
 A reader knows all that has to be remembered about the training file: the template, the scale of numbers,
-where the word vectors are, what stands for a missing label. A model keeps what ``to_json`` returns.
-"""
+where the word vectors are, what stands for a missing label. A model keeps what ``to_json`` returns."""
 
 from __future__ import annotations
 
@@ -35,11 +34,9 @@ class Labelled:
 class FileSequence:
     """One sequence of a file.
 
-    cells : its columns as written, the label included (CRFsuite's files: no cells); tokens : its
-    features;
+    cells : its columns as written, the label included (CRFsuite's files: no cells); tokens : its features;
     words : the text to show for each token; labels : as written, None if the file has no labels;
-    name, line : where it starts.
-    """
+    name, line : where it starts."""
 
     cells: Sequence[Sequence[str]]
     tokens: list[Any]
@@ -59,8 +56,7 @@ class Reader(ABC):
     has_bigram : whether transitions have scores that do not depend on the input.
     has_transitions : whether the training file asks for any scores of transitions.
     has_dense : whether tokens hold dense vectors.
-    template_lines : dict, name of a feature -> the template's line that makes it.
-    """
+    template_lines : dict, name of a feature -> the template's line that makes it."""
 
     format: ClassVar[str]
     missing: str | None
@@ -225,8 +221,7 @@ class ColumnReader(Reader):
 
 @dataclass(frozen=True)
 class AttributeReader(Reader):
-    """Reads CRFsuite's files: a label and attributes on each line. Tokens are dicts from name to
-    value."""
+    """Reads CRFsuite's files: a label and attributes on each line. Tokens are dicts from name to value."""
 
     missing: str | None = None
 

@@ -64,8 +64,7 @@ class TemplateLine:
     prefix : the literal text that comes before the feature; ``U00:``. It ends with the first ``:``,
         or at the first macro if that comes sooner.
     pattern : what follows the prefix, with ``%s`` for each macro; ``%s/%s``.
-    macros : the macros or commands in order.
-    """
+    macros : the macros or commands in order."""
 
     id: str
     source: str
@@ -88,8 +87,7 @@ class Template:
     bigrams : the lines with macros that make features of transitions; ``B``, in Wapiti's dialect ``b``
         and ``*``. A ``*`` line is both a unigram and a bigram.
     has_bigram : whether a line without macros asks for transitions that do not depend on the input.
-    dialect : 'crf++' or 'wapiti'.
-    """
+    dialect : 'crf++' or 'wapiti'."""
 
     name: str
     text: str
@@ -150,8 +148,7 @@ class Template:
     def check_columns(self, n_columns: int, data_name: str) -> None:
         """Raise an :class:`InputError` where a macro names a column that the data does not have.
 
-        ``n_columns`` counts the columns of ``data_name`` without the label.
-        """
+        ``n_columns`` counts the columns of ``data_name`` without the label."""
         for line in (*self.unigrams, *self.bigrams):
             for macro in line.macros:
                 if macro.column >= n_columns:
@@ -169,8 +166,7 @@ class Template:
 
         The string is the line without its prefix, with cells for macros: ``the/cat`` for
         ``U05:%x[-1,0]/%x[0,0]``. Lines are told apart by their position in the tuple. Time and
-        memory are O(tokens x macros): about a second for 200,000 tokens and 20 lines.
-        """
+        memory are O(tokens x macros): about a second for 200,000 tokens and 20 lines."""
         if rows:
             self.check_columns(min(len(row) for row in rows), "the rows given")
         lines = self.unigrams + self.bigrams if transitions else self.unigrams
@@ -189,8 +185,7 @@ class Template:
 
         As in CRF++, two lines with the same prefix share the features on which they agree
         (``U:%x[-1,0]`` and ``U:%x[1,0]`` make a bag of neighbours). The template kernel does not
-        share: each line is a template with a scale of its own.
-        """
+        share: each line is a template with a scale of its own."""
         prefixes = [unigram.prefix for unigram in self.unigrams]
         return [
             [prefix + value for prefix, value in zip(prefixes, values, strict=True)]

@@ -150,8 +150,7 @@ class ColumnVectors:
     """The vectors of the words in one column of a file.
 
     scale : factor by which vectors are multiplied, so that those of the training words have length 1 on
-    average and a vector counts as much as one number.
-    """
+    average and a vector counts as much as one number."""
 
     vectors: WordVectors
     column: int

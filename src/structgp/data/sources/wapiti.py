@@ -12,8 +12,7 @@ from its end (``@-1`` is the last). Before the sequence a cell is ``_x-1`` to ``
 after it ``_x+1`` to ``_x+4``, then ``_x+#``.
 
 Expressions are Wapiti's, translated to Python's (:func:`translate`). Where text is not ASCII they see
-characters, and Unicode's classes of letters and capitals; Wapiti sees bytes.
-"""
+characters, and Unicode's classes of letters and capitals; Wapiti sees bytes."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class Command:
     row, column : of the cell; with ``absolute`` the row counts as after ``@``.
     kind : ``x``, ``t`` or ``m``.
     expression : the expression of a test or a match, as written.
-    lower : whether the result is turned into lower case.
-    """
+    lower : whether the result is turned into lower case."""
 
     source: str
     row: int
@@ -156,8 +154,7 @@ def translate(expression: str) -> str:
     Raises
     ------
     ValueError
-        Where ``*`` or ``?`` have nothing to repeat, or nothing follows a backslash.
-    """
+        Where ``*`` or ``?`` have nothing to repeat, or nothing follows a backslash."""
     parts, at = [], 0
     if expression.startswith("^"):
         parts, at = [r"\A"], 1
