@@ -60,7 +60,7 @@ def test_a_training_file(tmp_path: Path) -> None:
     assert data.name == str(path)
     assert data.X == [[("two", "_B-1"), ("big", "two"), ("eggs", "big")], [("salt", "_B-1")]]
     assert data.y == [["QTY", None, "NAME"], ["NAME"]]
-    assert (reader.transition_columns, reader.has_bigram, reader.has_dense) == ((), True, False)
+    assert (reader.transition_columns, reader.has_transitions, reader.has_dense) == ((), True, False)
     assert reader.template_lines == {"0": "U:%x[0,0]", "1": "U:%x[-1,0]"}
     assert sources.learn(ROWS, template=TEMPLATE).read(ROWS).y[0][1] == "?"
 
@@ -125,8 +125,7 @@ def test_sequences_come_as_they_are_read() -> None:
 
 def test_features_of_transitions_are_the_last_columns() -> None:
     reader = sources.learn(ROWS, template=ON_INPUT)
-    assert (reader.transition_columns, reader.has_bigram) == (("1", "2"), False)
-    assert reader.structure == (("1", "2"), False)
+    assert (reader.transition_columns, reader.template.has_bigram) == (("1", "2"), False)
     assert reader.has_transitions
     assert reader.read(ROWS).X[0][1] == ("big", "big", "two/big")
     assert list(reader.template_lines.values()) == ["U:%x[0,0]", "B:%x[0,0]", "B:%x[-1,0]/%x[0,0]"]
@@ -160,7 +159,7 @@ def test_attributes() -> None:
     data = reader.read(lines)
     assert data.X == [[{"w=two": 1.0}, {"w=eggs": 1.0, "n": 2.0}], [{"w=salt": 1.0}]]
     assert data.y == [["QTY", None], ["NAME"]]
-    assert reader.has_bigram
+    assert reader.has_transitions
     assert reader.has_transitions
     (first, _) = reader.sequences(lines, name="f")
     assert (first.words, first.labels, first.line) == (["w=two", "w=eggs"], ["QTY", "?"], 1)

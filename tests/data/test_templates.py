@@ -34,10 +34,10 @@ def test_parse() -> None:
     assert template.name == "template"
     assert template.text == text
     assert template.has_bigram
-    assert template.unigrams == (
-        TemplateLine("U00", "U00:%x[-1,0]", 2, "U00:", "%s", ((-1, 0),)),
-        TemplateLine("U01", "U01:%x[0,0]/%x[+1,1]", 5, "U01:", "%s/%s", ((0, 0), (1, 1))),
-    )
+    first, second = template.unigrams
+    assert first == TemplateLine("U00", "U00:%x[-1,0]", 2, "U00:", "%s", first.macros)
+    assert second == TemplateLine("U01", "U01:%x[0,0]/%x[+1,1]", 5, "U01:", "%s/%s", second.macros)
+    assert [(m.row, m.column) for m in first.macros + second.macros] == [(-1, 0), (0, 0), (1, 1)]
     assert Template.parse(template.text) == template
     assert pickle.loads(pickle.dumps(template)) == template
     assert copy.deepcopy(template) == template
