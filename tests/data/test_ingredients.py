@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from structgp.data import ingredients
-from structgp.data.corpora import recipes
-from structgp.data.ingredients import columns, tokenize
+from structgp.data import corpora
+from structgp.data.corpora import columns, recipes, tokenize
 
-RECIPES = Path(ingredients.__file__).parent / "recipes"
+RECIPES = Path(corpora.__file__).parent / "recipes"
 SPANS = ("QTY", "UNIT", "NAME", "PREP", "COMMENT")
 LABELS = {"O"} | {f"{prefix}-{span}" for prefix in "BI" for span in SPANS}
 PUNCTUATION = set(",.;:()[]-–—/*!?~…")  # noqa: RUF001

@@ -214,16 +214,11 @@ class Vocabulary:
 
     def to_json(self) -> dict[str, Any]:
         """All that ``from_json`` needs; ids are positions in the lists."""
-        return {
-            "features": self.features,
-            "form": self.form,
-            "templates": self.templates,
+        plain = ("features", "form", "templates", "has_sparse", "width", "columns")
+        return {name: getattr(self, name) for name in plain} | {
             "values": [list(known) for known in self.values],
             "vectors": [[name, width] for name, width in self.vectors.items()],
             "attributes": list(self.attributes),
-            "has_sparse": self.has_sparse,
-            "width": self.width,
-            "columns": self.columns,
         }
 
     @classmethod
