@@ -3,7 +3,7 @@
     python -m benchmarks.covariance cost       one round of the second-order fit at M = 2,000, V = 50
     python -m benchmarks.covariance quality    bound and dev NLL at M = 300, V = 14
 
-Made-up data (``structgp.data.generate``), whose values are given as random dense vectors. Each form runs in
+Made-up data (``benchmarks.generate``), whose values are given as random dense vectors. Each form runs in
 a process of its own, since the peak of memory is a process's. Seconds are of processor time, to be taken
 with one thread (OMP_NUM_THREADS=1); the figures that count are ratios.
 """
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.generate import generate
 from structgp import Inducing, StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import Inducing as InducingBlock
 from structgp.gp import Posterior, Table
 from structgp.gp.kernels.build import build_kernel

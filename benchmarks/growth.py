@@ -54,8 +54,8 @@ def chain_rows(letter: str, options: Options) -> Iterator[Row]:
 
 
 def fit_seconds(size: dict[str, int]) -> Row:
+    from benchmarks.generate import generate
     from structgp import StructuredGPClassifier
-    from structgp.data.generate import generate
 
     data = generate(size["N"], n_labels=size["V"], mean_length=size["T"], n_values=size["D"], seed=0)
     more = {} if "M" not in size else {"posterior": Inducing(n_inducing=size["M"])}

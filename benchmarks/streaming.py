@@ -41,8 +41,8 @@ def tell(**what: Any) -> None:
 
 def write(folder: str, n_sequences: int, n_values: int) -> None:
     """The corpus, from a generator that is gone through twice."""
+    from benchmarks.generate import generate_stream
     from structgp.data import shards
-    from structgp.data.generate import generate_stream
 
     def sequences() -> Any:
         return generate_stream(

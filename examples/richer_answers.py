@@ -6,19 +6,18 @@ python examples/richer_answers.py
 from __future__ import annotations
 
 from structgp import StructuredGPClassifier
-from structgp.data import ingredients
-from structgp.data.corpora import recipes
+from structgp.data import corpora
 from structgp.evaluation.metrics import chunks
 
 LINE = "2 heaped tablespoons brown sugar, plus extra"
 
 # %%
-corpus = recipes()
+corpus = corpora.recipes()
 X = [corpus.template.expand(rows) for rows in corpus.X_train[:60]]
 X_test = [corpus.template.expand(rows) for rows in corpus.X_test[:30]]
 y_test = corpus.y_test[:30]
-tokens = ingredients.tokenize(LINE)
-x = corpus.template.expand(ingredients.columns(tokens))
+tokens = corpora.tokenize(LINE)
+x = corpus.template.expand(corpora.columns(tokens))
 
 # %% [markdown]
 # The n best whole labellings, with their probabilities. How often is the right one the first, and

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from experiments.data import arguments, bound_per_sequence, each_fold, load_fold, run_command
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, Weights, contrasts
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches, train

@@ -56,13 +56,13 @@ def test_nobody_asks_which_family_a_posterior_is_of():
 
 def test_auto_is_resolved_in_the_plan_alone():
     """Comparisons with 'auto' outside the plan's room: what the encoder reads off tokens is its own business."""
-    found = []
-    for name, tree in trees():
-        if name.startswith("plan/"):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Compare) and "'auto'" in ast.unparse(node):
-                found.append(f"{name}:{node.lineno}")
+    found = [
+        f"{name}:{node.lineno}"
+        for name, tree in trees()
+        if not name.startswith("plan/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare) and "'auto'" in ast.unparse(node)
+    ]
     assert [place for place in found if not place.startswith("data/vocabulary.py")] == []
 
 
@@ -83,7 +83,7 @@ def test_the_terms_of_the_bound_are_added_in_one_function():
 
 @pytest.mark.parametrize("room", ["inference", "paper"])
 def test_every_optimiser_goes_through_the_bound(room: str):
-    for name, tree in trees():
+    for name, _ in trees():
         if not name.startswith(f"{room}/") or "def step(" not in (SOURCE / name).read_text("utf-8"):
             continue
         if name in ("inference/problem.py", "inference/loop.py"):

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from structgp.data.encode import Block, FeatureEncoder
-from structgp.data.labels import LabelEncoder, check_all_labelled
+from structgp.data.examples import LabelEncoder, check_all_labelled
 from structgp.errors import InputError
 
 

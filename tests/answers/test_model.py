@@ -19,6 +19,7 @@ import safetensors
 import safetensors.torch
 import scipy.sparse
 import torch
+from benchmarks.generate import generate
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 import structgp
@@ -27,7 +28,6 @@ from structgp.answers import model_file
 from structgp.answers.ask import Question
 from structgp.answers.model import Model
 from structgp.data import atomic
-from structgp.data.generate import generate
 from structgp.gp import Inducing, Mixture, Posterior, Table, Weights, contrasts
 from structgp.gp.kernels import RelevanceKernel
 from structgp.structures import Chain

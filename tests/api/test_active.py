@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 
 from structgp import InputError, StructuredGPClassifier, select
 from structgp.api import active
-from structgp.data.generate import generate
 
 
 @pytest.fixture(scope="module")

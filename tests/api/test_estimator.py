@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from benchmarks.generate import generate, true_chain
 from experiments.methods.sgd import SGD
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from sklearn.base import clone
@@ -31,7 +32,6 @@ from structgp import (
     StructgpWarning,
     StructuredGPClassifier,
 )
-from structgp.data.generate import generate, true_chain
 from structgp.errors import LikelihoodError
 from structgp.gp.kernels import RelevanceKernel, variance
 from structgp.inference import Adam, Natural, SecondOrder

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from benchmarks.generate import Generated, generate
 from torch import Tensor
 
 import structgp
@@ -20,7 +21,6 @@ from structgp.answers.ask import Question
 from structgp.answers.model import Model
 from structgp.data.batch import Batch
 from structgp.data.examples import read_examples
-from structgp.data.generate import Generated, generate
 from structgp.gp import Posterior, Table, Weights
 from structgp.gp.kernels import RelevanceKernel, weight_variances
 from structgp.inference import Minibatch, Problem, SecondOrder

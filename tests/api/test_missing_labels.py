@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import Generated, generate
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import structgp.plan.prior
 from structgp import Inducing, InputError, Prior, StructgpWarning, StructuredGPClassifier
-from structgp.data.generate import Generated, generate
 from structgp.inference.second_order import Draws
 from structgp.structures import Chain, Piecewise, Structure
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 
 from structgp import Custom, StructuredGPClassifier, load
-from structgp.data.generate import generate
 from structgp.inference import Minibatch, minibatch
 from structgp.structures import Chain
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.generate import Generated, generate
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 import structgp
 from structgp import Inducing, Mixture, Prior, SecondOrder, StructuredGPClassifier, Weights
-from structgp.data.generate import Generated, generate
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from benchmarks.generate import generate
 
 import structgp
 from structgp import Inducing, InputError, StructuredGPClassifier, describe, explain
-from structgp.data.generate import generate
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from threading import Barrier
 from typing import Any
 
 import pytest
+from benchmarks.generate import Generated, generate
 
 from structgp import StructuredGPClassifier
 from structgp.answers.model import KEPT_DRAWS
-from structgp.data.generate import Generated, generate
 
 THREADS = 8
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from benchmarks.generate import Generated, generate
 from scipy.stats import entropy
 
 import structgp
@@ -18,7 +19,6 @@ from structgp import answers as predict
 from structgp.answers.ask import Question
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import Generated, generate
 from structgp.gp import Posterior, Table, contrasts
 from structgp.gp import Weights as WeightBlock
 from structgp.gp.kernels import RelevanceKernel, weight_variances

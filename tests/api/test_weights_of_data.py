@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import Generated, generate
 from torch import Tensor
 
 import structgp
 from structgp import InputError, Prior, StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder, FeatureSplit
-from structgp.data.examples import Examples
-from structgp.data.generate import Generated, generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import Examples, LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, Weights, choose_inducing
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Minibatch, Natural, Problem, SecondOrder

@@ -10,9 +10,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from benchmarks.generate import generate
 from scipy.sparse import coo_array, csr_array, csr_matrix
 
-from structgp.data.generate import generate
 from structgp.errors import InputError
 from structgp.evaluation.crf import C2_GRID, LinearCRF
 
@@ -226,7 +226,7 @@ def test_processes_give_the_same_and_leave_no_files_even_after_torch():
 import torch
 torch.randn(400, 400) @ torch.randn(400, 400)
 from structgp.evaluation.crf import LinearCRF
-from structgp.data.generate import generate
+from benchmarks.generate import generate
 data = generate(20, n_labels=3, mean_length=5, n_templates=2, n_values=8, seed=0)
 one = LinearCRF(c2=(0.1, 1.0)).fit(data.X, data.y)
 two = LinearCRF(c2=(0.1, 1.0), n_jobs=2).fit(data.X, data.y)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from experiments.methods.design import LinearFeatures
 from experiments.methods.ess import GPStruct
 from experiments.methods.ess_sites import fit_sites, prior_sites
@@ -17,8 +18,7 @@ from scipy.sparse import csr_array
 
 from structgp import Prior, StructuredGPClassifier
 from structgp.data.batch import pad
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.errors import InputError
 from structgp.gp import contrasts
 from structgp.inference import SecondOrder

@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from benchmarks.generate import generate
 from experiments.methods.design import LinearFeatures
 from experiments.methods.frank_wolfe import FrankWolfe, best_labelling
 from experiments.methods.svm import C_GRID, StructuredSVM
@@ -11,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.errors import InputError
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 
 from structgp import Inducing, Mixture, Natural, StructgpWarning, StructuredGPClassifier
-from structgp.data.generate import generate
 from structgp.inference.lbfgs import minimize
 from structgp.plan.optimizers import NAMED
 

@@ -9,14 +9,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from scipy.special import softmax
 from torch import Tensor
 
 from structgp import answers as predict
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, choose_inducing
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, SecondOrder

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from experiments.methods.sgd import SGD
 
 import structgp
 from structgp import Inducing, Prior, StructuredGPClassifier
 from structgp.data.examples import Examples, read_examples
-from structgp.data.generate import generate
 from structgp.inference import Adam, SecondOrder
 from structgp.paper import MixtureFit, Stochastic
 from structgp.plan.choices import MOST_BYTES, MOST_WORK

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from structgp import Inducing, SecondOrder, StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder, FeatureSplit
-from structgp.data.examples import Examples
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import Examples, LabelEncoder
 from structgp.gp import Posterior, choose_inducing, contrasts
 from structgp.gp.kernels import RelevanceKernel, covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.generate import Generated, generate
 
 import structgp
 from structgp import Inducing, Mixture, StructuredGPClassifier, Weights
 from structgp.data.examples import Examples, read_examples
-from structgp.data.generate import Generated, generate
 from structgp.inference.distributed import Together
 from structgp.inference.minibatch import MANY_TOKENS
 from structgp.plan import choices

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import Generated, generate
 from gpytorch.kernels import RBFKernel
 
 import structgp.plan.run
 from structgp import Inducing, InputError, Mixture, Prior, StructuredGPClassifier, Weights
 from structgp.data import shards
-from structgp.data.generate import Generated, generate
 from structgp.data.shards import Shards
 from structgp.inference import Minibatch, StepInfo
 from structgp.inference.checkpoint import Checkpoint
@@ -255,7 +255,7 @@ import torch
 torch.set_num_threads(1)
 from structgp import StructuredGPClassifier
 from structgp.data import shards
-from structgp.data.generate import generate_stream
+from benchmarks.generate import generate_stream
 from structgp.inference import Minibatch
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -20,8 +20,8 @@ from sklearn.utils.validation import check_is_fitted
 from structgp.answers import model_file
 from structgp.answers.ask import Asked, Question
 from structgp.answers.model import Model
-from structgp.api.questions import Answers, as_list, class_shift
-from structgp.data.examples import Examples, read_examples
+from structgp.api.questions import Answers, class_shift
+from structgp.data.examples import Examples, as_list, read_examples
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp.kernels.build import KernelChoice

@@ -23,9 +23,8 @@ from structgp.cli.shared import (
     score,
     score_crf,
 )
-from structgp.data import ingredients
+from structgp.data import corpora
 from structgp.data.atomic import atomic_write
-from structgp.data.corpora import recipes
 from structgp.data.sources import Reader
 from structgp.errors import InputError
 from structgp.report import Text, examine, render
@@ -108,7 +107,7 @@ def describe_command(model_path: str) -> None:
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
 def demo(seed: int) -> None:
     """Train on the embedded corpus of recipe ingredients, score the model, and label three new lines."""
-    corpus = recipes()
+    corpus = corpora.recipes()
     X = [corpus.template.expand(rows) for rows in corpus.X_train]
     X_test = [corpus.template.expand(rows) for rows in corpus.X_test]
     click.echo(
@@ -126,8 +125,8 @@ def demo(seed: int) -> None:
     click.echo()
     print_reports(reports)
     for line in _DEMO_LINES:
-        tokens = ingredients.tokenize(line)
-        x = corpus.template.expand(ingredients.columns(tokens))
+        tokens = corpora.tokenize(line)
+        x = corpus.template.expand(corpora.columns(tokens))
         click.echo(f"\n{line}")
         labels, marginals = estimator.predict_single(x), estimator.predict_marginals_single(x)
         for token, label, p in zip(tokens, labels, marginals, strict=True):
@@ -150,8 +149,7 @@ def report(
 ) -> None:
     """Show a model's answers for the file DATA on one HTML page.
 
-    If DATA has labels in its last column, the page compares them with the answers.
-    """
+    If DATA has labels in its last column, the page compares them with the answers."""
     check_writable(output)
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     text, X = _read(reader, data_path, encoding)

@@ -124,8 +124,7 @@ def train(
     Ctrl-C stops early and keeps the model so far. After a crash, the same command continues the fit:
     until it is finished, its state is in the file MODEL.checkpoint.
 
-    Under torchrun, the processes share the sequences, and the first one writes.
-    """
+    Under torchrun, the processes share the sequences, and the first one writes."""
     check_writable(output)
     if early_stopping and not dev_path:
         raise InputError("--early-stopping", "needs a labelled file", "name one with --dev")

@@ -1,7 +1,6 @@
 """What several commands need: errors, checks, progress, tables.
 
-An error in the input is one line on standard error and exit status 2.
-"""
+An error in the input is one line on standard error and exit status 2."""
 
 from __future__ import annotations
 

@@ -258,8 +258,7 @@ def next_command(
     """Choose the sequences of POOL to label next, most useful first.
 
     They are written with the model's labels in the last column, to be corrected; the place of each in its
-    file goes to standard error. Labels in POOL are ignored.
-    """
+    file goes to standard error. Labels in POOL are ignored."""
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     pool = list(_sequences(reader, files, encoding))
     X = [sequence.tokens for sequence in pool]
