@@ -32,10 +32,8 @@ def as_rules(found: Allowed | None) -> Rules | None:
 
 def split_of(encoder: FeatureEncoder, spec: Spec) -> FeatureSplit:
     """What each template of the structure sees of a token's features."""
-    node, transition = spec["node"], spec["next"]
-    assert node is not None
-    names = (transition.features if transition is not None else None) or ()
-    return FeatureSplit.of(encoder, node.without, names)
+    names = (spec.next.features if spec.next is not None else None) or ()
+    return FeatureSplit.of(encoder, spec.node.without, names)
 
 
 class _Cache:
