@@ -21,7 +21,7 @@ from torch import Tensor
 
 from structgp.structures.linear_chain import fused
 from structgp.structures.linear_chain.fused import Shape
-from structgp.structures.linear_chain.recursions import Logs, Scaled
+from structgp.structures.linear_chain.messages import Logs, Scaled
 
 PROBLEMS = [
     (32, 256, 64, 17),
@@ -70,7 +70,7 @@ def both(f: Tensor, g: Tensor, mask: Tensor, weight: Tensor, shape: Shape | None
 def eager(kind: Callable[..., Logs | Scaled]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     def run(f: Tensor, g: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         messages = kind(f, g, mask)
-        return messages.log_partition(), *messages.gradients(weight)
+        return messages.log_z, *messages.gradients(weight)
 
     return run
 

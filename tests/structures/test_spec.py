@@ -55,20 +55,19 @@ names = st.lists(st.text(min_size=1, max_size=3), unique=True, max_size=3)
 def test_any_features_survive_json(features: list[str], shared: bool, make: Any) -> None:
     spec = make(features, shared=shared)
     assert Spec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    assert spec["next"].features == tuple(features)
-    assert spec["node"].features is None
-    assert spec["node"].without == (() if shared else tuple(features))
+    assert spec.next.features == tuple(features)
+    assert spec.node.features is None
+    assert spec.node.without == (() if shared else tuple(features))
     assert eval(repr(spec), {"chain": chain, "piecewise": piecewise}) == spec
 
 
 def test_templates() -> None:
     assert [t.name for t in chain().templates] == ["node", "next"]
     assert [t.labels for t in chain().templates] == [1, 2]
-    assert chain()["next"].is_constant
-    assert not chain(["word"])["next"].is_constant
-    assert not chain()["node"].is_constant
-    assert chain(order=0)["next"] is None
-    assert [spec.order for spec in (chain(order=0), chain(), piecewise())] == [0, 1, 1]
+    assert chain().next.is_constant
+    assert not chain(["word"]).next.is_constant
+    assert not chain().node.is_constant
+    assert chain(order=0).next is None
     odd = Spec((Template("node", 1, ("word",)), Template("next")))
     assert "features=('word',)" in repr(odd)
     assert Spec.from_json(odd.to_json()) == odd

@@ -112,7 +112,7 @@ def start_of(
 
 
 def _transition_sd(options: Options, plan: Plan) -> float:
-    return 0.0 if plan.spec["next"] is None else float(options.prior.transition_sd)
+    return 0.0 if plan.spec.next is None else float(options.prior.transition_sd)
 
 
 def _posterior(

@@ -24,8 +24,8 @@ class Custom:
 
     log_prob : a function or a :class:`Structure`. predict_with : 'auto' for the likelihood itself if it
     offers marginals, else the chain; 'chain'; or a Structure. n_jobs : processes for a NumPy function, -1
-    for one per core. batched : whether a function computes a whole batch, ``function(f, g, y, mask)``;
-    None to read its attribute ``batched``."""
+    for one per core. batched : whether a function computes a whole batch, ``function(f, g, y, mask)``; None
+    to read its attribute ``batched``."""
 
     log_prob: Callable[..., Any] | Structure
     predict_with: str | Structure = "auto"
@@ -61,9 +61,8 @@ def as_structure(given: Any, n_jobs: int = 1) -> Structure:
     """The likelihood to train with.
 
     given : 'chain' or 'piecewise'; a :class:`Spec`; a :class:`Structure`, which is returned as it is; any
-    other callable, as a :class:`BlackBox` that uses ``n_jobs`` processes; or a :class:`Custom`. A
-    callable is asked for values only: one that also offers ``marginals`` or ``decode`` should subclass
-    Structure."""
+    other callable, as a :class:`BlackBox` that uses ``n_jobs`` processes; or a :class:`Custom`. A callable
+    is asked for values only: one that also offers ``marginals`` or ``decode`` should subclass Structure."""
     if isinstance(given, Structure):
         return given
     if isinstance(given, Custom):

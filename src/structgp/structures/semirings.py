@@ -1,7 +1,7 @@
 """What 'sum over labellings' means: one recursion, several algebras (Goodman, 1999).
 
-A program adds scores and sums over labels, and nothing else; the semiring says what a sum is. The
-gradient of the total in the scores then tells which labels went into it:
+A program adds scores and sums over labels, and nothing else; the semiring says what a sum is. The gradient
+of the total in the scores then tells which labels went into it:
 
     LOG       logsumexp            log Z, and its gradient the marginals
     MAX       maximum              the best score, and its gradient the best labelling, one-hot
@@ -86,8 +86,8 @@ def _flat(x: Tensor, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Sampling(Semiring):
-    """log Z whose backward pass draws a labelling: the gradient of a sum goes to one of its terms, drawn
-    by its share."""
+    """log Z whose backward pass draws a labelling: the gradient of a sum goes to one of its terms, drawn by
+    its share."""
 
     generator: torch.Generator
 

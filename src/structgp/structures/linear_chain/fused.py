@@ -43,8 +43,8 @@ def padded(V: int) -> int:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass needs: the inputs, and forward messages (S, B, T, V), which are logs where
-    the program that wrote them was careful."""
+    """What the backward pass needs: the inputs, and forward messages (S, B, T, V), which are logs where the
+    program that wrote them was careful."""
 
     f: Tensor
     g: Tensor
@@ -58,8 +58,7 @@ class Saved:
 
 
 def supports(f: Tensor, g: Tensor, mask: Tensor) -> bool:
-    """Whether f (S, B, T, V), g (S, V, V) and mask (B, T) can be taken here; tables by position
-    cannot."""
+    """Whether f (S, B, T, V), g (S, V, V) and mask (B, T) can be taken here; tables by position cannot."""
     return (
         g.dim() == 3
         and (f.is_cuda or _interpreted())
@@ -114,8 +113,7 @@ def forward(f: Tensor, g: Tensor, mask: Tensor, shape: Shape | None = None) -> t
 
 
 def backward(saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients in f (S, B, T, V), 0 at padding, and in g (S, V, V), of sum(grad * log Z), grad (S,
-    B)."""
+    """Gradients in f (S, B, T, V), 0 at padding, and in g (S, V, V), of sum(grad * log Z), grad (S, B)."""
     nodes, pairs = _marginals(saved, grad, pairs=True)
     return nodes, pairs[:, 0] if pairs.shape[1] == 1 else pairs.sum(1)
 

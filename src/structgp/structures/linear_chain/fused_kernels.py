@@ -1,17 +1,16 @@
-"""The chain's two passes as Triton kernels: a program has BLOCK_B sequences of one draw, all steps of
-them.
+"""The chain's two passes as Triton kernels: a program has BLOCK_B sequences of one draw, all steps of them.
 
 A program first takes the quick way: messages are probabilities, each scaled by the power of 2 that brings
-its largest entry to between 1 and 2; a step is a matrix product and V exponentials. It keeps account of
-the smallest numbers met. Where one that should not be 0 may have vanished, the program throws its work
-away and takes the careful way: one sequence after the other in log space, V^2 exponentials a step. Nobody
-outside has to look at the potentials.
+its largest entry to between 1 and 2; a step is a matrix product and V exponentials. It keeps account of the
+smallest numbers met. Where one that should not be 0 may have vanished, the program throws its work away and
+takes the careful way: one sequence after the other in log space, V^2 exponentials a step. Nobody outside
+has to look at the potentials.
 
-Why the account is enough, forward (backward is alike). Let moved_j = sum_i alpha_i e^g_ij and q_j =
-moved_j e^f_j, for labels j that f allows. If moved_j > 0, all that vanished in its sum is below the
-smallest number of the type, and q_j >= LOW is far above that: q_j is right to rounding. If moved_j = 0,
-then either no label leads to j, or each product alpha_i e^g_ij vanished; the latter cannot be when the
-smallest alpha > 0 times the smallest e^g > 0 is above TINY. And alpha is at least q / V / 2.
+Why the account is enough, forward (backward is alike). Let moved_j = sum_i alpha_i e^g_ij and q_j = moved_j
+e^f_j, for labels j that f allows. If moved_j > 0, all that vanished in its sum is below the smallest number
+of the type, and q_j >= LOW is far above that: q_j is right to rounding. If moved_j = 0, then either no
+label leads to j, or each product alpha_i e^g_ij vanished; the latter cannot be when the smallest alpha > 0
+times the smallest e^g > 0 is above TINY. And alpha is at least q / V / 2.
 
 This module needs Triton; ``fused`` imports it when it is needed.
 """
@@ -293,8 +292,8 @@ def _backward_in_logs(
     f_ptr, g_ptr, alpha_ptr, weight_ptr, nodes_ptr, alpha_is_log, s, chain, T, n,
     V: tl.constexpr, VP: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """``backward_kernel`` of one sequence of n positions, for any potentials below +inf. Returns the
-    pairs, (VP, VP), [j, i]."""
+    """``backward_kernel`` of one sequence of n positions, for any potentials below +inf. Returns the pairs,
+    (VP, VP), [j, i]."""
     v = tl.arange(0, VP)
     label = (v < V)[None, :]
     two = (v < V)[:, None] & (v < V)[None, :]
