@@ -23,7 +23,8 @@ import torch
 from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
 from structgp import Inducing, Prior, StructgpError, StructuredGPClassifier
 from structgp.inference import Optimizer, Problem, SecondOrder
-from structgp.plan.optimizers import ESTIMATORS, PRESETS
+from structgp.paper import PRESETS
+from structgp.plan.optimizers import ESTIMATORS
 from structgp.structures import Chain
 
 N_INDUCING = 500

@@ -17,7 +17,8 @@ from typing import Any
 from experiments.data import arguments, keep, load_fold
 from structgp import Inducing, Prior, StructgpError, StructuredGPClassifier, metrics
 from structgp.inference import StepInfo
-from structgp.plan.optimizers import GRADIENTS, PRESETS
+from structgp.paper import PRESETS
+from structgp.plan.optimizers import GRADIENTS
 
 
 def paper_model(

@@ -28,8 +28,8 @@ from structgp.gp import Posterior
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem
 from structgp.inference.loop import make_batches
-from structgp.paper import Stochastic
-from structgp.plan.optimizers import ESTIMATORS, PRESETS
+from structgp.paper import PRESETS, Saga
+from structgp.plan.optimizers import ESTIMATORS
 from structgp.plan.prior import flat_tokens, pick_inducing
 from structgp.structures import Chain, Piecewise, Structure
 
@@ -55,7 +55,7 @@ def variances(
 ) -> dict[str, object]:
     problem = build(task, data, Chain())
     problem.estimator = ESTIMATORS[gradient].with_draws(draws)
-    saga = Stochastic(
+    saga = Saga(
         mean_step="auto", covariance_step="auto", unary_steps=None, pairwise_steps=None
     )
     sgd = replace(saga, remembers=False)
@@ -83,7 +83,7 @@ def variances(
 
 def step_times(task: str, data: str | None) -> dict[str, object]:
     """Seconds a SAGA step, turn about so that a noisy machine disturbs both alike."""
-    optimizer = Stochastic()
+    optimizer = Saga()
     runs = {}
     for name, structure in (("chain", Chain()), ("piecewise", Piecewise())):
         problem = build(task, data, structure)
@@ -131,7 +131,7 @@ def build(task: str, data: str | None, structure: Structure) -> Problem:
     return Problem(posterior, structure, batches, estimator)
 
 
-def _direction(optimizer: Stochastic, problem: Problem, state: object, i: int) -> torch.Tensor:
+def _direction(optimizer: Saga, problem: Problem, state: object, i: int) -> torch.Tensor:
     trial = copy.copy(state)
     trial.stored = dict(state.stored)
     trial.generator = torch.Generator().manual_seed(1000 + i)

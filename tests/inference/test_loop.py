@@ -25,14 +25,14 @@ from structgp.inference import Adam, Natural, Optimizer, Problem, SecondOrder, S
 from structgp.inference import problem as base
 from structgp.inference.loop import TRACE_POINTS, History, OneThreadForVectors, make_batches, train
 from structgp.inference.problem import conditionals
-from structgp.paper import Blocks, Stochastic
+from structgp.paper import LbfgsBlocks, Saga
 from structgp.structures import Chain, Structure
 
 OPTIMIZERS = {
     "adam": Adam(max_steps=12, window=4, tolerance=0.5),
-    "lbfgs": Blocks(6, 3, 2, max_iterations=3, learn_scales="transitions"),
+    "lbfgs": LbfgsBlocks(6, 3, 2, max_iterations=3, learn_scales="transitions"),
     "natural": Natural(max_steps=12, window=4),
-    "saga": Stochastic(0.02, 0.005, node_steps=None, transition_steps=None, max_steps=12),
+    "saga": Saga(0.02, 0.005, node_steps=None, transition_steps=None, max_steps=12),
     "second-order": SecondOrder(),
 }
 
@@ -152,7 +152,7 @@ def test_callback_can_stop(name: str) -> None:
         return info.iteration == last
 
     # What stores a gradient of each batch first has not moved before that.
-    last = len(case()[1]) if isinstance(optimizer, Stochastic) else 1
+    last = len(case()[1]) if isinstance(optimizer, Saga) else 1
     posterior, history = fit(optimizer, callback=stop_soon)
     assert history.stopped == "interrupted"
     assert len(history.steps) == last + 1

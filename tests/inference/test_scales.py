@@ -16,7 +16,7 @@ from structgp.gp import Inducing, Posterior
 from structgp.inference import Adam, Problem
 from structgp.inference.estimators import Pathwise
 from structgp.inference.scales import hyper_parameters, moves_amplitude, moves_kernel
-from structgp.paper import Blocks
+from structgp.paper import LbfgsBlocks
 
 FORMS: list[dict[str, Any]] = [{}, {"covariance": "diagonal", "full_table": True}, {"n_components": 2}]
 every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: ", ".join(form) or "plain")
@@ -133,7 +133,7 @@ def test_transitions_with_features_have_an_amplitude_as_nodes_do(cases: ModuleTy
     "optimizer",
     [
         Adam(max_steps=60, learn_scales="all"),
-        Blocks(20, 5, 5, max_iterations=2, learn_scales="all", parameter_tolerance=0.0),
+        LbfgsBlocks(20, 5, 5, max_iterations=2, learn_scales="all", parameter_tolerance=0.0),
     ],
     ids=["adam", "blocks"],
 )

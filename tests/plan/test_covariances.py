@@ -16,7 +16,7 @@ from structgp import Inducing, Prior, StructuredGPClassifier
 from structgp.data.examples import Examples, read_examples
 from structgp.data.generate import generate
 from structgp.inference import Adam, SecondOrder
-from structgp.paper import Mixture, Stochastic
+from structgp.paper import Mixture, Saga
 from structgp.plan.choices import MOST_BYTES, MOST_WORK
 from structgp.plan.options import Options
 from structgp.plan.resolve import resolve
@@ -61,7 +61,7 @@ def test_what_the_optimiser_can_take(form: Any) -> None:
     large = 49, 2000, 20_000
     for inference in ("second-order", "adam", "lbfgs", Adam(), Mixture(SecondOrder())):
         assert form(*large, inference=inference) == ("low-rank", 64)
-    for inference in ("saga", SGD(), Stochastic(), Mixture(Stochastic())):
+    for inference in ("saga", SGD(), Saga(), Mixture(Saga())):
         assert form(*large, inference=inference) == ("diagonal", 0)
     assert form(*large, inference="paper-batch") == ("full", 0)
 

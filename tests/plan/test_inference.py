@@ -17,10 +17,10 @@ from structgp.errors import InputError
 from structgp.inference import Adam, Minibatch, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import History, train
-from structgp.paper import Blocks, Stochastic
+from structgp.paper import PRESETS, LbfgsBlocks, Saga
 from structgp.paper import Mixture as MixtureFit
 from structgp.plan.choices import gradient_of, learns_on_bound, optimizer_of
-from structgp.plan.optimizers import ESTIMATORS, GRADIENTS, INFERENCE, NAMED, PRESETS
+from structgp.plan.optimizers import ESTIMATORS, GRADIENTS, INFERENCE, NAMED
 from structgp.plan.options import Inducing, Mixture, Options, check_options
 from structgp.structures import BlackBox, Chain, Piecewise, Structure
 
@@ -131,14 +131,14 @@ def test_scales_of_both_stages_of_a_mixture(scales: Any) -> None:
         ("adam", Adam, {}),
         (
             "saga",
-            Stochastic,
+            Saga,
             {"remembers": True, "covariance_step": "auto", "pairwise_steps": None},
         ),
-        ("lbfgs", Blocks, {}),
-        ("paper-batch", Blocks, {"unary_steps": 50, "pairwise_steps": 10, "hyper_steps": 5}),
+        ("lbfgs", LbfgsBlocks, {}),
+        ("paper-batch", LbfgsBlocks, {"unary_steps": 50, "pairwise_steps": 10, "hyper_steps": 5}),
         (
             "paper-stochastic",
-            Stochastic,
+            Saga,
             {
                 "remembers": True,
                 "mean_step": 1e-4,
@@ -185,7 +185,7 @@ def test_numbers_that_no_optimiser_can_use(given: Any, named: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [SecondOrder(tolerance=0.0, learning_rounds=0), Blocks(hyper_steps=0)]
+    "given", [SecondOrder(tolerance=0.0, learning_rounds=0), LbfgsBlocks(hyper_steps=0)]
 )
 def test_zero_may_be_a_choice(given: Any) -> None:
     check_options(Options(inference=given))

@@ -15,7 +15,7 @@ from structgp.data.batch import Batch
 from structgp.errors import LikelihoodError
 from structgp.gp import Entropy, Posterior
 from structgp.inference.bound import Bound, evidence_lower_bound, lower_bound
-from structgp.inference.distributed import ALONE, Together
+from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.estimators import Estimate, Estimator, Noise, Pathwise, Target
 from structgp.inference.latents import Latents
 from structgp.inference.sites import Sites
@@ -60,7 +60,7 @@ class Problem:
     estimator: Estimator = field(default_factory=Pathwise)
     entropy: Entropy = "bhattacharyya"
     memory: dict[int, Sites] = field(default_factory=dict)
-    together: Together = ALONE
+    together: Processes = ALONE
     prior_factors: list[Tensor] = field(init=False)
     _kept: list[list[Any]] | None = field(init=False)
     _last: tuple[int, list[Any]] | None = field(init=False)
