@@ -29,7 +29,7 @@ from structgp.data.generate import Generated, generate
 from structgp.inference import Minibatch, Natural, SecondOrder, StepInfo
 from structgp.inference.checkpoint import Checkpoint, Reached, _pack, _Unpack
 from structgp.inference.natural import NaturalState
-from structgp.inference.plateau import Plateau
+from structgp.inference.problem import Plateau
 from structgp.paper import PRESETS, LbfgsBlocks, Saga
 from structgp.paper.lbfgs_blocks import LbfgsBlocksState
 from structgp.paper.saga import SagaState

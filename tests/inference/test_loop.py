@@ -325,14 +325,18 @@ def test_a_likelihood_without_an_expectation_names_the_sequence(n_components: in
 
 def test_components_come_one_after_another_in_an_error() -> None:
     posterior, batches = case()
-    batch = max(batches, key=len)
+    i = max(range(len(batches)), key=lambda i: len(batches[i]))
+    batch = batches[i]
     assert len(batch) > 1
     problem = Problem(posterior, Chain(), batches)
     for row in range(2 * len(batch)):
-        error = problem._located(LikelihoodError("place", "problem", "remedy", row), batch)
-        assert error.sequence == int(batch.index[row % len(batch)])
+        with pytest.raises(LikelihoodError) as found, problem.locating(i):
+            raise LikelihoodError("place", "problem", "remedy", row)
+        assert found.value.sequence == int(batch.index[row % len(batch)])
     unknown = LikelihoodError("place", "problem", "remedy")
-    assert problem._located(unknown, batch) is unknown
+    with pytest.raises(LikelihoodError) as found, problem.locating(i):
+        raise unknown
+    assert found.value is unknown
 
 
 def test_batches_hold_every_sequence_once() -> None:

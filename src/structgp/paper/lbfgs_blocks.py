@@ -23,8 +23,7 @@ from torch import Tensor
 
 from structgp.gp import Posterior
 from structgp.inference.lbfgs import minimize
-from structgp.inference.problem import Problem, StepInfo, open_low_rank
-from structgp.inference.scales import LearnScales, hyper_parameters, moves_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, hyper_parameters, open_low_rank
 from structgp.paper.mixture_fit import separate
 
 
@@ -112,7 +111,7 @@ class LbfgsBlocks:
         return [
             (nodes, self.node_steps, False),
             ([p for some in tables for p in some], self.transition_steps, False),
-            (hyper, self.hyper_steps, moves_kernel(self.learn_scales)),
+            (hyper, self.hyper_steps, self.learn_scales == "all"),
         ]
 
     def _climb(

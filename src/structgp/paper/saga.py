@@ -24,9 +24,7 @@ from structgp.errors import InputError, LikelihoodError
 from structgp.inference.bound import lower_bound
 from structgp.inference.latents import Sensitivity
 from structgp.inference.natural import amplitude_slope
-from structgp.inference.plateau import Plateau
-from structgp.inference.problem import Problem, StepInfo
-from structgp.inference.scales import LearnScales, fit_tables, moves_amplitude, refuse_kernel
+from structgp.inference.problem import LearnScales, Plateau, Problem, StepInfo, fit_tables, refuse_kernel
 from structgp.paper.mixture_fit import separate
 
 MOST_FALLS = 20
@@ -281,7 +279,7 @@ class Saga:
                 if logits is not None:
                     centred = ell.value - mixing @ ell.value
                     logits.add_(fast * (mixing * centred - kl_logits[0]))
-                if k == 0 and moves_amplitude(self.learn_scales):
+                if k == 0 and self.learn_scales in (True, "all"):
                     block.log_amplitude.add_(fast * ell.amplitude)
 
     def _turn(self, iteration: int) -> Turn | None:
