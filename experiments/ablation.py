@@ -32,7 +32,7 @@ from experiments.suites import data_folder
 from experiments.table1 import SEED
 from structgp import Inducing, Mixture, Prior, StructuredGPClassifier, Weights, metrics
 from structgp.inference import SecondOrder
-from structgp.paper import Stochastic
+from structgp.paper import Saga
 from structgp.structures import Chain
 
 KEY = ("base", "change", "task", "fold", "quick")
@@ -56,7 +56,7 @@ def _inducing(**changes: Any) -> Callable[[bool], StructuredGPClassifier]:
 
 
 def _stochastic(
-    kind: type[Stochastic] = Stochastic, *, n_inducing: int = INDUCING, basis: str = "label", **changes: Any
+    kind: type[Saga] = Saga, *, n_inducing: int = INDUCING, basis: str = "label", **changes: Any
 ) -> Callable[[bool], StructuredGPClassifier]:
     """``changes`` : fields of the optimiser."""
     own = {"gradient": "control-variate", "n_draws": 4000} | changes

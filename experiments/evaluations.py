@@ -30,7 +30,8 @@ from experiments.data import (
 )
 from structgp import Inducing, Prior, StructuredGPClassifier
 from structgp.inference import Optimizer, Problem, SecondOrder
-from structgp.plan.optimizers import ESTIMATORS, PRESETS
+from structgp.paper import PRESETS
+from structgp.plan.optimizers import ESTIMATORS
 from structgp.structures import Chain
 
 N_INDUCING = 500

@@ -1,6 +1,6 @@
 """The picture of the README: how sure the demo's model is of each token of a line it has never seen.
 
-    python -m experiments.picture [-o docs/figures/line.svg]
+python -m experiments.picture [-o docs/figures/line.svg]
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from structgp.data.corpora import recipes
 from structgp.report.markup import Markup, join, tag
 
 LINE = "1 (14-ounce) can sweetened condensed milk, chilled if you like"
-COLOURS = {"QTY": "#0b6e99", "UNIT": "#15803d", "NAME": "#c2410c", "PREP": "#7c3aed", "COMMENT": "#a16207", "O": "#9ca3af"}
+COLOURS = {
+    "QTY": "#0b6e99",
+    "UNIT": "#15803d",
+    "NAME": "#c2410c",
+    "PREP": "#7c3aed",
+    "COMMENT": "#a16207",
+    "O": "#9ca3af",
+}
 STEP, HEIGHT, TOP = 74, 120, 34
 
 
@@ -37,7 +44,9 @@ def picture(seed: int = 0) -> Markup:
     width, height = STEP * len(tokens) + 20, TOP + HEIGHT + 60
     style = tag("style", Markup("text { font: 13px sans-serif; fill: #333 } .small { font-size: 11px }"))
     ground = tag("rect", width=width, height=height, fill="white")
-    return tag("svg", style, ground, *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height}")
+    return tag(
+        "svg", style, ground, *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height}"
+    )
 
 
 def _column(t: int, token: str, kinds: dict[str, float]) -> Markup:
@@ -49,7 +58,16 @@ def _column(t: int, token: str, kinds: dict[str, float]) -> Markup:
         found.append(tag("rect", fill=COLOURS.get(kind, "#6b7280"), **bar))
         if size > 16:
             middle = {"x": x + STEP / 2, "y": f"{y + size / 2 + 4:.1f}", "text-anchor": "middle"}
-            found.append(tag("text", f"{kinds[kind]:.2f}", fill="white", style="fill: white", class_="small", **middle))
+            found.append(
+                tag(
+                    "text",
+                    f"{kinds[kind]:.2f}",
+                    fill="white",
+                    style="fill: white",
+                    class_="small",
+                    **middle,
+                )
+            )
     below = {"x": x + STEP / 2, "y": TOP + HEIGHT + 20, "text-anchor": "middle"}
     return join([*found, tag("text", token, **below)])
 

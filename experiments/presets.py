@@ -17,7 +17,8 @@ from typing import Any
 from experiments.data import arguments, keep, load_fold, run_command
 from structgp import Inducing, Prior, StructuredGPClassifier, metrics
 from structgp.inference import StepInfo
-from structgp.plan.optimizers import GRADIENTS, PRESETS
+from structgp.paper import PRESETS
+from structgp.plan.optimizers import GRADIENTS
 
 
 def paper_model(

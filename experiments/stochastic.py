@@ -26,8 +26,8 @@ from structgp.gp import Inducing, Posterior, Table
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem
 from structgp.inference.loop import make_batches
-from structgp.paper import Stochastic
-from structgp.plan.optimizers import ESTIMATORS, PRESETS
+from structgp.paper import PRESETS, Saga
+from structgp.plan.optimizers import ESTIMATORS
 from structgp.plan.prior import flat_tokens, pick_inducing
 from structgp.structures import Chain, Piecewise, Structure
 
@@ -53,7 +53,7 @@ def variances(
 ) -> dict[str, object]:
     problem = build(task, data, Chain())
     problem.estimator = ESTIMATORS[gradient].with_draws(draws)
-    saga = Stochastic(mean_step="auto", covariance_step="auto", node_steps=None, transition_steps=None)
+    saga = Saga(mean_step="auto", covariance_step="auto", node_steps=None, transition_steps=None)
     sgd = SGD(learn_scales=False)
     state = saga.start(problem, torch.Generator().manual_seed(0))
     n = len(problem.batches)
@@ -79,7 +79,7 @@ def variances(
 
 def step_times(task: str, data: str | None) -> dict[str, object]:
     """Seconds per SAGA step, in turns, so that a noisy machine disturbs both alike."""
-    optimizer = Stochastic()
+    optimizer = Saga()
     runs = {}
     for name, structure in (("chain", Chain()), ("piecewise", Piecewise())):
         problem = build(task, data, structure)
@@ -128,7 +128,7 @@ def build(task: str, data: str | None, structure: Structure) -> Problem:
     return Problem(posterior, structure, batches, estimator)
 
 
-def _direction(optimizer: Stochastic, problem: Problem, state: object, i: int) -> torch.Tensor:
+def _direction(optimizer: Saga, problem: Problem, state: object, i: int) -> torch.Tensor:
     trial = copy.copy(state)
     trial.stored = dict(state.stored)
     trial.generator = torch.Generator().manual_seed(1000 + i)

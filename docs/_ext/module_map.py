@@ -1,6 +1,6 @@
 """Writes the map of modules in CONTRIBUTING.md: every module with the first sentence of its docstring.
 
-    python docs/_ext/module_map.py
+python docs/_ext/module_map.py
 """
 
 from __future__ import annotations

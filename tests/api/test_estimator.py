@@ -19,8 +19,8 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 
 import structgp.api.estimator
+import structgp.paper
 import structgp.plan.choices
-import structgp.plan.optimizers
 import structgp.structures
 from structgp import (
     Custom,
@@ -35,7 +35,7 @@ from structgp import (
 from structgp.errors import LikelihoodError
 from structgp.gp.kernels import RelevanceKernel, variance
 from structgp.inference import Adam, Natural, SecondOrder
-from structgp.paper import Blocks, Stochastic
+from structgp.paper import LbfgsBlocks, Saga
 from structgp.plan.resolve import plan_lines
 from structgp.structures import Chain, Piecewise, Structure
 
@@ -717,8 +717,8 @@ def test_verbose_goes_to_whoever_listens(train, caplog, capsys):
         (SecondOrder(max_rounds=1, learn_scales=False), "the second-order .* after 1 steps"),
         (Adam(max_steps=4, learn_scales=False), "the adam .* after 4 steps"),
         (Natural(max_steps=2), "the natural .* after 2 steps"),
-        (Blocks(max_seconds=0.0, learn_scales=False), "the lbfgs .* after 1 steps"),
-        (Stochastic(max_steps=3), "the saga .* after 3 steps"),
+        (LbfgsBlocks(max_seconds=0.0, learn_scales=False), "the lbfgs .* after 1 steps"),
+        (Saga(max_steps=3), "the saga .* after 3 steps"),
     ],
 )
 def test_stopping_at_the_limit_warns(optimizer, text, train, test):
@@ -1322,7 +1322,7 @@ def test_the_entropy_of_a_mixture(few):
 
 def test_learning_all_moves_the_kernel(few):
     fixed, moved = (
-        StructuredGPClassifier(inference=Blocks(learn_scales=learn), **QUICK).fit(
+        StructuredGPClassifier(inference=LbfgsBlocks(learn_scales=learn), **QUICK).fit(
             *few, callback=lambda info: True
         )
         for learn in ("transitions", "all")
@@ -1331,7 +1331,7 @@ def test_learning_all_moves_the_kernel(few):
     np.testing.assert_allclose(weights[0], 1, atol=1e-6)
     assert (weights[1] - 1).abs().max() > 0.01
     assert moved.training_log_["elbo"] > fixed.training_log_["elbo"]
-    for optimizer in (Natural(), Stochastic(), SGD()):
+    for optimizer in (Natural(), Saga(), SGD()):
         error = refused(
             fit(*few, inference=dataclasses.replace(optimizer, learn_scales="all"), **QUICK),
             "'adam' or 'paper-batch'",
@@ -1341,7 +1341,7 @@ def test_learning_all_moves_the_kernel(few):
 
 def with_draws(monkeypatch, name, n_draws, **changes):
     """A preset of the paper with fewer draws: its own are made for hours."""
-    presets = structgp.plan.optimizers.PRESETS
+    presets = structgp.paper.PRESETS
     optimizer = dataclasses.replace(presets[name].optimizer, n_draws=n_draws, **changes)
     monkeypatch.setitem(presets, name, dataclasses.replace(presets[name], optimizer=optimizer))
 
@@ -1371,7 +1371,7 @@ def test_learning_the_kernel_is_automatic(few, monkeypatch):
 def test_inducing_inputs_by_default(train, monkeypatch):
     monkeypatch.setattr(structgp.plan.choices, "N_INDUCING", 7)
     with_draws(monkeypatch, "paper-stochastic", 20)
-    presets = structgp.plan.optimizers.PRESETS
+    presets = structgp.paper.PRESETS
     fewer = dataclasses.replace(presets["paper-stochastic"], n_inducing=5)
     monkeypatch.setitem(presets, "paper-stochastic", fewer)
 

@@ -8,7 +8,7 @@ from experiments.data import TASKS
 from experiments.methods.sgd import SGD
 
 from experiments import ablation
-from structgp.paper import Stochastic
+from structgp.paper import Saga
 
 CHANGES = [(base, change) for base, changes in ABLATIONS.items() for change in changes]
 
@@ -38,7 +38,7 @@ def test_bases_are_what_is_said_of_them():
     base = make[NONE](False)
     own = base.inference
     assert (own.gradient, own.n_draws, base.posterior.n_inducing) == ("control-variate", 4000, 500)
-    assert type(own) is Stochastic
+    assert type(own) is Saga
     assert own.max_steps == 1500
     assert type(make["SGD"](False).inference) is SGD
     assert make["no control variate"](False).inference.gradient == "score"

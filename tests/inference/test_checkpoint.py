@@ -29,11 +29,11 @@ from structgp import Adam, Inducing, InputError, Mixture, Prior, StructuredGPCla
 from structgp.inference import Minibatch, Natural, SecondOrder, StepInfo
 from structgp.inference.checkpoint import Checkpoint, Reached, _pack, _Unpack
 from structgp.inference.natural import NaturalState
-from structgp.inference.plateau import Plateau
-from structgp.paper import Blocks, Stochastic
-from structgp.paper.lbfgs_blocks import BlocksState
-from structgp.paper.saga import StochasticState
-from structgp.plan.optimizers import INFERENCE, NAMED, PRESETS
+from structgp.inference.problem import Plateau
+from structgp.paper import PRESETS, LbfgsBlocks, Saga
+from structgp.paper.lbfgs_blocks import LbfgsBlocksState
+from structgp.paper.saga import SagaState
+from structgp.plan.optimizers import INFERENCE, NAMED
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "sgd": ({"inference": SGD()} | FEW, 3, 8),
     "saga": ({"inference": "saga"} | FEW, 61, 63),
     "saga, filling": ({"inference": "saga"} | FEW, 3, 12),
-    "lbfgs": ({"inference": Blocks(**SHORT, learn_scales="transitions")} | FEW, 1, 2),
+    "lbfgs": ({"inference": LbfgsBlocks(**SHORT, learn_scales="transitions")} | FEW, 1, 2),
     "paper-batch": (
         {"inference": replace(BATCH, **SHORT | {"node_steps": 1}, n_draws=30)} | FEW, 1, 2,
     ),
@@ -455,8 +455,8 @@ def test_torchs_optimisers() -> None:
 
 
 CLOCKS = [
-    BlocksState(1, {}, 40.0),
-    StochasticState(torch.Generator(), Plateau(1, 0.1), 40.0, [1.0, 1.0], [1.0, 1.0]),
+    LbfgsBlocksState(1, {}, 40.0),
+    SagaState(torch.Generator(), Plateau(1, 0.1), 40.0, [1.0, 1.0], [1.0, 1.0]),
 ]
 
 
@@ -472,7 +472,7 @@ def test_clocks_that_begin_anew(state: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_states_with_a_time_limit_say_which_field_is_a_clock() -> None:
-    for optimizer in (Blocks, Stochastic):
+    for optimizer in (LbfgsBlocks, Saga):
         assert "max_seconds" in {f.name for f in dataclasses.fields(optimizer)}
     for state in CLOCKS:
         marked = [f.name for f in dataclasses.fields(state) if f.metadata.get("clock")]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from structgp import InputError
 from structgp.cli import main as cli
 from structgp.data.examples import read_examples
-from structgp.inference.distributed import ALONE, Together, joined
+from structgp.inference.distributed import ALONE, Processes, joined
 from structgp.inference.loop import make_batches
 from structgp.plan.options import Options
 from structgp.plan.resolve import check_together, resolve
@@ -76,7 +76,7 @@ def test_shares_hold_every_sequence_once_and_under_its_number(n, size, batch_tok
 
     whole = numbers(ALONE)
     assert sorted(whole.values()) == list(range(n))
-    dealt = [numbers(Together(rank, size)) for rank in range(size)]
+    dealt = [numbers(Processes(rank, size)) for rank in range(size)]
     assert sum(map(len, dealt)) == n
     assert {i: k for share in dealt for i, k in share.items()} == whole
     assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
@@ -85,18 +85,18 @@ def test_shares_hold_every_sequence_once_and_under_its_number(n, size, batch_tok
 def test_more_processes_than_sequences_are_refused():
     rows, labels = pieces(4)
     with pytest.raises(InputError, match="5 processes for 4 sequences"):
-        make_batches(rows, labels, np.zeros, 100, together=Together(0, 5))
+        make_batches(rows, labels, np.zeros, 100, together=Processes(0, 5))
 
 
 def test_what_is_for_one_process_is_refused():
     made = generate(6, n_labels=2, mean_length=4, n_templates=2, n_values=4, seed=0)
     examples = read_examples(made.X, made.y)
-    check_together(Together(0, 2), resolve(Options(), examples))
+    check_together(Processes(0, 2), resolve(Options(), examples))
     inducing = resolve(Options(posterior="inducing"), examples)
     check_together(ALONE, inducing)
     for plan in (resolve(Options(inference="adam"), examples), inducing):
         with pytest.raises(InputError, match="is for one process"):
-            check_together(Together(0, 2), plan)
+            check_together(Processes(0, 2), plan)
 
 
 def test_alone_sums_and_gathers_are_what_was_given(monkeypatch):

@@ -26,9 +26,9 @@ from structgp.gp.kernels import RelevanceKernel, TemplateKernel, covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.relevance import degrees_of_freedom
 from structgp.gp.kernels.sparse import pack
-from structgp.inference import Problem, SecondOrder, second_order
+from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
-from structgp.inference.scales import Slopes, _seen, learn_prior
+from structgp.inference.problem import Slopes
 from structgp.structures import Chain
 
 V = 3
@@ -91,16 +91,16 @@ def small_problem(form: str = "columns", n_inducing: int = 3, spread: Any = "ful
 
 
 def learn(problem: Problem, at: Slopes) -> None:
-    learn_prior(problem, "all", [at, Slopes()])
+    problem.learn_prior("all", [at, Slopes()])
 
 
 def gradient_of(problem: Problem, at: Slopes) -> KernelGradient:
     q, factor = problem.posterior.node, problem.prior_factors[0]
-    return _gradient(q, _seen(problem, 0, at), factor)
+    return _gradient(q, problem.seen(0, at), factor)
 
 
 def axes_of(problem: Problem, at: Slopes) -> Tensor:
-    return _axes(problem.posterior.node, _seen(problem, 0, at))
+    return _axes(problem.posterior.node, problem.seen(0, at))
 
 
 def some_slopes(problem: Problem, size: float = 0.5) -> Slopes:
@@ -505,11 +505,12 @@ def test_learning_stops_and_the_kernel_stays(cases: ModuleType, monkeypatch: pyt
     """At most ``learning_rounds`` rounds, however little they change; the last round is under the kernel as
     it then is."""
     steps: list[Any] = []
+    learn_prior = Problem.learn_prior
 
     def counted(*given: Any) -> None:
         steps.append(learn_prior(*given))
 
-    monkeypatch.setattr(second_order, "learn_prior", counted)
+    monkeypatch.setattr(Problem, "learn_prior", counted)
     problem = telling_and_noise()
     optimizer = SecondOrder(8, learning_tolerance=0.0, learning_rounds=3, learn_scales="all", tolerance=1e9)
     state = optimizer.start(problem, torch.Generator().manual_seed(1))

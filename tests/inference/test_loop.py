@@ -25,14 +25,14 @@ from structgp.inference import Adam, Natural, Optimizer, Problem, SecondOrder, S
 from structgp.inference import problem as base
 from structgp.inference.loop import TRACE_POINTS, History, OneThreadForVectors, make_batches, train
 from structgp.inference.problem import conditionals
-from structgp.paper import Blocks, Stochastic
+from structgp.paper import LbfgsBlocks, Saga
 from structgp.structures import Chain, Structure
 
 OPTIMIZERS = {
     "adam": Adam(max_steps=12, window=4, tolerance=0.5),
-    "lbfgs": Blocks(6, 3, 2, max_iterations=3, learn_scales="transitions"),
+    "lbfgs": LbfgsBlocks(6, 3, 2, max_iterations=3, learn_scales="transitions"),
     "natural": Natural(max_steps=12, window=4),
-    "saga": Stochastic(0.02, 0.005, node_steps=None, transition_steps=None, max_steps=12),
+    "saga": Saga(0.02, 0.005, node_steps=None, transition_steps=None, max_steps=12),
     "second-order": SecondOrder(),
 }
 
@@ -152,7 +152,7 @@ def test_callback_can_stop(name: str) -> None:
         return info.iteration == last
 
     # What stores a gradient of each batch first has not moved before that.
-    last = len(case()[1]) if isinstance(optimizer, Stochastic) else 1
+    last = len(case()[1]) if isinstance(optimizer, Saga) else 1
     posterior, history = fit(optimizer, callback=stop_soon)
     assert history.stopped == "interrupted"
     assert len(history.steps) == last + 1
@@ -325,14 +325,18 @@ def test_a_likelihood_without_an_expectation_names_the_sequence(n_components: in
 
 def test_components_come_one_after_another_in_an_error() -> None:
     posterior, batches = case()
-    batch = max(batches, key=len)
+    i = max(range(len(batches)), key=lambda i: len(batches[i]))
+    batch = batches[i]
     assert len(batch) > 1
     problem = Problem(posterior, Chain(), batches)
     for row in range(2 * len(batch)):
-        error = problem._located(LikelihoodError("place", "problem", "remedy", row), batch)
-        assert error.sequence == int(batch.index[row % len(batch)])
+        with pytest.raises(LikelihoodError) as found, problem.locating(i):
+            raise LikelihoodError("place", "problem", "remedy", row)
+        assert found.value.sequence == int(batch.index[row % len(batch)])
     unknown = LikelihoodError("place", "problem", "remedy")
-    assert problem._located(unknown, batch) is unknown
+    with pytest.raises(LikelihoodError) as found, problem.locating(i):
+        raise unknown
+    assert found.value is unknown
 
 
 def test_batches_hold_every_sequence_once() -> None:

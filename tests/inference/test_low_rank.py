@@ -14,7 +14,7 @@ from structgp.errors import InputError
 from structgp.gp.low_rank_fit import leading_directions
 from structgp.inference import Adam, Natural, SecondOrder
 from structgp.inference.problem import open_low_rank
-from structgp.paper import Blocks, MixtureFit, Stochastic
+from structgp.paper import LbfgsBlocks, MixtureFit, Saga
 
 # -- the second-order fit ---------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ def exact_bound(problem: Any) -> float:
     [
         Natural(window=3, reductions=2, learn_scales=False),
         Adam(0.05, window=20, tolerance=0.02, max_steps=400, learn_scales=False),
-        Blocks(max_iterations=2, learn_scales=False),
+        LbfgsBlocks(max_iterations=2, learn_scales=False),
     ],
     ids=["natural", "adam", "lbfgs"],
 )
@@ -154,5 +154,5 @@ def test_a_mixture_of_low_ranks_is_no_worse_than_one(cases: ModuleType) -> None:
 def test_stored_gradients_are_not_for_it(cases: ModuleType) -> None:
     problem = cases.make_problem(covariance="low-rank")
     with pytest.raises(InputError, match=r"^covariance: 'saga'.*'low-rank' never holds; use") as e:
-        Stochastic().start(problem, torch.Generator())
+        Saga().start(problem, torch.Generator())
     assert "'adam'" in e.value.remedy

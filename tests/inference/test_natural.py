@@ -16,8 +16,8 @@ from structgp.gp import Inducing, Posterior
 from structgp.gp.families.table import LEAST_PRECISION
 from structgp.inference import Natural, Problem, SecondOrder
 from structgp.inference.estimators import Estimate, Pathwise, Surrogate
+from structgp.inference.latents import Sites
 from structgp.inference.natural import _split, amplitude_slope, set_posterior
-from structgp.inference.sites import Sites
 from structgp.structures import Chain
 
 

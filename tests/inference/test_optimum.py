@@ -11,7 +11,7 @@ import pytest
 
 from structgp.inference import Adam, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise, Surrogate
-from structgp.paper import Blocks, Stochastic
+from structgp.paper import LbfgsBlocks, Saga
 
 PACE: dict[str, Any] = {
     "mean_step": "auto",
@@ -28,8 +28,8 @@ EXACT: dict[str, tuple[Any, float]] = {
         Natural(tolerance=0.0, window=10, reductions=1, max_steps=40, learn_scales=False),
         1e-4,
     ),
-    "blocks": (Blocks(learn_scales=False, objective_tolerance=1e-9, parameter_tolerance=0.0), 2e-3),
-    "saga": (Stochastic(**PACE, tolerance=1e-7, max_steps=2500), 5e-3),
+    "blocks": (LbfgsBlocks(learn_scales=False, objective_tolerance=1e-9, parameter_tolerance=0.0), 2e-3),
+    "saga": (Saga(**PACE, tolerance=1e-7, max_steps=2500), 5e-3),
     "adam": (Adam(learn_scales=False, tolerance=1e-4, reductions=4, max_steps=800), 0.02),
 }
 """Optimiser, and how far the means it ends at may be from the optimum."""
@@ -109,8 +109,8 @@ CLIMBERS: dict[str, tuple[Any, Any, bool]] = {
         Surrogate("surrogate", "composite", uses_memory=True, n_draws=256),
         True,
     ),
-    "blocks": (Blocks(learn_scales=False, max_iterations=4), Pathwise(n_draws=128), False),
-    "saga": (Stochastic(**PACE, tolerance=0.004, max_steps=800), Pathwise(n_draws=16), False),
+    "blocks": (LbfgsBlocks(learn_scales=False, max_iterations=4), Pathwise(n_draws=128), False),
+    "saga": (Saga(**PACE, tolerance=0.004, max_steps=800), Pathwise(n_draws=16), False),
     "adam": (Adam(learn_scales=False, max_steps=600), Pathwise(n_draws=8), False),
 }
 """Optimiser, estimator, and whether the likelihood hides its gradient."""

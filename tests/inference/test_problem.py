@@ -18,7 +18,7 @@ from structgp.gp import Inducing, Mixture, Posterior, Table
 from structgp.inference import Problem
 from structgp.inference import problem as base
 from structgp.inference.estimators import Estimator, Pathwise, PathwiseSurrogate, Surrogate
-from structgp.inference.sites import Sites
+from structgp.inference.latents import Sites
 from structgp.paper import Score
 from structgp.structures import BlackBox, Chain, Structure
 

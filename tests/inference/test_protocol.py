@@ -18,7 +18,7 @@ import structgp.inference
 import structgp.paper
 from structgp.inference import Adam, Natural, Problem, SecondOrder, StepInfo
 from structgp.inference.estimators import Pathwise
-from structgp.paper import Blocks, MixtureFit, Stochastic
+from structgp.paper import LbfgsBlocks, MixtureFit, Saga
 from structgp.structures import Chain
 
 
@@ -38,8 +38,8 @@ def adam(learn_scales: Any, rate: float = 0.05) -> Adam:
     return Adam(rate, window=10, tolerance=0.5, learn_scales=learn_scales)
 
 
-def stochastic(learn_scales: Any) -> Stochastic:
-    return Stochastic(
+def stochastic(learn_scales: Any) -> Saga:
+    return Saga(
         mean_step="auto",
         covariance_step="auto",
         node_steps=None,
@@ -49,13 +49,13 @@ def stochastic(learn_scales: Any) -> Stochastic:
     )
 
 
-def blocks(learn_scales: Any) -> Blocks:
-    return Blocks(10, 5, 3, objective_tolerance=0.2, learn_scales=learn_scales)
+def blocks(learn_scales: Any) -> LbfgsBlocks:
+    return LbfgsBlocks(10, 5, 3, objective_tolerance=0.2, learn_scales=learn_scales)
 
 
 OPTIMIZERS = {
     "Adam": Case(adam),
-    "Blocks": Case(blocks),
+    "LbfgsBlocks": Case(blocks),
     "MixtureFit": Case(
         lambda learn_scales: MixtureFit(
             SecondOrder(learn_scales=learn_scales), then=adam(learn_scales, 0.01)
@@ -64,7 +64,7 @@ OPTIMIZERS = {
     ),
     "Natural": Case(lambda learn_scales: Natural(learn_scales=learn_scales)),
     "SecondOrder": Case(lambda learn_scales: SecondOrder(learn_scales=learn_scales)),
-    "Stochastic": Case(stochastic),
+    "Saga": Case(stochastic),
 }
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)

@@ -15,8 +15,8 @@ from torch import Tensor
 from structgp.gp import Inducing, Posterior
 from structgp.inference import Adam, Problem
 from structgp.inference.estimators import Pathwise
-from structgp.inference.scales import hyper_parameters, moves_amplitude, moves_kernel
-from structgp.paper import Blocks
+from structgp.inference.problem import hyper_parameters
+from structgp.paper import LbfgsBlocks
 
 FORMS: list[dict[str, Any]] = [{}, {"covariance": "diagonal", "full_table": True}, {"n_components": 2}]
 every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: ", ".join(form) or "plain")
@@ -97,27 +97,23 @@ def test_kept_conditionals_give_the_same_gradient_in_the_amplitude(cases: Module
 
 
 @pytest.mark.parametrize(
-    ("learn", "amplitude", "kernel", "names"),
+    ("learn", "names"),
     [
-        (False, False, False, set()),
-        ("transitions", False, False, {"next.log_amplitude"}),
-        (True, True, False, {"next.log_amplitude", "node.log_amplitude"}),
-        ("all", True, True, {"next.log_amplitude", "node.log_amplitude", "node.kernel"}),
-        (np.False_, False, False, set()),
-        (np.True_, True, False, {"next.log_amplitude", "node.log_amplitude"}),
+        (False, set()),
+        ("transitions", {"next.log_amplitude"}),
+        (True, {"next.log_amplitude", "node.log_amplitude"}),
+        ("all", {"next.log_amplitude", "node.log_amplitude", "node.kernel"}),
+        (np.False_, set()),
+        (np.True_, {"next.log_amplitude", "node.log_amplitude"}),
     ],
 )
-def test_what_each_choice_moves(
-    learn: Any, amplitude: bool, kernel: bool, names: set[str], cases: ModuleType
-) -> None:
-    assert bool(moves_amplitude(learn)) == amplitude
-    assert bool(moves_kernel(learn)) == kernel
+def test_what_each_choice_moves(learn: Any, names: set[str], cases: ModuleType) -> None:
     for transition_sd in (1.0, 0.0):
         q = cases.make_problem(transition_sd=transition_sd).posterior
         of = {id(p): ".".join(name.split(".")[1:3]) for name, p in q.named_parameters()}
         found = {of[id(p)] for p in hyper_parameters(q, learn)}
         assert found == (names if transition_sd else names - {"next.log_amplitude"})
-        assert all(p.requires_grad == kernel for p in q.node.kernel.parameters())
+        assert all(p.requires_grad == ("node.kernel" in names) for p in q.node.kernel.parameters())
 
 
 def test_transitions_with_features_have_an_amplitude_as_nodes_do(cases: ModuleType) -> None:
@@ -133,7 +129,7 @@ def test_transitions_with_features_have_an_amplitude_as_nodes_do(cases: ModuleTy
     "optimizer",
     [
         Adam(max_steps=60, learn_scales="all"),
-        Blocks(20, 5, 5, max_iterations=2, learn_scales="all", parameter_tolerance=0.0),
+        LbfgsBlocks(20, 5, 5, max_iterations=2, learn_scales="all", parameter_tolerance=0.0),
     ],
     ids=["adam", "blocks"],
 )

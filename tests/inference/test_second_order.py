@@ -19,7 +19,7 @@ from structgp.gp.kernels import RelevanceKernel
 from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
-from structgp.inference.scales import fit_tables
+from structgp.inference.problem import fit_tables
 from structgp.inference.second_order import Draws, SecondOrderState
 from structgp.structures import Chain
 

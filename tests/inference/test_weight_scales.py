@@ -25,7 +25,6 @@ from structgp.gp.kernels.relevance import degrees_of_freedom
 from structgp.gp.kernels.sparse import pack
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
-from structgp.inference.scales import learn_prior
 from structgp.structures import Chain
 
 V = 3
@@ -62,7 +61,7 @@ def weighted(contrast: bool, kernel: str = "both", seed: int = 1) -> Problem:
 
 
 def learn(problem: Problem) -> None:
-    learn_prior(problem, "all")
+    problem.learn_prior("all")
 
 
 Move = Callable[[float], None]

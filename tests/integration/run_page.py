@@ -118,9 +118,7 @@ def run(page: Path, shell: bool) -> None:
         else:
             continue
         if block.shown is not None and differs(block.shown, printed.getvalue()):
-            raise AssertionError(
-                f"{place}: shown\n{block.shown}\nbut printed\n{printed.getvalue()}"
-            )
+            raise AssertionError(f"{place}: shown\n{block.shown}\nbut printed\n{printed.getvalue()}")
 
 
 def main(page: Path, folder: Path, shell: bool) -> None:

@@ -11,8 +11,11 @@ import torch
 from benchmarks.generate import generate
 
 from structgp import Inducing, Mixture, Natural, StructgpWarning, StructuredGPClassifier
-from structgp.inference.lbfgs import minimize
+from structgp.inference.lbfgs import _on_device, minimize
 from structgp.plan.optimizers import NAMED
+
+WAYS = [minimize, _on_device]
+"""On the host, and as on a device."""
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -30,20 +33,16 @@ def quadratic(device):
     return objective, centre
 
 
-@pytest.mark.parametrize("way", ["_on_host", "_on_device"])
+@pytest.mark.parametrize("way", WAYS)
 def test_either_way_of_lbfgs_finds_the_least_value(way):
-    from structgp.inference import lbfgs
-
     objective, centre = quadratic("cpu")
-    x, value = getattr(lbfgs, way)(objective, torch.zeros_like(centre), 200, 10, 1e-12)
+    x, value = way(objective, torch.zeros_like(centre), steps=200, memory=10, tolerance=1e-12)
     torch.testing.assert_close(x, centre, atol=1e-4, rtol=0)
     assert value == pytest.approx(3.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("way", ["_on_host", "_on_device"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_step_that_gains_too_little_is_the_last(way):
-    from structgp.inference import lbfgs
-
     objective, centre = quadratic("cpu")
     calls = []
 
@@ -51,7 +50,7 @@ def test_a_step_that_gains_too_little_is_the_last(way):
         calls.append(1)
         return objective(x)
 
-    getattr(lbfgs, way)(counted, torch.zeros_like(centre), 200, 10, 0.5)
+    way(counted, torch.zeros_like(centre), steps=200, memory=10, tolerance=0.5)
     assert len(calls) < 15
 
 

@@ -14,7 +14,7 @@ import torch
 
 from structgp.inference import Problem
 from structgp.inference.estimators import Pathwise
-from structgp.paper import Blocks
+from structgp.paper import LbfgsBlocks
 from structgp.paper import lbfgs_blocks as module
 
 NODE = {"node.m", "node.factor", "node.weight_logits"}
@@ -30,14 +30,14 @@ def watch(monkeypatch: pytest.MonkeyPatch, cases: ModuleType) -> list[tuple[int,
     """For each call of L-BFGS: most iterations, the parameters that moved, iterations made."""
     seen: list[tuple[int, set[str], int]] = []
     original = scipy.optimize.minimize
-    climb = Blocks._climb
+    climb = LbfgsBlocks._climb
 
     def minimize(fun: Any, x0: Any, **kwargs: Any) -> Any:
         result = original(fun, x0, **kwargs)
         seen.append((kwargs["options"]["maxiter"], set(), result.nit))
         return result
 
-    def climbing(self: Blocks, problem: Problem, *args: Any) -> Any:
+    def climbing(self: LbfgsBlocks, problem: Problem, *args: Any) -> Any:
         before = cases.numbers(problem.posterior)
         answer = climb(self, problem, *args)
         now = cases.numbers(problem.posterior)
@@ -45,7 +45,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, cases: ModuleType) -> list[tuple[int,
         return answer
 
     monkeypatch.setattr(scipy.optimize, "minimize", minimize)
-    monkeypatch.setattr(Blocks, "_climb", climbing)
+    monkeypatch.setattr(LbfgsBlocks, "_climb", climbing)
     return seen
 
 
@@ -55,7 +55,7 @@ def test_blocks_in_turn(
 ) -> None:
     problem = cases.make_problem(n_components=n_components, full_table=full)
     seen = watch(monkeypatch, cases)
-    optimizer = Blocks(node_steps=7, transition_steps=4, hyper_steps=2, learn_scales="all")
+    optimizer = LbfgsBlocks(node_steps=7, transition_steps=4, hyper_steps=2, learn_scales="all")
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     for _ in range(2):
         state, _ = optimizer.step(problem, state)
@@ -76,7 +76,7 @@ def test_blocks_in_turn(
 def test_which_scales_move(learn_scales: Any, moved: set[str], cases: ModuleType) -> None:
     problem = cases.make_problem()
     before = cases.numbers(problem.posterior)
-    cases.finish(Blocks(learn_scales=learn_scales, max_iterations=1), problem)
+    cases.finish(LbfgsBlocks(learn_scales=learn_scales, max_iterations=1), problem)
     after = cases.numbers(problem.posterior)
     different = {name for name in before if not torch.equal(before[name], after[name])}
     assert {n for n in different if is_kernel(n) or n in HYPER} == moved
@@ -87,7 +87,7 @@ def test_no_block_of_transitions_where_there_are_none(
 ) -> None:
     problem = cases.make_problem(transition_sd=0.0)
     seen = watch(monkeypatch, cases)
-    cases.finish(Blocks(max_iterations=1, learn_scales=True), problem)
+    cases.finish(LbfgsBlocks(max_iterations=1, learn_scales=True), problem)
     assert [most for most, _, _ in seen] == [50, 5]
     assert [moved for _, moved, _ in seen] == [{"node.m", "node.factor"}, {"node.log_amplitude"}]
 
@@ -109,7 +109,7 @@ def test_every_evaluation_has_the_same_draws(cases: ModuleType) -> None:
         seen.clear()
         problem = cases.make_problem(batch_tokens=9, estimator=Watched(n_draws=4))
         assert len(problem.batches) == 2
-        cases.finish(Blocks(6, 3, 3, max_iterations=2, learn_scales="all"), problem, seed)
+        cases.finish(LbfgsBlocks(6, 3, 3, max_iterations=2, learn_scales="all"), problem, seed)
         return list(seen)
 
     draws, other = fit(1), fit(2)
@@ -146,7 +146,7 @@ def regression(cases: ModuleType) -> Problem:
 
 
 def test_stops_when_the_objective_stands_still(cases: ModuleType) -> None:
-    optimizer = Blocks(parameter_tolerance=0.0, objective_tolerance=1e-2, learn_scales=False)
+    optimizer = LbfgsBlocks(parameter_tolerance=0.0, objective_tolerance=1e-2, learn_scales=False)
     steps = cases.finish(optimizer, regression(cases))
     changes = np.abs(np.diff([s.elbo for s in steps]))
     assert steps[-1].converged
@@ -158,7 +158,9 @@ def test_stops_when_the_objective_stands_still(cases: ModuleType) -> None:
 def test_stops_when_the_parameters_stand_still(cases: ModuleType) -> None:
     problem = regression(cases)
     q = problem.posterior
-    optimizer = Blocks(node_steps=3, parameter_tolerance=1e-2, objective_tolerance=0.0, learn_scales=False)
+    optimizer = LbfgsBlocks(
+        node_steps=3, parameter_tolerance=1e-2, objective_tolerance=0.0, learn_scales=False
+    )
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     moves, infos = [], []
     for _ in range(30):
@@ -177,9 +179,9 @@ def test_stops_when_the_parameters_stand_still(cases: ModuleType) -> None:
     assert min(moves[:-1]) >= 1e-2
 
 
-def never(**kwargs: Any) -> Blocks:
+def never(**kwargs: Any) -> LbfgsBlocks:
     """No tolerance would stop it."""
-    return Blocks(parameter_tolerance=0.0, objective_tolerance=0.0, learn_scales=False, **kwargs)
+    return LbfgsBlocks(parameter_tolerance=0.0, objective_tolerance=0.0, learn_scales=False, **kwargs)
 
 
 def test_stops_at_most_iterations(cases: ModuleType) -> None:
@@ -275,7 +277,7 @@ def test_conditionals_follow_the_kernel_at_once(cases: ModuleType) -> None:
     """The node block of the next global iteration needs them."""
     problem = cases.make_problem(batch_tokens=9)
     kept = problem.conditional(0)[0].projection.clone()
-    optimizer = Blocks(4, 2, 2, learn_scales="all")
+    optimizer = LbfgsBlocks(4, 2, 2, learn_scales="all")
     _, info = optimizer.step(problem, optimizer.start(problem, torch.Generator().manual_seed(0)))
     assert not info.finished
     scratch = Problem(problem.posterior, problem.structure, problem.batches)
@@ -288,7 +290,7 @@ def test_conditionals_follow_the_kernel(cases: ModuleType) -> None:
     """After 'all' has moved the kernel, the bound is that of a problem made from scratch."""
     problem = cases.make_problem(batch_tokens=9)
     before = cases.numbers(problem.posterior)
-    cases.finish(Blocks(6, 3, 3, learn_scales="all", max_iterations=2), problem)
+    cases.finish(LbfgsBlocks(6, 3, 3, learn_scales="all", max_iterations=2), problem)
     after = cases.numbers(problem.posterior)
     assert any(is_kernel(n) and not torch.equal(before[n], after[n]) for n in before)
     scratch = Problem(problem.posterior, problem.structure, problem.batches, problem.estimator)
@@ -302,7 +304,7 @@ def test_conditionals_follow_the_kernel(cases: ModuleType) -> None:
 
 def test_the_reported_bound_is_of_the_parameters_kept(cases: ModuleType) -> None:
     problem = cases.make_problem(batch_tokens=9)
-    optimizer = Blocks(6, 3, 3, learn_scales="all", max_iterations=2, parameter_tolerance=0.0)
+    optimizer = LbfgsBlocks(6, 3, 3, learn_scales="all", max_iterations=2, parameter_tolerance=0.0)
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     for _ in range(2):
         state, info = optimizer.step(problem, state)
@@ -328,7 +330,7 @@ def test_only_the_lower_triangle_is_a_parameter(covariance: str, cases: ModuleTy
 def test_a_full_table_keeps_its_triangle(cases: ModuleType) -> None:
     """Its factor is (V^2, V^2): what is above the diagonal does not count and has no gradient."""
     problem = cases.make_problem(full_table=True)
-    cases.finish(Blocks(5, 5, max_iterations=1, learn_scales=False), problem)
+    cases.finish(LbfgsBlocks(5, 5, max_iterations=1, learn_scales=False), problem)
     factor = problem.posterior["next"].factor.detach()
     assert torch.equal(factor, factor.tril())
     assert (factor - torch.eye(9, dtype=torch.float64)).abs().max() > 0.01

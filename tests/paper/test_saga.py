@@ -21,16 +21,16 @@ from structgp.gp import Inducing, Posterior, Weights
 from structgp.gp.kernels import RelevanceKernel
 from structgp.inference import Natural, Problem
 from structgp.inference.estimators import Pathwise
-from structgp.inference.plateau import Plateau
-from structgp.paper import Stochastic
+from structgp.inference.problem import Plateau
+from structgp.paper import Saga
 from structgp.paper import saga as module
-from structgp.paper.saga import Gradient, StochasticState, project
+from structgp.paper.saga import Gradient, SagaState, project
 from structgp.structures import Chain
 
 FORMS = [{}, {"covariance": "diagonal", "full_table": True}, {"n_components": 2}, {"transition_sd": 0.0}]
 every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: ", ".join(form) or "plain")
 
-SAGA = Stochastic(node_steps=None, transition_steps=None, learn_scales=True)
+SAGA = Saga(node_steps=None, transition_steps=None, learn_scales=True)
 
 
 def regression(cases: ModuleType, batch_tokens: int = 1, **form: Any) -> Problem:
@@ -47,7 +47,7 @@ def regression(cases: ModuleType, batch_tokens: int = 1, **form: Any) -> Problem
     return problem
 
 
-def begin(optimizer: Stochastic, problem: Problem) -> StochasticState:
+def begin(optimizer: Saga, problem: Problem) -> SagaState:
     """At the posterior as it is: a start would move components of a mixture apart."""
     kept = problem.posterior.snapshot()
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
@@ -55,12 +55,12 @@ def begin(optimizer: Stochastic, problem: Problem) -> StochasticState:
     return state
 
 
-def fill(optimizer: Stochastic, problem: Problem, state: StochasticState) -> None:
+def fill(optimizer: Saga, problem: Problem, state: SagaState) -> None:
     for i in range(len(problem.batches)):
         optimizer.direction(problem, state, i)
 
 
-def directions(optimizer: Stochastic, problem: Problem, state: StochasticState) -> list[Gradient]:
+def directions(optimizer: Saga, problem: Problem, state: SagaState) -> list[Gradient]:
     """What a step would move along for each batch, every time from the same store."""
     found = []
     for i in range(len(problem.batches)):
@@ -225,13 +225,13 @@ def test_batches_come_at_random_after_that(cases: ModuleType, monkeypatch: Any) 
     problem = regression(cases)
     optimizer = replace(SAGA, mean_step=1e-9, covariance_step=1e-9, max_steps=10**9, tolerance=-1e9)
     seen: list[int] = []
-    original = Stochastic.direction
+    original = Saga.direction
 
-    def watched(self: Stochastic, problem: Problem, state: Any, i: int) -> Any:
+    def watched(self: Saga, problem: Problem, state: Any, i: int) -> Any:
         seen.append(i)
         return original(self, problem, state, i)
 
-    monkeypatch.setattr(Stochastic, "direction", watched)
+    monkeypatch.setattr(Saga, "direction", watched)
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     for _ in range(155):
         state, _ = optimizer.step(problem, state)
@@ -244,7 +244,7 @@ def test_batches_come_at_random_after_that(cases: ModuleType, monkeypatch: Any) 
 # -- the schedule ----------------------------------------------------------------------------------
 
 
-def filled(optimizer: Stochastic, problem: Problem) -> StochasticState:
+def filled(optimizer: Saga, problem: Problem) -> SagaState:
     """Where the store is full, and nothing has moved."""
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     for _ in problem.batches:
@@ -254,7 +254,7 @@ def filled(optimizer: Stochastic, problem: Problem) -> StochasticState:
 
 def test_blocks_in_turn(cases: ModuleType) -> None:
     problem = cases.make_problem(n_components=2)
-    optimizer = Stochastic(0.01, 0.01, node_steps=3, transition_steps=2, learn_scales=True, tolerance=1e9)
+    optimizer = Saga(0.01, 0.01, node_steps=3, transition_steps=2, learn_scales=True, tolerance=1e9)
     state = filled(optimizer, problem)
     node = {"node.m", "node.factor", "node.weight_logits", "node.log_amplitude"}
     table = {"next.m", "next.factor"}
@@ -271,7 +271,7 @@ def test_blocks_in_turn(cases: ModuleType) -> None:
 
 def test_all_at_once(cases: ModuleType) -> None:
     problem = cases.make_problem()
-    optimizer = Stochastic(0.01, 0.01, node_steps=None, transition_steps=None)
+    optimizer = Saga(0.01, 0.01, node_steps=None, transition_steps=None)
     state, before = filled(optimizer, problem), cases.numbers(problem.posterior)
     optimizer.step(problem, state)
     after = cases.numbers(problem.posterior)
@@ -286,7 +286,7 @@ def test_a_step_is_its_size_times_the_gradient_of_the_bound(cases: ModuleType) -
     wanted = [p for block in q.blocks for p in (block.m, block.factor)]
     before = [p.detach().clone() for p in wanted]
     gradients = torch.autograd.grad(bound, wanted)
-    optimizer = Stochastic(0.01, 0.002, node_steps=None, transition_steps=None)
+    optimizer = Saga(0.01, 0.002, node_steps=None, transition_steps=None)
     optimizer.step(problem, filled(optimizer, problem))
     for p, old, gradient, size in zip(wanted, before, gradients, (0.01, 0.002, 0.01, 0.002), strict=True):
         torch.testing.assert_close(p.detach() - old, size * gradient, rtol=1e-6, atol=1e-9)
@@ -325,12 +325,12 @@ def test_weights_are_refused(cases: ModuleType) -> None:
     node = Weights(RelevanceKernel([3]).double(), (3,))
     q = Posterior({"node": node, "next": cases.make_problem().posterior["next"]})
     with pytest.raises(InputError, match=r"^inference: 'saga' stores gradients at inducing inputs"):
-        Stochastic().start(Problem(q, Chain(), []), torch.Generator())
+        Saga().start(Problem(q, Chain(), []), torch.Generator())
 
 
 def test_it_stops_at_the_second_stall(cases: ModuleType) -> None:
     problem = cases.make_problem(batch_tokens=1)
-    optimizer = Stochastic(1e-9, 1e-9, node_steps=3, transition_steps=2, tolerance=0.5)
+    optimizer = Saga(1e-9, 1e-9, node_steps=3, transition_steps=2, tolerance=0.5)
     steps = cases.finish(optimizer, problem)
     assert steps[-1].converged
     # Two rounds of five, the first of which begins where the store is full.
@@ -351,7 +351,7 @@ def test_limits(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_kernel_stays_and_it_says_so(cases: ModuleType) -> None:
     with pytest.raises(InputError, match=r"^learn_scales: 'all' is more than 'saga' inference can"):
-        Stochastic(learn_scales="all").start(cases.make_problem(), torch.Generator())
+        Saga(learn_scales="all").start(cases.make_problem(), torch.Generator())
 
 
 # -- steps by themselves -----------------------------------------------------------------------------
@@ -393,7 +393,7 @@ def test_automatic_steps_are_below_the_inverse_curvature(
     assert node <= bounds[0] * (1 + 1e-9)
     assert bounds[0] < 8 * node
     assert table < 2 * bounds[1]
-    state = Stochastic("auto", "auto").start(problem, torch.Generator())
+    state = Saga("auto", "auto").start(problem, torch.Generator())
     assert state.mean_steps == pytest.approx([1 / (3 * bound) for bound in bounds])
     assert state.mean_steps[0] < 1 / node
     assert state.mean_steps[1] < 1 / table
@@ -402,13 +402,13 @@ def test_automatic_steps_are_below_the_inverse_curvature(
 
 def test_steps_that_are_given_are_taken(cases: ModuleType) -> None:
     problem = cases.make_problem()
-    state = Stochastic(0.3, "auto").start(problem, torch.Generator())
+    state = Saga(0.3, "auto").start(problem, torch.Generator())
     assert state.mean_steps == [0.3, 0.3]
     expected = [0.1 / (3 * bound) for bound in curvature_bounds(problem)]
     assert state.covariance_steps == pytest.approx(expected)
-    state = Stochastic("auto", 0.2).start(problem, torch.Generator())
+    state = Saga("auto", 0.2).start(problem, torch.Generator())
     assert state.covariance_steps == [0.2, 0.2]
-    paper = Stochastic().start(problem, torch.Generator())
+    paper = Saga().start(problem, torch.Generator())
     assert (paper.mean_steps, paper.covariance_steps) == ([1e-4] * 2, [1e-5] * 2)
 
 
@@ -447,7 +447,7 @@ def test_a_bound_that_rose_and_fell_within_a_round_is_seen(values: list[float], 
 
 def test_the_pass_that_fills_the_store_is_no_bound(cases: ModuleType) -> None:
     problem = cases.make_problem(Chain(), batch_tokens=1)
-    optimizer = Stochastic(node_steps=None, transition_steps=None)
+    optimizer = Saga(node_steps=None, transition_steps=None)
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     n = None
     for k in range(1, 100):
@@ -501,7 +501,7 @@ def test_a_likelihood_that_breaks_from_the_start_is_told(cases: ModuleType) -> N
 def test_a_bound_that_fell_is_taken_back(cases: ModuleType) -> None:
     problem = cases.make_problem(Steep(), batch_tokens=1, estimator=Pathwise(n_draws=4))
     start = cases.many_draw_bound(problem, 2000)
-    optimizer = Stochastic(
+    optimizer = Saga(
         mean_step=1.0, covariance_step=0.1, node_steps=None, transition_steps=None, max_steps=250
     )
     state = optimizer.start(problem, torch.Generator().manual_seed(0))

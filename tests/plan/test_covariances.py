@@ -16,7 +16,7 @@ import structgp
 from structgp import Inducing, Prior, StructuredGPClassifier
 from structgp.data.examples import Examples, read_examples
 from structgp.inference import Adam, SecondOrder
-from structgp.paper import MixtureFit, Stochastic
+from structgp.paper import MixtureFit, Saga
 from structgp.plan.choices import MOST_BYTES, MOST_WORK
 from structgp.plan.options import Options
 from structgp.plan.resolve import resolve
@@ -59,7 +59,7 @@ def test_what_the_optimiser_can_take(form: Any) -> None:
     large = 49, 2000, 20_000
     for inference in ("second-order", "adam", "lbfgs", Adam(), MixtureFit(SecondOrder())):
         assert form(*large, inference=inference) == ("low-rank", 64)
-    for inference in ("saga", SGD(), Stochastic(), MixtureFit(Stochastic())):
+    for inference in ("saga", SGD(), Saga(), MixtureFit(Saga())):
         assert form(*large, inference=inference) == ("diagonal", 0)
     assert form(*large, inference="paper-batch") == ("full", 0)
 

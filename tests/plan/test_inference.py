@@ -17,9 +17,9 @@ from structgp.errors import InputError
 from structgp.inference import Adam, Minibatch, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import History, train
-from structgp.paper import Blocks, MixtureFit, Stochastic
+from structgp.paper import PRESETS, LbfgsBlocks, MixtureFit, Saga
 from structgp.plan.choices import gradient_of, learns_on_bound, optimizer_of
-from structgp.plan.optimizers import ESTIMATORS, GRADIENTS, INFERENCE, NAMED, PRESETS
+from structgp.plan.optimizers import ESTIMATORS, GRADIENTS, INFERENCE, NAMED
 from structgp.plan.options import Inducing, Mixture, Options, check_options
 from structgp.structures import BlackBox, Chain, Piecewise, Structure
 
@@ -124,12 +124,12 @@ def test_scales_of_both_stages_of_a_mixture(scales: Any) -> None:
         ("second-order", SecondOrder, {}),
         ("natural", Natural, {}),
         ("adam", Adam, {}),
-        ("saga", Stochastic, {"covariance_step": "auto", "transition_steps": None}),
-        ("lbfgs", Blocks, {}),
-        ("paper-batch", Blocks, {"node_steps": 50, "transition_steps": 10, "hyper_steps": 5}),
+        ("saga", Saga, {"covariance_step": "auto", "transition_steps": None}),
+        ("lbfgs", LbfgsBlocks, {}),
+        ("paper-batch", LbfgsBlocks, {"node_steps": 50, "transition_steps": 10, "hyper_steps": 5}),
         (
             "paper-stochastic",
-            Stochastic,
+            Saga,
             {"mean_step": 1e-4, "covariance_step": 1e-5, "node_steps": 3000, "transition_steps": 1000},
         ),
     ],
@@ -170,7 +170,7 @@ def test_numbers_that_no_optimiser_can_use(given: Any, named: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [SecondOrder(tolerance=0.0, learning_rounds=0), Blocks(transition_steps=0, hyper_steps=0)]
+    "given", [SecondOrder(tolerance=0.0, learning_rounds=0), LbfgsBlocks(transition_steps=0, hyper_steps=0)]
 )
 def test_zero_may_be_a_choice(given: Any) -> None:
     check_options(Options(inference=given))

@@ -13,7 +13,7 @@ from benchmarks.generate import Generated, generate
 import structgp
 from structgp import Inducing, Mixture, StructuredGPClassifier, Weights
 from structgp.data.examples import Examples, read_examples
-from structgp.inference.distributed import Together
+from structgp.inference.distributed import Processes
 from structgp.inference.minibatch import MANY_TOKENS
 from structgp.plan import choices
 from structgp.plan.options import Options
@@ -94,7 +94,7 @@ def test_much_data(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
     assert examples.n_tokens < MANY_TOKENS
     monkeypatch.setattr(choices, "MANY_TOKENS", 5)
     plan = resolve(Options(), examples)
-    shared = resolve(Options(), examples, Together(0, 2))
+    shared = resolve(Options(), examples, Processes(0, 2))
     expected = "minibatch" if examples.in_many_parts else "second-order"
     assert plan.optimizer.value.name == expected
     assert shared.optimizer.value.name == "second-order"

@@ -26,7 +26,7 @@ from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import Optimizer, StepInfo
-from structgp.inference.distributed import ALONE, Together
+from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback
 from structgp.plan.options import (
     Family,
@@ -200,7 +200,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         early_stopping: bool = False,
         callback: Callback | None = None,
         checkpoint: str | Path | None = None,
-        together: Together = ALONE,
+        together: Processes = ALONE,
     ) -> StructuredGPClassifier:
         """Fits the posterior. A label may be None: all its values are summed over. Dev data is scored at
         the end, into ``training_log_['dev']``.

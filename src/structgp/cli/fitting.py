@@ -22,7 +22,7 @@ from structgp.cli.shared import (
 )
 from structgp.data.sources import Reader
 from structgp.errors import InputError
-from structgp.inference.distributed import Together, joined, n_started
+from structgp.inference.distributed import Processes, joined, n_started
 from structgp.plan.optimizers import INFERENCE
 from structgp.plan.options import Inducing, Prior, device_of
 from structgp.plan.resolve import check_alone
@@ -129,7 +129,7 @@ def train(
     if early_stopping and not dev_path:
         raise InputError("--early-stopping", "needs a labelled file", "name one with --dev")
     if shards_folder is not None:
-        check_alone(Together(size=n_started()))
+        check_alone(Processes(size=n_started()))
     reader, data = _training_data(paths, encoding, missing, shards_folder, features)
     dev = reader.read(dev_path, encoding=encoding) if dev_path else None
     y_dev = all_labels(dev, missing) if dev is not None else []

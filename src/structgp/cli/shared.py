@@ -25,7 +25,7 @@ from structgp.errors import InputError, StructgpError, StructgpWarning
 from structgp.evaluation.crf import LinearCRF
 from structgp.evaluation.metrics import Report, evaluate
 from structgp.inference import StepInfo
-from structgp.inference.distributed import ALONE, Together
+from structgp.inference.distributed import ALONE, Processes
 
 # Arguments of ``sources.learn`` and ``sources.from_json`` that are options here, as errors name them.
 _ARGUMENT = re.compile(r"(?<!\S)(dialect|encoding|numeric|vectors|vector_column)=(?=$|[ ,;])")
@@ -105,7 +105,7 @@ def fit_with_progress(
     X: Any,
     y: Sequence[Sequence[str | None]] | None,
     *,
-    together: Together = ALONE,
+    together: Processes = ALONE,
     **options: Any,
 ) -> None:
     """Fit with a progress bar on a terminal, with plain lines elsewhere. Ctrl-C stops after the current

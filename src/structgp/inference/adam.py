@@ -8,9 +8,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from structgp.inference.plateau import Plateau
-from structgp.inference.problem import Problem, StepInfo, open_low_rank
-from structgp.inference.scales import LearnScales, fit_tables, hyper_parameters, moves_kernel
+from structgp.inference.problem import (
+    LearnScales,
+    Plateau,
+    Problem,
+    StepInfo,
+    fit_tables,
+    hyper_parameters,
+    open_low_rank,
+)
 
 
 @dataclass
@@ -71,7 +77,7 @@ class Adam:
             state.queue = order.tolist()
         i = state.queue.pop()
         state.optimizer.zero_grad()
-        moves = moves_kernel(self.learn_scales)
+        moves = self.learn_scales == "all"
         bound = problem.bound(i, state.generator, move_kernel=moves)
         (-bound.elbo).backward()
         state.optimizer.step()

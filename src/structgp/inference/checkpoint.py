@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from structgp.data.atomic import atomic_write
 from structgp.errors import InputError, StructgpWarning
 from structgp.inference import StepInfo
-from structgp.inference.sites import Sites
+from structgp.inference.latents import Sites
 
 FORMAT = 1
 

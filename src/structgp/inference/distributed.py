@@ -19,7 +19,7 @@ from structgp.errors import InputError
 
 
 @dataclass(frozen=True)
-class Together:
+class Processes:
     """rank : which of ``size`` processes this one is."""
 
     rank: int = 0
@@ -60,7 +60,7 @@ class Together:
         return items if self.is_first else []
 
 
-ALONE = Together()
+ALONE = Processes()
 
 
 def n_started() -> int:
@@ -69,11 +69,11 @@ def n_started() -> int:
 
 
 @contextmanager
-def joined(device: str = "cpu") -> Iterator[Together]:
+def joined(device: str = "cpu") -> Iterator[Processes]:
     """The processes that ``torchrun`` has started, or this one alone. A process group that is there already
     is taken as it is."""
     if dist.is_available() and dist.is_initialized():
-        yield Together(dist.get_rank(), dist.get_world_size())
+        yield Processes(dist.get_rank(), dist.get_world_size())
         return
     if n_started() == 1:
         yield ALONE
@@ -86,7 +86,7 @@ def joined(device: str = "cpu") -> Iterator[Together]:
     kind = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
     dist.init_process_group(kind)
     try:
-        yield Together(dist.get_rank(), dist.get_world_size())
+        yield Processes(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
 

@@ -19,7 +19,7 @@ from structgp.errors import InputError
 from structgp.gp import Entropy, Posterior
 from structgp.inference import Minibatch, Optimizer, Problem, StepInfo
 from structgp.inference.checkpoint import Checkpoint, Reached
-from structgp.inference.distributed import ALONE, Together
+from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.minibatch import MinibatchState
 from structgp.structures import Structure
@@ -106,7 +106,7 @@ def make_batches(
     pad_row: Callable[[int], np.ndarray],
     batch_tokens: int,
     weights: np.ndarray | None = None,
-    together: Together = ALONE,
+    together: Processes = ALONE,
 ) -> list[Batch]:
     """Training batches of similar length; sequences without tokens are left out, and those without weight.
     Of several processes, each has its share."""
@@ -179,7 +179,7 @@ def train(
     callback: Callback | None = None,
     checkpoint: Checkpoint | None = None,
     watch: Watch | None = None,
-    together: Together = ALONE,
+    together: Processes = ALONE,
 ) -> History:
     """Fits ``posterior`` in place. ``estimator`` : of the expected log-likelihood, pathwise unless given.
     ``device`` : where all of it is computed; the posterior comes back when it is done. ``callback`` sees

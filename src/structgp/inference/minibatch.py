@@ -26,8 +26,7 @@ from structgp.gp import Posterior
 from structgp.inference.batch_sites import Site, SitesInMemory, SitesOnDisk
 from structgp.inference.bound import lower_bound
 from structgp.inference.dual_lbfgs import Prior, climb
-from structgp.inference.problem import Problem, StepInfo
-from structgp.inference.scales import LearnScales, fit_tables, learn_prior, moves_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables
 
 SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
@@ -225,11 +224,11 @@ class Minibatch:
         """Whether it is over."""
         if self.learn_scales:
             fit_tables(problem.posterior)
-        learns = moves_kernel(self.learn_scales) and state.learned < self.learning_rounds
+        learns = self.learn_scales == "all" and state.learned < self.learning_rounds
         state.bounds.append(elbo)
         state.moved = learns and len(state.bounds) >= 2
         if state.moved:
-            grown = learn_prior(problem, self.learn_scales)
+            grown = problem.learn_prior(self.learn_scales)
             for k, by in enumerate(grown):
                 state.scale[k] = state.scale[k] * by
                 state.precision[k] *= by

@@ -19,17 +19,8 @@ from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.inference.bound import lower_bound
-from structgp.inference.latents import ExampleLatent, Latents, Sensitivity, SharedLatent
-from structgp.inference.plateau import Plateau
-from structgp.inference.problem import Problem, StepInfo
-from structgp.inference.scales import (
-    AMPLITUDE_PRIOR_SD,
-    LearnScales,
-    fit_tables,
-    moves_amplitude,
-    refuse_kernel,
-)
-from structgp.inference.sites import Sites
+from structgp.inference.latents import ExampleLatent, Latents, Sensitivity, SharedLatent, Sites
+from structgp.inference.problem import LearnScales, Plateau, Problem, StepInfo, fit_tables, refuse_kernel
 
 UPWARD_SHARES = (0.5, -1.0)
 """What is used of the part that bends up where all of it leaves no posterior. -1 turns it round: a
@@ -42,6 +33,9 @@ WORSE = 6.0
 SHORTEST = 1e-3
 
 AMPLITUDE_STEP = 0.3
+
+AMPLITUDE_PRIOR_SD = 1.5
+"""Prior standard deviation of the log-amplitude around where it starts: a factor of 4.5 or so."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +155,7 @@ class Natural:
                 if set_posterior(problem, moved):
                     break
         state.sites = list(moved)
-        if moves_amplitude(self.learn_scales):
+        if self.learn_scales in (True, "all"):
             self._move_amplitude(problem, state, look.amplitude_slope)
         if self.learn_scales:
             fit_tables(problem.posterior)

@@ -10,7 +10,7 @@ its optimum in a handful of rounds:
    the bound to zero and use Price's theorem). The structure gives that curvature in closed form; each block
    of potentials knows what to make of it.
 
-In the first rounds the scales of the prior move as well, in closed form (``gp.scale_steps``)."""
+In the first rounds the scales of the prior move as well, in closed form (``gp.block``)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from structgp.errors import InputError
 from structgp.gp import Posterior
 from structgp.inference.bound import lower_bound
 from structgp.inference.lbfgs import minimize
-from structgp.inference.problem import Problem, StepInfo
-from structgp.inference.scales import LearnScales, Slopes, fit_tables, learn_prior, moves_amplitude
+from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo, fit_tables
 from structgp.structures import Structure
 
 FIRST_STEPS = 15
@@ -71,10 +70,11 @@ class SecondOrder:
     name = "second-order"
 
     def start(self, problem: Problem, generator: torch.Generator) -> SecondOrderState:
-        _check(problem.posterior, problem.structure)
         q = problem.posterior
-        few = q.node.n_functions <= 2
-        n_draws = (32 if few else 16) if self.n_draws is None else self.n_draws
+        _check(q, problem.structure)
+        n_draws = self.n_draws
+        if n_draws is None:
+            n_draws = 32 if q.node.n_functions <= 2 else 16
         noise = problem.fixed_noise(max(1, n_draws // 2), generator)
         with torch.no_grad():
             at_mean = Draws(problem, None)
@@ -86,10 +86,10 @@ class SecondOrder:
         """One round. Cost at inducing inputs: O(R (N M^2 + M^3)) for the covariances, O(R N M T) for
         diagonal ones, O(R N M (T + r)) for low-rank ones; as much again where scales are learned; in weight
         space O(R N A). And for each of some 10 to 30 L-BFGS steps, S likelihoods of every example."""
-        learns = moves_amplitude(self.learn_scales)
+        learns = self.learn_scales in (True, "all")
         with torch.no_grad():
             if state.slopes is not None:
-                learn_prior(problem, self.learn_scales, state.slopes)
+                problem.learn_prior(self.learn_scales, state.slopes)
             draws = Draws(problem, state.noise)
             expected, evaluations = _fit_means(
                 draws, steps=FIRST_STEPS if learns else 50, tolerance=min(1e-5, 5e-4 * self.tolerance)
@@ -133,33 +133,25 @@ def _check(q: Posterior, structure: Structure) -> None:
 
 class Draws:
     """The draws that stand for the posterior: its mean, which moves, plus offsets, which stay. noise : as
-    of ``Problem.fixed_noise``; None for the mean alone."""
+    of ``Problem.fixed_noise``; None for the mean alone. offsets : of each batch, one entry per block."""
 
     def __init__(self, problem: Problem, noise: Sequence[Any] | None) -> None:
         self.problem, self.blocks = problem, problem.posterior.blocks
-        self.offsets = [self._offsets(i, noise) for i in range(len(problem.batches))]
+        self.offsets: list[list[Tensor]] = []
+        for i in range(len(problem.batches)):
+            here = problem.conditional(i)
+            if noise is None:
+                means = [c.times(block.m) for block, c in zip(self.blocks, here, strict=True)]
+                self.offsets.append([torch.zeros_like(mean)[None] for mean in means])
+            else:
+                parts, numbers = zip(self.blocks, here, noise, strict=True), problem.numbers(i)
+                self.offsets.append([block.offsets(c, eps, i, numbers) for block, c, eps in parts])
         self.n_draws = len(self.offsets[0][0])
-
-    def _offsets(self, i: int, noise: Sequence[Any] | None) -> list[Tensor]:
-        here, numbers = self.problem.conditional(i), self.problem.numbers(i)
-        if noise is None:
-            return [
-                torch.zeros_like(conditional.times(block.m))[None]
-                for block, conditional in zip(self.blocks, here, strict=True)
-            ]
-        return [
-            block.offsets(conditional, eps, i, numbers)
-            for block, conditional, eps in zip(self.blocks, here, noise, strict=True)
-        ]
 
     def scores(self, i: int) -> list[Tensor]:
         """Of every template on batch i."""
-        return [
-            block.scores(block.scale * (conditional.times(block.m) + offset))
-            for block, conditional, offset in zip(
-                self.blocks, self.problem.conditional(i), self.offsets[i], strict=True
-            )
-        ]
+        parts = zip(self.blocks, self.problem.conditional(i), self.offsets[i], strict=True)
+        return [block.scores(block.scale * (c.times(block.m) + offset)) for block, c, offset in parts]
 
     def slopes(self, i: int) -> tuple[Tensor, list[Tensor]]:
         """The mean log-likelihood of batch i, and its derivatives in the functions of each block, (B, T,
@@ -181,9 +173,8 @@ class Draws:
         for i in range(len(self.offsets)):
             total, slopes = self.slopes(i)
             value = value + total
-            for block, conditional, slope, grad in zip(
-                self.blocks, self.problem.conditional(i), slopes, grads, strict=True
-            ):
+            parts = zip(self.blocks, self.problem.conditional(i), slopes, grads, strict=True)
+            for block, conditional, slope, grad in parts:
                 grad += block.scale * conditional.transposed_times(slope)
         if self.problem.together.size > 1:
             value, *grads = self.problem.together.sum(value, *grads)
@@ -198,29 +189,24 @@ def _fit_means(draws: Draws, *, steps: int, tolerance: float) -> tuple[Tensor, i
     began = [block.m.clone() for block in blocks]
     sizes = [m.numel() for m in began]
 
-    def place(flat: Tensor) -> None:
+    def place(flat: Tensor) -> Tensor:
+        """Sets the means; returns their part of the divergence."""
         for block, m, step in zip(blocks, began, flat.split(sizes), strict=True):
             block.m.copy_(m + block.root_times(step.view_as(m)))
-
-    def penalty() -> Tensor:
-        """The means' part of the divergence."""
         return 0.5 * torch.stack([block.m.square().sum() for block in blocks]).sum()
 
     def negative(flat: Tensor) -> tuple[float, Tensor]:
         nonlocal calls
         calls += 1
-        place(flat)
+        penalty = place(flat)
         value, grads = draws.value_and_gradients()
-        parts = [
-            block.root_transposed_times(grad - block.m).reshape(-1)
-            for block, grad in zip(blocks, grads, strict=True)
-        ]
-        return float(penalty() - value), -torch.cat(parts)
+        parts = zip(blocks, grads, strict=True)
+        slopes = [block.root_transposed_times(grad - block.m).reshape(-1) for block, grad in parts]
+        return float(penalty - value), -torch.cat(slopes)
 
     zero = began[0].new_zeros(sum(sizes))
     found, least = minimize(negative, zero, steps=steps, memory=20, tolerance=tolerance)
-    place(found)
-    return penalty() - least, calls * draws.n_draws * draws.problem.n_sequences
+    return place(found) - least, calls * draws.n_draws * draws.problem.n_sequences
 
 
 def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slopes], int]:
@@ -248,8 +234,8 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
                 # As a checkpoint will hold them: sums depend on the order in memory, to the last bit.
                 found[k].mean.append(slopes[k].contiguous())
                 found[k].bend.append(bend.contiguous())
-    tensors = [t for s in sums for t in s.tensors()]
     if problem.together.size > 1:
+        tensors = [t for s in sums for t in s.tensors()]
         for mine, total in zip(tensors, problem.together.sum(*tensors), strict=True):
             mine.copy_(total)
     for s in sums:

@@ -23,13 +23,12 @@ from torch import Tensor
 
 from structgp.gp import Posterior
 from structgp.inference.lbfgs import minimize
-from structgp.inference.problem import Problem, StepInfo, open_low_rank
-from structgp.inference.scales import LearnScales, hyper_parameters, moves_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, hyper_parameters, open_low_rank
 from structgp.paper.mixture_fit import separate
 
 
 @dataclass
-class BlocksState:
+class LbfgsBlocksState:
     """seed : of the draws. best, best_elbo : parameters with the highest objective. elbo : of the last
     global iteration."""
 
@@ -42,7 +41,7 @@ class BlocksState:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class LbfgsBlocks:
     """L-BFGS over blocks; the defaults are the paper's.
 
     Parameters
@@ -70,13 +69,13 @@ class Blocks:
     n_draws: int | None = None
     name: str = "lbfgs"
 
-    def start(self, problem: Problem, generator: torch.Generator) -> BlocksState:
+    def start(self, problem: Problem, generator: torch.Generator) -> LbfgsBlocksState:
         seed = int(torch.randint(2**31, (), generator=generator))
         open_low_rank(problem)
         separate(problem, generator)
-        return BlocksState(seed, problem.posterior.snapshot(), time.monotonic())
+        return LbfgsBlocksState(seed, problem.posterior.snapshot(), time.monotonic())
 
-    def step(self, problem: Problem, state: BlocksState) -> tuple[BlocksState, StepInfo]:
+    def step(self, problem: Problem, state: LbfgsBlocksState) -> tuple[LbfgsBlocksState, StepInfo]:
         """One global iteration: 65 L-BFGS steps, each of one evaluation of the bound or more."""
         q = problem.posterior
         before = _places(q)
@@ -100,7 +99,7 @@ class Blocks:
         info = StepInfo(state.iteration - 1, state.best_elbo, evaluations, finished, converged)
         return state, info
 
-    def _is_late(self, state: BlocksState) -> bool:
+    def _is_late(self, state: LbfgsBlocksState) -> bool:
         return time.monotonic() - state.began > self.max_seconds
 
     def _blocks(self, problem: Problem) -> list[tuple[list[torch.nn.Parameter], int, bool]]:
@@ -112,13 +111,13 @@ class Blocks:
         return [
             (nodes, self.node_steps, False),
             ([p for some in tables for p in some], self.transition_steps, False),
-            (hyper, self.hyper_steps, moves_kernel(self.learn_scales)),
+            (hyper, self.hyper_steps, self.learn_scales == "all"),
         ]
 
     def _climb(
         self,
         problem: Problem,
-        state: BlocksState,
+        state: LbfgsBlocksState,
         parameters: list[torch.nn.Parameter],
         steps: int,
         move_kernel: bool,

@@ -24,9 +24,7 @@ from structgp.errors import InputError, LikelihoodError
 from structgp.inference.bound import lower_bound
 from structgp.inference.latents import Sensitivity
 from structgp.inference.natural import amplitude_slope
-from structgp.inference.plateau import Plateau
-from structgp.inference.problem import Problem, StepInfo
-from structgp.inference.scales import LearnScales, fit_tables, moves_amplitude, refuse_kernel
+from structgp.inference.problem import LearnScales, Plateau, Problem, StepInfo, fit_tables, refuse_kernel
 from structgp.paper.mixture_fit import separate
 
 MOST_FALLS = 20
@@ -84,7 +82,7 @@ class Stored:
 
 
 @dataclass
-class StochasticState:
+class SagaState:
     """mean_steps, covariance_steps : of each block. stored : of each batch. total : the sum of what is
     stored, in the posterior's parameters. best : the parameters at the last look that found the bound
     risen. falls : how often it fell."""
@@ -107,7 +105,7 @@ class StochasticState:
 
 
 @dataclass(frozen=True)
-class Stochastic:
+class Saga:
     """SAGA in turns, or all blocks at once; the defaults are the paper's.
 
     Parameters
@@ -138,7 +136,7 @@ class Stochastic:
 
     one_sequence_a_batch = True
 
-    def start(self, problem: Problem, generator: torch.Generator) -> StochasticState:
+    def start(self, problem: Problem, generator: torch.Generator) -> SagaState:
         refuse_kernel(self.learn_scales, self.name)
         q = problem.posterior
         if not all(hasattr(block, "project") for block in q.blocks):
@@ -161,7 +159,7 @@ class Stochastic:
             safe = [
                 1 / (3 * block.curvature_bound(problem.of_block(k))) for k, block in enumerate(q.blocks)
             ]
-        return StochasticState(
+        return SagaState(
             generator,
             plateau,
             time.monotonic(),
@@ -175,7 +173,7 @@ class Stochastic:
             return 10 * len(problem.batches)
         return self.node_steps + self.transition_steps
 
-    def step(self, problem: Problem, state: StochasticState) -> tuple[StochasticState, StepInfo]:
+    def step(self, problem: Problem, state: SagaState) -> tuple[SagaState, StepInfo]:
         """One batch. Cost O(B T V M^2 + V M^2) and the estimator's; K^2 V M^3 more if K > 1."""
         n = len(problem.batches)
         # A first pass in order fills the store; after that batches come at random.
@@ -203,7 +201,7 @@ class Stochastic:
             self._look(problem, state)
         return state, self._info(state, mean, evaluations)
 
-    def _look(self, problem: Problem, state: StochasticState) -> None:
+    def _look(self, problem: Problem, state: SagaState) -> None:
         if self.learn_scales:
             fit_tables(problem.posterior)
         plateau = state.plateau
@@ -218,7 +216,7 @@ class Stochastic:
         else:
             state.best = problem.posterior.snapshot()
 
-    def _step_back(self, problem: Problem, state: StochasticState) -> None:
+    def _step_back(self, problem: Problem, state: SagaState) -> None:
         """To the best parameters, with steps half as long and nothing stored."""
         problem.posterior.load_state_dict(state.best)
         for steps in (state.mean_steps, state.covariance_steps):
@@ -226,18 +224,18 @@ class Stochastic:
         state.stored, state.total, state.plateau.recent = {}, None, []
         state.falls += 1
 
-    def _info(self, state: StochasticState, mean: float, evaluations: int) -> StepInfo:
+    def _info(self, state: SagaState, mean: float, evaluations: int) -> StepInfo:
         late = time.monotonic() - state.began > self.max_seconds
         converged = state.stalls >= 2
         late = late or state.iteration >= self.max_steps or state.falls >= MOST_FALLS
         finished = converged or late
         return StepInfo(state.iteration - 1, mean, evaluations, finished, converged)
 
-    def fills(self, state: StochasticState, n: int) -> bool:
+    def fills(self, state: SagaState, n: int) -> bool:
         """Whether the store still lacks batches, of n."""
         return len(state.stored) < n
 
-    def direction(self, problem: Problem, state: StochasticState, i: int) -> tuple[Gradient, float, int]:
+    def direction(self, problem: Problem, state: SagaState, i: int) -> tuple[Gradient, float, int]:
         """The estimate of the gradient of the expected log-likelihood from batch i, the bound as far as it
         is known, and the likelihoods computed. Puts batch i into the store."""
         with torch.no_grad():
@@ -251,9 +249,7 @@ class Stochastic:
             elbo = float(lower_bound(expected, q, problem.entropy))
             return whole, elbo, found.evaluations
 
-    def combine(
-        self, problem: Problem, state: StochasticState, i: int, new: Stored
-    ) -> tuple[Gradient, Tensor]:
+    def combine(self, problem: Problem, state: SagaState, i: int, new: Stored) -> tuple[Gradient, Tensor]:
         """The direction and the expected log-likelihood of all data, from a new gradient of batch i."""
         n, old, before = len(problem.batches), state.stored.get(i), state.total
         change = project(problem, i, new)
@@ -265,7 +261,7 @@ class Stochastic:
         expected = problem.posterior.mixing @ state.total.value * (n / len(state.stored))
         return whole, expected
 
-    def _move(self, problem: Problem, state: StochasticState, ell: Gradient) -> None:
+    def _move(self, problem: Problem, state: SagaState, ell: Gradient) -> None:
         q, turn = problem.posterior, self._turn(state.iteration)
         divergence = q.divergence(problem.entropy)
         for k, block in enumerate(q.blocks):
@@ -283,7 +279,7 @@ class Stochastic:
                 if logits is not None:
                     centred = ell.value - mixing @ ell.value
                     logits.add_(fast * (mixing * centred - kl_logits[0]))
-                if k == 0 and moves_amplitude(self.learn_scales):
+                if k == 0 and self.learn_scales in (True, "all"):
                     block.log_amplitude.add_(fast * ell.amplitude)
 
     def _turn(self, iteration: int) -> Turn | None:

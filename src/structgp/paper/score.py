@@ -10,7 +10,7 @@ to take that away, none of which moves the expectation:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from structgp.inference.estimators.designs import Design, draw, replicate_sizes
 from structgp.inference.estimators.moments import (
     Estimate,
+    Estimator,
     Moments,
     Noise,
     Target,
@@ -35,27 +36,15 @@ TENTHS = 10
 
 
 @dataclass(frozen=True)
-class Score:
-    """Score gradients with a choice of points and of what is subtracted.
-
-    Parameters
-    ----------
-    name : what it is called.
-    design : see ``designs``.
-    baseline : 'none', 'control-variate' (the paper's) or 'mean' (leave-one-out for independent points,
-        leave-one-replicate-out for others).
-    n_draws : S."""
+class Score(Estimator):
+    """Score gradients with a choice of points (``designs``) and of what is subtracted. baseline : 'none',
+    'control-variate' (the paper's) or 'mean' (leave-one-out for independent points, leave-one-replicate-out
+    for others)."""
 
     name: str
     design: Design
     baseline: Baseline
     n_draws: int = 1024
-    needs_gradient = False
-    parts = None
-    uses_memory = False
-
-    def with_draws(self, n_draws: int) -> Score:
-        return replace(self, n_draws=n_draws)
 
     def __call__(
         self, target: Target, generator: torch.Generator, memory: Moments | None = None
@@ -75,24 +64,18 @@ class Score:
             with_values.append(score_moments(target, noise, l))
             if self.baseline != "none":
                 with_ones.append(score_moments(target, noise, torch.ones_like(l)))
+        parts = with_values
         if gain is not None:
             parts = [m1 - gain * m0 for m1, m0 in zip(with_values, with_ones, strict=True)]
             sizes = sizes[1:]
         elif self.baseline == "mean" and len(sizes) > 1:
             parts = self._less_mean(target, values, with_values, with_ones)
-        else:
-            parts = with_values
-        mean, variance = combine(parts, sizes)
-        l = torch.cat(values)
         # Points of a replicate that depend on one another say little of each other's scatter.
-        dependent = self.design != "iid"
-        scatter = combine(with_values, sizes)[1].value if dependent else variance_of_mean(l)
-        return Estimate(
-            replace(mean, value=l.mean(0)),
-            replace(variance, value=scatter),
-            l.std(0, correction=0),
-            l.numel(),
+        independent = self.design == "iid"
+        scatter = (
+            variance_of_mean(torch.cat(values)) if independent else combine(with_values, sizes)[1].value
         )
+        return Estimate.of(parts, sizes, values, scatter)
 
     def _less_mean(
         self, target: Target, values: list[Tensor], with_values: list[Moments], with_ones: list[Moments]

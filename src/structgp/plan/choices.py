@@ -23,8 +23,8 @@ from structgp.gp.low_rank_fit import PASSES
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.minibatch import MANY_TOKENS
-from structgp.paper import Blocks, MixtureFit
-from structgp.plan.optimizers import ESTIMATORS, NAMED, PRESETS, Preset
+from structgp.paper import PRESETS, LbfgsBlocks, MixtureFit, Preset
+from structgp.plan.optimizers import ESTIMATORS, NAMED
 from structgp.plan.options import Family, Inducing, Mixture, Options, Prior, Weights
 from structgp.structures import BlackBox, Chain, Differences, Spec, Structure, as_structure
 from structgp.structures.choose import Custom
@@ -307,7 +307,7 @@ def covariance_of(
     if fits["full"]:
         return Choice("full", price), 0
     cheaper = rank < M and work["low-rank"] <= work["full"]
-    if fits["low-rank"] and cheaper and isinstance(first, Adam | Blocks | Natural | SecondOrder):
+    if fits["low-rank"] and cheaper and isinstance(first, Adam | LbfgsBlocks | Natural | SecondOrder):
         return Choice("low-rank", price), rank
     return Choice("diagonal", price), 0
 
@@ -374,6 +374,6 @@ def gradient_of(optimizer: Optimizer, structure: Structure) -> Choice[Estimator]
             f"{name!r} needs a structure that can be differentiated",
             "use gradient='auto', or write the structure in torch",
         )
-    if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | Blocks):
+    if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | LbfgsBlocks):
         draws = OPEN_DRAWS
     return Choice(estimator if draws is None else estimator.with_draws(int(draws)), reason)

@@ -26,7 +26,7 @@ from structgp.gp.kernels.build import kernel_scales
 from structgp.inference import Minibatch
 from structgp.inference.batch_sites import remove_sites
 from structgp.inference.checkpoint import Checkpoint
-from structgp.inference.distributed import ALONE, Together, local_device
+from structgp.inference.distributed import ALONE, Processes, local_device
 from structgp.inference.loop import Callback, History, Watch, make_batches, train
 from structgp.plan.options import Options, fingerprint
 from structgp.plan.resolve import Plan, all_at_once, check_alone
@@ -52,7 +52,7 @@ def check_dev(X_dev: Any, y_dev: Any, early_stopping: Any) -> None:
 
 
 def check_shards(
-    y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool, together: Together
+    y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool, together: Processes
 ) -> None:
     """InputError for what cannot go with data on disk."""
     for name, value in (("y", y), ("sample_weight", sample_weight)):
@@ -86,7 +86,7 @@ class Fit:
     dev: Dev | None = None
     early_stopping: bool = False
     checkpoint: str | Path | None = None
-    together: Together = ALONE
+    together: Processes = ALONE
 
     def run(self, callback: Callback) -> tuple[Model, dict[str, Any]]:
         """Fits the posterior in place; returns the model and the log."""

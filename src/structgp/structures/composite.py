@@ -5,7 +5,7 @@ For each width w, the sum over all windows of w positions of
     log p(the labels in the window | the labels beside it),
 
 which needs no recursion over the sequence: all windows advance together, w steps in all. Width 1 is the
-pseudo-likelihood. Together with the piecewise pseudo-likelihood they resemble most likelihoods that read f
+pseudo-likelihood. Processes with the piecewise pseudo-likelihood they resemble most likelihoods that read f
 and g as scores of labels and of transitions; regression says how much each of them explains.
 """
 

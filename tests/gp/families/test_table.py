@@ -162,7 +162,7 @@ def test_the_amplitude_is_learned_where_the_scores_stay(full: bool) -> None:
     mean, covariance = law(block)
     second = float(mean.square().sum() + covariance.trace())
     best = (second + PRIOR_SCORES) / (P + PRIOR_SCORES)
-    assert block.prior_sd ** 2 == pytest.approx(best, rel=1e-9)
+    assert block.prior_sd**2 == pytest.approx(best, rel=1e-9)
 
 
 @both_forms

@@ -80,11 +80,7 @@ def test_rows_of_different_widths_meet() -> None:
     ],
 )
 def test_names(choice: str, block: Block, kind: type, mode: str | None) -> None:
-    rows = {
-        "categorical": mixed_rows()[:, :2],
-        "sparse": mixed_rows()[:, 2:],
-        "dense": dense_rows(),
-    }
+    rows = {"categorical": mixed_rows()[:, :2], "sparse": mixed_rows()[:, 2:], "dense": dense_rows()}
     kernel = build_kernel(choice, [block], rows[block.kind], 3.0)
     assert isinstance(kernel, ScaleKernel)
     assert type(kernel.base_kernel) is kind
@@ -134,7 +130,9 @@ def test_a_kernel_object_keeps_its_own_scale() -> None:
     assert next(kernel.parameters()).dtype == torch.float64
     mine = ScaleKernel(SparseRBFKernel())
     mine.outputscale = 0.7
-    within = build_kernel({"sparse": mine, "categorical": "template"}, [CATEGORICAL, SPARSE], mixed_rows(), 4.0)
+    within = build_kernel(
+        {"sparse": mine, "categorical": "template"}, [CATEGORICAL, SPARSE], mixed_rows(), 4.0
+    )
     assert within.kernels[1].outputscale.item() == pytest.approx(0.7)
     assert within.kernels[0].outputscale.item() == pytest.approx(2.0)
 
@@ -183,11 +181,7 @@ def test_choices_that_cannot_be(choice: Any, blocks: list[Block], message: str) 
     ("kernel", "block", "message"),
     [
         (RBFKernel(), CATEGORICAL, "a RBFKernel on categorical features, whose rows hold ids; use"),
-        (
-            ScaleKernel(RBFKernel()),
-            SPARSE,
-            "a RBFKernel on sparse features, whose rows hold ids; use",
-        ),
+        (ScaleKernel(RBFKernel()), SPARSE, "a RBFKernel on sparse features, whose rows hold ids; use"),
         (RBFKernel(ard_num_dims=7), DENSE, "RBFKernel does not work on these features"),
         (RBFKernel(active_dims=(99,)), DENSE, "RBFKernel does not work on these features"),
         (TemplateKernel(9), CATEGORICAL, "TemplateKernel does not work on these features"),

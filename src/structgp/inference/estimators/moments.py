@@ -16,8 +16,9 @@ Letters: S draws, B examples in a batch, T tuples of an example (padded), R func
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -114,6 +115,43 @@ class Estimate:
     variance: Moments
     spread: Tensor
     evaluations: int
+
+    @staticmethod
+    def of(
+        parts: Sequence[Moments],
+        sizes: Sequence[int],
+        values: Sequence[Tensor],
+        scatter: Tensor | None = None,
+    ) -> Estimate:
+        """From independent estimates of so many draws each, and the values (S, B) at all draws, whose mean
+        is E[l]. scatter : (B,) variance of that mean; by default that of the parts."""
+        mean, variance = combine(parts, sizes)
+        every = torch.cat(list(values))
+        if scatter is not None:
+            variance = replace(variance, value=scatter)
+        return Estimate(
+            replace(mean, value=every.mean(0)), variance, every.std(0, correction=0), every.numel()
+        )
+
+
+class Estimator(ABC):
+    """A dataclass with a name and S draws. needs_gradient : of the likelihood. parts : which stand-ins the
+    target is to bring, if any. uses_memory : whether it uses what earlier estimates found."""
+
+    name: str
+    n_draws: int
+    needs_gradient: bool = False
+    parts: str | None = None
+    uses_memory: bool = False
+
+    def with_draws(self, n_draws: int) -> Estimator:
+        return replace(self, n_draws=n_draws)  # type: ignore[type-var]
+
+    @abstractmethod
+    def __call__(
+        self, target: Target, generator: torch.Generator, memory: Moments | None = None
+    ) -> Estimate:
+        """memory : slope and bend of l as earlier estimates have them; its value is not used."""
 
 
 def combine(parts: Sequence[Moments], sizes: Sequence[int]) -> tuple[Moments, Moments]:
