@@ -63,8 +63,8 @@ def _stochastic(
 
     def make(quick: bool) -> StructuredGPClassifier:
         own_pace = kind(
-            mean_step="auto",
-            covariance_step="auto",
+            mean_step=None,
+            covariance_step=None,
             node_steps=None,
             transition_steps=None,
             learn_scales=False,

@@ -53,7 +53,7 @@ def variances(
 ) -> dict[str, object]:
     problem = build(task, data, Chain())
     problem.estimator = ESTIMATORS[gradient].with_draws(draws)
-    saga = Saga(mean_step="auto", covariance_step="auto", node_steps=None, transition_steps=None)
+    saga = Saga(mean_step=None, covariance_step=None, node_steps=None, transition_steps=None)
     sgd = SGD(learn_scales=False)
     state = saga.start(problem, torch.Generator().manual_seed(0))
     n = len(problem.batches)

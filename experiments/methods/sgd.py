@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -17,8 +16,8 @@ class SGD(Saga):
     """:class:`structgp.paper.Saga` that remembers no gradients, with step sizes from the curvature
     and all parameters moving at once. Its noise does not vanish, so its steps have to."""
 
-    mean_step: float | Literal["auto"] = "auto"
-    covariance_step: float | Literal["auto"] = "auto"
+    mean_step: float | None = None
+    covariance_step: float | None = None
     node_steps: int | None = None
     transition_steps: int | None = None
     learn_scales: LearnScales = "auto"

@@ -308,7 +308,7 @@ def test_transitions_at_inducing_inputs(cases: ModuleType) -> None:
     q = Posterior({"node": problem.posterior.node, "next": after})
     problem = replace(problem, posterior=q, batches=batches)
     assert len(batches) > 1
-    optimizer = replace(SAGA, mean_step="auto", covariance_step="auto", learn_scales=False, max_steps=150)
+    optimizer = replace(SAGA, mean_step=None, covariance_step=None, learn_scales=False, max_steps=150)
     optimum = replace(problem, posterior=copy.deepcopy(q))
     cases.finish(Natural(rate=1.0, learn_scales=False, max_steps=3), optimum)
 
@@ -424,7 +424,7 @@ def test_many_transitions_and_rare_features_do_not_diverge(cases: ModuleType) ->
     _, table = hessian_norms(problem)
     assert table > 2 * 3 * curvature_bounds(problem)[0], "nothing was at stake"
     before = cases.many_draw_bound(problem, 500)
-    optimizer = replace(SAGA, mean_step="auto", covariance_step="auto", learn_scales=False)
+    optimizer = replace(SAGA, mean_step=None, covariance_step=None, learn_scales=False)
     cases.finish(replace(optimizer, max_steps=250), problem)
     assert cases.many_draw_bound(problem, 500) > before + 10
 

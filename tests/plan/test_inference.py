@@ -124,7 +124,7 @@ def test_scales_of_both_stages_of_a_mixture(scales: Any) -> None:
         ("second-order", SecondOrder, {}),
         ("natural", Natural, {}),
         ("adam", Adam, {}),
-        ("saga", Saga, {"covariance_step": "auto", "transition_steps": None}),
+        ("saga", Saga, {"covariance_step": None, "transition_steps": None}),
         ("lbfgs", LbfgsBlocks, {}),
         ("paper-batch", LbfgsBlocks, {"node_steps": 50, "transition_steps": 10, "hyper_steps": 5}),
         (

@@ -18,7 +18,6 @@ from structgp.structures import (
     Custom,
     Layout,
     Piecewise,
-    Rules,
     Spec,
     Structure,
     Template,
@@ -176,17 +175,3 @@ def test_a_custom_likelihood() -> None:
         as_structure(Custom(Own))
     with pytest.raises(InputError, match="a int cannot be called"):
         as_structure(Custom(3))  # type: ignore[arg-type]
-
-
-def test_what_answers_for_a_custom_likelihood() -> None:
-    allowed = torch.tensor([True, True])
-    rules = Rules(torch.tensor([[True, False], [True, True]]), allowed, allowed)
-    trained, offering = Own(), Chain()
-    answers = Custom(constant).predictor(trained, rules)
-    assert isinstance(answers, Chain)
-    assert answers.rules is rules
-    assert Custom(offering).predictor(offering) is offering
-    assert Custom(offering, predict_with="chain").predictor(offering) is not offering
-    assert Custom(constant, predict_with=offering).predictor(trained) is offering
-    with pytest.raises(InputError, match="predict_with: must be 'auto', 'chain' or a Structure"):
-        Custom(constant, predict_with="crf").predictor(trained)

@@ -11,8 +11,8 @@ import click
 from structgp import __version__
 from structgp.api.describe import describe
 from structgp.api.estimator import StructuredGPClassifier, load
+from structgp.cli.flags import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.inputs import load_with_reader
-from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import (
     Group,
     all_labels,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import click
 
 from structgp.api.estimator import StructuredGPClassifier
+from structgp.cli.flags import combined, device_option, encoding_option, feature_options
 from structgp.cli.inputs import shards_of, training_reader
-from structgp.cli.options import combined, device_option, encoding_option, feature_options
 from structgp.cli.shared import (
     all_labels,
     check_two_labels,
@@ -135,7 +135,7 @@ def train(
     y_dev = all_labels(dev, missing) if dev is not None else []
     estimator = StructuredGPClassifier(
         # With dense features beside them, the kernel named is that of the templates.
-        kernel={"categorical": kernel} if reader.has_dense and kernel != "auto" else kernel,
+        kernel={"categorical": kernel} if reader.has_dense else kernel,
         posterior="auto" if inducing is None else Inducing(n_inducing=inducing),
         # Without a B line there are no transition scores.
         prior=Prior() if reader.has_transitions else Prior(transition_sd=0.0),
@@ -153,16 +153,7 @@ def train(
     watched: dict[str, Any] = {}
     if dev is not None and early_stopping:
         watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True}
-    try:
-        with joined(device_of(device)) as together:
-            fit_with_progress(
-                estimator, data.X, data.y, checkpoint=checkpoint, together=together, **watched
-            )
-    except InputError as error:
-        if error.place == str(checkpoint):
-            raise InputError(error.place, error.problem, "use --restart to start again") from error
-        raise
-    if not together.is_first:
+    if not _fit(estimator, data, checkpoint, **watched):
         return
     estimator.save(output, reader.to_json())
     checkpoint.unlink(missing_ok=True)
@@ -170,6 +161,20 @@ def train(
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
         print_reports({"structgp": score(estimator, dev.X, y_dev, dev.name)})
+
+
+def _fit(estimator: StructuredGPClassifier, data: _Data, checkpoint: Path, **watched: Any) -> bool:
+    """Fits with all processes that there are; whether this is the one that writes."""
+    try:
+        with joined(device_of(estimator.device)) as together:
+            fit_with_progress(
+                estimator, data.X, data.y, checkpoint=checkpoint, together=together, **watched
+            )
+    except InputError as error:
+        if error.place == str(checkpoint):
+            raise InputError(error.place, error.problem, "use --restart to start again") from error
+        raise
+    return together.is_first
 
 
 class _Data(NamedTuple):

@@ -12,8 +12,8 @@ import click
 
 from structgp.api.active import STRATEGIES, select
 from structgp.api.estimator import StructuredGPClassifier
+from structgp.cli.flags import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.inputs import load_with_reader
-from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
 from structgp.cli.shared import chunks, output_stream
 from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.columns import format_sequence

@@ -238,11 +238,11 @@ class FeatureSplit:
     """What each template of a structure sees of a row: ``node``, and ``next`` for transitions into the
     token, None where those have no features.
 
-    spec : of the structure, with ``spec["node"].without`` and ``spec["next"]``, None or with ``features``.
+    spec : of the structure, with ``spec.node.without`` and ``spec.next``, None or with ``features``.
     """
 
     def __init__(self, encoder: FeatureEncoder, spec: Any) -> None:
-        hidden, transition = spec["node"].without, spec["next"]
+        hidden, transition = spec.node.without, spec.next
         self.node = encoder.without(hidden) if hidden else encoder
         self.next = encoder.only(transition.features) if transition and transition.features else None
 

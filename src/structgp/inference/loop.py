@@ -200,27 +200,7 @@ def train(
         state, history.steps, problem.memory = saved.state, saved.steps, saved.memory
         if watch is not None and saved.best is not None:
             watch.best = saved.best
-    while True:
-        state, info = optimizer.step(problem, state)
-        history.steps.append(info)
-        # A batch of many says little of whether the fit as a whole gets better.
-        within_pass = isinstance(state, MinibatchState) and bool(state.order)
-        stop = watch is not None and not within_pass and watch.enough()
-        stop = together.any((callback is not None and bool(callback(info))) or stop)
-        if stop and not info.finished:
-            history.stopped = "interrupted"
-            break
-        if info.finished:
-            history.stopped = "converged" if info.converged else "limit"
-            break
-        written = True
-        if checkpoint is not None and together.is_first:
-            elapsed = time.monotonic() - began
-            best = None if watch is None else watch.best
-            reached = Reached(state, history.steps, elapsed, problem.memory, best)
-            written = checkpoint.write(posterior, generator, reached)
-        if written and isinstance(state, MinibatchState):
-            state.release()
+    state = _steps(problem, optimizer, state, history, began, generator, callback, checkpoint, watch)
     if watch is not None:
         watch.restore()
         problem.refresh()
@@ -231,3 +211,40 @@ def train(
     posterior.to(home)
     history.seconds = time.monotonic() - began
     return history
+
+
+def _steps(
+    problem: Problem,
+    optimizer: Optimizer,
+    state: Any,
+    history: History,
+    began: float,
+    generator: torch.Generator,
+    callback: Callback | None,
+    checkpoint: Checkpoint | None,
+    watch: Watch | None,
+) -> Any:
+    """Steps of the optimiser until it is done or told to stop; the state that it ends in."""
+    together = problem.together
+    while True:
+        state, info = optimizer.step(problem, state)
+        history.steps.append(info)
+        # A batch of many says little of whether the fit as a whole gets better.
+        within_pass = isinstance(state, MinibatchState) and bool(state.order)
+        stop = watch is not None and not within_pass and watch.enough()
+        stop = (callback is not None and bool(callback(info))) or stop
+        stop = together.any(stop) if together.size > 1 else stop
+        if stop and not info.finished:
+            history.stopped = "interrupted"
+            return state
+        if info.finished:
+            history.stopped = "converged" if info.converged else "limit"
+            return state
+        written = True
+        if checkpoint is not None and together.is_first:
+            elapsed = time.monotonic() - began
+            best = None if watch is None else watch.best
+            reached = Reached(state, history.steps, elapsed, problem.memory, best)
+            written = checkpoint.write(problem.posterior, generator, reached)
+        if written and isinstance(state, MinibatchState):
+            state.release()

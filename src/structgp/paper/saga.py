@@ -111,7 +111,7 @@ class Saga:
     Parameters
     ----------
     mean_step, covariance_step : step sizes on the gradient of the whole bound, of means and of covariance
-        factors, in whitened coordinates; 'auto' takes a third of the inverse of a bound on the curvature,
+        factors, in whitened coordinates; None takes a third of the inverse of a bound on the curvature,
         for each block its own, for SAGA's guarantee, and a tenth of that for the factors.
     node_steps, transition_steps : how many steps each of them moves, in turn; None moves both at once.
     tolerance : stop when the mean bound over a round (all turns once, or ten passes) has risen by less, in
@@ -122,8 +122,8 @@ class Saga:
     gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
         what suits the structure. ``structgp.plan`` reads both."""
 
-    mean_step: float | Literal["auto"] = 1e-4
-    covariance_step: float | Literal["auto"] = 1e-5
+    mean_step: float | None = 1e-4
+    covariance_step: float | None = 1e-5
     node_steps: int | None = 3000
     transition_steps: int | None = 1000
     tolerance: float = 0.02
@@ -155,7 +155,7 @@ class Saga:
         plateau = Plateau(self._round(problem), self.tolerance * problem.n_sequences)
         fast, slow = self.mean_step, self.covariance_step
         safe = [0.0] * len(q.blocks)
-        if "auto" in (fast, slow):
+        if fast is None or slow is None:
             safe = [
                 1 / (3 * block.curvature_bound(problem.of_block(k))) for k, block in enumerate(q.blocks)
             ]
@@ -163,8 +163,8 @@ class Saga:
             generator,
             plateau,
             time.monotonic(),
-            mean_steps=safe if fast == "auto" else [float(fast)] * len(safe),
-            covariance_steps=[0.1 * s for s in safe] if slow == "auto" else [float(slow)] * len(safe),
+            mean_steps=safe if fast is None else [float(fast)] * len(safe),
+            covariance_steps=[0.1 * s for s in safe] if slow is None else [float(slow)] * len(safe),
             best=q.snapshot(),
         )
 

@@ -10,7 +10,6 @@ from typing import Any
 from structgp.errors import InputError
 from structgp.structures.base import Structure
 from structgp.structures.linear_chain.chain import Chain
-from structgp.structures.masks import Rules
 from structgp.structures.opaque.blackbox import BlackBox
 from structgp.structures.pseudo_likelihood import Piecewise
 from structgp.structures.spec import Spec, chain, piecewise
@@ -42,19 +41,6 @@ class Custom:
         if batched is None:
             batched = getattr(self.log_prob, "batched", False) is True
         return BlackBox(self.log_prob, batched=batched, n_jobs=self.n_jobs)
-
-    def predictor(self, trained: Structure, rules: Rules | None = None) -> Structure:
-        """What answers, given the structure that was trained with; the chain obeys ``rules``."""
-        if isinstance(self.predict_with, Structure):
-            return self.predict_with
-        if self.predict_with not in ("auto", "chain"):
-            raise InputError(
-                "predict_with",
-                f"must be 'auto', 'chain' or a Structure, got {self.predict_with!r}",
-                "use 'auto'",
-            )
-        itself = self.predict_with == "auto" and trained.has_marginals
-        return trained if itself else Chain(rules)
 
 
 def as_structure(given: Any, n_jobs: int = 1) -> Structure:
