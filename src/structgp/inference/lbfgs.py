@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Objective = Callable[[Tensor], tuple[float, Tensor]]
-"""Of x (P,): the value, and the gradient (P,)."""
+"""Takes x (P,); returns the value and the gradient (P,)."""
 
 USUAL_TOLERANCE = 2.2e-9
 """SciPy's."""
@@ -24,7 +24,7 @@ def minimize(
     """Where ``objective`` is least, about, and its value there.
 
     steps : at most. memory : pairs of differences that stand for the curvature. tolerance : a step that
-    gains less than this share of the value is the last. Cost O(memory P) a step beside the objective.
+    gains less than this share of the value is the last. Cost O(memory P) per step, besides the objective.
     """
     tolerance = USUAL_TOLERANCE if tolerance is None else tolerance
     on_host = start.device.type == "cpu"

@@ -46,7 +46,7 @@ class Conditionals:
     def refresh(self) -> None:
         with torch.no_grad():
             self.prior_factors = [block.prior_factor() for block in self.posterior.blocks]
-            """Of each block, under the kernel as it was at the last refresh."""
+            """One per block, under the kernel as it was at the last refresh."""
             self._kept = [self._compute(b) for b in self.batches] if self._room else None
             self._last: tuple[int, list[Any]] | None = None
 
@@ -67,7 +67,7 @@ class Conditionals:
             return conditionals(self.posterior, batch, self.prior_factors)
 
     def __call__(self, i: int) -> list[Any]:
-        """Of batch i, one per block."""
+        """The conditionals of batch i, one per block."""
         if self._kept is not None:
             return self._kept[i]
         if self._last is None or self._last[0] != i:
@@ -149,7 +149,8 @@ class Problem:
         return self.posterior.device
 
     def of_block(self, k: int) -> list[tuple[Any, Tensor, Tensor]]:
-        """Of every batch, the conditional of block k, the mask of its tuples, and the examples' weights."""
+        """For every batch, the conditional of block k, the mask of its tuples, and the examples'
+        weights."""
         return [
             (self.conditional(i)[k], batch.masks[k], self.weight(i))
             for i, batch in enumerate(self.batches)

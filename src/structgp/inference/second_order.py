@@ -163,7 +163,7 @@ class Draws:
         ]
 
     def scores(self, i: int) -> list[Tensor]:
-        """Of every template on batch i."""
+        """The scores of every template on batch i."""
         return [
             block.scores(block.scale * (conditional.times(block.m) + offset))
             for block, conditional, offset in zip(
