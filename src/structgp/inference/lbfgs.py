@@ -23,7 +23,7 @@ def minimize(
 ) -> tuple[Tensor, float]:
     """Where ``objective`` is least, about, and its value there.
 
-    steps : at most. memory : pairs of differences that stand for the curvature. tolerance : a step that
+    steps : at most. memory : steps whose differences stand for the curvature. tolerance : a step that
     gains less than this share of the value is the last. Cost O(memory P) per step, besides the objective.
     """
     tolerance = USUAL_TOLERANCE if tolerance is None else tolerance

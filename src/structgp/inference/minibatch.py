@@ -256,8 +256,8 @@ class _Visit:
     def __init__(self, problem: Problem, state: MinibatchState, i: int, single: bool) -> None:
         self.problem, self.state, self.i = problem, state, i
         self.blocks, self.batch = problem.posterior.blocks, problem.batches[i]
-        pairs = zip(self.blocks, problem.conditional(i), strict=True)
-        found = [block.compact(conditional) for block, conditional in pairs]
+        both = zip(self.blocks, problem.conditional(i), strict=True)
+        found = [block.compact(conditional) for block, conditional in both]
         self.index, self.here = zip(*found, strict=True)
         kept = state.sites[i]
         self.is_again = kept is not None

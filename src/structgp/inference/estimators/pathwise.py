@@ -23,7 +23,7 @@ MANY_DRAWS = 32
 class Pathwise:
     """E[grad l] and E[sym(eps grad l^T)] over draws.
 
-    design : None takes orthogonal directions from 32 draws on, else antithetic pairs. All draws are
+    design : None takes orthogonal directions from 32 draws on, else antithetic ones. All draws are
     one replicate of it, since the more directions are orthogonal the better; parts of it give the
     variance, which is then if anything too large.
     """
