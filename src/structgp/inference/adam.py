@@ -21,7 +21,7 @@ from structgp.inference.problem import (
 
 @dataclass
 class AdamState:
-    """One batch a step in shuffled order."""
+    """queue : batches still to come in this pass, in shuffled order, one per step."""
 
     optimizer: torch.optim.Optimizer
     generator: torch.Generator

@@ -1,5 +1,5 @@
-"""Where a fit stands, in a file: posterior, optimiser, random numbers, history. A killed run goes on from
-it.
+"""Checkpoints: posterior, optimiser, random numbers and history in a file, from which a killed run
+continues.
 
 What an optimiser carries from step to step is a tree of dataclasses, lists and tensors. It is written as
 one safetensors file with the tree as JSON, as a model is, and is read without pickle: only dataclasses of
@@ -32,13 +32,13 @@ from structgp.inference.latents import Sites
 FORMAT = 1
 
 LARGEST_SHARE = 0.05
-"""Of the time that writing checkpoints may take."""
+"""Share of the time that writing checkpoints may take."""
 
 
 @dataclass
 class Reached:
-    """How far a fit has come. state : the optimiser's; elapsed : seconds; memory : the problem's; best : of
-    early stopping."""
+    """How far a fit has come. state : of the optimiser; elapsed : seconds; memory : of the problem; best :
+    the best posterior so far under early stopping."""
 
     state: Any
     steps: list[StepInfo]
@@ -59,7 +59,8 @@ class Checkpoint:
     _took: float = field(default=0.0, init=False)
 
     def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> bool:
-        """After a step; does nothing if the last write was a moment ago. Whether it was written."""
+        """Called after a step; does nothing if the last write was a moment ago. Returns whether it
+        wrote."""
         now = time.monotonic()
         if now - self._written < max(self.seconds, self._took / LARGEST_SHARE):
             return False
@@ -89,7 +90,7 @@ class Checkpoint:
 
     @property
     def is_there(self) -> bool:
-        """Whether the file is, and of these data and parameters."""
+        """True if the file exists and belongs to this data and these parameters."""
         try:
             with safetensors.safe_open(str(self.path), framework="pt") as file:
                 tree = json.loads((file.metadata() or {}).get("checkpoint", "{}"))
@@ -223,10 +224,10 @@ class _Unpack:
     def _dataclass(self, value: list[Any]) -> Any:
         module, name, fields = value
         if not module.startswith("structgp."):
-            raise InputError("checkpoint", f"{module} is no part of structgp", "remove the file")
+            raise InputError("checkpoint", f"{module} does not belong to structgp", "remove the file")
         kind = getattr(importlib.import_module(module), name, None)
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-            raise InputError("checkpoint", f"{module}.{name} is no dataclass", "remove the file")
+            raise InputError("checkpoint", f"{module}.{name} is not a dataclass", "remove the file")
         clocks = {f.name for f in dataclasses.fields(kind) if f.metadata.get("clock")}
         found = {k: self(v) for k, v in fields.items()}
         found |= {k: time.monotonic() - found[k] for k in clocks if k in found}

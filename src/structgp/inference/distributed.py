@@ -44,7 +44,7 @@ class Processes:
         return [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process."""
+        """Whether ``flag`` is true in any process."""
         if self.size == 1:
             return flag
         flags: list[Any] = [None] * self.size
@@ -92,6 +92,7 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
 
 
 def local_device(device: str) -> str:
-    """The GPU of this process, where there are several on a machine: 'cuda' is one a process."""
+    """The GPU of this process: with several processes per machine, 'cuda' stands for one GPU per
+    process."""
     number = os.environ.get("LOCAL_RANK")
     return f"cuda:{number}" if device == "cuda" and number is not None else device

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Objective = Callable[[Tensor], tuple[float, Tensor]]
-"""Of x (P,): the value, and the gradient (P,)."""
+"""Takes x (P,); returns the value and the gradient (P,)."""
 
 
 def minimize(

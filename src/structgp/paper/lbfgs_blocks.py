@@ -46,7 +46,7 @@ class LbfgsBlocks:
 
     Parameters
     ----------
-    node_steps, transition_steps, hyper_steps : L-BFGS iterations of each block a global iteration.
+    node_steps, transition_steps, hyper_steps : L-BFGS iterations of each block per global iteration.
     objective_tolerance : stop when the objective changes by less between two global iterations.
     parameter_tolerance : stop when the unary parameters change by less on average, the means and the
         diagonals of the covariance factors each; what is off the diagonals hardly moves, and there is so

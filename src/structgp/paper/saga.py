@@ -34,8 +34,8 @@ Turn: TypeAlias = Literal["nodes", "transitions"]
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of the expected log-likelihood: value (K,), in each component; m and covariance, of each block,
-    shaped as its ``m`` and ``factor``; amplitude (), of nodes."""
+    """Gradient of the expected log-likelihood. value : (K,), in each component; m and covariance, of each
+    block, shaped as its ``m`` and ``factor``; amplitude (), of nodes."""
 
     value: Tensor
     m: tuple[Tensor, ...]

@@ -165,7 +165,7 @@ class _Quadratic:
         return torch.stack(found, -1)
 
     def moments(self, target: Target, beta: Tensor) -> Moments:
-        """Of beta (B, count) times the functions."""
+        """Moments of beta (B, count) times the functions."""
         m, slopes, bends = self.memory, [], []
         weight = target.weight.to(beta) * self.share
         for k, group in enumerate(self.groups):
