@@ -26,7 +26,7 @@ def trees() -> list[tuple[str, ast.Module]]:
 
 
 def families_of(tree: ast.Module) -> set[str]:
-    """Names under which a module knows families of posteriors; option objects of the plan have the same names."""
+    """Names under which a module knows families of posteriors; the plan's options share those names."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("structgp.gp"):
@@ -55,7 +55,7 @@ def test_nobody_asks_which_family_a_posterior_is_of():
 
 
 def test_auto_is_resolved_in_the_plan_alone():
-    """Comparisons with 'auto' outside the plan's room: what the encoder reads off tokens is its own business."""
+    """What the encoder reads off the tokens themselves is its own business."""
     found = [
         f"{name}:{node.lineno}"
         for name, tree in trees()

@@ -387,7 +387,7 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:
         warnings.warn(
-            f"{path}: fitted with a likelihood that a file does not hold; it answers as before, by the chain. "
+            f"{path}: its likelihood is not in the file; it answers as before, by the chain. "
             "Set the structure again before another fit",
             StructgpWarning,
             stacklevel=2,
