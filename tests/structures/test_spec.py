@@ -18,7 +18,6 @@ from structgp.structures import (
     Custom,
     Layout,
     Piecewise,
-    Rules,
     Spec,
     Structure,
     Template,
@@ -174,19 +173,7 @@ def test_a_custom_likelihood() -> None:
     assert as_structure(Custom(own)) is own
     with pytest.raises(InputError, match=r"pass an instance, as Own\(\)"):
         as_structure(Custom(Own))
-    with pytest.raises(InputError, match="a int cannot be called"):
+    named = as_structure(Custom("piecewise", predict_with=Chain()))
+    assert isinstance(named, Piecewise)
+    with pytest.raises(InputError, match="must be a structure, got 3"):
         as_structure(Custom(3))  # type: ignore[arg-type]
-
-
-def test_what_answers_for_a_custom_likelihood() -> None:
-    allowed = torch.tensor([True, True])
-    rules = Rules(torch.tensor([[True, False], [True, True]]), allowed, allowed)
-    trained, offering = Own(), Chain()
-    answers = Custom(constant).predictor(trained, rules)
-    assert isinstance(answers, Chain)
-    assert answers.rules is rules
-    assert Custom(offering).predictor(offering) is offering
-    assert Custom(offering, predict_with="chain").predictor(offering) is not offering
-    assert Custom(constant, predict_with=offering).predictor(trained) is offering
-    with pytest.raises(InputError, match="predict_with: must be 'auto', 'chain' or a Structure"):
-        Custom(constant, predict_with="crf").predictor(trained)

@@ -10,7 +10,7 @@ One recursion, several ways to carry its numbers:
 * log space (``Logs``): slower, and right for any potentials, infinite ones included.
 
 None builds a graph of T steps: the gradient of log Z is the marginals, so the backward pass IS
-forward-backward. Transition scores g are one shared table, (S, V, V), or one per position, (S, B, T-1, V, V).
+forward-backward. Transition scores g are one table, (S, V, V), or one per position, (S, B, T-1, V, V).
 """
 
 from __future__ import annotations
