@@ -173,5 +173,7 @@ def test_a_custom_likelihood() -> None:
     assert as_structure(Custom(own)) is own
     with pytest.raises(InputError, match=r"pass an instance, as Own\(\)"):
         as_structure(Custom(Own))
-    with pytest.raises(InputError, match="a int cannot be called"):
+    named = as_structure(Custom("piecewise", predict_with=Chain()))
+    assert isinstance(named, Piecewise)
+    with pytest.raises(InputError, match="must be a structure, got 3"):
         as_structure(Custom(3))  # type: ignore[arg-type]

@@ -62,18 +62,10 @@ class Structure(ABC):
     the templates that have scores. The flags of ``OPTIONAL`` are set for each method that a class defines.
     """
 
-    has_gradient: bool = True
-    ignores_shift: bool = False
-    handles_missing: bool = False
-    takes_single: bool = False
-    has_marginals: bool = False
-    has_decoder: bool = False
-    has_walk: bool = False
-    has_sample: bool = False
-    has_entropy: bool = False
-    has_n_best: bool = False
-    has_curvature: bool = False
-    has_local_curvature: bool = False
+    has_gradient = True
+    ignores_shift = handles_missing = takes_single = False
+    has_marginals = has_decoder = has_walk = has_sample = has_entropy = has_n_best = False
+    has_curvature = has_local_curvature = False
     spec: Spec = chain()
 
     def __init_subclass__(cls, **given: Any) -> None:

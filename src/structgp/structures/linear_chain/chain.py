@@ -32,46 +32,39 @@ class Chain(Structure):
         self.rules = None if rules is None or rules.is_free else rules
         if spec is not None:
             self.spec = spec
+        self._n_scores = len(self.spec.templates)
         if self.spec.likelihood != "exact":
             raise InputError("spec", f"{self.spec} is not a chain", "pass chain(), or use Piecewise")
 
     def __repr__(self) -> str:
         return f"Chain({'' if self.rules is None else 'rules, '}spec={self.spec})"
 
-    def _open(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Program, Scores]:
-        """The program for sequences of that mask, and what it is given."""
-        return compile(self.spec, Layout(mask), self.rules), (f, g)[: len(self.spec.templates)]
+    def _program(self, mask: Tensor) -> Program:
+        return compile(self.spec, Layout(mask), self.rules)
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        program, scores = self._open(f, g, mask)
-        value = program.log_prob(scores, y)
+        value = self._program(mask).log_prob((f, g)[: self._n_scores], y)
         # The engine asks for a gradient in g, which is 0 without transitions.
-        return value + 0 * g.sum() if len(scores) == 1 and g.requires_grad else value
+        return value + 0 * g.sum() if self.spec.next is None and g.requires_grad else value
 
     def marginals(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        program, scores = self._open(f, g, mask)
-        return program.node_marginals(scores)
+        return self._program(mask).node_marginals((f, g)[: self._n_scores])
 
     def walk(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        program, scores = self._open(f, g, mask)
-        return program.walk(scores)
+        return self._program(mask).walk((f, g)[: self._n_scores])
 
     def decode(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        program, scores = self._open(f, g, mask)
-        return program.decode(scores)
+        return self._program(mask).decode((f, g)[: self._n_scores])
 
     def n_best(self, f: Tensor, g: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Cost O(S B T V n (V + n))."""
-        program, scores = self._open(f, g, mask)
-        return program.n_best(scores, n)
+        return self._program(mask).n_best((f, g)[: self._n_scores], n)
 
     def sample(self, f: Tensor, g: Tensor, mask: Tensor, generator: Generator) -> Tensor:
-        program, scores = self._open(f, g, mask)
-        return program.sample(scores, generator)
+        return self._program(mask).sample((f, g)[: self._n_scores], generator)
 
     def entropy(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        program, scores = self._open(f, g, mask)
-        return program.entropy(scores)
+        return self._program(mask).entropy((f, g)[: self._n_scores])
 
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
@@ -99,8 +92,8 @@ class Chain(Structure):
         """Variances of each label, and of each label with the next one. With labels missing, what those
         variances lose by the labels that are known; what they gain counts as flat."""
         with torch.no_grad():
-            program, scores = self._open(f, g, mask)
-            scores = program.restrict(scores)
+            program = self._program(mask)
+            scores = program.restrict((f, g)[: self._n_scores])
             node, transition = program.variances(scores, basis)
             if bool(((y < 0) & mask).any()):
                 told = keep_known(scores[0], y, mask), *scores[1:]

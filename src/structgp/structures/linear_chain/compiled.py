@@ -40,18 +40,13 @@ class Compiled:
     """``Messages`` for float32 and float64 on the CPU.
 
     ``spread`` : largest log-ratio within a message that the potentials allow; inf or nan where some of them
-    are. log Z is -inf where a sequence has no labelling. With tables by position their exponentials,
-    O(T V^2) per sequence, are most of the work."""
+    are. log Z is -inf where a sequence has no labelling. With tables by position their exponentials, O(T
+    V^2) per sequence, are most of the work."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
         self._shape, self._shared = f.shape, g.dim() == 3
-        tables = g[:, None, None] if self._shared else g  # (S, B or 1, T-1 or 1, V, V)
-        self._given = (
-            f.contiguous().numpy(),
-            tables.contiguous().numpy(),
-            self._shared,
-            mask.sum(-1).numpy(),
-        )
+        g = g[:, None, None] if self._shared else g  # (S, B or 1, T-1 or 1, V, V)
+        self._given = f.contiguous().numpy(), g.contiguous().numpy(), self._shared, mask.sum(-1).numpy()
         log_z, spread = self._empty(*f.shape[:2]), self._empty(*f.shape[:2])
         self._share(_forward, log_z, spread)
         self.log_z, self.spread = torch.from_numpy(log_z), float(spread.max())
@@ -225,8 +220,8 @@ def _exponentiate_edges(g: Any, n: int, edge: Any, edge_t: Any) -> Any:
 def _forward_chain(
     node: Any, edge_t: Any, shared: bool, n: int, alpha: Any, prior: Any, inverse: Any
 ) -> float:
-    """The sum of the logarithms of the scales. Row t of alpha (T, V) <- the message at t, which sums to
-    1; of prior (T, V) <- what t is told by the position before; inverse (T,) <- 1 / scale."""
+    """The sum of the logarithms of the scales. Row t of alpha (T, V) <- the message at t, which sums to 1;
+    of prior (T, V) <- what t is told by the position before; inverse (T,) <- 1 / scale."""
     smallest = np.finfo(node.dtype).tiny
     log_scale, scale = 0.0, 1.0
     for t in range(n):

@@ -83,22 +83,10 @@ def _vanished(smallest, zeros, edge, LOW: tl.constexpr, TINY: tl.constexpr, VP: 
 
 @triton.jit(do_not_specialize=["B", "T", "n_blocks"])
 def forward_kernel(
-    f_ptr,
-    g_ptr,
-    mask_ptr,
-    log_z_ptr,
-    alpha_ptr,
-    careful_ptr,
-    B,
-    T,
-    n_blocks,
-    V: tl.constexpr,
-    VP: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    LOW: tl.constexpr,
-    TINY: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    f_ptr, g_ptr, mask_ptr, log_z_ptr, alpha_ptr, careful_ptr, B, T, n_blocks,
+    V: tl.constexpr, VP: tl.constexpr, BLOCK_B: tl.constexpr,
+    LOW: tl.constexpr, TINY: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """log Z (S, B), forward messages (S, B, T, V), of any scale and undefined at padding, and for each
     program whether it was careful: its messages are logs then."""
     dtype: tl.constexpr = f_ptr.dtype.element_ty
@@ -189,27 +177,12 @@ def _forward_in_logs(f_ptr, g_ptr, log_z_ptr, alpha_ptr, s, chain, T, n, V: tl.c
 
 @triton.jit(do_not_specialize=["B", "T", "n_blocks"])
 def backward_kernel(
-    f_ptr,
-    g_ptr,
-    mask_ptr,
-    alpha_ptr,
-    careful_ptr,
-    weight_ptr,
-    nodes_ptr,
-    pairs_ptr,
-    B,
-    T,
-    n_blocks,
-    V: tl.constexpr,
-    VP: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    LOW: tl.constexpr,
-    TINY: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
-    """Node marginals times weight (S, B, T, V), 0 at padding, and with PAIRS those of pairs, summed over
-    the sequences of a program (S, n_blocks, V, V).
+    f_ptr, g_ptr, mask_ptr, alpha_ptr, careful_ptr, weight_ptr, nodes_ptr, tables_ptr, B, T, n_blocks,
+    V: tl.constexpr, VP: tl.constexpr, BLOCK_B: tl.constexpr, LOW: tl.constexpr,
+    TINY: tl.constexpr, CHUNK: tl.constexpr, TABLES: tl.constexpr,
+):  # fmt: skip
+    """Node marginals times weight (S, B, T, V), 0 at padding, and with TABLES those of transitions, summed
+    over the sequences of a program (S, n_blocks, V, V).
 
     Messages are known but for a factor, and so the products of two are normalised at each step.
     """
@@ -261,7 +234,7 @@ def backward_kernel(
         weight = tl.where((t + 1 == n) & (norm == 0), 0.0, weight)
         share = tl.where(t < n, weight / tl.maximum(norm, LOW), 0.0)
         tl.store(nodes_ptr + at + t * V, node * share[:, None], mask=(t < n)[:, None] & label)
-        if PAIRS:
+        if TABLES:
             counts += _outer(passed, alpha * share[:, None])
 
         q = beta * tl.exp(f - _finite(tl.max(f, 1))[:, None])
@@ -281,19 +254,19 @@ def backward_kernel(
         for k in range(BLOCK_B):
             counts += _backward_in_logs(
                 f_ptr, g_ptr, alpha_ptr, weight_ptr, nodes_ptr, was_careful, s, s * B + first + k, T,
-                tl.sum(tl.where(row == k, n, 0), 0), V, VP, PAIRS,
+                tl.sum(tl.where(row == k, n, 0), 0), V, VP, TABLES,
             )  # fmt: skip
-    if PAIRS:
-        tl.store(pairs_ptr + pid * V * V + v[None, :] * V + v[:, None], counts, mask=two)
+    if TABLES:
+        tl.store(tables_ptr + pid * V * V + v[None, :] * V + v[:, None], counts, mask=two)
 
 
 @triton.jit
 def _backward_in_logs(
     f_ptr, g_ptr, alpha_ptr, weight_ptr, nodes_ptr, alpha_is_log, s, chain, T, n,
-    V: tl.constexpr, VP: tl.constexpr, PAIRS: tl.constexpr,
+    V: tl.constexpr, VP: tl.constexpr, TABLES: tl.constexpr,
 ):  # fmt: skip
-    """``backward_kernel`` of one sequence of n positions, for any potentials below +inf. Returns the pairs,
-    (VP, VP), [j, i]."""
+    """``backward_kernel`` of one sequence of n positions, for any potentials below +inf. Returns the sums
+    of transitions, (VP, VP), [j, i]."""
     v = tl.arange(0, VP)
     label = (v < V)[None, :]
     two = (v < V)[:, None] & (v < V)[None, :]
@@ -317,9 +290,9 @@ def _backward_in_logs(
         node = tl.exp(node - best[:, None])
         share = weight / tl.maximum(tl.sum(node, 1), 0.5)
         tl.store(nodes_ptr + at + t * V, node * share[:, None], mask=label)
-        if PAIRS:
-            pairs = tl.exp(ahead + (alpha - best[:, None])[:, None, :]) * share[:, None, None]
-            counts += tl.sum(pairs, 0)
+        if TABLES:
+            p = tl.exp(ahead + (alpha - best[:, None])[:, None, :]) * share[:, None, None]
+            counts += tl.sum(p, 0)
         passed = f + beta
         passed -= _finite(tl.max(passed, 1))[:, None]
     return counts
