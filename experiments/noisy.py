@@ -69,10 +69,11 @@ def main(words: Sequence[str] | None = None) -> None:
             / sum(row["tokens"] for row in rows if row["method"] == name)
             for name in options.method
         }
-        won += errors.get("annotator", 0) < min(v for k, v in errors.items() if k != "annotator")
+        won += min(errors, key=errors.__getitem__) == "annotator"
         shown = "".join(f"  {name} {error:.2f} %" for name, error in errors.items())
         print(f"seed {seed}:{shown}", flush=True)
-    print(f"annotator: below all in {won} of {len(options.seeds)} seeds")
+    if "annotator" in options.method:
+        print(f"annotator: lowest error in {won} of {len(options.seeds)} seeds")
 
 
 def _key(columns: bool, seed: int, k: int, name: str) -> tuple[Any, ...]:

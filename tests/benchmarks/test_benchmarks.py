@@ -86,6 +86,7 @@ def test_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"N": 6, "T": 3, "S": 4, "V": 2, "D": 5}
     fits = {"M" in size: growth.fit_seconds(size) for size in (small, small | {"M": 4})}
     assert all(fit["steps"] > 0 for fit in fits.values())
+    monkeypatch.setattr(growth, "FIT", small)
     monkeypatch.setattr(growth, "fit_seconds", lambda size: fits["M" in size])
     rows, text = outcome("growth", tmp_path)
     kinds = ["chain S", "chain B", "chain T", "chain V"]
