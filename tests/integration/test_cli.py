@@ -141,7 +141,7 @@ def test_the_model_holds_the_template_in_place(files):
     assert model.extra["n_columns"] == 2
     assert len(model.encoder.templates) == 4
     assert float(model.posterior["next"].scale) > 0
-    assert model.posterior.pair_mean.any()
+    assert model.posterior["next"].m.any()
 
 
 def test_a_template_without_b_has_no_pairwise_scores(files, write, tmp_path):
@@ -149,7 +149,7 @@ def test_a_template_without_b_has_no_pairwise_scores(files, write, tmp_path):
     ok("train", template, files.train, "-o", tmp_path / "model", *SMALL)
     posterior = structgp.load(tmp_path / "model").model_.posterior
     assert float(posterior["next"].scale) == 0
-    assert not posterior.pair_mean.any()
+    assert not posterior["next"].m.any()
 
 
 def test_train_replaces_a_model_and_scores_dev_data(files, write, tmp_path):

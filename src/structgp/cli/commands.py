@@ -11,18 +11,9 @@ import click
 from structgp import __version__
 from structgp.api.describe import describe
 from structgp.api.estimator import StructuredGPClassifier, load
-from structgp.cli.flags import device_option, encoding_option, model_option, vectors_option
-from structgp.cli.inputs import load_with_reader
-from structgp.cli.shared import (
-    Group,
-    all_labels,
-    check_writable,
-    fit_with_progress,
-    print_reports,
-    say_fit,
-    score,
-    score_crf,
-)
+from structgp.cli import shared
+from structgp.cli.flags import model_option, reading_options
+from structgp.cli.shared import all_labels, load_with_reader, print_reports, score, score_crf
 from structgp.data import corpora
 from structgp.data.atomic import atomic_write
 from structgp.data.sources import Reader
@@ -36,7 +27,7 @@ _DEMO_LINES = (
 )
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=shared.Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="structgp")
 def main() -> None:
     """Label sequences, and know how sure the labels are.
@@ -59,9 +50,7 @@ def main() -> None:
 )
 @click.option("--train", "train_path", type=click.Path(), help="Training file, for --against.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@vectors_option
-@device_option
-@encoding_option
+@reading_options
 def evaluate_command(
     model_path: str,
     test_path: str,
@@ -115,8 +104,8 @@ def demo(seed: int) -> None:
         "labels for quantity, unit, name, preparation, comment.\n"
     )
     estimator = StructuredGPClassifier(features="columns", random_state=seed)
-    fit_with_progress(estimator, X, corpus.y_train)
-    say_fit(estimator, len(X), sum(map(len, corpus.y_train)))
+    shared.fit_with_progress(estimator, X, corpus.y_train)
+    shared.say_fit(estimator, len(X), sum(map(len, corpus.y_train)))
     reports = {"structgp": score(estimator, X_test, corpus.y_test, "recipes/test.conll")}
     try:
         reports["linear CRF"] = score_crf(X, corpus.y_train, X_test, corpus.y_test)
@@ -141,16 +130,14 @@ def demo(seed: int) -> None:
 @click.argument("model_path", metavar="MODEL", type=click.Path())
 @click.argument("data_path", metavar="DATA", type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="HTML page to write.")
-@vectors_option
-@device_option
-@encoding_option
+@reading_options
 def report(
     model_path: str, data_path: str, output: str, encoding: str, vectors_path: str | None, device: str
 ) -> None:
     """Show a model's answers for the file DATA on one HTML page.
 
     If DATA has labels in its last column, the page compares them with the answers."""
-    check_writable(output)
+    shared.check_writable(output)
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     text, X = _read(reader, data_path, encoding)
     findings = examine(
