@@ -67,8 +67,8 @@ def _stochastic(
 
     def make(quick: bool) -> StructuredGPClassifier:
         own_pace = kind(
-            mean_step="auto",
-            covariance_step="auto",
+            mean_step=None,
+            covariance_step=None,
             unary_steps=None,
             pairwise_steps=None,
             learn_scales=False,

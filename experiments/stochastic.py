@@ -56,7 +56,7 @@ def variances(
     problem = build(task, data, Chain())
     problem.estimator = ESTIMATORS[gradient].with_draws(draws)
     saga = Saga(
-        mean_step="auto", covariance_step="auto", unary_steps=None, pairwise_steps=None
+        mean_step=None, covariance_step=None, unary_steps=None, pairwise_steps=None
     )
     sgd = replace(saga, remembers=False)
     state = saga.start(problem, torch.Generator().manual_seed(0))

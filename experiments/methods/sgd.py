@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from structgp.inference import LearnScales, Problem
 from structgp.paper import Saga
-from structgp.paper.saga import Gradient, SagaState, Stored, project
+from structgp.paper.saga import Gradient, SagaState, project
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,8 @@ class SGD(Saga):
     """:class:`structgp.paper.Saga` that remembers no gradients, with step sizes from the curvature
     and all parameters moving at once. Its noise does not vanish, so its steps have to."""
 
-    mean_step: float | Literal["auto"] = "auto"
-    covariance_step: float | Literal["auto"] = "auto"
+    mean_step: float | None = None
+    covariance_step: float | None = None
     node_steps: int | None = None
     transition_steps: int | None = None
     learn_scales: LearnScales = "auto"
@@ -28,7 +27,7 @@ class SGD(Saga):
         return False
 
     def combine(
-        self, problem: Problem, state: SagaState, i: int, new: Stored
+        self, problem: Problem, state: SagaState, i: int, new: Gradient
     ) -> tuple[Gradient, Tensor]:
         n, one = len(problem.batches), project(problem, i, new)
         whole = one.plus(one, n - 1)

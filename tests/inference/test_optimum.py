@@ -14,8 +14,8 @@ from structgp.inference.estimators import Pathwise, Surrogate
 from structgp.paper import LbfgsBlocks, Saga
 
 PACE: dict[str, Any] = {
-    "mean_step": "auto",
-    "covariance_step": "auto",
+    "mean_step": None,
+    "covariance_step": None,
     "node_steps": None,
     "transition_steps": None,
 }

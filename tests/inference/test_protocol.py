@@ -40,8 +40,8 @@ def adam(learn_scales: Any, rate: float = 0.05) -> Adam:
 
 def stochastic(learn_scales: Any) -> Saga:
     return Saga(
-        mean_step="auto",
-        covariance_step="auto",
+        mean_step=None,
+        covariance_step=None,
         node_steps=None,
         transition_steps=None,
         tolerance=0.2,

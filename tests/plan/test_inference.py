@@ -132,7 +132,7 @@ def test_scales_of_both_stages_of_a_mixture(scales: Any) -> None:
         (
             "saga",
             Saga,
-            {"remembers": True, "covariance_step": "auto", "pairwise_steps": None},
+            {"remembers": True, "covariance_step": None, "pairwise_steps": None},
         ),
         ("lbfgs", LbfgsBlocks, {}),
         ("paper-batch", LbfgsBlocks, {"unary_steps": 50, "pairwise_steps": 10, "hyper_steps": 5}),

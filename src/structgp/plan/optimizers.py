@@ -29,8 +29,8 @@ NAMED: dict[str, Optimizer] = {
     "natural": Natural(learn_scales="auto"),
     "adam": Adam(learn_scales="auto"),
     "saga": Saga(
-        mean_step="auto",
-        covariance_step="auto",
+        mean_step=None,
+        covariance_step=None,
         node_steps=None,
         transition_steps=None,
         learn_scales="auto",
