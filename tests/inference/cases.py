@@ -271,7 +271,7 @@ def exact_regression(problem: Problem) -> Answer:
     K = AMPLITUDE * (x[:, None] == x[None]).mean(-1)
     noisy = K + noise * np.eye(N)
     solved = np.linalg.solve(noisy, targets)
-    prior = float(problem.posterior["next"].sd.detach()) ** 2
+    prior = problem.posterior["next"].prior_sd ** 2
     n = problem.n_sequences
     aim = problem.structure.aim.numpy()
     # exp(log_prob) is a Gaussian density in the targets but for its constant; the n equal targets of a

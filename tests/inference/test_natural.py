@@ -62,8 +62,8 @@ def test_one_whole_step_on_a_quadratic(
             found = np.linalg.inv(factor[j] @ factor[j].T)
             np.testing.assert_allclose(found, precision, rtol=0, atol=1e-4)
     exact = cases.exact_regression(problem)
-    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-7)
-    variance = q["next"].score_sds.detach() ** 2
+    np.testing.assert_allclose(q["next"].constant_scores()[0], exact.transition_mean, rtol=0, atol=1e-7)
+    variance = q["next"].constant_scores()[1].detach() ** 2
     np.testing.assert_allclose(variance, exact.transition_sd**2, rtol=1e-7)
     before = cases.numbers(q)
     optimizer.step(problem, state)
@@ -130,8 +130,8 @@ def test_noise_that_bends_up_still_leaves_a_posterior(bend: float, noise: str, c
     assert torch.isfinite(q.node.m).all()
     lower = q.node.factor.detach().tril()
     assert torch.linalg.eigvalsh(lower @ lower.mT).max() <= 1 / LEAST_PRECISION + 1e-9
-    prior = float(q["next"].sd.detach()) ** 2
-    assert q["next"].score_sds.max() ** 2 <= prior / LEAST_PRECISION + 1e-9
+    prior = q["next"].prior_sd ** 2
+    assert q["next"].constant_scores()[1].max() ** 2 <= prior / LEAST_PRECISION + 1e-9
     # What is held is what the posterior is of: going nowhere from there changes nothing.
     before = cases.numbers(q)
     with torch.no_grad():

@@ -270,15 +270,8 @@ class _Visit:
         ]
 
     def likelihood(self, functions: list[Tensor]) -> tuple[float, list[Tensor]]:
-        scores = [s.requires_grad_() for s in self.scores(functions)]
-        with torch.enable_grad():
-            total = self.problem.log_prob(self.i, scores).mean(0).sum()
-            grads = torch.autograd.grad(total, scores, allow_unused=True)
-        slopes = []
-        for block, h, s, grad in zip(self.blocks, functions, scores, grads, strict=True):
-            summed = torch.zeros_like(s[0]) if grad is None else grad.sum(0)
-            slopes.append(block.pull_back(summed).reshape(h.shape))
-        return float(total.detach()), slopes
+        total, slopes = self.problem.slopes(self.i, self.scores(functions))
+        return float(total), [s.reshape(h.shape) for s, h in zip(slopes, functions, strict=True)]
 
     def put_back(self, duals: list[Tensor], functions: list[Tensor]) -> None:
         """The new sites, in the place of the old ones, and the posterior that they make."""
