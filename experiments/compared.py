@@ -77,8 +77,8 @@ def _gp_ess(fold: Fold, setting: Setting) -> Fitted:
 QUICK_OPTIMIZERS = {
     "paper-batch": {"node_steps": 4, "transition_steps": 1, "hyper_steps": 0, "max_iterations": 1},
     "paper-stochastic": {
-        "mean_step": "auto",
-        "covariance_step": "auto",
+        "mean_step": None,
+        "covariance_step": None,
         "node_steps": None,
         "transition_steps": None,
         "max_steps": 400,

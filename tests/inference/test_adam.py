@@ -115,7 +115,7 @@ def fitted_means(cases: ModuleType, batch_tokens: int) -> tuple[np.ndarray, np.n
     cases.finish(optimizer, problem)
     exact = cases.exact_regression(problem)
     np.testing.assert_allclose(
-        problem.posterior["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=0.06
+        problem.posterior["next"].constant_scores()[0], exact.transition_mean, rtol=0, atol=0.06
     )
     sizes = {len(batch) for batch in problem.batches}
     return cases.at_tokens(problem)[0], exact.mean, len(sizes)
@@ -144,7 +144,9 @@ def test_the_bound_of_batches_averages_to_the_whole(cases: ModuleType) -> None:
             away = torch.where(batch.mask[..., None], mean[0] - problem.structure.table[batch.y], 0)
             spread = covariance.diagonal(dim1=-1, dim2=-2).sum()
             expected -= 0.5 * float(away.square().sum() + spread) / cases.LABEL_NOISE
-            second = (table.mean_scores - problem.structure.aim).square() + table.score_sds.square()
+            second = (
+                table.constant_scores()[0] - problem.structure.aim
+            ).square() + table.constant_scores()[1].square()
             expected -= 0.5 * float(second.sum()) * len(batch)
         whole = expected - float(q.divergence())
         generator = torch.Generator().manual_seed(0)

@@ -62,8 +62,8 @@ def test_one_whole_step_on_a_quadratic(
             found = np.linalg.inv(factor[j] @ factor[j].T)
             np.testing.assert_allclose(found, precision, rtol=0, atol=1e-4)
     exact = cases.exact_regression(problem)
-    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-7)
-    variance = q["next"].score_sds.detach() ** 2
+    np.testing.assert_allclose(q["next"].constant_scores()[0], exact.transition_mean, rtol=0, atol=1e-7)
+    variance = q["next"].constant_scores()[1].detach() ** 2
     np.testing.assert_allclose(variance, exact.transition_sd**2, rtol=1e-7)
     before = cases.numbers(q)
     optimizer.step(problem, state)

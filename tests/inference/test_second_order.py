@@ -54,8 +54,10 @@ def test_gaussian_likelihood_gives_gp_regression(batch_tokens: int, cases: Modul
             np.testing.assert_allclose(block, expected, rtol=0, atol=1e-6)
         start += T
     q = problem.posterior
-    np.testing.assert_allclose(q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(q["next"].score_sds.detach(), exact.transition_sd, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(q["next"].constant_scores()[0], exact.transition_mean, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        q["next"].constant_scores()[1].detach(), exact.transition_sd, rtol=0, atol=1e-6
+    )
     # There the bound is the evidence.
     bound = cases.many_draw_bound(problem)
     assert bound == pytest.approx(exact.log_evidence, rel=3e-3)
@@ -204,7 +206,7 @@ def bound_by_hand(
     q = problem.posterior
     V, M = q.node.m.shape
     m, amplitude = q.node.m.detach().numpy(), float(q.node.log_amplitude.detach().exp())
-    table_mean = q["next"].mean_scores.detach().numpy()
+    table_mean = q["next"].constant_scores()[0].numpy()
     prior_sd = float((0.5 * before["next.log_amplitude"]).exp())
     table_sd = prior_sd * before["next.factor"].view(V, V).numpy()
     L = np.tril(before["node.factor"].numpy())
@@ -287,7 +289,7 @@ def test_the_value_is_the_mean_log_likelihood_of_the_draws(cases: ModuleType) ->
         for i, batch in enumerate(problem.batches):
             h = problem.conditional(i)[0].projection @ q.node.m.T + draws.offsets[i][0]
             f = (0.5 * q.node.log_amplitude).exp() * h
-            g = q["next"].mean_scores + (1.4 * draws.offsets[i][1]).view(-1, 3, 3)
+            g = q["next"].constant_scores()[0] + (1.4 * draws.offsets[i][1]).view(-1, 3, 3)
             values = problem.structure.log_prob(f, g, batch.y, batch.mask)
             expected += values.mean(0).sum()
             torch.testing.assert_close(problem.drawn_scores(i, state.noise), [f, g])
@@ -487,10 +489,10 @@ def test_the_scale_of_a_table_ends_where_its_divergence_is_least(full: bool) -> 
             table.factor += 0.3 * torch.randn(9, 9, generator=generator, dtype=torch.float64)
         else:
             table.factor *= 0.5
-        second = table.mean_scores.square() + table.score_sds.square()
+        second = table.constant_scores()[0].square() + table.constant_scores()[1].square()
         for _ in range(60):
             table.fit_amplitude()
-        after = table.mean_scores.square() + table.score_sds.square()
+        after = table.constant_scores()[0].square() + table.constant_scores()[1].square()
     torch.testing.assert_close(after, second)  # the law of the scores stays what it is
 
     def value(sd: float) -> float:

@@ -219,7 +219,7 @@ def test_the_time_is_looked_at_within_a_block(cases: ModuleType, monkeypatch: py
     assert calls[0] == 5
     assert len(steps) == 1
     assert not steps[0].converged
-    assert (problem.posterior["next"].mean_scores == 0).all()
+    assert (problem.posterior["next"].constant_scores()[0] == 0).all()
     assert (problem.posterior.node.m != 0).any()
 
 

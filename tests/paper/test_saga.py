@@ -393,7 +393,7 @@ def test_automatic_steps_are_below_the_inverse_curvature(
     assert node <= bounds[0] * (1 + 1e-9)
     assert bounds[0] < 8 * node
     assert table < 2 * bounds[1]
-    state = Saga("auto", "auto").start(problem, torch.Generator())
+    state = Saga(None, None).start(problem, torch.Generator())
     assert state.mean_steps == pytest.approx([1 / (3 * bound) for bound in bounds])
     assert state.mean_steps[0] < 1 / node
     assert state.mean_steps[1] < 1 / table
@@ -402,11 +402,11 @@ def test_automatic_steps_are_below_the_inverse_curvature(
 
 def test_steps_that_are_given_are_taken(cases: ModuleType) -> None:
     problem = cases.make_problem()
-    state = Saga(0.3, "auto").start(problem, torch.Generator())
+    state = Saga(0.3, None).start(problem, torch.Generator())
     assert state.mean_steps == [0.3, 0.3]
     expected = [0.1 / (3 * bound) for bound in curvature_bounds(problem)]
     assert state.covariance_steps == pytest.approx(expected)
-    state = Saga("auto", 0.2).start(problem, torch.Generator())
+    state = Saga(None, 0.2).start(problem, torch.Generator())
     assert state.covariance_steps == [0.2, 0.2]
     paper = Saga().start(problem, torch.Generator())
     assert (paper.mean_steps, paper.covariance_steps) == ([1e-4] * 2, [1e-5] * 2)

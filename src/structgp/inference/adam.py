@@ -75,17 +75,16 @@ class Adam:
         if not state.queue:
             order = torch.randperm(len(problem.batches), generator=state.generator)
             state.queue = order.tolist()
-        i = state.queue.pop()
+        i, moves = state.queue.pop(), self.learn_scales == "all"
         state.optimizer.zero_grad()
-        moves = self.learn_scales == "all"
         bound = problem.bound(i, state.generator, move_kernel=moves)
         (-bound.elbo).backward()
         state.optimizer.step()
-        if moves and not state.queue:
-            problem.refresh()
         state.plateau.add(float(bound.elbo.detach()))
         elbo = state.plateau.mean
         state.iteration += 1
+        if moves and not state.queue:
+            problem.refresh()
         if not state.queue and state.plateau.is_full:
             self._look(problem, state)
         converged = state.reductions >= self.reductions

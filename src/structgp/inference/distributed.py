@@ -79,10 +79,8 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
         yield ALONE
         return
     if "MASTER_ADDR" not in os.environ:
-        raise InputError(
-            "WORLD_SIZE", "set, but nothing says where the others are", "start it with torchrun"
-        )
-    # Sums of the GPU's go over nccl; objects and the CPU's over gloo.
+        raise InputError("WORLD_SIZE", "is set, but not MASTER_ADDR", "start it with torchrun")
+    # Sums on the GPU go over nccl; objects and sums on the CPU over gloo.
     kind = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
     dist.init_process_group(kind)
     try:
@@ -92,7 +90,6 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
 
 
 def local_device(device: str) -> str:
-    """The GPU of this process: with several processes per machine, 'cuda' stands for one GPU per
-    process."""
+    """The GPU of this process, where a machine has several: 'cuda' is one per process."""
     number = os.environ.get("LOCAL_RANK")
     return f"cuda:{number}" if device == "cuda" and number is not None else device

@@ -58,10 +58,6 @@ class ExampleLatent:
         fill = torch.diag_embed(scale[..., None] * ~mask[:, None])
         return ExampleLatent(block, mean, covariance, cholesky(detached + fill), mask)
 
-    @property
-    def group(self) -> Group:
-        return Group(self.mask.repeat(len(self.mean), 1), self.block.n_functions)
-
     def place(self, noise: Tensor) -> Tensor:
         """(S, K B, T, *labels) scores from standard normal numbers (S, K B, T, R). Cost O(S K B T R (T +
         P))."""
@@ -81,12 +77,6 @@ class ExampleLatent:
         slope = (self.factor.mT @ mean.mT[..., None])[..., 0].mT
         bend = 2 * self.factor.mT @ covariance @ self.factor
         return slope.flatten(0, 1), bend.flatten(0, 1)
-
-    def first_order(self, mean: Tensor, covariance: Tensor, mixing: Tensor) -> Tensor:
-        """() what the expectation gains as the posterior moves, to first order."""
-        away = (mean * (self.mean - self.mean.detach())).sum((-1, -2))
-        spread = (covariance * (self.covariance - self.covariance.detach())).sum((-1, -2, -3))
-        return (mixing @ (away + spread)).sum()
 
 
 @dataclass(frozen=True)
@@ -109,10 +99,6 @@ class SharedLatent:
     def is_full(self) -> bool:
         return self.factor.dim() == 2
 
-    @property
-    def group(self) -> Group:
-        return Group(None, self.block.n_functions, self.is_full)
-
     def place(self, noise: Tensor) -> Tensor:
         """(S, *labels) scores from standard normal numbers (S, P)."""
         factor = self.factor.to(noise)
@@ -133,10 +119,6 @@ class SharedLatent:
             return factor.T @ mean, 2 * factor.T @ covariance @ factor
         return factor * mean, 2 * factor.square() * covariance
 
-    def first_order(self, mean: Tensor, covariance: Tensor, mixing: Tensor) -> Tensor:
-        away = (mean * (self.mean - self.mean.detach())).sum()
-        return away + (covariance * (self.covariance - self.covariance.detach())).sum()
-
 
 @dataclass(frozen=True)
 class Latents:
@@ -154,7 +136,12 @@ class Latents:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return tuple(part.group for part in self.parts)
+        return tuple(
+            Group(None, part.block.n_functions, part.is_full)
+            if isinstance(part, SharedLatent)
+            else Group(part.mask.repeat(len(part.mean), 1), part.block.n_functions)
+            for part in self.parts
+        )
 
     @property
     def means(self) -> tuple[Tensor, ...]:
@@ -167,20 +154,15 @@ class Latents:
 
     def sensitivity(self, moments: Moments) -> Sensitivity:
         """Gradients in mean and covariance."""
-        found = [
-            part.sensitivity(slope, bend)
-            for part, slope, bend in zip(self.parts, moments.slopes, moments.bends, strict=True)
-        ]
-        means, covariances = zip(*found, strict=True)
-        return Sensitivity(means, covariances)
+        parts = zip(self.parts, moments.slopes, moments.bends, strict=True)
+        return Sensitivity(
+            *zip(*(part.sensitivity(slope, bend) for part, slope, bend in parts), strict=True)
+        )
 
     def moments(self, at: Sensitivity) -> Moments:
         """The slope and bend that ``at`` is of; value 0."""
-        found = [
-            part.moments(mean, covariance)
-            for part, mean, covariance in zip(self.parts, at.mean, at.covariance, strict=True)
-        ]
-        slopes, bends = zip(*found, strict=True)
+        parts = zip(self.parts, at.mean, at.covariance, strict=True)
+        slopes, bends = zip(*(part.moments(*gradients) for part, *gradients in parts), strict=True)
         return Moments(slopes[0].new_zeros(len(slopes[0])), slopes, bends)
 
     def expand(self, moments: Moments, mixing: Tensor) -> Tensor:
@@ -191,7 +173,12 @@ class Latents:
         value = moments.value.to(self.parts[0].mean).reshape(self.parts[0].mean.shape[:2])
         total = (mixing @ value).sum()
         for part, mean, covariance in zip(self.parts, at.mean, at.covariance, strict=True):
-            total = total + part.first_order(mean, covariance, mixing)
+            away = mean * (part.mean - part.mean.detach())
+            spread = covariance * (part.covariance - part.covariance.detach())
+            if isinstance(part, SharedLatent):
+                total = total + away.sum() + spread.sum()
+            else:
+                total = total + (mixing @ (away.sum((-1, -2)) + spread.sum((-1, -2, -3)))).sum()
         return total
 
 

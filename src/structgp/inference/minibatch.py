@@ -105,14 +105,6 @@ class MinibatchState:
     divergence: float = 0.0
     moved: bool = False
 
-    def release(self) -> None:
-        """A checkpoint has been written, or there is none: what came before will not be asked for."""
-        self.sites.release()
-
-    def known_of(self, k: int, index: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What was known at the start of the weights ``index`` of block k: precision and linear term."""
-        return None if self.known is None else (self.known[k][0][index], self.known[k][1][index])
-
 
 @dataclass(frozen=True)
 class Minibatch:
@@ -166,29 +158,21 @@ class Minibatch:
         if self.sites_folder is not None:
             sites = SitesOnDisk.new(self.sites_folder, n, [b.n_functions for b in q.blocks])
         shapes = [(len(block.prior_sds()), block.n_functions) for block in q.blocks]
-        state = MinibatchState(
-            generator,
-            noise,
-            sites,
-            q.like.new_full((n,), torch.nan),
-            scale=[q.like.new_ones(R) for _, R in shapes],
-            precision=[q.like.new_zeros(shape) for shape in shapes],
-            linear=[q.like.new_zeros(shape) for shape in shapes],
-        )
+        values, scale = q.like.new_full((n,), torch.nan), [q.like.new_ones(R) for _, R in shapes]
+        precision, linear = ([q.like.new_zeros(shape) for shape in shapes] for _ in range(2))
+        state = MinibatchState(generator, noise, sites, values, scale, precision, linear)
         if self.goes_on:
             with torch.no_grad():
                 state.known = [block.knowledge() for block in q.blocks]
                 state.precision = [precision.clone() for precision, _ in state.known]
                 state.linear = [linear.clone() for _, linear in state.known]
-                divergence = float(q.divergence(problem.entropy))
-                state.known_at_start = _known_value(q, state) - divergence
+                state.known_at_start = -_divergence(problem, state)
         return state
 
     def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
         """One visit. Cost O(steps S B T (V^2 + A R)); O(M R) more at the end of a pass."""
         if not state.order:
-            shuffled = torch.randperm(len(problem.batches), generator=state.generator)
-            state.order = shuffled.tolist()
+            state.order = torch.randperm(len(problem.batches), generator=state.generator).tolist()
         i = state.order.pop()
         settled = False
         with torch.no_grad():
@@ -211,14 +195,11 @@ class Minibatch:
 
     def _visit(self, problem: Problem, state: MinibatchState, i: int) -> int:
         """Takes the sites of batch i out and puts new ones in. Returns likelihoods computed."""
-        visit = _Visit(problem, state, i, self._is_single(problem))
+        visit = _Visit(problem, state, i, bool(self.single) and problem.structure.takes_single)
         unsure = visit.is_again and (state.moved or not self.single)
         found = climb(visit.likelihood, visit.priors, visit.duals, self.steps or FEW[1], unsure)
         visit.put_back(found.a, found.functions)
         return (found.calls + 1) * visit.n_draws * len(problem.batches[i])
-
-    def _is_single(self, problem: Problem) -> bool:
-        return bool(self.single) and problem.structure.takes_single
 
     def _end_pass(self, problem: Problem, state: MinibatchState, elbo: float) -> bool:
         """Whether it is over."""
@@ -252,8 +233,8 @@ class _Visit:
     def __init__(self, problem: Problem, state: MinibatchState, i: int, single: bool) -> None:
         self.problem, self.state, self.i = problem, state, i
         self.blocks, self.batch = problem.posterior.blocks, problem.batches[i]
-        here = zip(self.blocks, problem.conditional(i), strict=True)
-        found = [block.compact(conditional) for block, conditional in here]
+        parts = zip(self.blocks, problem.conditional(i), strict=True)
+        found = [block.compact(conditional) for block, conditional in parts]
         self.index, self.here = zip(*found, strict=True)
         kept = state.sites[i]
         self.is_again = kept is not None
@@ -289,15 +270,8 @@ class _Visit:
         ]
 
     def likelihood(self, functions: list[Tensor]) -> tuple[float, list[Tensor]]:
-        scores = [s.requires_grad_() for s in self.scores(functions)]
-        with torch.enable_grad():
-            total = self.problem.log_prob(self.i, scores).mean(0).sum()
-            grads = torch.autograd.grad(total, scores, allow_unused=True)
-        slopes = []
-        for block, h, s, grad in zip(self.blocks, functions, scores, grads, strict=True):
-            summed = torch.zeros_like(s[0]) if grad is None else grad.sum(0)
-            slopes.append(block.pull_back(summed).reshape(h.shape))
-        return float(total.detach()), slopes
+        total, slopes = self.problem.slopes(self.i, self.scores(functions))
+        return float(total), [s.reshape(h.shape) for s, h in zip(slopes, functions, strict=True)]
 
     def put_back(self, duals: list[Tensor], functions: list[Tensor]) -> None:
         """The new sites, in the place of the old ones, and the posterior that they make."""
@@ -319,9 +293,9 @@ class _Visit:
             state.divergence = _divergence(problem, state)
             return
         for k, block in enumerate(self.blocks):
-            known, after = state.known_of(k, self.index[k]), self._local(k)
-            state.divergence += after.divergence(known) - self.before[k].divergence(known)
             at, prior_sd = self.index[k], self.here[k].prior_sd
+            known = None if state.known is None else (state.known[k][0][at], state.known[k][1][at])
+            state.divergence += self._local(k).divergence(known) - self.before[k].divergence(known)
             block.place(state.precision[k][at], state.linear[k][at], prior_sd, at)
 
     def _new_site(self, k: int, bend: Tensor, dual: Tensor) -> Site:

@@ -154,6 +154,17 @@ class Problem:
         with self.locating(i):
             return all_finite(log_prob(*scores, y, mask)) * weight
 
+    def slopes(self, i: int, scores: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The log-likelihood of batch i, averaged over draws and summed over examples, and its derivatives
+        in the functions of each block, (B, T, R), or (P,) if shared, summed over draws."""
+        leaves = [s.requires_grad_() for s in scores]
+        with torch.enable_grad():
+            total = self.log_prob(i, leaves).mean(0).sum()
+            found = torch.autograd.grad(total, leaves, allow_unused=True)
+        parts = zip(self.posterior.blocks, leaves, found, strict=True)
+        grads = ((block, torch.zeros_like(s) if grad is None else grad) for block, s, grad in parts)
+        return total.detach(), [block.pull_back(grad.sum(0)) for block, grad in grads]
+
     @contextmanager
     def locating(self, i: int) -> Iterator[None]:
         """Errors of the likelihood on batch i name the sequence of the data they happened on."""

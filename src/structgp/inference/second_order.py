@@ -153,25 +153,12 @@ class Draws:
         parts = zip(self.blocks, self.problem.conditional(i), self.offsets[i], strict=True)
         return [block.scores(block.scale * (c.times(block.m) + offset)) for block, c, offset in parts]
 
-    def slopes(self, i: int) -> tuple[Tensor, list[Tensor]]:
-        """The mean log-likelihood of batch i, and its derivatives in the functions of each block, (B, T,
-        R), or (P,) if shared, summed over draws."""
-        scores = [s.requires_grad_() for s in self.scores(i)]
-        with torch.enable_grad():
-            total = self.problem.log_prob(i, scores).mean(0).sum()
-            found = torch.autograd.grad(total, scores, allow_unused=True)
-        slopes = [
-            block.pull_back((torch.zeros_like(s) if grad is None else grad).sum(0))
-            for block, s, grad in zip(self.blocks, scores, found, strict=True)
-        ]
-        return total.detach(), slopes
-
     def value_and_gradients(self) -> tuple[Tensor, list[Tensor]]:
         """The expected log-likelihood and its gradients in the means of each block."""
         value = self.problem.posterior.like.new_zeros(())
         grads = [torch.zeros_like(block.m) for block in self.blocks]
         for i in range(len(self.offsets)):
-            total, slopes = self.slopes(i)
+            total, slopes = self.problem.slopes(i, self.scores(i))
             value = value + total
             parts = zip(self.blocks, self.problem.conditional(i), slopes, grads, strict=True)
             for block, conditional, slope, grad in parts:
@@ -225,7 +212,7 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
     for i, batch in enumerate(problem.batches):
         with problem.locating(i):
             bends = curvature(*draws.scores(i), batch.y, batch.mask, *extra)
-        slopes = draws.slopes(i)[1] if wants_slopes else None
+        slopes = problem.slopes(i, draws.scores(i))[1] if wants_slopes else None
         weight, here = problem.weight(i), problem.conditional(i)
         for k, bend in enumerate((bends.node, bends.next)):
             bend = weight.view(-1, *[1] * (bend.dim() - 1)) * bend

@@ -51,10 +51,8 @@ class MixtureFit:
     def start(self, problem: Problem, generator: torch.Generator) -> MixtureState:
         q, mixture = problem.posterior, problem.posterior.node
         alone = mixture.alone()
-        others = {name: q[name] for name in q.names[1:]}
-        single = Problem(
-            Posterior({"node": alone} | others), problem.structure, problem.batches, problem.estimator
-        )
+        one = Posterior({"node": alone} | {name: q[name] for name in q.names[1:]})
+        single = Problem(one, problem.structure, problem.batches, problem.estimator)
         state, info, evaluations = self.first.start(single, generator), None, 0
         while info is None or not info.finished:
             state, info = self.first.step(single, state)
@@ -62,8 +60,7 @@ class MixtureFit:
         mixture.copy_from(alone)
         problem.refresh()
         seed = int(torch.randint(2**31, (), generator=generator))
-        copies = q.snapshot()
-        elbo = _judge(problem, seed)
+        copies, elbo = q.snapshot(), _judge(problem, seed)
         mixture.separate(generator, self.spread)
         adam = self.then.start(problem, generator)
         return MixtureState(adam, copies, elbo, seed, evaluations + _judging(problem))

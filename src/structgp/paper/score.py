@@ -24,7 +24,6 @@ from structgp.inference.estimators.moments import (
     Noise,
     Target,
     combine,
-    masked,
     score_moments,
     variance_of_mean,
 )
@@ -112,33 +111,9 @@ def _control_variate(target: Target, noise: Noise, values: Tensor) -> Moments:
         return moments.map_groups(target.groups, lambda a: a, lambda a: a / total)
 
     hl, h = score_moments(target, noise, values), unweighted(score_moments(target, noise, ones))
-    hhl = _squared_scores(target, noise, values)
-    hh = unweighted(_squared_scores(target, noise, ones))
+    hhl = score_moments(target, noise, values, squared=True)
+    hh = unweighted(score_moments(target, noise, ones, squared=True))
     covariance, variance = hhl - hl * h, hh - h * h
     gain = covariance.map(lambda c, v: torch.where(v > 0, c / v, 0), variance)
     # The sums over examples are taken with the weights in: undo it where ones are multiplied.
     return unweighted(gain)
-
-
-def _squared_scores(target: Target, noise: Noise, values: Tensor) -> Moments:
-    """E[h^2 l] for each entry h of the score: eps, eps_t eps_u (t != u), eps^2 - 1."""
-    weighted = values / len(values)
-    total, summed = weighted.sum(0), weighted @ target.weight.to(values)
-    slopes, bends = [], []
-    for group, eps in zip(target.groups, noise, strict=True):
-        if group.mask is None:
-            flat = eps.square()
-            slopes.append(summed @ flat)
-            if group.full:
-                bend = (flat * summed[:, None]).T @ flat
-                bend.diagonal().add_(summed.sum() - 2 * slopes[-1])
-            else:
-                bend = summed @ (flat - 1).square()
-        else:
-            e = eps.permute(1, 3, 2, 0).square().contiguous()
-            ew = e * weighted.T[:, None, None, :]
-            bend, slope = ew @ e.mT, ew.sum(-1)
-            bend.diagonal(dim1=-1, dim2=-2).add_(total[:, None, None] - 2 * slope)
-            slopes.append(slope.mT)
-        bends.append(bend)
-    return masked(target, Moments(total, tuple(slopes), tuple(bends)))

@@ -26,7 +26,7 @@ from structgp.gp.kernels.build import kernel_scales
 from structgp.inference import Minibatch
 from structgp.inference.batch_sites import remove_sites
 from structgp.inference.checkpoint import Checkpoint
-from structgp.inference.distributed import ALONE, Processes, local_device
+from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback, History, Watch, make_batches, train
 from structgp.plan.options import Options, fingerprint
 from structgp.plan.resolve import Plan, all_at_once, check_alone
@@ -137,7 +137,7 @@ class Fit:
             plan.optimizer.reason,
             estimator=plan.gradient.value,
             entropy=plan.entropy.value,  # type: ignore[arg-type]
-            device=local_device(plan.device.value),
+            device=plan.device.value,
             generator=self.generator,
             callback=callback,
             checkpoint=kept,

@@ -157,16 +157,13 @@ class Estimator(ABC):
 def combine(parts: Sequence[Moments], sizes: Sequence[int]) -> tuple[Moments, Moments]:
     """The mean of independent estimates from so many draws each, and its variance."""
     share = [size / sum(sizes) for size in sizes]
-    mean = parts[0] * share[0]
-    for part, w in zip(parts[1:], share[1:], strict=True):
-        mean = mean + part * w
+    scaled = [part * w for part, w in zip(parts, share, strict=True)]
+    mean = sum(scaled[1:], scaled[0])
     if len(parts) == 1:
         return mean, mean.map(lambda a: torch.full_like(a, torch.nan))
-    variance = mean * 0.0
-    for part, w in zip(parts, share, strict=True):
-        away = part - mean
-        variance = variance + away * away * (w / (len(parts) - 1))
-    return mean, variance
+    away = [part - mean for part in parts]
+    squares = [a * a * (w / (len(parts) - 1)) for a, w in zip(away, share, strict=True)]
+    return mean, sum(squares[1:], squares[0])
 
 
 def variance_of_mean(values: Tensor) -> Tensor:
@@ -175,27 +172,31 @@ def variance_of_mean(values: Tensor) -> Tensor:
     return (values - values.mean(0)).square().sum(0) / (S * (S - 1))
 
 
-def score_moments(target: Target, noise: Noise, values: Tensor) -> Moments:
-    """The score form, from values (S, B) at the draws. Linear in the values. Cost O(S B R T^2) per group,
-    O(S R) or O(S R^2) for a shared one."""
+def score_moments(target: Target, noise: Noise, values: Tensor, squared: bool = False) -> Moments:
+    """The score form, E[h l] for the entries h of the score (eps, eps_t eps_u, eps^2 - 1), from values l
+    (S, B) at the draws; E[h^2 l] if ``squared``. Linear in the values. Cost O(S B R T^2) per group, O(S R)
+    or O(S R^2) for a shared one."""
     weighted = values / len(values)
     total = weighted.sum(0)  # (B,)
     summed = weighted @ target.weight.to(values)  # (S,)
     slopes, bends = [], []
     for group, eps in zip(target.groups, noise, strict=True):
+        e = eps.square() if squared else eps
         if group.mask is None:
-            slopes.append(summed @ eps)
+            slope, less = summed @ e, summed.sum()
+            less = 2 * slope - less if squared else less
             if group.full:
-                bend = (eps * summed[:, None]).T @ eps
-                bend.diagonal().sub_(summed.sum())
+                bend = (e * summed[:, None]).T @ e
+                bend.diagonal().sub_(less)
             else:
-                bend = summed @ eps.square() - summed.sum()
+                bend = summed @ e.square() - less
         else:
-            e = eps.permute(1, 3, 2, 0).contiguous()  # (B, R, T, S): both products read it along S
+            e = e.permute(1, 3, 2, 0).contiguous()  # (B, R, T, S): both products read it along S
             ew = e * weighted.T[:, None, None, :]
-            bend = ew @ e.mT
-            bend.diagonal(dim1=-1, dim2=-2).sub_(total[:, None, None])
-            slopes.append(ew.sum(-1).mT)
+            slope, bend, less = ew.sum(-1), ew @ e.mT, total[:, None, None]
+            bend.diagonal(dim1=-1, dim2=-2).sub_(2 * slope - less if squared else less)
+            slope = slope.mT
+        slopes.append(slope)
         bends.append(bend)
     return masked(target, Moments(total, tuple(slopes), tuple(bends)))
 
