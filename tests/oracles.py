@@ -54,8 +54,7 @@ class ChainTable:
 def chain_table(f: np.ndarray, g: np.ndarray) -> ChainTable:
     """The chain with scores f (T, V) of labels and g (V, V) or (T-1, V, V) of transitions, by enumeration.
 
-    In extended precision where the machine has it.
-    """
+    In extended precision where the machine has it."""
     f, g = np.asarray(f, dtype=np.longdouble), np.asarray(g, dtype=np.longdouble)
     T, V = f.shape
     labels = labellings(T, V)
@@ -101,8 +100,8 @@ def _score(f: np.ndarray, g: np.ndarray, y: np.ndarray) -> np.longdouble:
 
 
 def enumerated_log_prob(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """(S, B) log p of the chain by enumeration, differentiable. f : (S, B, T, V); g : (S, V, V), one table for all
-    transitions, or (S, B, T - 1, V, V), one for each."""
+    """(S, B) log p of the chain by enumeration, differentiable. f : (S, B, T, V); g : (S, V, V), one table
+    for all transitions, or (S, B, T - 1, V, V), one for each."""
     found = []
     for b, T in enumerate(mask.sum(-1).tolist()):
         every = torch.from_numpy(labellings(T, f.shape[-1]))
@@ -117,9 +116,9 @@ def enumerated_log_prob(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor
 
 
 def enumerated_curvature(f: Tensor, g: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Minus the second derivatives of ``enumerated_log_prob``, averaged over draws, by enumeration. node : (B, V, T, T);
-    next : (B, T - 1, V, V), of each score by itself; both 0 at padding."""
-    S, B, T, V = f.shape
+    """Minus the second derivatives of ``enumerated_log_prob``, averaged over draws, by enumeration. node :
+    (B, V, T, T); next : (B, T - 1, V, V), of each score by itself; both 0 at padding."""
+    _, B, T, V = f.shape
     node, after = torch.zeros(B, V, T, T).double(), torch.zeros(B, T - 1, V, V).double()
     for b, n in enumerate(mask.sum(-1).tolist()):
         every = torch.from_numpy(labellings(n, V))
@@ -143,13 +142,12 @@ def expected_log_prob(
     of: Callable[[Tensor, int], Tensor] = lambda log_p, count: log_p,
     nodes: int = 18,
 ) -> Tensor:
-    """(K, B) E_q[of(log p(y_n | f_n, g))] of the chain for each component and sequence, differentiable
-    in all that is behind the posterior. ``of`` also gets the number of labellings.
+    """(K, B) E_q[of(log p(y_n | f_n, g))] of the chain for each component and sequence, differentiable in
+    all that is behind the posterior. ``of`` also gets the number of labellings.
 
-    Scores of labellings are linear in (f, g), hence jointly Gaussian, and log p depends on a few
-    directions of them only: T + 1 with two labels. Gauss-Hermite over those. No code of the
-    library but the kernel and the parameters; no draws.
-    """
+    Scores of labellings are linear in (f, g), hence jointly Gaussian, and log p depends on a few directions
+    of them only: T + 1 with two labels. Gauss-Hermite over those. No code of the library but the kernel and
+    the parameters; no draws."""
     node = posterior.node
     amplitude, Z = node.log_amplitude.exp(), node.inducing
 
@@ -188,9 +186,7 @@ def _table(posterior: Posterior) -> tuple[Tensor, Tensor]:
     return variance.sqrt() * table.m, variance * S
 
 
-def _at_nodes(
-    mean: Tensor, covariance: Tensor, y: Tensor, V: int, nodes: int
-) -> tuple[Tensor, Tensor]:
+def _at_nodes(mean: Tensor, covariance: Tensor, y: Tensor, V: int, nodes: int) -> tuple[Tensor, Tensor]:
     """log p(y) of one sequence at the nodes, and their weights."""
     T = len(y)
     table = chain_table(np.zeros((T, V)), np.zeros((V, V)))

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from structgp.inference import LearnScales, Problem
-from structgp.paper import Stochastic
-from structgp.paper.saga import Gradient, StochasticState, Stored, project
+from structgp.paper import Saga
+from structgp.paper.saga import Gradient, SagaState, project
 
 
 @dataclass(frozen=True)
-class SGD(Stochastic):
-    """:class:`structgp.paper.Stochastic` that remembers no gradients, with step sizes from the curvature
+class SGD(Saga):
+    """:class:`structgp.paper.Saga` that remembers no gradients, with step sizes from the curvature
     and all parameters moving at once. Its noise does not vanish, so its steps have to."""
 
-    mean_step: float | Literal["auto"] = "auto"
-    covariance_step: float | Literal["auto"] = "auto"
+    mean_step: float | None = None
+    covariance_step: float | None = None
     node_steps: int | None = None
     transition_steps: int | None = None
     learn_scales: LearnScales = "auto"
     name: str = "sgd"
 
-    def fills(self, state: StochasticState, n: int) -> bool:
+    def fills(self, state: SagaState, n: int) -> bool:
         return False
 
-    def combine(
-        self, problem: Problem, state: StochasticState, i: int, new: Stored
-    ) -> tuple[Gradient, Tensor]:
+    def combine(self, problem: Problem, state: SagaState, i: int, new: Gradient) -> tuple[Gradient, Tensor]:
         n, one = len(problem.batches), project(problem, i, new)
         whole = one.plus(one, n - 1)
         return whole, problem.posterior.mixing @ whole.value

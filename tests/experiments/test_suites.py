@@ -8,13 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse
-from experiments.suites import (
-    DATA_VARIABLE,
-    TASKS,
-    columns_suite,
-    data_folder,
-    encoded_suite,
-)
+from experiments.suites import DATA_VARIABLE, TASKS, columns_suite, data_folder, encoded_suite
 
 from structgp.errors import InputError
 

@@ -16,13 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.distributions import (
-    Categorical,
-    Independent,
-    MixtureSameFamily,
-    MultivariateNormal,
-    Normal,
-)
+from torch.distributions import Categorical, Independent, MixtureSameFamily, MultivariateNormal, Normal
 
 from structgp.gp.divergences import (
     cross_entropy,
@@ -130,9 +124,7 @@ def test_bounds_are_below_the_entropy_and_near_it(form: str, apart: float) -> No
     apart=st.floats(0, 5),
     seed=st.integers(0, 10_000),
 )
-def test_bounds_hold_for_any_mixture(
-    K: int, V: int, M: int, form: str, apart: float, seed: int
-) -> None:
+def test_bounds_hold_for_any_mixture(K: int, V: int, M: int, form: str, apart: float, seed: int) -> None:
     """2,000 draws: below the sampled entropy plus five standard errors, since many are tried. And
     between what the components have and what choosing among them can add."""
     parts = mixture(K, V, M, form, seed, apart)

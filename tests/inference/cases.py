@@ -9,21 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.generate import generate
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
-from structgp.gp import (
-    CovarianceForm,
-    Entropy,
-    Inducing,
-    Mixture,
-    Posterior,
-    Table,
-    choose_inducing,
-)
-from structgp.gp.kernels.block_sum import build_kernel
+from structgp.data.examples import LabelEncoder
+from structgp.gp import CovarianceForm, Entropy, Inducing, Mixture, Posterior, Table, choose_inducing
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, StepInfo
 from structgp.inference.estimators import Estimate, Estimator, Moments, Pathwise, Target
 from structgp.inference.estimators.moments import path_moments
@@ -38,9 +30,8 @@ AMPLITUDE = 2.0
 class Regression(Structure):
     """log p = -sum_tv (f_tv - target_tv)^2 / (2 noise) - sum_ij (g_ij - aim_ij)^2 / 2.
 
-    Quadratic, so one Gaussian is the exact posterior: GP regression of the targets, which a label
-    picks from a table.
-    """
+    Quadratic, so one Gaussian is the exact posterior: GP regression of the targets, which a label picks
+    from a table."""
 
     def __init__(self, n_labels: int, noise: float = LABEL_NOISE) -> None:
         generator = torch.Generator().manual_seed(17)
@@ -58,14 +49,13 @@ class Regression(Structure):
         nodes = torch.diag_embed(mask.double() / self.noise)
         V = f.shape[-1]
         return Curvature(
-            nodes[:, None].expand(-1, V, -1, -1),
-            torch.ones_like(self.aim).expand(len(mask), -1, -1),
+            nodes[:, None].expand(-1, V, -1, -1), torch.ones_like(self.aim).expand(len(mask), -1, -1)
         )
 
 
 class RegressionOfTransitions(Structure):
-    """log p = -sum_t |g_t - aims[y_t, y_t+1]|^2 / (2 noise) - sum_t |f_t|^2 / 2 over a table (V, V) for each
-    transition: GP regression of the tables on the features of the transitions."""
+    """log p = -sum_t |g_t - aims[y_t, y_t+1]|^2 / (2 noise) - sum_t |f_t|^2 / 2 over a table (V, V) for
+    each transition: GP regression of the tables on the features of the transitions."""
 
     def __init__(self, n_labels: int) -> None:
         generator = torch.Generator().manual_seed(18)
@@ -82,6 +72,9 @@ class RegressionOfTransitions(Structure):
         after = mask[:, 1:, None, None].expand(-1, -1, V, V) / LABEL_NOISE
         return SimpleNamespace(node=nodes, next=after)
 
+    def local_curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
+        return _local(self.curvature(f, g, y, mask))
+
 
 class Enumerated(Structure):
     """The chain by enumeration (``oracles``), with one table or one for each transition."""
@@ -97,9 +90,11 @@ class Enumerated(Structure):
         return SimpleNamespace(**self.oracles.enumerated_curvature(f, g, mask))
 
     def local_curvature(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Any:
-        whole = self.curvature(f, g, y, mask)
-        nodes = whole.node.diagonal(dim1=-1, dim2=-2).mT
-        return SimpleNamespace(node=nodes, next=whole.next)
+        return _local(self.curvature(f, g, y, mask))
+
+
+def _local(whole: Any) -> Any:
+    return SimpleNamespace(node=whole.node.diagonal(dim1=-1, dim2=-2).mT, next=whole.next)
 
 
 class ValueOnly(Structure):
@@ -135,9 +130,8 @@ class Opaque(ValueOnly):
 class Exact:
     """No estimate: mean, slope and bend of a likelihood that is quadratic in (f, g).
 
-    Points at +-sqrt(n) along each of the n axes have the first and second moments of a standard
-    normal, and of a quadratic nothing else counts.
-    """
+    Points at +-sqrt(n) along each of the n axes have the first and second moments of a standard normal, and
+    of a quadratic nothing else counts."""
 
     name: str = "exact"
     n_draws: int = 0
@@ -197,7 +191,7 @@ def make_problem(
     rows = encoder.transform(data.X)
     labels = LabelEncoder(list(data.chain.labels)).transform(data.y)
     tokens = torch.from_numpy(np.concatenate(rows))
-    kernel = build_kernel("auto", encoder.blocks, tokens, AMPLITUDE).requires_grad_(False)
+    kernel = build_kernel("template", encoder.blocks, tokens, AMPLITUDE).requires_grad_(False)
     chosen = choose_inducing(kernel, tokens, n_inducing)
     options: dict[str, Any] = {"covariance": covariance, "rank": rank}
     family: Any = Inducing
@@ -257,8 +251,8 @@ def numbers(posterior: Posterior) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Answer:
-    """The Gaussian posterior of ``Regression``: mean and covariance at the N tokens (the same for
-    all labels), of the transition scores, and the log-evidence."""
+    """The Gaussian posterior of ``Regression``: mean and covariance at the N tokens (the same for all
+    labels), of the transition scores, and the log-evidence."""
 
     mean: np.ndarray  # (N, V)
     covariance: np.ndarray  # (N, N)
@@ -277,14 +271,12 @@ def exact_regression(problem: Problem) -> Answer:
     K = AMPLITUDE * (x[:, None] == x[None]).mean(-1)
     noisy = K + noise * np.eye(N)
     solved = np.linalg.solve(noisy, targets)
-    prior = float(problem.posterior["next"].sd.detach()) ** 2
+    prior = problem.posterior["next"].prior_sd ** 2
     n = problem.n_sequences
     aim = problem.structure.aim.numpy()
-    # exp(log_prob) is a Gaussian density in the targets but for its constant; the n equal targets
-    # of a transition score are one target of variance 1 / n.
-    nodes = -0.5 * (targets * solved).sum() - 0.5 * V * (
-        np.linalg.slogdet(noisy)[1] - N * np.log(noise)
-    )
+    # exp(log_prob) is a Gaussian density in the targets but for its constant; the n equal targets of a
+    # transition score are one target of variance 1 / n.
+    nodes = -0.5 * (targets * solved).sum() - 0.5 * V * (np.linalg.slogdet(noisy)[1] - N * np.log(noise))
     transitions = -0.5 * (aim**2 / (prior + 1 / n) + np.log1p(n * prior)).sum()
     return Answer(
         K @ solved,

@@ -115,7 +115,7 @@ def fitted_means(cases: ModuleType, batch_tokens: int) -> tuple[np.ndarray, np.n
     cases.finish(optimizer, problem)
     exact = cases.exact_regression(problem)
     np.testing.assert_allclose(
-        problem.posterior["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=0.06
+        problem.posterior["next"].constant_scores()[0], exact.transition_mean, rtol=0, atol=0.06
     )
     sizes = {len(batch) for batch in problem.batches}
     return cases.at_tokens(problem)[0], exact.mean, len(sizes)
@@ -123,8 +123,8 @@ def fitted_means(cases: ModuleType, batch_tokens: int) -> tuple[np.ndarray, np.n
 
 @pytest.mark.parametrize("batch_tokens", [1000, 8, 1])
 def test_batches_stand_for_all_sequences(batch_tokens: int, cases: ModuleType) -> None:
-    """Gaussian likelihood, so the optimum is known, however the data are batched: one batch,
-    batches of unequal numbers of sequences, single sequences."""
+    """Gaussian likelihood, so the optimum is known, however the data are batched: one batch, batches of
+    unequal numbers of sequences, single sequences."""
     means, exact, n_sizes = fitted_means(cases, batch_tokens)
     assert n_sizes > 1 or batch_tokens != 8
     np.testing.assert_allclose(means, exact, rtol=0, atol=0.06)
@@ -144,7 +144,9 @@ def test_the_bound_of_batches_averages_to_the_whole(cases: ModuleType) -> None:
             away = torch.where(batch.mask[..., None], mean[0] - problem.structure.table[batch.y], 0)
             spread = covariance.diagonal(dim1=-1, dim2=-2).sum()
             expected -= 0.5 * float(away.square().sum() + spread) / cases.LABEL_NOISE
-            second = (table.mean_scores - problem.structure.aim).square() + table.score_sds.square()
+            second = (
+                table.constant_scores()[0] - problem.structure.aim
+            ).square() + table.constant_scores()[1].square()
             expected -= 0.5 * float(second.sum()) * len(batch)
         whole = expected - float(q.divergence())
         generator = torch.Generator().manual_seed(0)
@@ -154,9 +156,7 @@ def test_the_bound_of_batches_averages_to_the_whole(cases: ModuleType) -> None:
 
 def test_amplitude_is_learned(cases: ModuleType) -> None:
     """It moves, and not downhill."""
-    moved, fixed = (
-        cases.make_problem(n_sequences=8, estimator=Pathwise(n_draws=8)) for _ in range(2)
-    )
+    moved, fixed = (cases.make_problem(n_sequences=8, estimator=Pathwise(n_draws=8)) for _ in range(2))
     options = {"tolerance": 0.01, "max_steps": 300}
     cases.finish(Adam(learn_scales=True, **options), moved)
     cases.finish(Adam(learn_scales=False, **options), fixed)

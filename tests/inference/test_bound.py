@@ -1,5 +1,5 @@
-"""The bound against a full Gaussian process written out densely, against closed forms, and against
-finite differences."""
+"""The bound against a full Gaussian process written out densely, against closed forms, and against finite
+differences."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ def log_normal_ratio(mean: np.ndarray, cov: np.ndarray, prior: np.ndarray) -> fl
 
 
 def test_inducing_at_x_is_the_full_gaussian_process(oracles: ModuleType) -> None:
-    """Section 3's bound, from its definition: q(f_j) = N(b_j, Sigma_j) over all N tokens of the
-    data, p(f_j) = N(0, K), and every probability by enumeration of labellings."""
+    """Section 3's bound, from its definition: q(f_j) = N(b_j, Sigma_j) over all N tokens of the data,
+    p(f_j) = N(0, K), and every probability by enumeration of labellings."""
     batch = data()
     rows = batch.x[batch.mask]
     posterior = random_posterior(rows)
@@ -294,7 +294,7 @@ def test_any_function_is_a_likelihood() -> None:
         bound = bound_at(posterior, batch, draws(posterior, 4000), log_prob)
         mean, covariance = posterior.node.gaussian(conditionals(posterior, batch)[0])
         second = mean.square().sum() + covariance.diagonal(dim1=-1, dim2=-2).sum()
-        expected = -0.5 * second + B * posterior["next"].mean_scores.sum()
+        expected = -0.5 * second + B * posterior["next"].constant_scores()[0].sum()
     # Sequences share the table: errors may all go one way.
     error = float(bound.estimate.spread.sum()) / 4000**0.5
     assert bound.expected_log_prob.item() == pytest.approx(expected.item(), abs=4 * error)
@@ -407,8 +407,7 @@ def test_gradient_of_covariances_against_finite_differences(name: str, form: str
 
 
 def test_gradient_of_template_weights() -> None:
-    # No two rows agree in everything: where nothing is left open, jitter is all there is to
-    # differentiate.
+    # No two rows agree in everything: where nothing is left open, jitter is all there is to differentiate.
     rows = torch.cartesian_prod(*[torch.arange(3.0, dtype=torch.float64)] * 3)
     rows = rows[torch.randperm(27, generator=torch.Generator().manual_seed(4))]
     batch = data()

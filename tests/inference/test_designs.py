@@ -76,9 +76,9 @@ def test_shapes(design: Design) -> None:
 
 @every_design
 def test_each_coordinate_is_standard_normal(design: Design) -> None:
-    """Mean, variance, fourth moment, and the share beyond 1 and 2 standard deviations, of each
-    coordinate over 400 replicates of 8 points. Points of a replicate depend on one another, so
-    standard errors are taken from the replicates' means; 4.5 of them for 80 comparisons."""
+    """Mean, variance, fourth moment, and the share beyond 1 and 2 standard deviations, of each coordinate
+    over 400 replicates of 8 points. Points of a replicate depend on one another, so standard errors are
+    taken from the replicates' means; 4.5 of them for 80 comparisons."""
     each = eights(design)
     tail = torch.tensor([0.31731, 0.04550], dtype=torch.float64)
     for function, expected in [
@@ -95,8 +95,8 @@ def test_each_coordinate_is_standard_normal(design: Design) -> None:
 
 @every_design
 def test_coordinates_of_a_point_are_independent(design: Design) -> None:
-    """As far as products, and products of squares, of two coordinates can tell; 4.5 standard errors
-    for 240 comparisons. Coordinates of a sequence and shared ones are among them, and those of two sequences."""
+    """As far as products, and products of squares, of two coordinates can tell; 4.5 standard errors for 240
+    comparisons. Coordinates of a sequence and shared ones are among them, and those of two sequences."""
     each = eights(design)
     for values in (each, each.square() - 1):
         products = torch.einsum("rsi,rsj->rij", values, values) / 8
@@ -135,9 +135,7 @@ def test_no_mirror_images_elsewhere() -> None:
 def test_right_angles_within_each_block() -> None:
     """Of T V directions for a sequence, V^2 that are shared; what is left over is a block too."""
     (d,) = points("orthogonal", [2 * 15])
-    for half, n in [(d[0][:15, b].flatten(1), T * V) for b in range(B)] + [
-        (d[1][:15].flatten(1), V * V)
-    ]:
+    for half, n in [(d[0][:15, b].flatten(1), T * V) for b in range(B)] + [(d[1][:15].flatten(1), V * V)]:
         direction = half / half.norm(dim=-1, keepdim=True)
         for start in range(0, 15, n):
             block = direction[start : start + n]
@@ -147,8 +145,8 @@ def test_right_angles_within_each_block() -> None:
 
 
 def test_lengths_are_those_of_normal_vectors() -> None:
-    """Squared, chi-square with T V degrees of freedom: mean n, variance 2 n; and lengths of one block
-    do not depend on one another."""
+    """Squared, chi-square with T V degrees of freedom: mean n, variance 2 n; and lengths of one block do
+    not depend on one another."""
     n = T * V
     found = points("orthogonal", [2 * n] * 1000)
     length = torch.stack([d[0][:n, 0].flatten(1).norm(dim=-1) for d in found]).square()
@@ -162,9 +160,8 @@ def test_lengths_are_those_of_normal_vectors() -> None:
 
 
 def test_directions_are_uniform() -> None:
-    """No sign and no coordinate is preferred: the first direction's mean is 0 and its second moments
-    are 1 / n, at four standard errors over 2,000 blocks. A QR factor whose signs are left alone has
-    a mean."""
+    """No sign and no coordinate is preferred: the first direction's mean is 0 and its second moments are 1
+    / n, at four standard errors over 2,000 blocks. A QR factor whose signs are left alone has a mean."""
     n = T * V
     first = torch.stack([d[0][0, 0].flatten() for d in points("orthogonal", [2] * 2000, seed=3)])
     first = first / first.norm(dim=-1, keepdim=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +20,7 @@ from hypothesis import strategies as st
 from structgp import InputError
 from structgp.cli import main as cli
 from structgp.data.examples import read_examples
-from structgp.data.generate import generate
-from structgp.inference.distributed import ALONE, Together, joined
+from structgp.inference.distributed import ALONE, Processes, joined
 from structgp.inference.loop import make_batches
 from structgp.plan.options import Options
 from structgp.plan.resolve import check_together, resolve
@@ -30,7 +30,7 @@ import json, sys, time
 import torch
 torch.set_num_threads(1)
 from structgp import StructuredGPClassifier
-from structgp.data.generate import generate
+from benchmarks.generate import generate
 from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import joined
 
@@ -47,7 +47,7 @@ with joined() as together:
         time.sleep(float(sys.argv[2]) if len(sys.argv) > 2 else 0)
 
     model.fit(made.X, made.y, callback=told, checkpoint=sys.argv[1], together=together)
-    m = model.model_.posterior.m
+    m = model.model_.posterior.node.m
     assert torch.allclose(m, together.sum(m)[0] / together.size, rtol=1e-12, atol=0)
     if together.is_first:
         print(json.dumps([model.training_log_["elbo"], model.training_log_["fresh_elbo"]]))
@@ -76,7 +76,7 @@ def test_shares_hold_every_sequence_once_and_under_its_number(n, size, batch_tok
 
     whole = numbers(ALONE)
     assert sorted(whole.values()) == list(range(n))
-    dealt = [numbers(Together(rank, size)) for rank in range(size)]
+    dealt = [numbers(Processes(rank, size)) for rank in range(size)]
     assert sum(map(len, dealt)) == n
     assert {i: k for share in dealt for i, k in share.items()} == whole
     assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
@@ -85,18 +85,18 @@ def test_shares_hold_every_sequence_once_and_under_its_number(n, size, batch_tok
 def test_more_processes_than_sequences_are_refused():
     rows, labels = pieces(4)
     with pytest.raises(InputError, match="5 processes for 4 sequences"):
-        make_batches(rows, labels, np.zeros, 100, together=Together(0, 5))
+        make_batches(rows, labels, np.zeros, 100, together=Processes(0, 5))
 
 
 def test_what_is_for_one_process_is_refused():
     made = generate(6, n_labels=2, mean_length=4, n_templates=2, n_values=4, seed=0)
     examples = read_examples(made.X, made.y)
-    check_together(Together(0, 2), resolve(Options(), examples))
+    check_together(Processes(0, 2), resolve(Options(), examples))
     inducing = resolve(Options(posterior="inducing"), examples)
     check_together(ALONE, inducing)
     for plan in (resolve(Options(inference="adam"), examples), inducing):
         with pytest.raises(InputError, match="is for one process"):
-            check_together(Together(0, 2), plan)
+            check_together(Processes(0, 2), plan)
 
 
 def test_alone_sums_and_gathers_are_what_was_given(monkeypatch):
@@ -122,7 +122,8 @@ def start(n_processes, *words, restarts=0):
     command += ["--local-addr=127.0.0.1"]
     command += [f"--nproc_per_node={n_processes}", f"--max-restarts={restarts}"]
     command = command if n_processes > 1 else [sys.executable]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
     return subprocess.Popen(
         [*command, *map(str, words)],
         stdout=subprocess.PIPE,

@@ -1,18 +1,25 @@
-"""Weights found on a number for each token are those that would be found directly."""
+"""Weights found on one number per row are those that would be found directly."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from structgp.gp.weights import SparseRows
 from torch import Tensor
 
 from structgp.errors import LikelihoodError
-from structgp.inference.dual_lbfgs import Prior, climb
+from structgp.gp.families.table import OneRow
+from structgp.gp.weight_rows import SparseRows
+from structgp.inference.dual_lbfgs import Found, Likelihood, Prior, climb
 
-N, F, R, V = 7, 12, 2, 3
+N, F, R, P = 7, 12, 2, 9
+
+Shape = tuple[int, int]
+SHAPES: list[Shape] = [(N, R), (1, P), (N - 2, 4)]
+"""Rows and functions of each block: nodes, a table, transitions with features."""
 
 
 def numbers(seed: int, *shape: int) -> Tensor:
@@ -20,85 +27,136 @@ def numbers(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def problem(seed: int, *, fixed: bool = False):
-    """A prior, and a log-likelihood that is quadratic, so that the best weights are known."""
-    x = numbers(seed, N, F) * (numbers(seed + 1, N, F) > 0.3)
-    place = torch.arange(F).expand(N, F)
-    prior = Prior(
-        SparseRows(place, x, F),
-        numbers(seed + 2, F, R).exp(),
-        numbers(seed + 3, F, R),
-        numbers(seed + 4, V, V).exp(),
-        numbers(seed + 5, V, V),
-        fixed,
-    )
-    weight, aim = numbers(seed + 6, N, R).exp(), numbers(seed + 7, N, R)
-    pair_weight, pair_aim = numbers(seed + 8, V, V).exp(), numbers(seed + 9, V, V)
+def one_block(seed: int, shape: Shape) -> tuple[Prior, Tensor]:
+    """A prior, and the rows X (N, F) written out."""
+    n, functions = shape
+    if n == 1:
+        x, rows = torch.ones(1, 1).double(), OneRow()
+    else:
+        x = numbers(seed, n, F) * (numbers(seed + 1, n, F) > 0.3)
+        rows = SparseRows(torch.arange(F).expand(n, F), x, F)
+    width = x.shape[1]
+    return Prior(rows, numbers(seed + 2, width, functions).exp(), numbers(seed + 3, width, functions)), x
 
-    def likelihood(h: Tensor, g: Tensor) -> tuple[float, Tensor, Tensor]:
-        value = -0.5 * (weight * (h - aim).square()).sum()
-        value = value - 0.5 * (pair_weight * (g - pair_aim).square()).sum()
-        return float(value), -weight * (h - aim), -pair_weight * (g - pair_aim)
+
+def problem(seed: int) -> tuple[list[Prior], Likelihood, list[Tensor]]:
+    """Priors of three blocks, and a log-likelihood that is quadratic, so that the best weights are
+    known."""
+    blocks = [one_block(seed + 100 * k, shape) for k, shape in enumerate(SHAPES)]
+    weights = [numbers(seed + 6 + k, *shape).exp() for k, shape in enumerate(SHAPES)]
+    aims = [numbers(seed + 17 + k, *shape) for k, shape in enumerate(SHAPES)]
+
+    def likelihood(functions: list[Tensor]) -> tuple[float, list[Tensor]]:
+        away = [h - aim for h, aim in zip(functions, aims, strict=True)]
+        slopes = [-w * a for w, a in zip(weights, away, strict=True)]
+        return float(sum(0.5 * (s * a).sum() for s, a in zip(slopes, away, strict=True))), slopes
 
     best = []
-    for r in range(R):
-        precision = prior.precision[:, r].diag() + x.T @ (weight[:, r, None] * x)
-        linear = prior.precision[:, r] * prior.mean[:, r] + x.T @ (weight[:, r] * aim[:, r])
-        best.append(torch.linalg.solve(precision, linear))
-    pairs = prior.pair_precision * prior.pair_mean + pair_weight * pair_aim
-    return prior, likelihood, torch.stack(best, 1), pairs / (prior.pair_precision + pair_weight)
+    for (prior, x), weight, aim in zip(blocks, weights, aims, strict=True):
+        columns = []
+        for r in range(aim.shape[1]):
+            precision = prior.precision[:, r].diag() + x.T @ (weight[:, r, None] * x)
+            linear = prior.precision[:, r] * prior.mean[:, r] + x.T @ (weight[:, r] * aim[:, r])
+            columns.append(torch.linalg.solve(precision, linear))
+        best.append(torch.stack(columns, 1))
+    return [prior for prior, _ in blocks], likelihood, best
 
 
-@given(st.integers(0, 10_000), st.booleans(), st.booleans())
-@settings(max_examples=25, deadline=None)
-def test_the_best_weights_are_found_from_anywhere(seed: int, fixed: bool, unsure: bool) -> None:
-    prior, likelihood, best, best_pairs = problem(seed, fixed=fixed)
-    start = 3 * numbers(seed + 10, N, R), 3 * numbers(seed + 11, V, V)
-    found = climb(likelihood, prior, *start, steps=100, unsure=unsure)
-    weights = prior.mean + prior.weights(found.a)
-    torch.testing.assert_close(weights, best, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(prior.rows.times(weights), found.functions)
-    expected = prior.pair_mean if fixed else best_pairs
-    torch.testing.assert_close(found.pairs, expected, rtol=1e-5, atol=1e-5)
+def start(size: float = 0.0, seed: int = 2) -> list[Tensor]:
+    return [size * numbers(seed + k, *shape) for k, shape in enumerate(SHAPES)]
+
+
+def weights_of(prior: Prior, a: Tensor) -> Tensor:
+    """(F, R) the weights that numbers a stand for."""
+    found: Tensor = prior.mean + prior.rows.transposed_times(a) / prior.precision
+    return found
+
+
+@given(st.integers(0, 10_000), st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_the_best_weights_are_found_from_anywhere(seed: int, unsure: bool) -> None:
+    priors, likelihood, best = problem(seed)
+    found = climb(likelihood, priors, start(3.0, seed), steps=150, unsure=unsure)
+    for prior, a, functions, expected in zip(priors, found.a, found.functions, best, strict=True):
+        weights = weights_of(prior, a)
+        torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(prior.rows.times(weights), functions)
+
+
+def test_a_block_that_its_prior_holds_stays_where_it_is() -> None:
+    """As a silent table does; the others are found as if it were not there."""
+    priors, likelihood, best = problem(3)
+    held = Prior(priors[1].rows, torch.full((1, P), 1e200, dtype=torch.float64), priors[1].mean)
+    found = climb(likelihood, [priors[0], held, priors[2]], start(), steps=150)
+    torch.testing.assert_close(found.functions[1], held.mean)
+    for k in (0, 2):
+        weights = weights_of(priors[k], found.a[k])
+        torch.testing.assert_close(weights, best[k], rtol=1e-5, atol=1e-5)
+
+
+def test_single_precision_comes_close() -> None:
+    priors, likelihood, best = problem(6)
+
+    def narrow(functions: list[Tensor]) -> tuple[float, list[Tensor]]:
+        assert {h.dtype for h in functions} == {torch.float32}
+        value, slopes = likelihood([h.double() for h in functions])
+        return value, [s.float() for s in slopes]
+
+    singles = [prior.single for prior in priors]
+    found = climb(narrow, singles, [a.float() for a in start()], steps=60)
+    for prior, a, expected in zip(singles, found.a, best, strict=True):
+        torch.testing.assert_close(weights_of(prior, a).double(), expected, rtol=0.01, atol=0.01)
 
 
 def test_a_start_that_has_become_far_too_much_is_shortened() -> None:
-    prior, likelihood, _, _ = problem(1)
-    far = 1e6 * numbers(2, N, R), 1e6 * numbers(3, V, V)
-    zero = torch.zeros(N, R, dtype=torch.float64), torch.zeros(V, V, dtype=torch.float64)
+    priors, likelihood, _ = problem(1)
 
-    def value(found):
-        a = (found.a * (found.functions - prior.rows.times(prior.mean))).sum()
-        b = (found.b * (found.pairs - prior.pair_mean)).sum()
-        return likelihood(found.functions, found.pairs)[0] - 0.5 * float(a + b)
+    def value(found: Found) -> float:
+        spent = sum(
+            float((a * (functions - prior.home)).sum())
+            for prior, a, functions in zip(priors, found.a, found.functions, strict=True)
+        )
+        return likelihood(found.functions)[0] - 0.5 * spent
 
-    from_home = value(climb(likelihood, prior, *zero, steps=0))
-    assert value(climb(likelihood, prior, *far, steps=0)) < from_home - 1e6
-    assert value(climb(likelihood, prior, *far, steps=0, unsure=True)) >= from_home
+    from_home = value(climb(likelihood, priors, start(), steps=0))
+    assert value(climb(likelihood, priors, start(1e6), steps=0)) < from_home - 1e6
+    assert value(climb(likelihood, priors, start(1e6), steps=0, unsure=True)) >= from_home
 
 
 def test_where_there_is_no_value_the_steps_are_shorter() -> None:
-    prior, likelihood, best, _ = problem(4)
-    home, refused = prior.rows.times(prior.mean), []
+    priors, likelihood, best = problem(4)
+    refused: list[int] = []
 
-    def holes(h: Tensor, g: Tensor) -> tuple[float, Tensor, Tensor]:
-        if float((h - home).abs().max()) > 0.9 and len(refused) < 3:
+    def holes(functions: list[Tensor]) -> Any:
+        away = float((functions[0] - priors[0].home).abs().max())
+        if away > 0.5 and len(refused) < 3:
             refused.append(1)
             raise LikelihoodError("likelihood", "log p is -inf", "check it")
-        return likelihood(h, g)
+        return likelihood(functions)
 
-    zero = torch.zeros(N, R, dtype=torch.float64), torch.zeros(V, V, dtype=torch.float64)
-    found = climb(holes, prior, *zero, steps=100)
+    found = climb(holes, priors, start(), steps=150)
     assert refused
-    torch.testing.assert_close(prior.mean + prior.weights(found.a), best, rtol=1e-5, atol=1e-5)
+    weights = weights_of(priors[0], found.a[0])
+    torch.testing.assert_close(weights, best[0], rtol=1e-5, atol=1e-5)
+
+
+def test_calls_are_counted() -> None:
+    priors, likelihood, _ = problem(7)
+    calls = 0
+
+    def counted(functions: list[Tensor]) -> Any:
+        nonlocal calls
+        calls += 1
+        return likelihood(functions)
+
+    assert climb(counted, priors, start(1.0), steps=5, unsure=True).calls == calls > 5
 
 
 def test_a_likelihood_without_any_value_is_told() -> None:
-    prior, _, _, _ = problem(5)
+    priors, _, _ = problem(5)
 
-    def none(h: Tensor, g: Tensor) -> tuple[float, Tensor, Tensor]:
+    def none(functions: list[Tensor]) -> Any:
         raise LikelihoodError("likelihood", "log p is -inf", "check it")
 
-    zero = torch.zeros(N, R, dtype=torch.float64), torch.zeros(V, V, dtype=torch.float64)
     with pytest.raises(LikelihoodError):
-        climb(none, prior, *zero, steps=3)
+        climb(none, priors, start(), steps=3)

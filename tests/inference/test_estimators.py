@@ -1,5 +1,5 @@
-"""Every estimator against quadrature: unbiased in every parameter, honest about its variance, and in
-the order of variance that each was made for."""
+"""Every estimator against quadrature: unbiased in every parameter, honest about its variance, and in the
+order of variance that each was made for."""
 
 from __future__ import annotations
 
@@ -134,9 +134,7 @@ def memory_of(target: Target, kind: str) -> Moments | None:
     if kind == "near":
         return found.moments
     generator = torch.Generator().manual_seed(6)
-    noise = found.moments.map(
-        lambda a: 5 * torch.randn(a.shape, generator=generator, dtype=a.dtype)
-    )
+    noise = found.moments.map(lambda a: 5 * torch.randn(a.shape, generator=generator, dtype=a.dtype))
     bends = tuple(bend if bend.dim() == 1 else bend + bend.mT for bend in noise.bends)
     return Moments(noise.value, noise.slopes, bends)
 
@@ -177,9 +175,7 @@ def quadrature(oracles: ModuleType, form: str, structure: str) -> tuple[Tensor, 
     """(K, B) expectations, and the gradient of their sum in every parameter."""
     case = make_case(form, structure)
     posterior, batch = case.problem.posterior, case.problem.batches[0]
-    exact = oracles.expected_log_prob(
-        posterior, batch.x, batch.y, batch.mask, **STRUCTURES[structure][1]
-    )
+    exact = oracles.expected_log_prob(posterior, batch.x, batch.y, batch.mask, **STRUCTURES[structure][1])
     total = (posterior.mixing @ exact).sum()
     return exact.detach(), list(torch.autograd.grad(total, list(case.parameters.values())))
 
@@ -197,13 +193,11 @@ UNBIASED = [
 def test_gradients_are_unbiased_in_every_parameter(
     name: str, memory: str, form: str, structure: str, oracles: ModuleType
 ) -> None:
-    """Independent estimates, carried to the parameters: each entry of their mean is within four
-    standard errors of what quadrature says. By chance an entry is not once in 8,000; seeds are fixed.
+    """Independent estimates, carried to the parameters: each entry of their mean is within four standard
+    errors of what quadrature says. By chance an entry is not once in 8,000; seeds are fixed.
 
-    The standard errors are small enough for that to mean something: all together, a third of the
-    gradient's length with raw scores, a fifth with other values, a tenth where there are
-    derivatives or stand-ins.
-    """
+    The standard errors are small enough for that to mean something: all together, a third of the gradient's
+    length with raw scores, a fifth with other values, a tenth where there are derivatives or stand-ins."""
     case = case_for(name, form, structure)
     posterior = case.problem.posterior
     about, parameters = memory_of(case.target, memory), list(case.parameters.values())
@@ -281,8 +275,8 @@ def test_a_silent_table_has_no_gradient(name: str, memory: str, oracles: ModuleT
 
 
 def toy() -> Target:
-    """Cheap: three sequences of at most two positions, weighed unequally, and two stand-ins of which
-    one is good."""
+    """Cheap: three sequences of at most two positions, weighed unequally, and two stand-ins of which one is
+    good."""
     generator = torch.Generator().manual_seed(8)
     a, b = (torch.randn(s, generator=generator, dtype=torch.float64) for s in ((3, 2, 2), (4,)))
     mask = torch.tensor([[True, True], [True, False], [True, True]])
@@ -308,16 +302,14 @@ def toy() -> Target:
 
 @every_kind
 def test_the_reported_variance_is_honest(name: str, memory: str) -> None:
-    """Over 200 estimates of 130 draws, the variance that was seen over the mean of those that were
-    reported is between 0.7 and 1.4, summed over the entries of each kind."""
+    """Over 200 estimates of 130 draws, the variance that was seen over the mean of those that were reported
+    is between 0.7 and 1.4, summed over the entries of each kind."""
     target = toy()
     made, generator = ESTIMATORS[name].with_draws(130), torch.Generator().manual_seed(2)
     about = memory_of(target, memory)
     estimates = [made(target, generator, about) for _ in range(200)]
     every = zip(
-        *(e.moments.entries for e in estimates),
-        *(e.variance.entries for e in estimates),
-        strict=True,
+        *(e.moments.entries for e in estimates), *(e.variance.entries for e in estimates), strict=True
     )
     for kind, entries in enumerate(every):
         seen = torch.stack(entries[: len(estimates)]).var(0).sum()
@@ -339,9 +331,9 @@ def total_variance(name: str, memory: str = "nothing", draws: int = 256) -> dict
 
 
 def test_the_order_of_variances() -> None:
-    """At 256 draws each: raw scores are worst; the paper's control variate and leave-one-out do the
-    same, but for the tenth of the draws that the first spends and the noise of what it learns from
-    them; stand-ins leave a tenth of that, and pathwise a tenth or less again of the slope."""
+    """At 256 draws each: raw scores are worst; the paper's control variate and leave-one-out do the same,
+    but for the tenth of the draws that the first spends and the noise of what it learns from them;
+    stand-ins leave a tenth of that, and pathwise a tenth or less again of the slope."""
     raw = total_variance("score")
     control, loo = total_variance("control-variate"), total_variance("leave-one-out")
     parts, path = total_variance("surrogate"), total_variance("pathwise")
@@ -354,8 +346,8 @@ def test_the_order_of_variances() -> None:
 
 
 def test_better_points_have_less_variance() -> None:
-    """Mirror images take the odd part of l out of the bend, right angles its mean; Sobol points
-    help a little with everything."""
+    """Mirror images take the odd part of l out of the bend, right angles its mean; Sobol points help a
+    little with everything."""
     loo, sobol = total_variance("leave-one-out"), total_variance("sobol")
     assert total_variance("antithetic-orthogonal")["bend"] < 0.5 * loo["bend"]
     assert sobol["slope"] < 0.9 * loo["slope"]
@@ -473,7 +465,7 @@ def test_float32(name: str, memory: str) -> None:
     assert flat(estimate.moments).isfinite().all()
 
 
-# -- gradients, and parts of an estimate -------------------------------------------------------------------------------------
+# -- gradients, and parts of an estimate -----------------------------------------------------------
 
 
 def test_only_pathwise_needs_a_gradient() -> None:
@@ -492,10 +484,7 @@ def test_combine_weighs_by_size() -> None:
     generator = torch.Generator().manual_seed(0)
     case = make_case("one full")
     like = next(repeat(make("score"), case, None, 1)).moments
-    parts = [
-        like.map(lambda a: torch.randn(a.shape, generator=generator, dtype=a.dtype))
-        for _ in range(5)
-    ]
+    parts = [like.map(lambda a: torch.randn(a.shape, generator=generator, dtype=a.dtype)) for _ in range(5)]
     mean, variance = combine(parts, [4] * 5)
     stacked = torch.stack([flat(p) for p in parts])
     torch.testing.assert_close(flat(mean), stacked.mean(0))
@@ -508,8 +497,8 @@ def test_combine_weighs_by_size() -> None:
 
 
 def test_combine_is_unbiased_about_unequal_sizes() -> None:
-    """20,000 times three replicates of 1, 2 and 3 draws: the mean of the reported variances is the
-    variance of the mean of all six, to 3 %."""
+    """20,000 times three replicates of 1, 2 and 3 draws: the mean of the reported variances is the variance
+    of the mean of all six, to 3 %."""
     generator = torch.Generator().manual_seed(1)
     draws = torch.randn(6, 20_000, generator=generator, dtype=torch.float64)
     groups = [g.mean(0) for g in draws.split([1, 2, 3])]

@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, choose_inducing, contrasts
+from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR
 from structgp.gp.families import inducing_scales
 from structgp.gp.families.inducing_scales import PRIOR_COUNT, KernelGradient, _axes, _gradient
 from structgp.gp.kernels import RelevanceKernel, TemplateKernel, covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.relevance import degrees_of_freedom
 from structgp.gp.kernels.sparse import pack
-from structgp.gp.scale_steps import AXIS_PRIOR_COUNT, LARGEST_FACTOR
-from structgp.inference import Problem, SecondOrder, second_order
+from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
-from structgp.inference.scales import Slopes, _seen, learn_prior
+from structgp.inference.problem import Slopes
 from structgp.structures import Chain
 
 V = 3
@@ -91,16 +91,16 @@ def small_problem(form: str = "columns", n_inducing: int = 3, spread: Any = "ful
 
 
 def learn(problem: Problem, at: Slopes) -> None:
-    learn_prior(problem, "all", [at, Slopes()])
+    problem.learn_prior("all", [at, Slopes()])
 
 
 def gradient_of(problem: Problem, at: Slopes) -> KernelGradient:
-    q, factor = problem.posterior.node, problem.conditional.prior_factors[0]
-    return _gradient(q, _seen(problem, 0, at), factor)
+    q, factor = problem.posterior.node, problem.prior_factors[0]
+    return _gradient(q, problem.seen(0, at), factor)
 
 
 def axes_of(problem: Problem, at: Slopes) -> Tensor:
-    return _axes(problem.posterior.node, _seen(problem, 0, at))
+    return _axes(problem.posterior.node, problem.seen(0, at))
 
 
 def some_slopes(problem: Problem, size: float = 0.5) -> Slopes:
@@ -188,12 +188,7 @@ def difference(of: Callable[[], Any], move: Move, h: float = 1e-4) -> Any:
 
 @pytest.mark.parametrize(
     ("form", "n_inducing", "spread"),
-    [
-        ("columns", 3, "full"),
-        ("bag", 99, "diagonal"),
-        ("both", 99, "full"),
-        ("both", 3, "diagonal"),
-    ],
+    [("columns", 3, "full"), ("bag", 99, "diagonal"), ("both", 99, "full"), ("both", 3, "diagonal")],
 )
 @torch.no_grad()
 def test_gradient_against_finite_differences(form: str, n_inducing: int, spread: str) -> None:
@@ -249,10 +244,7 @@ def test_a_step_is_the_ratio_of_energy_to_what_is_determined(form: str, n_induci
     """Groups, bias, features and functions all move by what the posterior before the step says."""
     problem = small_problem(form, n_inducing)
     q, kernel, at = problem.posterior.node, problem.posterior.node.kernel, some_slopes(problem)
-    slopes = {
-        name: difference(lambda: value(problem, at), move)
-        for name, move in hyper_parameters(kernel)
-    }
+    slopes = {name: difference(lambda: value(problem, at), move) for name, move in hyper_parameters(kernel)}
     scale, relevance = kernel.log_scale.clone(), kernel.log_relevance.clone()
     basis, axes = q.basis.clone(), axes_of(problem, at)
     K = covariance(kernel, q.inducing, q.inducing)
@@ -362,8 +354,8 @@ def test_one_scale_around_everything() -> None:
 @each_size
 @torch.no_grad()
 def test_amplitudes_against_finite_differences(n_inducing: int, spread: str) -> None:
-    """At the posterior that is best for these slopes and bends: there E - gamma is twice the derivative
-    in the log-variance of a function."""
+    """At the posterior that is best for these slopes and bends: there E - gamma is twice the derivative in
+    the log-variance of a function."""
     problem = small_problem("columns", n_inducing, spread)
     q, at = problem.posterior.node, some_slopes(problem, 0.25)
     amplitude, M = q.log_amplitude.exp(), q.n_values
@@ -477,7 +469,7 @@ def test_a_fixed_point_is_stationary(ends: dict[str, Problem], cases: ModuleType
     q, kernel = problem.posterior.node, problem.posterior.node.kernel
 
     def bound() -> float:
-        problem.conditional.refresh()
+        problem.refresh()
         return cases.many_draw_bound(problem, 1000)
 
     moves = dict(hyper_parameters(kernel))
@@ -501,7 +493,7 @@ def test_a_fixed_point_is_stationary(ends: dict[str, Problem], cases: ModuleType
     first = dict(hyper_parameters(start.posterior.node.kernel))
 
     def start_bound() -> float:
-        start.conditional.refresh()
+        start.refresh()
         return cases.many_draw_bound(start, 1000)
 
     assert difference(start_bound, first["log_scale[0]"], 0.05) > 2
@@ -509,21 +501,18 @@ def test_a_fixed_point_is_stationary(ends: dict[str, Problem], cases: ModuleType
     start_bound()
 
 
-def test_learning_stops_and_the_kernel_stays(
-    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At most ``learning_rounds`` rounds, however little they change; the last round is under the kernel
-    as it then is."""
+def test_learning_stops_and_the_kernel_stays(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most ``learning_rounds`` rounds, however little they change; the last round is under the kernel as
+    it then is."""
     steps: list[Any] = []
+    learn_prior = Problem.learn_prior
 
     def counted(*given: Any) -> None:
         steps.append(learn_prior(*given))
 
-    monkeypatch.setattr(second_order, "learn_prior", counted)
+    monkeypatch.setattr(Problem, "learn_prior", counted)
     problem = telling_and_noise()
-    optimizer = SecondOrder(
-        8, learning_tolerance=0.0, learning_rounds=3, learn_scales="all", tolerance=1e9
-    )
+    optimizer = SecondOrder(8, learning_tolerance=0.0, learning_rounds=3, learn_scales="all", tolerance=1e9)
     state = optimizer.start(problem, torch.Generator().manual_seed(1))
     scales = [problem.posterior.node.kernel.log_scale.clone()]
     info = None

@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from threadpoolctl import ThreadpoolController, threadpool_limits
 from torch import Tensor
 
 from structgp import StructuredGPClassifier
 from structgp.data.batch import Batch
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.errors import InputError, LikelihoodError
-from structgp.gp import Posterior, choose_inducing
-from structgp.gp.kernels.block_sum import build_kernel
+from structgp.gp import Inducing, Mixture, Posterior, Table, choose_inducing
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Adam, Natural, Optimizer, Problem, SecondOrder, StepInfo
 from structgp.inference import problem as base
 from structgp.inference.loop import TRACE_POINTS, History, OneThreadForVectors, make_batches, train
-from structgp.paper import Blocks, Stochastic
+from structgp.inference.problem import conditionals
+from structgp.paper import LbfgsBlocks, Saga
 from structgp.structures import Chain, Structure
 
 OPTIMIZERS = {
     "adam": Adam(max_steps=12, window=4, tolerance=0.5),
-    "lbfgs": Blocks(10, 5, 2, max_iterations=3, learn_scales="transitions"),
+    "lbfgs": LbfgsBlocks(6, 3, 2, max_iterations=3, learn_scales="transitions"),
     "natural": Natural(max_steps=12, window=4),
-    "saga": Stochastic(0.02, 0.005, node_steps=None, transition_steps=None, max_steps=12),
+    "saga": Saga(0.02, 0.005, node_steps=None, transition_steps=None, max_steps=12),
     "second-order": SecondOrder(),
 }
 
 
 def case(
-    *, n_labels: int = 3, pairwise_sd: float = 1.0, batch_tokens: int = 12
+    *, n_labels: int = 3, transition_sd: float = 1.0, batch_tokens: int = 12
 ) -> tuple[Posterior, list[Batch]]:
-    data = generate(
-        6, n_labels=n_labels, mean_length=3, n_templates=2, n_values=4, strength=2.0, seed=3
-    )
+    data = generate(6, n_labels=n_labels, mean_length=3, n_templates=2, n_values=4, strength=2.0, seed=3)
     encoder = FeatureEncoder().fit(data.X)
     rows = encoder.transform(data.X)
     labels = LabelEncoder(list(data.chain.labels)).transform(data.y)
     tokens = torch.from_numpy(np.concatenate(rows))
-    kernel = build_kernel("auto", encoder.blocks, tokens, 2.0).requires_grad_(False)
+    kernel = build_kernel("template", encoder.blocks, tokens, 2.0).requires_grad_(False)
     chosen = choose_inducing(kernel, tokens, 4)
-    posterior = Posterior(kernel, tokens[chosen.index], n_labels, transition_sd=transition_sd)
+    node = Inducing(kernel, tokens[chosen.index], (n_labels,))
+    posterior = Posterior({"node": node, "next": Table((n_labels, n_labels), transition_sd)})
     return posterior, make_batches(rows, labels, encoder.pad_row, batch_tokens)
 
 
@@ -64,24 +66,73 @@ def disturb(posterior: Posterior) -> None:
         return torch.randn(like.shape, generator=generator, dtype=like.dtype)
 
     with torch.no_grad():
-        posterior.m += 0.7 * noise(posterior.m)
-        posterior.factor += 0.3 * noise(posterior.factor).tril()
-        posterior.node.log_amplitude += 0.4
+        node = posterior.node
+        node.m += 0.7 * noise(node.m)
+        node.factor += 0.3 * noise(node.factor).tril()
+        node.log_amplitude += 0.4
 
 
-every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@dataclass(frozen=True)
+class Fitted:
+    """seen : what the callback was told, which asks to stop where it ends anyway. calls : how often
+    conditionals of a batch were computed."""
+
+    posterior: Posterior
+    history: History
+    seen: list[StepInfo]
+    calls: int
+
+
+def watched(optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch) -> Fitted:
+    seen: list[StepInfo] = []
+    calls, original = 0, Inducing.conditional
+
+    def counted(self: Inducing, rows: Tensor, mask: Tensor, factor: Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        return original(self, rows, mask, factor)
+
+    def callback(info: StepInfo) -> bool:
+        seen.append(info)
+        return info.finished
+
+    monkeypatch.setattr(Inducing, "conditional", counted)
+    posterior, history = fit(optimizer, callback=callback)
+    return Fitted(posterior, history, seen, calls)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Callable[[str], Fitted]:
+    @cache
+    def made(name: str) -> Fitted:
+        with pytest.MonkeyPatch.context() as patch:
+            return watched(OPTIMIZERS[name], patch)
+
+    return made
+
+
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 @every_optimizer
-def test_callback_sees_every_step(optimizer: Optimizer) -> None:
-    seen: list[StepInfo] = []
-    _, history = fit(optimizer, callback=seen.append)
+def test_callback_sees_every_step(name: str, fitted: Callable[[str], Fitted]) -> None:
+    """One that agrees with the end interrupts nothing; and likelihoods computed add up."""
+    history, seen = fitted(name).history, fitted(name).seen
     assert seen == history.steps
     assert len(seen) > 1
-    assert history.optimizer == optimizer.name
+    assert history.optimizer == OPTIMIZERS[name].name
     assert history.reason == "a test"
     assert history.elbo == seen[-1].elbo
     assert history.seconds > 0
+    assert history.stopped in ("converged", "limit")
+    assert history.steps[-1].finished
+    assert history.gradient == "pathwise"
+    assert history.evaluations == sum(step.evaluations for step in history.steps) > 0
+    if name == "adam":
+        # Whole passes, with 8 draws of each of 6 sequences.
+        n_batches = len(case()[1])
+        assert len(history.steps) % n_batches == 0
+        assert history.evaluations == 8 * 6 * len(history.steps) / n_batches
 
 
 def test_the_trace_has_the_bound_of_every_step_or_of_some() -> None:
@@ -94,24 +145,19 @@ def test_the_trace_has_the_bound_of_every_step_or_of_some() -> None:
 
 
 @every_optimizer
-def test_callback_can_stop(optimizer: Optimizer) -> None:
+def test_callback_can_stop(name: str) -> None:
+    optimizer = OPTIMIZERS[name]
+
     def stop_soon(info: StepInfo) -> bool:
         return info.iteration == last
 
     # What stores a gradient of each batch first has not moved before that.
-    last = len(case()[1]) if isinstance(optimizer, Stochastic) else 1
+    last = len(case()[1]) if isinstance(optimizer, Saga) else 1
     posterior, history = fit(optimizer, callback=stop_soon)
     assert history.stopped == "interrupted"
     assert len(history.steps) == last + 1
     assert np.isfinite(history.fresh_elbo)
-    assert (posterior.m != 0).any(), "what was reached is not kept"
-
-
-@every_optimizer
-def test_a_callback_that_agrees_with_the_end_interrupts_nothing(optimizer: Optimizer) -> None:
-    _, history = fit(optimizer, callback=lambda info: info.finished)
-    assert history.stopped in ("converged", "limit")
-    assert history.steps[-1].finished
+    assert (posterior.node.m != 0).any(), "what was reached is not kept"
 
 
 def test_why_it_stopped() -> None:
@@ -121,85 +167,61 @@ def test_why_it_stopped() -> None:
 
 
 @every_optimizer
-def test_evaluations_add_up(optimizer: Optimizer) -> None:
-    _, history = fit(optimizer)
-    assert history.gradient == "pathwise"
-    assert history.evaluations == sum(step.evaluations for step in history.steps) > 0
-    if isinstance(optimizer, Adam):
-        # Whole passes, with 8 draws of each of 6 sequences.
-        n_batches = len(case()[1])
-        assert len(history.steps) % n_batches == 0
-        assert history.evaluations == 8 * 6 * len(history.steps) / n_batches
-
-
-@every_optimizer
-def test_keeping_conditionals_changes_nothing(
-    optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch
+def test_the_same_fit_with_nothing_kept(
+    name: str, fitted: Callable[[str], Fitted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = 0
-    original = Posterior.conditional
-
-    def counted(self: Posterior, x: Tensor, mask: Tensor, factor: Tensor | None = None) -> Any:
-        nonlocal calls
-        calls += 1
-        return original(self, x, mask, factor)
-
-    monkeypatch.setattr(Posterior, "conditional", counted)
-    kept, kept_history = fit(optimizer)
-    n_batches = len(case()[1])
-    # L-BFGS goes back to the best parameters in the end, and refreshes them once.
-    # Second order does whenever the scales of the kernel have moved.
-    second_order = optimizer.name == "second-order"
+    """The generator alone decides: where conditionals are computed again each time, to the last bit the
+    same."""
+    kept, n_batches = fitted(name), len(case()[1])
+    # L-BFGS goes back to the best parameters in the end, and refreshes them once. Second order does
+    # whenever the scales of the kernel have moved.
+    second_order = name == "second-order"
     if second_order:
-        assert calls % n_batches == 0
-        assert calls <= n_batches * len(kept_history.steps)
+        assert kept.calls % n_batches == 0
+        assert kept.calls <= n_batches * len(kept.history.steps)
     else:
-        assert calls == n_batches * (2 if optimizer.name == "lbfgs" else 1) > 1
+        assert kept.calls == n_batches * (2 if name == "lbfgs" else 1) > 1
     monkeypatch.setattr(base, "CACHE_BYTES", 0)
-    calls = 0
-    computed, computed_history = fit(optimizer)
-    assert calls > n_batches * (len(kept_history.steps) if second_order else 2)
-    for name, value in kept.state_dict().items():
-        assert torch.equal(value, computed.state_dict()[name]), name
-    assert kept_history.steps == computed_history.steps
-    assert kept_history.fresh_elbo == computed_history.fresh_elbo
+    computed = watched(OPTIMIZERS[name], monkeypatch)
+    assert computed.calls > n_batches * (len(kept.history.steps) if second_order else 2)
+    for key, value in kept.posterior.state_dict().items():
+        assert torch.equal(value, computed.posterior.state_dict()[key]), key
+    assert kept.history.steps == computed.history.steps
+    assert kept.history.fresh_elbo == computed.history.fresh_elbo
 
 
-@every_optimizer
-def test_the_generator_decides(optimizer: Optimizer) -> None:
-    first, second, other = (fit(optimizer, seed) for seed in (0, 0, 1))
-    assert torch.equal(first[0].m, second[0].m)
-    assert first[1].steps == second[1].steps
-    assert first[1].fresh_elbo == second[1].fresh_elbo
-    assert not torch.equal(first[0].m, other[0].m)
+@pytest.mark.parametrize("name", ["adam", "second-order"])
+def test_another_generator_gives_another_fit(name: str, fitted: Callable[[str], Fitted]) -> None:
+    other, _ = fit(OPTIMIZERS[name], seed=1)
+    assert not torch.equal(fitted(name).posterior.node.m, other.node.m)
 
 
 # -- the bound on fresh draws -------------------------------------------------------------------
 
 
 def test_fresh_bound_against_quadrature() -> None:
-    """Two labels and no pairwise scores: log p is a sum over tokens of log sigmoid(+-(f_0 - f_1)),
-    and the expectation of each is a one-dimensional integral."""
+    """Two labels and no transition scores: log p is a sum over tokens of log sigmoid(+-(f_0 - f_1)), and
+    the expectation of each is a one-dimensional integral."""
     posterior, batches = case(n_labels=2, transition_sd=0.0)
     disturb(posterior)
     assert len({len(batch) for batch in batches}) > 1
     with torch.no_grad():
-        kept = [posterior.conditional(batch.x, batch.mask) for batch in batches]
+        kept = [conditionals(posterior, batch)[0] for batch in batches]
         nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-        exact = -float(posterior.kl_inducing())
+        exact = -float(posterior.divergence())
         for batch, conditional in zip(batches, kept, strict=True):
-            q = posterior.at(conditional)
-            variances = q.covariance[0].diagonal(dim1=-1, dim2=-2).sum(1)[batch.mask].numpy()
-            away = (q.mean[0, ..., 0] - q.mean[0, ..., 1])[batch.mask].numpy()
+            mean, covariance = posterior.node.gaussian(conditional)
+            variances = covariance[0].diagonal(dim1=-1, dim2=-2).sum(1)[batch.mask].numpy()
+            away = (mean[0, ..., 0] - mean[0, ..., 1])[batch.mask].numpy()
             sign = np.where(batch.y[batch.mask].numpy() == 0, 1, -1)
             margin = sign[:, None] * (away[:, None] + np.sqrt(variances)[:, None] * nodes)
             exact -= float((np.logaddexp(0, -margin) @ (weights / weights.sum())).sum())
     problem = Problem(posterior, Chain(), batches)
     generator = torch.Generator().manual_seed(0)
-    few = [problem.fresh_bound(4, generator) for _ in range(400)]
+    few = [problem.fresh_bound(4, generator) for _ in range(200)]
     error = np.std(few) / np.sqrt(len(few))
     assert np.mean(few) == pytest.approx(exact, abs=4 * error)
-    assert error < 0.005 * abs(exact)
+    assert error < 0.007 * abs(exact)
     assert problem.fresh_bound(20_000, generator) == pytest.approx(exact, rel=0.003)
 
 
@@ -210,34 +232,41 @@ def test_the_reported_fresh_bound_is_one(monkeypatch: pytest.MonkeyPatch) -> Non
     original = Problem.fresh_bound
 
     def watched(self: Problem, n_draws: int, generator: torch.Generator) -> float:
-        seen.append((n_draws, self.posterior.m.detach().clone()))
+        seen.append((n_draws, self.posterior.node.m.detach().clone()))
         return original(self, n_draws, generator)
 
     monkeypatch.setattr(Problem, "fresh_bound", watched)
     generator = torch.Generator().manual_seed(0)
     history = train(posterior, Chain(), batches, SecondOrder(), "", generator=generator)
     ((n_draws, m),) = seen
-    assert torch.equal(m, posterior.m)
+    assert torch.equal(m, posterior.node.m)
     problem = Problem(posterior, Chain(), batches)
     many = [original(problem, n_draws, generator) for _ in range(200)]
     assert abs(history.fresh_elbo - np.mean(many)) < 4 * np.std(many)
 
 
 def test_fitted_and_fresh_bounds_bracket_the_optimum() -> None:
-    """In expectation: the fitted draws flatter, fresh ones do not."""
-    fitted, fresh = [], []
-    for seed in range(40):
-        _, history = fit(SecondOrder(n_draws=2, learn_scales=False), seed)
-        fitted.append(history.elbo)
-        fresh.append(history.fresh_elbo)
+    """On the draws it was fitted to, a posterior looks better than the best one does; on fresh ones it
+    is worse."""
     best, batches = case()
     generator = torch.Generator().manual_seed(0)
     optimizer = SecondOrder(n_draws=512, learn_scales=False, tolerance=1e-4)
     train(best, Chain(), batches, optimizer, "", generator=generator)
-    optimum = Problem(best, Chain(), batches).fresh_bound(20_000, generator)
-    assert np.mean(fresh) < optimum + 0.02
-    assert np.mean(fitted) > optimum - 0.02
-    assert np.mean(fitted) > np.mean(fresh)
+    problem = Problem(best, Chain(), batches)
+    optimum = problem.fresh_bound(4000, torch.Generator().manual_seed(1))
+    gains = []
+    for seed in range(6):
+        found, history = fit(SecondOrder(n_draws=2, learn_scales=False), seed)
+        noise = problem.fixed_noise(1, torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            scores = (problem.drawn_scores(i, noise) for i in range(len(batches)))
+            values = [problem.log_prob(i, s).mean(0).sum() for i, s in enumerate(scores)]
+            gains.append(history.elbo - float(sum(values) - best.divergence()))
+        fresh = Problem(found, Chain(), batches).fresh_bound(4000, torch.Generator().manual_seed(1))
+        assert fresh < optimum + 0.02
+    # Its variances are those that the curvature asks for, which on two draws are not quite the best.
+    assert min(gains) > -0.2
+    assert np.mean(gains) > 0.02
 
 
 # -- choices and batches ------------------------------------------------------------------------
@@ -274,13 +303,12 @@ class Failing(Chain):
         return torch.where(bad & (f[:, :, 0, 0] > 0), self.value, values)
 
 
-@pytest.mark.parametrize("value", [-np.inf, np.nan, np.inf])
-@pytest.mark.parametrize("n_components", [1, 2])
-def test_a_likelihood_without_an_expectation_names_the_sequence(
-    n_components: int, value: float
-) -> None:
+@pytest.mark.parametrize(("n_components", "value"), [(1, -np.inf), (1, np.inf), (2, np.nan)])
+def test_a_likelihood_without_an_expectation_names_the_sequence(n_components: int, value: float) -> None:
     posterior, batches = case()
-    posterior = Posterior(posterior.node.kernel, posterior.inducing, 3, n_components=n_components)
+    if n_components > 1:
+        node = Mixture(posterior.node.kernel, posterior.node.inducing, (3,), n_components=2)
+        posterior = Posterior({"node": node, "next": posterior["next"]})
     batch = max(batches, key=lambda batch: batch.mask.shape[1])
     n, T = int(batch.index[-1]), int(batch.mask[-1].sum())
     assert n > 0
@@ -297,14 +325,18 @@ def test_a_likelihood_without_an_expectation_names_the_sequence(
 
 def test_components_come_one_after_another_in_an_error() -> None:
     posterior, batches = case()
-    batch = max(batches, key=len)
+    i = max(range(len(batches)), key=lambda i: len(batches[i]))
+    batch = batches[i]
     assert len(batch) > 1
     problem = Problem(posterior, Chain(), batches)
     for row in range(2 * len(batch)):
-        error = problem._located(LikelihoodError("place", "problem", "remedy", row), batch)
-        assert error.sequence == int(batch.index[row % len(batch)])
+        with pytest.raises(LikelihoodError) as found, problem.locating(i):
+            raise LikelihoodError("place", "problem", "remedy", row)
+        assert found.value.sequence == int(batch.index[row % len(batch)])
     unknown = LikelihoodError("place", "problem", "remedy")
-    assert problem._located(unknown, batch) is unknown
+    with pytest.raises(LikelihoodError) as found, problem.locating(i):
+        raise unknown
+    assert found.value is unknown
 
 
 def test_batches_hold_every_sequence_once() -> None:

@@ -14,7 +14,7 @@ from structgp.errors import InputError
 from structgp.gp.low_rank_fit import leading_directions
 from structgp.inference import Adam, Natural, SecondOrder
 from structgp.inference.problem import open_low_rank
-from structgp.paper import Blocks, MixtureFit, Stochastic
+from structgp.paper import LbfgsBlocks, MixtureFit, Saga
 
 # -- the second-order fit ---------------------------------------------------------------------------
 
@@ -93,9 +93,7 @@ def test_directions_are_opened_once(cases: ModuleType) -> None:
     open_low_rank(problem)
     opened = node.directions.detach().clone()
     flat = projection.flatten(0, 1)
-    found = leading_directions(
-        [(projection, projection.new_ones(len(projection)))], node.n_values, 2
-    )
+    found = leading_directions([(projection, projection.new_ones(len(projection)))], node.n_values, 2)
     captured = (found.T @ flat.T @ flat @ found).trace()
     assert captured > 0.97 * torch.linalg.eigvalsh(flat.T @ flat)[-2:].sum()
     torch.testing.assert_close(opened[0], 0.1 * found)
@@ -114,7 +112,7 @@ def exact_bound(problem: Any) -> float:
     [
         Natural(window=3, reductions=2, learn_scales=False),
         Adam(0.05, window=20, tolerance=0.02, max_steps=400, learn_scales=False),
-        Blocks(max_iterations=2, learn_scales=False),
+        LbfgsBlocks(max_iterations=2, learn_scales=False),
     ],
     ids=["natural", "adam", "lbfgs"],
 )
@@ -147,9 +145,7 @@ def test_a_mixture_of_low_ranks_is_no_worse_than_one(cases: ModuleType) -> None:
     one = cases.make_problem(covariance="low-rank")
     cases.finish(SecondOrder(learn_scales=False), one)
     two = cases.make_problem(covariance="low-rank", n_components=2)
-    optimizer = MixtureFit(
-        SecondOrder(learn_scales=False), then=Adam(0.01, window=10, max_steps=40)
-    )
+    optimizer = MixtureFit(SecondOrder(learn_scales=False), then=Adam(0.01, window=10, max_steps=40))
     cases.finish(optimizer, two)
     assert bool(two.posterior.node.directions.any())
     assert cases.many_draw_bound(two, 2000) > cases.many_draw_bound(one, 2000) - 0.1
@@ -158,5 +154,5 @@ def test_a_mixture_of_low_ranks_is_no_worse_than_one(cases: ModuleType) -> None:
 def test_stored_gradients_are_not_for_it(cases: ModuleType) -> None:
     problem = cases.make_problem(covariance="low-rank")
     with pytest.raises(InputError, match=r"^covariance: 'saga'.*'low-rank' never holds; use") as e:
-        Stochastic().start(problem, torch.Generator())
+        Saga().start(problem, torch.Generator())
     assert "'adam'" in e.value.remedy

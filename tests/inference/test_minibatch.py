@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from structgp.inference.weight_sites import Site
+from benchmarks.generate import generate
 
 from structgp import StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.errors import InputError
-from structgp.gp import Posterior, WeightPosterior, contrasts
-from structgp.gp.kernels.block_sum import build_kernel
+from structgp.gp import Inducing, Posterior, Table, Weights, contrasts
+from structgp.gp.kernels import RelevanceKernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Minibatch, Problem, SecondOrder
+from structgp.inference.batch_sites import Site
 from structgp.inference.loop import make_batches
 from structgp.inference.minibatch import MinibatchState
 from structgp.structures import BlackBox, Chain, Piecewise, Structure
@@ -32,7 +36,8 @@ def make_problem(structure: Structure | None = None, batch_tokens: int = 30) -> 
     labels = LabelEncoder(list(data.chain.labels)).transform(data.y)
     kernel = build_kernel("relevance", encoder.blocks, torch.from_numpy(np.concatenate(rows)))
     counts = torch.from_numpy(np.bincount(np.concatenate(labels), minlength=V))
-    q = WeightPosterior(kernel.requires_grad_(False), V, basis=contrasts(counts))
+    node = Weights(kernel.requires_grad_(False), (V,), contrasts(counts))
+    q = Posterior({"node": node, "next": Table((V, V))})
     batches = make_batches(rows, labels, encoder.pad_row, batch_tokens)
     return Problem(q, structure or Chain(), batches)
 
@@ -49,14 +54,15 @@ def bound(problem: Problem) -> float:
     return problem.fresh_bound(4000, torch.Generator().manual_seed(5))
 
 
-EXACT = Minibatch(n_draws=512, steps=30, tolerance=1e-3, learn_scales=False)
+EXACT = Minibatch(n_draws=256, steps=15, tolerance=5e-3, learn_scales=False)
+"""Draws are new in each pass: bounds of two passes differ by a tenth of a nat or so for ever."""
 
 
 @pytest.fixture(scope="module")
 def ends() -> SimpleNamespace:
     whole, parts = make_problem(batch_tokens=10_000), make_problem()
     assert (len(whole.batches), len(parts.batches)) == (1, 4)
-    finish(SecondOrder(n_draws=512, tolerance=1e-4, learn_scales=False), whole)
+    finish(SecondOrder(n_draws=256, tolerance=1e-4, learn_scales=False), whole)
     state, steps = finish(EXACT, parts)
     return SimpleNamespace(whole=whole, parts=parts, state=state, steps=steps)
 
@@ -65,51 +71,70 @@ def test_the_optimum_is_that_of_all_data_at_once(ends: SimpleNamespace) -> None:
     assert ends.steps[-1].converged
     assert bound(ends.parts) == pytest.approx(bound(ends.whole), abs=0.15)
     p, q = ends.parts.posterior, ends.whole.posterior
-    assert float((p.m - q.m).detach().abs().max()) < 0.1
-    assert float((p.factor - q.factor).detach().abs().max()) < 0.05
-    assert float((p.pair_mean - q.pair_mean).detach().abs().max()) < 0.1
+    for ours, theirs in zip(p.blocks, q.blocks, strict=True):
+        assert float((ours.m - theirs.m).detach().abs().max()) < 0.12
+        assert float((ours.factor - theirs.factor).detach().abs().max()) < 0.05
+
+
+def assert_prior_times_sites(problem: Problem, state: MinibatchState) -> None:
+    """The sums that the state holds, and the posterior, are those of prior and sites, for every block."""
+    n = len(problem.batches)
+    for k, block in enumerate(problem.posterior.blocks):
+        precision, linear = torch.zeros_like(state.precision[k]), torch.zeros_like(state.linear[k])
+        for i in range(n):
+            kept = state.sites[i]
+            assert kept is not None
+            index, _ = block.compact(problem.conditional(i)[k])
+            site = kept[k].at(state.scale[k])
+            precision[index] += site.precision
+            linear[index] += site.linear
+        torch.testing.assert_close(precision, state.precision[k])
+        torch.testing.assert_close(linear, state.linear[k])
+        prior = block.prior_sds().detach().square()[:, None]
+        total = 1 / prior + precision
+        m, sd = (p.detach().reshape(block.n_functions, -1).T for p in (block.m, block.factor))
+        torch.testing.assert_close(m * prior.sqrt(), linear / total)
+        torch.testing.assert_close(sd.square() * prior, 1 / total)
 
 
 def test_the_posterior_is_the_prior_times_the_sites(ends: SimpleNamespace) -> None:
-    state: MinibatchState = ends.state
-    precision, linear = torch.zeros_like(state.precision), torch.zeros_like(state.linear)
-    sites = [state.sites[i].at(state.scale) for i in range(len(ends.parts.batches))]
-    for i, site in enumerate(sites):
-        index = ends.parts.weights(i).compact[0]
-        precision[index] += site.precision
-        linear[index] += site.linear
-    torch.testing.assert_close(precision, state.precision)
-    torch.testing.assert_close(linear, state.linear)
-    q = ends.parts.posterior
-    prior = q.prior_factor().square()[:, None]
-    total = 1 / prior + precision
-    torch.testing.assert_close(q.m[0].T * prior.sqrt(), linear / total)
-    torch.testing.assert_close((q.factor[0].T * prior.sqrt()).square(), 1 / total)
-    pairs = sum(site.pair_precision for site in sites)
-    sd = (q.pairwise_sd**-2 + pairs).rsqrt()
-    torch.testing.assert_close(q.pair_log_sd.exp().detach(), sd)
+    assert_prior_times_sites(ends.parts, ends.state)
+
+
+@pytest.mark.parametrize("learn_scales", ["transitions", "all"])
+def test_it_still_is_when_scales_have_moved(learn_scales: Any) -> None:
+    """And the running divergence is the one that is computed anew."""
+    problem = make_problem()
+    state, _ = finish(Minibatch(max_passes=3, tolerance=0, learn_scales=learn_scales), problem)
+    assert abs(float(problem.posterior["next"].log_amplitude.detach())) > 0.01
+    assert_prior_times_sites(problem, state)
+    optimizer = Minibatch(learn_scales=learn_scales)
+    for _ in range(2):
+        optimizer.step(problem, state)
+        divergence = float(problem.posterior.divergence().detach())
+        assert state.divergence == pytest.approx(divergence, rel=1e-9)
 
 
 def test_every_step_visits_one_batch_and_counts_it(ends: SimpleNamespace) -> None:
     assert len(ends.steps) % 4 == 0
     for step in ends.steps:
-        assert step.evaluations % 512 == 0
+        assert step.evaluations % 256 == 0
         assert np.isfinite(step.elbo)
     assert ends.steps[-1].elbo == pytest.approx(bound(ends.parts), abs=1.5)
 
 
 def test_the_kernel_is_learned_and_the_bound_rises() -> None:
     fixed, learned = make_problem(), make_problem()
-    finish(Minibatch(learn_scales="pairwise"), fixed)
+    finish(Minibatch(learn_scales="transitions"), fixed)
     state, _ = finish(Minibatch(), learned)
     assert state.learned == 5
-    assert bool((learned.posterior.kernel.log_scale != 0).any())
+    assert bool((learned.posterior.node.kernel.log_scale != 0).any())
     assert bound(learned) > bound(fixed) + 1
 
 
 def test_single_precision_is_enough_for_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     rounded, exact = make_problem(), make_problem()
-    optimizer = Minibatch(max_passes=8, tolerance=0)
+    optimizer = Minibatch(max_passes=5, tolerance=0)
     _, steps = finish(optimizer, rounded)
     monkeypatch.setattr(Site, "rounded", lambda self: self)
     _, others = finish(optimizer, exact)
@@ -123,18 +148,88 @@ def test_a_visit_touches_the_weights_of_its_batch_alone() -> None:
     optimizer = Minibatch(learn_scales=False, batch_tokens=30)
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     optimizer.step(problem, state)
-    q = problem.posterior
+    q = problem.posterior.node
     for _ in range(2):
-        i, before = state.order[-1], q.snapshot()
+        i, before = state.order[-1], {"m": q.m.clone(), "factor": q.factor.clone()}
         optimizer.step(problem, state)
-        free = torch.ones(q.n_inducing, dtype=torch.bool)
-        free[problem.weights(i).compact[0]] = False
-        assert 0 < int(free.sum()) < q.n_inducing
-        for name in ("m", "factor"):
+        free = torch.ones(q.n_values, dtype=torch.bool)
+        free[problem.conditional(i)[0].compact[0]] = False
+        assert 0 < int(free.sum()) < q.n_values
+        for name, old in before.items():
             now = getattr(q, name).detach()
-            assert torch.equal(now[..., free], before[name][..., free])
-            assert not torch.equal(now, before[name])
-        assert state.divergence == pytest.approx(float(q.kl_inducing().detach()), rel=1e-9)
+            assert torch.equal(now[..., free], old[..., free])
+            assert not torch.equal(now, old)
+        assert state.divergence == pytest.approx(problem.posterior.divergence().item(), rel=1e-9)
+
+
+# -- transitions with features --------------------------------------------------------------------------
+
+
+def featured(structure: Structure, batch_tokens: int) -> Problem:
+    """Weights of the transitions too, of a feature with three values."""
+    problem = make_problem(structure, batch_tokens)
+    batches = []
+    for batch in problem.batches:  # the same feature, however the data are batched
+        edges = (batch.x[:, 1:, :1] + 2 * batch.x[:, :-1, :1]) % 3
+        batches.append(replace(batch, x=batch.x[..., :1], edges=edges))
+    kernels = [RelevanceKernel([n]).double().requires_grad_(False) for n in (5, 3)]
+    q = Posterior({"node": Weights(kernels[0], (V,)), "next": Weights(kernels[1], (V, V))})
+    return Problem(q, structure, batches)
+
+
+FIXED = Minibatch(n_draws=2, steps=30, tolerance=0.0, max_passes=10, learn_scales=False)
+"""Of a quadratic likelihood mirrored draws leave no noise in the means."""
+
+
+def test_transitions_with_features_end_where_all_data_at_once_does(cases: ModuleType) -> None:
+    structure = cases.RegressionOfTransitions(V)
+    whole, parts = featured(structure, 10_000), featured(structure, 40)
+    assert (len(whole.batches), len(parts.batches)) == (1, 4)
+    finish(SecondOrder(n_draws=2, tolerance=1e-6, learn_scales=False), whole)
+    state, _ = finish(FIXED, parts)
+    here = whole.conditional(0)
+    for k, (ours, theirs) in enumerate(zip(parts.posterior.blocks, whole.posterior.blocks, strict=True)):
+        torch.testing.assert_close(ours.factor, theirs.factor, rtol=1e-4, atol=0)
+        with torch.no_grad():  # what tokens see: of constant and values, only the sum is well known
+            found, expected = (here[k].times(block.m) for block in (ours, theirs))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
+    assert float(expected.abs().max()) > 0.5
+    assert_prior_times_sites(parts, state)
+
+
+def test_scales_of_transitions_with_features_are_learned(cases: ModuleType, oracles: ModuleType) -> None:
+    """Under the chain, with sites on disk or in memory to the last bit."""
+    found = []
+    for folder in (None, "sites"):
+        problem = featured(cases.Enumerated(oracles), 40)
+        problem = Problem(problem.posterior, problem.structure, problem.batches[:2])
+        before = problem.fresh_bound(20, torch.Generator().manual_seed(5))
+        path = None if folder is None else str(Path(mkdtemp()) / folder)
+        optimizer = Minibatch(max_passes=3, tolerance=0, n_draws=2, steps=3, sites_folder=path)
+        _, steps = finish(optimizer, problem)
+        found.append([step.elbo for step in steps])
+        after = problem.fresh_bound(20, torch.Generator().manual_seed(5))
+        assert after > before + 3
+        assert (problem.posterior["next"].kernel.log_scale != 0).any()
+    assert found[0] == found[1]
+
+
+def test_going_on_from_a_posterior_of_transitions_with_features(cases: ModuleType) -> None:
+    """The old posterior is the prior of the new data: the first half, then the second, is about all at
+    once. Of a quadratic likelihood but for what weights have in common."""
+    structure = cases.RegressionOfTransitions(V)
+    whole, halves = featured(structure, 40), featured(structure, 40)
+    finish(FIXED, whole)
+    q, fresh = halves.posterior, featured(structure, 40).posterior
+    finish(FIXED, Problem(q, structure, halves.batches[:2]))
+    state, _ = finish(replace(FIXED, goes_on=True), Problem(q, structure, halves.batches[2:]))
+    assert state.known is not None
+    after, expected, prior = (p["next"].m.detach() for p in (q, whole.posterior, fresh))
+    assert float((after - expected).norm()) < 0.5 * float((prior - expected).norm())
+    # What was known is not lost where the second half has nothing to say.
+    precision = 1 / q["next"].factor.detach().square() - 1
+    total = 1 / whole.posterior["next"].factor.detach().square() - 1
+    torch.testing.assert_close(precision, total, rtol=1e-3, atol=1e-6)
 
 
 def test_other_structures_that_know_their_curvature() -> None:
@@ -151,12 +246,14 @@ def test_a_limit_of_passes() -> None:
 
 
 def test_what_it_cannot_fit() -> None:
-    kernel = build_kernel(
-        "relevance", FeatureEncoder().fit([[["a"]]]).blocks, torch.zeros(1, 1).double()
-    )
-    problem = Problem(Posterior(kernel, torch.zeros(1, 1).double(), 2), Chain(), [])
-    with pytest.raises(InputError, match="'minibatch' fits weights"):
+    kernel = build_kernel("relevance", FeatureEncoder().fit([[["a"]]]).blocks, torch.zeros(1, 1).double())
+    node = Inducing(kernel, torch.zeros(1, 1).double(), (2,))
+    problem = Problem(Posterior({"node": node, "next": Table((2, 2))}), Chain(), [])
+    with pytest.raises(InputError, match="'minibatch' fits one Gaussian of weights"):
         Minibatch().start(problem, torch.Generator())
+    full = Posterior({"node": make_problem().posterior.node, "next": Table((V, V), full=True)})
+    with pytest.raises(InputError, match="with independent transition scores"):
+        Minibatch().start(Problem(full, Chain(), []), torch.Generator())
     problem = make_problem(BlackBox(lambda f, g, y: f.sum((1, 2))))
     with pytest.raises(InputError, match="needs the curvature, and BlackBox offers none"):
         Minibatch().start(problem, torch.Generator())

@@ -24,8 +24,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 class Quadratic:
     """a^T e + e^T H e / 2 + c of all numbers of a sequence, shared ones included, for each sequence.
 
-    ``linear`` (B, T V + V V), ``square`` (B, n, n) symmetric; nothing at padding.
-    """
+    ``linear`` (B, T V + V V), ``square`` (B, n, n) symmetric; nothing at padding."""
 
     def __init__(self, seed: int = 1, size: float = 0.3) -> None:
         n = T * V + V * V
@@ -118,8 +117,8 @@ def test_against_the_definition(full: bool) -> None:
 
 @both_forms
 def test_both_forms_of_a_quadratic(full: bool) -> None:
-    """Over 60,000 draws in 60 parts, each entry is within four standard errors of the coefficient
-    that it is of."""
+    """Over 60,000 draws in 60 parts, each entry is within four standard errors of the coefficient that it
+    is of."""
     function = Quadratic()
     target, expected = target_of(function, full), function.moments(full)
     found: dict[str, list[Tensor]] = {"score": [], "path": []}

@@ -16,8 +16,8 @@ from structgp.gp import Inducing, Posterior
 from structgp.gp.families.table import LEAST_PRECISION
 from structgp.inference import Natural, Problem, SecondOrder
 from structgp.inference.estimators import Estimate, Pathwise, Surrogate
+from structgp.inference.latents import Sites
 from structgp.inference.natural import _split, amplitude_slope, set_posterior
-from structgp.inference.sites import Sites
 from structgp.structures import Chain
 
 
@@ -62,10 +62,8 @@ def test_one_whole_step_on_a_quadratic(
             found = np.linalg.inv(factor[j] @ factor[j].T)
             np.testing.assert_allclose(found, precision, rtol=0, atol=1e-4)
     exact = cases.exact_regression(problem)
-    np.testing.assert_allclose(
-        q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-7
-    )
-    variance = q["next"].score_sds.detach() ** 2
+    np.testing.assert_allclose(q["next"].constant_scores()[0], exact.transition_mean, rtol=0, atol=1e-7)
+    variance = q["next"].constant_scores()[1].detach() ** 2
     np.testing.assert_allclose(variance, exact.transition_sd**2, rtol=1e-7)
     before = cases.numbers(q)
     optimizer.step(problem, state)
@@ -121,9 +119,7 @@ def bent(node: float = 0.0, table: Any = 0.0) -> Bent:
 
 @pytest.mark.parametrize("bend", [8.0, 1e7])
 @pytest.mark.parametrize("noise", ["node", "table", "full table"])
-def test_noise_that_bends_up_still_leaves_a_posterior(
-    bend: float, noise: str, cases: ModuleType
-) -> None:
+def test_noise_that_bends_up_still_leaves_a_posterior(bend: float, noise: str, cases: ModuleType) -> None:
     full = noise == "full table"
     estimator = bent(bend) if noise == "node" else bent(table=bend * (torch.eye(9) if full else 1))
     problem = cases.make_problem(estimator=estimator, full_table=full)
@@ -134,7 +130,7 @@ def test_noise_that_bends_up_still_leaves_a_posterior(
     assert torch.isfinite(q.node.m).all()
     lower = q.node.factor.detach().tril()
     assert torch.linalg.eigvalsh(lower @ lower.mT).max() <= 1 / LEAST_PRECISION + 1e-9
-    prior = float(q["next"].sd.detach()) ** 2
+    prior = q["next"].prior_sd ** 2
     assert q["next"].score_sds.max() ** 2 <= prior / LEAST_PRECISION + 1e-9
     # What is held is what the posterior is of: going nowhere from there changes nothing.
     before = cases.numbers(q)
@@ -281,12 +277,13 @@ def test_the_kernel_is_refused(cases: ModuleType) -> None:
 
 
 def test_amplitudes_go_where_second_order_takes_them(cases: ModuleType) -> None:
-    """From a kernel too large by far. The amplitude of nodes has a prior of its own here, and none there."""
+    """From a kernel too large by far. The amplitude of nodes has a prior of its own here, and none
+    there."""
 
     def start(**kwargs: Any) -> Problem:
         problem: Problem = cases.make_problem(n_sequences=12, mean_length=5, **kwargs)
         problem.posterior.node.kernel.outputscale = cases.AMPLITUDE * 3
-        problem.conditional.refresh()
+        problem.refresh()
         return problem
 
     second, natural = start(), start(estimator=Pathwise(n_draws=32))

@@ -18,7 +18,7 @@ from structgp.gp import Inducing, Mixture, Posterior, Table
 from structgp.inference import Problem
 from structgp.inference import problem as base
 from structgp.inference.estimators import Estimator, Pathwise, PathwiseSurrogate, Surrogate
-from structgp.inference.sites import Sites
+from structgp.inference.latents import Sites
 from structgp.paper import Score
 from structgp.structures import BlackBox, Chain, Structure
 
@@ -48,9 +48,7 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def make(
-    structure: Structure | None = None, name: str = "pathwise", n_components: int = 1
-) -> Problem:
+def make(structure: Structure | None = None, name: str = "pathwise", n_components: int = 1) -> Problem:
     kernel, Z = RBFKernel().double(), normal(2, 1, seed=0)
     node: Any = Inducing(kernel, Z, (V,))
     if n_components > 1:
@@ -85,12 +83,11 @@ class Broken(Chain):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [*((name, -np.inf) for name in ESTIMATORS), ("pathwise", np.nan), ("score", np.inf)],
+    ("name", "value"), [*((name, -np.inf) for name in ESTIMATORS), ("pathwise", np.nan), ("score", np.inf)]
 )
 def test_values_that_have_no_expectation(name: str, value: float) -> None:
-    """The error names the sequence by its number in the data, from 1, its length, what came back and
-    for which share of the draws."""
+    """The error names the sequence by its number in the data, from 1, its length, what came back and for
+    which share of the draws."""
     structure = Broken(value, 1)
     problem = make(structure, name)
     with pytest.raises(LikelihoodError) as caught:
@@ -179,8 +176,8 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def test_memory_follows_the_estimates() -> None:
-    """First nothing; then what was found; then a running mean of the sites, read at the posterior as
-    it is by then."""
+    """First nothing; then what was found; then a running mean of the sites, read at the posterior as it is
+    by then."""
     problem = make()
     problem.estimator = spy = Spy()
     random = generator()
@@ -249,8 +246,8 @@ def exact_bound(problem: Problem, oracles: ModuleType) -> float:
 
 @pytest.mark.parametrize("n_components", [1, 2])
 def test_the_fresh_bound_is_unbiased(n_components: int, oracles: ModuleType) -> None:
-    """60 of them on 128 draws each against quadrature, over two batches, four standard errors. With
-    two components these have unequal weights, and do not expect the same."""
+    """60 of them on 128 draws each against quadrature, over two batches, four standard errors. With two
+    components these have unequal weights, and do not expect the same."""
     problem = make(n_components=n_components)
     with torch.no_grad():
         if n_components > 1:
@@ -267,8 +264,8 @@ def test_the_fresh_bound_is_unbiased(n_components: int, oracles: ModuleType) -> 
 
 
 def test_a_batch_stands_for_all() -> None:
-    """Over batches that come equally often the mean of the bounds is the bound, whatever their
-    sizes; and a bound of all of them has no other estimate in it than the batch's own."""
+    """Over batches that come equally often the mean of the bounds is the bound, whatever their sizes; and a
+    bound of all of them has no other estimate in it than the batch's own."""
     problem = make()
     (batch,) = problem.batches
     parts = [Batch(*(a[i] for a in vars(batch).values() if a is not None)) for i in ([0, 2], [1])]
@@ -299,7 +296,7 @@ def test_what_is_kept_is_what_would_be_computed(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(covariance(problem), before)
     moved = covariance(problem, move_kernel=True)
     assert not torch.allclose(moved, before)
-    problem.conditional.refresh()
+    problem.refresh()
     torch.testing.assert_close(covariance(problem), moved)
 
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from structgp.errors import InputError
 from structgp.gp import Inducing, Posterior, Table, Weights
 from structgp.gp.families.table import PRIOR_SCORES
-from structgp.gp.kernels import RelevanceKernel, covariance
+from structgp.gp.kernels import RelevanceKernel
+from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
-from structgp.inference.scales import fit_tables
+from structgp.inference.problem import fit_tables
 from structgp.inference.second_order import Draws, SecondOrderState
 from structgp.structures import Chain
 
@@ -53,10 +54,10 @@ def test_gaussian_likelihood_gives_gp_regression(batch_tokens: int, cases: Modul
             np.testing.assert_allclose(block, expected, rtol=0, atol=1e-6)
         start += T
     q = problem.posterior
+    np.testing.assert_allclose(q["next"].constant_scores()[0], exact.transition_mean, rtol=0, atol=1e-6)
     np.testing.assert_allclose(
-        q["next"].mean_scores.detach(), exact.transition_mean, rtol=0, atol=1e-6
+        q["next"].constant_scores()[1].detach(), exact.transition_sd, rtol=0, atol=1e-6
     )
-    np.testing.assert_allclose(q["next"].score_sds.detach(), exact.transition_sd, rtol=0, atol=1e-6)
     # There the bound is the evidence.
     bound = cases.many_draw_bound(problem)
     assert bound == pytest.approx(exact.log_evidence, rel=3e-3)
@@ -125,9 +126,7 @@ def bound_gradients(
     parameters = [p for block in q.blocks for p in (block.m, block.factor)]
     generator = torch.Generator().manual_seed(seed)
     problem = replace(problem, estimator=Pathwise(n_draws=draws))
-    rows = [
-        torch.autograd.grad(problem.bound(0, generator).elbo, parameters) for _ in range(repeats)
-    ]
+    rows = [torch.autograd.grad(problem.bound(0, generator).elbo, parameters) for _ in range(repeats)]
     answer = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
         stacked = torch.stack(values)
@@ -136,18 +135,14 @@ def bound_gradients(
 
 
 @pytest.mark.parametrize(("n_labels", "covariance"), [(3, "full"), (2, "diagonal")])
-def test_the_gradient_vanishes_where_it_ends(
-    n_labels: int, covariance: str, cases: ModuleType
-) -> None:
+def test_the_gradient_vanishes_where_it_ends(n_labels: int, covariance: str, cases: ModuleType) -> None:
     problem = cases.make_problem(n_labels=n_labels)
     problem = diagonal(problem) if covariance == "diagonal" else problem
     cases.finish(to_the_end(), problem)
     draws, repeats = 500, 30
     # What the draws it was fitted on leave of the gradient has the spread of an average over them.
     widen = np.sqrt(1 + draws * repeats / FIT_DRAWS)
-    for name, (mean, error) in bound_gradients(
-        problem, draws=draws, repeats=repeats, seed=8
-    ).items():
+    for name, (mean, error) in bound_gradients(problem, draws=draws, repeats=repeats, seed=8).items():
         limit = 4 * widen * error + 3e-3
         assert (mean.abs() <= limit).all(), (name, (mean.abs() - limit).max())
         assert limit.max() < 0.2, "too little power"
@@ -189,9 +184,7 @@ def test_diagonal_covariances_end_at_a_local_optimum(cases: ModuleType) -> None:
     ],
 )
 def test_posteriors_it_cannot_fit(options: dict[str, Any], text: str, cases: ModuleType) -> None:
-    with pytest.raises(
-        InputError, match=f"inference: 'second-order' cannot fit {text}; use 'adam'"
-    ):
+    with pytest.raises(InputError, match=f"inference: 'second-order' cannot fit {text}; use 'adam'"):
         SecondOrder().start(cases.make_problem(**options), torch.Generator())
 
 
@@ -206,17 +199,14 @@ def test_few_draws_come_close_to_many(cases: ModuleType) -> None:
 
 
 def bound_by_hand(
-    problem: Problem,
-    state: SecondOrderState,
-    before: dict[str, Tensor],
-    oracles: ModuleType,
+    problem: Problem, state: SecondOrderState, before: dict[str, Tensor], oracles: ModuleType
 ) -> float:
-    """The bound at the means and the amplitude of now and the covariances of ``before``, on the
-    draws of ``state``, every probability by enumeration."""
+    """The bound at the means and the amplitude of now and the covariances of ``before``, on the draws of
+    ``state``, every probability by enumeration."""
     q = problem.posterior
     V, M = q.node.m.shape
     m, amplitude = q.node.m.detach().numpy(), float(q.node.log_amplitude.detach().exp())
-    table_mean = q["next"].mean_scores.detach().numpy()
+    table_mean = q["next"].constant_scores()[0].numpy()
     prior_sd = float((0.5 * before["next.log_amplitude"]).exp())
     table_sd = prior_sd * before["next.factor"].view(V, V).numpy()
     L = np.tril(before["node.factor"].numpy())
@@ -252,7 +242,7 @@ def test_the_reported_bound_is_the_bound(
     problem = cases.make_problem(batch_tokens=6, transition_sd=1.4)
     assert len(problem.batches) > 1
     problem.posterior.node.kernel.outputscale = 0.2
-    problem.conditional.refresh()
+    problem.refresh()
     optimizer = SecondOrder(n_draws=8, learn_scales=learn_scales, learning_tolerance=0.0)
     state = optimizer.start(problem, torch.Generator().manual_seed(3))
     for _ in range(3):
@@ -284,8 +274,8 @@ def test_gradients_against_finite_differences(name: str, cases: ModuleType) -> N
 
 
 def test_the_value_is_the_mean_log_likelihood_of_the_draws(cases: ModuleType) -> None:
-    """The mean as it is now plus offsets, times the root of the amplitude; and the draws are those that the bound on
-    the same noise is of."""
+    """The mean as it is now plus offsets, times the root of the amplitude; and the draws are those that the
+    bound on the same noise is of."""
     problem = cases.make_problem(batch_tokens=6, transition_sd=1.4)
     state = SecondOrder(n_draws=4).start(problem, torch.Generator().manual_seed(3))
     cases.disturb(problem.posterior)
@@ -299,7 +289,7 @@ def test_the_value_is_the_mean_log_likelihood_of_the_draws(cases: ModuleType) ->
         for i, batch in enumerate(problem.batches):
             h = problem.conditional(i)[0].projection @ q.node.m.T + draws.offsets[i][0]
             f = (0.5 * q.node.log_amplitude).exp() * h
-            g = q["next"].mean_scores + (1.4 * draws.offsets[i][1]).view(-1, 3, 3)
+            g = q["next"].constant_scores()[0] + (1.4 * draws.offsets[i][1]).view(-1, 3, 3)
             values = problem.structure.log_prob(f, g, batch.y, batch.mask)
             expected += values.mean(0).sum()
             torch.testing.assert_close(problem.drawn_scores(i, state.noise), [f, g])
@@ -343,8 +333,8 @@ def featured(cases: ModuleType, structure: Any, batch_tokens: int = 1000) -> Pro
 
 
 def test_gaussian_likelihood_of_transitions_with_features(cases: ModuleType) -> None:
-    """The best means are those of GP regression on the rows of the transitions; the best variances are those
-    of each weight with all others held."""
+    """The best means are those of GP regression on the rows of the transitions; the best variances are
+    those of each weight with all others held."""
     problem = featured(cases, cases.RegressionOfTransitions(2), batch_tokens=9)
     assert len(problem.batches) > 1
     steps = cases.finish(to_the_end(n_draws=16), problem)
@@ -352,15 +342,12 @@ def test_gaussian_likelihood_of_transitions_with_features(cases: ModuleType) -> 
     after, noise = problem.posterior["next"], cases.LABEL_NOISE
     x = torch.cat([b.edges[b.masks[1]] for b in problem.batches])
     aims = [problem.structure.aims[b.y[:, :-1], b.y[:, 1:]][b.masks[1]] for b in problem.batches]
-    K = covariance(after.kernel, x, x).numpy()
+    K = kernel_matrix(after.kernel, x, x).numpy()
     targets = torch.cat(aims).flatten(1).numpy()
     expected = K @ np.linalg.solve(K + noise * np.eye(len(K)), targets)
     with torch.no_grad():
         found = torch.cat(
-            [
-                problem.conditional(i)[1].times(after.m)[b.masks[1]]
-                for i, b in enumerate(problem.batches)
-            ]
+            [problem.conditional(i)[1].times(after.m)[b.masks[1]] for i, b in enumerate(problem.batches)]
         )
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
         conditional = problem.conditional(0)[1]
@@ -376,11 +363,9 @@ def one_hot(x: Tensor) -> Tensor:
     return torch.cat([*columns, torch.ones(len(x), 1).double()], 1)
 
 
-def test_transitions_with_features_end_at_the_optimum(
-    cases: ModuleType, oracles: ModuleType
-) -> None:
-    """Under the chain: the gradient of the bound on the draws it was fitted to vanishes in all means, and scales
-    learned on the way raise the bound on fresh draws."""
+def test_transitions_with_features_end_at_the_optimum(cases: ModuleType, oracles: ModuleType) -> None:
+    """Under the chain: the gradient of the bound on the draws it was fitted to vanishes in all means, and
+    scales learned on the way raise the bound on fresh draws."""
     structure = cases.Enumerated(oracles)
     fixed, learned = featured(cases, structure), featured(cases, structure)
     before, optimizer = cases.many_draw_bound(fixed, 400), to_the_end(n_draws=16)
@@ -445,14 +430,14 @@ def test_scales_are_learned_uphill(amplitude: float, cases: ModuleType) -> None:
     def start() -> Problem:
         problem = cases.make_problem(n_sequences=12, mean_length=5)
         problem.posterior.node.kernel.outputscale = cases.AMPLITUDE * amplitude
-        problem.conditional.refresh()
+        problem.refresh()
         return problem
 
     learned, fixed = start(), start()
     cases.finish(SecondOrder(n_draws=64, tolerance=0.002, learn_scales=True), learned)
     cases.finish(SecondOrder(n_draws=64, tolerance=0.002, learn_scales=False), fixed)
     assert abs(float(learned.posterior.node.log_amplitude.detach())) > 1e-3
-    assert abs(float(learned.posterior["next"].sd.detach()) - 1) > 0.02
+    assert abs(learned.posterior["next"].prior_sd - 1) > 0.02
     gain = cases.many_draw_bound(learned, 5000) - cases.many_draw_bound(fixed, 5000)
     assert gain > 0.1
 
@@ -467,17 +452,13 @@ def golden(value: Callable[[float], float], low: float, high: float) -> float:
 
 
 def test_amplitude_ends_where_the_bound_is_largest(cases: ModuleType) -> None:
-    """Only the amplitude is left to move, with the whitened posterior held: the best one by search on many draws."""
+    """Only the amplitude is left to move, with the whitened posterior held: the best one by search on
+    many draws."""
     problem = cases.make_problem(n_sequences=8, transition_sd=0.0)
     problem.posterior.node.kernel.outputscale = 0.5
-    problem.conditional.refresh()
+    problem.refresh()
     optimizer = SecondOrder(
-        256,
-        tolerance=1e-5,
-        learn_scales=True,
-        learning_tolerance=0.0,
-        learning_rounds=20,
-        max_rounds=21,
+        256, tolerance=1e-5, learn_scales=True, learning_tolerance=0.0, learning_rounds=20, max_rounds=21
     )
     cases.finish(optimizer, problem)
     q = problem.posterior
@@ -508,10 +489,10 @@ def test_the_scale_of_a_table_ends_where_its_divergence_is_least(full: bool) -> 
             table.factor += 0.3 * torch.randn(9, 9, generator=generator, dtype=torch.float64)
         else:
             table.factor *= 0.5
-        second = table.mean_scores.square() + table.score_sds.square()
+        second = table.constant_scores()[0].square() + table.constant_scores()[1].square()
         for _ in range(60):
             table.fit_amplitude()
-        after = table.mean_scores.square() + table.score_sds.square()
+        after = table.constant_scores()[0].square() + table.constant_scores()[1].square()
     torch.testing.assert_close(after, second)  # the law of the scores stays what it is
 
     def value(sd: float) -> float:
@@ -519,17 +500,17 @@ def test_the_scale_of_a_table_ends_where_its_divergence_is_least(full: bool) -> 
         scores = second.numel() + PRIOR_SCORES
         return -0.5 * (float(second.sum()) + PRIOR_SCORES) / sd**2 - scores * np.log(sd)
 
-    assert float(table.sd.detach()) == pytest.approx(golden(value, 0.2, 5), rel=1e-4)
-    assert abs(float(table.sd.detach()) - 1) > 0.1
+    assert table.prior_sd == pytest.approx(golden(value, 0.2, 5), rel=1e-4)
+    assert abs(table.prior_sd - 1) > 0.1
 
 
 def test_the_scale_of_a_table_is_consistent_at_the_end(cases: ModuleType) -> None:
     problem = cases.make_problem(n_sequences=8)
     cases.finish(to_the_end("transitions", n_draws=64), problem)
     table = problem.posterior["next"]
-    before = float(table.sd.detach())
+    before = table.prior_sd
     fit_tables(problem.posterior)
-    assert before == pytest.approx(float(table.sd.detach()), rel=1e-3)
+    assert before == pytest.approx(table.prior_sd, rel=1e-3)
     assert abs(before - 1) > 0.02
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import Posterior, Table, Weights, contrasts
 from structgp.gp.kernels import RelevanceKernel, covariance, weight_variances
-from structgp.gp.kernels.block_sum import build_kernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Adam, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import make_batches
@@ -69,7 +69,7 @@ def move_kernel(problem: Problem, seed: int = 3) -> None:
     if not q.has_own_functions:
         q.basis.mul_(torch.tensor([0.7, 1.4]))
     q.log_amplitude.fill_(np.log(AMPLITUDE))
-    problem.conditional.refresh()
+    problem.refresh()
 
 
 def regression(cases: ModuleType, noise: float = 0.3) -> Any:
@@ -135,8 +135,8 @@ def test_gaussian_likelihood_gives_gp_regression(batch_tokens: int, cases: Modul
     n = problem.n_sequences
     table = problem.posterior["next"]
     expected = problem.structure.aim.numpy() * n / (n + 1)
-    np.testing.assert_allclose(table.mean_scores, expected, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(table.score_sds, (n + 1) ** -0.5, rtol=1e-9)
+    np.testing.assert_allclose(table.constant_scores()[0], expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(table.constant_scores()[1], (n + 1) ** -0.5, rtol=1e-9)
 
 
 @torch.no_grad()
@@ -158,11 +158,9 @@ def test_the_fresh_bound_is_the_bound(contrast: bool, cases: ModuleType) -> None
     mean = np.sqrt(amplitude) * X @ (np.sqrt(w) * m).T @ basis.T
     variance = amplitude * X**2 @ (w * s**2).T @ (basis**2).T
     away = (mean - problem.structure.table[y].numpy()) ** 2 + variance
-    g, sd = table.mean_scores.numpy(), table.score_sds.numpy()
+    g, sd = table.constant_scores()[0].numpy(), table.constant_scores()[1].numpy()
     second = (g - problem.structure.aim.numpy()) ** 2 + sd**2
-    expected = (
-        -0.5 * away.sum() / problem.structure.noise - 0.5 * problem.n_sequences * second.sum()
-    )
+    expected = -0.5 * away.sum() / problem.structure.noise - 0.5 * problem.n_sequences * second.sum()
     expected -= 0.5 * (m**2 + s**2 - 1 - np.log(s**2)).sum()
     expected -= 0.5 * (g**2 + sd**2 - 1 - np.log(sd**2)).sum()
     generator = torch.Generator().manual_seed(0)
@@ -181,9 +179,7 @@ def test_no_two_sequences_share_their_draws(cases: ModuleType) -> None:
     """Equal sequences, in one batch and in two, have offsets of their own; batches change none of them."""
     whole = make_problem()
     batch = whole.batches[0]
-    same = replace(
-        batch, x=batch.x[:1].expand_as(batch.x), mask=batch.mask[:1].expand_as(batch.mask)
-    )
+    same = replace(batch, x=batch.x[:1].expand_as(batch.x), mask=batch.mask[:1].expand_as(batch.mask))
     parts = [
         replace(same, x=same.x[part], y=same.y[part], mask=same.mask[part], index=same.index[part])
         for part in (slice(0, 2), slice(2, None))
@@ -261,7 +257,7 @@ def test_the_reported_bound_is_the_bound(cases: ModuleType) -> None:
         for i, batch in enumerate(problem.batches):
             mean = q.gaussian(problem.conditional(i)[0])[0][0]
             f = (mean + AMPLITUDE**0.5 * offsets[i][0]) @ q.basis.T
-            g = table.mean_scores + (1.4 * offsets[i][1]).view(-1, V, V)
+            g = table.constant_scores()[0] + (1.4 * offsets[i][1]).view(-1, V, V)
             expected += float(Chain().log_prob(f, g, batch.y, batch.mask).mean(0).sum())
         for name, m in (("node", q.m), ("next", table.m)):
             s = before[f"{name}.factor"].square()
@@ -329,7 +325,7 @@ def test_variances_are_what_the_curvature_asks_for(cases: ModuleType, oracles: M
             A = A * weight_variances(q.kernel).sqrt().numpy()
             for s in range(4):
                 f = (mean[b, :T] + amplitude**0.5 * offset[s, b, :T]).numpy() @ basis.T
-                g = scores.mean_scores + 1.4 * table_offset[s].view(V, V)
+                g = scores.constant_scores()[0] + 1.4 * table_offset[s].view(V, V)
                 table = oracles.chain_table(f, g.numpy())
                 along = table.on @ basis  # (V^T, T, R)
                 mean_along = np.tensordot(table.prob, along, 1)
@@ -338,7 +334,7 @@ def test_variances_are_what_the_curvature_asks_for(cases: ModuleType, oracles: M
                 transitions += local_transitions(table) / 4
     _fit_covariances(draws)
     np.testing.assert_allclose(q.factor, precision**-0.5, rtol=1e-9)
-    np.testing.assert_allclose(scores.score_sds, transitions**-0.5, rtol=1e-9)
+    np.testing.assert_allclose(scores.constant_scores()[1], transitions**-0.5, rtol=1e-9)
     assert precision.max() > 2
 
 

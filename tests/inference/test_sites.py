@@ -10,16 +10,13 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from structgp.gp import Inducing, Mixture, Posterior, Table
-from structgp.inference.latents import Latents, Sensitivity
-from structgp.inference.sites import Sites
+from structgp.inference.latents import Latents, Sensitivity, Sites
 
 B, T, V = 3, 3, 2
 MASK = torch.arange(T) < torch.tensor([[3], [1], [2]])
 MASKS = MASK, MASK[:, 1:]
 
-every_form = pytest.mark.parametrize(
-    "form", ["one full", "two diagonal", "transitions with features"]
-)
+every_form = pytest.mark.parametrize("form", ["one full", "two diagonal", "transitions with features"])
 
 
 def normal(*shape: int, seed: int) -> Tensor:

@@ -21,8 +21,8 @@ V = 2
 
 
 class Apart(Structure):
-    """Every token and every transition is labelled by itself: log p is a sum of log-softmaxes, concave
-    and known in closed form, with one table for all transitions or one per transition."""
+    """Every token and every transition is labelled by itself: log p is a sum of log-softmaxes, concave and
+    known in closed form, with one table for all transitions or one per transition."""
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         tokens = f.log_softmax(-1).gather(-1, y.expand(len(f), -1, -1)[..., None])[..., 0]
@@ -45,8 +45,8 @@ class Apart(Structure):
 
 
 def make_batches() -> list[Batch]:
-    """12 sequences of four tokens, 4 of one. The feature of a transition says how the label moves: on 0
-    it stays, on 1 it changes, nine times in ten."""
+    """12 sequences of four tokens, 4 of one. The feature of a transition says how the label moves: on 0 it
+    stays, on 1 it changes, nine times in ten."""
     generator = torch.Generator().manual_seed(0)
     made = []
     for k, (B, T) in enumerate([(12, 4), (4, 1)]):
@@ -146,17 +146,13 @@ def gradients(problem: Problem) -> list[Tensor]:
     return list(torch.autograd.grad(total, moved))
 
 
-def test_pathwise_gradients_are_zero_where_second_order_ends(
-    fitted: tuple[Problem, float],
-) -> None:
+def test_pathwise_gradients_are_zero_where_second_order_ends(fitted: tuple[Problem, float]) -> None:
     """Up to noise, in the means and standard deviations of both blocks; not so at the prior. Weights take
     curvature transition by transition, which leaves something to gain in the standard deviations."""
     start = problem_with(weights(2), make_batches(), Pathwise(512))
     end = problem_with(weights(2), make_batches(), Pathwise(512))
     end.posterior.load_state_dict(fitted[0].posterior.state_dict())
-    for before, after, share in zip(
-        gradients(start), gradients(end), (0.1, 0.3, 0.1, 0.3), strict=True
-    ):
+    for before, after, share in zip(gradients(start), gradients(end), (0.1, 0.3, 0.1, 0.3), strict=True):
         assert float(after.norm()) < share * float(before.norm())
 
 

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import Posterior, Table, Weights, contrasts
+from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR
 from structgp.gp.families.weights import PRIOR_COUNT
 from structgp.gp.kernels import RelevanceKernel, weight_variances
-from structgp.gp.kernels.block_sum import BlockSumKernel, build_kernel
+from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.build import build_kernel
 from structgp.gp.kernels.relevance import degrees_of_freedom
 from structgp.gp.kernels.sparse import pack
-from structgp.gp.scale_steps import AXIS_PRIOR_COUNT, LARGEST_FACTOR
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
-from structgp.inference.scales import learn_prior
 from structgp.structures import Chain
 
 V = 3
@@ -61,7 +61,7 @@ def weighted(contrast: bool, kernel: str = "both", seed: int = 1) -> Problem:
 
 
 def learn(problem: Problem) -> None:
-    learn_prior(problem, "all")
+    problem.learn_prior("all")
 
 
 Move = Callable[[float], None]

@@ -8,11 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 
 from structgp import Inducing, Mixture, Natural, StructgpWarning, StructuredGPClassifier
-from structgp.data.generate import generate
-from structgp.inference.lbfgs import minimize
+from structgp.inference.lbfgs import _on_device, minimize
 from structgp.plan.optimizers import NAMED
+
+WAYS = [minimize, _on_device]
+"""On the host, and as on a device."""
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -30,20 +33,16 @@ def quadratic(device):
     return objective, centre
 
 
-@pytest.mark.parametrize("way", ["_on_host", "_on_device"])
+@pytest.mark.parametrize("way", WAYS)
 def test_either_way_of_lbfgs_finds_the_least_value(way):
-    from structgp.inference import lbfgs
-
     objective, centre = quadratic("cpu")
-    x, value = getattr(lbfgs, way)(objective, torch.zeros_like(centre), 200, 10, 1e-12)
+    x, value = way(objective, torch.zeros_like(centre), steps=200, memory=10, tolerance=1e-12)
     torch.testing.assert_close(x, centre, atol=1e-4, rtol=0)
     assert value == pytest.approx(3.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("way", ["_on_host", "_on_device"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_step_that_gains_too_little_is_the_last(way):
-    from structgp.inference import lbfgs
-
     objective, centre = quadratic("cpu")
     calls = []
 
@@ -51,15 +50,16 @@ def test_a_step_that_gains_too_little_is_the_last(way):
         calls.append(1)
         return objective(x)
 
-    getattr(lbfgs, way)(counted, torch.zeros_like(centre), 200, 10, 0.5)
+    way(counted, torch.zeros_like(centre), steps=200, memory=10, tolerance=0.5)
     assert len(calls) < 15
 
 
 def test_auto_is_the_gpu_where_there_is_one():
     made = generate(6, n_labels=2, mean_length=4, n_templates=2, n_values=4, seed=0)
     model = StructuredGPClassifier(device="auto").fit(made.X, made.y)
-    model.predict(made.X)
-    assert model.model_.device == ("cuda" if torch.cuda.is_available() else "cpu")
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert model.ask(made.X).question.device == expected
+    assert model.training_log_["plan"]["device"]["value"] == expected
 
 
 FITS = {
@@ -68,10 +68,7 @@ FITS = {
     "functions": {"posterior": Inducing(n_inducing=30)},
     "natural": {"inference": "natural", "posterior": Inducing(n_inducing=30)},
     "adam": {"inference": "adam", "posterior": Inducing(n_inducing=30)},
-    "saga": {
-        "posterior": Inducing(n_inducing=20),
-        "inference": replace(NAMED["saga"], n_draws=8),
-    },
+    "saga": {"posterior": Inducing(n_inducing=20), "inference": replace(NAMED["saga"], n_draws=8)},
     "lbfgs": {"inference": "lbfgs", "posterior": Inducing(n_inducing=20)},
     "mixture": {"posterior": Mixture(n_components=2, n_inducing=20)},
     "values": {

@@ -14,62 +14,56 @@ import torch
 
 from structgp.inference import Problem
 from structgp.inference.estimators import Pathwise
-from structgp.paper import Blocks
+from structgp.paper import LbfgsBlocks
 from structgp.paper import lbfgs_blocks as module
 
-UNARY = {"m", "factor", "weight_logits"}
-PAIRWISE = {"pair_mean", "pair_log_sd", "pair_factor"}
-HYPER = {"log_pairwise_sd", "log_amplitude"}
+NODE = {"node.m", "node.factor", "node.weight_logits"}
+TABLE = {"next.m", "next.factor"}
+HYPER = {"next.log_amplitude", "node.log_amplitude"}
 
 
 def is_kernel(name: str) -> bool:
-    return name.startswith("kernel.")
+    return name.startswith("node.kernel.")
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> list[tuple[int, set[str], int]]:
+def watch(monkeypatch: pytest.MonkeyPatch, cases: ModuleType) -> list[tuple[int, set[str], int]]:
     """For each call of L-BFGS: most iterations, the parameters that moved, iterations made."""
     seen: list[tuple[int, set[str], int]] = []
     original = scipy.optimize.minimize
-    climb = Blocks._climb
+    climb = LbfgsBlocks._climb
 
     def minimize(fun: Any, x0: Any, **kwargs: Any) -> Any:
         result = original(fun, x0, **kwargs)
         seen.append((kwargs["options"]["maxiter"], set(), result.nit))
         return result
 
-    def climbing(self: Blocks, problem: Problem, *args: Any) -> Any:
-        q = problem.posterior
-        before = {k: v.detach().clone() for k, v in q.state_dict().items()}
+    def climbing(self: LbfgsBlocks, problem: Problem, *args: Any) -> Any:
+        before = cases.numbers(problem.posterior)
         answer = climb(self, problem, *args)
-        now = q.state_dict()
+        now = cases.numbers(problem.posterior)
         seen[-1][1].update(k for k, v in before.items() if not torch.equal(v, now[k]))
         return answer
 
     monkeypatch.setattr(scipy.optimize, "minimize", minimize)
-    monkeypatch.setattr(Blocks, "_climb", climbing)
+    monkeypatch.setattr(LbfgsBlocks, "_climb", climbing)
     return seen
 
 
-@pytest.mark.parametrize("pairs", ["diagonal", "full"])
-@pytest.mark.parametrize("n_components", [1, 2])
+@pytest.mark.parametrize(("n_components", "full"), [(1, True), (2, False)])
 def test_blocks_in_turn(
-    n_components: int, pairs: str, cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+    n_components: int, full: bool, cases: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = cases.make_problem(n_components=n_components, full_table=full)
-    seen = watch(monkeypatch, problem)
-    optimizer = Blocks(node_steps=7, transition_steps=4, hyper_steps=2, learn_scales="all")
+    seen = watch(monkeypatch, cases)
+    optimizer = LbfgsBlocks(node_steps=7, transition_steps=4, hyper_steps=2, learn_scales="all")
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     for _ in range(2):
         state, _ = optimizer.step(problem, state)
     assert [most for most, _, _ in seen] == [7, 4, 2, 7, 4, 2]
     assert all(0 < made <= most for most, _, made in seen)
-    names = set(problem.posterior.state_dict())
-    for (_, moved, _), allowed in zip(
-        seen, itertools.cycle((UNARY, PAIRWISE, HYPER)), strict=False
-    ):
+    names = set(cases.numbers(problem.posterior))
+    for (_, moved, _), allowed in zip(seen, itertools.cycle((NODE, TABLE, HYPER)), strict=False):
         wanted = allowed & names
-        if n_components == 1:
-            wanted -= {"weight_logits"}
         if allowed is HYPER:
             assert any(is_kernel(name) for name in moved)
             moved = {name for name in moved if not is_kernel(name)}
@@ -77,26 +71,25 @@ def test_blocks_in_turn(
 
 
 @pytest.mark.parametrize(
-    ("learn_scales", "moved"),
-    [(False, set()), ("pairwise", {"log_pairwise_sd"}), (True, HYPER)],
+    ("learn_scales", "moved"), [(False, set()), ("transitions", {"next.log_amplitude"}), (True, HYPER)]
 )
 def test_which_scales_move(learn_scales: Any, moved: set[str], cases: ModuleType) -> None:
     problem = cases.make_problem()
     before = cases.numbers(problem.posterior)
-    cases.finish(Blocks(learn_scales=learn_scales, max_iterations=1), problem)
+    cases.finish(LbfgsBlocks(learn_scales=learn_scales, max_iterations=1), problem)
     after = cases.numbers(problem.posterior)
     different = {name for name in before if not torch.equal(before[name], after[name])}
     assert {n for n in different if is_kernel(n) or n in HYPER} == moved
 
 
-def test_no_block_of_pairs_where_there_are_none(
+def test_no_block_of_transitions_where_there_are_none(
     cases: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = cases.make_problem(transition_sd=0.0)
-    seen = watch(monkeypatch, problem)
-    cases.finish(Blocks(max_iterations=1, learn_scales=True), problem)
+    seen = watch(monkeypatch, cases)
+    cases.finish(LbfgsBlocks(max_iterations=1, learn_scales=True), problem)
     assert [most for most, _, _ in seen] == [50, 5]
-    assert [moved for _, moved, _ in seen] == [{"m", "factor"}, {"log_amplitude"}]
+    assert [moved for _, moved, _ in seen] == [{"node.m", "node.factor"}, {"node.log_amplitude"}]
 
 
 def test_every_evaluation_has_the_same_draws(cases: ModuleType) -> None:
@@ -116,7 +109,7 @@ def test_every_evaluation_has_the_same_draws(cases: ModuleType) -> None:
         seen.clear()
         problem = cases.make_problem(batch_tokens=9, estimator=Watched(n_draws=4))
         assert len(problem.batches) == 2
-        cases.finish(Blocks(max_iterations=2, learn_scales="all"), problem, seed)
+        cases.finish(LbfgsBlocks(6, 3, 3, max_iterations=2, learn_scales="all"), problem, seed)
         return list(seen)
 
     draws, other = fit(1), fit(2)
@@ -132,16 +125,12 @@ def test_the_objective_is_the_mean_over_batches(cases: ModuleType) -> None:
     problem = cases.make_problem(batch_tokens=9, estimator=Pathwise(n_draws=4))
     cases.disturb(problem.posterior)
     q = problem.posterior
-    value, grads, count = module._value_and_gradients(
-        problem, [q.node.m, q["next"].mean_scores], 3, False
-    )
+    value, grads, count = module._value_and_gradients(problem, [q.node.m, q["next"].m], 3, False)
     generator = torch.Generator().manual_seed(3)
     bounds = [problem.bound(i, generator) for i in range(2)]
     mean = (bounds[0].elbo + bounds[1].elbo) / 2
     assert value == pytest.approx(float(mean.detach()), rel=1e-12)
-    for found, expected in zip(
-        grads, torch.autograd.grad(mean, [q.node.m, q["next"].mean_scores]), strict=True
-    ):
+    for found, expected in zip(grads, torch.autograd.grad(mean, [q.node.m, q["next"].m]), strict=True):
         torch.testing.assert_close(found, expected)
     assert count == 4 * problem.n_sequences
 
@@ -157,7 +146,7 @@ def regression(cases: ModuleType) -> Problem:
 
 
 def test_stops_when_the_objective_stands_still(cases: ModuleType) -> None:
-    optimizer = Blocks(parameter_tolerance=0.0, objective_tolerance=1e-2, learn_scales=False)
+    optimizer = LbfgsBlocks(parameter_tolerance=0.0, objective_tolerance=1e-2, learn_scales=False)
     steps = cases.finish(optimizer, regression(cases))
     changes = np.abs(np.diff([s.elbo for s in steps]))
     assert steps[-1].converged
@@ -169,8 +158,7 @@ def test_stops_when_the_objective_stands_still(cases: ModuleType) -> None:
 def test_stops_when_the_parameters_stand_still(cases: ModuleType) -> None:
     problem = regression(cases)
     q = problem.posterior
-    rows, columns = torch.tril_indices(q.n_inducing, q.n_inducing)
-    optimizer = Blocks(
+    optimizer = LbfgsBlocks(
         node_steps=3, parameter_tolerance=1e-2, objective_tolerance=0.0, learn_scales=False
     )
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
@@ -179,11 +167,9 @@ def test_stops_when_the_parameters_stand_still(cases: ModuleType) -> None:
         before = cases.numbers(q)
         state, info = optimizer.step(problem, state)
         now = cases.numbers(q)
-        changes = [
-            (now["m"] - before["m"]).flatten(),
-            (now["factor"] - before["factor"])[..., rows, columns].flatten(),
-        ]
-        moves.append(float(torch.cat(changes).abs().mean()))
+        away = {k: (now[k] - before[k]).abs() for k in ("node.m", "node.factor")}
+        diagonal = away["node.factor"].diagonal(dim1=-1, dim2=-2)
+        moves.append(max(float(away["node.m"].mean()), float(diagonal.mean())))
         infos.append(info)
         if info.finished:
             break
@@ -193,9 +179,9 @@ def test_stops_when_the_parameters_stand_still(cases: ModuleType) -> None:
     assert min(moves[:-1]) >= 1e-2
 
 
-def never(**kwargs: Any) -> Blocks:
+def never(**kwargs: Any) -> LbfgsBlocks:
     """No tolerance would stop it."""
-    return Blocks(parameter_tolerance=0.0, objective_tolerance=0.0, learn_scales=False, **kwargs)
+    return LbfgsBlocks(parameter_tolerance=0.0, objective_tolerance=0.0, learn_scales=False, **kwargs)
 
 
 def test_stops_at_most_iterations(cases: ModuleType) -> None:
@@ -210,15 +196,13 @@ def test_stops_in_time_and_keeps_what_it_has(cases: ModuleType) -> None:
     before = cases.many_draw_bound(problem, 1000)
     began = time.monotonic()
     steps = cases.finish(never(max_seconds=0.3), problem)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     assert steps[-1].finished
     assert not steps[-1].converged
     assert cases.many_draw_bound(problem, 1000) > before + 1
 
 
-def test_the_time_is_looked_at_within_a_block(
-    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_is_looked_at_within_a_block(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that moves by a second an evaluation: five of them, and no more blocks."""
     clock, calls = [0.0], [0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
@@ -235,7 +219,7 @@ def test_the_time_is_looked_at_within_a_block(
     assert calls[0] == 5
     assert len(steps) == 1
     assert not steps[0].converged
-    assert (problem.posterior["next"].mean_scores == 0).all()
+    assert (problem.posterior["next"].constant_scores()[0] == 0).all()
     assert (problem.posterior.node.m != 0).any()
 
 
@@ -243,8 +227,8 @@ def test_the_time_is_looked_at_within_a_block(
 
 
 def test_the_best_parameters_are_kept(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bound that is lowered from outside in every round after the first: what is left in the end
-    is the first one's."""
+    """A bound that is lowered from outside in every round after the first: what is left in the end is the
+    first one's."""
     problem = cases.make_problem()
     state_of: list[dict[str, torch.Tensor]] = []
     worse = [0.0]
@@ -265,7 +249,7 @@ def test_the_best_parameters_are_kept(cases: ModuleType, monkeypatch: pytest.Mon
         worse[0] += 100
     assert infos[-1].finished
     assert infos[0].elbo == infos[1].elbo == infos[2].elbo
-    assert not torch.equal(state_of[0]["m"], state_of[1]["m"])
+    assert not torch.equal(state_of[0]["node.m"], state_of[1]["node.m"])
     for name, value in state_of[0].items():
         assert torch.equal(value, state_of[2][name]), name
 
@@ -284,35 +268,35 @@ def test_values_that_are_no_numbers_are_stepped_over(
 
     monkeypatch.setattr(module, "_value_and_gradients", holes)
     problem = cases.make_problem()
-    steps = cases.finish(never(max_iterations=2), problem)
+    steps = cases.finish(never(max_iterations=2, node_steps=8), problem)
     assert np.isfinite([s.elbo for s in steps]).all()
     assert torch.isfinite(problem.posterior.node.m).all()
 
 
 def test_conditionals_follow_the_kernel_at_once(cases: ModuleType) -> None:
-    """The unary block of the next global iteration needs them."""
+    """The node block of the next global iteration needs them."""
     problem = cases.make_problem(batch_tokens=9)
     kept = problem.conditional(0)[0].projection.clone()
-    optimizer = Blocks(4, 2, 2, learn_scales="all")
+    optimizer = LbfgsBlocks(4, 2, 2, learn_scales="all")
     _, info = optimizer.step(problem, optimizer.start(problem, torch.Generator().manual_seed(0)))
     assert not info.finished
     scratch = Problem(problem.posterior, problem.structure, problem.batches)
     found = problem.conditional(0)[0].projection
     assert not torch.equal(found, kept)
-    assert torch.equal(found, scratch.conditional(0).projection)
+    assert torch.equal(found, scratch.conditional(0)[0].projection)
 
 
 def test_conditionals_follow_the_kernel(cases: ModuleType) -> None:
     """After 'all' has moved the kernel, the bound is that of a problem made from scratch."""
     problem = cases.make_problem(batch_tokens=9)
     before = cases.numbers(problem.posterior)
-    cases.finish(Blocks(learn_scales="all", max_iterations=2), problem)
+    cases.finish(LbfgsBlocks(6, 3, 3, learn_scales="all", max_iterations=2), problem)
     after = cases.numbers(problem.posterior)
     assert any(is_kernel(n) and not torch.equal(before[n], after[n]) for n in before)
     scratch = Problem(problem.posterior, problem.structure, problem.batches, problem.estimator)
     for i in range(2):
         torch.testing.assert_close(
-            problem.conditional(i)[0].projection, scratch.conditional(i).projection, rtol=0, atol=0
+            problem.conditional(i)[0].projection, scratch.conditional(i)[0].projection, rtol=0, atol=0
         )
     old, new = (cases.many_draw_bound(p, 200) for p in (problem, scratch))
     assert old == new
@@ -320,13 +304,11 @@ def test_conditionals_follow_the_kernel(cases: ModuleType) -> None:
 
 def test_the_reported_bound_is_of_the_parameters_kept(cases: ModuleType) -> None:
     problem = cases.make_problem(batch_tokens=9)
-    optimizer = Blocks(learn_scales="all", max_iterations=2, parameter_tolerance=0.0)
+    optimizer = LbfgsBlocks(6, 3, 3, learn_scales="all", max_iterations=2, parameter_tolerance=0.0)
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
     for _ in range(2):
         state, info = optimizer.step(problem, state)
-    value, _, _ = module._value_and_gradients(
-        problem, [problem.posterior.node.m], state.seed, False
-    )
+    value, _, _ = module._value_and_gradients(problem, [problem.posterior.node.m], state.seed, False)
     assert info.elbo == pytest.approx(value, abs=1e-8)
 
 
@@ -340,17 +322,15 @@ def test_only_the_lower_triangle_is_a_parameter(covariance: str, cases: ModuleTy
     assert flat.shape == (K * V * (M + size),)
     new = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0), dtype=flat.dtype)
     module._unflatten(new, [q.node.m, q.node.factor], lower)
-    np.testing.assert_array_equal(
-        module._flatten([q.node.m.detach(), q.node.factor.detach()], lower), new
-    )
+    np.testing.assert_array_equal(module._flatten([q.node.m.detach(), q.node.factor.detach()], lower), new)
     if covariance == "full":
         assert torch.equal(q.node.factor, q.node.factor.tril())
 
 
-def test_a_full_q_of_pairs_keeps_its_triangle(cases: ModuleType) -> None:
-    """pair_factor is (V^2, V^2): what is above the diagonal does not count and has no gradient."""
+def test_a_full_table_keeps_its_triangle(cases: ModuleType) -> None:
+    """Its factor is (V^2, V^2): what is above the diagonal does not count and has no gradient."""
     problem = cases.make_problem(full_table=True)
-    cases.finish(Blocks(max_iterations=1, learn_scales=False), problem)
-    factor = problem.posterior.pair_factor.detach()
+    cases.finish(LbfgsBlocks(5, 5, max_iterations=1, learn_scales=False), problem)
+    factor = problem.posterior["next"].factor.detach()
     assert torch.equal(factor, factor.tril())
     assert (factor - torch.eye(9, dtype=torch.float64)).abs().max() > 0.01

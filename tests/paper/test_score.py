@@ -55,9 +55,7 @@ def scores(noise: Noise, full: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray
         for u in range(T):
             bend[:, :, :, t, u] = e[:, :, t] * e[:, :, u] - (t == u)
     second = (
-        np.stack([np.outer(row, row) - np.eye(V * V) for row in p]).reshape(S, -1)
-        if full
-        else p**2 - 1
+        np.stack([np.outer(row, row) - np.eye(V * V) for row in p]).reshape(S, -1) if full else p**2 - 1
     )
     return e, bend, np.concatenate([p, second], 1)
 
@@ -127,9 +125,7 @@ def test_leave_one_out_is_what_it_says(full: bool) -> None:
     """Each value less the mean of the others, written out."""
     target, S = make_target(full), 50
     found = LEAVE_ONE_OUT.with_draws(S)(target, torch.Generator().manual_seed(2))
-    every = list(
-        draw(target, "iid", replicate_sizes(S, 8, "iid"), torch.Generator().manual_seed(2))
-    )
+    every = list(draw(target, "iid", replicate_sizes(S, 8, "iid"), torch.Generator().manual_seed(2)))
     d = together(every)
     l = log_prob(d).numpy()
     less = np.stack([l[s] - np.delete(l, s, 0).mean(0) for s in range(S)])

@@ -5,6 +5,12 @@ B = I each score has a function of its own. A block holds the prior of those fun
 posterior, and every closed form that an optimiser asks for. How the posterior is parametrised is the
 family's business (``gp.families``); nobody else asks which family it is.
 
+Scales of a prior have closed forms on the bound. For a kernel k = sum_c w_c k_c and the posterior that is
+best under it, d ELBO / d log w_c = (E_c - gamma_c) / 2, with E_c what the fitted function spends in
+component c, its squared norm there over w_c, and gamma_c the number of parameters that the data determine
+in it. So w_c <- w_c E_c / gamma_c (MacKay, 1992) climbs without a step size; a component may be a
+template, one feature, or one function.
+
 Letters: B examples in a batch, T tuples of the template in an example (padded), P scores of a tuple,
 R functions, M values per function that the posterior is of (inducing values, or weights), S draws,
 K mixture components.
@@ -13,46 +19,43 @@ K mixture components.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from structgp.errors import InputError
-from structgp.gp.scale_steps import AXIS_PRIOR_COUNT, Seen, ratio
 
 CovarianceForm: TypeAlias = Literal["full", "low-rank", "diagonal"]
 Entropy: TypeAlias = Literal["bhattacharyya", "jensen"]
 
 
-class Conditional(Protocol):
-    """Function values of a batch given the whitened values v that the posterior is of: h = A v, plus what
-    v leaves open."""
+AXIS_PRIOR_COUNT = 2.0
+"""Parameters' worth of prior that the amplitude of one function is right as it is."""
 
-    def times(self, values: Tensor) -> Tensor:
-        """(B, T, R) A v of whitened values (R, M)."""
-        ...
-
-    def transposed_times(self, functions: Tensor) -> Tensor:
-        """(R, M) A^T h of functions (B, T, R)."""
-        ...
+LARGEST_FACTOR = 4.0
+"""By which one step may change a scale."""
 
 
-class CurvatureSum(Protocol):
-    """Collects the curvature of the log-likelihood batch by batch, then sets the posterior's spread."""
+@dataclass(frozen=True)
+class Seen:
+    """What a round of second-order inference found on one batch: the conditional, the rows (B, T, W) and
+    mask (B, T) behind it, and derivatives of the expected log-likelihood in the functions, slope (B, T,
+    R) and bend (B, R, T, T), minus the second ones."""
 
-    def add(self, conditional: Any, bend: Tensor) -> None:
-        """bend : minus the second derivatives in the functions, as the family wants them."""
-        ...
+    conditional: Any
+    rows: Tensor
+    mask: Tensor
+    slope: Tensor
+    bend: Tensor
 
-    def finish(self) -> None:
-        """Sets the spread to what maximises the bound for this curvature."""
-        ...
 
-    def tensors(self) -> list[Tensor]:
-        """Sums that several processes add up, in place, before ``finish``."""
-        ...
+def ratio(energy: Tensor, determined: Tensor, prior: float) -> Tensor:
+    """E / gamma, both with ``prior`` parameters' worth of 'as it is' added, within reason."""
+    found = (energy + prior) / (determined.clamp(min=0) + prior)
+    return found.clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
 
 
 class Block(nn.Module):
@@ -61,7 +64,15 @@ class Block(nn.Module):
     labels : shape of a tuple's joint labels, (V,) for nodes and (V, V) for transitions. basis : (P, R),
     None for one function per score. amplitude : factor on the prior variance of all functions; its
     logarithm is the parameter ``log_amplitude``, -inf where the block is silent (all scores 0). ``m`` :
-    whitened means."""
+    whitened means.
+
+    What a family offers beside the methods below: ``prior_factor()`` and ``conditional(rows, mask,
+    factor)``, the functions of a batch given the whitened values v that the posterior is of, h = A v plus
+    what v leaves open, with ``times(v)`` and ``transposed_times(h)``; ``gaussian(conditional)``;
+    ``kl(entropy)``; ``root_times`` and its transpose, C v with C C^T the posterior's covariance;
+    ``fixed_noise`` and ``offsets`` for draws that optimisers hold fixed; ``draws`` and ``mean_draw`` for
+    answers; ``curvature_sum()``, which collects curvature batch by batch (``add``), lets processes sum it
+    (``tensors``) and sets the spread (``finish``); ``solve_sites``; ``options()`` for model files."""
 
     shared: ClassVar[bool] = False
     """Whether all tuples of all examples have the same scores."""
@@ -86,15 +97,8 @@ class Block(nn.Module):
         self.has_own_functions = basis.shape == eye.shape and bool((basis == eye).all())
         """Whether each score has a function of its own."""
         self.register_buffer("basis", basis)
+        self.n_scores, self.n_functions = basis.shape
         self.log_amplitude = nn.Parameter(torch.tensor(amplitude, dtype=torch.float64).log())
-
-    @property
-    def n_scores(self) -> int:
-        return self.basis.shape[0]
-
-    @property
-    def n_functions(self) -> int:
-        return self.basis.shape[1]
 
     @property
     def n_values(self) -> int:
@@ -214,3 +218,84 @@ class Block(nn.Module):
     def kernel_parameters(self) -> list[nn.Parameter]:
         """Those of the kernel, made to take gradients; none where there is no kernel."""
         return []
+
+
+class Posterior(nn.Module):
+    """blocks : by the template's name, in the order in which the structure takes their scores; 'node'
+    first.
+
+    Blocks are of the families in ``gp.families``. Nobody outside asks which: what an optimiser needs are
+    their methods."""
+
+    def __init__(self, blocks: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._blocks = nn.ModuleDict(blocks)
+        self.blocks: list[Any] = list(blocks.values())
+        self.names = list(blocks)
+        """Of the templates."""
+
+    def __getitem__(self, template: str) -> Any:
+        return self._blocks[template]
+
+    @property
+    def node(self) -> Any:
+        return self._blocks["node"]
+
+    @property
+    def n_labels(self) -> int:
+        return self.node.n_scores
+
+    @property
+    def n_components(self) -> int:
+        """K of a mixture, 1 for other families."""
+        return self.node.n_components
+
+    @property
+    def mixing(self) -> Tensor:
+        """(K,) weights of the mixture's components."""
+        return self.node.mixing
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the posterior's precision and device."""
+        return self.node.m
+
+    @property
+    def device(self) -> torch.device:
+        return self.like.device
+
+    def divergence(self, entropy: Entropy = "bhattacharyya") -> Tensor:
+        """sum_b KL(q_b || p_b), or with a mixture a bound above it (``klun``, ``klbin``)."""
+        return torch.stack([block.kl(entropy) for block in self.blocks]).sum()
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """All parameters as they are now, for ``load_state_dict`` later."""
+        return {name: value.detach().clone() for name, value in self.state_dict().items()}
+
+    def round_factor(self) -> None:
+        """Rounds the spreads to what a file holds, in place."""
+        for block in self.blocks:
+            block.round_factor()
+
+
+def kl_diagonal(m: Tensor, sd: Tensor) -> Tensor:
+    """sum KL(N(m, sd^2) || N(0, 1))."""
+    return 0.5 * (m.square() + sd.square() - 1).sum() - sd.abs().log().sum()
+
+
+def contrasts(frequency: Tensor) -> Tensor:
+    """(V, V - 1) orthonormal columns that sum to 0, from the frequencies (V,) of the labels.
+
+    They are the principal axes of diag(p) - p p^T, which is how a softmax bends where every token has the
+    labels' frequencies: along them its second derivatives do not mix.
+    """
+    p = frequency.double() / frequency.double().sum().clamp(min=1e-300)
+    V = len(p)
+    even = torch.full((V, V), 1 / V, dtype=p.dtype)
+    centre = torch.eye(V, dtype=p.dtype) - even
+    bend = centre @ (p.diag() - p[:, None] * p) @ centre
+    # The constant direction gets an eigenvalue below all others, and comes first.
+    axes = torch.linalg.eigh(bend - even)[1][:, 1:]
+    # Eigenvectors have no sign of their own: the largest entry is positive.
+    largest = axes.abs().argmax(0)
+    return axes * axes[largest, torch.arange(V - 1)].sign()

@@ -3,8 +3,7 @@
 from structgp.inference.adam import Adam
 from structgp.inference.minibatch import Minibatch
 from structgp.inference.natural import Natural
-from structgp.inference.problem import Optimizer, Problem, StepInfo
-from structgp.inference.scales import LearnScales
+from structgp.inference.problem import LearnScales, Optimizer, Problem, StepInfo
 from structgp.inference.second_order import SecondOrder
 
 __all__ = ["Adam", "LearnScales", "Minibatch", "Natural", "Optimizer", "Problem", "SecondOrder", "StepInfo"]

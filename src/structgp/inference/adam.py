@@ -1,8 +1,6 @@
 """Adam on the bound: stochastic in draws and sequences, for any structure and posterior.
 
-The learning rate falls when the bound stops rising, and the third time the optimiser stops by
-itself.
-"""
+The learning rate falls when the bound stops rising, and the third time the optimiser stops by itself."""
 
 from __future__ import annotations
 
@@ -10,14 +8,20 @@ from dataclasses import dataclass, field
 
 import torch
 
-from structgp.inference.plateau import Plateau
-from structgp.inference.problem import Problem, StepInfo, open_low_rank
-from structgp.inference.scales import LearnScales, fit_tables, hyper_parameters, moves_kernel
+from structgp.inference.problem import (
+    LearnScales,
+    Plateau,
+    Problem,
+    StepInfo,
+    fit_tables,
+    hyper_parameters,
+    open_low_rank,
+)
 
 
 @dataclass
 class AdamState:
-    """One batch a step in shuffled order."""
+    """queue : batches still to come in this pass, in shuffled order, one per step."""
 
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
@@ -34,17 +38,14 @@ class Adam:
     Parameters
     ----------
     learning_rate : of the means; factors, weights and scales move at a third of it.
-    window : at least this many steps, and whole passes over the data, between two looks at the
-        mean bound.
+    window : at least this many steps, and whole passes over the data, between two looks at the mean bound.
     tolerance : a look must find the mean bound risen by this much, in nats per sequence.
     max_steps : stop here at the latest.
     reductions : stop at this many looks that found no rise; each also cuts the learning rate.
-    learn_scales : False, 'transitions' (the scale of tables moves, at each look), True (the amplitude
-        too, at each step) or 'all' (the kernel's own parameters too, which costs a kernel matrix a
-        step).
+    learn_scales : False, 'transitions' (the scale of tables moves, at each look), True (the amplitude too,
+        at each step) or 'all' (the kernel's own parameters too, which costs a kernel matrix a step).
     gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the structure. ``structgp.plan`` reads both.
-    """
+        what suits the structure. ``structgp.plan`` reads both."""
 
     learning_rate: float = 0.05
     window: int = 30
@@ -69,28 +70,27 @@ class Adam:
         return AdamState(torch.optim.Adam(groups, betas=(0.9, 0.99)), generator, plateau)
 
     def step(self, problem: Problem, state: AdamState) -> tuple[AdamState, StepInfo]:
-        """One gradient step on one batch. Cost O(B T V M^2 + K^2 V M^3 if K > 1), with r and r^2
-        in the place of M and M^2 if low-rank, and the estimator's."""
+        """One gradient step on one batch. Cost O(B T V M^2 + K^2 V M^3 if K > 1), with r and r^2 in the
+        place of M and M^2 if low-rank, and the estimator's."""
         if not state.queue:
             order = torch.randperm(len(problem.batches), generator=state.generator)
             state.queue = order.tolist()
-        i = state.queue.pop()
+        i, moves = state.queue.pop(), self.learn_scales == "all"
         state.optimizer.zero_grad()
-        moves = moves_kernel(self.learn_scales)
         bound = problem.bound(i, state.generator, move_kernel=moves)
         (-bound.elbo).backward()
         state.optimizer.step()
-        if moves and not state.queue:
-            problem.conditional.refresh()
         state.plateau.add(float(bound.elbo.detach()))
         elbo = state.plateau.mean
         state.iteration += 1
+        if moves and not state.queue:
+            problem.refresh()
         if not state.queue and state.plateau.is_full:
             self._look(problem, state)
         converged = state.reductions >= self.reductions
         finished = converged or state.iteration >= self.max_steps
         if finished and moves:
-            problem.conditional.refresh()
+            problem.refresh()
         evaluations = bound.estimate.evaluations
         return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, converged)
 

@@ -4,9 +4,9 @@ A site is a precision and a linear term for each weight of one batch, one per bl
 rounded to single precision where that can hold them. The posterior is made of what is rounded, so that
 nothing drifts.
 
-On disk, sites of one pass are appended to one file. What a checkpoint knows is how far the files had
-come; a run that goes on from it cuts them there. So nothing that a checkpoint speaks of is ever written
-over, and what a killed run wrote after its last checkpoint is not taken for anything."""
+On disk, sites of one pass are appended to one file. What a checkpoint knows is how far the files had come;
+a run that goes on from it cuts them there. So nothing that a checkpoint speaks of is ever written over, and
+what a killed run wrote after its last checkpoint is not taken for anything."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class SitesInMemory:
 class SitesOnDisk:
     """The same in files. n_functions : R of each block. table : (n, 3 + 3 per block), of each batch the
     file of its sites (-1 before the first visit), from which byte on, a checksum, and for each block the
-    weights F, the rows N and the bytes of a number. length : bytes of the file ``current``, to which
-    sites of this pass are appended."""
+    weights F, the rows N and the bytes of a number. length : bytes of the file ``current``, to which sites
+    of this pass are appended."""
 
     folder: str
     n_functions: list[int]

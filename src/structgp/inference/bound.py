@@ -33,8 +33,8 @@ def lower_bound(
     entropy: Entropy = "bhattacharyya",
     divergence: Tensor | None = None,
 ) -> Tensor:
-    """() the bound from the expected log-likelihood of all data. ``divergence`` : of the posterior from
-    the prior, where it is at hand."""
+    """() the bound from the expected log-likelihood of all data. ``divergence`` : of the posterior from the
+    prior, where it is at hand."""
     return expected - (posterior.divergence(entropy) if divergence is None else divergence)
 
 
@@ -46,8 +46,8 @@ def evidence_lower_bound(
     scale: float = 1.0,
     entropy: Entropy = "bhattacharyya",
 ) -> Bound:
-    """The bound from B examples, differentiable in the posterior; ``scale`` = N / B makes a batch stand
-    for all N of them."""
+    """The bound from B examples, differentiable in the posterior; ``scale`` = N / B makes a batch stand for
+    all N of them."""
     expected = scale * latent.expand(estimate.moments, posterior.mixing)  # eq:ellhat
     divergence = posterior.divergence(entropy)
     elbo = lower_bound(expected, posterior, divergence=divergence)

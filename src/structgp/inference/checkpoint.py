@@ -1,10 +1,9 @@
-"""Where a fit stands, in a file: posterior, optimiser, random numbers, history. A killed run goes on from
-it.
+"""Checkpoints: posterior, optimiser, random numbers and history in a file, from which a killed run
+continues.
 
 What an optimiser carries from step to step is a tree of dataclasses, lists and tensors. It is written as
 one safetensors file with the tree as JSON, as a model is, and is read without pickle: only dataclasses of
-this package are built from it.
-"""
+this package are built from it."""
 
 from __future__ import annotations
 
@@ -28,18 +27,18 @@ from torch import Tensor, nn
 from structgp.data.atomic import atomic_write
 from structgp.errors import InputError, StructgpWarning
 from structgp.inference import StepInfo
-from structgp.inference.sites import Sites
+from structgp.inference.latents import Sites
 
 FORMAT = 1
 
 LARGEST_SHARE = 0.05
-"""Of the time that writing checkpoints may take."""
+"""Share of the time that writing checkpoints may take."""
 
 
 @dataclass
 class Reached:
-    """How far a fit has come. state : the optimiser's; elapsed : seconds; memory : the problem's; best :
-    of early stopping."""
+    """How far a fit has come. state : of the optimiser; elapsed : seconds; memory : of the problem; best :
+    the best posterior so far under early stopping."""
 
     state: Any
     steps: list[StepInfo]
@@ -50,8 +49,8 @@ class Reached:
 
 @dataclass
 class Checkpoint:
-    """path : the file. fingerprint : of the data and parameters, which a file has to agree with. seconds
-    : between two writes, at least; longer where writing would take more than its share of the time."""
+    """path : the file. fingerprint : of the data and parameters, which a file has to agree with. seconds :
+    between two writes, at least; longer where writing would take more than its share of the time."""
 
     path: str | Path
     fingerprint: str
@@ -60,22 +59,17 @@ class Checkpoint:
     _took: float = field(default=0.0, init=False)
 
     def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> bool:
-        """After a step; does nothing if the last write was a moment ago. Whether it was written."""
+        """Called after a step; does nothing if the last write was a moment ago. Returns whether it
+        wrote."""
         now = time.monotonic()
         if now - self._written < max(self.seconds, self._took / LARGEST_SHARE):
             return False
         tensors: dict[str, Tensor] = {}
         names = {id(p): name for name, p in posterior.named_parameters()}
-        tree = {
-            "format": FORMAT,
-            "fingerprint": self.fingerprint,
-            "posterior": _pack(dict(posterior.state_dict()), tensors, names),
-            "reached": _pack(reached, tensors, names),
-            "generator": _pack(generator, tensors, names),
-        }
-        text = json.dumps(tree)
-        metadata = {"checkpoint": text, "digest": _digest(text, tensors)}
-        content = safetensors.torch.save(tensors, metadata)
+        parts = {"posterior": dict(posterior.state_dict()), "reached": reached, "generator": generator}
+        tree = {name: _pack(part, tensors, names) for name, part in parts.items()}
+        text = json.dumps({"format": FORMAT, "fingerprint": self.fingerprint} | tree)
+        content = safetensors.torch.save(tensors, {"checkpoint": text, "digest": _digest(text, tensors)})
         try:
             with atomic_write(self.path, "wb") as file:
                 file.write(content)
@@ -90,7 +84,7 @@ class Checkpoint:
 
     @property
     def is_there(self) -> bool:
-        """Whether the file is, and of these data and parameters."""
+        """True if the file exists and belongs to this data and these parameters."""
         try:
             with safetensors.safe_open(str(self.path), framework="pt") as file:
                 tree = json.loads((file.metadata() or {}).get("checkpoint", "{}"))
@@ -119,8 +113,7 @@ class Checkpoint:
             raise InputError(
                 str(self.path), "of other data or other parameters", "remove it, or name another file"
             )
-        parameters = dict(posterior.named_parameters())
-        unpack = _Unpack(tensors, parameters, generator)
+        unpack = _Unpack(tensors, dict(posterior.named_parameters()), generator)
         posterior.load_state_dict(unpack(tree["posterior"]))
         reached: Reached = unpack(tree["reached"])
         unpack(tree["generator"])
@@ -158,28 +151,26 @@ def _pack(value: Any, tensors: dict[str, Tensor], names: dict[int, str]) -> Any:
             return {"generator": keep(value.get_state())}
         if isinstance(value, torch.optim.Optimizer):
             groups = [[names[id(p)] for p in g["params"]] for g in value.param_groups]
-            state = inner(value.state_dict())
-            return {"optimizer": [type(value).__name__, groups, state]}
-        if dataclasses.is_dataclass(value):
-            kind = type(value)
-            fields = {
-                f.name: inner(_stored(f, getattr(value, f.name)))
-                for f in dataclasses.fields(value)
-                if f.init and f.metadata.get("checkpoint", True)
-            }
-            return {"dataclass": [kind.__module__, kind.__qualname__, fields]}
-        raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
+            return {"optimizer": [type(value).__name__, groups, inner(value.state_dict())]}
+        if not dataclasses.is_dataclass(value):
+            raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
+        kind, fields = type(value), {}
+        for f in dataclasses.fields(value):
+            field = getattr(value, f.name)
+            if f.metadata.get("clock"):  # kept as how long ago: a clock begins anew with the machine
+                fields[f.name] = {"ago": time.monotonic() - field}
+            elif f.init and f.metadata.get("checkpoint", True):
+                fields[f.name] = inner(field)
+        return {"dataclass": [kind.__module__, kind.__qualname__, fields]}
 
     return inner(value)
 
 
-def _stored(f: dataclasses.Field[Any], value: Any) -> Any:
-    """Times are kept as how long ago: a clock begins anew with the machine."""
-    return time.monotonic() - value if f.metadata.get("clock") else value
-
-
 @dataclass
 class _Unpack:
+    """The value that a tree of ``_pack`` stands for. generator : of the fit, which has one, whoever holds
+    it."""
+
     tensors: dict[str, Tensor]
     parameters: dict[str, nn.Parameter]
     generator: torch.Generator
@@ -188,46 +179,31 @@ class _Unpack:
         if not isinstance(tree, dict):
             return tree
         ((kind, value),) = tree.items()
-        return getattr(self, f"_{kind}")(value)
+        if kind in ("list", "tuple"):
+            return (list if kind == "list" else tuple)(self(v) for v in value)
+        if kind == "dict":
+            return {self(k): self(v) for k, v in value}
+        if kind == "ago":
+            return time.monotonic() - value
+        if kind == "tensor":
+            # A copy: how a tensor of the file lies in memory may change sums in their last bit.
+            return self.tensors[value].clone().to(next(iter(self.parameters.values())).device)
+        if kind == "generator":
+            return self.generator.set_state(self.tensors[value].to(torch.uint8))
+        return self._optimizer(*value) if kind == "optimizer" else self._dataclass(*value)
 
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.parameters.values())).device
-
-    def _tensor(self, name: str) -> Tensor:
-        return self.tensors[name].to(self._device)
-
-    def _list(self, values: list[Any]) -> list[Any]:
-        return [self(v) for v in values]
-
-    def _tuple(self, values: list[Any]) -> tuple[Any, ...]:
-        return tuple(self(v) for v in values)
-
-    def _dict(self, items: list[Any]) -> dict[Any, Any]:
-        return {self(k): self(v) for k, v in items}
-
-    def _generator(self, name: str) -> torch.Generator:
-        # A fit has one generator, whoever holds it.
-        self.generator.set_state(self.tensors[name].to(torch.uint8))
-        return self.generator
-
-    def _optimizer(self, value: list[Any]) -> torch.optim.Optimizer:
-        name, groups, state = value
-        for parameter in (self.parameters[n] for group in groups for n in group):
+    def _optimizer(self, name: str, names: list[list[str]], state: Any) -> torch.optim.Optimizer:
+        groups = [{"params": [self.parameters[n] for n in group]} for group in names]
+        for parameter in (p for group in groups for p in group["params"]):
             parameter.requires_grad_(True)  # a kernel's do not, until an optimiser moves them
-        kind = {"Adam": torch.optim.Adam, "SGD": torch.optim.SGD}[name]
-        made = kind([{"params": [self.parameters[n] for n in group]} for group in groups], lr=0.1)
+        made = {"Adam": torch.optim.Adam, "SGD": torch.optim.SGD}[name](groups, lr=0.1)
         made.load_state_dict(self(state))
         return made
 
-    def _dataclass(self, value: list[Any]) -> Any:
-        module, name, fields = value
+    def _dataclass(self, module: str, name: str, fields: dict[str, Any]) -> Any:
         if not module.startswith("structgp."):
-            raise InputError("checkpoint", f"{module} is no part of structgp", "remove the file")
+            raise InputError("checkpoint", f"names {module}, outside structgp", "remove the file")
         kind = getattr(importlib.import_module(module), name, None)
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-            raise InputError("checkpoint", f"{module}.{name} is no dataclass", "remove the file")
-        clocks = {f.name for f in dataclasses.fields(kind) if f.metadata.get("clock")}
-        found = {k: self(v) for k, v in fields.items()}
-        found |= {k: time.monotonic() - found[k] for k in clocks if k in found}
-        return kind(**found)
+            raise InputError("checkpoint", f"{module}.{name} is not a dataclass", "remove the file")
+        return kind(**{k: self(v) for k, v in fields.items()})

@@ -1,7 +1,7 @@
 """Processes that fit together: each has some of the sequences, and what they find is added up.
 
-Every process holds the whole posterior and takes the same steps, because all of them see the same sums.
-So there is no master, and a sum is all that goes between them."""
+Every process holds the whole posterior and takes the same steps, because all of them see the same sums. So
+there is no master, and a sum is all that goes between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from structgp.errors import InputError
 
 
 @dataclass(frozen=True)
-class Together:
+class Processes:
     """rank : which of ``size`` processes this one is."""
 
     rank: int = 0
@@ -44,7 +44,7 @@ class Together:
         return [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process."""
+        """Whether ``flag`` is true in any process."""
         if self.size == 1:
             return flag
         flags: list[Any] = [None] * self.size
@@ -60,7 +60,7 @@ class Together:
         return items if self.is_first else []
 
 
-ALONE = Together()
+ALONE = Processes()
 
 
 def n_started() -> int:
@@ -69,29 +69,27 @@ def n_started() -> int:
 
 
 @contextmanager
-def joined(device: str = "cpu") -> Iterator[Together]:
-    """The processes that ``torchrun`` has started, or this one alone. A process group that is there
-    already is taken as it is."""
+def joined(device: str = "cpu") -> Iterator[Processes]:
+    """The processes that ``torchrun`` has started, or this one alone. A process group that is there already
+    is taken as it is."""
     if dist.is_available() and dist.is_initialized():
-        yield Together(dist.get_rank(), dist.get_world_size())
+        yield Processes(dist.get_rank(), dist.get_world_size())
         return
     if n_started() == 1:
         yield ALONE
         return
     if "MASTER_ADDR" not in os.environ:
-        raise InputError(
-            "WORLD_SIZE", "set, but nothing says where the others are", "start it with torchrun"
-        )
-    # Sums of the GPU's go over nccl; objects and the CPU's over gloo.
+        raise InputError("WORLD_SIZE", "is set, but not MASTER_ADDR", "start it with torchrun")
+    # Sums on the GPU go over nccl; objects and sums on the CPU over gloo.
     kind = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
     dist.init_process_group(kind)
     try:
-        yield Together(dist.get_rank(), dist.get_world_size())
+        yield Processes(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
 
 
 def local_device(device: str) -> str:
-    """The GPU of this process, where there are several on a machine: 'cuda' is one a process."""
+    """The GPU of this process, where a machine has several: 'cuda' is one per process."""
     number = os.environ.get("LOCAL_RANK")
     return f"cuda:{number}" if device == "cuda" and number is not None else device

@@ -2,10 +2,10 @@
 
 With prior precision L and mean c, the best weights are c + L^-1 X^T a for some a (N, R): one number for
 each row of X and function, where there may be many times as many weights (the representer theorem). So
-L-BFGS moves a, in the geometry of the prior: the length of a step is that of the weights it stands for,
-a^T K a with K = X L^-1 X^T, which makes the prior's curvature 1 in every direction. Every vector is kept
-with its image under K, so that of one step only the gradient has to be multiplied. The numbers of several
-blocks stand one after another in the same vectors; a table of scores is a block with X = 1."""
+L-BFGS moves a, in the geometry of the prior: the length of a step is that of the weights it stands for, a^T
+K a with K = X L^-1 X^T, which makes the prior's curvature 1 in every direction. Every vector is kept with
+its image under K, so that of one step only the gradient has to be multiplied. The numbers of several blocks
+stand one after another in the same vectors; a table of scores is a block with X = 1."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from structgp.errors import LikelihoodError
 
 MEMORY = 10
 FIRST_CHANGE = 1.0
-"""Of any latent value, in a step that knows nothing of the curvature."""
+"""Largest change of any latent value in a step that knows nothing of the curvature yet."""
 
 TRIES = 6
 SHORTER, NEGLIGIBLE = 0.4, 0.01
 
 Likelihood = Callable[[list[Tensor]], tuple[float, list[Tensor]]]
-"""Of the functions of each block (N, R): the value, and its slopes in them."""
+"""Takes the functions (N, R) of each block; returns the log-likelihood and its slopes in them."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Of the F weights of one block that occur: precision and mean (F, R). rows : X (N, F)."""
+    """The prior of the F weights of one block that occur: precision and mean (F, R). rows : X (N, F)."""
 
     rows: Any
     precision: Tensor
@@ -72,7 +72,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Found:
-    """Of each block, a : (N, R) and the functions (N, R) there; calls of the likelihood."""
+    """a : (N, R) of each block; functions : (N, R) of each block there; calls : of the likelihood."""
 
     a: list[Tensor]
     functions: list[Tensor]

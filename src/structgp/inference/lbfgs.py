@@ -12,35 +12,30 @@ import torch
 from torch import Tensor
 
 Objective = Callable[[Tensor], tuple[float, Tensor]]
-"""Of x (P,): the value, and the gradient (P,)."""
-
-USUAL_TOLERANCE = 2.2e-9
-"""SciPy's."""
+"""Takes x (P,); returns the value and the gradient (P,)."""
 
 
 def minimize(
-    objective: Objective, start: Tensor, *, steps: int, memory: int, tolerance: float | None = None
+    objective: Objective, start: Tensor, *, steps: int, memory: int, tolerance: float = 2.2e-9
 ) -> tuple[Tensor, float]:
     """Where ``objective`` is least, about, and its value there.
 
-    steps : at most. memory : pairs of differences that stand for the curvature. tolerance : a step that
-    gains less than this share of the value is the last. Cost O(memory P) a step beside the objective.
-    """
-    tolerance = USUAL_TOLERANCE if tolerance is None else tolerance
-    on_host = start.device.type == "cpu"
-    return (_on_host if on_host else _on_device)(objective, start, steps, memory, tolerance)
+    steps : at most. memory : differences that stand for the curvature. tolerance : a step that gains less
+    than this share of the value is the last; the default is SciPy's. Cost O(memory P) per step beside the
+    objective."""
+    if start.device.type != "cpu":
+        return _on_device(objective, start, steps, memory, tolerance)
 
-
-def _on_host(
-    objective: Objective, start: Tensor, steps: int, memory: int, tolerance: float
-) -> tuple[Tensor, float]:
     def of_array(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = objective(torch.from_numpy(x))
         return value, gradient.numpy()
 
-    options = {"maxcor": memory, "maxiter": steps, "ftol": tolerance}
     found: Any = scipy.optimize.minimize(
-        of_array, start.numpy(), jac=True, method="L-BFGS-B", options=options
+        of_array,
+        start.numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxcor": memory, "maxiter": steps, "ftol": tolerance},
     )
     return torch.from_numpy(found.x), float(found.fun)
 
@@ -49,14 +44,12 @@ def _on_device(
     objective: Objective, start: Tensor, steps: int, memory: int, tolerance: float
 ) -> tuple[Tensor, float]:
     x = start.clone().requires_grad_()
-    search = torch.optim.LBFGS(
-        [x],
-        max_iter=1,
-        history_size=memory,
-        tolerance_grad=0.0,
-        tolerance_change=0.0,
-        line_search_fn="strong_wolfe",
-    )
+    rules: dict[str, Any] = {
+        "tolerance_grad": 0.0,
+        "tolerance_change": 0.0,
+        "line_search_fn": "strong_wolfe",
+    }
+    search = torch.optim.LBFGS([x], max_iter=1, history_size=memory, **rules)
     last: tuple[Tensor, float, Tensor] | None = None
     graded = torch.is_grad_enabled()  # torch's optimisers turn it on for their closures
 

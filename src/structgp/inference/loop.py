@@ -19,7 +19,7 @@ from structgp.errors import InputError
 from structgp.gp import Entropy, Posterior
 from structgp.inference import Minibatch, Optimizer, Problem, StepInfo
 from structgp.inference.checkpoint import Checkpoint, Reached
-from structgp.inference.distributed import ALONE, Together
+from structgp.inference.distributed import ALONE, Processes, local_device
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.minibatch import MinibatchState
 from structgp.structures import Structure
@@ -29,15 +29,17 @@ Callback = Callable[[StepInfo], bool | None]
 TRACE_POINTS = 400
 """Steps that a trace keeps; stochastic optimisers take thousands."""
 
+PATIENCE = 2
+"""Steps in a row that may fail to lower the loss on dev data."""
+
 
 @dataclass
 class History:
     """How a fit went.
 
-    optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry
-    a step. fresh_elbo : the bound on draws that nothing was fitted to; with the last step's ``elbo`` it
-    brackets the optimum in expectation. stopped : 'converged', 'limit' or 'interrupted'.
-    """
+    optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry per
+    step. fresh_elbo : the bound on draws that nothing was fitted to; with the last step's ``elbo`` it
+    brackets the optimum in expectation. stopped : 'converged', 'limit' or 'interrupted'."""
 
     optimizer: str
     reason: str
@@ -63,10 +65,6 @@ class History:
     def evaluations(self) -> int:
         """Likelihoods computed: sequences times draws, over all steps."""
         return sum(step.evaluations for step in self.steps)
-
-
-PATIENCE = 2
-"""Steps in a row that may fail to lower the loss on dev data."""
 
 
 @dataclass
@@ -107,10 +105,10 @@ def make_batches(
     pad_row: Callable[[int], np.ndarray],
     batch_tokens: int,
     weights: np.ndarray | None = None,
-    together: Together = ALONE,
+    together: Processes = ALONE,
 ) -> list[Batch]:
-    """Training batches of similar length; sequences without tokens are left out, and those without
-    weight. Of several processes, each has its share."""
+    """Training batches of similar length, without the sequences that have no tokens or no weight. Each of
+    several processes has its share."""
     lengths = [len(r) for r in rows]
     if weights is not None:
         lengths = [n if w > 0 else 0 for n, w in zip(lengths, weights, strict=True)]
@@ -119,26 +117,14 @@ def make_batches(
         return [pad(rows, labels, pad_row, index, weights) for index in batches]
     order = [i for index in batches for i in index]
     if len(order) < together.size:
-        raise InputError(
-            "torchrun", f"{together.size} processes for {len(order)} sequences", "start fewer of them"
-        )
-    number = {i: n for n, i in enumerate(order)}
-    own = together.share(order)
-    found = []
+        problem = f"{together.size} processes for {len(order)} sequences"
+        raise InputError("torchrun", problem, "start fewer of them")
+    number, own, found = {i: n for n, i in enumerate(order)}, together.share(order), []
     for places in by_length([lengths[i] for i in own], batch_tokens):
         index = [own[j] for j in places]
         batch = pad(rows, labels, pad_row, index, weights)
         found.append(replace(batch, number=torch.tensor([number[i] for i in index])))
     return found
-
-
-def _placed(batches: Sequence[Batch], device: str) -> Sequence[Batch]:
-    """Those on disk stay there, and go to the device when they are read."""
-    if torch.device(device).type == "cpu":
-        return batches
-    if isinstance(batches, ShardBatches):
-        return batches.to(device)
-    return [batch.to(device) for batch in batches]
 
 
 class OneThreadForVectors(ContextDecorator):
@@ -154,8 +140,7 @@ class OneThreadForVectors(ContextDecorator):
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside:
-                blas = ThreadpoolController().select(internal_api="openblas")
-                self._limit = blas.limit(limits=1)
+                self._limit = ThreadpoolController().select(internal_api="openblas").limit(limits=1)
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -180,17 +165,21 @@ def train(
     callback: Callback | None = None,
     checkpoint: Checkpoint | None = None,
     watch: Watch | None = None,
-    together: Together = ALONE,
+    together: Processes = ALONE,
 ) -> History:
-    """Fits ``posterior`` in place. ``estimator`` : of the expected log-likelihood, pathwise unless given.
-    ``device`` : where all of it is computed; the posterior comes back when it is done.
-    ``callback`` sees every step; if it returns True, the fit stops there and what has been reached is
-    kept. ``checkpoint`` : if its file is there the fit goes on from it; it is written after steps, and it
-    is the caller's to remove. ``watch`` : looks at every step, ends the fit, and has the last word on the
-    posterior. ``together`` : with which other processes, whose batches are others."""
-    home = posterior.device
-    posterior.to(device)
-    batches = _placed(batches, device)
+    """Fits ``posterior`` in place. estimator : of the expected log-likelihood, pathwise unless given.
+    device : where all of it is computed; the posterior comes back when it is done. callback : sees every
+    step; if it returns True, the fit stops there and keeps what it has reached. checkpoint : if its file
+    exists the fit goes on from it; it is written after steps, and the caller removes it. watch : looks at
+    every step, ends the fit, and has the last word on the posterior. together : the other processes, which
+    have other batches."""
+    home = posterior.like.device
+    if torch.device(device).type != "cpu":
+        device = local_device(device)
+        posterior.to(device)  # batches on disk stay there, and go to the device when they are read
+        batches = (
+            batches.to(device) if isinstance(batches, ShardBatches) else [b.to(device) for b in batches]
+        )
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, together=together)
@@ -207,26 +196,21 @@ def train(
         # A batch of many says little of whether the fit as a whole gets better.
         within_pass = isinstance(state, MinibatchState) and bool(state.order)
         stop = watch is not None and not within_pass and watch.enough()
-        stop = together.any((callback is not None and bool(callback(info))) or stop)
-        if stop and not info.finished:
-            history.stopped = "interrupted"
+        stop = (callback is not None and bool(callback(info))) or stop
+        if info.finished or (together.any(stop) if together.size > 1 else stop):
             break
-        if info.finished:
-            history.stopped = "converged" if info.converged else "limit"
-            break
-        written = True
-        if checkpoint is not None and together.is_first:
-            elapsed = time.monotonic() - began
-            best = None if watch is None else watch.best
-            reached = Reached(state, history.steps, elapsed, problem.memory, best)
-            written = checkpoint.write(posterior, generator, reached)
+        best, elapsed = None if watch is None else watch.best, time.monotonic() - began
+        reached = Reached(state, history.steps, elapsed, problem.memory, best)
+        written = checkpoint is None or (
+            together.rank == 0 and checkpoint.write(posterior, generator, reached)
+        )
         if written and isinstance(state, MinibatchState):
-            state.release()
+            state.sites.release()
+    history.stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
     if watch is not None:
         watch.restore()
-        problem.conditional.refresh()
-    much = isinstance(optimizer, Minibatch) and bool(optimizer.single)
-    history.fresh_elbo = problem.fresh_bound(4 if much else 16, generator)
+        problem.refresh()
+    history.fresh_elbo = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
     if isinstance(optimizer, Minibatch):
         history.fresh_elbo += optimizer.known_value(problem, state)
     posterior.to(home)

@@ -1,17 +1,17 @@
 """Weights fitted batch by batch, each batch's say kept as a site: old out, new in.
 
-The posterior is the prior times one Gaussian factor per batch, its site: a precision and a linear term
-for each weight that occurs in the batch; a score of a table counts as a weight that occurs everywhere. A
-visit takes the batch's site out, which leaves a Gaussian that knows all but this batch; fits the batch
-under it as its prior, means by L-BFGS on draws, precisions from the curvature, as ``second_order`` does
-for all data at once; and puts what has changed back as the new site. Where no visit changes anything any
-more, the sum of all slopes is zero: that is the optimum of the whole bound (partitioned variational
-inference, Bui et al. 2018).
+The posterior is the prior times one Gaussian factor per batch, its site: a precision and a linear term for
+each weight that occurs in the batch; a score of a table counts as a weight that occurs everywhere. A visit
+takes the batch's site out, which leaves a Gaussian that knows all but this batch; fits the batch under it
+as its prior, means by L-BFGS on draws, precisions from the curvature, as ``second_order`` does for all data
+at once; and puts what has changed back as the new site. Where no visit changes anything any more, the sum
+of all slopes is zero: that is the optimum of the whole bound (partitioned variational inference, Bui et al.
+2018).
 
-A visit touches the weights of its batch alone: its cost does not depend on how many batches there are,
-nor on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
-weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which
-may be on disk."""
+A visit touches the weights of its batch alone: its cost does not depend on how many batches there are, nor
+on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
+weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which may
+be on disk."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from structgp.gp import Posterior
 from structgp.inference.batch_sites import Site, SitesInMemory, SitesOnDisk
 from structgp.inference.bound import lower_bound
 from structgp.inference.dual_lbfgs import Prior, climb
-from structgp.inference.problem import Problem, StepInfo
-from structgp.inference.scales import LearnScales, fit_tables, learn_prior, moves_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables
 
 SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
 
 FEW, MANY = (500, 8, 16), (4_000, 4, 2)
-"""Tokens of a batch, steps and draws of a visit. Of much data there are batches enough for the others'
-say to change before a batch's own is worth knowing well."""
+"""Tokens of a batch, steps and draws of a visit. Of much data there are batches enough for the others' say
+to change before a batch's own is worth knowing well."""
 
 MANY_TOKENS = 50_000
 
@@ -75,7 +74,7 @@ class Local:
 
 
 def _expected(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -> float:
-    """Of a Gaussian factor with this precision and linear term, up to a constant."""
+    """E of the log of a Gaussian factor with this precision and linear term, up to a constant."""
     return float((linear * mean - 0.5 * precision * square).sum())
 
 
@@ -86,8 +85,8 @@ class MinibatchState:
     before the first. scale : (R,) of each block, by how much the functions' variances have grown.
     divergence : from the prior, less what was known. moved : whether the kernel has since the last pass.
     order : batches still to come in this pass. bounds : at the end of each pass since the kernel last
-    moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound is of the
-    new data."""
+    moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound is of the new
+    data."""
 
     generator: torch.Generator
     noise: list[Tensor]
@@ -105,14 +104,6 @@ class MinibatchState:
     known_at_start: float = 0.0
     divergence: float = 0.0
     moved: bool = False
-
-    def release(self) -> None:
-        """A checkpoint has been written, or there is none: what came before will not be asked for."""
-        self.sites.release()
-
-    def known_of(self, k: int, index: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Of the weights ``index`` of block k."""
-        return None if self.known is None else (self.known[k][0][index], self.known[k][1][index])
 
 
 @dataclass(frozen=True)
@@ -132,8 +123,7 @@ class Minibatch:
         posterior is the prior of the new data.
     sites_folder : where sites are kept; None for in memory.
     single : whether a visit computes in single precision, with one draw of a weight for all of its batch;
-        None for what suits the data.
-    """
+        None for what suits the data."""
 
     batch_tokens: int | None = None
     n_draws: int | None = None
@@ -168,29 +158,21 @@ class Minibatch:
         if self.sites_folder is not None:
             sites = SitesOnDisk.new(self.sites_folder, n, [b.n_functions for b in q.blocks])
         shapes = [(len(block.prior_sds()), block.n_functions) for block in q.blocks]
-        state = MinibatchState(
-            generator,
-            noise,
-            sites,
-            q.like.new_full((n,), torch.nan),
-            scale=[q.like.new_ones(R) for _, R in shapes],
-            precision=[q.like.new_zeros(shape) for shape in shapes],
-            linear=[q.like.new_zeros(shape) for shape in shapes],
-        )
+        values, scale = q.like.new_full((n,), torch.nan), [q.like.new_ones(R) for _, R in shapes]
+        precision, linear = ([q.like.new_zeros(shape) for shape in shapes] for _ in range(2))
+        state = MinibatchState(generator, noise, sites, values, scale, precision, linear)
         if self.goes_on:
             with torch.no_grad():
                 state.known = [block.knowledge() for block in q.blocks]
                 state.precision = [precision.clone() for precision, _ in state.known]
                 state.linear = [linear.clone() for _, linear in state.known]
-                divergence = float(q.divergence(problem.entropy))
-                state.known_at_start = _known_value(q, state) - divergence
+                state.known_at_start = -_divergence(problem, state)
         return state
 
     def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
         """One visit. Cost O(steps S B T (V^2 + A R)); O(M R) more at the end of a pass."""
         if not state.order:
-            shuffled = torch.randperm(len(problem.batches), generator=state.generator)
-            state.order = shuffled.tolist()
+            state.order = torch.randperm(len(problem.batches), generator=state.generator).tolist()
         i = state.order.pop()
         settled = False
         with torch.no_grad():
@@ -213,24 +195,21 @@ class Minibatch:
 
     def _visit(self, problem: Problem, state: MinibatchState, i: int) -> int:
         """Takes the sites of batch i out and puts new ones in. Returns likelihoods computed."""
-        visit = _Visit(problem, state, i, self._is_single(problem))
+        visit = _Visit(problem, state, i, bool(self.single) and problem.structure.takes_single)
         unsure = visit.is_again and (state.moved or not self.single)
         found = climb(visit.likelihood, visit.priors, visit.duals, self.steps or FEW[1], unsure)
         visit.put_back(found.a, found.functions)
         return (found.calls + 1) * visit.n_draws * len(problem.batches[i])
 
-    def _is_single(self, problem: Problem) -> bool:
-        return bool(self.single) and problem.structure.takes_single
-
     def _end_pass(self, problem: Problem, state: MinibatchState, elbo: float) -> bool:
         """Whether it is over."""
         if self.learn_scales:
             fit_tables(problem.posterior)
-        learns = moves_kernel(self.learn_scales) and state.learned < self.learning_rounds
+        learns = self.learn_scales == "all" and state.learned < self.learning_rounds
         state.bounds.append(elbo)
         state.moved = learns and len(state.bounds) >= 2
         if state.moved:
-            grown = learn_prior(problem, self.learn_scales)
+            grown = problem.learn_prior(self.learn_scales)
             for k, by in enumerate(grown):
                 state.scale[k] = state.scale[k] * by
                 state.precision[k] *= by
@@ -239,7 +218,7 @@ class Minibatch:
                     precision, linear = state.known[k]
                     state.known[k] = precision * by, linear * by.sqrt()
             state.learned, state.bounds = state.learned + 1, []
-            _place(problem.posterior, state)
+        _place(problem.posterior, state)  # under the scales as they are now
         state.divergence = _divergence(problem, state)
         state.sites.next_pass()
         if len(state.bounds) < 2:
@@ -254,8 +233,8 @@ class _Visit:
     def __init__(self, problem: Problem, state: MinibatchState, i: int, single: bool) -> None:
         self.problem, self.state, self.i = problem, state, i
         self.blocks, self.batch = problem.posterior.blocks, problem.batches[i]
-        pairs = zip(self.blocks, problem.conditional(i), strict=True)
-        found = [block.compact(conditional) for block, conditional in pairs]
+        parts = zip(self.blocks, problem.conditional(i), strict=True)
+        found = [block.compact(conditional) for block, conditional in parts]
         self.index, self.here = zip(*found, strict=True)
         kept = state.sites[i]
         self.is_again = kept is not None
@@ -284,22 +263,15 @@ class _Visit:
         return Local.of(*sums, self.index[k], self.here[k].prior_sd)
 
     def scores(self, functions: list[Tensor]) -> list[Tensor]:
-        """Of every template at the draws, from mean functions (N, R) of each block."""
+        """The scores of every template at the draws, from mean functions (N, R) of each block."""
         return [
             block.scores(h.view(offset.shape[1:]) + offset)
             for block, h, offset in zip(self.blocks, functions, self.offsets, strict=True)
         ]
 
     def likelihood(self, functions: list[Tensor]) -> tuple[float, list[Tensor]]:
-        scores = [s.requires_grad_() for s in self.scores(functions)]
-        with torch.enable_grad():
-            total = self.problem.log_prob(self.i, scores).mean(0).sum()
-            grads = torch.autograd.grad(total, scores, allow_unused=True)
-        slopes = []
-        for block, h, s, grad in zip(self.blocks, functions, scores, grads, strict=True):
-            summed = torch.zeros_like(s[0]) if grad is None else grad.sum(0)
-            slopes.append(block.pull_back(summed).reshape(h.shape))
-        return float(total.detach()), slopes
+        total, slopes = self.problem.slopes(self.i, self.scores(functions))
+        return float(total), [s.reshape(h.shape) for s, h in zip(slopes, functions, strict=True)]
 
     def put_back(self, duals: list[Tensor], functions: list[Tensor]) -> None:
         """The new sites, in the place of the old ones, and the posterior that they make."""
@@ -321,9 +293,9 @@ class _Visit:
             state.divergence = _divergence(problem, state)
             return
         for k, block in enumerate(self.blocks):
-            known, after = state.known_of(k, self.index[k]), self._local(k)
-            state.divergence += after.divergence(known) - self.before[k].divergence(known)
             at, prior_sd = self.index[k], self.here[k].prior_sd
+            known = None if state.known is None else (state.known[k][0][at], state.known[k][1][at])
+            state.divergence += self._local(k).divergence(known) - self.before[k].divergence(known)
             block.place(state.precision[k][at], state.linear[k][at], prior_sd, at)
 
     def _new_site(self, k: int, bend: Tensor, dual: Tensor) -> Site:

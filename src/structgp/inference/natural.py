@@ -1,15 +1,14 @@
 """Natural gradients through quadratic sites: second order for any likelihood, from values alone.
 
-Each batch is held as a quadratic in its latent values (``Sites``). A step estimates the quadratic
-that fits log p under the posterior as it is, moves the one held a part of the way to it, and sets the
-posterior to the exact answer for the quadratics held:
+Each batch is held as a quadratic in its latent values (``Sites``). A step estimates the quadratic that fits
+log p under the posterior as it is, moves the one held a part of the way to it, and sets the posterior to
+the exact answer for the quadratics held:
 
     S_j^-1 = I + sum_n A_n^T Lambda_nj A_n,    m_j = S_j sum_n A_n^T r_nj.
 
-That is a natural-gradient step in the bound (Khan and Lin, 2017), and the part of the way is its
-length. Noise in the estimates is averaged over steps, the more so the shorter they are; and where
-the estimator works from values alone, the quadratics held are its control variate.
-"""
+That is a natural-gradient step in the bound (Khan and Lin, 2017), and the part of the way is its length.
+Noise in the estimates is averaged over steps, the more so the shorter they are; and where the estimator
+works from values alone, the quadratics held are its control variate."""
 
 from __future__ import annotations
 
@@ -20,17 +19,8 @@ from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.inference.bound import lower_bound
-from structgp.inference.latents import ExampleLatent, Latents, Sensitivity, SharedLatent
-from structgp.inference.plateau import Plateau
-from structgp.inference.problem import Problem, StepInfo
-from structgp.inference.scales import (
-    AMPLITUDE_PRIOR_SD,
-    LearnScales,
-    fit_tables,
-    moves_amplitude,
-    refuse_kernel,
-)
-from structgp.inference.sites import Sites
+from structgp.inference.latents import ExampleLatent, Latents, Sensitivity, SharedLatent, Sites
+from structgp.inference.problem import LearnScales, Plateau, Problem, StepInfo, fit_tables, refuse_kernel
 
 UPWARD_SHARES = (0.5, -1.0)
 """What is used of the part that bends up where all of it leaves no posterior. -1 turns it round: a
@@ -44,12 +34,14 @@ SHORTEST = 1e-3
 
 AMPLITUDE_STEP = 0.3
 
+AMPLITUDE_PRIOR_SD = 1.5
+"""Prior standard deviation of the log-amplitude around where it starts: a factor of 4.5 or so."""
+
 
 @dataclass(frozen=True)
 class Look:
     """What one pass over the data found at a posterior: the bound and the variance of its estimate, the
-    quadratics that fit there, and the derivative in the log-amplitude. posterior, sites : where it
-    was."""
+    quadratics that fit there, and the derivative in the log-amplitude. posterior, sites : where it was."""
 
     elbo: float
     variance: float
@@ -64,8 +56,8 @@ class Look:
 @dataclass
 class NaturalState:
     """sites : of each batch, None before the first step. rate : part of the way, times ``trust``, which
-    falls where steps do harm. best : the highest bound seen. last : the last look that was not worse
-    for certain."""
+    falls where steps do harm. best : the highest bound seen. last : the last look that was not worse for
+    certain."""
 
     generator: torch.Generator
     plateau: Plateau
@@ -81,21 +73,20 @@ class NaturalState:
 
 @dataclass(frozen=True)
 class Natural:
-    """Natural gradients, one pass over all batches a step.
+    """Natural gradients, one pass over all batches per step.
 
     Parameters
     ----------
-    rate : of the first steps. All labels move at once, each as if the others stood still: above
-        one half that overshoots.
-    window, tolerance : every so many steps the mean bound must have risen by so many nats per
-        sequence, or the rate is halved.
+    rate : of the first steps. All labels move at once, each as if the others stood still: above one half
+        that overshoots.
+    window, tolerance : every so many steps the mean bound must have risen by so many nats per sequence, or
+        the rate is halved.
     reductions : stop when that has happened so often.
-    max_steps : stop here at the latest. It also stops, as at a limit, where even the shortest step
-        made the bound worse.
+    max_steps : stop here at the latest. It also stops, as at a limit, where even the shortest step made the
+        bound worse.
     learn_scales : False, 'transitions' or True (the amplitude too).
     gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the structure. ``structgp.plan`` reads both.
-    """
+        what suits the structure. ``structgp.plan`` reads both."""
 
     rate: float = 0.5
     window: int = 6
@@ -125,9 +116,9 @@ class Natural:
             last = state.last
             noise = WORSE * (look.variance + (last.variance if last else 0.0)) ** 0.5
             if last is not None and look.elbo < state.best - noise:
-                # A step that made it worse for certain is taken back. The next look is at the old
-                # place with fresh draws, and steps from there are shorter. It may have been luck
-                # that the step was measured by: less so each time.
+                # A step that made it worse for certain is taken back. The next look is at the old place
+                # with fresh draws, and steps from there are shorter. It may have been luck that the step
+                # was measured by: less so each time.
                 problem.posterior.load_state_dict(last.posterior)
                 state.sites, state.last, elbo = last.sites, None, last.elbo
                 state.trust, state.best = 0.5 * state.trust, state.best - noise / 16
@@ -148,23 +139,23 @@ class Natural:
         return state, StepInfo(state.iteration - 1, elbo, look.evaluations, finished, converged)
 
     def _move(self, problem: Problem, state: NaturalState, look: Look) -> None:
-        """Sites part of the way to where the look found them, the posterior to the answer for them,
-        and the scales."""
+        """Sites part of the way to where the look found them, the posterior to the answer for them, and the
+        scales."""
         # The first sites of all come from nothing: quadratics of zero.
         moved = [
             (new.nothing() if old is None else old).towards(new, state.rate * state.trust)
             for old, new in zip(state.sites, look.targets, strict=True)
         ]
         if not set_posterior(problem, moved):
-            # Under a likelihood that is not concave, or under noise, the quadratics may bend up by
-            # more than the prior bends down, and have no posterior.
+            # Under a likelihood that is not concave, or under noise, the quadratics may bend up by more
+            # than the prior bends down, and have no posterior.
             split = [_split(site, at) for site, at in zip(moved, look.latents, strict=True)]
             for share in UPWARD_SHARES:
                 moved = [down.plus(up, share) for down, up in split]
                 if set_posterior(problem, moved):
                     break
         state.sites = list(moved)
-        if moves_amplitude(self.learn_scales):
+        if self.learn_scales in (True, "all"):
             self._move_amplitude(problem, state, look.amplitude_slope)
         if self.learn_scales:
             fit_tables(problem.posterior)
@@ -234,8 +225,7 @@ def _upward(part: ExampleLatent | SharedLatent, precision: Tensor) -> Tensor:
 
 
 def set_posterior(problem: Problem, sites: list[Sites]) -> bool:
-    """The exact posterior for quadratic ``sites``, in place; False, and nothing moved, if there is
-    none."""
+    """The exact posterior for quadratic ``sites``, in place; False, and nothing moved, if there is none."""
     q = problem.posterior
     before = q.snapshot()
     here = [problem.conditional(i) for i in range(len(sites))]

@@ -1,4 +1,4 @@
-"""What every optimiser is given and what it gives back."""
+"""What every optimiser is given and what it gives back, and how scales of the prior move with the bound."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from structgp.data.batch import Batch
-from structgp.errors import LikelihoodError
-from structgp.gp import Entropy, Posterior
+from structgp.errors import InputError, LikelihoodError
+from structgp.gp import Entropy, Posterior, Seen
 from structgp.inference.bound import Bound, evidence_lower_bound, lower_bound
-from structgp.inference.distributed import ALONE, Together
+from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.estimators import Estimate, Estimator, Noise, Pathwise, Target
-from structgp.inference.latents import Latents
-from structgp.inference.sites import Sites
+from structgp.inference.latents import Latents, Sites
 from structgp.structures import PARTS, BlackBox, Structure, all_finite
+
+LearnScales: TypeAlias = bool | Literal["transitions", "all", "auto"]
+"""What moves during a fit: nothing (False), the scale of tables of transitions, the amplitude of nodes too
+(True), or the kernel's own parameters as well ('all'). 'auto' is resolved in ``structgp.plan``."""
 
 CACHE_BYTES = 1 << 30
 """Up to here the conditionals of every batch are kept; beyond it they are computed again when needed."""
@@ -29,49 +33,20 @@ MANY_DRAWS = 1000
 below the noise of the draws."""
 
 LARGEST_LATENT = 1e9
-"""Beyond it no likelihood is asked: the optimiser has lost its way."""
+"""Scores beyond it mean that the optimiser has lost its way."""
 
 MEMORY_RATE = 0.3
 """How far the running quadratic of a batch moves to each new estimate."""
 
 
-class Conditionals:
-    """p(h | values) of every block on each batch, kept where there is room; of batches that are read from
-    disk, the last one alone. ``refresh`` when the kernel has moved."""
+@dataclass
+class Slopes:
+    """Derivatives of the expected log-likelihood in the functions of one block, one entry per batch: mean
+    (B, T, R), bend (B, R, T, T) minus the second ones. Empty for blocks that learn their scales from
+    less."""
 
-    def __init__(self, posterior: Posterior, batches: Sequence[Batch]) -> None:
-        self.posterior, self.batches = posterior, batches
-        self.refresh()
-
-    def refresh(self) -> None:
-        with torch.no_grad():
-            self.prior_factors = [block.prior_factor() for block in self.posterior.blocks]
-            """Of each block, under the kernel as it was at the last refresh."""
-            self._kept = [self._compute(b) for b in self.batches] if self._room else None
-            self._last: tuple[int, list[Any]] | None = None
-
-    @property
-    def _room(self) -> bool:
-        if getattr(self.batches, "on_disk", False):
-            return False
-        numbers = 0
-        for batch in self.batches:
-            for block, rows, mask in zip(self.posterior.blocks, batch.rows, batch.masks, strict=True):
-                numbers += block.conditional_size(mask, 0 if rows is None else rows.shape[-1])
-        return numbers * 8 <= CACHE_BYTES
-
-    def _compute(self, batch: Batch) -> list[Any]:
-        with torch.no_grad():
-            return conditionals(self.posterior, batch, self.prior_factors)
-
-    def __call__(self, i: int) -> list[Any]:
-        """Of batch i, one per block."""
-        if self._kept is not None:
-            return self._kept[i]
-        if self._last is None or self._last[0] != i:
-            self._last = None  # the old one goes before there is a new one
-            self._last = i, self._compute(self.batches[i])
-        return self._last[1]
+    mean: list[Tensor] = field(default_factory=list)
+    bend: list[Tensor] = field(default_factory=list)
 
 
 def conditionals(
@@ -90,8 +65,8 @@ class Problem:
 
     estimator : of the expected log-likelihood and its gradients. entropy : of a mixture. memory : the
     running quadratic of each batch, for estimators that use it. All of it is on one device, the
-    posterior's. together : with which other processes; batches are the share of this one, and n_sequences
-    counts those of all."""
+    posterior's. together : with which other processes; batches are the share of this one. n_sequences :
+    examples of all processes; starts : (n + 1) examples before each batch, and in all, of this one."""
 
     posterior: Posterior
     structure: Structure
@@ -99,36 +74,54 @@ class Problem:
     estimator: Estimator = field(default_factory=Pathwise)
     entropy: Entropy = "bhattacharyya"
     memory: dict[int, Sites] = field(default_factory=dict)
-    together: Together = ALONE
-    conditional: Conditionals = field(init=False)
+    together: Processes = ALONE
+    n_sequences: int = field(init=False)
+    starts: list[int] = field(init=False)
+    prior_factors: list[Tensor] = field(init=False)
+    _kept: list[list[Any]] | None = field(init=False)
+    _last: tuple[int, list[Any]] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.conditional = Conditionals(self.posterior, self.batches)
+        counts = getattr(self.batches, "counts", None)  # data on disk knows without being read
+        self.starts = [0, *accumulate([len(b) for b in self.batches] if counts is None else counts)]
+        self.n_sequences = self.starts[-1]
+        if self.together.size > 1:
+            self.n_sequences = int(self.together.sum(self.posterior.like.new_tensor(self.n_sequences))[0])
+        self.refresh()
+
+    # -- p(h | values) -----------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Computes the conditionals of all blocks anew, where there is room for them: whenever a kernel has
+        moved. For batches that are read from disk, only the last one is kept."""
+        numbers, on_disk = 0, getattr(self.batches, "on_disk", False)
+        for batch in () if on_disk else self.batches:
+            for block, rows, mask in zip(self.posterior.blocks, batch.rows, batch.masks, strict=True):
+                numbers += block.conditional_size(mask, 0 if rows is None else rows.shape[-1])
+        with torch.no_grad():
+            self.prior_factors = [block.prior_factor() for block in self.posterior.blocks]
+            self._last = self._kept = None
+            if not on_disk and numbers * 8 <= CACHE_BYTES:
+                self._kept = [conditionals(self.posterior, b, self.prior_factors) for b in self.batches]
+
+    def conditional(self, i: int) -> list[Any]:
+        """Of batch i, one per block, under the kernels as they were at the last refresh."""
+        if self._kept is not None:
+            return self._kept[i]
+        if self._last is None or self._last[0] != i:
+            self._last = None  # the old one goes before there is a new one
+            with torch.no_grad():
+                self._last = i, conditionals(self.posterior, self.batches[i], self.prior_factors)
+        return self._last[1]
 
     # -- the data ----------------------------------------------------------------------------------
 
     def numbers(self, i: int) -> Tensor:
         """(B,) the examples of batch i, numbered through all batches."""
         number = self.batches[i].number
-        if number is not None:
-            return number
-        before, after = self._bounds[i : i + 2].tolist()
-        return torch.arange(before, after, device=self.device)
-
-    @cached_property
-    def _bounds(self) -> Tensor:
-        """(n + 1,) how many examples there are before each batch, and in all."""
-        counts = getattr(self.batches, "counts", None)  # data on disk knows without being read
-        counts = [len(batch) for batch in self.batches] if counts is None else counts
-        return torch.tensor([0, *counts]).cumsum(0)
-
-    @cached_property
-    def sizes(self) -> Tensor:
-        """(n,) how many examples each batch counts as."""
-        if getattr(self.batches, "on_disk", False):
-            return self._bounds.diff().to(self.posterior.like)
-        totals = [float(self.weight(i).sum()) for i in range(len(self.batches))]
-        return self.posterior.like.new_tensor(totals)
+        if number is None:
+            return torch.arange(*self.starts[i : i + 2], device=self.posterior.like.device)
+        return number
 
     def weight(self, i: int) -> Tensor:
         """(B,) how often each example of batch i counts."""
@@ -137,35 +130,40 @@ class Problem:
         return ones if batch.weight is None else batch.weight.to(ones)
 
     @cached_property
-    def n_sequences(self) -> int:
-        (total,) = self.together.sum(self._bounds[-1].to(self.posterior.like))
-        return int(total)
-
-    @property
-    def device(self) -> torch.device:
-        return self.posterior.device
+    def sizes(self) -> Tensor:
+        """(n,) how many examples each batch counts as."""
+        on_disk, like = getattr(self.batches, "on_disk", False), self.posterior.like
+        if on_disk:
+            return torch.tensor(self.starts).diff().to(like)
+        return like.new_tensor([float(self.weight(i).sum()) for i in range(len(self.batches))])
 
     def of_block(self, k: int) -> list[tuple[Any, Tensor, Tensor]]:
-        """Of every batch, the conditional of block k, the mask of its tuples, and the examples'
-        weights."""
-        return [
-            (self.conditional(i)[k], batch.masks[k], self.weight(i)) for i, batch in enumerate(self.batches)
-        ]
+        """Of every batch, the conditional of block k, the mask of its tuples, and the examples' weights."""
+        return [(self.conditional(i)[k], b.masks[k], self.weight(i)) for i, b in enumerate(self.batches)]
 
     # -- the likelihood ----------------------------------------------------------------------------
 
     def log_prob(self, i: int, scores: Sequence[Tensor]) -> Tensor:
-        """(S, B) log p of batch i at the scores of every template, checked to be finite; each as often as
-        the example counts."""
-        batch = self.batches[i]
+        """(S, K B) log p of batch i at the scores of every template, those of K components one after
+        another; checked to be finite, and times how often each example counts."""
+        batch, weight = self.batches[i], self.weight(i)
+        y, mask, K = batch.y, batch.mask, scores[0].shape[1] // len(batch)
+        if K > 1:
+            y, mask, weight = y.repeat(K, 1), mask.repeat(K, 1), weight.repeat(K)
+        log_prob: Callable[..., Tensor] = self.structure.log_prob
         with self.locating(i):
-            values = self._log_prob(*scores, batch.y, batch.mask)
-            return all_finite(values) * self.weight(i)
+            return all_finite(log_prob(*scores, y, mask)) * weight
 
-    @property
-    def _log_prob(self) -> Callable[..., Tensor]:
-        """Of the scores of every template, y and mask."""
-        return self.structure.log_prob
+    def slopes(self, i: int, scores: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The log-likelihood of batch i, averaged over draws and summed over examples, and its derivatives
+        in the functions of each block, (B, T, R), or (P,) if shared, summed over draws."""
+        leaves = [s.requires_grad_() for s in scores]
+        with torch.enable_grad():
+            total = self.log_prob(i, leaves).mean(0).sum()
+            found = torch.autograd.grad(total, leaves, allow_unused=True)
+        parts = zip(self.posterior.blocks, leaves, found, strict=True)
+        grads = ((block, torch.zeros_like(s) if grad is None else grad) for block, s, grad in parts)
+        return total.detach(), [block.pull_back(grad.sum(0)) for block, grad in grads]
 
     @contextmanager
     def locating(self, i: int) -> Iterator[None]:
@@ -173,15 +171,13 @@ class Problem:
         try:
             yield
         except LikelihoodError as error:
-            raise self._located(error, self.batches[i]) from error
-
-    def _located(self, error: LikelihoodError, batch: Batch) -> LikelihoodError:
-        if error.sequence is None:
-            return error
-        b = error.sequence % len(batch)
-        n, length = int(batch.index[b]), int(batch.mask[b].sum())
-        place = f"{error.place}, training sequence {n + 1} ({length} tokens)"
-        return LikelihoodError(place, error.problem, error.remedy, n)
+            if error.sequence is None:
+                raise
+            batch = self.batches[i]
+            b = error.sequence % len(batch)
+            n, length = int(batch.index[b]), int(batch.mask[b].sum())
+            place = f"{error.place}, training sequence {n + 1} ({length} tokens)"
+            raise LikelihoodError(place, error.problem, error.remedy, n) from error
 
     # -- the expected log-likelihood ---------------------------------------------------------------
 
@@ -189,15 +185,12 @@ class Problem:
         """q of the functions on batch i; differentiable in the kernel's parameters too if
         ``move_kernel``."""
         batch, q = self.batches[i], self.posterior
-        here = conditionals(q, batch) if move_kernel else self.conditional(i)
-        return Latents.of(q, here, batch.masks)
+        return Latents.of(q, conditionals(q, batch) if move_kernel else self.conditional(i), batch.masks)
 
     def target(self, i: int, latent: Latents) -> Target:
         """log p of batch i as a function of standard normal numbers, components one after another."""
-        batch, q = self.batches[i], self.posterior
-        K, B = q.n_components, len(batch)
-        y, mask = batch.y.repeat(K, 1), batch.mask.repeat(K, 1)
-        counts = self.weight(i).repeat(K)
+        batch, q, estimator = self.batches[i], self.posterior, self.estimator
+        functions: Callable[..., Tensor] | None = PARTS.get(estimator.parts or "")
 
         def log_prob(noise: Noise) -> Tensor:
             scores = latent.place(noise)
@@ -205,62 +198,47 @@ class Problem:
                 raise torch.linalg.LinAlgError(
                     "latent values are out of all bounds: the steps of the optimiser are too long"
                 )
-            with self.locating(i):
-                values = self._log_prob(*scores, y, mask)
-                return all_finite(values) * counts.to(values)
-
-        functions: Callable[..., Tensor] | None = PARTS.get(self.estimator.parts or "")
+            return self.log_prob(i, scores).to(scores[0])
 
         def parts(noise: Noise) -> Tensor:
             assert functions is not None
-            scores = latent.place(noise)
-            return functions(*scores, y, mask) * counts.to(scores[0])[:, None]
+            scores, K = latent.place(noise), q.n_components
+            values = functions(*scores, batch.y.repeat(K, 1), batch.mask.repeat(K, 1))
+            return values * self.weight(i).repeat(K).to(values)[:, None]
 
+        ours = not isinstance(self.structure, BlackBox)
+        single = ours and not estimator.needs_gradient and estimator.n_draws >= MANY_DRAWS
         return Target(
             log_prob,
             latent.groups,
-            q.mixing.detach().repeat_interleave(B),
+            q.mixing.detach().repeat_interleave(len(batch)),
             None if functions is None else parts,
-            self._dtype,
+            torch.float32 if single else torch.float64,
         )
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        estimator, ours = self.estimator, not isinstance(self.structure, BlackBox)
-        single = ours and not estimator.needs_gradient and estimator.n_draws >= MANY_DRAWS
-        return torch.float32 if single else torch.float64
 
     def estimate(
         self, i: int, latent: Latents, generator: torch.Generator, memory: Sites | None = None
     ) -> Estimate:
-        """E[log p] of batch i with slope and bend. ``memory`` : what is known of it already; by default
-        the running quadratic of earlier estimates."""
-        target = self.target(i, latent)
-        uses = self.estimator.uses_memory
+        """E[log p] of batch i with slope and bend, in the posterior's precision. ``memory`` : what is known
+        of it already; by default the running quadratic of earlier estimates."""
+        uses, like = self.estimator.uses_memory, self.posterior.like
         known = (self.memory.get(i) if memory is None else memory) if uses else None
         about = None if known is None else latent.moments(known.sensitivity(latent))
-        found = self._in_precision(self.estimator(target, generator, about))
+        found = self.estimator(self.target(i, latent), generator, about)
+        moments, variance = (m.map(lambda a: a.to(like)) for m in (found.moments, found.variance))
         if uses and memory is None:
-            new = Sites.of(latent, latent.sensitivity(found.moments))
+            new = Sites.of(latent, latent.sensitivity(moments))
             self.memory[i] = new if known is None else known.towards(new, MEMORY_RATE)
-        return found
-
-    def _in_precision(self, found: Estimate) -> Estimate:
-        """The estimate in the precision of the posterior."""
-        home = self.posterior.like
-        moments, variance = (m.map(lambda a: a.to(home)) for m in (found.moments, found.variance))
-        return Estimate(moments, variance, found.spread.to(home), found.evaluations)
+        return Estimate(moments, variance, found.spread.to(like), found.evaluations)
 
     def bound(self, i: int, generator: torch.Generator, *, move_kernel: bool = False) -> Bound:
         """The bound estimated from batch i alone, differentiable in the posterior.
 
-        Unbiased over batches that come equally often, however many examples each has: a batch stands for
-        as many times itself as there are batches."""
+        Unbiased over batches that come equally often, however many examples each has: a batch stands for as
+        many times itself as there are batches."""
         latent = self.latents(i, move_kernel=move_kernel)
-        found = self.estimate(i, latent, generator)
-        return evidence_lower_bound(
-            self.posterior, latent, found, scale=len(self.batches), entropy=self.entropy
-        )
+        found, n = self.estimate(i, latent, generator), len(self.batches)
+        return evidence_lower_bound(self.posterior, latent, found, scale=n, entropy=self.entropy)
 
     def fresh_bound(self, n_draws: int, generator: torch.Generator) -> float:
         """The bound on draws that nothing was fitted to: unbiased, so in expectation at most the
@@ -271,17 +249,16 @@ class Problem:
             if q.n_components > 1:
                 for i in range(len(self.batches)):
                     target = self.target(i, self.latents(i))
-                    noise = [
-                        torch.randn(g.shape(half), generator=generator, dtype=q.like.dtype).to(q.like)
-                        for g in target.groups
-                    ]
-                    mirrored = tuple(torch.cat([eps, -eps]) for eps in noise)
+                    shapes = [group.shape(half) for group in target.groups]
+                    noise = [torch.randn(s, generator=generator, dtype=q.like.dtype) for s in shapes]
+                    mirrored = tuple(torch.cat([eps, -eps]).to(q.like) for eps in noise)
                     total += target.log_prob(mirrored).mean(0) @ target.weight
             else:
                 noise_of = self.fixed_noise(half, generator)
                 for i in range(len(self.batches)):
                     total += self.log_prob(i, self.drawn_scores(i, noise_of)).mean(0).sum()
-            (total,) = self.together.sum(total)
+            if self.together.size > 1:
+                (total,) = self.together.sum(total)
             return float(lower_bound(total, q, self.entropy))
 
     def fixed_noise(self, half: int, generator: torch.Generator) -> list[Any]:
@@ -293,11 +270,34 @@ class Problem:
 
     def drawn_scores(self, i: int, noise: Sequence[Any]) -> list[Tensor]:
         """The scores of every template on batch i at the draws that ``fixed_noise`` stands for."""
-        numbers, found = self.numbers(i), []
-        for block, conditional, eps in zip(self.posterior.blocks, self.conditional(i), noise, strict=True):
-            h = block.drawn_functions(conditional, eps, i, numbers)
-            found.append(block.scores(block.scale * h))
-        return found
+        parts, numbers = (
+            zip(self.posterior.blocks, self.conditional(i), noise, strict=True),
+            self.numbers(i),
+        )
+        return [b.scores(b.scale * b.drawn_functions(here, eps, i, numbers)) for b, here, eps in parts]
+
+    # -- scales of the prior -----------------------------------------------------------------------
+
+    def learn_prior(self, learn: LearnScales, slopes: Sequence[Slopes] | None = None) -> list[Tensor]:
+        """One step for the scales of every block's prior, at the posterior as it is, which should be close
+        to the best one under them. Returns by how much the variance of each function has grown, (R,) per
+        block."""
+        grown = []
+        with torch.no_grad():
+            for k, block in enumerate(self.posterior.blocks):
+                seen = self.seen(k, slopes[k]) if slopes and slopes[k].mean else []
+                if learn == "all":
+                    grown.append(block.learn_scales(seen, self.prior_factors[k]))
+                else:
+                    grown.append(block.learn_amplitude(seen))
+            self.refresh()
+            self.memory.clear()
+        return grown
+
+    def seen(self, k: int, slopes: Slopes) -> list[Seen]:
+        """What a round found of block k, batch by batch."""
+        parts: Any = enumerate(zip(self.batches, slopes.mean, slopes.bend, strict=True))
+        return [Seen(self.conditional(i)[k], b.rows[k], b.masks[k], *at) for i, (b, *at) in parts]
 
 
 def open_low_rank(problem: Problem) -> None:
@@ -306,10 +306,65 @@ def open_low_rank(problem: Problem) -> None:
         block.open_directions(problem.of_block(k))
 
 
+def fit_tables(q: Posterior) -> None:
+    """Moves the scale of every table towards where the bound is largest."""
+    for block in q.blocks:
+        block.fit_amplitude()
+
+
+def hyper_parameters(q: Posterior, learn: LearnScales) -> list[nn.Parameter]:
+    """Those that ``learn`` stands for; the kernels' are made to take gradients."""
+    chosen = []
+    for block in q.blocks:
+        moves = bool(learn) if block.shared else learn in (True, "all")
+        if moves and not block.is_silent:
+            chosen.append(block.log_amplitude)
+        if learn == "all":
+            chosen += block.kernel_parameters()
+    return chosen
+
+
+def refuse_kernel(learn: LearnScales, name: str) -> None:
+    if learn == "all":
+        raise InputError(
+            "learn_scales",
+            f"{name!r} inference cannot move the kernel, which 'all' asks for",
+            "use inference='adam' or 'paper-batch', or another learn_scales",
+        )
+
+
+@dataclass
+class Plateau:
+    """When a noisy bound has stopped rising, seen from the mean of so many values at a time.
+
+    window : values between two looks. tolerance : by how much a mean must exceed the best one before."""
+
+    window: int
+    tolerance: float
+    recent: list[float] = field(default_factory=list)
+    best: float = -float("inf")
+    mean: float = float("nan")
+
+    def add(self, value: float) -> None:
+        self.recent.append(value)
+        self.mean = sum(self.recent) / len(self.recent)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.recent) >= self.window
+
+    def look(self) -> bool:
+        """Whether the bound has stalled since the last look; starts the next window."""
+        stalled = self.mean - self.best < self.tolerance
+        self.best = max(self.best, self.mean)
+        self.recent = []
+        return stalled
+
+
 @dataclass(frozen=True)
 class StepInfo:
-    """What one step did. ``elbo`` is the bound on the draws the step used (stochastic optimisers: its
-    mean over recent steps); ``evaluations`` counts examples times draws whose likelihood was computed;
+    """What one step did. ``elbo`` is the bound on the draws the step used (stochastic optimisers: its mean
+    over recent steps); ``evaluations`` counts examples times draws whose likelihood was computed;
     ``finished`` ends the loop, and ``converged`` says whether that was by agreement or by hitting a
     limit."""
 

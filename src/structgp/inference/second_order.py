@@ -1,17 +1,16 @@
 """Second-order variational inference for concave structures.
 
-On a fixed set of draws the bound is a smooth function of the posterior, and alternating two moves climbs
-to its optimum in a handful of rounds:
+On a fixed set of draws the bound is a smooth function of the posterior, and alternating two moves climbs to
+its optimum in a handful of rounds:
 
 1. means: with the covariances held, each draw is the mean plus a fixed offset, so the bound is concave in
    the means, like a CRF's penalised likelihood. L-BFGS, in the coordinates that the current posterior
    covariance makes round.
 2. covariances: at the optimum, S_j^-1 = I + sum_n A_n^T E[-d^2 log p / dh_nj^2] A_n (set the gradient of
-   the bound to zero and use Price's theorem). The structure gives that curvature in closed form; each
-   block of potentials knows what to make of it.
+   the bound to zero and use Price's theorem). The structure gives that curvature in closed form; each block
+   of potentials knows what to make of it.
 
-In the first rounds the scales of the prior move as well, in closed form (``gp.scale_steps``).
-"""
+In the first rounds the scales of the prior move as well, in closed form (``gp.block``)."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ from structgp.errors import InputError
 from structgp.gp import Posterior
 from structgp.inference.bound import lower_bound
 from structgp.inference.lbfgs import minimize
-from structgp.inference.problem import Problem, StepInfo
-from structgp.inference.scales import LearnScales, Slopes, fit_tables, learn_prior, moves_amplitude
+from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo, fit_tables
 from structgp.structures import Structure
 
 FIRST_STEPS = 15
@@ -37,9 +35,9 @@ FIRST_STEPS = 15
 
 @dataclass
 class SecondOrderState:
-    """noise : of the draws, one entry per block; elbo : bound of the last round; evaluations :
-    likelihoods computed since then. slopes : of the last round, from which scales are learned; None when
-    that is over."""
+    """noise : of the draws, one entry per block; elbo : bound of the last round; evaluations : likelihoods
+    computed since then. slopes : of the last round, from which scales are learned; None when that is
+    over."""
 
     noise: list[Any]
     slopes: list[Slopes] | None = None
@@ -54,15 +52,14 @@ class SecondOrder:
 
     Parameters
     ----------
-    n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16, or 32 where nodes
-        have one or two functions and a likelihood costs little.
+    n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16, or 32 where nodes have
+        one or two functions and a likelihood costs little.
     tolerance : stop when a round changes the bound by less, in nats per example.
     max_rounds : stop here at the latest.
-    learn_scales : False (nothing moves), 'transitions' (the scale of tables), True (one amplitude per
-        block too), or 'all' (the scales of the kernel, of its features and of the functions).
+    learn_scales : False (nothing moves), 'transitions' (the scale of tables), True (one amplitude per block
+        too), or 'all' (the scales of the kernel, of its features and of the functions).
     learning_tolerance, learning_rounds : scales are learned until a round changes the bound by less than
-        this, in nats per example, or for so many rounds.
-    """
+        this, in nats per example, or for so many rounds."""
 
     n_draws: int | None = None
     tolerance: float = 0.02
@@ -73,10 +70,11 @@ class SecondOrder:
     name = "second-order"
 
     def start(self, problem: Problem, generator: torch.Generator) -> SecondOrderState:
-        _check(problem.posterior, problem.structure)
         q = problem.posterior
-        few = q.node.n_functions <= 2
-        n_draws = (32 if few else 16) if self.n_draws is None else self.n_draws
+        _check(q, problem.structure)
+        n_draws = self.n_draws
+        if n_draws is None:
+            n_draws = 32 if q.node.n_functions <= 2 else 16
         noise = problem.fixed_noise(max(1, n_draws // 2), generator)
         with torch.no_grad():
             at_mean = Draws(problem, None)
@@ -86,13 +84,12 @@ class SecondOrder:
 
     def step(self, problem: Problem, state: SecondOrderState) -> tuple[SecondOrderState, StepInfo]:
         """One round. Cost at inducing inputs: O(R (N M^2 + M^3)) for the covariances, O(R N M T) for
-        diagonal ones, O(R N M (T + r)) for low-rank ones; as much again where scales are learned; in
-        weight space O(R N A). And for each of some 10 to 30 L-BFGS steps, S likelihoods of every
-        example."""
-        learns = moves_amplitude(self.learn_scales)
+        diagonal ones, O(R N M (T + r)) for low-rank ones; as much again where scales are learned; in weight
+        space O(R N A). And for each of some 10 to 30 L-BFGS steps, S likelihoods of every example."""
+        learns = self.learn_scales in (True, "all")
         with torch.no_grad():
             if state.slopes is not None:
-                learn_prior(problem, self.learn_scales, state.slopes)
+                problem.learn_prior(self.learn_scales, state.slopes)
             draws = Draws(problem, state.noise)
             expected, evaluations = _fit_means(
                 draws, steps=FIRST_STEPS if learns else 50, tolerance=min(1e-5, 5e-4 * self.tolerance)
@@ -136,93 +133,67 @@ def _check(q: Posterior, structure: Structure) -> None:
 
 class Draws:
     """The draws that stand for the posterior: its mean, which moves, plus offsets, which stay. noise : as
-    of ``Problem.fixed_noise``; None for the mean alone."""
+    of ``Problem.fixed_noise``; None for the mean alone. offsets : of each batch, one entry per block."""
 
     def __init__(self, problem: Problem, noise: Sequence[Any] | None) -> None:
         self.problem, self.blocks = problem, problem.posterior.blocks
-        self.offsets = [self._offsets(i, noise) for i in range(len(problem.batches))]
+        self.offsets: list[list[Tensor]] = []
+        for i in range(len(problem.batches)):
+            here = problem.conditional(i)
+            if noise is None:
+                means = [c.times(block.m) for block, c in zip(self.blocks, here, strict=True)]
+                self.offsets.append([torch.zeros_like(mean)[None] for mean in means])
+            else:
+                parts, numbers = zip(self.blocks, here, noise, strict=True), problem.numbers(i)
+                self.offsets.append([block.offsets(c, eps, i, numbers) for block, c, eps in parts])
         self.n_draws = len(self.offsets[0][0])
-
-    def _offsets(self, i: int, noise: Sequence[Any] | None) -> list[Tensor]:
-        here, numbers = self.problem.conditional(i), self.problem.numbers(i)
-        if noise is None:
-            return [
-                torch.zeros_like(conditional.times(block.m))[None]
-                for block, conditional in zip(self.blocks, here, strict=True)
-            ]
-        return [
-            block.offsets(conditional, eps, i, numbers)
-            for block, conditional, eps in zip(self.blocks, here, noise, strict=True)
-        ]
 
     def scores(self, i: int) -> list[Tensor]:
         """Of every template on batch i."""
-        return [
-            block.scores(block.scale * (conditional.times(block.m) + offset))
-            for block, conditional, offset in zip(
-                self.blocks, self.problem.conditional(i), self.offsets[i], strict=True
-            )
-        ]
-
-    def slopes(self, i: int) -> tuple[Tensor, list[Tensor]]:
-        """The mean log-likelihood of batch i, and its derivatives in the functions of each block, (B, T,
-        R), or (P,) if shared, summed over draws."""
-        scores = [s.requires_grad_() for s in self.scores(i)]
-        with torch.enable_grad():
-            total = self.problem.log_prob(i, scores).mean(0).sum()
-            found = torch.autograd.grad(total, scores, allow_unused=True)
-        slopes = [
-            block.pull_back((torch.zeros_like(s) if grad is None else grad).sum(0))
-            for block, s, grad in zip(self.blocks, scores, found, strict=True)
-        ]
-        return total.detach(), slopes
+        parts = zip(self.blocks, self.problem.conditional(i), self.offsets[i], strict=True)
+        return [block.scores(block.scale * (c.times(block.m) + offset)) for block, c, offset in parts]
 
     def value_and_gradients(self) -> tuple[Tensor, list[Tensor]]:
         """The expected log-likelihood and its gradients in the means of each block."""
         value = self.problem.posterior.like.new_zeros(())
         grads = [torch.zeros_like(block.m) for block in self.blocks]
         for i in range(len(self.offsets)):
-            total, slopes = self.slopes(i)
+            total, slopes = self.problem.slopes(i, self.scores(i))
             value = value + total
-            for block, conditional, slope, grad in zip(
-                self.blocks, self.problem.conditional(i), slopes, grads, strict=True
-            ):
+            parts = zip(self.blocks, self.problem.conditional(i), slopes, grads, strict=True)
+            for block, conditional, slope, grad in parts:
                 grad += block.scale * conditional.transposed_times(slope)
-        value, *grads = self.problem.together.sum(value, *grads)
+        if self.problem.together.size > 1:
+            value, *grads = self.problem.together.sum(value, *grads)
         return value, grads
 
 
 def _fit_means(draws: Draws, *, steps: int, tolerance: float) -> tuple[Tensor, int]:
-    """Maximises the bound over the means of all blocks, in place: at most ``steps`` L-BFGS steps, until
-    one gains less than ``tolerance`` of the value. Returns the expected log-likelihood of the draws, and
-    the number of likelihoods computed."""
+    """Maximises the bound over the means of all blocks, in place: at most ``steps`` L-BFGS steps, until one
+    gains less than ``tolerance`` of the value. Returns the expected log-likelihood of the draws, and the
+    number of likelihoods computed."""
     blocks, calls = draws.blocks, 0
     began = [block.m.clone() for block in blocks]
     sizes = [m.numel() for m in began]
 
-    def place(flat: Tensor) -> None:
+    def place(flat: Tensor) -> Tensor:
+        """Sets the means; returns their part of the divergence."""
         for block, m, step in zip(blocks, began, flat.split(sizes), strict=True):
             block.m.copy_(m + block.root_times(step.view_as(m)))
-
-    def penalty() -> Tensor:
-        """The means' part of the divergence."""
         return 0.5 * torch.stack([block.m.square().sum() for block in blocks]).sum()
 
     def negative(flat: Tensor) -> tuple[float, Tensor]:
         nonlocal calls
         calls += 1
-        place(flat)
+        penalty = place(flat)
         value, grads = draws.value_and_gradients()
-        parts = [
-            block.root_transposed_times(grad - block.m).reshape(-1)
-            for block, grad in zip(blocks, grads, strict=True)
-        ]
-        return float(penalty() - value), -torch.cat(parts)
+        parts = zip(blocks, grads, strict=True)
+        slopes = [block.root_transposed_times(grad - block.m).reshape(-1) for block, grad in parts]
+        return float(penalty - value), -torch.cat(slopes)
 
     zero = began[0].new_zeros(sum(sizes))
     found, least = minimize(negative, zero, steps=steps, memory=20, tolerance=tolerance)
-    place(found)
-    return penalty() - least, calls * draws.n_draws * draws.problem.n_sequences
+    return place(found) - least, calls * draws.n_draws * draws.problem.n_sequences
 
 
 def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slopes], int]:
@@ -241,16 +212,17 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
     for i, batch in enumerate(problem.batches):
         with problem.locating(i):
             bends = curvature(*draws.scores(i), batch.y, batch.mask, *extra)
-        slopes = draws.slopes(i)[1] if wants_slopes else None
+        slopes = problem.slopes(i, draws.scores(i))[1] if wants_slopes else None
         weight, here = problem.weight(i), problem.conditional(i)
         for k, bend in enumerate((bends.node, bends.next)):
             bend = weight.view(-1, *[1] * (bend.dim() - 1)) * bend
             sums[k].add(here[k], bend)
             if slopes is not None and blocks[k].joint_curvature:
-                found[k].mean.append(slopes[k])
-                found[k].bend.append(bend)
-    tensors = [t for s in sums for t in s.tensors()]
+                # As a checkpoint will hold them: sums depend on the order in memory, to the last bit.
+                found[k].mean.append(slopes[k].contiguous())
+                found[k].bend.append(bend.contiguous())
     if problem.together.size > 1:
+        tensors = [t for s in sums for t in s.tensors()]
         for mine, total in zip(tensors, problem.together.sum(*tensors), strict=True):
             mine.copy_(total)
     for s in sums:

@@ -1,14 +1,14 @@
 """The paper's batch schedule: L-BFGS over blocks of parameters, one block after the other.
 
-A global iteration gives the unary block (inducing means and covariances, mixture weights) 50 steps
-of L-BFGS, the transition block 10, the hyper-parameters 5. Every evaluation uses the same draws, so
-that L-BFGS sees a function and not noise. It ends when two global iterations in a row have the same
-objective, when the unary parameters stand still, or when the time is up; the best parameters seen at
-the end of a block are kept.
+A global iteration gives the unary block (inducing means and covariances, mixture weights) 50 steps of
+L-BFGS, the transition block 10, the hyper-parameters 5. Every evaluation uses the same draws, so that
+L-BFGS sees a function and not noise. It ends when two global iterations in a row have the same objective,
+when the unary parameters stand still, or when the time is up; the best parameters seen at the end of a
+block are kept.
 
 With score estimates, value and gradient of the same draws do not quite belong together, and a line search
-may find no step that improves: that ends a block, and when it ends all of them the objective stands
-still. Agreement then says that L-BFGS can go no further, with so many draws, and no more."""
+may find no step that improves: that ends a block, and when it ends all of them the objective stands still.
+Agreement then says that L-BFGS can go no further, with so many draws, and no more."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from torch import Tensor
 
 from structgp.gp import Posterior
 from structgp.inference.lbfgs import minimize
-from structgp.inference.problem import Problem, StepInfo, open_low_rank
-from structgp.inference.scales import LearnScales, hyper_parameters, moves_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, hyper_parameters, open_low_rank
 from structgp.paper.mixture_fit import separate
 
 
 @dataclass
-class BlocksState:
+class LbfgsBlocksState:
     """seed : of the draws. best, best_elbo : parameters with the highest objective. elbo : of the last
     global iteration."""
 
@@ -42,22 +41,21 @@ class BlocksState:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class LbfgsBlocks:
     """L-BFGS over blocks; the defaults are the paper's.
 
     Parameters
     ----------
-    node_steps, transition_steps, hyper_steps : L-BFGS iterations of each block a global iteration.
+    node_steps, transition_steps, hyper_steps : L-BFGS iterations of each block per global iteration.
     objective_tolerance : stop when the objective changes by less between two global iterations.
     parameter_tolerance : stop when the unary parameters change by less on average, the means and the
-        diagonals of the covariance factors each; what is off the diagonals hardly moves, and there
-        is so much of it that an average over all would always be small.
-    max_seconds, max_iterations : stop here at the latest; the time is looked at between blocks, and
-        between the evaluations within one.
+        diagonals of the covariance factors each; what is off the diagonals hardly moves, and there is so
+        much of it that an average over all would always be small.
+    max_seconds, max_iterations : stop here at the latest; the time is looked at between blocks, and between
+        the evaluations within one.
     learn_scales : what the block of hyper-parameters is; 'all' is the paper's.
     gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the likelihood. ``structgp.plan`` reads both.
-    """
+        what suits the likelihood. ``structgp.plan`` reads both."""
 
     node_steps: int = 50
     transition_steps: int = 10
@@ -71,63 +69,58 @@ class Blocks:
     n_draws: int | None = None
     name: str = "lbfgs"
 
-    def start(self, problem: Problem, generator: torch.Generator) -> BlocksState:
+    def start(self, problem: Problem, generator: torch.Generator) -> LbfgsBlocksState:
         seed = int(torch.randint(2**31, (), generator=generator))
         open_low_rank(problem)
         separate(problem, generator)
-        return BlocksState(seed, problem.posterior.snapshot(), time.monotonic())
+        return LbfgsBlocksState(seed, problem.posterior.snapshot(), time.monotonic())
 
-    def step(self, problem: Problem, state: BlocksState) -> tuple[BlocksState, StepInfo]:
+    def step(self, problem: Problem, state: LbfgsBlocksState) -> tuple[LbfgsBlocksState, StepInfo]:
         """One global iteration: 65 L-BFGS steps, each of one evaluation of the bound or more."""
-        q = problem.posterior
+        q, evaluations = problem.posterior, 0
         before = _places(q)
-        evaluations = 0
         for parameters, steps, moves in self._blocks(problem):
             if not parameters or self._is_late(state):
                 continue
             elbo, count = self._climb(problem, state, parameters, steps, moves)
             evaluations += count
             if elbo > state.best_elbo:
-                state.best, state.best_elbo = problem.posterior.snapshot(), elbo
+                state.best, state.best_elbo = q.snapshot(), elbo
         changed = max(float((a - b).abs().mean()) for a, b in zip(before, _places(q), strict=True))
         settled = abs(state.best_elbo - state.elbo) < self.objective_tolerance
-        still = changed < self.parameter_tolerance
         state.elbo, state.iteration = state.best_elbo, state.iteration + 1
-        converged = (settled or still) and not self._is_late(state)
-        finished = converged or self._is_late(state) or state.iteration >= self.max_iterations
+        late = self._is_late(state)
+        converged = (settled or changed < self.parameter_tolerance) and not late
+        finished = converged or late or state.iteration >= self.max_iterations
         if finished:
             q.load_state_dict(state.best)
-            problem.conditional.refresh()
-        info = StepInfo(state.iteration - 1, state.best_elbo, evaluations, finished, converged)
-        return state, info
+            problem.refresh()
+        return state, StepInfo(state.iteration - 1, state.elbo, evaluations, finished, converged)
 
-    def _is_late(self, state: BlocksState) -> bool:
+    def _is_late(self, state: LbfgsBlocksState) -> bool:
         return time.monotonic() - state.began > self.max_seconds
 
     def _blocks(self, problem: Problem) -> list[tuple[list[torch.nn.Parameter], int, bool]]:
         """Parameters, steps, and whether the kernel is among them."""
         q = problem.posterior
-        nodes = [*q.node.mean_parameters(), *q.node.spread_parameters()]
-        tables = [p for block in q.blocks[1:] for p in (block.mean_parameters(), block.spread_parameters())]
-        hyper = hyper_parameters(q, self.learn_scales)
+        node, *tables = ([*block.mean_parameters(), *block.spread_parameters()] for block in q.blocks)
         return [
-            (nodes, self.node_steps, False),
-            ([p for some in tables for p in some], self.transition_steps, False),
-            (hyper, self.hyper_steps, moves_kernel(self.learn_scales)),
+            (node, self.node_steps, False),
+            ([p for table in tables for p in table], self.transition_steps, False),
+            (hyper_parameters(q, self.learn_scales), self.hyper_steps, self.learn_scales == "all"),
         ]
 
     def _climb(
         self,
         problem: Problem,
-        state: BlocksState,
+        state: LbfgsBlocksState,
         parameters: list[torch.nn.Parameter],
         steps: int,
         move_kernel: bool,
     ) -> tuple[float, int]:
         """L-BFGS on one block, the rest held; the bound reached and the likelihoods computed."""
-        count = 0
-        q = problem.posterior
-        lower = [p is q.node.factor and q.node.form == "full" for p in parameters]
+        count, node = 0, problem.posterior.node
+        lower = [p is node.factor and node.form == "full" for p in parameters]
         start = _flatten([p.detach() for p in parameters], lower)
         best_value, best_flat = math.inf, start
 
@@ -135,12 +128,11 @@ class Blocks:
             nonlocal count, best_value, best_flat
             _unflatten(flat, parameters, lower)
             try:
-                value, grads, evaluations = _value_and_gradients(
-                    problem, parameters, state.seed, move_kernel
-                )
+                found = _value_and_gradients(problem, parameters, state.seed, move_kernel)
             except torch.linalg.LinAlgError:
                 # A step so long that nothing can be computed there.
                 return 1e300, torch.zeros_like(flat)
+            value, grads, evaluations = found
             count += evaluations
             if not math.isfinite(value):
                 return 1e300, torch.zeros_like(flat)
@@ -154,16 +146,15 @@ class Blocks:
             minimize(negative, start, steps=steps, memory=10)
         _unflatten(best_flat, parameters, lower)
         if move_kernel:
-            problem.conditional.refresh()
+            problem.refresh()
         return -best_value, count
 
 
 def _places(q: Posterior) -> list[Tensor]:
     """Copies of the means and of the diagonals of the factors."""
-    node = q.node
-    factor = node.factor.detach()
-    diagonal = factor.diagonal(dim1=-1, dim2=-2) if node.form == "full" else factor
-    return [node.m.detach().clone(), diagonal.clone()]
+    factor = q.node.factor.detach()
+    diagonal = factor.diagonal(dim1=-1, dim2=-2) if q.node.form == "full" else factor
+    return [q.node.m.detach().clone(), diagonal.clone()]
 
 
 class _OutOfTimeError(Exception):
@@ -188,27 +179,18 @@ def _value_and_gradients(
 
 
 def _flatten(tensors: Sequence[Tensor], lower: Sequence[bool]) -> Tensor:
-    """One float64 vector; of those that are lower triangular, the lower triangle."""
-    parts = [_packed(t, low).double().reshape(-1) for t, low in zip(tensors, lower, strict=True)]
-    return torch.cat(parts)
+    """One float64 vector; only the lower triangle of those that are lower triangular."""
+    return torch.cat([t[_kept(t, low)].double() for t, low in zip(tensors, lower, strict=True)])
 
 
 def _unflatten(flat: Tensor, parameters: Sequence[torch.nn.Parameter], lower: Sequence[bool]) -> None:
-    start = 0
+    kept = [_kept(p, low) for p, low in zip(parameters, lower, strict=True)]
     with torch.no_grad():
-        for p, low in zip(parameters, lower, strict=True):
-            size = _packed(p, low).numel()
-            part = flat[start : start + size].to(p)
-            start += size
-            if low:
-                row, column = torch.tril_indices(*p.shape[-2:])
-                p[..., row, column] = part.reshape(*p.shape[:-2], -1)
-            else:
-                p.copy_(part.view_as(p))
+        for p, mask, part in zip(parameters, kept, flat.split([int(m.sum()) for m in kept]), strict=True):
+            p[mask] = part.to(p)
 
 
-def _packed(tensor: Tensor, lower: bool) -> Tensor:
-    if not lower:
-        return tensor
-    row, column = torch.tril_indices(*tensor.shape[-2:])
-    return tensor[..., row, column]
+def _kept(tensor: Tensor, lower: bool) -> Tensor:
+    """Which entries stand in the vector."""
+    every = torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
+    return every.tril() if lower else every

@@ -1,10 +1,9 @@
 """From one Gaussian to a mixture of K.
 
-Equal components have equal gradients for ever, so they have to be moved apart; and a mixture is best
-looked for where one Gaussian has already been found. K equal copies have exactly the bound of the one
-they are copies of (with the Bhattacharyya entropy), so that a mixture which gains nothing can always
-go back to it: it never ends below.
-"""
+Equal components have equal gradients for ever, so they have to be moved apart; and a mixture is best looked
+for where one Gaussian has already been found. K equal copies have exactly the bound of the one they are
+copies of (with the Bhattacharyya entropy), so that a mixture which gains nothing can always go back to it:
+it never ends below."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class MixtureFit:
     ----------
     first : the optimiser of the one component.
     spread : standard deviations of the posterior by which the copies are moved apart.
-    then : Adam for the K components.
-    """
+    then : Adam for the K components."""
 
     first: Optimizer
     spread: float = 0.1
@@ -53,19 +51,16 @@ class MixtureFit:
     def start(self, problem: Problem, generator: torch.Generator) -> MixtureState:
         q, mixture = problem.posterior, problem.posterior.node
         alone = mixture.alone()
-        others = {name: q[name] for name in q.names[1:]}
-        single = Problem(
-            Posterior({"node": alone} | others), problem.structure, problem.batches, problem.estimator
-        )
+        one = Posterior({"node": alone} | {name: q[name] for name in q.names[1:]})
+        single = Problem(one, problem.structure, problem.batches, problem.estimator)
         state, info, evaluations = self.first.start(single, generator), None, 0
         while info is None or not info.finished:
             state, info = self.first.step(single, state)
             evaluations += info.evaluations
         mixture.copy_from(alone)
-        problem.conditional.refresh()
+        problem.refresh()
         seed = int(torch.randint(2**31, (), generator=generator))
-        copies = q.snapshot()
-        elbo = _judge(problem, seed)
+        copies, elbo = q.snapshot(), _judge(problem, seed)
         mixture.separate(generator, self.spread)
         adam = self.then.start(problem, generator)
         return MixtureState(adam, copies, elbo, seed, evaluations + _judging(problem))
@@ -77,13 +72,13 @@ class MixtureFit:
         state.evaluations = 0
         if info.finished and _judge(problem, state.seed) < state.one_elbo:
             problem.posterior.load_state_dict(state.one)
-            problem.conditional.refresh()
+            problem.refresh()
         return state, info
 
 
 def separate(problem: Problem, generator: torch.Generator, by: float = 0.1) -> None:
-    """Moves the means of a mixture's components apart, at random, by so many posterior standard
-    deviations; does nothing to one component."""
+    """Moves the means of a mixture's components apart, at random, by so many posterior standard deviations;
+    does nothing to one component."""
     if problem.posterior.n_components > 1:
         problem.posterior.node.separate(generator, by)
 

@@ -4,11 +4,10 @@ SAGA keeps the last gradient g_i of each batch and moves along
 
     N (new g_i - old g_i) + sum of all old g_n - gradient of the KL terms,
 
-which has the full gradient as its expectation, and a variance that vanishes as the stored gradients
-settle. The sum is cached. A gradient is stored where it has its fewest numbers, in mean and covariance
-of the batch's own latent values (``Sensitivity``): in the inducing values it is A^T g and A^T G A with
-an A that does not change, R M^2 numbers for what T R + R T^2 say.
-"""
+which has the full gradient as its expectation, and a variance that vanishes as the stored gradients settle.
+The sum is cached. A gradient is stored where it has its fewest numbers, in mean and covariance of the
+batch's own latent values (``Sensitivity``): in the inducing values it is A^T g and A^T G A with an A that
+does not change, R M^2 numbers for what T R + R T^2 say."""
 
 from __future__ import annotations
 
@@ -16,7 +15,6 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,20 +23,17 @@ from structgp.errors import InputError, LikelihoodError
 from structgp.inference.bound import lower_bound
 from structgp.inference.latents import Sensitivity
 from structgp.inference.natural import amplitude_slope
-from structgp.inference.plateau import Plateau
-from structgp.inference.problem import Problem, StepInfo
-from structgp.inference.scales import LearnScales, fit_tables, moves_amplitude, refuse_kernel
+from structgp.inference.problem import LearnScales, Plateau, Problem, StepInfo, fit_tables, refuse_kernel
 from structgp.paper.mixture_fit import separate
 
 MOST_FALLS = 20
-
-Turn: TypeAlias = Literal["nodes", "transitions"]
 
 
 @dataclass(frozen=True)
 class Gradient:
     """Of the expected log-likelihood: value (K,), in each component; m and covariance, of each block,
-    shaped as its ``m`` and ``factor``; amplitude (), of nodes."""
+    shaped as its ``m`` and ``factor``, or as stored in mean and covariance of the batch's functions;
+    amplitude (), of nodes."""
 
     value: Tensor
     m: tuple[Tensor, ...]
@@ -49,43 +44,12 @@ class Gradient:
         def sums(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return tuple(x + times * y for x, y in zip(a, b, strict=True))
 
-        return Gradient(
-            self.value + times * other.value,
-            sums(self.m, other.m),
-            sums(self.covariance, other.covariance),
-            self.amplitude + times * other.amplitude,
-        )
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A batch's gradient as it is kept, with the mixture's weights and the amplitudes as they were
-    multiplied in: what is taken out of the sum later is what was put in."""
-
-    value: Tensor
-    at: Sensitivity
-    amplitude: Tensor
-
-    @staticmethod
-    def of(problem: Problem, value: Tensor, at: Sensitivity, amplitude: Tensor) -> Stored:
-        q = problem.posterior
-        means, covariances = [], []
-        for block, mean, covariance in zip(q.blocks, at.mean, at.covariance, strict=True):
-            if not block.shared:
-                mixing = q.mixing[:, None, None, None]
-                mean, covariance = mean * mixing, covariance * mixing[..., None]
-            means.append(mean * block.scale)
-            covariances.append(covariance * block.scale.square())
-        return Stored(value, Sensitivity(tuple(means), tuple(covariances)), amplitude)
-
-    @property
-    def n_bytes(self) -> int:
-        tensors = (self.value, self.amplitude, *self.at.mean, *self.at.covariance)
-        return sum(t.numel() * t.element_size() for t in tensors)
+        value, amplitude = sums((self.value, self.amplitude), (other.value, other.amplitude))
+        return Gradient(value, sums(self.m, other.m), sums(self.covariance, other.covariance), amplitude)
 
 
 @dataclass
-class StochasticState:
+class SagaState:
     """mean_steps, covariance_steps : of each block. stored : of each batch. total : the sum of what is
     stored, in the posterior's parameters. best : the parameters at the last look that found the bound
     risen. falls : how often it fell."""
@@ -96,7 +60,7 @@ class StochasticState:
     mean_steps: list[float]
     covariance_steps: list[float]
     best: dict[str, Tensor] = field(default_factory=dict)
-    stored: dict[int, Stored] = field(default_factory=dict)
+    stored: dict[int, Gradient] = field(default_factory=dict)
     total: Gradient | None = None
     iteration: int = 0
     stalls: int = 0
@@ -104,30 +68,30 @@ class StochasticState:
 
     @property
     def memory_bytes(self) -> int:
-        return sum(s.n_bytes for s in self.stored.values())
+        kept = [t for s in self.stored.values() for t in (s.value, *s.m, *s.covariance, s.amplitude)]
+        return sum(t.numel() * t.element_size() for t in kept)
 
 
 @dataclass(frozen=True)
-class Stochastic:
+class Saga:
     """SAGA in turns, or all blocks at once; the defaults are the paper's.
 
     Parameters
     ----------
     mean_step, covariance_step : step sizes on the gradient of the whole bound, of means and of covariance
-        factors, in whitened coordinates; 'auto' takes a third of the inverse of a bound on the curvature,
-        for each block its own, for SAGA's guarantee, and a tenth of that for the factors.
+        factors, in whitened coordinates; None takes a third of the inverse of a bound on the curvature, for
+        each block its own, for SAGA's guarantee, and a tenth of that for the factors.
     node_steps, transition_steps : how many steps each of them moves, in turn; None moves both at once.
-    tolerance : stop when the mean bound over a round (all turns once, or ten passes) has risen by less,
-        in nats per example, twice. If it has clearly fallen, the best parameters are taken up again, with
+    tolerance : stop when the mean bound over a round (all turns once, or ten passes) has risen by less, in
+        nats per example, twice. If it has clearly fallen, the best parameters are taken up again, with
         steps half as long.
     max_seconds, max_steps : stop here at the latest.
     learn_scales : False (the paper's), 'transitions' or True (the amplitude too).
     gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the structure. ``structgp.plan`` reads both.
-    """
+        what suits the structure. ``structgp.plan`` reads both."""
 
-    mean_step: float | Literal["auto"] = 1e-4
-    covariance_step: float | Literal["auto"] = 1e-5
+    mean_step: float | None = 1e-4
+    covariance_step: float | None = 1e-5
     node_steps: int | None = 3000
     transition_steps: int | None = 1000
     tolerance: float = 0.02
@@ -140,9 +104,15 @@ class Stochastic:
 
     one_sequence_a_batch = True
 
-    def start(self, problem: Problem, generator: torch.Generator) -> StochasticState:
+    def start(self, problem: Problem, generator: torch.Generator) -> SagaState:
         refuse_kernel(self.learn_scales, self.name)
         q = problem.posterior
+        if not all(hasattr(block, "project") for block in q.blocks):
+            raise InputError(
+                "inference",
+                f"{self.name!r} stores gradients at inducing inputs, not those of weights",
+                "use inference='minibatch', or posterior='inducing'",
+            )
         if getattr(q.node, "form", None) == "low-rank":
             raise InputError(
                 "covariance",
@@ -150,28 +120,21 @@ class Stochastic:
                 "use inference='second-order' or 'adam', or covariance='full' or 'diagonal'",
             )
         separate(problem, generator)
-        plateau = Plateau(self._round(problem), self.tolerance * problem.n_sequences)
-        fast, slow = self.mean_step, self.covariance_step
-        safe = [0.0] * len(q.blocks)
-        if "auto" in (fast, slow):
-            safe = [
-                1 / (3 * block.curvature_bound(problem.of_block(k))) for k, block in enumerate(q.blocks)
-            ]
-        return StochasticState(
-            generator,
-            plateau,
-            time.monotonic(),
-            mean_steps=safe if fast == "auto" else [float(fast)] * len(safe),
-            covariance_steps=[0.1 * s for s in safe] if slow == "auto" else [float(slow)] * len(safe),
-            best=q.snapshot(),
-        )
+        turns = sum(self._turns) if self._turns else 10 * len(problem.batches)
+        plateau = Plateau(turns, self.tolerance * problem.n_sequences)
+        fast, slow = ([step or 0.0] * len(q.blocks) for step in (self.mean_step, self.covariance_step))
+        if self.mean_step is None or self.covariance_step is None:
+            bounds = [block.curvature_bound(problem.of_block(k)) for k, block in enumerate(q.blocks)]
+            fast = [1 / (3 * bound) for bound in bounds] if self.mean_step is None else fast
+            slow = [0.1 / (3 * bound) for bound in bounds] if self.covariance_step is None else slow
+        return SagaState(generator, plateau, time.monotonic(), fast, slow, q.snapshot())
 
-    def _round(self, problem: Problem) -> int:
-        if self.node_steps is None or self.transition_steps is None:
-            return 10 * len(problem.batches)
-        return self.node_steps + self.transition_steps
+    @property
+    def _turns(self) -> tuple[int, int] | None:
+        both = self.node_steps, self.transition_steps
+        return None if None in both else both  # type: ignore[return-value]
 
-    def step(self, problem: Problem, state: StochasticState) -> tuple[StochasticState, StepInfo]:
+    def step(self, problem: Problem, state: SagaState) -> tuple[SagaState, StepInfo]:
         """One batch. Cost O(B T V M^2 + V M^2) and the estimator's; K^2 V M^3 more if K > 1."""
         n = len(problem.batches)
         # A first pass in order fills the store; after that batches come at random.
@@ -193,18 +156,16 @@ class Stochastic:
             state.plateau.best = max(state.plateau.best, elbo)
             state.plateau.recent = []
         state.plateau.add(elbo)
-        mean = state.plateau.mean
-        state.iteration += 1
+        mean, state.iteration = state.plateau.mean, state.iteration + 1
         if state.plateau.is_full:
             self._look(problem, state)
         return state, self._info(state, mean, evaluations)
 
-    def _look(self, problem: Problem, state: StochasticState) -> None:
+    def _look(self, problem: Problem, state: SagaState) -> None:
         if self.learn_scales:
             fit_tables(problem.posterior)
-        plateau = state.plateau
+        plateau, n = state.plateau, len(problem.batches)
         # The mean of a window may be high and its end, where the parameters are, low.
-        n = len(problem.batches)
         ends = (plateau.recent, plateau.recent[-n:])
         fell = any(_is_below(plateau.best, values, plateau.tolerance) for values in ends)
         if fell or _turned(plateau, n):
@@ -214,7 +175,7 @@ class Stochastic:
         else:
             state.best = problem.posterior.snapshot()
 
-    def _step_back(self, problem: Problem, state: StochasticState) -> None:
+    def _step_back(self, problem: Problem, state: SagaState) -> None:
         """To the best parameters, with steps half as long and nothing stored."""
         problem.posterior.load_state_dict(state.best)
         for steps in (state.mean_steps, state.covariance_steps):
@@ -222,34 +183,30 @@ class Stochastic:
         state.stored, state.total, state.plateau.recent = {}, None, []
         state.falls += 1
 
-    def _info(self, state: StochasticState, mean: float, evaluations: int) -> StepInfo:
+    def _info(self, state: SagaState, mean: float, evaluations: int) -> StepInfo:
         late = time.monotonic() - state.began > self.max_seconds
-        converged = state.stalls >= 2
         late = late or state.iteration >= self.max_steps or state.falls >= MOST_FALLS
-        finished = converged or late
-        return StepInfo(state.iteration - 1, mean, evaluations, finished, converged)
+        converged = state.stalls >= 2
+        return StepInfo(state.iteration - 1, mean, evaluations, converged or late, converged)
 
-    def fills(self, state: StochasticState, n: int) -> bool:
+    def fills(self, state: SagaState, n: int) -> bool:
         """Whether the store still lacks batches, of n."""
         return len(state.stored) < n
 
-    def direction(self, problem: Problem, state: StochasticState, i: int) -> tuple[Gradient, float, int]:
-        """The estimate of the gradient of the expected log-likelihood from batch i, the bound as far as
-        it is known, and the likelihoods computed. Puts batch i into the store."""
+    def direction(self, problem: Problem, state: SagaState, i: int) -> tuple[Gradient, float, int]:
+        """The estimate of the gradient of the expected log-likelihood from batch i, the bound as far as it
+        is known, and the likelihoods computed. Puts batch i into the store."""
         with torch.no_grad():
             latent, q = problem.latents(i), problem.posterior
             found = problem.estimate(i, latent, state.generator)
             at = latent.sensitivity(found.moments)
             slope = amplitude_slope(latent, at)  # (K, B)
             value = found.moments.value.reshape(slope.shape).sum(1)
-            new = Stored.of(problem, value, at, q.mixing @ slope.sum(1))
+            new = stored_gradient(problem, value, at, q.mixing @ slope.sum(1))
             whole, expected = self.combine(problem, state, i, new)
-            elbo = float(lower_bound(expected, q, problem.entropy))
-            return whole, elbo, found.evaluations
+            return whole, float(lower_bound(expected, q, problem.entropy)), found.evaluations
 
-    def combine(
-        self, problem: Problem, state: StochasticState, i: int, new: Stored
-    ) -> tuple[Gradient, Tensor]:
+    def combine(self, problem: Problem, state: SagaState, i: int, new: Gradient) -> tuple[Gradient, Tensor]:
         """The direction and the expected log-likelihood of all data, from a new gradient of batch i."""
         n, old, before = len(problem.batches), state.stored.get(i), state.total
         change = project(problem, i, new)
@@ -258,14 +215,14 @@ class Stochastic:
         state.stored[i] = new
         state.total = change if before is None else before.plus(change)
         whole = change if before is None else before.plus(change, n)
-        expected = problem.posterior.mixing @ state.total.value * (n / len(state.stored))
-        return whole, expected
+        return whole, problem.posterior.mixing @ state.total.value * (n / len(state.stored))
 
-    def _move(self, problem: Problem, state: StochasticState, ell: Gradient) -> None:
-        q, turn = problem.posterior, self._turn(state.iteration)
+    def _move(self, problem: Problem, state: SagaState, ell: Gradient) -> None:
+        q, turns = problem.posterior, self._turns
+        nodes_turn = None if turns is None else state.iteration % sum(turns) < turns[0]
         divergence = q.divergence(problem.entropy)
         for k, block in enumerate(q.blocks):
-            if block.is_silent or turn == ("transitions" if k == 0 else "nodes"):
+            if block.is_silent or nodes_turn == (k > 0):
                 continue
             logits = getattr(block, "weight_logits", None)
             wanted = [block.m, block.factor] + ([] if logits is None else [logits])
@@ -279,29 +236,28 @@ class Stochastic:
                 if logits is not None:
                     centred = ell.value - mixing @ ell.value
                     logits.add_(fast * (mixing * centred - kl_logits[0]))
-                if k == 0 and moves_amplitude(self.learn_scales):
+                if k == 0 and self.learn_scales in (True, "all"):
                     block.log_amplitude.add_(fast * ell.amplitude)
 
-    def _turn(self, iteration: int) -> Turn | None:
-        if self.node_steps is None or self.transition_steps is None:
-            return None
-        within = iteration % (self.node_steps + self.transition_steps)
-        return "nodes" if within < self.node_steps else "transitions"
+
+def stored_gradient(problem: Problem, value: Tensor, at: Sensitivity, amplitude: Tensor) -> Gradient:
+    """A batch's gradient as it is kept, with the mixture's weights and the amplitudes as they are now
+    multiplied in: what is taken out of the sum later is what was put in."""
+    q, means, covariances = problem.posterior, [], []
+    for block, mean, covariance in zip(q.blocks, at.mean, at.covariance, strict=True):
+        if not block.shared:
+            mixing = q.mixing[:, None, None, None]
+            mean, covariance = mean * mixing, covariance * mixing[..., None]
+        means.append(mean * block.scale)
+        covariances.append(covariance * block.scale.square())
+    return Gradient(value, tuple(means), tuple(covariances), amplitude)
 
 
-def project(problem: Problem, i: int, stored: Stored) -> Gradient:
+def project(problem: Problem, i: int, stored: Gradient) -> Gradient:
     """What is stored of batch i, as a gradient in the posterior's parameters."""
-    found = [
-        block.project(conditional, mean, covariance)
-        for block, conditional, mean, covariance in zip(
-            problem.posterior.blocks,
-            problem.conditional(i),
-            stored.at.mean,
-            stored.at.covariance,
-            strict=True,
-        )
-    ]
-    means, covariances = zip(*found, strict=True)
+    blocks, here = problem.posterior.blocks, problem.conditional(i)
+    parts = zip(blocks, here, stored.m, stored.covariance, strict=True)
+    means, covariances = zip(*(block.project(*given) for block, *given in parts), strict=True)
     return Gradient(stored.value, means, covariances, stored.amplitude)
 
 
@@ -312,8 +268,8 @@ def _is_below(level: float, values: list[float], tolerance: float) -> bool:
 
 
 def _turned(plateau: Plateau, n: int) -> bool:
-    """Whether a bound that had risen has clearly lost half of that again in its last pass of n batches,
-    as it does where steps are too long for their noise."""
+    """Whether a bound that had risen has clearly lost half of that again in its last pass of n batches, as
+    it does where steps are too long for their noise."""
     values = plateau.recent
     passes = [statistics.mean(values[k : k + n]) for k in range(0, len(values) - n + 1, n)]
     peak = max(passes, default=-math.inf)

@@ -1,17 +1,16 @@
 """Gradients from values of the likelihood alone: the supplement's estimators, and better points.
 
-Raw, the score form multiplies l itself by the score, and most of its variance is the mean of l.
-Three ways to take that away, none of which moves the expectation:
+Raw, the score form multiplies l itself by the score, and most of its variance is the mean of l. Three ways
+to take that away, none of which moves the expectation:
 
-* the paper's control variate: subtract a-hat times the score, entry by entry, with
-  a-hat = Cov[score l, score] / Var[score] from a tenth of the draws, which then do not serve again;
+* the paper's control variate: subtract a-hat times the score, entry by entry, with a-hat = Cov[score l,
+  score] / Var[score] from a tenth of the draws, which then do not serve again;
 * leave-one-out: subtract from each value the mean of the others;
-* where points of a replicate depend on one another, subtract the mean over the other replicates.
-"""
+* where points of a replicate depend on one another, subtract the mean over the other replicates."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
@@ -20,11 +19,11 @@ from torch import Tensor
 from structgp.inference.estimators.designs import Design, draw, replicate_sizes
 from structgp.inference.estimators.moments import (
     Estimate,
+    Estimator,
     Moments,
     Noise,
     Target,
     combine,
-    masked,
     score_moments,
     variance_of_mean,
 )
@@ -36,28 +35,15 @@ TENTHS = 10
 
 
 @dataclass(frozen=True)
-class Score:
-    """Score gradients with a choice of points and of what is subtracted.
-
-    Parameters
-    ----------
-    name : what it is called.
-    design : see ``designs``.
-    baseline : 'none', 'control-variate' (the paper's) or 'mean' (leave-one-out for independent
-        points, leave-one-replicate-out for others).
-    n_draws : S.
-    """
+class Score(Estimator):
+    """Score gradients with a choice of points (``designs``) and of what is subtracted. baseline : 'none',
+    'control-variate' (the paper's) or 'mean' (leave-one-out for independent points, leave-one-replicate-out
+    for others)."""
 
     name: str
     design: Design
     baseline: Baseline
     n_draws: int = 1024
-    needs_gradient = False
-    parts = None
-    uses_memory = False
-
-    def with_draws(self, n_draws: int) -> Score:
-        return replace(self, n_draws=n_draws)
 
     def __call__(
         self, target: Target, generator: torch.Generator, memory: Moments | None = None
@@ -77,24 +63,18 @@ class Score:
             with_values.append(score_moments(target, noise, l))
             if self.baseline != "none":
                 with_ones.append(score_moments(target, noise, torch.ones_like(l)))
+        parts = with_values
         if gain is not None:
             parts = [m1 - gain * m0 for m1, m0 in zip(with_values, with_ones, strict=True)]
             sizes = sizes[1:]
         elif self.baseline == "mean" and len(sizes) > 1:
             parts = self._less_mean(target, values, with_values, with_ones)
-        else:
-            parts = with_values
-        mean, variance = combine(parts, sizes)
-        l = torch.cat(values)
         # Points of a replicate that depend on one another say little of each other's scatter.
-        dependent = self.design != "iid"
-        scatter = combine(with_values, sizes)[1].value if dependent else variance_of_mean(l)
-        return Estimate(
-            replace(mean, value=l.mean(0)),
-            replace(variance, value=scatter),
-            l.std(0, correction=0),
-            l.numel(),
+        independent = self.design == "iid"
+        scatter = (
+            variance_of_mean(torch.cat(values)) if independent else combine(with_values, sizes)[1].value
         )
+        return Estimate.of(parts, sizes, values, scatter)
 
     def _less_mean(
         self, target: Target, values: list[Tensor], with_values: list[Moments], with_ones: list[Moments]
@@ -131,33 +111,9 @@ def _control_variate(target: Target, noise: Noise, values: Tensor) -> Moments:
         return moments.map_groups(target.groups, lambda a: a, lambda a: a / total)
 
     hl, h = score_moments(target, noise, values), unweighted(score_moments(target, noise, ones))
-    hhl = _squared_scores(target, noise, values)
-    hh = unweighted(_squared_scores(target, noise, ones))
+    hhl = score_moments(target, noise, values, squared=True)
+    hh = unweighted(score_moments(target, noise, ones, squared=True))
     covariance, variance = hhl - hl * h, hh - h * h
     gain = covariance.map(lambda c, v: torch.where(v > 0, c / v, 0), variance)
     # The sums over examples are taken with the weights in: undo it where ones are multiplied.
     return unweighted(gain)
-
-
-def _squared_scores(target: Target, noise: Noise, values: Tensor) -> Moments:
-    """E[h^2 l] for each entry h of the score: eps, eps_t eps_u (t != u), eps^2 - 1."""
-    weighted = values / len(values)
-    total, summed = weighted.sum(0), weighted @ target.weight.to(values)
-    slopes, bends = [], []
-    for group, eps in zip(target.groups, noise, strict=True):
-        if group.mask is None:
-            flat = eps.square()
-            slopes.append(summed @ flat)
-            if group.full:
-                bend = (flat * summed[:, None]).T @ flat
-                bend.diagonal().add_(summed.sum() - 2 * slopes[-1])
-            else:
-                bend = summed @ (flat - 1).square()
-        else:
-            e = eps.permute(1, 3, 2, 0).square().contiguous()
-            ew = e * weighted.T[:, None, None, :]
-            bend, slope = ew @ e.mT, ew.sum(-1)
-            bend.diagonal(dim1=-1, dim2=-2).add_(total[:, None, None] - 2 * slope)
-            slopes.append(slope.mT)
-        bends.append(bend)
-    return masked(target, Moments(total, tuple(slopes), tuple(bends)))

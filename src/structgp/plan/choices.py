@@ -18,15 +18,15 @@ from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError
 from structgp.gp import RANK
 from structgp.gp.kernels import RelevanceKernel, has_weights
-from structgp.gp.kernels.block_sum import KernelChoice
+from structgp.gp.kernels.build import KernelChoice
 from structgp.gp.low_rank_fit import PASSES
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.minibatch import MANY_TOKENS
-from structgp.paper import Blocks, MixtureFit
-from structgp.plan.optimizers import ESTIMATORS, NAMED, PRESETS, Preset
+from structgp.paper import PRESETS, LbfgsBlocks, MixtureFit, Preset
+from structgp.plan.optimizers import ESTIMATORS, NAMED
 from structgp.plan.options import Family, Inducing, Mixture, Options, Prior, Weights
-from structgp.structures import BlackBox, Chain, Differences, Spec, Structure, as_structure, chain
+from structgp.structures import BlackBox, Chain, Differences, Spec, Structure, as_structure
 from structgp.structures.choose import Custom
 
 T = TypeVar("T")
@@ -90,10 +90,9 @@ def name_of(structure: Structure) -> str:
 def spec_of(structure: Structure, prior: Prior) -> Spec:
     """The declared structure whose templates have potentials, and which answers unless a structure of the
     user's own does. A transition sd of 0 leaves transitions out."""
-    spec: Spec = getattr(structure, "spec", chain())
-    transition = spec["next"]
+    spec, transition = structure.spec, structure.spec.next
     if float(prior.transition_sd) > 0 or transition is None or transition.is_constant:
-        return Spec(spec.templates)
+        return spec if spec.likelihood == "exact" else Spec(spec.templates)
     raise InputError(
         "transition_sd",
         f"0 leaves transitions out, and {spec} gives them features",
@@ -308,7 +307,7 @@ def covariance_of(
     if fits["full"]:
         return Choice("full", price), 0
     cheaper = rank < M and work["low-rank"] <= work["full"]
-    if fits["low-rank"] and cheaper and isinstance(first, Adam | Blocks | Natural | SecondOrder):
+    if fits["low-rank"] and cheaper and isinstance(first, Adam | LbfgsBlocks | Natural | SecondOrder):
         return Choice("low-rank", price), rank
     return Choice("diagonal", price), 0
 
@@ -375,6 +374,6 @@ def gradient_of(optimizer: Optimizer, structure: Structure) -> Choice[Estimator]
             f"{name!r} needs a structure that can be differentiated",
             "use gradient='auto', or write the structure in torch",
         )
-    if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | Blocks):
+    if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | LbfgsBlocks):
         draws = OPEN_DRAWS
     return Choice(estimator if draws is None else estimator.with_draws(int(draws)), reason)

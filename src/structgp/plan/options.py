@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from structgp.errors import InputError
-from structgp.gp.kernels.block_sum import KernelChoice
+from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import Adam, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.plan.optimizers import GRADIENTS, INFERENCE
 from structgp.structures import Spec, Structure
@@ -150,8 +150,8 @@ MAY_BE_ZERO = (
     "max_seconds",
     "reductions",
     "learning_rounds",
-    "unary_steps",
-    "pairwise_steps",
+    "node_steps",
+    "transition_steps",
     "hyper_steps",
 )
 """Numbers of an optimiser that may be 0, beside its tolerances."""

@@ -13,18 +13,13 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from structgp.data.encode import Block, EncoderView
+from structgp.data.encode import Block, RowLayout
 from structgp.data.shards import ShardedExamples, Shards
 from structgp.errors import InputError
 from structgp.gp import Relaxation, choose_inducing, has_shape, learn_shape
 from structgp.gp.kernels import RelevanceKernel, variance
-from structgp.gp.kernels.block_sum import (
-    BlockSumKernel,
-    KernelChoice,
-    build_kernel,
-    relevance_kernel,
-    rescale,
-)
+from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.build import KernelChoice, build_kernel, relevance_kernel, rescale
 
 INDUCING_CANDIDATES = 8_000
 """Tokens that inducing inputs are picked from: this many at random from a larger corpus."""
@@ -38,7 +33,7 @@ class Picked:
     residual: float
 
 
-def flat_tokens(encoder: EncoderView, rows: Sequence[np.ndarray]) -> Tensor:
+def flat_tokens(encoder: RowLayout, rows: Sequence[np.ndarray]) -> Tensor:
     """(N, W) all tokens, one after the other; narrower rows filled up with unused places."""
     pad_row = encoder.pad_row(max(r.shape[1] for r in rows))
     wide = [np.concatenate([r, np.tile(pad_row[r.shape[1] :], (len(r), 1))], 1) for r in rows if len(r)]
@@ -51,7 +46,7 @@ def choose_kernel(
     tokens: Tensor,
     labels: Sequence[np.ndarray],
     *,
-    amplitude: float | str,
+    amplitude: float | None,
     learn: bool,
     on_bound: bool = False,
     generator: torch.Generator,
@@ -94,14 +89,14 @@ def pick_inducing(kernel: Kernel, tokens: Tensor, most: int, *, seed: int, enoug
     return Picked(tokens[chosen.index], chosen.residual)
 
 
-def sharded_kernel(choice: KernelChoice, examples: ShardedExamples, amplitude: float | str) -> Kernel:
+def sharded_kernel(choice: KernelChoice, examples: ShardedExamples, amplitude: float | None) -> Kernel:
     """The kernel that ``choose_kernel`` would build from all rows, from the counts that shards keep."""
     shards, blocks = examples.shards, examples.encoder.blocks
     kinds = [block.kind for block in blocks]
     stray = sorted(set(choice) - set(kinds)) if isinstance(choice, Mapping) else []
     if stray:
         raise InputError("kernel", f"no {stray[0]} features in the data", f"name only: {', '.join(kinds)}")
-    share = amplitude if isinstance(amplitude, str) else amplitude / len(blocks)
+    share = None if amplitude is None else amplitude / len(blocks)
     parts = [_sharded_part(block, shards, share) for block in blocks]
     whole = parts[0]
     if len(parts) > 1:
@@ -109,7 +104,7 @@ def sharded_kernel(choice: KernelChoice, examples: ShardedExamples, amplitude: f
     return whole.double().requires_grad_(False)
 
 
-def _sharded_part(block: Block, shards: Shards, amplitude: float | str) -> Kernel:
+def _sharded_part(block: Block, shards: Shards, amplitude: float | None) -> Kernel:
     n, encoder = shards.n_tokens, shards.encoder
     if block.kind == "sparse":
         size = max(1, len(encoder.columns or encoder.attributes))

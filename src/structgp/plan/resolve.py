@@ -11,15 +11,16 @@ from typing import Any
 
 from gpytorch.kernels import Kernel
 
-from structgp.answers.model import split_of
+from structgp.data.encode import FeatureSplit
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError
 from structgp.gp import Posterior
-from structgp.gp.kernels.block_sum import KernelChoice
+from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import LearnScales, Minibatch, Optimizer, SecondOrder
-from structgp.inference.distributed import ALONE, Together
+from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.estimators import Estimator
+from structgp.paper import PRESETS, Preset
 from structgp.plan.choices import (
     ASKED,
     Choice,
@@ -37,7 +38,7 @@ from structgp.plan.choices import (
     spec_of,
     structure_of,
 )
-from structgp.plan.optimizers import NAMED, PRESETS, Preset
+from structgp.plan.optimizers import NAMED
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights, device_of
 from structgp.structures import Spec, Structure
 
@@ -132,11 +133,11 @@ def _plain(value: Any) -> Any:
 # -- the whole -------------------------------------------------------------------------------------
 
 
-def resolve(options: Options, examples: Examples | ShardedExamples, together: Together = ALONE) -> Plan:
+def resolve(options: Options, examples: Examples | ShardedExamples, together: Processes = ALONE) -> Plan:
     """The plan for these parameters and examples; InputError where they do not go together."""
     structure = structure_of(options, examples)
     predictor, spec = (predictor_of(options, structure.value), spec_of(structure.value, options.prior))
-    split = split_of(examples.encoder, spec)
+    split = FeatureSplit(examples.encoder, spec)
     if isinstance(examples, ShardedExamples):
         options, on_disk = _for_shards(options), True
     else:
@@ -237,7 +238,7 @@ def _settings(options: Options, optimizer: Optimizer, reason: str) -> dict[str, 
     }
 
 
-def check_alone(together: Together) -> None:
+def check_alone(together: Processes) -> None:
     """Data on disk is for one process."""
     if together.size > 1:
         raise InputError(
@@ -245,7 +246,7 @@ def check_alone(together: Together) -> None:
         )
 
 
-def check_together(together: Together, plan: Plan) -> None:
+def check_together(together: Processes, plan: Plan) -> None:
     """Several processes can fit weights in closed form, from data in memory."""
     optimizer = plan.optimizer.value
     if together.size > 1 and not (isinstance(optimizer, SecondOrder) and plan.has_weights):

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 
 from structgp import __version__
-from structgp.answers.model import Model, split_of
+from structgp.answers.model import Model
 from structgp.data.batch import Batch
-from structgp.data.examples import Examples
-from structgp.data.labels import check_all_labelled
+from structgp.data.encode import FeatureSplit
+from structgp.data.examples import Examples, check_all_labelled
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp.kernels.block_sum import kernel_scales
+from structgp.gp.kernels.build import kernel_scales
 from structgp.inference import Minibatch
 from structgp.inference.batch_sites import remove_sites
 from structgp.inference.checkpoint import Checkpoint
-from structgp.inference.distributed import ALONE, Together, local_device
+from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback, History, Watch, make_batches, train
 from structgp.plan.options import Options, fingerprint
 from structgp.plan.resolve import Plan, all_at_once, check_alone
@@ -52,7 +52,7 @@ def check_dev(X_dev: Any, y_dev: Any, early_stopping: Any) -> None:
 
 
 def check_shards(
-    y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool, together: Together
+    y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool, together: Processes
 ) -> None:
     """InputError for what cannot go with data on disk."""
     for name, value in (("y", y), ("sample_weight", sample_weight)):
@@ -86,7 +86,7 @@ class Fit:
     dev: Dev | None = None
     early_stopping: bool = False
     checkpoint: str | Path | None = None
-    together: Together = ALONE
+    together: Processes = ALONE
 
     def run(self, callback: Callback) -> tuple[Model, dict[str, Any]]:
         """Fits the posterior in place; returns the model and the log."""
@@ -137,7 +137,7 @@ class Fit:
             plan.optimizer.reason,
             estimator=plan.gradient.value,
             entropy=plan.entropy.value,  # type: ignore[arg-type]
-            device=local_device(plan.device.value),
+            device=plan.device.value,
             generator=self.generator,
             callback=callback,
             checkpoint=kept,
@@ -154,7 +154,7 @@ class Fit:
             most_tokens = optimizer.batch_tokens or 1
         if isinstance(examples, ShardedExamples):
             return examples.batches(most_tokens)
-        split, pad_row = split_of(examples.encoder, plan.spec), examples.encoder.pad_row
+        split, pad_row = FeatureSplit(examples.encoder, plan.spec), examples.encoder.pad_row
         if split.next is not None:  # a table of scores for each token
             most_tokens = max(1, most_tokens // examples.n_labels)
         data = examples.rows, examples.y, pad_row, most_tokens, examples.weights
@@ -276,7 +276,7 @@ class Fit:
         if isinstance(plan.structure.value, Differences):
             log |= {"gradient": "differences", "evaluations": plan.structure.value.n_values}
         node, transitions = posterior.node, posterior["next"]
-        blocks = split_of(self.examples.encoder, plan.spec).node.blocks
+        blocks = FeatureSplit(self.examples.encoder, plan.spec).node.blocks
         with torch.no_grad():
             return log | {
                 "kernel_scales": kernel_scales(node.kernel, blocks),

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structgp.gp.block import Block, Entropy
+from structgp.gp.block import Block, Entropy, Seen, kl_diagonal
 from structgp.gp.divergences import kl_whitened
 from structgp.gp.linalg import factor_of_inverse
-from structgp.gp.scale_steps import Seen
 
 PRIOR_SCORES = 4.0
 """Scores of size 1 that the prior of the amplitude is worth: it keeps the scale in place where there are
@@ -96,10 +95,19 @@ class Table(Block):
         """Prior standard deviation of a score."""
         return float(self.scale.detach())
 
-    def constant_scores(self) -> tuple[Tensor, Tensor]:
+    @property
+    def mean_scores(self) -> Tensor:
+        """(*labels)."""
+        return (self.scale * self.m).view(self.labels)
+
+    @property
+    def score_sds(self) -> Tensor:
+        """(*labels) posterior standard deviation of each score."""
         root = self.spread.norm(dim=-1) if self.is_full else self.factor.abs()
-        mean, sd = self.scale * self.m, self.scale * root
-        return mean.detach().view(self.labels), sd.detach().view(self.labels)
+        return (self.scale * root).view(self.labels)
+
+    def constant_scores(self) -> tuple[Tensor, Tensor]:
+        return self.mean_scores.detach(), self.score_sds.detach()
 
     def scores_at(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """(N, *labels) posterior mean and standard deviation of the scores of tuples with these
@@ -132,7 +140,7 @@ class Table(Block):
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
         """KL(q || p), exact (``klbin``; the paper prints V terms where there are V^2)."""
-        return kl_whitened(self.m, self.spread)
+        return kl_whitened(self.m, self.spread) if self.is_full else kl_diagonal(self.m, self.factor)
 
     def effective_parameters(self) -> Tensor:
         return self.n_scores - self.spread.square().sum()

@@ -18,11 +18,9 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
-from structgp.gp.block import Block, Entropy
-from structgp.gp.divergences import kl_whitened
+from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, Block, Entropy, Seen, kl_diagonal, ratio
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
 from structgp.gp.kernels.relevance import degrees_of_freedom
-from structgp.gp.scale_steps import AXIS_PRIOR_COUNT, LARGEST_FACTOR, Seen, ratio
 from structgp.gp.weight_rows import WeightConditional, noise_table
 
 PRIOR_COUNT = 10.0
@@ -80,7 +78,7 @@ class Weights(Block):
         return here.mean(self.m)[None], here.covariance(self.factor)[None]
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
-        return kl_whitened(self.m, self.factor)
+        return kl_diagonal(self.m, self.factor)
 
     def effective_parameters(self) -> Tensor:
         """() how many weights the data determine: the sum of 1 - variance / prior variance."""

@@ -1,14 +1,14 @@
 """Covariance functions: GPyTorch's for dense features, ours for categorical and sparse ones."""
 
-from structgp.gp.kernels.evaluate import covariance, variance
-from structgp.gp.kernels.linear_weights import (
+from structgp.gp.kernels.block_sum import covariance, variance
+from structgp.gp.kernels.relevance import (
     ActiveFeatures,
+    RelevanceKernel,
     active_features,
     has_weights,
     weight_parts,
     weight_variances,
 )
-from structgp.gp.kernels.relevance import RelevanceKernel
 from structgp.gp.kernels.sparse import SparseLinearKernel, SparseRBFKernel
 from structgp.gp.kernels.template import TemplateKernel
 

@@ -1,30 +1,22 @@
-"""Sums of kernels over the blocks of a row, and the kernel nobody has to choose."""
+"""Where a kernel becomes numbers, and sums of kernels over the blocks of a row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
 
+import gpytorch
 import torch
-from gpytorch.kernels import ConstantKernel, Kernel, LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel
 from torch import Tensor
-
-from structgp.data.encode import Block
-from structgp.errors import InputError
-from structgp.gp.kernels.evaluate import covariance
-from structgp.gp.kernels.relevance import RelevanceKernel
-from structgp.gp.kernels.sparse import SparseLinearKernel, SparseRBFKernel, inner_product, unpack
-from structgp.gp.kernels.template import MISSING, TemplateKernel
-
-SELDOM = 2
-"""Times that a value is seen at most to be rare."""
 
 
 class BlockSumKernel(Kernel):
     """k(x, z) = sum_i k_i(x[bounds_i], z[bounds_i]).
 
     Like GPyTorch's sums with ``active_dims``, but a bound may be open-ended, as the sparse block's
-    is. ``bounds`` holds one (start, stop) a kernel.
+    is. ``bounds`` holds one (start, stop) per kernel.
     """
 
     def __init__(
@@ -44,257 +36,34 @@ class BlockSumKernel(Kernel):
         return total
 
 
-KernelChoice: TypeAlias = str | Kernel | Mapping[str, str | Kernel]
+def covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
+    """(..., N, M) dense covariance k(x1, x2), differentiable in the kernel's parameters.
 
-
-def build_kernel(
-    choice: KernelChoice,
-    blocks: Sequence[Block],
-    rows: Tensor,
-    amplitude: float | str = "auto",
-    *,
-    relevance: bool = False,
-) -> Kernel:
-    """The kernel over whole rows.
-
-    Parameters
-    ----------
-    choice : 'auto', 'linear' or 'rbf' for every block, 'template' or 'template-product' for the
-        categorical one, a GPyTorch kernel where there is one block, or a dict that maps block kinds
-        ('categorical', 'sparse', 'dense') to any of these.
-    rows : (N, W) rows of the data, from which length-scales take their start.
-    amplitude : prior variance of a latent value under kernels chosen by name, shared out equally over
-        the blocks; 'auto' gives every active feature a weight of variance 1, as a linear CRF's
-        regulariser does: P for P templates, the mean squared norm of sparse rows, 10 for dense ones. A
-        kernel passed as an object keeps its own scale.
-    relevance : whether 'auto' stands for 'relevance' on categorical and sparse features, which asks
-        for an optimiser that learns it.
+    Evaluated at once: GPyTorch would put off sums and products and lose time on small blocks.
     """
-    kinds = [block.kind for block in blocks]
-    if isinstance(choice, Kernel):
-        if len(blocks) > 1:
-            raise InputError(
-                "kernel",
-                f"one kernel for features of {len(blocks)} kinds ({', '.join(kinds)})",
-                "pass a dict that gives each kind its kernel",
-            )
-        choice = {kinds[0]: choice}
-    if isinstance(choice, str):
-        choice = dict.fromkeys(kinds, choice)
-    if not isinstance(choice, Mapping):
-        raise InputError(
-            "kernel",
-            f"{choice!r} is no kernel",
-            "pass a name such as 'auto', a GPyTorch kernel, or a dict that gives each kind its kernel",
-        )
-    stray = sorted(set(choice) - set(kinds))
-    if stray:
-        raise InputError("kernel", f"no {stray[0]} features in the data", f"name only: {', '.join(kinds)}")
-    parts = [
-        _block_kernel(
-            _meant(choice.get(b.kind, "auto"), b.kind, relevance),
-            b,
-            rows[:, b.start : b.stop],
-            amplitude if isinstance(amplitude, str) else amplitude / len(blocks),
-        )
-        for b in blocks
-    ]
-    whole = parts[0]
-    if len(parts) > 1:
-        whole = BlockSumKernel(parts, [(b.start, b.stop) for b in blocks])
-    _check_on(whole.double(), rows)
-    return whole
+    if isinstance(kernel, AdditiveKernel):
+        # Term by term: GPyTorch's own sum factorises the whole matrix, for nothing and with a
+        # warning where rows repeat, when a term after the first is a LinearKernel.
+        terms = (covariance(term, x1, x2) for term in kernel.kernels)
+        return functools.reduce(torch.add, terms)
+    width = max(x1.shape[-1], x2.shape[-1])
+    with gpytorch.settings.lazily_evaluate_kernels(False):
+        return _dense(kernel(_widen(x1, width), _widen(x2, width)))
 
 
-def _meant(choice: str | Kernel, kind: str, relevance: bool) -> str | Kernel:
-    is_auto = isinstance(choice, str) and choice == "auto"
-    return "relevance" if is_auto and relevance and kind != "dense" else choice
+def variance(kernel: Kernel, x: Tensor) -> Tensor:
+    """(..., N) prior variances k(x_i, x_i)."""
+    return _dense(kernel(x, diag=True))
 
 
-def _check_on(kernel: Kernel, rows: Tensor) -> None:
-    """One trial on two rows, so that a kernel that does not fit the data says so before the work."""
-    two = rows[[0, -1]]
-    try:
-        with torch.no_grad():
-            value = covariance(kernel, two, two)
-        problem = None if value.shape == (2, 2) else f"its values have shape {tuple(value.shape)}"
-        if problem is None and not bool(value.isfinite().all()):
-            problem = "its values are not finite"
-    except (RuntimeError, IndexError, ValueError) as error:
-        problem = str(error).splitlines()[0]
-    if problem:
-        raise InputError(
-            "kernel",
-            f"{type(kernel).__name__} does not work on these features ({problem})",
-            "check its dimensions against the number of columns, and the features for huge values",
-        )
+def _widen(x: Tensor, width: int) -> Tensor:
+    """Rows that end in a sparse block, with unused pairs (-1, 0) added up to ``width``."""
+    missing = width - x.shape[-1]
+    if missing == 0:
+        return x
+    unused = x.new_tensor([-1.0, 0.0]).repeat(missing // 2)
+    return torch.cat([x, unused.expand(*x.shape[:-1], missing)], -1)
 
 
-def _check_kind(kernel: Kernel, block: Block) -> None:
-    """Categorical and sparse rows hold ids: only kernels that know it may see them."""
-    ours = {
-        "categorical": (TemplateKernel, RelevanceKernel),
-        "sparse": (SparseLinearKernel, SparseRBFKernel, RelevanceKernel),
-    }.get(block.kind)
-    if ours is None:
-        return
-    leaves = [k for k in kernel.modules() if isinstance(k, Kernel) and not _parts(k)]
-    wrong = [k for k in leaves if isinstance(k, RelevanceKernel) and k.sparse != (block.kind == "sparse")]
-    if wrong:
-        raise InputError(
-            "kernel",
-            f"a RelevanceKernel with sparse={wrong[0].sparse} on {block.kind} features",
-            f"make it with sparse={not wrong[0].sparse}",
-        )
-    for leaf in leaves:
-        if not isinstance(leaf, (*ours, ConstantKernel)):
-            names = " or ".join(k.__name__ for k in ours)
-            raise InputError(
-                "kernel",
-                f"a {type(leaf).__name__} on {block.kind} features, whose rows hold ids",
-                f"use {names}, or pass dense arrays",
-            )
-
-
-def _parts(kernel: Kernel) -> list[Kernel]:
-    return [k for k in kernel.modules() if isinstance(k, Kernel) and k is not kernel]
-
-
-def _block_kernel(choice: str | Kernel, block: Block, rows: Tensor, amplitude: float | str) -> Kernel:
-    if isinstance(choice, Kernel):
-        _check_kind(choice, block)
-        return choice
-    kernel = _BY_NAME.get((block.kind, choice))
-    if kernel is None:
-        known = sorted({name for kind, name in _BY_NAME if kind == block.kind})
-        raise InputError(
-            "kernel",
-            f"{choice!r} is not a kernel for {block.kind} features",
-            f"use one of {', '.join(known)}, or pass a GPyTorch kernel",
-        )
-    if kernel is RelevanceKernel:
-        return _relevance(block, rows, amplitude)
-    scaled = ScaleKernel(kernel(rows))
-    scaled.outputscale = _unit_weights(block, rows) if isinstance(amplitude, str) else amplitude
-    return scaled
-
-
-def _relevance(block: Block, rows: Tensor, amplitude: float | str) -> Kernel:
-    if block.kind == "sparse":
-        ids, values = unpack(rows)
-        square = float(values.square().sum(-1).mean())
-        return relevance_kernel([max(0, int(ids.max())) + 1], None, square, amplitude)
-    sizes = [int(n) + 1 for n in rows.amax(0).clamp(min=0)]
-    counts = [torch.bincount(c[c >= 0], minlength=n) for c, n in zip(rows.T.long(), sizes, strict=True)]
-    square = float((rows != MISSING).sum(-1).double().mean())
-    return relevance_kernel(sizes, counts, square, amplitude, len(rows))
-
-
-def relevance_kernel(
-    sizes: Sequence[int],
-    counts: Sequence[Tensor] | None,
-    square: float,
-    amplitude: float | str,
-    n_tokens: int = 1,
-) -> Kernel:
-    """The one that 'relevance' stands for on a block with so many values of each template, or so many
-    sparse features.
-
-    counts : how often each value of each template came, among ``n_tokens``; None for sparse features.
-    square : of a row, its squared values summed up, on average. amplitude : as of ``build_kernel``.
-    """
-    made = RelevanceKernel(sizes, sparse=counts is None, rare=counts is not None)
-    if counts is not None:
-        often = torch.cat(list(counts))
-        made.seldom.copy_(often <= SELDOM)
-        # That a value is seldom is a feature too.
-        square += float(often[made.seldom].sum()) / max(1, n_tokens)
-    if not isinstance(amplitude, str):
-        share = amplitude / (1 + square)
-        made.initialize(log_scale=torch.full_like(made.log_scale, share).log())
-    return made
-
-
-def _unit_weights(block: Block, rows: Tensor) -> float:
-    if block.kind == "categorical":
-        return float(rows.shape[1])
-    if block.kind == "sparse":
-        return max(1.0, float(unpack(rows)[1].square().sum(-1).mean()))
-    return 10.0
-
-
-def kernel_scales(kernel: Kernel, blocks: Sequence[Block]) -> dict[str, float]:
-    """What each group of features weighs, where the kernel has a scale for it: by template, by kind for
-    features that have none."""
-    factor = 1.0
-    if isinstance(kernel, ScaleKernel) and isinstance(kernel.base_kernel, BlockSumKernel):
-        factor, kernel = float(kernel.outputscale.detach()), kernel.base_kernel
-    parts = kernel.kernels if isinstance(kernel, BlockSumKernel) else [kernel]
-    found: dict[str, float] = {}
-    for part, block in zip(parts, blocks, strict=True):
-        if isinstance(part, RelevanceKernel):
-            scales = part.scales(block.names or (block.kind,))
-            scales = {name: factor * scale for name, scale in scales.items()}
-            # Two kinds of features have two constants, which add up.
-            constant = scales.pop("label frequency") + found.pop("label frequency", 0.0)
-            found |= scales | {"label frequency": constant}
-        elif isinstance(part, ScaleKernel):
-            found[block.kind] = factor * float(part.outputscale.detach())
-    return found
-
-
-def rescale(kernel: Kernel, factor: float) -> Kernel:
-    """``factor`` times the kernel: its outermost scale changed, or one put around it."""
-    if not isinstance(kernel, ScaleKernel):
-        kernel = ScaleKernel(kernel).double()
-        kernel.outputscale = 1.0
-    kernel.outputscale = kernel.outputscale.detach() * factor
-    return kernel
-
-
-def _dense_rbf(rows: Tensor) -> Kernel:
-    kernel = RBFKernel()
-    kernel.lengthscale = _median(torch.pdist(_some(rows)))
-    return kernel
-
-
-def _sparse_rbf(rows: Tensor) -> Kernel:
-    some = _some(rows)
-    product = inner_product(some, some)
-    norm = product.diagonal()
-    square = norm[:, None] + norm[None, :] - 2 * product
-    kernel = SparseRBFKernel()
-    kernel.lengthscale = _median(square[square > 0].sqrt())
-    return kernel
-
-
-def _dense_linear(rows: Tensor) -> Kernel:
-    kernel = LinearKernel()
-    kernel.variance = 1.0 / rows.square().sum(-1).mean().clamp(min=1e-12)
-    return kernel
-
-
-def _some(rows: Tensor, most: int = 500) -> Tensor:
-    return rows[torch.linspace(0, len(rows) - 1, min(most, len(rows))).long()]
-
-
-def _median(distances: Tensor) -> float:
-    """The median heuristic; 1 where all rows are equal."""
-    distances = distances[distances > 0]
-    return float(distances.median()) if len(distances) else 1.0
-
-
-_BY_NAME: dict[tuple[str, str], Callable[..., Kernel]] = {
-    ("categorical", "auto"): lambda rows: TemplateKernel(rows.shape[1]),
-    ("categorical", "relevance"): RelevanceKernel,
-    ("categorical", "template"): lambda rows: TemplateKernel(rows.shape[1]),
-    ("categorical", "linear"): lambda rows: TemplateKernel(rows.shape[1]),
-    ("categorical", "template-product"): lambda rows: TemplateKernel(rows.shape[1], "product"),
-    ("sparse", "auto"): lambda rows: SparseLinearKernel(),
-    ("sparse", "relevance"): RelevanceKernel,
-    ("sparse", "linear"): lambda rows: SparseLinearKernel(),
-    ("sparse", "rbf"): _sparse_rbf,
-    ("dense", "auto"): _dense_rbf,
-    ("dense", "rbf"): _dense_rbf,
-    ("dense", "linear"): _dense_linear,
-}
+def _dense(value: Any) -> Tensor:
+    return cast(Tensor, value if isinstance(value, Tensor) else value.to_dense())

@@ -16,11 +16,10 @@ import torch
 from gpytorch.kernels import Kernel
 
 from structgp.errors import InputError
-from structgp.gp.kernels import block_sum as blocks
-from structgp.gp.kernels import relevance, sparse, template
+from structgp.gp.kernels import block_sum, relevance, sparse, template
 
 _OURS = (
-    blocks.BlockSumKernel,
+    block_sum.BlockSumKernel,
     relevance.RelevanceKernel,
     sparse.SparseLinearKernel,
     sparse.SparseRBFKernel,

@@ -8,19 +8,27 @@ nu / 2) a feature's weights are multivariate Student-t: most features say little
 
 That a value is seldom seen is a feature too: of names, of new words, of typing errors. It is all that is
 known of a value that was never seen.
-"""
+
+Such a kernel is a prior on weights, f(x) = sum_d x_d beta_d with beta_d ~ N(0, w_d). Where every part of
+a kernel is a ``RelevanceKernel``, its M weights are the features of each part and its constant, part
+after part."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.sparse import inner_product, pack, row_products, unpack
 from structgp.gp.kernels.template import MISSING
+
+SELDOM = 2
+"""Times that a value is seen at most to be rare."""
 
 
 def degrees_of_freedom(n_functions: int) -> float:
@@ -136,3 +144,103 @@ class RelevanceKernel(Kernel):
         if self.sparse:
             return pack(unpack(x)[0], values * relevance * scale)
         return pack(self.ids(x).to(x.dtype), values * relevance * scale)
+
+
+@dataclass(frozen=True)
+class ActiveFeatures:
+    """What rows (..., W) hold, A features each: place (..., A), which of the M weights, -1 for a feature
+    that was never seen; value (..., A), 0 where there is none; name (..., A), a number that tells
+    features apart, seen or not; unseen (..., A), prior variance of the weight where place is -1."""
+
+    place: Tensor
+    value: Tensor
+    name: Tensor
+    unseen: Tensor
+
+
+def has_weights(kernel: Kernel) -> bool:
+    """Whether all of the kernel is linear in features that can be told apart."""
+    if isinstance(kernel, BlockSumKernel):
+        return all(isinstance(part, RelevanceKernel) for part in kernel.kernels)
+    return isinstance(kernel, RelevanceKernel)
+
+
+def weight_parts(kernel: Kernel) -> Iterator[tuple[RelevanceKernel, slice, slice]]:
+    """Each part, its columns of a row, and its place among the M weights: features, then constant."""
+    if isinstance(kernel, BlockSumKernel):
+        parts = list(zip(kernel.kernels, kernel.bounds, strict=True))
+    else:
+        parts = [(kernel, (0, None))]
+    begin = 0
+    for part, (start, stop) in parts:
+        assert isinstance(part, RelevanceKernel)
+        end = begin + len(part.log_relevance) + 1
+        yield part, slice(start, stop), slice(begin, end)
+        begin = end
+
+
+def weight_variances(kernel: Kernel) -> Tensor:
+    """(M,) prior variance of each weight."""
+    return torch.cat(
+        [torch.cat([part.weights, part.log_scale[-1:].exp()]) for part, _, _ in weight_parts(kernel)]
+    )
+
+
+def active_features(kernel: Kernel, x: Tensor) -> ActiveFeatures:
+    """Of rows x (..., W). Cost O(N W)."""
+    places, values, names, unseen = [], [], [], []
+    parts = list(weight_parts(kernel))
+    for i, (part, columns, span) in enumerate(parts):
+        here = x[..., columns]
+        place, value = part.known(here)
+        one = value.new_ones(*value.shape[:-1], 1)
+        constant = (span.stop - 1) * one.long()
+        places += [torch.where(place >= 0, place + span.start, -1), constant]
+        values += [value, one]
+        # Ids of one part never meet those of another; where there is no feature, its value is 0.
+        names += [(part.ids(here) + 1) * len(parts) + i, i * torch.ones_like(constant)]
+        unseen += [part.slot_scales.expand_as(value), torch.zeros_like(one)]
+    return ActiveFeatures(*(torch.cat(found, -1) for found in (places, values, names, unseen)))
+
+
+def grown(
+    kernel: Kernel, sizes: Sequence[Sequence[int]], rows: Tensor, moved: Tensor | None = None
+) -> tuple[Kernel, Tensor]:
+    """The kernel with ``sizes`` values in each template of each part, and where each of the M old weights
+    is
+    among the new ones, (M,).
+
+    New features have relevance 1; whether a value is seldom is told by rows (N, W), of the new data.
+    ``moved`` : (D,), new ids of the sparse features, where they have not stayed.
+    """
+    made, places, before = [], [], 0
+    for (part, columns, _), now in zip(weight_parts(kernel), sizes, strict=True):
+        new = RelevanceKernel(now, sparse=part.sparse, rare=part.rare).double()
+        place = _places(part, new, moved)
+        with torch.no_grad():
+            new.log_scale.copy_(part.log_scale)
+            new.log_relevance[place[:-1]] = part.log_relevance
+        if part.rare:
+            found = new.known(rows[:, columns])[0][:, : len(new.sizes)]
+            counts = torch.bincount(found[found >= 0], minlength=len(new.seldom))
+            was_common = torch.zeros_like(new.seldom)
+            was_common[place[: len(part.seldom)]] = ~part.seldom
+            new.seldom.copy_((counts <= SELDOM) & ~was_common)
+        made.append(new.requires_grad_(False))
+        places.append(place + before)
+        before += len(new.log_relevance) + 1
+    if isinstance(kernel, BlockSumKernel):
+        return BlockSumKernel(made, list(kernel.bounds)), torch.cat(places)
+    return made[0], places[0]
+
+
+def _places(old: RelevanceKernel, new: RelevanceKernel, moved: Tensor | None) -> Tensor:
+    """(D + 1,) of features, group after group, then those of being rare, then the constant."""
+    D = len(new.log_relevance)
+    if old.sparse and moved is not None:
+        return torch.cat([moved, torch.tensor([D])])
+    parts, start = [], 0
+    for was, now in zip(old.sizes, new.sizes, strict=True):
+        parts.append(torch.arange(was) + start)
+        start += now
+    return torch.cat([*parts, torch.arange(start, D + 1)])

@@ -1,13 +1,12 @@
 """Where to look: standard normal points, in independent replicates.
 
-An estimate is the mean of a few replicates, so that their scatter says how sure it is; points
-may depend on one another only within a replicate.
+An estimate is the mean of a few replicates, so that their scatter says how sure it is; points may depend on
+one another only within a replicate.
 
     iid          independent points
     antithetic   each point with its mirror image: odd and even parts of l do not disturb each other
     orthogonal   antithetic, and the directions of a sequence at right angles to one another
-    sobol        randomised Sobol points through the inverse normal distribution function
-"""
+    sobol        randomised Sobol points through the inverse normal distribution function"""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ Design: TypeAlias = Literal["iid", "antithetic", "orthogonal", "sobol"]
 
 
 def replicate_sizes(n_draws: int, replicates: int, design: Design) -> list[int]:
-    """How many of ``n_draws`` points each replicate has: whole pairs where the design has pairs,
-    at least one pair each. An odd number of draws is rounded up to pairs."""
+    """How many of ``n_draws`` points each replicate has: whole pairs where the design has pairs, at least
+    one pair each. An odd number of draws is rounded up to pairs."""
     unit = 1 if design in ("iid", "sobol") else 2
     units = max(1, -(-n_draws // unit))
     count = min(replicates, units)
@@ -68,8 +67,8 @@ def split(noise: Noise, sizes: list[int], design: Design) -> Iterator[Noise]:
 
 
 def _orthogonal(count: int, B: int, n: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """(count, B, n): for each b, blocks of n directions at right angles to one another, each as long
-    as a normal vector is. Cost O(B n count min(n, count))."""
+    """(count, B, n): for each b, blocks of n directions at right angles to one another, each as long as a
+    normal vector is. Cost O(B n count min(n, count))."""
     blocks = []
     for start in range(0, count, n):
         width = min(n, count - start)
@@ -83,9 +82,9 @@ def _orthogonal(count: int, B: int, n: int, generator: torch.Generator, dtype: t
 
 
 def _sobol(count: int, B: int, n: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """(count, B, n): one scrambled set of points, its digits shifted by a vector of its own for each
-    b, which leaves the estimates of different sequences uncorrelated. Dimensions beyond what Sobol's
-    table has are independent normal numbers."""
+    """(count, B, n): one scrambled set of points, its digits shifted by a vector of its own for each b,
+    which leaves the estimates of different sequences uncorrelated. Dimensions beyond what Sobol's table has
+    are independent normal numbers."""
     known, device = min(n, SobolEngine.MAXDIM), generator.device
     engine = SobolEngine(known, scramble=True, seed=_seed(generator))
     cells = 1 << SobolEngine.MAXBIT

@@ -12,13 +12,13 @@ are known:
     score     E[eps l]            E[(eps eps^T - I) l]          values of l
     pathwise  E[grad l]           E[sym(eps grad l^T)]          its gradient
 
-Letters: S draws, B examples in a batch, T tuples of an example (padded), R functions of a block.
-"""
+Letters: S draws, B examples in a batch, T tuples of an example (padded), R functions of a block."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -33,16 +33,15 @@ Function: TypeAlias = Callable[[Noise], Tensor]
 
 @dataclass(frozen=True)
 class Group:
-    """The random numbers of one block. mask : (B, T) tuples of each example, None where all examples
-    share the same R numbers. full : whether the bend of shared numbers is wanted whole, (R, R) and not
-    (R,)."""
+    """The random numbers of one block. mask : (B, T) tuples of each example, None where all examples share
+    the same R numbers. full : whether the bend of shared numbers is wanted whole, (R, R) and not (R,)."""
 
     mask: Tensor | None
     n_functions: int
     full: bool = False
 
     def shape(self, n: int) -> tuple[int, ...]:
-        """Of n draws."""
+        """Shape of n draws."""
         return (n, *(() if self.mask is None else self.mask.shape), self.n_functions)
 
 
@@ -117,20 +116,54 @@ class Estimate:
     spread: Tensor
     evaluations: int
 
+    @staticmethod
+    def of(
+        parts: Sequence[Moments],
+        sizes: Sequence[int],
+        values: Sequence[Tensor],
+        scatter: Tensor | None = None,
+    ) -> Estimate:
+        """From independent estimates of so many draws each, and the values (S, B) at all draws, whose mean
+        is E[l]. scatter : (B,) variance of that mean; by default that of the parts."""
+        mean, variance = combine(parts, sizes)
+        every = torch.cat(list(values))
+        if scatter is not None:
+            variance = replace(variance, value=scatter)
+        return Estimate(
+            replace(mean, value=every.mean(0)), variance, every.std(0, correction=0), every.numel()
+        )
+
+
+class Estimator(ABC):
+    """A dataclass with a name and S draws. needs_gradient : of the likelihood. parts : which stand-ins the
+    target is to bring, if any. uses_memory : whether it uses what earlier estimates found."""
+
+    name: str
+    n_draws: int
+    needs_gradient: bool = False
+    parts: str | None = None
+    uses_memory: bool = False
+
+    def with_draws(self, n_draws: int) -> Estimator:
+        return replace(self, n_draws=n_draws)  # type: ignore[type-var]
+
+    @abstractmethod
+    def __call__(
+        self, target: Target, generator: torch.Generator, memory: Moments | None = None
+    ) -> Estimate:
+        """memory : slope and bend of l as earlier estimates have them; its value is not used."""
+
 
 def combine(parts: Sequence[Moments], sizes: Sequence[int]) -> tuple[Moments, Moments]:
     """The mean of independent estimates from so many draws each, and its variance."""
     share = [size / sum(sizes) for size in sizes]
-    mean = parts[0] * share[0]
-    for part, w in zip(parts[1:], share[1:], strict=True):
-        mean = mean + part * w
+    scaled = [part * w for part, w in zip(parts, share, strict=True)]
+    mean = sum(scaled[1:], scaled[0])
     if len(parts) == 1:
         return mean, mean.map(lambda a: torch.full_like(a, torch.nan))
-    variance = mean * 0.0
-    for part, w in zip(parts, share, strict=True):
-        away = part - mean
-        variance = variance + away * away * (w / (len(parts) - 1))
-    return mean, variance
+    away = [part - mean for part in parts]
+    squares = [a * a * (w / (len(parts) - 1)) for a, w in zip(away, share, strict=True)]
+    return mean, sum(squares[1:], squares[0])
 
 
 def variance_of_mean(values: Tensor) -> Tensor:
@@ -139,27 +172,31 @@ def variance_of_mean(values: Tensor) -> Tensor:
     return (values - values.mean(0)).square().sum(0) / (S * (S - 1))
 
 
-def score_moments(target: Target, noise: Noise, values: Tensor) -> Moments:
-    """The score form, from values (S, B) at the draws. Linear in the values. Cost O(S B R T^2) per group,
-    O(S R) or O(S R^2) for a shared one."""
+def score_moments(target: Target, noise: Noise, values: Tensor, squared: bool = False) -> Moments:
+    """The score form, E[h l] for the entries h of the score (eps, eps_t eps_u, eps^2 - 1), from values l
+    (S, B) at the draws; E[h^2 l] if ``squared``. Linear in the values. Cost O(S B R T^2) per group, O(S R)
+    or O(S R^2) for a shared one."""
     weighted = values / len(values)
     total = weighted.sum(0)  # (B,)
     summed = weighted @ target.weight.to(values)  # (S,)
     slopes, bends = [], []
     for group, eps in zip(target.groups, noise, strict=True):
+        e = eps.square() if squared else eps
         if group.mask is None:
-            slopes.append(summed @ eps)
+            slope, less = summed @ e, summed.sum()
+            less = 2 * slope - less if squared else less
             if group.full:
-                bend = (eps * summed[:, None]).T @ eps
-                bend.diagonal().sub_(summed.sum())
+                bend = (e * summed[:, None]).T @ e
+                bend.diagonal().sub_(less)
             else:
-                bend = summed @ eps.square() - summed.sum()
+                bend = summed @ e.square() - less
         else:
-            e = eps.permute(1, 3, 2, 0).contiguous()  # (B, R, T, S): both products read it along S
+            e = e.permute(1, 3, 2, 0).contiguous()  # (B, R, T, S): both products read it along S
             ew = e * weighted.T[:, None, None, :]
-            bend = ew @ e.mT
-            bend.diagonal(dim1=-1, dim2=-2).sub_(total[:, None, None])
-            slopes.append(ew.sum(-1).mT)
+            slope, bend, less = ew.sum(-1), ew @ e.mT, total[:, None, None]
+            bend.diagonal(dim1=-1, dim2=-2).sub_(2 * slope - less if squared else less)
+            slope = slope.mT
+        slopes.append(slope)
         bends.append(bend)
     return masked(target, Moments(total, tuple(slopes), tuple(bends)))
 

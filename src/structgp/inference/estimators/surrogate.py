@@ -1,28 +1,29 @@
-"""Surrogate plus residual: pathwise on what resembles the likelihood, score on what is left.
+"""Pathwise gradients, and surrogates plus residual.
 
-Let c be functions of eps whose slope and bend are cheap: parts that autograd differentiates, or a
+Pathwise gradients differentiate through the draws: 8 to 32 of them do what score estimators need thousands
+for, where the likelihood can be differentiated. Where it cannot, or costs much, a surrogate takes most of
+the work. Let c be functions of eps whose slope and bend are cheap: parts that autograd differentiates, or a
 quadratic, whose slope and bend are its coefficients. For any numbers beta
 
     E[grad l] = E[grad beta c] + E[eps (l - beta c)],
 
 and the second term has only the residual's variance. beta is the regression of l on c over the OTHER
 replicates, so that it does not depend on the draws it is used with: the estimate stays unbiased, and a
-surrogate that explains nothing gets a coefficient near 0 and does no harm.
-"""
+surrogate that explains nothing gets a coefficient near 0 and does no harm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from structgp.inference.estimators.designs import draw, replicate_sizes, split
+from structgp.inference.estimators.designs import Design, draw, replicate_sizes, split
 from structgp.inference.estimators.moments import (
     Estimate,
-    Group,
+    Estimator,
     Moments,
     Noise,
     Target,
@@ -37,80 +38,79 @@ Parts: TypeAlias = Literal["piecewise", "composite"]
 
 REPLICATES = 4
 
+MANY_DRAWS = 32
+"""From so many on, orthogonal directions are worth their making."""
+
 PATHWISE_SHARE, LEAST_PATHWISE = 2, 64
 """Pathwise gradients of the parts are surer than scores of the residual, and dear: half the draws of a
 replicate will do, but not fewer than 64."""
 
 
 @dataclass(frozen=True)
-class Surrogate:
-    """Surrogate plus residual.
+class Pathwise(Estimator):
+    """E[grad l] and E[sym(eps grad l^T)] over draws.
 
-    Parameters
-    ----------
-    name : what it is called.
-    parts : which stand-ins the target is to bring, if any.
-    uses_memory : whether a quadratic from earlier estimates is one of the surrogates.
-    n_draws : S.
-    """
+    design : None takes orthogonal directions from 32 draws on, else antithetic pairs. All draws are one
+    replicate of it, since the more directions are orthogonal the better; parts of it give the variance,
+    which is then if anything too large."""
+
+    name: str = "pathwise"
+    design: Design | None = None
+    n_draws: int = 8
+    needs_gradient = True
+
+    def __call__(
+        self, target: Target, generator: torch.Generator, memory: Moments | None = None
+    ) -> Estimate:
+        """Cost: S likelihoods of every sequence with their gradient. ``memory`` is not used."""
+        design = self.design or ("orthogonal" if self.n_draws >= MANY_DRAWS else "antithetic")
+        sizes = replicate_sizes(self.n_draws, REPLICATES, design)
+        draws = split(next(draw(target, design, [sum(sizes)], generator)), sizes, design)
+        found = [path_moments(target, noise, target.log_prob) for noise in draws]
+        return Estimate.of([moments for moments, _ in found], sizes, [l for _, l in found])
+
+
+@dataclass(frozen=True)
+class Surrogate(Estimator):
+    """Surrogate plus residual. parts : which stand-ins the target is to bring, if any. uses_memory :
+    whether a quadratic from earlier estimates is one of the surrogates."""
 
     name: str
     parts: Parts | None
     uses_memory: bool
     n_draws: int = 512
-    needs_gradient = False
-
-    def with_draws(self, n_draws: int) -> Surrogate:
-        return replace(self, n_draws=n_draws)
 
     def __call__(
         self, target: Target, generator: torch.Generator, memory: Moments | None = None
     ) -> Estimate:
-        """Cost: S likelihoods of every sequence; of the parts S, and half of S with gradient.
-
-        ``memory`` : slope and bend of l as earlier estimates have them; its value is not used.
-        """
+        """Cost: S likelihoods of every sequence; of the parts S, and half of S with gradient."""
         sizes = replicate_sizes(self.n_draws, REPLICATES, "iid")
         quadratic = _Quadratic(target, memory) if memory is not None and self.uses_memory else None
         draws = list(draw(target, "iid", sizes, generator))
         values = [target.log_prob(d) for d in draws]
         features = [_features(target, d, quadratic) for d in draws]
-        products = [_products(l, c) for l, c in zip(values, features, strict=True)]
         estimates = []
-        for r, (d, l, c) in enumerate(zip(draws, values, features, strict=True)):
-            others = [p for i, p in enumerate(products) if i != r]
-            less, beta = _regression(others, l, c)
-            residual = l - less - (c * beta).sum(-1)
-            estimates.append(
-                score_moments(target, d, residual) + _surrogate_moments(target, _some(d), beta, quadratic)
-            )
-        mean, variance = combine(estimates, sizes)
-        every = torch.cat(values)
-        return Estimate(
-            replace(mean, value=every.mean(0)),
-            replace(variance, value=variance_of_mean(every)),
-            every.std(0, correction=0),
-            every.numel(),
-        )
+        for d, l, c, (less, beta) in zip(
+            draws, values, features, _regressions(values, features), strict=True
+        ):
+            residual = score_moments(target, d, l - less - (c * beta).sum(-1))
+            some = tuple(eps[: max(len(l) // PATHWISE_SHARE, LEAST_PATHWISE)] for eps in d)
+            estimates.append(residual + _surrogate_moments(target, some, beta, quadratic))
+        return Estimate.of(estimates, sizes, values, variance_of_mean(torch.cat(values)))
 
 
 @dataclass(frozen=True)
-class PathwiseSurrogate:
-    """The same where the likelihood can be differentiated but costs much: pathwise on the residual at a
-    few draws, and pathwise on the stand-ins at many more.
+class PathwiseSurrogate(Estimator):
+    """The same where the likelihood can be differentiated but costs much: pathwise on the residual at a few
+    draws, and pathwise on the stand-ins at many more.
 
-    n_draws : S, of the likelihood; the stand-ins are computed at ``more`` draws besides.
-    """
+    n_draws : S, of the likelihood; the stand-ins are computed at ``more`` draws besides."""
 
     name: str = "pathwise-surrogate"
     n_draws: int = 16
     more: int = 2048
     parts: Parts = "composite"
-    uses_memory = False
     needs_gradient = True
-
-    def with_draws(self, n_draws: int) -> PathwiseSurrogate:
-        return replace(self, n_draws=n_draws)
 
     def __call__(
         self, target: Target, generator: torch.Generator, memory: Moments | None = None
@@ -122,29 +122,20 @@ class PathwiseSurrogate:
         (whole,) = draw(target, "orthogonal", [sum(sizes)], generator)
         near = list(split(whole, sizes, "orthogonal"))
         far = draw(target, "antithetic", more, generator)
-        found = [path_moments(target, d, target.log_prob) for d in near]
-        features = [_features(target, d, None) for d in near]
-        products = [_products(l, c) for (_, l), c in zip(found, features, strict=True)]
+        moments, values = zip(*(path_moments(target, d, target.log_prob) for d in near), strict=True)
+        fits = _regressions(values, [_features(target, d, None) for d in near])
         estimates = []
-        for r, (d, extra, (moments, l), c) in enumerate(zip(near, far, found, features, strict=True)):
-            others = [p for i, p in enumerate(products) if i != r]
-            beta = _regression(others, l, c)[1]
+        for d, extra, found, (_, beta) in zip(near, far, moments, fits, strict=True):
             stands = _surrogate_moments(target, extra, beta, None)
-            estimates.append(moments - _surrogate_moments(target, d, beta, None) + stands)
-        mean, variance = combine(estimates, sizes)
-        every = torch.cat([l for _, l in found])
-        value, spread = combine([moments for moments, _ in found], sizes)
-        mean = replace(mean, value=value.value)
-        variance = replace(variance, value=spread.value)
-        return Estimate(mean, variance, every.std(0, correction=0), every.numel())
+            estimates.append(found - _surrogate_moments(target, d, beta, None) + stands)
+        return Estimate.of(estimates, sizes, values, combine(moments, sizes)[1].value)
 
 
 class _Quadratic:
     """A quadratic around the posterior mean as two functions of eps for each group, linear and quadratic,
     all of mean 0 and with known slope and bend.
 
-    What is known of shared numbers is a sum over examples; each gets its share by length.
-    """
+    What is known of shared numbers is a sum over examples; each gets its share by length."""
 
     def __init__(self, target: Target, memory: Moments) -> None:
         self.groups = target.groups
@@ -157,8 +148,8 @@ class _Quadratic:
 
     def __call__(self, noise: Noise) -> Tensor:
         """(S, B, count)."""
-        found = []
-        for group, eps, slope, bend in self._each(noise):
+        found, known = [], self.memory
+        for group, eps, slope, bend in zip(self.groups, noise, known.slopes, known.bends, strict=True):
             if group.mask is None:
                 linear = eps @ slope
                 if group.full:
@@ -173,11 +164,8 @@ class _Quadratic:
                 found += [torch.einsum("sbtv,btv->sb", eps, slope), square]
         return torch.stack(found, -1)
 
-    def _each(self, noise: Noise) -> Iterator[tuple[Group, Tensor, Tensor, Tensor]]:
-        return zip(self.groups, noise, self.memory.slopes, self.memory.bends, strict=True)
-
     def moments(self, target: Target, beta: Tensor) -> Moments:
-        """Of beta (B, count) times the functions."""
+        """Moments of beta (B, count) times the functions."""
         m, slopes, bends = self.memory, [], []
         weight = target.weight.to(beta) * self.share
         for k, group in enumerate(self.groups):
@@ -203,35 +191,27 @@ def _features(target: Target, noise: Noise, quadratic: _Quadratic | None) -> Ten
     return torch.cat(found, -1) if found else noise[0].new_zeros(shape)
 
 
-def _some(noise: Noise) -> Noise:
-    n = max(len(noise[0]) // PATHWISE_SHARE, LEAST_PATHWISE)
-    return tuple(eps[:n] for eps in noise)
-
-
-def _products(l: Tensor, c: Tensor) -> tuple[int, Tensor, Tensor]:
-    """Count, sums (B, C + 1) and second moments (B, C + 1, C + 1) of (c, l)."""
-    both = torch.cat([c, l[..., None]], -1).double()
-    return len(l), both.sum(0), torch.einsum("sbi,sbj->bij", both, both)
-
-
-def _regression(products: list[tuple[int, Tensor, Tensor]], l: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Baseline (B,) and coefficients (B, C) of l on c from other replicates than those of l and c;
-    nothing where there are none."""
-    C = c.shape[-1]
-    if not products:
-        return torch.zeros_like(l[0]), c.new_zeros(c.shape[1:])
-    count = sum(n for n, _, _ in products)
-    mean = torch.stack([s for _, s, _ in products]).sum(0) / count
-    second = torch.stack([p for _, _, p in products]).sum(0) / count
-    covariance = second - mean[:, :, None] * mean[:, None, :]
-    gram, cross = covariance[:, :C, :C], covariance[:, :C, C]
-    # Scaled to correlations, and shrunk as if each coefficient had been seen to be 0 once.
-    scale = gram.diagonal(dim1=-1, dim2=-2).clamp(min=1e-12).sqrt()
-    gram = gram / (scale[:, :, None] * scale[:, None, :])
-    gram = gram + torch.eye(C, dtype=gram.dtype, device=gram.device) / count
-    beta = torch.linalg.solve(gram, (cross / scale)[..., None])[..., 0] / scale
-    baseline = mean[:, C] - (beta * mean[:, :C]).sum(-1)
-    return baseline.to(l), beta.to(l)
+def _regressions(values: Sequence[Tensor], features: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each replicate, the baseline (B,) and coefficients (B, C) of l on c over all other replicates;
+    zeros where there are none."""
+    both = [torch.cat([c, l[..., None]], -1).double() for l, c in zip(values, features, strict=True)]
+    sums = [x.sum(0) for x in both]  # (B, C + 1)
+    products = [torch.einsum("sbi,sbj->bij", x, x) for x in both]
+    C, eye = features[0].shape[-1], torch.eye(features[0].shape[-1]).to(both[0])
+    for r, l in enumerate(values):
+        count = sum(len(x) for i, x in enumerate(both) if i != r)
+        if count == 0:
+            yield torch.zeros_like(l[0]), l.new_zeros(l.shape[1], C)
+            continue
+        mean = torch.stack([s for i, s in enumerate(sums) if i != r]).sum(0) / count
+        second = torch.stack([p for i, p in enumerate(products) if i != r]).sum(0) / count
+        covariance = second - mean[:, :, None] * mean[:, None, :]
+        gram, cross = covariance[:, :C, :C], covariance[:, :C, C]
+        # Scaled to correlations, and shrunk as if each coefficient had been seen to be 0 once.
+        scale = gram.diagonal(dim1=-1, dim2=-2).clamp(min=1e-12).sqrt()
+        gram = gram / (scale[:, :, None] * scale[:, None, :]) + eye / count
+        beta = torch.linalg.solve(gram, (cross / scale)[..., None])[..., 0] / scale
+        yield (mean[:, C] - (beta * mean[:, :C]).sum(-1)).to(l), beta.to(l)
 
 
 def _surrogate_moments(target: Target, noise: Noise, beta: Tensor, quadratic: _Quadratic | None) -> Moments:
