@@ -136,7 +136,7 @@ def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
     - ``B``, ``I``, ``E``, ``S``, ``[``, ``]`` alone: chunks of one unnamed type, ``""``.
     - ``O`` and ``.``: outside.
     - any other label, such as ``NOUN``: a chunk of one token whose type is the whole label (conlleval's
-    ``-r``).
+      ``-r``).
 
     Without an ``O`` in the label set every token is in a chunk: for word segmentation with B and I chunks
     are words; for labels without prefix every token is its own chunk and F1 is the token accuracy."""
