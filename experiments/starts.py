@@ -26,7 +26,7 @@ from structgp.data.labels import LabelEncoder
 from structgp.gp import Posterior, WeightPosterior, contrasts
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches, train
-from structgp.plan.prior import choose_kernel, flat_tokens, pick_inducing
+from structgp.plan.start import choose_kernel, flat_tokens, pick_inducing
 from structgp.structures import Chain
 
 SEEDS = range(5)

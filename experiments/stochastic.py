@@ -30,7 +30,7 @@ from structgp.inference import Problem
 from structgp.inference.loop import make_batches
 from structgp.paper import Stochastic
 from structgp.plan.optimizers import ESTIMATORS, PRESETS
-from structgp.plan.prior import flat_tokens, pick_inducing
+from structgp.plan.start import flat_tokens, pick_inducing
 from structgp.structures import Chain, Piecewise, Structure
 
 PASSES = (1, 3, 10)

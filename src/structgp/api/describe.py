@@ -14,9 +14,9 @@ from structgp.plan.resolve import plan_lines
 
 @dataclass(frozen=True)
 class Summary:
-    """templates : prior variance of a weight, by template; classes : the labels; transitions : (V, V)
-    mean of the score of a label (row) followed by another (column), and transition_sds : (V, V) its
-    posterior sd; plan : every choice of the fit, with its reason."""
+    """templates : prior variance of a weight, by template; classes : the labels; transitions : (V, V) mean
+    of the score of a label (row) followed by another (column), and transition_sds : (V, V) its posterior
+    sd; plan : every choice of the fit, with its reason."""
 
     templates: dict[str, float]
     classes: list[str]

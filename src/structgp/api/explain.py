@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.answers.ask import Asked
-from structgp.answers.model import Model
+from structgp.answers.ask import Asked, Model
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.api.questions import as_list
+from structgp.data.examples import as_list
 from structgp.data.labels import check_labels
 from structgp.errors import InputError
 from structgp.gp.kernels import covariance
@@ -50,8 +49,8 @@ class Witness(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """The neighbour's most probable label if the token has ``label``, and if it has ``other``; by how
-    much the one pair scores more than the other, with the posterior sd of that."""
+    """The neighbour's most probable label if the token has ``label``, and if it has ``other``; by how much
+    the one pair scores more than the other, with the posterior sd of that."""
 
     if_label: str
     if_other: str
@@ -61,13 +60,13 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """``log_odds`` of ``label`` against ``other`` = ``unary`` + ``left`` + ``right``, under the
-    posterior mean.
+    """``log_odds`` of ``label`` against ``other`` = ``unary`` + ``left`` + ``right``, under the posterior
+    mean.
 
-    features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided
-    most of ``left`` and ``right``, None at the ends. witnesses : training tokens, or inducing inputs,
-    those for the label first, those against it last. Over all inducing inputs they sum up to ``unary``;
-    over training tokens only roughly, since p_n is an average over draws.
+    features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided most
+    of ``left`` and ``right``, None at the ends. witnesses : training tokens, or inducing inputs, those for
+    the label first, those against it last. Over all inducing inputs they sum up to ``unary``; over training
+    tokens only roughly, since p_n is an average over draws.
     """
 
     label: str
@@ -113,8 +112,8 @@ def explain(
     y_train: Iterable[Sequence[str | None]] | None = None,
     n: int = 10,
 ) -> Explanation:
-    """Why token number ``token`` of the sequence x has ``label`` (by default the most probable one)
-    rather than ``other`` (by default the next).
+    """Why token number ``token`` of the sequence x has ``label`` (by default the most probable one) rather
+    than ``other`` (by default the next).
 
     With training data, ``n`` of its tokens that speak for the label and against it; without, inducing
     inputs where the model has them.
@@ -170,8 +169,8 @@ def _two(classes: Sequence[str], p: np.ndarray, label: str | None, other: str | 
 
 
 def _from_left(f: Tensor, g: Tensor, t: int, a: int, b: int) -> float:
-    """The log-ratio of what the positions before t give to each of the labels; f (T, V), g (V, V) or
-    (T - 1, V, V)."""
+    """The log-ratio of what the positions before t give to each of the labels; f (T, V), g (V, V) or (T -
+    1, V, V)."""
     if t == 0:
         return 0.0
     g = g.expand(len(f) - 1, *g.shape[-2:])

@@ -253,18 +253,17 @@ class EncoderView:
         return [self.select(rows) for rows in self.encoder.transform(X)]
 
 
-@dataclass(frozen=True)
 class FeatureSplit:
-    """What each template of a structure sees of a row: nodes, and transitions into the token, None where
-    those have no features."""
+    """What each template of a structure sees of a row: ``node``, and ``next`` for transitions into the
+    token, None where those have no features.
 
-    node: EncoderView
-    next: EncoderView | None
+    spec : of the structure, with ``spec["node"].without`` and ``spec["next"]``, None or with ``features``.
+    """
 
-    @staticmethod
-    def of(encoder: FeatureEncoder, dropped: Sequence[str], next_names: Sequence[str]) -> FeatureSplit:
-        """dropped : features that nodes do not see; next_names : those that transitions do."""
-        return FeatureSplit(encoder.without(dropped), encoder.only(next_names) if next_names else None)
+    def __init__(self, encoder: FeatureEncoder, spec: Any) -> None:
+        transition = spec["next"]
+        self.node = encoder.without(spec["node"].without)
+        self.next = encoder.only(transition.features) if transition and transition.features else None
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch of whole rows, with the columns of each template."""

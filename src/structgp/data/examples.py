@@ -16,6 +16,11 @@ from structgp.data.schemes import Allowed, allowed
 from structgp.errors import InputError, StructgpWarning
 
 
+def as_list(X: Iterable[Any]) -> list[Any]:
+    """X with generators read out; what is not a sequence is left for the encoder to name."""
+    return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
+
+
 @dataclass(frozen=True)
 class Examples:
     """rows : one (T, W) matrix per sequence; y : one (T,) array of label indices, ``MISSING`` for missing

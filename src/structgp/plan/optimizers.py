@@ -29,8 +29,8 @@ ESTIMATORS: dict[str, Estimator] = {
 @dataclass(frozen=True)
 class Preset:
     """A setting of the paper: the optimiser with its gradient estimator, number of draws and
-    hyper-parameters that move; the number of inducing inputs; whether the kernel's shape is learned
-    before the fit; the basis of the labels."""
+    hyper-parameters that move; the number of inducing inputs; whether the kernel's shape is learned before
+    the fit; the basis of the labels."""
 
     optimizer: Blocks | Stochastic
     n_inducing: int = 500
