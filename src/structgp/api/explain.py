@@ -28,6 +28,7 @@ from structgp.errors import InputError
 from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.template import MISSING
+from structgp.structures import Chain
 
 
 class Part(NamedTuple):
@@ -133,7 +134,9 @@ def explain(
     node, step = (found[0, 0] for found in at.structure.walk(at.f, at.g, at.mask))
     odds = float((node[t, a] / node[t, b]).log())
     unary = float(at.f[0, 0, t, a] - at.f[0, 0, t, b])
-    left = _from_left(at.f[0, 0], at.g[0], t, a, b)
+    here = at.one(0, t + 1)  # the token as the last one: nothing comes from the right
+    last = Chain(spec=fitted.spec).marginals(here.f, here.g, here.mask)[0, 0, t]
+    left = float((last[a] / last[b]).log()) - unary
     before = after = None
     if t > 0:
         beside = (node[t - 1, :, None] * step[t - 1]).T
@@ -166,19 +169,6 @@ def _two(classes: Sequence[str], p: np.ndarray, label: str | None, other: str | 
     if a == b:
         raise InputError("other", f"{other!r} is the label itself", "name another label")
     return a, b
-
-
-def _from_left(f: Tensor, g: Tensor, t: int, a: int, b: int) -> float:
-    """The log-ratio of what the positions before t give to each of the labels; f (T, V), g (V, V) or (T -
-    1, V, V)."""
-    if t == 0:
-        return 0.0
-    g = g.expand(len(f) - 1, *g.shape[-2:])
-    alpha = f[0]
-    for s in range(1, t):
-        alpha = torch.logsumexp(alpha[:, None] + g[s - 1], 0) + f[s]
-    into = torch.logsumexp(alpha[:, None] + g[t - 1], 0)
-    return float(into[a] - into[b])
 
 
 def _transition(
