@@ -24,7 +24,7 @@ from structgp.data.examples import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, Weights, contrasts
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches, train
-from structgp.plan.prior import choose_kernel, flat_tokens, pick_inducing
+from structgp.plan.start import choose_kernel, flat_tokens, pick_inducing
 from structgp.structures import Chain
 
 SEEDS = range(5)

@@ -26,9 +26,9 @@ from structgp.gp import Inducing, Posterior, Table
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem
 from structgp.inference.loop import make_batches
-from structgp.paper import PRESETS, Saga
-from structgp.plan.optimizers import ESTIMATORS
-from structgp.plan.prior import flat_tokens, pick_inducing
+from structgp.paper import Saga
+from structgp.plan.optimizers import ESTIMATORS, PRESETS
+from structgp.plan.start import flat_tokens, pick_inducing
 from structgp.structures import Chain, Piecewise, Structure
 
 PASSES = (1, 3, 10)

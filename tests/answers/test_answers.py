@@ -76,7 +76,9 @@ def test_neighbours_that_know_nothing(make: Any) -> None:
 @under_all
 def test_marginals_and_pairs(make: Any, setting: Any) -> None:
     case = make(1, **setting)
-    p, pairs = (ask(case.at()).numpy() for ask in (predict.marginals, predict.transition_marginals))
+    p, pairs = (
+        ask(case.at()).numpy() for ask in (predict.Potentials.marginals, predict.transition_marginals)
+    )
     assert pairs.shape == (4, 3, 3, 3)
     for b, n in enumerate(case.lengths):
         table = case.by_hand(b)
@@ -198,7 +200,7 @@ def test_viterbi_is_the_best_under_the_mean(make: Any, setting: Any) -> None:
 def test_best_tokens_get_the_most_right(make: Any, setting: Any) -> None:
     """In expectation, of all labellings that are allowed."""
     case = make(7, **setting)
-    p = predict.marginals(case.at())
+    p = case.at().marginals()
     best = predict.best_tokens(p, case.mask, case.rules).numpy()
     for b, n in enumerate(case.lengths):
         table = case.by_hand(b)
@@ -276,7 +278,7 @@ def test_no_labelling_breaks_a_rule_or_forgets_what_is_known(
     at, plugged = case.at(), case.at(mean=True)
     labels, values = predict.n_best(at, plugged, 5)
     drawn = predict.sample_labellings(at, 20, torch.Generator().manual_seed(0))
-    p = predict.marginals(at)
+    p = at.marginals()
     for b, n in enumerate(lengths):
         found = [
             predict.viterbi(plugged)[b],
@@ -297,9 +299,7 @@ def test_answers_do_not_depend_on_the_batch(make: Any, setting: Any) -> None:
     n_best = predict.n_best(at, plugged, 4)
     for b, n in enumerate(case.lengths):
         alone, one = case.alone(b), slice(b, b + 1)
-        torch.testing.assert_close(
-            predict.marginals(at)[one, :n], predict.marginals(alone), rtol=0, atol=1e-10
-        )
+        torch.testing.assert_close(at.marginals()[one, :n], alone.marginals(), rtol=0, atol=1e-10)
         torch.testing.assert_close(
             predict.transition_marginals(at)[one, : n - 1],
             predict.transition_marginals(alone),

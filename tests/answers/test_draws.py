@@ -18,7 +18,7 @@ from structgp.structures import Chain
 
 def marginals(posterior, structure, draws, batch):
     unknown = replace(batch, y=torch.full_like(batch.y, -1))
-    return predict.marginals(predict.potentials(posterior, structure, draws, unknown))
+    return predict.potentials(posterior, structure, draws, unknown).marginals()
 
 
 def viterbi(posterior, structure, draws, batch):

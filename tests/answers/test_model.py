@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import copy
 import errno
+import importlib
 import importlib.util
 import json
 import os
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +27,12 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 import structgp
 from structgp import InputError, ModelFileError, Prior, SecondOrder, StructuredGPClassifier
 from structgp.answers import model_file
-from structgp.answers.ask import Question
-from structgp.answers.model import Model
+from structgp.answers.ask import Model, Question
 from structgp.data import atomic
 from structgp.gp import Inducing, Mixture, Posterior, Table, Weights, contrasts
 from structgp.gp.kernels import RelevanceKernel
-from structgp.structures import Chain
+from structgp.inference import Natural
+from structgp.structures import Chain, Piecewise
 
 
 @pytest.fixture(scope="module")
@@ -238,58 +240,104 @@ class Backwards(Chain):
 
 
 def test_a_predictor_answers_and_is_not_kept(fitted, data, tmp_path):
-    plain = with_posterior(fitted)
-    own = with_posterior(fitted, likelihood="custom", predictor=Backwards())
+    """A file holds its name, and no code: it has to be passed again, and nothing else in its place."""
+    plain, own = with_posterior(fitted), with_posterior(fitted, predictor=Backwards())
     assert isinstance(plain.structure, Chain)
     assert isinstance(own.structure, Backwards)
-    differ = [
-        not np.allclose(one, other)
-        for one, other in zip(plain.ask(data.X).marginals(), own.ask(data.X).marginals(), strict=True)
-    ]
-    assert any(differ)
-    model_file.save(own, tmp_path / "model")
-    loaded = model_file.load(tmp_path / "model")
-    assert loaded.likelihood == "custom"
-    assert loaded.predictor is None
-    assert type(loaded.structure) is Chain
-    for one, other in zip(plain.ask(data.X).marginals(), loaded.ask(data.X).marginals(), strict=True):
-        assert np.array_equal(one, other)
-
-
-def test_the_structure_that_answers_is_kept_by_name(fitted, tmp_path, monkeypatch):
-    monkeypatch.setitem(structgp.answers.model.STRUCTURES, "backwards", Backwards)
-    own = with_posterior(fitted, predict_with="backwards")
-    model_file.save(own, tmp_path / "model")
-    assert isinstance(model_file.load(tmp_path / "model").structure, Backwards)
-
-
-def test_a_structure_this_version_does_not_know(content, tmp_path):
+    p, q = (model.ask(data.X).marginals() for model in (plain, own))
+    assert any(not np.allclose(one, other) for one, other in zip(p, q, strict=True))
     path = tmp_path / "model"
-    rewritten(content, path, predict_with="lattice", version="9.8.7")
-    refused(path, "predicts with 'lattice'", "update structgp", "9.8.7")
+    model_file.save(own, path)
+    refused(path, "Backwards, which a file does not hold", "load(path, structure=Backwards())")
+    with pytest.raises(ModelFileError, match=r"answers by .*Backwards, .* was given .*Piecewise; pass it"):
+        model_file.load(path, Piecewise())
+    loaded = model_file.load(path, Backwards())
+    assert isinstance(loaded.structure, Backwards)
+    assert all(np.array_equal(*two) for two in zip(q, loaded.ask(data.X).marginals(), strict=True))
+    model_file.save(plain, path)
+    with pytest.raises(ModelFileError, match="answers by the chain; leave structure out"):
+        model_file.load(path, Backwards())
 
 
-def test_in_a_new_process(fitted, data, tmp_path):
-    path = tmp_path / "model"
-    fitted.save(path)
+MINE = """
+from structgp.structures import Structure
+
+
+class Mine(Structure):
+    # Every token by itself: a softmax.
+    def log_prob(self, f, g, y, mask):
+        chosen = f.log_softmax(-1).gather(-1, y.expand(len(f), -1, -1)[..., None])[..., 0]
+        return (chosen * mask).sum(-1) + 0 * g.sum((-1, -2))[:, None]
+
+    def marginals(self, f, g, mask):
+        return f.softmax(-1) * mask[..., None]
+
+
+def function(f, g, y):
+    return f.log_softmax(-1)[:, range(len(y)), y].sum(-1) + 0 * g.sum((-1, -2))
+"""
+
+ASK = """
+import json, sys, warnings
+import torch
+import structgp
+sys.path.insert(0, ".")
+import mine
+torch.set_num_threads(1)
+X = json.load(open("x.json"))
+given = {"class": {"structure": mine.Mine()}}
+for name in ("features", "class", "function"):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = structgp.load(name, **given.get(name, {}))
+    warned = [str(w.message) for w in caught if issubclass(w.category, structgp.StructgpWarning)]
+    y = [["L0"] * len(x) for x in X]
+    answers = model.predict_marginals(X), model.sequence_log_probs(X, y), model.predict(X), warned
+    print(json.dumps(answers))
+"""
+
+
+def test_every_kind_of_structure_answers_alike_in_a_new_process(data, tmp_path, monkeypatch):
+    """A declared one with features on transitions, a class of the user's own, and a plain function: to the
+    last bit."""
+    (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "x.json").write_text(json.dumps(data.X))
-    script = (
-        "import json, torch, structgp\n"
-        "torch.set_num_threads(1)\n"
-        "X = json.load(open('x.json'))\n"
-        "print(json.dumps(structgp.load('model').predict_marginals(X)))\n"
-    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("mine")
+    quick = {"n_draws": 8, "inference": Natural(max_steps=2)}
+    made = {
+        "features": StructuredGPClassifier(structure=structgp.chain(features=["0", "2"]), n_draws=8),
+        "class": StructuredGPClassifier(structure=mine.Mine(), **quick),
+        "function": StructuredGPClassifier(structure=mine.function, **quick),
+    }
+    expected = []
+    for name, model in made.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", structgp.StructgpWarning)
+            model.fit(data.X, data.y)
+        model.save(tmp_path / name)
+        y = [["L0"] * len(x) for x in data.X]
+        expected.append(
+            [model.predict_marginals(data.X), model.sequence_log_probs(data.X, y), model.predict(data.X)]
+        )
+    assert made["features"].model_.split.next is not None
+    with pytest.raises(ModelFileError, match=r"mine.Mine, .*; pass it: load\(path, structure=Mine\(\)\)$"):
+        structgp.load(tmp_path / "class")
+    source = Path(structgp.__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", ASK],
         cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     # repr of a float reads back as the same float.
-    assert json.loads(done.stdout) == fitted.predict_marginals(data.X)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answers[:3] for answers in found] == expected
+    assert [len(answers[3]) for answers in found] == [0, 0, 1]
+    assert "fitted with a likelihood that a file does not hold" in found[2][3][0]
 
 
 def test_what_else_comes_back(fitted, data, tmp_path):
@@ -488,7 +536,7 @@ def test_a_family_this_version_does_not_know(content, tmp_path):
     path = tmp_path / "model"
     node, table = blocks_of(content)
     rewritten(content, path, posterior=[node | {"family": "spline"}, table], version="9.8.7")
-    refused(path, "a posterior of the family 'spline'", "update structgp", "9.8.7")
+    refused(path, "a posterior of family 'spline'", "update structgp", "9.8.7")
 
 
 def test_a_file_cannot_name_a_class_to_build(content, tmp_path):

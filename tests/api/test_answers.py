@@ -372,7 +372,7 @@ class OnlyMarginals(Structure):
 def test_a_structure_that_knows_only_marginals(fitted: Any, X: Any, known: Any) -> None:
     model = fitted.model_
     other = restored(fitted)
-    other.model_ = structgp.answers.model.Model(
+    other.model_ = structgp.answers.ask.Model(
         model.encoder, model.labels, model.posterior, n_draws=4, predictor=OnlyMarginals()
     )
     assert len(other.predict(X)) == 4

@@ -17,15 +17,14 @@ from torch import Tensor
 import structgp
 import structgp.inference.loop
 from structgp import Inducing, InputError, Mixture, Prior, StructgpWarning, StructuredGPClassifier
-from structgp.answers.ask import Question
-from structgp.answers.model import Model
+from structgp.answers.ask import Model, Question
 from structgp.data.batch import Batch
 from structgp.data.examples import read_examples
 from structgp.gp import Posterior, Table, Weights
 from structgp.gp.kernels import RelevanceKernel, weight_variances
 from structgp.inference import Minibatch, Problem, SecondOrder
 from structgp.inference.loop import PATIENCE, Watch
-from structgp.plan.start import carried_over
+from structgp.plan.grow_posterior import carried_over
 
 K, P, V = 6, 3, 3
 Sequences = list[Any]

@@ -11,7 +11,7 @@ import torch
 from benchmarks.generate import Generated, generate
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
-import structgp.plan.prior
+import structgp.plan.start
 from structgp import Inducing, InputError, Prior, StructgpWarning, StructuredGPClassifier
 from structgp.inference.second_order import Draws
 from structgp.structures import Chain, Piecewise, Structure
@@ -215,7 +215,7 @@ def test_the_relaxation_sees_the_tokens_that_have_labels(
         seen.append((x, labels))
         raise KeyError
 
-    monkeypatch.setattr(structgp.plan.prior, "learn_shape", learn_shape)
+    monkeypatch.setattr(structgp.plan.start, "learn_shape", learn_shape)
     with pytest.raises(KeyError):
         StructuredGPClassifier(kernel=ScaleKernel(RBFKernel())).fit(X, y)
     ((rows, labels),) = seen

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.generate import Generated, generate
 
 from structgp import StructuredGPClassifier
-from structgp.answers.model import KEPT_DRAWS
+from structgp.answers.ask import KEPT_DRAWS
 
 THREADS = 8
 
@@ -56,7 +56,7 @@ def test_eight_threads_get_the_answers_of_one(fitted: StructuredGPClassifier, da
     alone = [ask() for ask in asked]
     assert alone[0] != alone[3], "settings that make a difference"
     fresh = pickle.loads(pickle.dumps(fitted))
-    assert not fresh.model_._cache.draws, "draws are not copied"
+    assert not fresh.model_._kept, "draws are not copied"
     together, barrier = questions(fresh, data), Barrier(THREADS)
 
     def run(n: int) -> list[Any]:
@@ -73,12 +73,12 @@ def test_eight_threads_get_the_answers_of_one(fitted: StructuredGPClassifier, da
 
 def test_asking_changes_nothing(fitted: StructuredGPClassifier, data: Generated) -> None:
     before = fitted.model_
-    fields = {name: value for name, value in vars(before).items() if name != "_cache"}
+    fields = {name: value for name, value in vars(before).items() if name != "_kept"}
     for ask in questions(fitted, data):
         ask()
     assert fitted.model_ is before
     assert all(vars(before)[name] is value for name, value in fields.items())
-    assert len(before._cache.draws) <= KEPT_DRAWS
+    assert len(before._kept) <= KEPT_DRAWS
     with pytest.raises(FrozenInstanceError):
         before.n_draws = 3  # type: ignore[misc]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import structgp
 from structgp import InputError, Prior, StructuredGPClassifier
-from structgp.data.encode import FeatureEncoder, FeatureSplit
+from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import Examples, LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, Weights, choose_inducing
 from structgp.gp.kernels.build import build_kernel
@@ -23,7 +23,9 @@ from structgp.inference.loop import make_batches
 from structgp.inference.minibatch import _value
 from structgp.inference.second_order import Draws, _fit_covariances
 from structgp.plan.optimizers import ESTIMATORS
+from structgp.plan.options import Options
 from structgp.plan.pilot import run_pilot
+from structgp.plan.resolve import resolve
 from structgp.structures import Chain, Structure
 
 TIMES = np.array([1, 3, 1, 2, 1])
@@ -208,15 +210,13 @@ def test_the_pilot_counts_too(monkeypatch: pytest.MonkeyPatch, data: Generated) 
     monkeypatch.setattr("structgp.plan.pilot.train", train)
     encoder = FeatureEncoder().fit(data.X)
     rows, labels = encoder.transform(data.X), LabelEncoder(["L0", "L1", "L2"]).transform(data.y)
-    kernel = build_kernel(
-        "relevance", encoder.blocks, torch.from_numpy(np.concatenate(rows))
-    ).requires_grad_(False)
+    tokens = torch.from_numpy(np.concatenate(rows))
+    kernel = build_kernel("relevance", encoder.blocks, tokens).requires_grad_(False)
+    examples = Examples(encoder, LabelEncoder(["L0", "L1", "L2"]), rows, labels, TIMES * 1.0, None)
     with pytest.raises(KeyError):
         run_pilot(
-            kernel, Examples(encoder, LabelEncoder(["L0", "L1", "L2"]), rows, labels, TIMES * 1.0, None),
-            FeatureSplit.of(encoder, (), ()), Chain(), basis=None, transition_sd=1.0,
-            generator=torch.Generator().manual_seed(0),
-        )  # fmt: skip
+            kernel, examples, tokens, resolve(Options(), examples), None, torch.Generator().manual_seed(0)
+        )
     weight, index = found
     assert weight is not None
     assert index is not None

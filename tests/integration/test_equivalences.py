@@ -137,7 +137,7 @@ def assert_same(
 
 def answers(posterior: Posterior, draws: predict.Draws, batch: Batch) -> torch.Tensor:
     unknown = replace(batch, y=torch.full_like(batch.y, -1))
-    return predict.marginals(predict.potentials(posterior, Chain(), draws, unknown))
+    return predict.potentials(posterior, Chain(), draws, unknown).marginals()
 
 
 def marginals(posterior: Posterior, data: Data, batch_tokens: int = 1000) -> list[np.ndarray]:

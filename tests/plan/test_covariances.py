@@ -31,9 +31,8 @@ def examples() -> Examples:
 @pytest.fixture(scope="module")
 def form(examples: Examples) -> Any:
     def chosen(R: int, M: int, N: int, posterior: Any = "inducing", **given: Any) -> tuple[str, int]:
-        plan = resolve(Options(posterior=posterior, **given), examples)
-        found, rank = plan.covariance_for(R, M, N)
-        return found.value, rank
+        plan = resolve(Options(posterior=posterior, **given), examples).with_covariance(R, M, N)
+        return plan.covariance.value, plan.rank
 
     return chosen
 
@@ -110,7 +109,7 @@ def test_fit_save_load(data: Any, tmp_path: Path) -> None:
     low.save(tmp_path / "model")
     again = structgp.load(tmp_path / "model")
     for name, tensor in q.state_dict().items():
-        assert torch.equal(again.model_.posterior.state_dict()[name], tensor), name
+        assert torch.equal(again.model_.posterior.node.state_dict()[name], tensor), name
     assert again.predict_marginals(data[0]) == low.predict_marginals(data[0])
     assert again.get_params()["posterior__rank"] == 5
 

@@ -13,7 +13,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from structgp import Inducing, SecondOrder, StructuredGPClassifier
-from structgp.data.encode import FeatureEncoder, FeatureSplit
+from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import Examples, LabelEncoder
 from structgp.gp import Posterior, choose_inducing, contrasts
 from structgp.gp.kernels import RelevanceKernel, covariance
@@ -21,9 +21,10 @@ from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import build_kernel
 from structgp.plan import pilot
 from structgp.plan import start as starting
+from structgp.plan.options import Options
 from structgp.plan.pilot import Pilot, run_pilot
-from structgp.plan.prior import choose_kernel, flat_tokens, pick_inducing
-from structgp.structures import Chain
+from structgp.plan.resolve import resolve
+from structgp.plan.start import choose_kernel, flat_tokens, pick_inducing
 
 V = 3
 TOKENS = 60
@@ -65,15 +66,10 @@ def run(
     seed: int = 0,
     generator: torch.Generator | None = None,
 ) -> Pilot | None:
-    return run_pilot(
-        kernel,
-        Examples(data.encoder, data.encoded, data.rows, data.labels, None, None),
-        FeatureSplit.of(data.encoder, (), ()),
-        Chain(),
-        basis=basis,
-        transition_sd=1.5,
-        generator=generator or torch.Generator().manual_seed(seed),
-    )
+    examples = Examples(data.encoder, data.encoded, data.rows, data.labels, None, None)
+    generator = generator or torch.Generator().manual_seed(seed)
+    tokens = flat_tokens(data.encoder, data.rows)
+    return run_pilot(kernel, examples, tokens, resolve(Options(), examples), basis, generator)
 
 
 def state(kernel: RelevanceKernel) -> list[Tensor]:

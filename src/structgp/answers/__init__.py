@@ -1,16 +1,14 @@
 """From a posterior to answers: each an average over joint draws of (f, g), exact under each draw."""
 
-from structgp.answers.draws import Draws, mean, sample
 from structgp.answers.labellings import (
     best_tokens,
     log_prob,
-    marginals,
     n_best,
     sample_labellings,
     transition_marginals,
     viterbi,
 )
-from structgp.answers.potentials import Potentials, potentials
+from structgp.answers.potentials import Draws, Potentials, mean, potentials, sample
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
 
@@ -24,7 +22,6 @@ __all__ = [
     "event_uncertainty",
     "likely_spans",
     "log_prob",
-    "marginals",
     "mean",
     "n_best",
     "potentials",

@@ -1,31 +1,36 @@
-"""Sequences that a model is asked about: encoded once, asked several questions.
+"""A fitted model, and sequences that it is asked about: encoded once, asked several questions.
 
-Answers take ``known``, labels that are given: for each sequence a list with None where there is none.
-"""
+Answers take ``known``, labels that are given: for each sequence a list with None where there is none."""
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from structgp.answers import labellings
-from structgp.answers.potentials import Potentials, potentials
+from structgp.answers.potentials import Draws, Potentials, mean, potentials, sample
 from structgp.answers.spans import Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
-from structgp.data.batch import MISSING, Batch, by_length, pad
-from structgp.data.examples import UNSEEN, check_labels
+from structgp.data.batch import Batch, by_length, pad
+from structgp.data.encode import FeatureEncoder, FeatureSplit
+from structgp.data.examples import MISSING, UNSEEN, LabelEncoder, check_labels
+from structgp.data.schemes import Allowed
 from structgp.errors import InputError
-from structgp.structures import Structure
-
-if TYPE_CHECKING:
-    from structgp.answers.model import Model
+from structgp.gp import Posterior
+from structgp.structures import Chain, Rules, Spec, Structure, chain
 
 Known: TypeAlias = Sequence[Sequence[str | None]]
+
+KEPT_DRAWS = 4
+"""Sets of draws that a model keeps for the next question, those asked for last."""
 
 BATCH_TOKENS = 2_000
 ENTROPY_SAMPLES = 64
@@ -45,6 +50,79 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Model:
+    """A fitted posterior with the encoders that lead to it. Nothing in it changes while it is asked, and
+    several threads may ask at once.
+
+    spec : the declared structure that answers. predictor : a structure of the user's own in its place,
+    which a file does not keep. n_draws : draws that an answer averages over unless the question says
+    otherwise; 0 plugs in the posterior mean. seed : of those draws. info : what is worth keeping of the fit
+    (bound, time, versions). extra : what the caller wants kept with the model, such as the source of a
+    feature template; JSON values only. constraints : on labellings, in every answer."""
+
+    encoder: FeatureEncoder
+    labels: LabelEncoder
+    posterior: Posterior
+    spec: Spec = field(default_factory=chain)
+    n_draws: int = 128
+    seed: int = 0
+    info: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+    predictor: Structure | None = None
+    constraints: Allowed | None = None
+    _lock: Any = field(default_factory=threading.RLock, init=False, repr=False, compare=False)
+    _kept: dict[tuple[int, str], Draws] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _placed: dict[str, Posterior] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[type[Model], tuple[Any, ...]]:
+        """A copy starts without kept draws."""
+        return Model, tuple(getattr(self, f.name) for f in fields(self) if f.init)
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The structure that answers."""
+        return Chain(self.rules, self.spec) if self.predictor is None else self.predictor
+
+    @cached_property
+    def split(self) -> FeatureSplit:
+        """What nodes and transitions see of a token's features."""
+        return FeatureSplit(self.encoder, self.spec)
+
+    @cached_property
+    def rules(self) -> Rules | None:
+        """The constraints, if they forbid anything."""
+        rules = None if self.constraints is None else Rules.of(self.constraints)
+        return None if rules is None or rules.is_free else rules
+
+    def ask(self, X: Sequence[Any], question: Question | None = None) -> Asked:
+        """The sequences X, encoded once, to be asked several questions under the same settings."""
+        asked = Question(self.n_draws) if question is None else question
+        return Asked(self, asked, self.encoder.transform(X))
+
+    def placed(self, device: str) -> Posterior:
+        """The posterior, or a copy of it on the device where answers are computed."""
+        if torch.device(device).type == "cpu":
+            return self.posterior
+        with self._lock:
+            if device not in self._placed:
+                self._placed[device] = copy.deepcopy(self.posterior).to(device)
+            return self._placed[device]
+
+    def draws(self, n_draws: int, device: str = "cpu") -> Draws:
+        """Joint draws of all potentials, or for 0 draws the posterior mean. Kept for the next question: a
+        fitted posterior does not change any more."""
+        with self._lock:
+            found = self._kept.pop((n_draws, device), None)
+            if found is None:
+                here = self.placed(device)
+                found = sample(here, n_draws, self.seed) if n_draws else mean(here)
+            self._kept[n_draws, device] = found  # the latest comes last
+            while len(self._kept) > KEPT_DRAWS:
+                del self._kept[next(iter(self._kept))]
+            return found
+
+
+@dataclass(frozen=True)
 class Asked:
     """model : that answers. question : the settings of all answers. rows : (T, W) encoded tokens of each
     sequence."""
@@ -58,7 +136,7 @@ class Asked:
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
         empty = np.empty((0, len(self.model.labels.classes)))
-        return self._each(known, empty, labellings.marginals)
+        return self._each(known, empty, Potentials.marginals)
 
     def best_tokens(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
@@ -66,7 +144,7 @@ class Asked:
         rules = self.model.rules
 
         def ask(at: Potentials) -> Tensor:
-            return labellings.best_tokens(labellings.marginals(at), at.mask, rules)
+            return labellings.best_tokens(at.marginals(), at.mask, rules)
 
         return self._each(known, np.empty(0, dtype=np.int64), ask)
 
@@ -107,16 +185,15 @@ class Asked:
     # -- probabilities -----------------------------------------------------------------------------
 
     def transition_marginals(self, known: Known | None = None) -> list[np.ndarray]:
-        """(T - 1, V, V) probabilities of each label with the next one; (0, V, V) for at most one
-        token."""
+        """(T - 1, V, V) probabilities of each label with the next one; (0, V, V) for at most one token."""
         self.require("has_walk", "transition marginals")
         V = len(self.model.labels.classes)
         found = self._each(known, np.empty((0, V, V)), labellings.transition_marginals)
         return [p[: max(0, len(r) - 1)] for p, r in zip(found, self.rows, strict=True)]
 
     def log_probs(self, y: Known) -> list[float | None]:
-        """log p(y | x) of each labelling, of its known part where there are None in it; None where a
-        label was never seen in training. -inf for one that the constraints forbid."""
+        """log p(y | x) of each labelling, of its known part where there are None in it; None where a label
+        was never seen in training. -inf for one that the constraints forbid."""
         model, question = self.model, self.question
         encoded = model.labels.transform(y)
         if any((e == MISSING).any() for e in encoded):

@@ -1,4 +1,4 @@
-"""From potentials to answers: averaged marginals, decodings, n best and drawn labellings."""
+"""From potentials to answers about labellings: averaged probabilities, decodings, n best and samples."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from structgp.answers.draws import Draws
-from structgp.answers.potentials import TRANSITIONS_AT_ONCE, Potentials
+from structgp.answers.potentials import TRANSITIONS_AT_ONCE, Draws, Potentials
 from structgp.data.batch import Batch
 from structgp.gp import Posterior
 from structgp.structures import Chain, Rules, Structure
-
-
-def marginals(at: Potentials) -> Tensor:
-    """(B, T, V) label probabilities, averaged over draws: Bayes-optimal token by token."""
-    return at.average(at.structure.marginals(at.f, at.g, at.mask))
 
 
 def transition_marginals(at: Potentials) -> Tensor:
@@ -31,8 +25,8 @@ def transition_marginals(at: Potentials) -> Tensor:
 def log_prob(
     posterior: Posterior, structure: Structure, draws: Draws, batch: Batch, shift: Tensor | None = None
 ) -> Tensor:
-    """(B,) log of the probability of labelling ``batch.y``, averaged over draws; of its known labels
-    where some are missing."""
+    """(B,) log of the probability of labelling ``batch.y``, averaged over draws; of its known labels where
+    some are missing."""
     with torch.no_grad():
         f, g = draws.scores(posterior, batch)
         f = f if shift is None else f + shift.to(f)
@@ -52,13 +46,13 @@ def best_tokens(p: Tensor, mask: Tensor, rules: Rules | None) -> Tensor:
 
 
 def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]:
-    """The n most probable labellings: labels (B, n, T) and log-probabilities (B, n), best first; -inf
-    where there are fewer.
+    """The n most probable labellings: labels (B, n, T) and log-probabilities (B, n), best first; -inf where
+    there are fewer.
 
-    Candidates are the 2 n best of the posterior mean (``plugged``, of one draw) and the best of each
-    draw; their probabilities are averaged over draws exactly. The result is exact if the mean is itself
-    the only draw, or n is at least the number of labellings. Cost O(B T V n (V + n)), and for S draws O(S
-    B T V^2 (S + n))."""
+    Candidates are the 2 n best of the posterior mean (``plugged``, of one draw) and the best of each draw;
+    their probabilities are averaged over draws exactly. The result is exact if the mean is itself the only
+    draw, or n is at least the number of labellings. Cost O(B T V n (V + n)), and for S draws O(S B T V^2 (S
+    + n))."""
     B, T = at.mask.shape
     n_all = at.f.shape[-1] ** T if T * math.log(at.f.shape[-1]) < 30 else math.inf
     wanted = int(min(2 * n, n_all)) if len(at.f) > 1 else n
@@ -73,40 +67,30 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
     for b in range(B):
         length = int(at.mask[b].sum())
         candidates = torch.unique(found[b][possible[b]], dim=0)[:, :length]
-        values = _averaged(at, b, candidates)
+        values = _averaged(at.one(b, length), candidates)
         top, order = values.topk(min(n, len(candidates)))
         chosen[b, : len(top), :length] = candidates[order]
         log_probs[b, : len(top)] = top
     return chosen, log_probs
 
 
-def _averaged(at: Potentials, b: int, labels: Tensor) -> Tensor:
-    """(C,) log-probabilities, averaged over draws, of labellings (C, T) of sequence b, some at a time."""
-    T = labels.shape[1]
-    f, g, mask = _one(at, b, slice(None))
-    f, mask = f[:, :, :T], mask[:, :T]
-    g = g if g.dim() == 3 else g[:, :, : T - 1]
+def _averaged(at: Potentials, labels: Tensor) -> Tensor:
+    """(C,) log-probabilities, averaged over draws, of labellings (C, T) of the only sequence, some at a
+    time."""
     values = []
-    for some in labels.split(max(1, TRANSITIONS_AT_ONCE // max(1, f.numel() * f.shape[-1]))):
+    for some in labels.split(max(1, TRANSITIONS_AT_ONCE // max(1, at.f.numel() * at.f.shape[-1]))):
         C = len(some)
-        tables = g if g.dim() == 3 else g.expand(-1, C, -1, -1, -1)
-        values.append(at.structure.log_prob(f.expand(-1, C, -1, -1), tables, some, mask.expand(C, -1)))
-    return torch.logsumexp(torch.cat(values, 1) + at.share[:, b : b + 1].log(), 0)
-
-
-def _one(at: Potentials, b: int, draws: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
-    """f, g and mask of sequence b alone, as a batch of one, under some draws."""
-    one = slice(b, b + 1)
-    g = at.g[draws] if at.g.dim() == 3 else at.g[draws][:, one]
-    return at.f[draws][:, one], g, at.mask[one]
+        g = at.g if at.g.dim() == 3 else at.g.expand(-1, C, -1, -1, -1)
+        values.append(at.structure.log_prob(at.f.expand(-1, C, -1, -1), g, some, at.mask.expand(C, -1)))
+    return torch.logsumexp(torch.cat(values, 1) + at.share.log(), 0)
 
 
 def sample_labellings(at: Potentials, n: int, generator: torch.Generator) -> Tensor:
     """(n, B, T) labellings drawn from the average over draws: a draw by its share, then a labelling from
     it. 0 at padding. Cost O(n B T V^2)."""
     which = torch.multinomial(at.share.T, n, replacement=True, generator=generator)  # (B, n)
-    found = [at.structure.sample(*_one(at, b, some), generator) for b, some in enumerate(which)]
-    return torch.cat(found, 1)
+    some = [at.one(b, at.mask.shape[1], draws) for b, draws in enumerate(which)]
+    return torch.cat([at.structure.sample(one.f, one.g, one.mask, generator) for one in some], 1)
 
 
 def viterbi(plugged: Potentials) -> Tensor:

@@ -1,7 +1,6 @@
 """A model file: one safetensors file, with the tensors, and under the metadata key ``structgp`` a JSON
-object
-with everything else. It holds no code and is read without pickle. A digest over both says whether the
-file is still what was written.
+object with everything else. It holds no code and is read without pickle. A digest over both says whether
+the file is still what was written.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from structgp import __version__
-from structgp.answers.model import Model
+from structgp.answers.ask import Model
 from structgp.data.atomic import atomic_write
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import LabelEncoder
@@ -64,9 +63,29 @@ def save(model: Model, path: str | Path) -> None:
 
 
 def load(path: str | Path, structure: Structure | None = None) -> Model:
-    """Reads a model file; ModelFileError, in one line, if it is not one or was damaged. ``structure`` :
-    the user's own that answered, where the model had one: a file holds no code."""
+    """Reads a model file; ModelFileError, in one line, if it is not one or was damaged. ``structure`` : the
+    user's own that answered, where the model had one: a file holds no code."""
     place = str(path)
+    header, tensors = _read(place)
+    name, given = header["predictor"], _name_of(structure)
+    short = None if name is None else name.split(".")[-1]
+    if short is None and given is not None:
+        raise ModelFileError(place, "answers by the chain", "leave structure out")
+    if short is not None and (given is None or given.split(".")[-1] != short):
+        problem = f"answers by {name}, which a file does not hold"
+        problem += "" if given is None else f", and was given {given}"
+        raise ModelFileError(place, problem, f"pass it: load(path, structure={short}())")
+    for block in header["posterior"]:
+        if block["family"] not in FAMILIES:
+            problem = (
+                f"a posterior of family {block['family']!r}, which structgp {__version__} does not know"
+            )
+            raise ModelFileError(place, problem, f"update structgp (it was written by {header['version']})")
+    return _from_parts(header, tensors, structure)
+
+
+def _read(place: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The JSON and the tensors of a file."""
     try:
         with safetensors.safe_open(place, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -77,48 +96,24 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         reason = error.strerror or "cannot be read"
         raise ModelFileError(place, reason, "check the path and its permissions") from None
     except safetensors.SafetensorError:
-        raise ModelFileError(
-            place, "not a structgp model, or cut short", "train it again, or copy it again"
-        ) from None
+        problem = "not a structgp model, or cut short"
+        raise ModelFileError(place, problem, "train it again, or copy it again") from None
     if "structgp" not in metadata:
-        raise ModelFileError(
-            place, "a safetensors file of another program", "pass a file that structgp wrote"
-        )
+        problem = "a safetensors file of another program"
+        raise ModelFileError(place, problem, "pass a file that structgp wrote")
     text = metadata["structgp"]
     if metadata.get("digest") != _digest(text, tensors):
         raise ModelFileError(place, "altered since it was written", "copy or train it again")
     header = json.loads(text)
-    if header["format"] < FORMAT:
-        raise ModelFileError(
-            place,
-            f"format {header['format']}, written by an earlier development version of structgp",
-            "train it again",
-        )
-    if header["format"] > FORMAT:
-        raise ModelFileError(
-            place,
-            f"format {header['format']}, written by structgp {header['version']}",
-            f"update structgp (this is {__version__}, which reads up to format {FORMAT})",
-        )
-    if (header["predictor"] is None) != (structure is None):
-        name = header["predictor"]
-        problem = (
-            "answers by the chain" if name is None else f"answers by {name}, which a file does not hold"
-        )
-        remedy = (
-            "leave structure out"
-            if name is None
-            else f"pass it: load(path, structure={name.split('.')[-1]}())"
-        )
+    version = header["format"]
+    if version < FORMAT:
+        problem = f"format {version}, written by an earlier development version of structgp"
+        raise ModelFileError(place, problem, "train it again")
+    if version > FORMAT:
+        problem = f"format {version}, written by structgp {header['version']}"
+        remedy = f"update structgp (this is {__version__}, which reads up to format {FORMAT})"
         raise ModelFileError(place, problem, remedy)
-    for block in header["posterior"]:
-        if block["family"] not in FAMILIES:
-            raise ModelFileError(
-                place,
-                f"a posterior of family {block['family']!r}, which structgp {__version__} does not know",
-                f"update structgp (it was written by {header['version']})",
-            )
-    return _from_parts(header, tensors, structure)
+    return header, tensors
 
 
 def _name_of(structure: Structure | None) -> str | None:
@@ -171,8 +166,8 @@ def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
 
 
 def _pack(spread: Tensor, block: Any) -> Tensor:
-    """(..., M, M) lower triangular float64 -> (..., M (M + 1) / 2) float32, exact after ``round_factor``:
-    a quarter of the space. Others: float32."""
+    """(..., M, M) lower triangular float64 -> (..., M (M + 1) / 2) float32, exact after ``round_factor``: a
+    quarter of the space. Others: float32."""
     if getattr(block, "form", None) != "full":
         return spread.float()
     row, column = torch.tril_indices(*spread.shape[-2:])

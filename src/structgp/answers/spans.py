@@ -1,8 +1,8 @@
 """Probabilities of spans, exact under each draw.
 
-Where one span ends and the next begins is a question about two neighbouring labels, as conlleval reads
-them (``metrics.chunks``). Under one draw the labelling is a Markov chain, so the probability of a span is
-a product of its transition matrices, restricted to the labels that agree with the span.
+Where one span ends and the next begins is a question about two neighbouring labels, as conlleval reads them
+(``metrics.chunks``). Under one draw the labelling is a Markov chain, so the probability of a span is a
+product of its transition matrices, restricted to the labels that agree with the span.
 
     'covers' : tokens start to stop all belong to one span, which may be longer;
     'bounds' : a span of any label begins at start and ends before stop;
@@ -25,8 +25,8 @@ SENSES = ("covers", "bounds", "exact")
 
 @dataclass(frozen=True)
 class Boundaries:
-    """kinds : types of spans. inside : (K, V), whether a label belongs to a span of that type. parts :
-    (V, V), whether a span ends or begins between one label and the next."""
+    """kinds : types of spans. inside : (K, V), whether a label belongs to a span of that type. parts : (V,
+    V), whether a span ends or begins between one label and the next."""
 
     kinds: list[str]
     inside: Tensor
@@ -75,9 +75,9 @@ def _enter(node: Tensor, step: Tensor, boundaries: Boundaries, t: int, bounded: 
 
 
 def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> list[tuple[int, int, int, float]]:
-    """Every span (start, stop, type) of one sequence whose averaged probability is at least ``least``,
-    with that probability, most probable first. Cost O(S T L K V^2) for spans up to L tokens and K types;
-    a span that is not covered with that probability is not extended."""
+    """Every span (start, stop, type) of one sequence whose averaged probability is at least ``least``, with
+    that probability, most probable first. Cost O(S T L K V^2) for spans up to L tokens and K types; a span
+    that is not covered with that probability is not extended."""
     node, step = at.structure.walk(at.f, at.g, at.mask)
     joined, parts = boundaries.joined.to(node), boundaries.parts.to(node)
     share, T = at.share[:, 0], node.shape[2]

@@ -44,9 +44,9 @@ def event_uncertainty(p: Tensor, share: Tensor) -> Parts:
 
 
 def sequence_uncertainty(at: Potentials, n_samples: int, generator: torch.Generator) -> Parts:
-    """(B,) of the whole labelling. The data's part is exact, from the entropy under each draw; the
-    model's is estimated from ``n_samples`` labellings, each under all draws, and is exact for a single
-    draw. Cost O(S B T V^2 n_samples)."""
+    """(B,) of the whole labelling. The data's part is exact, from the entropy under each draw; the model's
+    is estimated from ``n_samples`` labellings, each under all draws, and is exact for a single draw. Cost
+    O(S B T V^2 n_samples)."""
     data = at.average(at.structure.entropy(at.f, at.g, at.mask))
     if len(at.f) == 1:
         return Parts(data, data)

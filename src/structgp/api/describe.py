@@ -9,13 +9,15 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from structgp.api.estimator import StructuredGPClassifier
+from structgp.gp.kernels.build import kernel_scales
 from structgp.plan.resolve import plan_lines
 
 
 @dataclass(frozen=True)
 class Summary:
-    """templates : prior variance of a weight, by template; classes : the labels; transitions : (V, V)
-    mean of the score of a label (row) followed by another (column), and transition_sds : (V, V) its
+    """templates : prior variance of a weight, by template; transition_templates : the same for features of
+    transitions, empty where those have none; classes : the labels; transitions : (V, V) mean of the score
+    of a label (row) followed by another (column), apart from features, and transition_sds : (V, V) its
     posterior sd; plan : every choice of the fit, with its reason."""
 
     templates: dict[str, float]
@@ -23,19 +25,19 @@ class Summary:
     transitions: np.ndarray
     transition_sds: np.ndarray
     plan: dict[str, dict[str, Any]] = field(default_factory=dict)
+    transition_templates: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        width = max(map(len, (*self.templates, *self.classes)))
+        width = max(map(len, (*self.templates, *self.transition_templates, *self.classes)))
         lines = ["plan", *(f"  {line}" for line in plan_lines(self.plan)), ""] if self.plan else []
-        lines.append("template weights (prior variance)")
-        lines += [f"  {name:<{width}}  {value:8.3f}" for name, value in self.templates.items()]
+        for name, scales in (("template", self.templates), ("transition", self.transition_templates)):
+            if scales:
+                lines.append(f"{name} weights (prior variance)")
+                lines += [*(f"  {name:<{width}}  {value:8.3f}" for name, value in scales.items()), ""]
         heads = "".join(f"{c:>14}" for c in self.classes)
-        lines += ["", "transitions (mean, sd)", " " * (width + 2) + heads]
-        for i, name in enumerate(self.classes):
-            cells = [
-                f"{m:+.2f} ({s:.2f})".rjust(14)
-                for m, s in zip(self.transitions[i], self.transition_sds[i], strict=True)
-            ]
+        lines += ["transitions (mean, sd)", " " * (width + 2) + heads]
+        for name, means, sds in zip(self.classes, self.transitions, self.transition_sds, strict=True):
+            cells = (f"{m:+.2f} ({s:.2f})".rjust(14) for m, s in zip(means, sds, strict=True))
             lines.append(f"  {name:<{width}}" + "".join(cells))
         return "\n".join(lines)
 
@@ -43,12 +45,14 @@ class Summary:
 def describe(model: StructuredGPClassifier) -> Summary:
     """What the model has learned about templates and transitions, and the plan of its fit."""
     check_is_fitted(model, "model_")
-    fitted = model.model_
-    mean, sd = fitted.posterior["next"].constant_scores()
+    fitted, edges = model.model_, model.model_.split.next
+    transitions = fitted.posterior["next"]
+    mean, sd = transitions.constant_scores()
     return Summary(
         dict(fitted.info["kernel_scales"]),
         list(fitted.labels.classes),
         mean.numpy().copy(),
         sd.numpy().copy(),
         dict(fitted.info.get("plan", {})),
+        {} if edges is None else dict(kernel_scales(transitions.kernel, edges.blocks)),
     )

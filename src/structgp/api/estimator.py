@@ -7,7 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from structgp.answers import model_file
-from structgp.answers.ask import Asked, Question
-from structgp.answers.model import Model
+from structgp.answers.ask import Asked, Model, Question
 from structgp.api.questions import Answers, class_shift
 from structgp.data.examples import Examples, as_list, read_examples
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
@@ -28,19 +27,11 @@ from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import Optimizer, StepInfo
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback
-from structgp.plan.options import (
-    Family,
-    Options,
-    Prior,
-    check_class_weight,
-    check_options,
-    device_of,
-    from_json,
-    to_json,
-)
+from structgp.plan.grow_posterior import can_go_on, start_from
+from structgp.plan.options import Family, Options, Prior, check_class_weight, from_json, to_json
 from structgp.plan.resolve import Plan, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
-from structgp.plan.start import can_go_on, start_of
+from structgp.plan.start import start_of
 from structgp.structures import Structure
 
 logger = logging.getLogger("structgp")
@@ -50,8 +41,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     """Sequence labelling with Gaussian-process potentials and a posterior over them.
 
     Each label has a node score per token, a latent function of its features with a GP prior; each label
-    with the next one has a Gaussian transition score; given those, a labelling is scored by
-    ``structure``. ``fit`` finds the variational posterior; predictions average over it.
+    with the next one has a Gaussian transition score; given those, a labelling is scored by ``structure``.
+    ``fit`` finds the variational posterior; predictions average over it.
 
     Parameters
     ----------
@@ -67,8 +58,8 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         dense ones), 'relevance' (linear, with one scale per template and one relevance per feature),
         'linear', 'rbf', 'template', 'template-product', on dense features any GPyTorch kernel, or a dict
         from kind of feature ('categorical', 'sparse', 'dense') to one of these.
-    prior : :class:`structgp.Prior`: amplitude, transition_sd, learn_kernel.
-    posterior : 'weights' (one weight per feature, where the kernel is 'relevance'), 'inducing' (values at
+    prior : :class:`structgp.Prior`: amplitude, transition_sd, learn_kernel. posterior : 'weights' (one
+    weight per feature, where the kernel is 'relevance'), 'inducing' (values at
         inducing inputs, for any kernel), :class:`structgp.Weights`, :class:`structgp.Inducing` or
         :class:`structgp.Mixture`. 'auto' is 'weights' where the second-order fit learns such a kernel.
     inference : 'auto' (second-order where the structure gives its curvature, else natural; minibatch on
@@ -87,12 +78,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         times as frequent as in training. 'balanced': as if all labels were equally frequent.
     decode : 'marginal' (the most probable label of each token) or 'viterbi' (the most probable whole
         labelling under the posterior mean).
-    n_draws : draws of the potentials that a prediction averages over; 0 plugs in the posterior mean.
-    device : where fit and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
+    n_draws : draws of the potentials that a prediction averages over; 0 plugs in the posterior mean. device
+    : where fit and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
         where there is one. The fitted model itself is kept in main memory.
-    random_state : seed; equal seeds give equal fits.
-    warm_start : a fit starts from the posterior of the earlier fit, and keeps its features and labels.
-    verbose : report the plan and every step through the logger 'structgp', to standard error if nothing
+    random_state : seed; equal seeds give equal fits. warm_start : a fit starts from the posterior of the
+    earlier fit, and keeps its features and labels. verbose : report the plan and every step through the
+    logger 'structgp', to standard error if nothing
         else listens.
 
     Fields of option objects have nested names, as in scikit-learn:
@@ -109,20 +100,18 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         (prior variance of a weight, by template), 'function_scales', 'effective_parameters',
         'kl_inducing', 'kl_transitions', 'amplitude_factor', 'transition_sd', 'n_inducing',
         'inducing_residual', 'evaluations', 'seconds', and 'dev' if dev data was passed.
-    model_ : the fitted :class:`structgp.answers.model.Model`.
+    model_ : the fitted :class:`structgp.answers.ask.Model`.
 
-    Notes
-    ----- X is a list (or generator) of sequences; a sequence is a list of feature dicts, a list of lists
-    of strings, or a 2-D dense or scipy-sparse array with one row per token. y is a list of lists of
+    Notes ----- X is a list (or generator) of sequences; a sequence is a list of feature dicts, a list of
+    lists of strings, or a 2-D dense or scipy-sparse array with one row per token. y is a list of lists of
     strings. In a dict, string values are templates, named by their key (beyond 64 keys: a bag of
     attributes); numbers and flags are numeric features; 1-D numpy arrays, such as word vectors, are dense
-    features, of one length per key and with every token; lists and nested dicts are read as
-    python-crfsuite reads them. Each kind has a kernel of its own, and the model uses their sum. A model
-    read from a file has no 'steps' in its log, and as its ``kernel`` the fitted one if it was not given
-    by name.
+    features, of one length per key and with every token; lists and nested dicts are read as python-crfsuite
+    reads them. Each kind has a kernel of its own, and the model uses their sum. A model read from a file
+    has no 'steps' in its log, and as its ``kernel`` the fitted one if it was not given by name.
 
-    Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, or O(V M r) if
-    its covariances are low-rank; and O(V T^2) for a sequence of T tokens.
+    Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, or O(V M r) if its
+    covariances are low-rank; and O(V T^2) for a sequence of T tokens.
     """
 
     def __init__(
@@ -183,9 +172,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
 
     def _options(self) -> Options:
         """The parameters as they are now, checked."""
-        options = Options(**self.get_params(deep=False))
-        check_options(options)
-        return options
+        return Options(**{f.name: getattr(self, f.name) for f in fields(Options) if f.init})
 
     # -- fitting -----------------------------------------------------------------------------------
 
@@ -208,16 +195,17 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         X may be :class:`structgp.data.shards.Shards`, which hold labels too: data that is too much for
         memory is then read batch by batch, with 'minibatch' inference.
 
-        ``sample_weight`` : (N,), how often each sequence counts; 0 leaves it out. ``early_stopping`` :
-        stop when the likelihood of the dev data has not risen for two steps, and keep the best.
-        ``callback`` is called with every :class:`structgp.inference.StepInfo`; if it returns True the fit
-        stops there and keeps what has been reached; in it, :meth:`so_far` gives a model to ask.
-        ``checkpoint`` : a file for the state of the fit, from which an equal call goes on if this one is
-        killed; it is removed when the fit is done. ``together`` : the processes that share the sequences
+        ``sample_weight`` : (N,), how often each sequence counts; 0 leaves it out. ``early_stopping`` : stop
+        when the likelihood of the dev data has not risen for two steps, and keep the best. ``callback`` is
+        called with every :class:`structgp.inference.StepInfo`; if it returns True the fit stops there and
+        keeps what has been reached; in it, :meth:`so_far` gives a model to ask. ``checkpoint`` : a file for
+        the state of the fit, from which an equal call goes on if this one is killed; it is removed when the
+        fit is done. ``together`` : the processes that share the sequences
         (``inference.distributed.joined``); all of them make the same call with all the data, and have the
         same fit."""
         options = self._options()
-        check_dev(X_dev, y_dev, early_stopping)
+        if early_stopping is not False or X_dev is not None or y_dev is not None:
+            check_dev(X_dev, y_dev, early_stopping)
         dev = None if X_dev is None or y_dev is None else (as_list(X_dev), list(y_dev))
         before = getattr(self, "model_", None) if self.warm_start else None
         if isinstance(X, Shards):
@@ -230,10 +218,11 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             data = as_list(X), list(y), sample_weight
             examples = self._examples(*data, before)
             plan = resolve(options, examples, together)
-            if before is not None and not can_go_on(plan, before, examples, options.prior):
+            if before is not None and not can_go_on(plan, before, examples):
                 before, examples = None, self._examples(*data, None)
                 plan = resolve(options, examples, together)
-        check_together(together, plan)
+        if together.size > 1:
+            check_together(together, plan)
         extras = {"dev": dev, "early_stopping": early_stopping, "checkpoint": checkpoint}
         return self._run(options, examples, plan, before, callback, together=together, **extras)
 
@@ -249,9 +238,9 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         """Learns from more data, with what has been learned so far as the prior: the earlier data are not
         needed again. New features and new labels are taken in; new labels come last in ``classes_``.
 
-        For posteriors of weights (``training_log_['posterior']``). The first call is a fit; ``classes``
-        may then name labels that are still to come. About a new label that it did not name, earlier data
-        say nothing: not even that it did not occur in them."""
+        For posteriors of weights (``training_log_['posterior']``). The first call is a fit; ``classes`` may
+        then name labels that are still to come. About a new label that it did not name, earlier data say
+        nothing: not even that it did not occur in them."""
         options = self._options()
         if isinstance(X, Shards):
             raise InputError("partial_fit", "shards are fitted as a whole", "use fit, or pass X and y")
@@ -272,12 +261,21 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         callback: Callback | None,
         **extras: Any,
     ) -> StructuredGPClassifier:
-        """The path that every fit takes: a posterior to start from, the optimiser, the fitted
-        attributes."""
-        check_class_weight(self.class_weight, examples.labels.classes)
+        """What every fit does: a posterior to start from, the optimiser, the fitted attributes."""
+
+        def report(info: StepInfo) -> bool | None:
+            logger.info("step %d: bound %.2f", info.iteration + 1, info.elbo)
+            return callback is not None and callback(info)
+
+        if self.class_weight is not None:
+            check_class_weight(self.class_weight, examples.labels.classes)
         generator = torch.Generator().manual_seed(int(self.random_state))
-        with self._reporting(callback) as report:
-            start = start_of(options, plan, examples, generator, before)
+        with _heard() if self.verbose else nullcontext():
+            if before is None:
+                start = start_of(options, plan, examples, generator)
+            else:
+                assert isinstance(examples, Examples)
+                start = start_from(plan, before, examples)
             fit = Fit(options, examples, start, generator, **extras)
             if logger.isEnabledFor(logging.INFO):
                 for line in plan_lines(start.plan.to_json()):
@@ -322,49 +320,43 @@ class StructuredGPClassifier(Answers, BaseEstimator):
             classes=classes if before is None else before.labels.classes,
         )
 
-    @contextmanager
-    def _reporting(self, callback: Callback | None) -> Iterator[Callback]:
-        """The callback to train with; ``verbose`` makes the logger heard until the end of the block."""
-
-        def report(info: StepInfo) -> bool | None:
-            logger.info("step %d: bound %.2f", info.iteration + 1, info.elbo)
-            return callback is not None and callback(info)
-
-        heard = logger.hasHandlers() and logger.isEnabledFor(logging.INFO)
-        if not self.verbose or heard:
-            yield report
-            return
-        handler = logging.StreamHandler(sys.stderr)
-        level = logger.level
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        try:
-            yield report
-        finally:
-            logger.removeHandler(handler)
-            logger.setLevel(level)
-
     # -- asking ------------------------------------------------------------------------------------
 
     def ask(self, X: Iterable[Any]) -> Asked:
-        """X, encoded once, to be asked several questions under the parameters as they are now. Answers
-        are arrays of label indices, see :class:`structgp.answers.ask.Asked`."""
+        """X, encoded once, to be asked several questions under the parameters as they are now. Answers are
+        arrays of label indices, see :class:`structgp.answers.ask.Asked`."""
         check_is_fitted(self, "model_")
         options, model = self._options(), self.model_
-        check_class_weight(options.class_weight, model.labels.classes)
-        question = Question(
-            int(options.n_draws), class_shift(options.class_weight, model), device_of(options.device)
-        )
-        return model.ask(as_list(X), question)
+        shift = None
+        if options.class_weight is not None:
+            check_class_weight(options.class_weight, model.labels.classes)
+            shift = class_shift(options.class_weight, model)
+        return model.ask(as_list(X), Question(int(options.n_draws), shift, options.torch_device))
 
     # -- files -------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, extra: dict[str, Any] | None = None) -> None:
-        """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``. ``extra``
-        : JSON values to keep with it, in ``model_.extra``."""
+        """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``. ``extra`` :
+        JSON values to keep with it, in ``model_.extra``."""
         check_is_fitted(self, "model_")
         kept = self.model_.extra | (extra or {}) | {"params": to_json(self.get_params(deep=False))}
         model_file.save(replace(self.model_, extra=kept, n_draws=int(self.n_draws)), path)
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Makes the logger heard on standard error, unless somebody listens already."""
+    if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
+        yield
+        return
+    handler, level = logging.StreamHandler(sys.stderr), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _is_option(value: Any) -> bool:
@@ -387,8 +379,8 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:
         warnings.warn(
-            f"{path}: its likelihood is not in the file; it answers as before, by the chain. "
-            "Set the structure again before another fit",
+            f"{path}: fitted with a likelihood that a file does not hold; it answers as before, by the "
+            "chain. Set the structure again before another fit",
             StructgpWarning,
             stacklevel=2,
         )

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.answers.ask import Asked
-from structgp.answers.model import Model
+from structgp.answers.ask import Asked, Model
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.data.examples import as_list, check_labels
 from structgp.errors import InputError
 from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.template import MISSING
+from structgp.structures import Chain
 
 
 class Part(NamedTuple):
@@ -49,8 +49,8 @@ class Witness(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """The neighbour's most probable label if the token has ``label``, and if it has ``other``; by how
-    much the one pair scores more than the other, with the posterior sd of that."""
+    """The neighbour's most probable label if the token has ``label``, and if it has ``other``; by how much
+    the one pair scores more than the other, with the posterior sd of that."""
 
     if_label: str
     if_other: str
@@ -60,13 +60,13 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """``log_odds`` of ``label`` against ``other`` = ``unary`` + ``left`` + ``right``, under the
-    posterior mean.
+    """``log_odds`` of ``label`` against ``other`` = ``unary`` + ``left`` + ``right``, under the posterior
+    mean.
 
-    features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided
-    most of ``left`` and ``right``, None at the ends. witnesses : training tokens, or inducing inputs,
-    those for the label first, those against it last. Over all inducing inputs they sum up to ``unary``;
-    over training tokens only roughly, since p_n is an average over draws.
+    features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided most
+    of ``left`` and ``right``, None at the ends. witnesses : training tokens, or inducing inputs, those for
+    the label first, those against it last. Over all inducing inputs they sum up to ``unary``; over training
+    tokens only roughly, since p_n is an average over draws.
     """
 
     label: str
@@ -112,8 +112,8 @@ def explain(
     y_train: Iterable[Sequence[str | None]] | None = None,
     n: int = 10,
 ) -> Explanation:
-    """Why token number ``token`` of the sequence x has ``label`` (by default the most probable one)
-    rather than ``other`` (by default the next).
+    """Why token number ``token`` of the sequence x has ``label`` (by default the most probable one) rather
+    than ``other`` (by default the next).
 
     With training data, ``n`` of its tokens that speak for the label and against it; without, inducing
     inputs where the model has them.
@@ -133,7 +133,9 @@ def explain(
     node, step = (found[0, 0] for found in at.structure.walk(at.f, at.g, at.mask))
     odds = float((node[t, a] / node[t, b]).log())
     unary = float(at.f[0, 0, t, a] - at.f[0, 0, t, b])
-    left = _from_left(at.f[0, 0], at.g[0], t, a, b)
+    here = at.one(0, t + 1)  # the token as the last one: nothing comes from the right
+    last = Chain(spec=fitted.spec).marginals(here.f, here.g, here.mask)[0, 0, t]
+    left = float((last[a] / last[b]).log()) - unary
     before = after = None
     if t > 0:
         beside = (node[t - 1, :, None] * step[t - 1]).T
@@ -166,19 +168,6 @@ def _two(classes: Sequence[str], p: np.ndarray, label: str | None, other: str | 
     if a == b:
         raise InputError("other", f"{other!r} is the label itself", "name another label")
     return a, b
-
-
-def _from_left(f: Tensor, g: Tensor, t: int, a: int, b: int) -> float:
-    """The log-ratio of what the positions before t give to each of the labels; f (T, V), g (V, V) or
-    (T - 1, V, V)."""
-    if t == 0:
-        return 0.0
-    g = g.expand(len(f) - 1, *g.shape[-2:])
-    alpha = f[0]
-    for s in range(1, t):
-        alpha = torch.logsumexp(alpha[:, None] + g[s - 1], 0) + f[s]
-    into = torch.logsumexp(alpha[:, None] + g[t - 1], 0)
-    return float(into[a] - into[b])
 
 
 def _transition(

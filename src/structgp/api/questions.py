@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from structgp.answers import SENSES, Parts
-from structgp.answers.ask import Asked, Known
-from structgp.answers.model import Model
+from structgp.answers.ask import Asked, Known, Model
 from structgp.data.examples import as_list, check_all_labelled, check_labels
 from structgp.errors import InputError
 from structgp.evaluation import metrics
@@ -47,10 +46,8 @@ class Uncertainty:
     model: Any
 
 
-def class_shift(class_weight: str | dict[str, float] | None, model: Model) -> torch.Tensor | None:
+def class_shift(class_weight: str | dict[str, float], model: Model) -> torch.Tensor:
     """(V,) log of the class weights."""
-    if class_weight is None:
-        return None
     classes = model.labels.classes
     if isinstance(class_weight, str):
         counts = np.array([model.info["label_counts"].get(c, 0) for c in classes])
@@ -68,8 +65,8 @@ def _check_number(n: Any) -> None:
 class Answers:
     """The questions of :class:`structgp.StructuredGPClassifier`. All average over the posterior.
 
-    ``known`` : labels that are given, for each sequence a list with None where there is none; every
-    answer is then given those.
+    ``known`` : labels that are given, for each sequence a list with None where there is none; every answer
+    is then given those.
     """
 
     decode: str
@@ -90,8 +87,8 @@ class Answers:
 
     def predict_n_best(self, X: Iterable[Any], n: int, known: Known | None = None) -> list[list[Labelling]]:
         """The n most probable whole labellings of each sequence, best first; fewer where there are not so
-        many. Their probabilities are averaged exactly; candidates are the best labellings of the
-        posterior mean and of each draw."""
+        many. Their probabilities are averaged exactly; candidates are the best labellings of the posterior
+        mean and of each draw."""
         _check_number(n)
         asked = self.ask(X)
         names = asked.model.labels.names
@@ -143,8 +140,8 @@ class Answers:
         return self.ask(X).transition_marginals(known)
 
     def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[str | None]]) -> list[float | None]:
-        """log p(y | x) of each whole labelling, averaged over the posterior; of its known part where it
-        has None in it. None where a label was never seen in training."""
+        """log p(y | x) of each whole labelling, averaged over the posterior; of its known part where it has
+        None in it. None where a label was never seen in training."""
         X, y = as_list(X), list(y)
         return self.ask(X).log_probs(check_labels(X, y))
 
@@ -159,16 +156,16 @@ class Answers:
     ) -> float:
         """Probability that the sequence x has a span over the tokens from ``start`` to before ``stop``.
 
-        sense : 'covers', one span holds all of those tokens, and may be longer; 'bounds', a span begins
-        at start and ends before stop, whatever its label; 'exact', the same with this label. For 'covers'
-        a label may be given. What counts as a span is read off the labels as conlleval does."""
+        sense : 'covers', one span holds all of those tokens, and may be longer; 'bounds', a span begins at
+        start and ends before stop, whatever its label; 'exact', the same with this label. For 'covers' a
+        label may be given. What counts as a span is read off the labels as conlleval does."""
         return self._span(x, start, stop, label, sense, known)[0]
 
     def predict_spans(
         self, X: Iterable[Any], threshold: float = 0.1, known: Known | None = None
     ) -> list[list[Span]]:
-        """Spans of every sequence with at least this probability, with exactly these bounds and label,
-        most probable first. They may overlap: they are alternatives."""
+        """Spans of every sequence with at least this probability, with exactly these bounds and label, most
+        probable first. They may overlap: they are alternatives."""
         if not 0 < threshold <= 1:
             problem = f"must be above 0 and at most 1, got {threshold!r}"
             raise InputError("threshold", problem, "use a probability")

@@ -22,6 +22,9 @@ MEMORY = 10
 FIRST_CHANGE = 1.0
 """Largest change of any latent value in a step that knows nothing of the curvature yet."""
 
+LEAST_GAIN = 1e-12
+"""Share of the value that a step must promise: smaller ones are rounding errors and may lead anywhere."""
+
 TRIES = 6
 SHORTER, NEGLIGIBLE = 0.4, 0.01
 
@@ -95,7 +98,7 @@ def climb(
     for _ in range(steps):
         direction = history.direction(slope)
         falls = -slope.dot(direction)
-        if not falls < 0:
+        if not falls < -LEAST_GAIN * (1 + abs(value)):
             break
         t = 1.0
         if not history.steps:

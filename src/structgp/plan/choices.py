@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 
 from gpytorch.kernels import Kernel
 
-from structgp.answers.model import as_rules
 from structgp.data.encode import Block
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
@@ -23,10 +22,10 @@ from structgp.gp.low_rank_fit import PASSES
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.minibatch import MANY_TOKENS
-from structgp.paper import PRESETS, LbfgsBlocks, MixtureFit, Preset
+from structgp.paper import LbfgsBlocks, MixtureFit, Preset
 from structgp.plan.optimizers import ESTIMATORS, NAMED
 from structgp.plan.options import Family, Inducing, Mixture, Options, Prior, Weights
-from structgp.structures import BlackBox, Chain, Differences, Spec, Structure, as_structure
+from structgp.structures import BlackBox, Chain, Differences, Rules, Spec, Structure, as_structure
 from structgp.structures.choose import Custom
 
 T = TypeVar("T")
@@ -45,6 +44,19 @@ MOST_WORK = 2e12
 """Multiplications per round: a minute or two on one core."""
 
 ASKED = "asked for"
+PAPER = "as in the paper"
+
+AUTO_KERNELS = {
+    True: (
+        {"categorical": "relevance", "sparse": "relevance", "dense": "rbf"},
+        "the fit learns what each feature is worth",
+    ),
+    False: (
+        {"categorical": "template", "sparse": "linear", "dense": "rbf"},
+        "the fit does not learn single features",
+    ),
+}
+"""Kernel by kind of feature, and why, by whether the fit itself learns scales."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,11 @@ class Choice(Generic[T]):
 
     value: T
     reason: str
+
+
+NO_INDUCING: Choice[int | None] = Choice(None, "weights need none")
+UNCORRELATED = Choice("diagonal", "weights have no correlations")
+TIGHTER = Choice("bhattacharyya", "exact for one component, and tighter than the paper's for several")
 
 
 # -- the structure ---------------------------------------------------------------------------------
@@ -74,7 +91,8 @@ def structure_of(options: Options, examples: Examples | ShardedExamples) -> Choi
             "set its attribute handles_missing if it knows -1 for a missing label, or use 'chain'",
         )
     if type(structure) is Chain:
-        return Choice(Chain(as_rules(examples.constraints), structure.spec), ASKED)
+        allowed = examples.constraints
+        return Choice(Chain(None if allowed is None else Rules.of(allowed), structure.spec), ASKED)
     if not isinstance(structure, BlackBox) or structure.has_gradient:
         return Choice(structure, ASKED)
     cost = Differences.evaluations(examples.typical_length, examples.n_labels)
@@ -98,6 +116,24 @@ def spec_of(structure: Structure, prior: Prior) -> Spec:
         f"0 leaves transitions out, and {spec} gives them features",
         "use a transition_sd above 0, or chain(order=0)",
     )
+
+
+def check_transition_features(spec: Spec, optimizer: Optimizer, family: Family, on_disk: bool) -> None:
+    """InputError where transitions have features and this fit cannot learn their weights."""
+    problem, remedy = None, "use chain() without features"
+    if on_disk:
+        problem = "shards do not keep the features of transitions"
+        remedy = "pass X and y, or use chain() without features"
+    elif family.transition_covariance == "full":
+        problem = "a full covariance is for one table of transition scores"
+        remedy = "use transition_covariance='diagonal', or chain() without features"
+    elif not isinstance(optimizer, SecondOrder | Minibatch):
+        problem = f"the {optimizer.name!r} optimiser does not fit weights of transitions"
+        remedy = (
+            "use inference='auto', 'second-order' or 'minibatch', and a structure that gives its curvature"
+        )
+    if problem is not None:
+        raise InputError("structure", f"{spec} gives transitions features, and {problem}", remedy)
 
 
 def predictor_of(options: Options, structure: Structure) -> Structure | None:
@@ -132,38 +168,21 @@ def predictor_of(options: Options, structure: Structure) -> Structure | None:
 
 def learns_on_bound(options: Options, structure: Structure, blocks: Sequence[Block]) -> bool:
     """Whether the fit itself learns what each feature is worth."""
-    if not learns_kernel(options):
+    if not options.learns_kernel:
         return False
-    asked = asked_optimizer(options.inference)
-    if asked is not None:
-        learns = isinstance(asked, SecondOrder | Minibatch)
-        return learns and asked.learn_scales in ("auto", "all")  # type: ignore[attr-defined]
-    if getattr(options.family, "transition_covariance", None) == "full":
+    if options.optimizer is not None:
+        learns = isinstance(options.optimizer, SecondOrder | Minibatch)
+        return learns and options.optimizer.learn_scales in ("auto", "all")  # type: ignore[attr-defined]
+    if options.family is not None and options.family.transition_covariance == "full":
         return False
-    local = structure.has_local_curvature and _may_be_weights(options, blocks)
-    return structure.has_curvature or local
-
-
-def learns_kernel(options: Options) -> bool:
-    """Whether the kernel is learned at all."""
-    learn = options.prior.learn_kernel
-    if learn == "auto":
-        return options.inference not in PRESETS if isinstance(options.inference, str) else True
-    return bool(learn)
-
-
-def asked_optimizer(inference: str | Optimizer) -> Optimizer | None:
-    """The optimiser that a parameter stands for; None where it is left open."""
-    if not isinstance(inference, str):
-        return inference
-    return PRESETS[inference].optimizer if inference in PRESETS else NAMED.get(inference)
+    return structure.has_curvature or (structure.has_local_curvature and _may_be_weights(options, blocks))
 
 
 def _may_be_weights(options: Options, blocks: Sequence[Block]) -> bool:
     """Whether a second-order fit of weights is possible, apart from what it asks of the structure."""
     return (
-        options.inference == "auto"
-        and learns_kernel(options)
+        options.optimizer is None
+        and options.learns_kernel
         and isinstance(options.kernel, str)
         and options.kernel in ("auto", "relevance")
         and not isinstance(options.family, Inducing | Mixture)
@@ -179,12 +198,7 @@ def kernel_of(choice: KernelChoice, blocks: Sequence[Block], on_bound: bool) -> 
     if not is_auto and not isinstance(choice, Mapping):
         return Choice(choice, ASKED)
     given = {} if isinstance(choice, str) else dict(choice)
-    if on_bound:
-        usual = {"categorical": "relevance", "sparse": "relevance", "dense": "rbf"}
-        reason = "the fit learns what each feature is worth"
-    else:
-        usual = {"categorical": "template", "sparse": "linear", "dense": "rbf"}
-        reason = "the fit does not learn single features"
+    usual, reason = AUTO_KERNELS[on_bound]
     for block in blocks:
         name = given.get(block.kind, "auto")
         given[block.kind] = usual[block.kind] if isinstance(name, str) and name == "auto" else name
@@ -195,26 +209,21 @@ def _linear_in_weights(kernel: KernelChoice) -> bool:
     if isinstance(kernel, Kernel):
         return has_weights(kernel)
     parts = kernel.values() if isinstance(kernel, Mapping) else [kernel]
-    return all(
-        isinstance(part, RelevanceKernel) or (isinstance(part, str) and part == "relevance")
-        for part in parts
-    )
+    return all(isinstance(k, RelevanceKernel) or (isinstance(k, str) and k == "relevance") for k in parts)
 
 
-def family_of(
-    options: Options, kernel: KernelChoice, on_bound: bool, preset: Preset | None
-) -> Choice[Family]:
+def family_of(options: Options, kernel: KernelChoice, on_bound: bool) -> Choice[Family]:
     """Weights or inducing inputs; InputError if what is asked for does not go together."""
     asked = options.family
     if isinstance(asked, Inducing | Mixture):
         return Choice(asked, ASKED)
     linear = _linear_in_weights(kernel)
+    if asked is None and on_bound and linear:
+        return Choice(Weights(), "the fit learns a kernel that is linear in features")
     if asked is None:
-        if on_bound and linear:
-            return Choice(Weights(), "the fit learns a kernel that is linear in features")
-        reason = "as in the paper" if preset else "the kernel is not linear in features"
-        if not preset and not on_bound:
-            reason = "the fit does not learn the kernel in closed form"
+        reason = "the kernel is not linear in features"
+        if not on_bound:
+            reason = PAPER if options.preset else "the fit does not learn the kernel in closed form"
         return Choice(Inducing(), reason)
     if not on_bound:
         raise InputError(
@@ -237,8 +246,7 @@ def details_of(
     family: Family, structure: Structure, preset: Preset | None
 ) -> tuple[Choice[str], Choice[int | None], Choice[str]]:
     """Basis ('contrast' or 'label'), most inducing inputs, and entropy of the family."""
-    paper, shift = "as in the paper", structure.ignores_shift
-    if family.basis == "contrast" and not shift:
+    if family.basis == "contrast" and not structure.ignores_shift:
         raise InputError(
             "basis",
             f"'contrast' leaves out a direction that {name_of(structure)} may depend on",
@@ -247,24 +255,20 @@ def details_of(
     if family.basis != "auto":
         basis = Choice(family.basis, ASKED)
     elif preset is not None:
-        basis = Choice(preset.basis, paper)
-    elif shift:
+        basis = Choice(preset.basis, PAPER)
+    elif structure.ignores_shift:
         basis = Choice("contrast", "the structure ignores what all labels share")
     else:
         basis = Choice("label", "the structure may depend on what all labels share")
-    most: Choice[int | None]
-    if isinstance(family, Weights):
-        most = Choice(None, "weights need none")
-    elif family.n_inducing is not None:
-        most = Choice(int(family.n_inducing), ASKED)
-    elif preset is not None:
-        most = Choice(preset.n_inducing, paper)
-    else:
+    most: Choice[int | None] = NO_INDUCING
+    if not isinstance(family, Weights):
         most = Choice(N_INDUCING, "as many as tell the training tokens apart")
-    entropy = Choice("bhattacharyya", "exact for one component, and tighter than the paper's for several")
-    if isinstance(family, Mixture) and family.entropy == "jensen":
-        entropy = Choice("jensen", ASKED)
-    return basis, most, entropy
+        if family.n_inducing is not None:
+            most = Choice(int(family.n_inducing), ASKED)
+        elif preset is not None:
+            most = Choice(preset.n_inducing, PAPER)
+    jensen = isinstance(family, Mixture) and family.entropy == "jensen"
+    return basis, most, Choice("jensen", ASKED) if jensen else TIGHTER
 
 
 def covariance_of(
@@ -294,7 +298,7 @@ def covariance_of(
     if family.covariance != "auto":
         return Choice(family.covariance, ASKED), rank if family.covariance == "low-rank" else 0
     if preset is not None:
-        return Choice("full", "as in the paper"), 0
+        return Choice("full", PAPER), 0
     N, M, R = n_tokens, n_inducing, n_functions
     pieces = int(getattr(family, "n_components", 1)) * R
     space = {"full": 8 * pieces * M**2, "low-rank": 8 * pieces * M * (rank + 1)}
@@ -321,15 +325,15 @@ def first_stage(optimizer: Optimizer) -> Optimizer:
 
 
 def optimizer_of(
-    inference: str | Optimizer, structure: Structure, family: Family, on_bound: bool, n_tokens: int = 0
+    options: Options, structure: Structure, family: Family, on_bound: bool, n_tokens: int = 0
 ) -> Choice[Optimizer]:
     """The optimiser that ``inference`` stands for, with its ``learn_scales`` settled.
 
-    'auto' takes the second-order fit if the structure gives its curvature, batch by batch where weights
-    are fitted to very many tokens (``n_tokens``), else natural gradients: pathwise where the structure
-    can be differentiated, surrogate plus residual where it only has values. A mixture starts from one
-    component fitted so, and goes on with Adam."""
-    asked, reason = asked_optimizer(inference), ASKED if isinstance(inference, str) else "given"
+    'auto' takes the second-order fit if the structure gives its curvature, batch by batch where weights are
+    fitted to very many tokens (``n_tokens``), else natural gradients: pathwise where the structure can be
+    differentiated, surrogate plus residual where it only has values. A mixture starts from one component
+    fitted so, and goes on with Adam."""
+    asked, reason = options.optimizer, ASKED if isinstance(options.inference, str) else "given"
     if asked is None:
         asked, reason = _open_optimizer(structure, family, n_tokens)
     if getattr(asked, "learn_scales", None) == "auto":
@@ -339,7 +343,7 @@ def optimizer_of(
         scales = asked.learn_scales
         # What the first stage has learned of the kernel stays.
         after = Adam(0.01, learn_scales="transitions" if scales == "all" else scales)
-        asked, reason = (MixtureFit(asked, then=after), f"{reason}; a mixture starts from one component")
+        asked, reason = MixtureFit(asked, then=after), f"{reason}; a mixture starts from one component"
     return Choice(asked, reason)
 
 
@@ -358,9 +362,9 @@ def _open_optimizer(structure: Structure, family: Family, n_tokens: int) -> tupl
     return NAMED["natural"], how
 
 
-def gradient_of(optimizer: Optimizer, structure: Structure) -> Choice[Estimator]:
-    """The gradient estimator: pathwise where the structure has a gradient, else the surrogate."""
-    first = first_stage(optimizer)
+def gradient_of(first: Optimizer, structure: Structure) -> Choice[Estimator]:
+    """The gradient estimator of an optimiser's first stage: pathwise where the structure has a gradient,
+    else the surrogate."""
     name, draws = getattr(first, "gradient", "auto"), getattr(first, "n_draws", None)
     reason = ASKED
     if name == "auto":

@@ -1,11 +1,10 @@
 """The parameters of a fit as plain data: option objects, their checks, and their JSON.
 
-Checks here need no data; what depends on the data is decided in ``resolve``.
-"""
+Checks here need no data; ``resolve`` decides what depends on the data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, TypeAlias
@@ -16,7 +15,8 @@ import torch
 from structgp.errors import InputError
 from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import Adam, Minibatch, Natural, Optimizer, SecondOrder
-from structgp.plan.optimizers import GRADIENTS, INFERENCE
+from structgp.paper import PRESETS, Preset
+from structgp.plan.optimizers import GRADIENTS, INFERENCE, NAMED
 from structgp.structures import Spec, Structure
 from structgp.structures.choose import Custom
 
@@ -29,8 +29,8 @@ class Prior:
     ----------
     amplitude : prior variance of a node score, where the kernel is chosen by name, before anything is
         learned on the bound; 'auto' gives every active feature a weight of variance 1.
-    transition_sd : prior standard deviation of a transition score; 0 leaves transitions out.
-    learn_kernel : learn the kernel: length-scales (and without the second-order fit template weights and
+    transition_sd : prior standard deviation of a transition score; 0 leaves transitions out. learn_kernel :
+    learn the kernel: length-scales (and without the second-order fit template weights and
         the balance of blocks) on the evidence of a Gaussian relaxation before the fit, the rest as the
         optimiser's ``learn_scales`` says. 'auto' is True, except for the paper's presets.
     """
@@ -69,8 +69,8 @@ class Inducing:
     covariance : of the inducing values of a function: 'full'; 'low-rank', whose precision is a diagonal
         plus ``rank`` directions; or 'diagonal' (in whitened coordinates). 'auto' is the first of them
         that takes at most 512 MB and 2e12 multiplications per round.
-    rank : number of directions of 'low-rank', at most M; None for 64.
-    basis, transition_covariance : see :class:`Weights`.
+    rank : number of directions of 'low-rank', at most M; None for 64. basis, transition_covariance : see
+    :class:`Weights`.
     """
 
     n_inducing: int | None = None
@@ -107,7 +107,9 @@ FAMILIES: dict[str, Family] = {"weights": Weights(), "inducing": Inducing()}
 
 @dataclass(frozen=True)
 class Options:
-    """All parameters of the estimator, see :class:`structgp.StructuredGPClassifier`."""
+    """All parameters of the estimator, see :class:`structgp.StructuredGPClassifier`, and what their names
+    stand for: family and optimizer, None where they are left open; preset, one of the paper's or None;
+    learns_kernel; torch_device. InputError for the first parameter that is not possible."""
 
     structure: Any = "chain"
     kernel: KernelChoice = "auto"
@@ -123,11 +125,29 @@ class Options:
     random_state: int = 0
     warm_start: bool = False
     verbose: bool = False
+    family: Family | None = field(init=False)
+    optimizer: Optimizer | None = field(init=False)
+    preset: Preset | None = field(init=False)
+    learns_kernel: bool = field(init=False)
+    torch_device: str = field(init=False)
 
-    @property
-    def family(self) -> Family | None:
-        """The posterior that was asked for; None where it is left open."""
-        return FAMILIES.get(self.posterior) if isinstance(self.posterior, str) else self.posterior
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        custom = [self.structure] if isinstance(self.structure, Custom) else []
+        for option in (self.prior, self.posterior, self.inference, *custom):
+            if not isinstance(option, str):
+                _check_fields(option)
+        if self.class_weight is not None:
+            check_class_weight(self.class_weight)
+        name = self.inference if isinstance(self.inference, str) else ""
+        preset, learn = PRESETS.get(name), self.prior.learn_kernel
+        vars(self).update(
+            family=FAMILIES.get(self.posterior) if isinstance(self.posterior, str) else self.posterior,
+            optimizer=(preset.optimizer if preset else NAMED.get(name)) if name else self.inference,
+            preset=preset,
+            learns_kernel=preset is None if learn == "auto" else bool(learn),
+            torch_device=self.device if self.device == "cpu" else device_of(self.device),
+        )
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -145,7 +165,56 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "transition_covariance": ("diagonal", "full"),
     "warm_start": (True, False),
 }
-_LEAST = {"n_draws": 0, "random_state": 0, "n_inducing": 1, "n_components": 1, "rank": 1}
+
+
+def _whole(least: int, or_none: bool = False) -> tuple[Callable[[Any], bool], str, str]:
+    return (
+        lambda v: (or_none and v is None) or (isinstance(v, Integral) and least <= int(v) < 2**63),
+        f"a whole number of at least {least}",
+        f"{least} or more",
+    )
+
+
+_MUST_BE: dict[str, tuple[Callable[[Any], bool], str, str]] = {
+    "prior": (lambda v: isinstance(v, Prior), "a prior", "a structgp.Prior"),
+    "posterior": (
+        lambda v: isinstance(v, str | Family),
+        "a name or a family",
+        "'auto', 'weights', 'inducing', or structgp.Weights, Inducing or Mixture",
+    ),
+    "inference": (
+        lambda v: isinstance(v, str) or callable(getattr(v, "step", None)),
+        "a name or an optimiser",
+        f"one of {', '.join(INFERENCE)}",
+    ),
+    "amplitude": (
+        lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
+        "a variance above 0",
+        "a number above 0, or 'auto'",
+    ),
+    "transition_sd": (
+        lambda v: isinstance(v, Real) and 0 <= float(v) < np.inf,
+        "a standard deviation of at least 0",
+        "a number, 0 or more",
+    ),
+    "predict_with": (
+        lambda v: isinstance(v, Structure) or v in ("auto", "chain"),
+        "a structure",
+        "'auto', 'chain' or a structure",
+    ),
+    "n_jobs": (
+        lambda v: isinstance(v, Integral) and int(v) != 0,
+        "a number of processes",
+        "1 or more, or -1 for one per core",
+    ),
+    "n_draws": _whole(0),
+    "random_state": _whole(0),
+    "n_components": _whole(1),
+    "n_inducing": _whole(1, or_none=True),
+    "rank": _whole(1, or_none=True),
+}
+"""What a field must be, in words, and what to use in its place."""
+
 MAY_BE_ZERO = (
     "max_seconds",
     "reductions",
@@ -157,75 +226,30 @@ MAY_BE_ZERO = (
 """Numbers of an optimiser that may be 0, beside its tolerances."""
 
 
-def check_options(options: Options) -> None:
-    """InputError, with the parameter and a remedy, for the first parameter that is not possible."""
-    if not isinstance(options.prior, Prior):
-        raise InputError("prior", f"got {options.prior!r}", "use a structgp.Prior")
-    if not isinstance(options.posterior, str | Weights | Inducing | Mixture):
-        names = "'auto', 'weights', 'inducing', or structgp.Weights, Inducing or Mixture"
-        raise InputError("posterior", f"got {options.posterior!r}", f"use {names}")
-    if not isinstance(options.inference, str):
-        if not callable(getattr(options.inference, "step", None)):
-            raise InputError(
-                "inference",
-                f"must be a name or an optimiser, got {options.inference!r}",
-                f"use one of {', '.join(INFERENCE)}",
-            )
-        _check_optimizer(options.inference)
-    for owner in (options, options.prior, options.family):
-        if owner is not None:
-            _check_fields(owner)
-    _check_prior(options.prior)
-    if isinstance(options.family, Inducing | Mixture):
-        _check_inducing(options.family)
-    if isinstance(options.structure, Custom):
-        _check_custom(options.structure)
-    check_class_weight(options.class_weight)
-    try:
-        torch.empty(0, device=torch.device(device_of(options.device)))
-    except (RuntimeError, TypeError, AssertionError):
-        raise InputError(
-            "device",
-            f"{options.device!r} cannot be used here",
-            "use 'auto', 'cpu', or 'cuda' where there is a GPU",
-        ) from None
-
-
 def _check_fields(owner: Any) -> None:
-    """Choices and whole numbers of an option object, by the names of its fields."""
-    for name in (f.name for f in fields(owner)):
-        value = getattr(owner, name)
-        if name in _CHOICES and (isinstance(value, str) or name not in ("posterior", "inference")):
-            _check_choice(name, value)
-        if name in _LEAST and not (value is None and name in ("n_inducing", "rank")):
-            least = _LEAST[name]
-            if not isinstance(value, Integral) or not least <= int(value) < 2**63:
-                problem = f"must be a whole number of at least {least}, got {value!r}"
-                raise InputError(name, problem, f"use {least} or more")
-
-
-def _check_choice(name: str, value: Any) -> None:
-    # 1 == True: numbers are not choices.
-    known = _CHOICES[name]
-    plain = bool(value) if isinstance(value, np.bool_) else value
-    if not any(plain is k or (isinstance(k, str) and plain == k) for k in known):
-        raise InputError(name, f"{value!r} is not known", f"use one of {', '.join(map(str, known))}")
-
-
-def _check_optimizer(optimizer: Optimizer) -> None:
-    for name in ("gradient", "learn_scales"):
-        if hasattr(optimizer, name):
-            _check_choice(name, getattr(optimizer, name))
-    for name, value in vars(optimizer).items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        zero = name in MAY_BE_ZERO or name.endswith("tolerance")
-        if not (value >= 0 if zero else value > 0):
-            raise InputError(
-                "inference",
-                f"{type(optimizer).__name__}({name}={value!r})",
-                f"use a number {'of at least' if zero else 'above'} 0",
-            )
+    """InputError for the first field of an option object that is not possible."""
+    is_optimizer = not isinstance(owner, Options | Prior | Family | Custom)
+    for name, value in vars(owner).items():
+        if name in _MUST_BE and not is_optimizer and not _MUST_BE[name][0](value):
+            _, what, remedy = _MUST_BE[name]
+            raise InputError(name, f"must be {what}, got {value!r}", f"use {remedy}")
+        known = _CHOICES.get(name, ())
+        if known and (isinstance(value, str) or name not in ("posterior", "inference")):
+            plain = bool(value) if isinstance(value, np.bool_) else value
+            # 1 == True: numbers are not choices.
+            if not any(plain is k or (isinstance(k, str) and plain == k) for k in known):
+                raise InputError(
+                    name, f"{value!r} is not known", f"use one of {', '.join(map(str, known))}"
+                )
+        if is_optimizer and isinstance(value, int | float) and not isinstance(value, bool):
+            zero = name in MAY_BE_ZERO or name.endswith("tolerance")
+            if not (value >= 0 if zero else value > 0):
+                problem = f"{type(owner).__name__}({name}={value!r})"
+                raise InputError(
+                    "inference", problem, f"use a number {'of at least' if zero else 'above'} 0"
+                )
+    if isinstance(owner, Inducing | Mixture):
+        _check_inducing(owner)
 
 
 def _check_inducing(family: Inducing | Mixture) -> None:
@@ -241,25 +265,6 @@ def _check_inducing(family: Inducing | Mixture) -> None:
             f"'exact' has no closed form with {family.n_components} components",
             "use 'bhattacharyya' or 'jensen'",
         )
-
-
-def _check_prior(prior: Prior) -> None:
-    amplitude, sd = prior.amplitude, prior.transition_sd
-    if not (isinstance(amplitude, Real) and 0 < float(amplitude) < np.inf) and amplitude != "auto":
-        problem = f"must be a variance above 0, got {amplitude!r}"
-        raise InputError("amplitude", problem, "use a number above 0, or 'auto'")
-    if not (isinstance(sd, Real) and 0 <= float(sd) < np.inf):
-        problem = f"must be a standard deviation of at least 0, got {sd!r}"
-        raise InputError("transition_sd", problem, "use a number, 0 or more")
-
-
-def _check_custom(custom: Custom) -> None:
-    if not isinstance(custom.predict_with, Structure) and custom.predict_with not in ("auto", "chain"):
-        problem = f"must be a structure, got {custom.predict_with!r}"
-        raise InputError("predict_with", problem, "use 'auto', 'chain' or a structure")
-    if not isinstance(custom.n_jobs, Integral) or int(custom.n_jobs) == 0:
-        problem = f"must be a number of processes, got {custom.n_jobs!r}"
-        raise InputError("n_jobs", problem, "use 1 or more, or -1 for one per core")
 
 
 def check_class_weight(given: Any, classes: Sequence[str] | None = None) -> None:
@@ -280,9 +285,18 @@ def check_class_weight(given: Any, classes: Sequence[str] | None = None) -> None
 
 
 def device_of(name: Any) -> str:
-    """The torch device that ``name`` stands for; 'auto' is the GPU where there is one."""
+    """The torch device that ``name`` stands for; 'auto' is the GPU where there is one. InputError if it
+    cannot be used."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=torch.device(str(name)))
+    except (RuntimeError, TypeError, AssertionError):
+        problem, remedy = (
+            f"{name!r} cannot be used here",
+            "use 'auto', 'cpu', or 'cuda' where there is a GPU",
+        )
+        raise InputError("device", problem, remedy) from None
     return str(name)
 
 
@@ -335,8 +349,8 @@ def fingerprint(options: Options) -> dict[str, Any]:
 
 
 def _told(value: Any) -> Any:
-    """What tells one value of a parameter from another, where its text may not: the code of functions,
-    the numbers of kernels."""
+    """What tells one value of a parameter from another, where its text may not: the code of functions, the
+    numbers of kernels."""
     if isinstance(value, torch.nn.Module):
         return type(value).__name__, [(k, v.tolist()) for k, v in value.state_dict().items()]
     code = getattr(value, "__code__", None)

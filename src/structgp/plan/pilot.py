@@ -1,8 +1,8 @@
 """A first fit on a part of the data, which learns what the features are worth before the real fit.
 
-Learning scales takes several rounds of second-order fits, each cubic in the number of tokens, and asks
-for a full GP: inducing inputs that leave variance open make the bound prefer kernels that need few of
-them. Some hundred tokens tell the scales well, and are enough to choose inducing inputs under."""
+Learning scales takes several rounds of second-order fits, each cubic in the number of tokens, and asks for
+a full GP: inducing inputs that leave variance open make the bound prefer kernels that need few of them. A
+few hundred tokens tell the scales well enough to choose inducing inputs under them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from structgp.data.encode import FeatureSplit
 from structgp.data.examples import Examples
-from structgp.gp import Inducing, Posterior, Table
+from structgp.gp import Inducing, Posterior, Table, choose_inducing
 from structgp.inference import SecondOrder
 from structgp.inference.loop import History, make_batches, train
-from structgp.plan.prior import flat_tokens, pick_inducing
-from structgp.structures import Structure
+from structgp.plan.resolve import Plan
 
 TOKENS = 400
 OPTIMIZER = SecondOrder(n_draws=8, learning_rounds=10)
@@ -48,31 +46,30 @@ class Pilot:
 def run_pilot(
     kernel: Kernel,
     examples: Examples,
-    split: FeatureSplit,
-    structure: Structure,
-    *,
+    tokens: Tensor,
+    plan: Plan,
     basis: Tensor | None,
-    transition_sd: float,
     generator: torch.Generator,
 ) -> Pilot | None:
     """Learns the scales of ``kernel``, in place, on about ``TOKENS`` tokens of sequences drawn at random;
-    None, and nothing done, where there are few more than that. ``basis``,
-    ``transition_sd`` : where they start."""
+    None, and nothing done, where there are few more than that. tokens : (N, W) of all examples, in order.
+    basis : (V, R) where it starts, None for one function per label."""
     if examples.n_tokens <= WORTH_IT * TOKENS:
         return None
-    some = _some_sequences([len(r) for r in examples.rows], generator)
-    rows, labels = [examples.rows[i] for i in some], [examples.y[i] for i in some]
-    tokens = flat_tokens(split.node, [split.node.select(r) for r in rows])
-    chosen = pick_inducing(kernel, tokens, len(tokens), seed=0)
+    lengths = [len(r) for r in examples.rows]
+    some = _some_sequences(lengths, generator)
+    parts = tokens.split(lengths)
+    tokens = torch.cat([parts[i] for i in some])
+    chosen = choose_inducing(kernel, tokens, len(tokens))
     V = examples.n_labels
-    node, table = Inducing(kernel, chosen.rows, (V,), basis=basis), Table((V, V), transition_sd)
-    posterior = Posterior({"node": node, "next": table})
+    node = Inducing(kernel, tokens[chosen.index], (V,), basis=basis)
+    table = Table((V, V), plan.transition_sd)
     counts = None if examples.weights is None else examples.weights[some]
-    whole = make_batches(rows, labels, examples.encoder.pad_row, BATCH_TOKENS, counts)
-    batches = [split(batch) for batch in whole]
-    history = train(posterior, structure, batches, OPTIMIZER, "a pilot", generator=generator)
-    learned = None if basis is None else node.basis
-    return Pilot(learned, table.prior_sd, len(tokens), history)
+    data = [examples.rows[i] for i in some], [examples.y[i] for i in some], examples.encoder.pad_row
+    batches = [plan.split(batch) for batch in make_batches(*data, BATCH_TOKENS, counts)]
+    posterior = Posterior({"node": node, "next": table})
+    history = train(posterior, plan.structure.value, batches, OPTIMIZER, "a pilot", generator=generator)
+    return Pilot(None if basis is None else node.basis, table.prior_sd, len(tokens), history)
 
 
 def _some_sequences(lengths: Sequence[int], generator: torch.Generator) -> list[int]:

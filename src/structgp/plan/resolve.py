@@ -1,7 +1,7 @@
 """Parameters and examples -> one Plan: what is fitted and how, each choice with its reason.
 
-Every 'auto' is resolved here. The form of the covariances and the number of inducing inputs follow when
-the inducing inputs have been picked (``Plan.with_covariance``)."""
+Every 'auto' is resolved here. The form of the covariances and the number of inducing inputs follow when the
+inducing inputs have been picked (``Plan.with_covariance``)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import LearnScales, Minibatch, Optimizer, SecondOrder
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.estimators import Estimator
-from structgp.paper import PRESETS, Preset
+from structgp.paper import Preset
 from structgp.plan.choices import (
     ASKED,
+    NO_INDUCING,
+    PAPER,
+    TIGHTER,
+    UNCORRELATED,
     Choice,
-    asked_optimizer,
+    check_transition_features,
     covariance_of,
     details_of,
     family_of,
@@ -38,8 +42,7 @@ from structgp.plan.choices import (
     spec_of,
     structure_of,
 )
-from structgp.plan.optimizers import NAMED
-from structgp.plan.options import Family, Inducing, Mixture, Options, Weights, device_of
+from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
 from structgp.structures import Spec, Structure
 
 LATER_LEARNING_ROUNDS = 1
@@ -51,49 +54,44 @@ class Plan:
     """What is fitted and how.
 
     structure : with constraints, and with differences for slopes where it has only values. spec : the
-    templates that have potentials. predictor : a structure of the user's own that answers, None for the
-    declared one. kernel : names or kernels by kind of feature. posterior : the family, with 'auto' left
-    only where the inducing inputs decide. covariance : 'full', 'low-rank', 'diagonal', of ``rank``
-    directions. precision : of the fit. on_bound : whether the fit itself learns what each feature is
-    worth."""
+    templates that have potentials; split : what each of them sees of a token's features; transition_sd :
+    prior sd of a transition score, 0 without transitions. predictor : a structure of the user's own that
+    answers, None for the declared one. kernel : names or kernels by kind of feature. posterior : the
+    family, with 'auto' left only where the inducing inputs decide. covariance : 'full', 'low-rank',
+    'diagonal', of ``rank`` directions. precision : of the fit. on_bound : whether the fit itself learns
+    what each feature is worth."""
 
     structure: Choice[Structure]
     kernel: Choice[KernelChoice]
     posterior: Choice[Family]
     basis: Choice[str]
-    n_inducing: Choice[int | None]
-    covariance: Choice[str]
-    rank: int
-    entropy: Choice[str]
     optimizer: Choice[Optimizer]
     gradient: Choice[Estimator]
     learn_scales: Choice[LearnScales]
     precision: Choice[str]
     device: Choice[str]
     spec: Spec
+    split: FeatureSplit
+    transition_sd: float
     predictor: Structure | None
+    has_weights: bool
     on_bound: bool
-    preset: Preset | None
-
-    @property
-    def has_weights(self) -> bool:
-        return isinstance(self.posterior.value, Weights)
+    preset: Preset | None = None
+    n_inducing: Choice[int | None] = NO_INDUCING
+    covariance: Choice[str] = UNCORRELATED
+    entropy: Choice[str] = TIGHTER
+    rank: int = 0
 
     @property
     def n_components(self) -> int:
         return int(getattr(self.posterior.value, "n_components", 1))
 
-    def covariance_for(self, n_functions: int, n_inducing: int, n_tokens: int) -> tuple[Choice[str], int]:
-        """Form and rank of the covariances for this number of inducing inputs."""
-        family, optimizer = self.posterior.value, self.optimizer.value
-        sizes = n_functions, n_inducing, n_tokens
-        return covariance_of(family, optimizer, self.preset, *sizes)
-
     def with_covariance(self, n_functions: int, n_inducing: int, n_tokens: int) -> Plan:
         """The plan with the form of the covariances settled for this number of inducing inputs."""
         if self.has_weights:
             return self
-        form, rank = self.covariance_for(n_functions, n_inducing, n_tokens)
+        sizes = n_functions, n_inducing, n_tokens
+        form, rank = covariance_of(self.posterior.value, self.optimizer.value, self.preset, *sizes)
         picked = replace(self.n_inducing, value=n_inducing)
         return replace(self, covariance=form, rank=rank, n_inducing=picked)
 
@@ -118,16 +116,16 @@ def plan_lines(plan: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, Kernel):
-        return type(value).__name__
-    if isinstance(value, Structure):
-        return name_of(value)
-    if isinstance(value, Family):
-        return type(value).__name__.lower()
     if value is None or isinstance(value, str | int | float):
         return value
+    if isinstance(value, Family):
+        return type(value).__name__.lower()
     named = getattr(value, "name", None)
-    return named if isinstance(named, str) else repr(value)
+    if isinstance(named, str):
+        return named
+    if isinstance(value, Kernel | Structure):
+        return type(value).__name__ if isinstance(value, Kernel) else name_of(value)
+    return repr(value)
 
 
 # -- the whole -------------------------------------------------------------------------------------
@@ -135,57 +133,54 @@ def _plain(value: Any) -> Any:
 
 def resolve(options: Options, examples: Examples | ShardedExamples, together: Processes = ALONE) -> Plan:
     """The plan for these parameters and examples; InputError where they do not go together."""
+    asked, on_disk = options.optimizer, isinstance(examples, ShardedExamples)
     structure = structure_of(options, examples)
-    predictor, spec = (predictor_of(options, structure.value), spec_of(structure.value, options.prior))
+    spec = spec_of(structure.value, options.prior)
     split = FeatureSplit(examples.encoder, spec)
-    if isinstance(examples, ShardedExamples):
-        options, on_disk = _for_shards(options), True
-    else:
-        on_disk = False
-    blocks = split.node.blocks
-    preset = PRESETS.get(options.inference) if isinstance(options.inference, str) else None
-    on_bound = learns_on_bound(options, structure.value, blocks)
-    kernel = kernel_of(options.kernel, blocks, on_bound)
-    family = family_of(options, kernel.value, on_bound, preset)
+    options = _for_shards(options) if on_disk else options
+    on_bound = learns_on_bound(options, structure.value, split.node.blocks)
+    kernel = kernel_of(options.kernel, split.node.blocks, on_bound)
+    family = family_of(options, kernel.value, on_bound)
     n_tokens = examples.n_tokens
     if not on_disk and (together.size > 1 or not examples.in_many_parts):  # type: ignore[union-attr]
         n_tokens = 0
-    optimizer = optimizer_of(options.inference, structure.value, family.value, on_bound, n_tokens)
-    if on_disk and options.inference is NAMED["minibatch"]:
+    optimizer = optimizer_of(options, structure.value, family.value, on_bound, n_tokens)
+    if on_disk and asked is None:
         optimizer = replace(optimizer, reason="the data is on disk, and this way needs a batch at a time")
     if isinstance(optimizer.value, Minibatch):
         optimizer = replace(optimizer, value=optimizer.value.paced(examples.n_tokens))
     scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"
-    if getattr(asked_optimizer(options.inference), "learn_scales", "auto") != "auto":
-        scales = "as in the paper" if preset else "given"
-    basis, n_inducing, entropy = details_of(family.value, structure.value, preset)
+    if getattr(asked, "learn_scales", "auto") != "auto":
+        scales = PAPER if options.preset else "given"
+    if split.next is not None:
+        check_transition_features(spec, optimizer.value, family.value, on_disk)
+    basis, n_inducing, entropy = details_of(family.value, structure.value, options.preset)
     return Plan(
         structure=structure,
         kernel=kernel,
         posterior=family,
         basis=basis,
         n_inducing=n_inducing,
-        covariance=Choice("diagonal", "weights have no correlations"),
-        rank=0,
         entropy=entropy,
-        optimizer=optimizer,
-        gradient=gradient_of(optimizer.value, structure.value),
         spec=spec,
-        predictor=predictor,
+        split=split,
+        predictor=predictor_of(options, structure.value),
+        has_weights=isinstance(family.value, Weights),
         on_bound=on_bound,
-        preset=preset,
-        **_settings(options, optimizer.value, scales),
+        preset=options.preset,
+        **_settings(options, spec, optimizer, structure.value, scales),
     )
 
 
 def all_at_once(plan: Plan, options: Options) -> Plan:
-    """The same plan for a fit that several processes share or have begun: without minibatches unless
-    those were asked for."""
-    if options.inference != "auto":
+    """The same plan for a fit that several processes share or have begun: without minibatches unless those
+    were asked for."""
+    if options.optimizer is not None:
         return plan
-    optimizer = optimizer_of("auto", plan.structure.value, plan.posterior.value, plan.on_bound)
-    settings = _settings(options, optimizer.value, plan.learn_scales.reason)
-    return replace(plan, optimizer=optimizer, **settings)
+    structure = plan.structure.value
+    optimizer = optimizer_of(options, structure, plan.posterior.value, plan.on_bound)
+    reason = plan.learn_scales.reason
+    return replace(plan, **_settings(options, plan.spec, optimizer, structure, reason))
 
 
 def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
@@ -201,53 +196,54 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
     if not structure.has_local_curvature or not shift:
         lacks = "offers no curvature" if shift else "may depend on a direction that was left out"
         raise InputError("partial_fit", f"{name_of(structure)} {lacks}", "fit all data at once")
-    before = "as before"
-    onward = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS)
-    onward = onward.paced(examples.n_tokens)
+    before, spec = "as before", spec_of(structure, options.prior)
+    onward = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS).paced(examples.n_tokens)
+    optimizer: Choice[Optimizer] = Choice(
+        onward, "the earlier data are known through their posterior alone"
+    )
     return Plan(
         structure=Choice(structure, ASKED),
         kernel=Choice("relevance", before),
         posterior=Choice(Weights(), before),
         basis=Choice("label" if old.node.has_own_functions else "contrast", before),
-        n_inducing=Choice(None, "weights need none"),
-        covariance=Choice("diagonal", "weights have no correlations"),
-        rank=0,
-        entropy=Choice("bhattacharyya", "exact for one component"),
-        optimizer=Choice(onward, "the earlier data are known through their posterior alone"),
-        gradient=gradient_of(onward, structure),
-        spec=spec_of(structure, options.prior),
+        spec=spec,
+        split=FeatureSplit(examples.encoder, spec),
         predictor=predictor_of(options, structure),
+        has_weights=True,
         on_bound=True,
-        preset=None,
-        **_settings(options, onward, "the kernel moves once more"),
+        **_settings(options, spec, optimizer, structure, "the kernel moves once more"),
     )
 
 
-def _settings(options: Options, optimizer: Optimizer, reason: str) -> dict[str, Any]:
-    """What moves with the bound, the precision and the device, as fields of a plan."""
-    scales: LearnScales = getattr(first_stage(optimizer), "learn_scales", False)
-    single = isinstance(optimizer, Minibatch) and optimizer.single
+def _settings(
+    options: Options, spec: Spec, optimizer: Choice[Optimizer], structure: Structure, scales: str
+) -> dict[str, Any]:
+    """The optimiser and what follows from it, the device and the sd of transitions, as fields of a plan.
+    scales : why those scales are learned."""
+    first = first_stage(optimizer.value)
     precision = Choice("float64", "Cholesky factors and sums need it")
-    if single:
+    if isinstance(optimizer.value, Minibatch) and optimizer.value.single:
         precision = Choice("float32 visits, float64 sums", "there is much data")
     where = "the GPU where there is one" if options.device == "auto" else ASKED
     return {
-        "learn_scales": Choice(scales, reason),
+        "optimizer": optimizer,
+        "gradient": gradient_of(first, structure),
+        "learn_scales": Choice(getattr(first, "learn_scales", False), scales),
         "precision": precision,
-        "device": Choice(device_of(options.device), where),
+        "device": Choice(options.torch_device, where),
+        "transition_sd": 0.0 if spec.next is None else float(options.prior.transition_sd),
     }
 
 
 def check_alone(together: Processes) -> None:
-    """Data on disk is for one process."""
+    """InputError where several processes are to fit data on disk."""
     if together.size > 1:
-        raise InputError(
-            "torchrun", "data on disk is for one process", "pass the data itself, or start one process"
-        )
+        problem, remedy = "data on disk is for one process", "pass the data itself, or start one process"
+        raise InputError("torchrun", problem, remedy)
 
 
 def check_together(together: Processes, plan: Plan) -> None:
-    """Several processes can fit weights in closed form, from data in memory."""
+    """InputError unless several processes can share the fit: of weights in closed form, in memory."""
     optimizer = plan.optimizer.value
     if together.size > 1 and not (isinstance(optimizer, SecondOrder) and plan.has_weights):
         raise InputError(
@@ -264,16 +260,12 @@ def _for_shards(options: Options) -> Options:
     """The options with what shards decide filled in: one weight per feature, and one site per batch, so
     that the fit needs one batch of the data at a time."""
     if isinstance(options.family, Inducing | Mixture):
-        raise InputError(
-            "posterior",
-            "inducing inputs are chosen from data in memory",
-            "use 'auto' or 'weights' on shards",
-        )
-    asked = asked_optimizer(options.inference)
+        problem = "inducing inputs are chosen from data in memory"
+        raise InputError("posterior", problem, "use 'auto' or 'weights' on shards")
+    asked = options.optimizer
     if asked is not None and not isinstance(asked, Minibatch):
-        raise InputError(
-            "inference", f"{asked.name!r} needs all data in memory", "use 'auto' or 'minibatch' on shards"
-        )
+        problem = f"{asked.name!r} needs all data in memory"
+        raise InputError("inference", problem, "use 'auto' or 'minibatch' on shards")
     kernels = options.kernel.values() if isinstance(options.kernel, Mapping) else [options.kernel]
     if not all(isinstance(kernel, str) and kernel in ("auto", "relevance") for kernel in kernels):
         raise InputError(
@@ -281,5 +273,4 @@ def _for_shards(options: Options) -> Options:
             "shards are fitted with one weight per feature, which this kernel does not have",
             "use 'auto' or 'relevance', or fit data that is in memory",
         )
-    inference = NAMED["minibatch"] if options.inference == "auto" else options.inference
-    return replace(options, posterior=options.family or Weights(), inference=inference)
+    return replace(options, posterior=options.family or Weights(), inference=asked or "minibatch")

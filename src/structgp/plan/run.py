@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from structgp import __version__
-from structgp.answers.model import Model
+from structgp.answers.ask import Model
 from structgp.data.batch import Batch
-from structgp.data.encode import FeatureSplit
 from structgp.data.examples import Examples, check_all_labelled
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError, StructgpWarning
@@ -59,24 +58,18 @@ def check_shards(
         if value is not None:
             raise InputError(name, "given beside shards, which hold tokens and labels", "leave it out")
     if early_stopping:
-        raise InputError(
-            "early_stopping",
-            "is for data in memory: on shards a step is one batch of many",
-            "stop with a callback, or leave it out",
-        )
+        problem = "is for data in memory: on shards a step is one batch of many"
+        raise InputError("early_stopping", problem, "stop with a callback, or leave it out")
     if goes_on:
-        raise InputError(
-            "warm_start",
-            "a fit on shards starts from nothing: their features are numbered anew",
-            "use warm_start=False, or go on from a checkpoint",
-        )
+        problem = "a fit on shards starts from nothing: their features are numbered anew"
+        raise InputError("warm_start", problem, "use warm_start=False, or go on from a checkpoint")
     check_alone(together)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What goes into one fit. seen_before : the model whose data count too. dev : data to
-    score; early_stopping : stop by their likelihood. checkpoint : file for the state of the fit."""
+    """What goes into one fit. seen_before : the model whose data count too. dev : data to score;
+    early_stopping : stop by their likelihood. checkpoint : file for the state of the fit."""
 
     options: Options
     examples: Examples | ShardedExamples
@@ -93,7 +86,21 @@ class Fit:
         kept, plan = (None, self.start.plan) if self.checkpoint is None else self._kept()
         on_disk = isinstance(self.examples, ShardedExamples)
         with self._sites(plan) if on_disk else nullcontext(plan) as plan:
-            history = self._train(plan, callback, kept)
+            history = train(
+                self.start.posterior,
+                plan.structure.value,
+                self._batches(plan),
+                plan.optimizer.value,
+                plan.optimizer.reason,
+                estimator=plan.gradient.value,
+                entropy=plan.entropy.value,  # type: ignore[arg-type]
+                device=plan.device.value,
+                generator=self.generator,
+                callback=callback,
+                checkpoint=kept,
+                watch=self._watch(self.dev) if self.early_stopping and self.dev else None,
+                together=self.together,
+            )
         if history.stopped == "limit":
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
@@ -126,25 +133,6 @@ class Fit:
             constraints=self.examples.constraints,
         )
 
-    # -- the optimiser's loop ----------------------------------------------------------------------
-
-    def _train(self, plan: Plan, callback: Callback, kept: Checkpoint | None) -> History:
-        return train(
-            self.start.posterior,
-            plan.structure.value,
-            self._batches(plan),
-            plan.optimizer.value,
-            plan.optimizer.reason,
-            estimator=plan.gradient.value,
-            entropy=plan.entropy.value,  # type: ignore[arg-type]
-            device=plan.device.value,
-            generator=self.generator,
-            callback=callback,
-            checkpoint=kept,
-            watch=self._watch(self.dev) if self.early_stopping and self.dev else None,
-            together=self.together,
-        )
-
     def _batches(self, plan: Plan) -> Sequence[Batch]:
         optimizer, examples = plan.optimizer.value, self.examples
         most_tokens = BATCH_TOKENS["weights" if plan.has_weights else "inducing"]
@@ -154,11 +142,10 @@ class Fit:
             most_tokens = optimizer.batch_tokens or 1
         if isinstance(examples, ShardedExamples):
             return examples.batches(most_tokens)
-        split, pad_row = FeatureSplit(examples.encoder, plan.spec), examples.encoder.pad_row
-        if split.next is not None:  # a table of scores for each token
+        if plan.split.next is not None:  # a table of scores for each token
             most_tokens = max(1, most_tokens // examples.n_labels)
-        data = examples.rows, examples.y, pad_row, most_tokens, examples.weights
-        return [split(batch) for batch in make_batches(*data, self.together)]
+        data = examples.rows, examples.y, examples.encoder.pad_row, most_tokens, examples.weights
+        return [plan.split(batch) for batch in make_batches(*data, self.together)]
 
     def _watch(self, dev: Dev) -> Watch:
         """Looks at the dev data after each step, where that decides when to stop."""
@@ -181,15 +168,12 @@ class Fit:
     # -- files -------------------------------------------------------------------------------------
 
     def _kept(self) -> tuple[Checkpoint, Plan]:
-        """The checkpoint, and the plan of the fit that it belongs to: one begun by several processes has
-        no minibatches."""
+        """The checkpoint, and the plan of the fit that it belongs to: one begun by several processes has no
+        minibatches."""
         assert self.checkpoint is not None
         if not Path(self.checkpoint).absolute().parent.is_dir():
-            raise InputError(
-                str(self.checkpoint),
-                "cannot be written (No such file or directory)",
-                "create its folder first",
-            )
+            problem = "cannot be written (No such file or directory)"
+            raise InputError(str(self.checkpoint), problem, "create its folder first")
         plan, shared = self.start.plan, all_at_once(self.start.plan, self.options)
         kept, other = (Checkpoint(self.checkpoint, self._fingerprint(p)) for p in (plan, shared))
         return (other, shared) if other.is_there and not kept.is_there else (kept, plan)
@@ -210,14 +194,11 @@ class Fit:
 
     @contextmanager
     def _sites(self, plan: Plan) -> Iterator[Plan]:
-        """For data on disk, the plan with its sites on disk: beside the checkpoint, where they stay if
-        the fit is cut off, or in a folder of the shards' that is removed after the fit."""
+        """The plan with its sites on disk: beside the checkpoint, where they stay if the fit is cut off, or
+        in a folder of the shards' that is removed after the fit."""
+        assert isinstance(self.examples, ShardedExamples)
         optimizer = plan.optimizer.value
-        if (
-            not isinstance(self.examples, ShardedExamples)
-            or not isinstance(optimizer, Minibatch)
-            or optimizer.sites_folder is not None
-        ):
+        if not isinstance(optimizer, Minibatch) or optimizer.sites_folder is not None:
             yield plan
         elif self.checkpoint is not None:
             folder = f"{self.checkpoint}.sites"
@@ -236,7 +217,7 @@ class Fit:
             with made as folder:
                 yield _with_folder(plan, optimizer, folder)
 
-    # -- what there is to say ----------------------------------------------------------------------
+    # -- the log -----------------------------------------------------------------------------------
 
     def _seen(self) -> dict[str, Any]:
         """Counts of the data, with those of the model before."""
@@ -251,35 +232,24 @@ class Fit:
 
     def _log(self, history: History, plan: Plan) -> dict[str, Any]:
         """``training_log_``."""
-        posterior, relaxation, pilot = self.start.posterior, self.start.relaxation, self.start.pilot
-        before = None if pilot is None else pilot.history
-        log = {
-            "plan": plan.to_json(),
-            "optimizer": history.optimizer,
-            "reason": history.reason,
-            "gradient": history.gradient,
-            "stopped": history.stopped,
-            "steps": history.steps,
-            "trace": history.trace,
-            "elbo": history.elbo,
-            "fresh_elbo": history.fresh_elbo,
-            "relaxation": None if relaxation is None else vars(relaxation),
-            "pilot": None if pilot is None else pilot.summary,
-            "posterior": "weights" if plan.has_weights else "inducing",
-            "covariance": plan.covariance.value,
-            "covariance_rank": plan.rank,
-            "covariance_reason": plan.covariance.reason,
-            "inducing_residual": self.start.residual,
-            "evaluations": history.evaluations + (before.evaluations if before else 0),
-            "seconds": history.seconds + (before.seconds if before else 0.0),
-        }
+        start, pilot = self.start, self.start.pilot
+        node, transitions = start.posterior.node, start.posterior["next"]
+        named = ("optimizer", "reason", "gradient", "stopped", "steps", "trace", "elbo", "fresh_elbo")
+        log = {"plan": plan.to_json()} | {name: getattr(history, name) for name in named}
+        log["evaluations"] = history.evaluations + (pilot.history.evaluations if pilot else 0)
         if isinstance(plan.structure.value, Differences):
             log |= {"gradient": "differences", "evaluations": plan.structure.value.n_values}
-        node, transitions = posterior.node, posterior["next"]
-        blocks = FeatureSplit(self.examples.encoder, plan.spec).node.blocks
         with torch.no_grad():
             return log | {
-                "kernel_scales": kernel_scales(node.kernel, blocks),
+                "relaxation": None if start.relaxation is None else vars(start.relaxation),
+                "pilot": None if pilot is None else pilot.summary,
+                "posterior": "weights" if plan.has_weights else "inducing",
+                "covariance": plan.covariance.value,
+                "covariance_rank": plan.rank,
+                "covariance_reason": plan.covariance.reason,
+                "inducing_residual": start.residual,
+                "seconds": history.seconds + (pilot.history.seconds if pilot else 0.0),
+                "kernel_scales": kernel_scales(node.kernel, plan.split.node.blocks),
                 "function_scales": node.basis.square().sum(0).tolist(),
                 "effective_parameters": float(node.effective_parameters()),
                 "kl_inducing": float(node.kl(plan.entropy.value)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ class Rules:
     follows: Tensor
     starts: Tensor
     ends: Tensor
+
+    @classmethod
+    def of(cls, allowed: Any) -> Rules:
+        """From arrays: a :class:`structgp.data.schemes.Allowed`."""
+        return cls(*map(torch.from_numpy, (allowed.follows, allowed.starts, allowed.ends)))
 
     def restrict(self, scores: Sequence[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
         """Scores (S, B, T, V) of nodes and, if given, (..., V, V) of transitions, with -inf at what is not

@@ -1,0 +1,115 @@
+"""A fit that starts from an earlier posterior.
+
+A posterior of weights grows with the data: what was known of old features and labels stays as it is, new
+ones begin at their prior."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structgp.answers.ask import Model
+from structgp.data.encode import EncoderView, FeatureEncoder, FeatureSplit
+from structgp.data.examples import Examples
+from structgp.data.vocabulary import column_places
+from structgp.errors import StructgpWarning
+from structgp.gp import Posterior, Table, Weights
+from structgp.gp.kernels.relevance import grown
+from structgp.plan.resolve import Plan
+from structgp.plan.start import Start, edge_tokens, flat_tokens
+
+
+def can_go_on(plan: Plan, before: Model, examples: Examples) -> bool:
+    """Whether the fit can start from the earlier posterior; warns where it cannot."""
+    old, transitions = before.posterior.node, before.posterior["next"]
+    possible = old.has_own_functions or plan.structure.value.ignores_shift
+    possible = possible and plan.spec == before.spec
+    possible = possible and transitions.is_silent == (plan.transition_sd == 0)
+    if old.takes_minibatches or plan.has_weights:
+        possible = possible and plan.has_weights and old.takes_minibatches
+    else:
+        # Inducing inputs are rows of the old encoder.
+        moved = column_places(before.encoder, examples.encoder)
+        settled = plan.with_covariance(old.n_functions, old.n_values, examples.n_tokens)
+        full = plan.posterior.value.transition_covariance == "full"
+        possible = (
+            possible
+            and old.n_scores == examples.n_labels
+            and old.n_components == plan.n_components
+            and (old.form, old.rank) == (settled.covariance.value, settled.rank)
+            and transitions.takes_curvature != full
+            and (moved is None or bool((moved == np.arange(len(moved))).all()))
+        )
+    if not possible:
+        warnings.warn(
+            "warm_start: the earlier fit had other labels, other columns or another kind of posterior; "
+            "this one starts from the prior",
+            StructgpWarning,
+            stacklevel=3,
+        )
+    return possible
+
+
+def start_from(plan: Plan, before: Model, examples: Examples) -> Start:
+    """The earlier posterior, which ``can_go_on``, as the start of a fit."""
+    old = before.posterior
+    if old.node.takes_minibatches:
+        return Start(carried_over(before, examples), plan)
+    plan = plan.with_covariance(old.node.n_functions, old.node.n_values, examples.n_tokens)
+    return Start(copy.deepcopy(old).requires_grad_(True), plan)
+
+
+def carried_over(model: Model, examples: Examples) -> Posterior:
+    """The model's posterior of weights, extended to the features and labels of the examples, whose encoder
+    extends the model's and whose labels begin with the model's."""
+    old, transitions = model.posterior.node, model.posterior["next"]
+    split, V, N = FeatureSplit(examples.encoder, model.spec), old.n_scores, examples.n_labels
+    places = column_places(model.encoder, examples.encoder)
+    moved = None if places is None else torch.from_numpy(places)
+    tokens = flat_tokens(split.node, [split.node.select(rows) for rows in examples.rows])
+    kernel, place = grown(old.kernel, _sizes(split.node), tokens, moved)
+    node = Weights(kernel, (N,), _extended_basis(old.basis, N))
+    _copy_weights(old, node, torch.arange(old.n_functions), place)
+    # The transition from label i to j is function i V + j.
+    index = torch.arange(V)
+    functions = (index[:, None] * N + index).flatten()
+    if split.next is None:
+        table = Table((N, N), transitions.prior_sd)
+        with torch.no_grad():
+            table.m[functions] = transitions.m
+            table.factor[functions] = transitions.factor
+        return Posterior({"node": node, "next": table})
+    edges = edge_tokens(split.next, examples)
+    kernel, place = grown(transitions.kernel, _sizes(split.next), edges, None)
+    wide = Weights(kernel, (N, N))
+    _copy_weights(transitions, wide, functions, place)
+    return Posterior({"node": node, "next": wide})
+
+
+def _copy_weights(old: Weights, new: Weights, functions: Tensor, place: Tensor) -> None:
+    """Puts what ``old`` knows at these functions and places among the weights of ``new``."""
+    with torch.no_grad():
+        new.log_amplitude.copy_(old.log_amplitude)
+        new.m[functions[:, None], place] = old.m
+        new.factor[functions[:, None], place] = old.factor
+
+
+def _sizes(view: EncoderView | FeatureEncoder) -> list[list[int]]:
+    """Number of values of each template of each block."""
+    sizes = [[max(1, len(values)) for values in view.values]] if view.templates else []
+    return [*sizes, [max(1, view.n_sparse)]] if view.has_sparse else sizes
+
+
+def _extended_basis(old: Tensor, n_labels: int) -> Tensor:
+    """(V', R') with one function for each new label, as large as those of the old labels; the old functions
+    leave new labels alone. old : (V, R)."""
+    V, R = old.shape
+    basis = old.new_zeros((n_labels, R + n_labels - V))
+    basis[:V, :R] = old
+    size = old.square().sum(1).mean().sqrt()
+    basis[V:, R:] = size * torch.eye(n_labels - V, dtype=basis.dtype)
+    return basis
