@@ -71,11 +71,6 @@ class Program(ABC):
         """(S, B) log Z, or what the semiring makes of it; -inf where no labelling is allowed."""
         return self.log_total(self.restrict(scores), semiring)
 
-    def score(self, scores: Scores, y: Tensor) -> Tensor:
-        """(S, B) the sum of the scores of labelling y (B, T), without a missing label; -inf if the rules
-        forbid it. Cost O(S B T)."""
-        return labelling_score(self.restrict(scores), y, self.layout)
-
     def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
         """(S, B) log p(y); labels that are missing (negative) are summed out."""
         scores = self.restrict(scores)
