@@ -93,14 +93,8 @@ def node_marginals(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
 def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
     """The forward pass over f (S, B, T, V) and g, without a gradient."""
     f, g, quick = f.detach(), g.detach(), None
-    enough = f.numel() * f.shape[-1] >= max(1, WORTH_COMPILING)
-    if (
-        enough
-        and f.device.type == "cpu"
-        and f.dtype in SAFE_SPREAD
-        and g.dtype == f.dtype
-        and compiled_loops()
-    ):
+    enough = f.numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.device.type == "cpu"
+    if enough and f.dtype in SAFE_SPREAD and g.dtype == f.dtype and compiled_loops() is not None:
         quick = compiled_loops()(f, g, mask)
         if quick.spread <= SAFE_SPREAD[f.dtype]:
             return quick
