@@ -79,9 +79,8 @@ class Program(ABC):
         else:
             told = labelling_score(scores, y, self.layout)
         log_z = self.log_total(scores, LOG)
-        return torch.where(
-            log_z > -torch.inf, told - log_z, -torch.inf
-        )  # -inf: there is no labelling at all
+        # log Z is -inf where there is no labelling at all.
+        return torch.where(log_z > -torch.inf, told - log_z, -torch.inf)
 
     def marginals(self, scores: Scores) -> tuple[Tensor, ...]:
         """For each template the probability of each label, or labels, of each of its tuples: (S, B, T, V)
