@@ -18,8 +18,6 @@ OPTIONAL = {
     "has_marginals": "marginals",
     "has_decoder": "decode",
     "has_walk": "walk",
-    "has_sample": "sample",
-    "has_entropy": "entropy",
     "has_n_best": "n_best",
     "has_curvature": "curvature",
     "has_local_curvature": "local_curvature",
@@ -64,7 +62,7 @@ class Structure(ABC):
 
     has_gradient = True
     ignores_shift = handles_missing = takes_single = False
-    has_marginals = has_decoder = has_walk = has_sample = has_entropy = has_n_best = False
+    has_marginals = has_decoder = has_walk = has_n_best = False
     has_curvature = has_local_curvature = False
     spec: Spec = chain()
 

@@ -71,11 +71,6 @@ class Program(ABC):
         """(S, B) log Z, or what the semiring makes of it; -inf where no labelling is allowed."""
         return self.log_total(self.restrict(scores), semiring)
 
-    def score(self, scores: Scores, y: Tensor) -> Tensor:
-        """(S, B) the sum of the scores of labelling y (B, T), without a missing label; -inf if the rules
-        forbid it. Cost O(S B T)."""
-        return labelling_score(self.restrict(scores), y, self.layout)
-
     def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
         """(S, B) log p(y); labels that are missing (negative) are summed out."""
         scores = self.restrict(scores)
@@ -84,9 +79,8 @@ class Program(ABC):
         else:
             told = labelling_score(scores, y, self.layout)
         log_z = self.log_total(scores, LOG)
-        return torch.where(
-            log_z > -torch.inf, told - log_z, -torch.inf
-        )  # -inf: there is no labelling at all
+        # log Z is -inf where there is no labelling at all.
+        return torch.where(log_z > -torch.inf, told - log_z, -torch.inf)
 
     def marginals(self, scores: Scores) -> tuple[Tensor, ...]:
         """For each template the probability of each label, or labels, of each of its tuples: (S, B, T, V)

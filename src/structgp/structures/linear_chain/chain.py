@@ -27,6 +27,8 @@ class Chain(Structure):
     are independent and g is not read. Cost O(S B T V^2) unless a method says otherwise."""
 
     ignores_shift = handles_missing = takes_single = True
+    rules: Rules | None = None
+    _n_scores = 2  # templates of the spec
 
     def __init__(self, rules: Rules | None = None, spec: Spec | None = None) -> None:
         self.rules = None if rules is None or rules.is_free else rules

@@ -93,20 +93,13 @@ def forward(f: Tensor, g: Tensor, mask: Tensor, shape: Shape | None = None) -> t
     S, B, T, V = f.shape
     shape = shape or default_shape(B, V)
     n_blocks = -(-B // shape.block_b)
-    saved = Saved(
-        f.detach().contiguous(),
-        g.detach().contiguous(),
-        mask.contiguous().view(torch.uint8),
-        torch.empty_like(f, memory_format=torch.contiguous_format),
-        torch.empty(S * n_blocks, dtype=torch.int8, device=f.device),
-        shape,
-    )
+    alpha = torch.empty_like(f, memory_format=torch.contiguous_format)
+    careful = torch.empty(S * n_blocks, dtype=torch.int8, device=f.device)
     log_z = f.new_empty((S, B))
+    inputs = f.detach().contiguous(), g.detach().contiguous(), mask.contiguous().view(torch.uint8)
+    saved = Saved(*inputs, alpha, careful, shape)
     with torch.cuda.device_of(f):
-        forward_kernel[(S * n_blocks,)](
-            saved.f, saved.g, saved.mask, log_z, saved.alpha, saved.careful, B, T, n_blocks,
-            **_constants(saved),
-        )  # fmt: skip
+        forward_kernel[(S * n_blocks,)](*inputs, log_z, alpha, careful, B, T, n_blocks, **_constants(saved))
     return log_z, saved
 
 

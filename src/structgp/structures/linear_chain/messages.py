@@ -93,9 +93,10 @@ def node_marginals(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
 def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
     """The forward pass over f (S, B, T, V) and g, without a gradient."""
     f, g, quick = f.detach(), g.detach(), None
-    if f.numel() * f.shape[-1] >= max(1, WORTH_COMPILING):
-        quick = _in_compiled_loops(f, g, mask)
-        if quick is not None and quick.spread <= SAFE_SPREAD[f.dtype]:
+    enough = f.numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.device.type == "cpu"
+    if enough and f.dtype in SAFE_SPREAD and g.dtype == f.dtype and compiled_loops() is not None:
+        quick = compiled_loops()(f, g, mask)
+        if quick.spread <= SAFE_SPREAD[f.dtype]:
             return quick
     # Whatever stands at padding, infinite or nan, has no part in any of it.
     f = f.masked_fill(~mask[..., None], 0)
@@ -122,13 +123,6 @@ def _widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> T
     top = x.amax(dims)
     width = top - (x if lowest is None else lowest).amin(dims)
     return width.masked_fill(top == -torch.inf, torch.inf).amax()
-
-
-def _in_compiled_loops(f: Tensor, g: Tensor, mask: Tensor) -> Any:
-    if f.device.type != "cpu" or f.dtype not in SAFE_SPREAD or g.dtype != f.dtype:
-        return None
-    loops = compiled_loops()
-    return None if loops is None else loops(f, g, mask)
 
 
 @cache
