@@ -14,8 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from structgp.data.sources.lines import Source, iter_sequences, name_of
-from structgp.data.sources.numeric import parse_number
+from structgp.data.sources.lines import Source, iter_sequences, name_of, parse_number
 from structgp.errors import InputError
 
 # An escaped colon or backslash, a colon, or text without either.
@@ -41,12 +40,9 @@ def iter_attributes(
     token has twice are added up, as CRFsuite does. Every line has a label; in a file that is yet to
     be labelled it may be any text.
 
-    Raises
-    ------
-    InputError
-        At ``name:line``, for a line without a label, a value that is not a number, a colon too many, a
-        declaration such as ``@weight``, and bytes that are not in ``encoding``; at ``name``, for a
-        file that cannot be read.
+    An InputError names ``name:line`` for a line without a label, a value that is not a number, a colon too
+    many, a declaration such as ``@weight``, and bytes that are not in ``encoding``, and ``name`` for a file
+    that cannot be read.
 
     Example
     -------
