@@ -6,7 +6,8 @@ value after a colon, else it is 1; in names, ``\\:`` is a colon and ``\\\\`` a b
     B-NP    w=He    pos=PRP
     B-VP    w=reckons    pos=VBZ    length:7
 
-    O       w=12\\:30"""
+    O       w=12\\:30
+"""
 
 from __future__ import annotations
 

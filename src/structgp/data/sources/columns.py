@@ -6,7 +6,8 @@ label (where there is one) in the last column::
     He      PRP  B-NP
     reckons VBZ  B-VP
 
-    Yes     UH   O"""
+    Yes     UH   O
+"""
 
 from __future__ import annotations
 

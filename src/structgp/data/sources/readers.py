@@ -258,9 +258,8 @@ def learn(
     >>> [sequence.tokens for sequence in reader.sequences(["figs NNS"])]
     [[('figs', '_B-1')]]
 
-    ``StructuredGPClassifier(features="columns").fit(data.X, data.y)`` is a model of them. With
-    ``model.model_.extra |= reader.to_json()`` before it is saved, :func:`from_json` gives the reader
-    back."""
+    ``StructuredGPClassifier(features="columns").fit(data.X, data.y)`` is a model of them, and
+    ``model.save(path, reader.to_json())`` keeps the reader, which :func:`from_json` gives back."""
     given = {"template": template, "dialect": dialect, "numeric": numeric, "vectors": vectors}
     _check_arguments(format, **given, vector_column=vector_column)
     if format == "crfsuite":

@@ -5,7 +5,8 @@ its D numbers, separated by spaces; the first line may give the number of words 
 
     2 3
     eggs 0.1 -0.2 0.3
-    milk 0.0 0.5 -0.1"""
+    milk 0.0 0.5 -0.1
+"""
 
 from __future__ import annotations
 
