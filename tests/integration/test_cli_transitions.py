@@ -1,4 +1,4 @@
-"""Templates with macros in their B lines, from files to answers, against enumeration of the declared model."""
+"""Templates with macros in their B lines, from files to answers, against enumeration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEMPLATES = {"crf++": CRFPP, "wapiti": WAPITI}
 
 
 def corpus(n: int, seed: int) -> list[list[tuple[str, str, str]]]:
-    """The first label is in the first word; later ones are the label before, or with 'Turn' the other one."""
+    """The first label is in the first word; later ones are as before, or with 'Turn' the other one."""
     draw = random.Random(seed)
     found = []
     for _ in range(n):

@@ -239,12 +239,9 @@ def learn(
     format : 'columns', or 'crfsuite' for labels and attributes, which need no template.
     dialect : of the template's file, 'crf++' (default) or 'wapiti'.
     numeric : columns of numbers, counted from 0; they are standardised.
-    vectors : path of word vectors (:class:`WordVectors`) for the words in one column.
-    vector_column : that column, counted from 0; 0 by default.
+    vectors, vector_column : path of word vectors (:class:`WordVectors`), and the column of the words (0).
     missing : the text in the label column of a token without a label.
-    transitions : whether tokens also hold the features of the template's bigrams, as last columns
-        (``reader.transition_columns`` names them).
-    encoding : of all files.
+    transitions : whether the last columns of tokens are the features of the template's bigrams.
 
     Example
     -------
@@ -255,8 +252,6 @@ def learn(
     >>> data = reader.read(train)
     >>> data.X, data.y
     ([[('two', '_B-1'), ('eggs', 'two')]], [['QTY', 'NAME']])
-    >>> [sequence.tokens for sequence in reader.sequences(["figs NNS"])]
-    [[('figs', '_B-1')]]
 
     ``StructuredGPClassifier(features="columns").fit(data.X, data.y)`` is a model of them, and
     ``model.save(path, reader.to_json())`` keeps the reader, which :func:`from_json` gives back."""
