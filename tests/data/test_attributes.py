@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structgp.data.sources import AttributeReader
@@ -111,6 +111,7 @@ values = st.floats(-1e9, 1e9)
 tokens = st.tuples(labels, st.dictionaries(names, values, max_size=3))
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(tokens, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_what_is_written_is_read(sequences: list[list[tuple[str, dict[str, float]]]]) -> None:
     text = ""

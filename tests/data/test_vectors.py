@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from structgp.data.sources.columns import ColumnSequence
-from structgp.data.sources.numeric import NumericColumns, parse_number, read_numbers
-from structgp.data.sources.vectors import WordVectors
+from structgp.data.sources.lines import parse_number
+from structgp.data.sources.vectors import NumericColumns, WordVectors, read_numbers
 from structgp.errors import InputError
 
 PLAIN = "eggs 0.1 -0.2\nmilk 3e-1 4 \n"

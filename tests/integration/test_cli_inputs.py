@@ -219,7 +219,8 @@ def test_a_kernel_for_the_templates(files, tmp_path):
 
 def test_many_templates_stay_templates(files, write, tmp_path):
     template = write("template", "".join(f"U{i}:%x[0,{i % 3}]{i}\n" for i in range(70)))
-    ok("train", template, files.train, "-o", tmp_path / "m", *SMALL, "--numeric", 1)
+    train = write("train", as_columns(files.sequences[:8]))
+    ok("train", template, train, "-o", tmp_path / "m", "--inducing", 5, "--numeric", 1)
     blocks = structgp.load(tmp_path / "m").model_.encoder.blocks
     assert [block.kind for block in blocks] == ["categorical", "dense"]
 

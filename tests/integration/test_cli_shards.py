@@ -140,7 +140,7 @@ def test_a_run_that_was_cut_off_goes_on_without_encoding_again(
     assert "step 5:" in said
     assert not list(files.glob("*.checkpoint*"))
     ok(files, "train", "@template", "@train", "-o", "@other", "--shards", "@shards")
-    one, other = (structgp.load(files / m).model_.posterior.m for m in ("model", "other"))
+    one, other = (structgp.load(files / m).model_.posterior.node.m for m in ("model", "other"))
     assert torch.equal(one, other)
 
 

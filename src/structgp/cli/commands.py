@@ -37,9 +37,6 @@ def main() -> None:
     and attributes on each line, need no template."""
 
 
-# -- evaluate ----------------------------------------------------------------------------------
-
-
 @main.command("evaluate")
 @model_option
 @click.argument("test_path", metavar="TEST", type=click.Path())
@@ -78,18 +75,12 @@ def evaluate_command(
         print_reports(reports)
 
 
-# -- describe ----------------------------------------------------------------------------------
-
-
 @main.command("describe")
 @click.argument("model_path", metavar="MODEL", type=click.Path())
 def describe_command(model_path: str) -> None:
     """Show how MODEL was fitted and what it has learned: every choice of the fit with its reason, the
     prior scales of its templates, and its transitions."""
     click.echo(str(describe(load(model_path))))
-
-
-# -- demo --------------------------------------------------------------------------------------
 
 
 @main.command()
@@ -121,9 +112,6 @@ def demo(seed: int) -> None:
         for token, label, p in zip(tokens, labels, marginals, strict=True):
             second = sorted(p, key=p.__getitem__)[-2]
             click.echo(f"  {token:<14}{label:<11}{p[label]:5.2f}   or {second} {p[second]:.2f}")
-
-
-# -- report ------------------------------------------------------------------------------------
 
 
 @main.command()

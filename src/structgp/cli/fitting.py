@@ -10,7 +10,7 @@ import click
 
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import shared
-from structgp.cli.flags import choice, combined, device_option, encoding_option, feature_options
+from structgp.cli.flags import FEATURES, choice, combined, device_option, encoding_option, feature_options
 from structgp.data import shards, sources
 from structgp.errors import InputError
 from structgp.inference.distributed import Processes, joined, n_started
@@ -19,6 +19,7 @@ from structgp.plan.options import Inducing, Prior, device_of
 from structgp.plan.resolve import check_alone
 from structgp.structures import chain, piecewise
 
+KERNELS = ("relevance", "template", "template-product")
 STRUCTURES = {"chain": chain, "piecewise": piecewise}
 
 _label_options = combined(
@@ -55,7 +56,7 @@ _label_options = combined(
 )
 @choice(
     "--kernel",
-    ["auto", "relevance", "template", "template-product"],
+    ["auto", *KERNELS],
     "How templates count: one relevance per feature, or one scale per template, summed or multiplied.",
 )
 @choice("--inference", INFERENCE, "Optimiser of the evidence bound.")
@@ -77,20 +78,11 @@ def train(
     output: str,
     dev_path: str | None,
     early_stopping: bool,
-    inducing: int | None,
-    kernel: str,
-    inference: str,
-    structure: str,
-    device: str,
-    seed: int,
     shards_folder: str | None,
     restart: bool,
     encoding: str,
-    scheme: str | None,
-    forbid: Sequence[tuple[str, str]],
     missing: str | None,
-    class_weight: Sequence[str],
-    **features: Any,
+    **given: Any,
 ) -> None:
     """Fit a model to the labelled file TRAIN, with features from TEMPLATE.
 
@@ -103,31 +95,17 @@ def train(
         raise InputError("--early-stopping", "needs a labelled file", "name one with --dev")
     if shards_folder is not None:
         check_alone(Processes(size=n_started()))
+    features = {name: given.pop(name) for name in FEATURES}
     reader, X, y, counts = _training_data(paths, encoding, missing, shards_folder, features)
     dev = reader.read(dev_path, encoding=encoding) if dev_path else None
     y_dev = shared.all_labels(dev, missing) if dev is not None else []
-    estimator = StructuredGPClassifier(
-        # With dense features beside them, the kernel named is that of the templates.
-        kernel={"categorical": kernel} if reader.has_dense else kernel,
-        posterior="auto" if inducing is None else Inducing(n_inducing=inducing),
-        # Without a B line there are no transition scores.
-        prior=Prior() if reader.has_transitions else Prior(transition_sd=0.0),
-        inference=inference,
-        structure=STRUCTURES[structure](reader.transition_columns, shared=False),
-        features="columns",
-        random_state=seed,
-        constraints=_constraints(scheme, forbid),
-        class_weight=_class_weight(class_weight),
-        device=device,
-    )
+    estimator = _classifier(reader, **given)
     checkpoint = Path(f"{output}.checkpoint")
     if restart:
         checkpoint.unlink(missing_ok=True)
-    watched: dict[str, Any] = {}
-    if dev is not None and early_stopping:
-        watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True}
+    watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True} if dev and early_stopping else {}
     try:
-        with joined(device_of(device)) as together:
+        with joined(device_of(given["device"])) as together:
             shared.fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
     except InputError as error:
         if error.place == str(checkpoint):
@@ -141,6 +119,37 @@ def train(
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
         shared.print_reports({"structgp": shared.score(estimator, dev.X, y_dev, dev.name)})
+
+
+def _classifier(
+    reader: sources.Reader,
+    *,
+    kernel: str,
+    inducing: int | None,
+    structure: str,
+    seed: int,
+    scheme: str | None,
+    forbid: Sequence[tuple[str, str]],
+    class_weight: Sequence[str],
+    **same: Any,
+) -> StructuredGPClassifier:
+    """The classifier that the options ask for; same : those that it has under the same name."""
+    if scheme and forbid:
+        raise InputError("--forbid", "cannot be combined with --scheme", "use one of them")
+    forbidden = [(None if a == "^" else a, None if b == "$" else b) for a, b in forbid]
+    return StructuredGPClassifier(
+        # With dense features beside them, the kernel named is that of the templates.
+        kernel={"categorical": kernel} if reader.has_dense and kernel in KERNELS else kernel,
+        posterior="auto" if inducing is None else Inducing(n_inducing=inducing),
+        # Without a B line there are no transition scores.
+        prior=Prior() if reader.has_transitions else Prior(transition_sd=0.0),
+        structure=STRUCTURES[structure](reader.transition_columns, shared=False),
+        features="columns",
+        random_state=seed,
+        constraints={"forbidden": forbidden} if forbid else scheme,
+        class_weight=_class_weight(class_weight),
+        **same,
+    )
 
 
 def _training_data(
@@ -196,19 +205,9 @@ def _shards_of(stream: sources.Stream, folder: str) -> shards.Shards:
     return shards.write(stream, folder, features="columns", source=digest, name=stream.path)
 
 
-def _constraints(scheme: str | None, forbid: Sequence[tuple[str, str]]) -> str | dict[str, Any] | None:
-    if scheme and forbid:
-        raise InputError("--forbid", "cannot be combined with --scheme", "use one of them")
-    if not forbid:
-        return scheme
-    return {"forbidden": [(None if a == "^" else a, None if b == "$" else b) for a, b in forbid]}
-
-
 def _class_weight(given: Sequence[str]) -> str | dict[str, float] | None:
-    if not given:
-        return None
-    if list(given) == ["balanced"]:
-        return "balanced"
+    if not given or list(given) == ["balanced"]:
+        return "balanced" if given else None
     weights = {}
     for item in given:
         label, equals, factor = item.rpartition("=")

@@ -45,7 +45,9 @@ def choice(option: str, values: Iterable[str], help: str) -> Any:
     return click.option(option, type=click.Choice(names), default=names[0], show_default=True, help=help)
 
 
-# What the features of ``train`` are, under the names that ``sources.learn`` has for them.
+FEATURES = ("format", "dialect", "numeric", "vectors", "vector_column")
+"""What ``feature_options`` say, under the names that ``sources.learn`` has for them."""
+
 feature_options = combined(
     choice(
         "--format",

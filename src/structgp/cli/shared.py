@@ -59,12 +59,11 @@ def _in_options(error: StructgpError) -> StructgpError:
     """An error that names arguments of Python functions names options instead."""
     if not isinstance(error, InputError):
         return error
-    place = _ARGUMENT.sub(_option, error.place + "=").removesuffix("=")
-    return InputError(place, error.problem, _ARGUMENT.sub(_option, error.remedy))
-
-
-def _option(found: re.Match[str]) -> str:
-    return "--" + found[1].replace("_", "-")
+    place, remedy = (
+        _ARGUMENT.sub(lambda found: "--" + found[1].replace("_", "-"), text)
+        for text in (error.place + "=", error.remedy)
+    )
+    return InputError(place.removesuffix("="), error.problem, remedy)
 
 
 def load_with_reader(

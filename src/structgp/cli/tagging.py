@@ -210,9 +210,6 @@ class _Tagger:
         return found
 
 
-# -- next ------------------------------------------------------------------------------------------
-
-
 @click.command("next")
 @model_option
 @click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())

@@ -44,17 +44,9 @@ def atomic_write(
     of the one it replaces; a symbolic link keeps pointing to the file it names. What cannot be
     replaced, such as ``/dev/stdout`` or a named pipe, is written to directly.
 
-    Parameters
-    ----------
-    path : the file to write.
-    mode : ``"wb"`` for bytes, ``"w"`` for text; text gets no translation of line ends.
-    encoding : of text.
-
-    Raises
-    ------
-    InputError
-        With ``path`` as its place, for every ``OSError`` of the file itself. One that the block
-        raises about another file is not changed."""
+    mode : ``"wb"`` for bytes, ``"w"`` for text, without translation of line ends. Every ``OSError`` of the
+    file itself becomes an InputError at ``path``; one that the block raises about another file is not
+    changed."""
     if mode not in ("w", "wb"):
         raise ValueError(f"mode {mode!r}; use 'w' or 'wb'")
     text = {} if mode == "wb" else {"encoding": encoding, "newline": ""}

@@ -22,18 +22,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from structgp.data import vocabulary
 from structgp.data.batch import Batch
-from structgp.data.vocabulary import (
-    Vocabulary,
-    as_csr,
-    as_dense,
-    as_vector,
-    check_finite,
-    check_mapping,
-    columns_of,
-    form_of,
-    length,
-)
+from structgp.data.vocabulary import Vocabulary
 from structgp.errors import InputError
 
 Rows = TypeVar("Rows", bound=Any)
@@ -119,16 +110,16 @@ class FeatureEncoder(RowLayout, Vocabulary):
 
     def encode(self, x: Any, place: str = "x") -> np.ndarray:
         """(T, W) rows of one sequence; ``place`` names it in errors."""
-        if not length(x, place):
+        if not vocabulary.length(x, place):
             return np.empty((0, len(self.templates)))
-        form = form_of(x, place)
+        form = vocabulary.form_of(x, place)
         if form != self.form:
             problem = f"tokens are {form}, but training had {self.form}"
             raise InputError(place, problem, "use one form throughout")
         if form == "dense":
-            rows = as_dense(x, place)
+            rows = vocabulary.as_dense(x, place)
             self._check_width(rows.shape[1], place)
-            check_finite(rows, place, lambda d: f"column {d}")
+            vocabulary.check_finite(rows, place, lambda d: f"column {d}")
             return rows
         if form == "sparse":
             return self._encode_sparse(x, place)
@@ -139,7 +130,7 @@ class FeatureEncoder(RowLayout, Vocabulary):
         return np.concatenate(parts, 1)
 
     def _encode_sparse(self, x: Any, place: str) -> np.ndarray:
-        matrix = as_csr(x)
+        matrix = vocabulary.as_csr(x)
         self._check_width(matrix.shape[1], place)
         bad = ~np.isfinite(matrix.data)
         if bad.any():
@@ -161,7 +152,7 @@ class FeatureEncoder(RowLayout, Vocabulary):
     def _encode_templates(self, x: Sequence[Any], place: str) -> np.ndarray:
         rows = np.full((len(x), len(self.templates)), -1.0)
         unseen: list[dict[str, int]] = [{} for _ in self.templates]
-        columns = columns_of(x) if self.form == "strings" else None
+        columns = vocabulary.columns_of(x) if self.form == "strings" else None
         if columns is not None and len(columns) == len(self.templates):
             for p, (column, known) in enumerate(zip(columns, self.values, strict=True)):
                 found = [known.get(value, -1) for value in column]
@@ -174,7 +165,7 @@ class FeatureEncoder(RowLayout, Vocabulary):
                 self.check_columns(token, f"{place}[{t}]")
                 items = token
             else:
-                check_mapping(token, f"{place}[{t}]")
+                vocabulary.check_mapping(token, f"{place}[{t}]")
                 items = [token.get(key) for key in self.templates]
             for p, value in enumerate(items):
                 if isinstance(value, str):
@@ -185,9 +176,9 @@ class FeatureEncoder(RowLayout, Vocabulary):
         """(T, width) the vectors of all tokens under one key."""
         rows = np.empty((len(x), width))
         for t, token in enumerate(x):
-            check_mapping(token, f"{place}[{t}]")
-            rows[t] = as_vector(token, name, width, f"{place}[{t}]")
-        check_finite(rows, place, lambda d: f"{name}[{d}]")
+            vocabulary.check_mapping(token, f"{place}[{t}]")
+            rows[t] = vocabulary.as_vector(token, name, width, f"{place}[{t}]")
+        vocabulary.check_finite(rows, place, lambda d: f"{name}[{d}]")
         return rows
 
     def _encode_attributes(self, x: Sequence[Any], place: str) -> np.ndarray:

@@ -28,15 +28,11 @@ LARGEST = 1e100
 class Vocabulary:
     """Learned from training sequences by ``fit``.
 
-    Parameters
-    ----------
     features : how a token that is a list of strings is read: 'columns' (place j is template j, every token
-        has equally many), 'bag' (a set of attributes), or 'auto' (columns if every training token has
-        equally many strings and none is a set, else bag). With dicts, 'columns' makes every key with string
-        values a template, however many there are.
+    has equally many), 'bag' (a set of attributes), or 'auto' (columns if every training token has equally
+    many strings and none is a set, else bag). With dicts, 'columns' makes every key with string values a
+    template, however many there are. After ``fit`` there are also
 
-    Attributes (after ``fit``)
-    ----------
     form : 'strings', 'dicts', 'sparse' or 'dense'.
     templates : names of the categorical columns.
     values : one dict per template, value -> id.

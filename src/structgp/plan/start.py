@@ -15,7 +15,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from structgp.data.encode import Block, EncoderView
+from structgp.data.encode import Block, EncoderView, FeatureEncoder
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples, Shards
 from structgp.errors import InputError

@@ -93,11 +93,8 @@ class Shards:
 def read(folder: str | os.PathLike[str]) -> Shards:
     """The shards in a folder that ``write`` has filled.
 
-    Raises
-    ------
-    InputError
-        At the folder, if it does not exist or is not complete; at a file, if it has changed since it was
-        written: sizes are checked here, contents when they are first read."""
+    An InputError names the folder if it does not exist or is not complete, and a file if it has changed
+    since it was written: sizes are checked here, contents when they are first read."""
     path = Path(folder)
     if not path.is_dir():
         raise InputError(str(folder), "no such folder", "check the path, or write the shards first")

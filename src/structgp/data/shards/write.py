@@ -45,7 +45,6 @@ def write(
     sequences : tuples (x, y), one sequence of tokens and its labels each, as ``fit`` takes them in X and
         y: an iterable that can be gone through several times, or a function that returns a new iterator
         each time. Dense features are not supported.
-    folder : where to write.
     features : as in :class:`structgp.StructuredGPClassifier`.
     classes : labels besides those in the data.
     shard_tokens : approximate number of tokens per shard. Sequences are sorted by length within a shard.

@@ -11,7 +11,6 @@ beside them, an :class:`AttributeReader` CRFsuite's labels and attributes."""
 
 from structgp.data.sources.attributes import iter_attributes
 from structgp.data.sources.columns import iter_columns, read_columns, write_columns
-from structgp.data.sources.numeric import NumericColumns
 from structgp.data.sources.readers import (
     AttributeReader,
     ColumnReader,
@@ -19,15 +18,15 @@ from structgp.data.sources.readers import (
     Labelled,
     Reader,
     Stream,
+    from_json,
+    learn,
 )
 from structgp.data.sources.templates import Template
-from structgp.data.sources.training_files import from_json, learn
-from structgp.data.sources.vectors import ColumnVectors, WordVectors
+from structgp.data.sources.vectors import NumericColumns, WordVectors
 
 __all__ = [
     "AttributeReader",
     "ColumnReader",
-    "ColumnVectors",
     "FileSequence",
     "Labelled",
     "NumericColumns",

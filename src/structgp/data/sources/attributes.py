@@ -6,7 +6,8 @@ value after a colon, else it is 1; in names, ``\\:`` is a colon and ``\\\\`` a b
     B-NP    w=He    pos=PRP
     B-VP    w=reckons    pos=VBZ    length:7
 
-    O       w=12\\:30"""
+    O       w=12\\:30
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from structgp.data.sources.lines import Source, iter_sequences, name_of
-from structgp.data.sources.numeric import parse_number
+from structgp.data.sources.lines import Source, iter_sequences, name_of, parse_number
 from structgp.errors import InputError
 
 # An escaped colon or backslash, a colon, or text without either.
@@ -41,12 +41,9 @@ def iter_attributes(
     token has twice are added up, as CRFsuite does. Every line has a label; in a file that is yet to
     be labelled it may be any text.
 
-    Raises
-    ------
-    InputError
-        At ``name:line``, for a line without a label, a value that is not a number, a colon too many, a
-        declaration such as ``@weight``, and bytes that are not in ``encoding``; at ``name``, for a
-        file that cannot be read.
+    An InputError names ``name:line`` for a line without a label, a value that is not a number, a colon too
+    many, a declaration such as ``@weight``, and bytes that are not in ``encoding``, and ``name`` for a file
+    that cannot be read.
 
     Example
     -------

@@ -6,7 +6,8 @@ label (where there is one) in the last column::
     He      PRP  B-NP
     reckons VBZ  B-VP
 
-    Yes     UH   O"""
+    Yes     UH   O
+"""
 
 from __future__ import annotations
 
@@ -80,12 +81,9 @@ def iter_columns(
     encoding : of a path or a binary stream; a byte-order mark at the start is skipped.
     name : what errors call the source; by default the path or the stream's own name.
 
-    Raises
-    ------
-    InputError
-        At ``name:line``, for a row whose number of columns is not that of the first row and for bytes that
-        are not in ``encoding``; at ``name``, for a file that cannot be read and for an encoding that does
-        not exist. Sequences before the error have been handed over by then.
+    An InputError names ``name:line`` for a row whose number of columns is not that of the first row and for
+    bytes that are not in ``encoding``, and ``name`` for a file that cannot be read and for an encoding that
+    does not exist. Sequences before the error have been handed over by then.
 
     Example
     -------
@@ -141,13 +139,10 @@ def write_columns(
     The file appears whole or not at all (:func:`structgp.data.atomic.atomic_write`); ``sequences``
     may be a generator, of which one sequence is held at a time.
 
-    Raises
-    ------
-    InputError
-        At the sequence and row (counted from 1) for whatever would not read back as it was: a cell
-        that is empty or contains a space, tab or line end, a row of another width than the first, an
-        empty sequence or row, text that the encoding cannot hold, a byte-order mark at the start.
-        At ``path`` when it cannot be written."""
+    An InputError names the sequence and row (counted from 1) for whatever would not read back as it was: a
+    cell that is empty or contains a space, tab or line end, a row of another width than the first, an empty
+    sequence or row, text that the encoding cannot hold, a byte-order mark at the start; it names ``path``
+    when that cannot be written."""
     path_name = os.fspath(path)
     check_encoding(encoding, path_name)
     width = 0

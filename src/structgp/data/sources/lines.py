@@ -1,4 +1,4 @@
-"""Lines of text files, and the sequences between their blank lines.
+"""Lines of text files, the sequences between their blank lines, and the numbers in them.
 
 Only ``\\n`` or ``\\r\\n`` ends a line: other Unicode white space (the ideographic space U+3000, U+0085,
 U+2028) is text, and occurs as a token in real data."""
@@ -9,10 +9,12 @@ import codecs
 import contextlib
 import errno
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
+from structgp.data.vocabulary import LARGEST
 from structgp.errors import InputError
 
 Source = str | os.PathLike[str] | BinaryIO | Iterable[str]
@@ -184,3 +186,17 @@ def cannot_read(place: str, error: OSError) -> InputError:
     reason = error.strerror or str(error)
     remedy = _CANNOT_OPEN.get(error.errno or 0, "check the file and the disk")
     return InputError(place, f"cannot be read ({reason})", remedy)
+
+
+def parse_number(text: str, place: str, what: str) -> float:
+    """The finite number in ``text``; errors name ``place`` and call the number ``what``."""
+    try:
+        # Python alone reads 1_000 as a thousand.
+        number = math.nan if "_" in text else float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(place, f"{what} is {text!r}", "give a finite number such as 2 or -0.5")
+    if abs(number) > LARGEST:
+        raise InputError(place, f"{what} is {text!r}, too large", "rescale the feature")
+    return number

@@ -1,25 +1,26 @@
-"""Word vectors in a text file, as word2vec, GloVe and fastText write them.
+"""Dense features of column files: columns of numbers, and vectors of the words in a column.
 
-One word per line, followed by its D numbers, separated by spaces; the first line may give the number of
-words and D::
+Word vectors come from a text file, as word2vec, GloVe and fastText write it: one word per line, followed by
+its D numbers, separated by spaces; the first line may give the number of words and D::
 
     2 3
     eggs 0.1 -0.2 0.3
-    milk 0.0 0.5 -0.1"""
+    milk 0.0 0.5 -0.1
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from structgp.data.sources.lines import cannot_read, check_encoding
-from structgp.data.sources.numeric import parse_number
+from structgp.data.sources.columns import ColumnSequence
+from structgp.data.sources.lines import cannot_read, check_encoding, parse_number
 from structgp.errors import InputError, StructgpWarning
 
 _MARK = b"\xef\xbb\xbf"
@@ -36,11 +37,8 @@ class WordVectors:
     path : the file, which must not change while it is used. encoding : of its words; any in which spaces
     and line ends are those of ASCII. dimension : D. digest : SHA-256 of the file, in hexadecimal.
 
-    Raises
-    ------
-    InputError
-        At ``path:line``, for a line that does not have D numbers (each number is checked when its word is
-        asked for); at ``path``, for a file that cannot be read or has no vectors.
+    An InputError names ``path:line`` for a line that does not have D numbers (each number is checked when
+    its word is asked for), and ``path`` for a file that cannot be read or has no vectors.
 
     Example
     -------
@@ -186,3 +184,56 @@ class ColumnVectors:
             remedy = "give those with vectors=, or train again with these"
             raise InputError(vectors.name, problem, remedy)
         return cls(vectors, state["column"], state["scale"])
+
+
+@dataclass(frozen=True)
+class NumericColumns:
+    """Columns of a file that hold numbers, shifted and scaled to mean 0 and variance 1 in training.
+
+    columns : their places, counted from 0. mean, sd : (D,) of each column over the training tokens; sd is 1
+    where all numbers are equal.
+
+    Example
+    -------
+    >>> from structgp.data.sources import read_columns
+    >>> file = read_columns(["two 1 QTY", "eggs 3 NAME"])
+    >>> numbers = NumericColumns.learn([1], file.sequences, file.name)
+    >>> numbers.features([("figs", "5")], file.name, 1)
+    array([[3.]])
+    """
+
+    columns: tuple[int, ...]
+    mean: tuple[float, ...]
+    sd: tuple[float, ...]
+
+    @classmethod
+    def learn(
+        cls, columns: Sequence[int], sequences: Iterable[ColumnSequence], name: str
+    ) -> NumericColumns:
+        """Mean and standard deviation from the training sequences; errors name ``name:line``."""
+        columns = tuple(dict.fromkeys(columns))
+        values = np.concatenate([read_numbers(s.rows, columns, name, s.line) for s in sequences])
+        # The standard deviation of equal numbers may differ from 0 by rounding, that of tiny ones may be 0.
+        found = values.std(0)
+        sd = np.where((np.ptp(values, 0) > 0) & (found > 0), found, 1.0)
+        return cls(columns, tuple(values.mean(0).tolist()), tuple(sd.tolist()))
+
+    def features(self, rows: Sequence[Sequence[str]], name: str, line: int) -> np.ndarray:
+        """(T, D) the scaled numbers in the rows of one sequence, which starts at ``name:line``."""
+        values = read_numbers(rows, self.columns, name, line)
+        return (values - np.array(self.mean)) / np.array(self.sd)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"columns": list(self.columns), "mean": list(self.mean), "sd": list(self.sd)}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> NumericColumns:
+        return cls(tuple(state["columns"]), tuple(state["mean"]), tuple(state["sd"]))
+
+
+def read_numbers(rows: Sequence[Sequence[str]], columns: Sequence[int], name: str, line: int) -> np.ndarray:
+    """(T, D) the numbers in some columns of the rows of one sequence, which starts at ``name:line``."""
+    found = np.empty((len(rows), len(columns)))
+    for t, row in enumerate(rows):
+        found[t] = [parse_number(row[c], f"{name}:{line + t}", f"column {c}") for c in columns]
+    return found

@@ -119,10 +119,7 @@ def translate(expression: str) -> str:
     a backslash makes any other character stand for itself. ``?`` makes one character optional, ``*``
     repeats it as few times as will do. ``^`` at the start and ``$`` at the end are the ends of the cell.
 
-    Raises
-    ------
-    ValueError
-        Where ``*`` or ``?`` have nothing to repeat, or nothing follows a backslash."""
+    A ValueError says where ``*`` or ``?`` have nothing to repeat, or nothing follows a backslash."""
     parts, at = [], 0
     if expression.startswith("^"):
         parts, at = [r"\A"], 1
