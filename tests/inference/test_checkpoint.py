@@ -487,7 +487,7 @@ class Foreign:
 def test_what_it_does_not_build() -> None:
     tree = _pack(Foreign(), {}, {})
     unpack = _Unpack({}, {}, torch.Generator())
-    with pytest.raises(InputError, match=r"^checkpoint: .*test_checkpoint, outside structgp"):
+    with pytest.raises(InputError, match=r"^checkpoint: .*test_checkpoint does not belong to structgp"):
         unpack(tree)
     for module, name in (
         ("os", "system"),

@@ -1,6 +1,6 @@
 """Adam on the bound: stochastic in draws and sequences, for any structure and posterior.
 
-The learning rate falls when the bound stops rising, and the third time the optimiser stops by itself."""
+The learning rate falls each time the bound stops rising; the third time, the optimiser stops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from structgp.inference.problem import (
 
 @dataclass
 class AdamState:
-    """One batch a step in shuffled order."""
+    """queue : batches still to come in this pass, in shuffled order, one per step."""
 
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
@@ -43,7 +43,7 @@ class Adam:
     max_steps : stop here at the latest.
     reductions : stop at this many looks that found no rise; each also cuts the learning rate.
     learn_scales : False, 'transitions' (the scale of tables moves, at each look), True (the amplitude too,
-        at each step) or 'all' (the kernel's own parameters too, which costs a kernel matrix a step).
+        at each step) or 'all' (the kernel's own parameters too, which costs one kernel matrix per step).
     gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
         what suits the structure. ``structgp.plan`` reads both."""
 

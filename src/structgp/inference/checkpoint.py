@@ -1,5 +1,5 @@
-"""Where a fit stands, in a file: posterior, optimiser, random numbers, history. A killed run goes on from
-it.
+"""Checkpoints: posterior, optimiser, random numbers and history in a file, from which a killed run
+continues.
 
 What an optimiser carries from step to step is a tree of dataclasses, lists and tensors. It is written as
 one safetensors file with the tree as JSON, as a model is, and is read without pickle: only dataclasses of
@@ -32,13 +32,13 @@ from structgp.inference.latents import Sites
 FORMAT = 1
 
 LARGEST_SHARE = 0.05
-"""Of the time that writing checkpoints may take."""
+"""Share of the time that writing checkpoints may take."""
 
 
 @dataclass
 class Reached:
-    """How far a fit has come. state : the optimiser's; elapsed : seconds; memory : the problem's; best : of
-    early stopping."""
+    """How far a fit has come. state : of the optimiser; elapsed : seconds; memory : of the problem; best :
+    of early stopping."""
 
     state: Any
     steps: list[StepInfo]
@@ -59,7 +59,7 @@ class Checkpoint:
     _took: float = field(default=0.0, init=False)
 
     def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> bool:
-        """After a step; does nothing if the last write was a moment ago. Whether it was written."""
+        """After a step; does nothing if the last write was a moment ago. Returns whether it wrote."""
         now = time.monotonic()
         if now - self._written < max(self.seconds, self._took / LARGEST_SHARE):
             return False
@@ -201,7 +201,7 @@ class _Unpack:
 
     def _dataclass(self, module: str, name: str, fields: dict[str, Any]) -> Any:
         if not module.startswith("structgp."):
-            raise InputError("checkpoint", f"names {module}, outside structgp", "remove the file")
+            raise InputError("checkpoint", f"{module} does not belong to structgp", "remove the file")
         kind = getattr(importlib.import_module(module), name, None)
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             raise InputError("checkpoint", f"{module}.{name} is not a dataclass", "remove the file")

@@ -44,7 +44,7 @@ class Processes:
         return [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process."""
+        """Whether ``flag`` is true in any process."""
         if self.size == 1:
             return flag
         flags: list[Any] = [None] * self.size

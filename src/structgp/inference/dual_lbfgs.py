@@ -20,18 +20,18 @@ from structgp.errors import LikelihoodError
 
 MEMORY = 10
 FIRST_CHANGE = 1.0
-"""Of any latent value, in a step that knows nothing of the curvature."""
+"""Largest change of any latent value in a step that knows nothing of the curvature yet."""
 
 TRIES = 6
 SHORTER, NEGLIGIBLE = 0.4, 0.01
 
 Likelihood = Callable[[list[Tensor]], tuple[float, list[Tensor]]]
-"""Of the functions of each block (N, R): the value, and its slopes in them."""
+"""Takes the functions (N, R) of each block; returns the log-likelihood and its slopes in them."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Of the F weights of one block that occur: precision and mean (F, R). rows : X (N, F)."""
+    """The prior of the F weights of one block that occur: precision and mean (F, R). rows : X (N, F)."""
 
     rows: Any
     precision: Tensor
@@ -72,7 +72,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Found:
-    """Of each block, a : (N, R) and the functions (N, R) there; calls of the likelihood."""
+    """a : (N, R) of each block; functions : (N, R) of each block there; calls : of the likelihood."""
 
     a: list[Tensor]
     functions: list[Tensor]

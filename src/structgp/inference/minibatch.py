@@ -74,7 +74,7 @@ class Local:
 
 
 def _expected(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -> float:
-    """Of a Gaussian factor with this precision and linear term, up to a constant."""
+    """E of the log of a Gaussian factor with this precision and linear term, up to a constant."""
     return float((linear * mean - 0.5 * precision * square).sum())
 
 
@@ -263,7 +263,7 @@ class _Visit:
         return Local.of(*sums, self.index[k], self.here[k].prior_sd)
 
     def scores(self, functions: list[Tensor]) -> list[Tensor]:
-        """Of every template at the draws, from mean functions (N, R) of each block."""
+        """The scores of every template at the draws, from mean functions (N, R) of each block."""
         return [
             block.scores(h.view(offset.shape[1:]) + offset)
             for block, h, offset in zip(self.blocks, functions, self.offsets, strict=True)

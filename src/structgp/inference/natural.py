@@ -73,7 +73,7 @@ class NaturalState:
 
 @dataclass(frozen=True)
 class Natural:
-    """Natural gradients, one pass over all batches a step.
+    """Natural gradients, one pass over all batches per step.
 
     Parameters
     ----------

@@ -105,7 +105,8 @@ class Problem:
                 self._kept = [conditionals(self.posterior, b, self.prior_factors) for b in self.batches]
 
     def conditional(self, i: int) -> list[Any]:
-        """Of batch i, one per block, under the kernels as they were at the last refresh."""
+        """The conditionals of batch i, one per block, under the kernels as they were at the last
+        refresh."""
         if self._kept is not None:
             return self._kept[i]
         if self._last is None or self._last[0] != i:
@@ -138,7 +139,8 @@ class Problem:
         return like.new_tensor([float(self.weight(i).sum()) for i in range(len(self.batches))])
 
     def of_block(self, k: int) -> list[tuple[Any, Tensor, Tensor]]:
-        """Of every batch, the conditional of block k, the mask of its tuples, and the examples' weights."""
+        """For every batch, the conditional of block k, the mask of its tuples, and the examples'
+        weights."""
         return [(self.conditional(i)[k], b.masks[k], self.weight(i)) for i, b in enumerate(self.batches)]
 
     # -- the likelihood ----------------------------------------------------------------------------

@@ -149,7 +149,7 @@ class Draws:
         self.n_draws = len(self.offsets[0][0])
 
     def scores(self, i: int) -> list[Tensor]:
-        """Of every template on batch i."""
+        """The scores of every template on batch i."""
         parts = zip(self.blocks, self.problem.conditional(i), self.offsets[i], strict=True)
         return [block.scores(block.scale * (c.times(block.m) + offset)) for block, c, offset in parts]
 

@@ -31,8 +31,8 @@ MOST_FALLS = 20
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of the expected log-likelihood: value (K,), in each component; m and covariance, of each block,
-    shaped as its ``m`` and ``factor``, or as stored in mean and covariance of the batch's functions;
+    """Gradient of the expected log-likelihood. value : (K,), in each component; m and covariance, of each
+    block, shaped as its ``m`` and ``factor``, or as stored in mean and covariance of the batch's functions;
     amplitude (), of nodes."""
 
     value: Tensor

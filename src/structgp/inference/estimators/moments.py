@@ -41,7 +41,7 @@ class Group:
     full: bool = False
 
     def shape(self, n: int) -> tuple[int, ...]:
-        """Of n draws."""
+        """Shape of n draws."""
         return (n, *(() if self.mask is None else self.mask.shape), self.n_functions)
 
 
