@@ -272,7 +272,7 @@ def test_mixtures_are_refused(cases: ModuleType) -> None:
 
 
 def test_the_kernel_is_refused(cases: ModuleType) -> None:
-    with pytest.raises(InputError, match=r"^learn_scales: 'all' is more than 'natural' inference"):
+    with pytest.raises(InputError, match=r"^learn_scales: 'natural' inference cannot move the kernel"):
         begin(Natural(learn_scales="all"), cases.make_problem())
 
 

@@ -350,7 +350,7 @@ def test_limits(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_kernel_stays_and_it_says_so(cases: ModuleType) -> None:
-    with pytest.raises(InputError, match=r"^learn_scales: 'all' is more than 'saga' inference can"):
+    with pytest.raises(InputError, match=r"^learn_scales: 'saga' inference cannot move the kernel"):
         Saga(learn_scales="all").start(cases.make_problem(), torch.Generator())
 
 
