@@ -44,8 +44,7 @@ class Adam:
     reductions : stop at this many looks that found no rise; each also cuts the learning rate.
     learn_scales : False, 'transitions' (the scale of tables moves, at each look), True (the amplitude too,
         at each step) or 'all' (the kernel's own parameters too, which costs one kernel matrix per step).
-    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the structure. ``structgp.plan`` reads both."""
+    gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
 
     learning_rate: float = 0.05
     window: int = 30

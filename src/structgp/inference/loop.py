@@ -38,20 +38,17 @@ class History:
     """How a fit went.
 
     optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry per
-    step. fresh_elbo : the bound on draws that nothing was fitted to; with the last step's ``elbo`` it
-    brackets the optimum in expectation. stopped : 'converged', 'limit' or 'interrupted'."""
+    step. elbo : of the last step. fresh_elbo : the bound on draws that nothing was fitted to; in
+    expectation the two bracket the optimum. stopped : 'converged', 'limit' or 'interrupted'."""
 
     optimizer: str
     reason: str
     gradient: str = "pathwise"
     steps: list[StepInfo] = field(default_factory=list)
+    elbo: float = float("nan")
     fresh_elbo: float = float("nan")
     seconds: float = 0.0
     stopped: str = "limit"
-
-    @property
-    def elbo(self) -> float:
-        return self.steps[-1].elbo
 
     @property
     def trace(self) -> list[list[float]]:
@@ -206,6 +203,7 @@ def train(
         )
         if written and isinstance(state, MinibatchState):
             state.sites.release()
+    history.elbo = info.elbo
     history.stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
     if watch is not None:
         watch.restore()

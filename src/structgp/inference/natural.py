@@ -85,8 +85,7 @@ class Natural:
     max_steps : stop here at the latest. It also stops, as at a limit, where even the shortest step made the
         bound worse.
     learn_scales : False, 'transitions' or True (the amplitude too).
-    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the structure. ``structgp.plan`` reads both."""
+    gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
 
     rate: float = 0.5
     window: int = 6

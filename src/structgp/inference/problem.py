@@ -167,6 +167,18 @@ class Problem:
         grads = ((block, torch.zeros_like(s) if grad is None else grad) for block, s, grad in parts)
         return total.detach(), [block.pull_back(grad.sum(0)) for block, grad in grads]
 
+    def bends(self, i: int, scores: Sequence[Tensor], joint: bool = False) -> list[Tensor]:
+        """Minus the second derivatives of log p of batch i in the functions of each block, averaged over
+        draws and times how often each example counts. joint : whether between the nodes of an example
+        too."""
+        batch, along, structure = self.batches[i], self.posterior.node.directions_of_scores, self.structure
+        curvature: Callable[..., Any] = structure.curvature if joint else structure.local_curvature
+        extra = () if along is None else (along.to(scores[0]),)
+        with self.locating(i):
+            found = curvature(*scores, batch.y, batch.mask, *extra)
+        weight = self.weight(i).to(found.node)
+        return [weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in (found.node, found.next)]
+
     @contextmanager
     def locating(self, i: int) -> Iterator[None]:
         """Errors of the likelihood on batch i name the sequence of the data they happened on."""

@@ -54,8 +54,7 @@ class LbfgsBlocks:
     max_seconds, max_iterations : stop here at the latest; the time is looked at between blocks, and between
         the evaluations within one.
     learn_scales : what the block of hyper-parameters is; 'all' is the paper's.
-    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the likelihood. ``structgp.plan`` reads both."""
+    gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
 
     node_steps: int = 50
     transition_steps: int = 10

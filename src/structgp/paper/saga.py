@@ -87,8 +87,7 @@ class Saga:
         steps half as long.
     max_seconds, max_steps : stop here at the latest.
     learn_scales : False (the paper's), 'transitions' or True (the amplitude too).
-    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the structure. ``structgp.plan`` reads both."""
+    gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
 
     mean_step: float | None = 1e-4
     covariance_step: float | None = 1e-5
