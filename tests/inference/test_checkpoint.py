@@ -27,9 +27,9 @@ import structgp.plan.run
 from structgp import Adam, Inducing, InputError, Mixture, Prior, StructuredGPClassifier
 from structgp.data.generate import Generated, generate
 from structgp.inference import Minibatch, Natural, SecondOrder, StepInfo
+from structgp.inference.bound import Plateau
 from structgp.inference.checkpoint import Checkpoint, Reached, _pack, _Unpack
 from structgp.inference.natural import NaturalState
-from structgp.inference.problem import Plateau
 from structgp.paper import PRESETS, LbfgsBlocks, Saga
 from structgp.paper.lbfgs_blocks import LbfgsBlocksState
 from structgp.paper.saga import SagaState

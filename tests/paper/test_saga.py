@@ -20,8 +20,8 @@ from structgp.errors import InputError, LikelihoodError
 from structgp.gp import Inducing, Posterior, Weights
 from structgp.gp.kernels import RelevanceKernel
 from structgp.inference import Natural, Problem
+from structgp.inference.bound import Plateau
 from structgp.inference.estimators import Pathwise
-from structgp.inference.problem import Plateau
 from structgp.paper import Saga
 from structgp.paper import saga as module
 from structgp.paper.saga import Gradient, SagaState, project

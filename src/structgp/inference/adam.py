@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from structgp.inference.bound import Plateau
 from structgp.inference.problem import (
     LearnScales,
-    Plateau,
     Problem,
     StepInfo,
     fit_tables,

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.inference.bound import lower_bound
+from structgp.inference.bound import Plateau, lower_bound
 from structgp.inference.latents import ExampleLatent, Latents, Sensitivity, SharedLatent, Sites
-from structgp.inference.problem import LearnScales, Plateau, Problem, StepInfo, fit_tables, refuse_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables, refuse_kernel
 
 UPWARD_SHARES = (0.5, -1.0)
 """What is used of the part that bends up where all of it leaves no posterior. -1 turns it round: a

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError, LikelihoodError
-from structgp.inference.bound import lower_bound
+from structgp.inference.bound import Plateau, lower_bound
 from structgp.inference.latents import Sensitivity
 from structgp.inference.natural import amplitude_slope
-from structgp.inference.problem import LearnScales, Plateau, Problem, StepInfo, fit_tables, refuse_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables, refuse_kernel
 from structgp.paper.mixture_fit import separate
 
 MOST_FALLS = 20

@@ -29,11 +29,7 @@ NAMED: dict[str, Optimizer] = {
     "natural": Natural(learn_scales="auto"),
     "adam": Adam(learn_scales="auto"),
     "saga": Saga(
-        mean_step=None,
-        covariance_step=None,
-        node_steps=None,
-        transition_steps=None,
-        learn_scales="auto",
+        mean_step=None, covariance_step=None, node_steps=None, transition_steps=None, learn_scales="auto"
     ),
     "lbfgs": LbfgsBlocks(learn_scales="auto"),
 }
