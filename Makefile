@@ -1,4 +1,4 @@
-# make demo | make test | make check | make docs | make bench; each makes .venv and installs what it needs when it is not there.
+# make demo | make test | make check | make docs | make map | make bench; each makes .venv and installs what it needs when it is not there.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Threads that wait should sleep, not spin: several times faster where the cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: install demo test test-all check format docs bench clean
+.PHONY: install demo test test-all check format docs map bench clean
 
 install: $(STAMP)
 
@@ -35,6 +35,10 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The map of modules in CONTRIBUTING.md, from their docstrings.
+map:
+	$(PYTHON) docs/_ext/module_map.py
 
 # The site, in build/docs/index.html; a warning is an error.
 docs: $(VENV)/.docs-installed

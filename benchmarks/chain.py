@@ -18,13 +18,7 @@ from benchmarks.record import Options, Row, log_plot, table
 
 LogZ = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-SHAPES = (
-    (8, 50, 60, 17),
-    (32, 64, 32, 17),
-    (16, 20, 25, 22),
-    (16, 100, 25, 3),
-    (8, 8, 500, 10),
-)
+SHAPES = ((8, 50, 60, 17), (32, 64, 32, 17), (16, 20, 25, 22), (16, 100, 25, 3), (8, 8, 500, 10))
 VALUES_ONLY = ((4000, 1, 25, 14), (10000, 4, 20, 17))
 QUICK = ((4, 10, 12, 5), (8, 50, 60, 17))
 # Of the largest number. Gradients lose digits at each position in single precision, most in log space.
@@ -104,9 +98,7 @@ def run(options: Options) -> Iterator[Row]:
             yield measured(shape, torch.float32, options, backward=False)
 
 
-def measured(
-    shape: tuple[int, ...], dtype: torch.dtype, options: Options, *, backward: bool
-) -> Row:
+def measured(shape: tuple[int, ...], dtype: torch.dtype, options: Options, *, backward: bool) -> Row:
     f, g, mask = inputs(shape, dtype, options.device)
     contestants: dict[str, LogZ] = {"structgp": ours}
     if options.device == "cpu":
@@ -122,9 +114,7 @@ def measured(
             absent.append(f"{name} at {S}, {B}, {T}, {V}")
         else:
             contestants[name] = function
-    calls = {
-        name: call_of(function, f, g, mask, backward) for name, function in contestants.items()
-    }
+    calls = {name: call_of(function, f, g, mask, backward) for name, function in contestants.items()}
     close = CLOSE[dtype]
     check_equal(calls, (close, max(close, A_POSITION[dtype] * shape[2])))
     times = take_turns(

@@ -84,9 +84,7 @@ def crfsuite(
     marginals = []
     for x in X_test:
         tagger.set(x)
-        marginals.append(
-            [{k: tagger.marginal(k, t) for k in tagger.labels()} for t in range(len(x))]
-        )
+        marginals.append([{k: tagger.marginal(k, t) for k in tagger.labels()} for t in range(len(x))])
     return seconds, marginals
 
 
@@ -117,13 +115,9 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
         row["ours"] |= _scores(y_test, model.predict_marginals(expanded_test))
         print(row["ours"], flush=True)
     if options.only != "ours":
-        named, named_test = (
-            [template.crfsuite_attributes(x) for x in part] for part in (X, X_test)
-        )
+        named, named_test = ([template.crfsuite_attributes(x) for x in part] for part in (X, X_test))
         seconds, marginals = crfsuite(named, y, named_test, options.c2)
-        row["crfsuite"] = {"seconds": round(seconds, 2), "c2": options.c2} | _scores(
-            y_test, marginals
-        )
+        row["crfsuite"] = {"seconds": round(seconds, 2), "c2": options.c2} | _scores(y_test, marginals)
         print(row["crfsuite"], flush=True)
     if options.only is None:
         row["ratio"] = row["ours"]["seconds"] / row["crfsuite"]["seconds"]

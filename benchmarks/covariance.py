@@ -3,7 +3,7 @@
     python -m benchmarks.covariance cost       one round of the second-order fit at M = 2,000, V = 50
     python -m benchmarks.covariance quality    bound and dev NLL at M = 300, V = 14
 
-Made-up data (``structgp.data.generate``), whose values are given as random dense vectors. Each form runs in
+Made-up data (``benchmarks.generate``), whose values are given as random dense vectors. Each form runs in
 a process of its own, since the peak of memory is a process's. Seconds are of processor time, to be taken
 with one thread (OMP_NUM_THREADS=1); the figures that count are ratios.
 """
@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.generate import generate
 from structgp import Inducing, StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
-from structgp.gp import Posterior
+from structgp.data.examples import LabelEncoder
+from structgp.gp import Inducing as InducingBlock
+from structgp.gp import Posterior, Table
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
@@ -34,9 +35,7 @@ from structgp.structures import Chain
 FORMS = ("full", "low-rank", "diagonal")
 
 
-def dense_data(
-    n: int, n_labels: int, width: int = 16, seed: int = 0
-) -> tuple[list[Any], list[Any]]:
+def dense_data(n: int, n_labels: int, width: int = 16, seed: int = 0) -> tuple[list[Any], list[Any]]:
     """n sequences of dense rows: a random vector for each value of each template, summed, with noise."""
     data = generate(
         n, n_labels=n_labels, mean_length=12, n_templates=3, n_values=40, strength=1.5, seed=seed
@@ -62,7 +61,9 @@ def one_round(form: Any, n: int, n_inducing: int, n_labels: int) -> dict[str, An
     kernel = build_kernel("auto", encoder.blocks, tokens, 3.0).requires_grad_(False)
     chosen = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(0))[:n_inducing]
     before = _peak()
-    posterior = Posterior(kernel, tokens[chosen], len(labels.classes), covariance=form)
+    V = len(labels.classes)
+    node = InducingBlock(kernel, tokens[chosen], (V,), covariance=form)
+    posterior = Posterior({"node": node, "next": Table((V, V))})
     batches = make_batches(rows, labels.transform(y), encoder.pad_row, 1000)
     problem = Problem(posterior, Chain(), batches)
     shared = _peak()
@@ -81,9 +82,7 @@ def one_round(form: Any, n: int, n_inducing: int, n_labels: int) -> dict[str, An
         "before_gb": before,
         "with_kernel_gb": shared,
         "factor_gb": sum(
-            p.numel() * 8 / 1e9
-            for k, p in posterior.named_parameters()
-            if k in ("factor", "directions")
+            p.numel() * 8 / 1e9 for k, p in node.named_parameters() if k in ("factor", "directions")
         ),
         "elbo": info.elbo,
     }

@@ -54,11 +54,7 @@ METHODS: dict[str, tuple[Fit, tuple[float, ...], tuple[float, ...]]] = {
     "crf": (crf, (0,), (0,)),
     "structgp": (ours, (1, 0), (1, 2, 4, 8, 0)),
     "gp-ess": (slices, (30,), (100,)),
-    "paper-stochastic": (
-        paper("paper-stochastic"),
-        (2,),
-        (10, 40),
-    ),
+    "paper-stochastic": (paper("paper-stochastic"), (2,), (10, 40)),
     "paper-batch": (paper("paper-batch"), (2,), (10, 40)),
 }
 QUICK_LINES = 40
@@ -125,4 +121,4 @@ def plots(rows: list[Row]) -> dict[str, str]:
     for row in rows:
         lines.setdefault(row["method"], []).append((row["cpu_seconds"], row["nll"]))
     title = "Loss on new lines against time"
-    return {"fit": log_plot(lines, "CPU seconds", "NLL a token", title, log_y=False)}
+    return {"fit": log_plot(lines, "CPU seconds", "NLL per token", title, log_y=False)}

@@ -3,9 +3,8 @@
 One size is doubled at a time, the others stay. The exponent is the slope of log time against log size, of
 all sizes and of the upper half, where what does not grow counts less. Sizes of a fit: N sequences, T their
 mean length, V labels, D features (values a template can have), S draws of the second-order fit, and M
-inducing inputs of a fit with ``space="functions"``. Fits differ in steps to convergence, so the exponent of
-the time a step is given too. Times are CPU seconds.
-"""
+inducing inputs of a fit with ``posterior="inducing"``. Fits differ in steps to convergence, so the exponent
+of the time per step is given too. Times are CPU seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from structgp import Inducing, SecondOrder
 
 CHAIN = {"S": 8, "B": 32, "T": 40, "V": 12}
 FIT = {"N": 100, "T": 12, "V": 5, "D": 100, "S": 16}
-FUNCTIONS = {"N": 60, "M": 100}
+INDUCING = {"N": 60, "M": 100}
 CLAIMS = {"chain S": 1, "chain B": 1, "chain T": 1, "chain V": 2}
 
 
@@ -35,7 +34,7 @@ def run(options: Options) -> Iterator[Row]:
             size = FIT | {letter: FIT[letter] * factor}
             yield {"what": f"fit {letter}", "size": size[letter], **fit_seconds(size)}
     for factor in factors:
-        size = FIT | FUNCTIONS | {"M": FUNCTIONS["M"] * factor}
+        size = FIT | INDUCING | {"M": INDUCING["M"] * factor}
         yield {"what": "fit M", "size": size["M"], **fit_seconds(size)}
 
 
@@ -55,16 +54,12 @@ def chain_rows(letter: str, options: Options) -> Iterator[Row]:
 
 
 def fit_seconds(size: dict[str, int]) -> Row:
+    from benchmarks.generate import generate
     from structgp import StructuredGPClassifier
-    from structgp.data.generate import generate
 
-    data = generate(
-        size["N"], n_labels=size["V"], mean_length=size["T"], n_values=size["D"], seed=0
-    )
+    data = generate(size["N"], n_labels=size["V"], mean_length=size["T"], n_values=size["D"], seed=0)
     more = {} if "M" not in size else {"posterior": Inducing(n_inducing=size["M"])}
-    model = StructuredGPClassifier(
-        inference=SecondOrder(n_draws=size["S"], learn_scales="auto"), **more
-    )
+    model = StructuredGPClassifier(inference=SecondOrder(n_draws=size["S"], learn_scales="auto"), **more)
     at, at_cpu = time.perf_counter(), time.process_time()
     model.fit(data.X, data.y)
     return {

@@ -28,8 +28,8 @@ def run(options: Options) -> Iterator[Row]:
 
 def fit(n: int) -> None:
     """Prints the peak of this process before and after."""
+    from benchmarks.generate import generate
     from structgp import StructuredGPClassifier
-    from structgp.data.generate import generate
 
     data = generate(n, seed=0)
     before = peak_bytes()

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
+from benchmarks.generate import Generated, generate
 from structgp import StructuredGPClassifier
-from structgp.data.generate import Generated, generate
 from structgp.errors import StructgpWarning
 from structgp.inference import Minibatch, StepInfo
 

@@ -1,4 +1,4 @@
-"""Tokens tagged a second: the default model against CRFsuite's tagger, on the embedded corpus.
+"""Tokens tagged per second: the default model against CRFsuite's tagger, on the embedded corpus.
 
 ``mean`` plugs the posterior mean in, one pass of the chain, which is what the CRF does; ``draws`` averages
 over 128 draws. CRFsuite gives labels and marginals in two passes each; both are asked for here.
@@ -50,7 +50,7 @@ def run(options: Options) -> Iterator[Row]:
 
 def tables(rows: list[Row]) -> str:
     names = ("what", "tokens", "model", "tokens_a_second", "over_crf")
-    header = ["", "tokens", "", "tokens a second", "time / crf's"]
+    header = ["", "tokens", "", "tokens per second", "time / crf's"]
     return table(header, [[row[name] for name in names] for row in rows])
 
 

@@ -90,9 +90,7 @@ def log_plot(
         return math.log10(value) if log_y else value
 
     points = {
-        name: [(math.log10(a), up(b)) for a, b in sorted(line)]
-        for name, line in lines.items()
-        if line
+        name: [(math.log10(a), up(b)) for a, b in sorted(line)] for name, line in lines.items() if line
     }
     every = [point for line in points.values() for point in line]
     plot = Plot(widened([a for a, _ in every]), widened([b for _, b in every]), right=110)

@@ -41,8 +41,8 @@ def tell(**what: Any) -> None:
 
 def write(folder: str, n_sequences: int, n_values: int) -> None:
     """The corpus, from a generator that is gone through twice."""
+    from benchmarks.generate import generate_stream
     from structgp.data import shards
-    from structgp.data.generate import generate_stream
 
     def sequences() -> Any:
         return generate_stream(
@@ -146,7 +146,7 @@ def compare(folder: Path, sizes: Sequence[int], n_values: int, steps: int) -> No
             f"bound on fresh draws {end['fresh_bound']:.0f}"
         )
     few, many = (statistics.median(own) for own in seconds)
-    print(f"time a step, {sizes[1]} over {sizes[0]} sequences: {many / few:.3f}")
+    print(f"time per step, {sizes[1]} over {sizes[0]} sequences: {many / few:.3f}")
 
 
 def _command(*part: str) -> list[str]:
@@ -158,9 +158,7 @@ def _run(*part: str) -> str:
 
 
 def _start(*part: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        _command(*part), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(_command(*part), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _ask(fit: subprocess.Popen[str]) -> Any:

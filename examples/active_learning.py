@@ -31,7 +31,7 @@ X_test = [corpus.template.expand(rows) for rows in corpus.X_test]
 # %%
 def curve(strategy: str, last: int, seed: int, n_pool: int, n_test: int) -> list[float]:
     """Token error after FIRST, FIRST + STEP, ... last lines; then what the lines that were chosen had to
-    tell, in nats a line, before they were labelled."""
+    tell, in nats per line, before they were labelled."""
     chosen = np.random.default_rng(seed).permutation(n_pool)[:FIRST].tolist()
     errors, told = [], []
     while True:
@@ -42,8 +42,7 @@ def curve(strategy: str, last: int, seed: int, n_pool: int, n_test: int) -> list
         left = [i for i in range(n_pool) if i not in set(chosen)]
         picked = select(tagger, [X[i] for i in left], STEP, strategy, random_state=seed)
         told += [
-            float(part.sum())
-            for part in tagger.predict_uncertainty([X[left[i]] for i in picked]).model
+            float(part.sum()) for part in tagger.predict_uncertainty([X[left[i]] for i in picked]).model
         ]
         chosen += [left[i] for i in picked]
 
@@ -56,10 +55,10 @@ def curve(strategy: str, last: int, seed: int, n_pool: int, n_test: int) -> list
 def main(words: Sequence[str] | None = None) -> dict[str, list[float]]:
     """Prints the curves, and returns them."""
     parser = argparse.ArgumentParser(description="A learning curve of active learning.")
-    parser.add_argument("--quick", action="store_true", help="a small pool, up to thirty lines")
+    parser.add_argument("--quick", action="store_true", help="a small pool, up to twenty lines")
     parser.add_argument("--seeds", type=int, default=2, help="runs to average over")
     options = parser.parse_args(words)
-    sizes = (30, 100, 60) if options.quick else (80, len(X), len(X_test))
+    sizes = (20, 60, 40) if options.quick else (80, len(X), len(X_test))
     last, n_pool, n_test = sizes
     found = {}
     for strategy in ("random", "batch"):

@@ -65,13 +65,13 @@ def known_labels(tagger: StructuredGPClassifier) -> dict[str, float]:
     helped = tagger.predict(X_test, known=known)
 
     def error(labellings: Labels) -> float:
-        pairs = [
-            (a, b)
+        wrong = [
+            label != true
             for labels, truth, given in zip(labellings, y_test, known, strict=True)
-            for a, b, k in zip(labels, truth, given, strict=True)
+            for label, true, k in zip(labels, truth, given, strict=True)
             if k is None
         ]
-        return sum(a != b for a, b in pairs) / len(pairs)
+        return sum(wrong) / len(wrong)
 
     return {"error of the rest": error(alone), "error of the rest, one known": error(helped)}
 

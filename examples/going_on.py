@@ -14,10 +14,10 @@ from structgp.inference import StepInfo
 
 # %%
 corpus = recipes()
-X = [corpus.template.expand(rows) for rows in corpus.X_train[:60]]
-y = corpus.y_train[:60]
-X_test = [corpus.template.expand(rows) for rows in corpus.X_test[:40]]
-y_test = corpus.y_test[:40]
+X = [corpus.template.expand(rows) for rows in corpus.X_train[:36]]
+y = corpus.y_train[:36]
+X_test = [corpus.template.expand(rows) for rows in corpus.X_test[:30]]
+y_test = corpus.y_test[:30]
 
 # %% [markdown]
 # `sample_weight` says how often a sequence counts in training: 0 leaves it out. `class_weight`
@@ -26,9 +26,9 @@ y_test = corpus.y_test[:40]
 
 # %%
 def weights() -> dict[str, float]:
-    half = [1.0] * 15 + [0.0] * 15
-    weighed = StructuredGPClassifier().fit(X[:30], y[:30], sample_weight=half)
-    alone = StructuredGPClassifier().fit(X[:15], y[:15])
+    half = [1.0] * 12 + [0.0] * 12
+    weighed = StructuredGPClassifier().fit(X[:24], y[:24], sample_weight=half)
+    alone = StructuredGPClassifier().fit(X[:12], y[:12])
 
     def comments(tagger: StructuredGPClassifier) -> int:
         return sum(label == "B-COMMENT" for labels in tagger.predict(X_test) for label in labels)
@@ -52,7 +52,7 @@ def warm_start() -> dict[str, float]:
     for name, tagger in (("cold", cold), ("warm", warm)):
         found[f"NLL, {name}"] = tagger.evaluate(X_test, y_test).token_nll or 0.0
         found[f"likelihoods, {name}"] = tagger.training_log_["evaluations"]
-        print(f"{name}: NLL a token {found[f'NLL, {name}']:.3f},", end=" ")
+        print(f"{name}: NLL per token {found[f'NLL, {name}']:.3f},", end=" ")
         print(f"{found[f'likelihoods, {name}']} likelihoods computed")
     return found
 
@@ -64,8 +64,8 @@ def warm_start() -> dict[str, float]:
 # %%
 def in_parts() -> dict[str, float]:
     tagger, errors = StructuredGPClassifier(), []
-    for start in range(0, 45, 15):
-        tagger.partial_fit(X[start : start + 15], y[start : start + 15])
+    for start in range(0, 36, 12):
+        tagger.partial_fit(X[start : start + 12], y[start : start + 12])
         errors.append(1 - tagger.score(X_test, y_test))
     print("token error after each of three parts:", *[f"{100 * e:.1f} %" for e in errors])
     return {"error, one part": errors[0], "error, three parts": errors[-1]}
@@ -103,11 +103,9 @@ def checkpoint() -> dict[str, float]:
 # %%
 def early_stopping() -> dict[str, float]:
     tagger = StructuredGPClassifier()
-    tagger.fit(X[:15], y[:15], X_dev=X[15:35], y_dev=y[15:35], early_stopping=True)
+    tagger.fit(X[:15], y[:15], X_dev=X[15:30], y_dev=y[15:30], early_stopping=True)
     log = tagger.training_log_
-    print(
-        f"{log['stopped']} after {len(log['steps'])} steps, dev NLL {log['dev']['token_nll']:.3f}"
-    )
+    print(f"{log['stopped']} after {len(log['steps'])} steps, dev NLL {log['dev']['token_nll']:.3f}")
     return {"dev NLL": log["dev"]["token_nll"]}
 
 

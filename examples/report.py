@@ -1,4 +1,5 @@
-"""What a model makes of some text, on one page: figures, curves, confusions, and the text shaded by doubt.
+"""What a model makes of some text, on one page: figures, curves, confusions, and the text shaded by
+uncertainty.
 
     python examples/report.py [-o report.html]
 
@@ -50,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
     assert findings.truth is not None
     scores = findings.truth.scores
     (true, predicted), count = max(
-        ((pair, n) for pair, n in findings.truth.confusion.items() if pair[0] != pair[1]),
+        ((labels, n) for labels, n in findings.truth.confusion.items() if labels[0] != labels[1]),
         key=lambda item: item[1],
     )
     print(f"{options.output}: {len(page) // 1000} kB, one file, no network")

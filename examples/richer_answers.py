@@ -6,19 +6,18 @@ python examples/richer_answers.py
 from __future__ import annotations
 
 from structgp import StructuredGPClassifier
-from structgp.data import ingredients
-from structgp.data.corpora import recipes
+from structgp.data import corpora
 from structgp.evaluation.metrics import chunks
 
 LINE = "2 heaped tablespoons brown sugar, plus extra"
 
 # %%
-corpus = recipes()
+corpus = corpora.recipes()
 X = [corpus.template.expand(rows) for rows in corpus.X_train[:60]]
 X_test = [corpus.template.expand(rows) for rows in corpus.X_test[:30]]
 y_test = corpus.y_test[:30]
-tokens = ingredients.tokenize(LINE)
-x = corpus.template.expand(ingredients.columns(tokens))
+tokens = corpora.tokenize(LINE)
+x = corpus.template.expand(corpora.columns(tokens))
 
 # %% [markdown]
 # The n best whole labellings, with their probabilities. How often is the right one the first, and
@@ -65,9 +64,7 @@ def three_senses(tagger: StructuredGPClassifier) -> dict[str, float]:
     covers = tagger.span_probability(x, start, stop, sense="covers")
     drawn = tagger.sample_labellings([x], 2000)[0]
     counted = sum((start, stop, "NAME") in chunks(labels) for labels in drawn) / len(drawn)
-    print(
-        f"'{' '.join(tokens[start:stop])}' is a NAME {exact:.3f}, some span {bounds:.3f},", end=" "
-    )
+    print(f"'{' '.join(tokens[start:stop])}' is a NAME {exact:.3f}, some span {bounds:.3f},", end=" ")
     print(f"in one span {covers:.3f}; a NAME in {counted:.3f} of 2000 labellings drawn")
     return {"exact": exact, "bounds": bounds, "covers": covers, "counted": counted}
 
@@ -94,10 +91,7 @@ def main() -> dict[str, float]:
     spans(tagger)
     found |= three_senses(tagger)
     pairs(tagger)
-    print(
-        f"the right labelling of {found['lines']} lines comes first {found['right at once']}",
-        end="",
-    )
+    print(f"the right labelling of {found['lines']} lines comes first {found['right at once']}", end="")
     print(f" times, and is among the ten best {found['right among ten']} times")
     return found
 

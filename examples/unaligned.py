@@ -7,7 +7,7 @@ summary is the sum over all labellings that collapse to it,
 
     p(summary | f, g) = sum over y with collapse(y) = summary of chain(y | f, g),
 
-by dynamic programming over positions and segments. It is no CRF's likelihood: no token has a label. The
+by dynamic programming over positions and segments. No CRF has such a likelihood: no token has a label. The
 estimator wants one label a token, so each summary is spread evenly over its line before the fit; the
 likelihood collapses it again, and no true position reaches the fit.
 
@@ -76,9 +76,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
     parser.add_argument("--quick", action="store_true", help="fewer lines")
     options = parser.parse_args(words)
     corpus = recipes()
-    order = torch.randperm(
-        len(corpus.X_train), generator=torch.Generator().manual_seed(options.seed)
-    )
+    order = torch.randperm(len(corpus.X_train), generator=torch.Generator().manual_seed(options.seed))
     lines = order[: 20 if options.quick else 40].tolist()
     X = [corpus.template.expand(corpus.X_train[i]) for i in lines]
     y = [[coarse(label) for label in corpus.y_train[i]] for i in lines]

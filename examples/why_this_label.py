@@ -6,15 +6,14 @@ python examples/why_this_label.py
 from __future__ import annotations
 
 from structgp import StructuredGPClassifier, describe, explain
-from structgp.data import ingredients
-from structgp.data.corpora import recipes
+from structgp.data import corpora
 
 # %%
-corpus = recipes()
+corpus = corpora.recipes()
 X = [corpus.template.expand(rows) for rows in corpus.X_train[:60]]
 y = corpus.y_train[:60]
-tokens = ingredients.tokenize("3 ripe tomatoes, peeled")
-x = corpus.template.expand(ingredients.columns(tokens))
+tokens = corpora.tokenize("3 ripe tomatoes, peeled")
+x = corpus.template.expand(corpora.columns(tokens))
 
 # %% [markdown]
 # Under the posterior mean, the log-odds of two labels at a token are a sum: what its features say,

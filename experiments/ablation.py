@@ -4,10 +4,10 @@
 
 'default' : the default fit. 'inducing' : the second-order fit with the paper's kind of prior, 500 inducing
 inputs under a fixed linear kernel of unit variance, contrasts of the labels. 'stochastic' : the same prior
-with a function for each label, SAGA on one sequence a step at its own pace, the paper's 4,000 draws and
+with a function for each label, SAGA on one sequence per step at its own pace, the paper's 4,000 draws and
 control variate, 1,500 steps. A change is one of control variates, memory (SAGA or SGD), inducing inputs M,
 draws S, kernel, basis, or mixture components K. Error and NLL are of the test half; the bound is on the
-same 256 fresh draws, in nats a training sequence; seconds are of one processor.
+same 256 fresh draws, in nats per training sequence; seconds are of one processor.
 
 Fold 0 of two tasks takes about half an hour on two cores. Cells are kept in
 experiments/results/ablation.jsonl as those of table1 are. --quick is segmentation with 300 stochastic
@@ -56,11 +56,7 @@ def _inducing(**changes: Any) -> Callable[[bool], StructuredGPClassifier]:
 
 
 def _stochastic(
-    kind: type[Saga] = Saga,
-    *,
-    n_inducing: int = INDUCING,
-    basis: str = "label",
-    **changes: Any,
+    kind: type[Saga] = Saga, *, n_inducing: int = INDUCING, basis: str = "label", **changes: Any
 ) -> Callable[[bool], StructuredGPClassifier]:
     """``changes`` : fields of the optimiser."""
     own = {"gradient": "control-variate", "n_draws": 4000} | changes
@@ -69,8 +65,8 @@ def _stochastic(
         own_pace = kind(
             mean_step=None,
             covariance_step=None,
-            unary_steps=None,
-            pairwise_steps=None,
+            node_steps=None,
+            transition_steps=None,
             learn_scales=False,
             max_steps=300 if quick else 1500,
             **own,
@@ -242,10 +238,8 @@ def plot(rows: Sequence[Row]) -> str:
         for base, changes in ABLATIONS.items():
             there = {change: _of(rows, base, change, task) for change in changes}
             shown = [
-                Dot(change, _mean(found, sorted(found), "nll"))
-                for change, found in there.items()
-                if found
+                Dot(change, _mean(found, sorted(found), "nll")) for change, found in there.items() if found
             ]
             if shown:
-                panels.append(dots(f"{task}, {base}", "NLL a token", list(changes), shown))
+                panels.append(dots(f"{task}, {base}", "NLL per token", list(changes), shown))
     return figure(panels, [])

@@ -12,16 +12,15 @@ start. What counts is at how many labelled sequences the mean error is down to t
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from experiments.data import TASKS, keep
+from experiments.data import TASKS, keep, run_command
 from experiments.suites import columns_suite
-from structgp import StructgpError, StructuredGPClassifier, select
+from structgp import StructuredGPClassifier, select
 from structgp.data.corpora import recipes
 
 FIRST, STEP, LAST = 10, 10, 100
@@ -53,15 +52,10 @@ def main(words: Sequence[str] | None = None) -> None:
         report(task, strategies, curves)
         for strategy, rows in zip(strategies, curves, strict=True):
             errors = np.round(100 * rows, 2).tolist()
-            keep(
-                "active",
-                {"task": task, "strategy": strategy, "seeds": options.seeds, "error": errors},
-            )
+            keep("active", {"task": task, "strategy": strategy, "seeds": options.seeds, "error": errors})
 
 
-def load(
-    task: str, data: str | None, seed: int
-) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+def load(task: str, data: str | None, seed: int) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """Pool and test data, X and y of each."""
     if task == "recipes":
         corpus = recipes()
@@ -87,9 +81,7 @@ def curve(task: str, data: str | None, strategy: str, seed: int) -> list[float]:
         if len(chosen) >= LAST:
             return errors
         left = [i for i in range(len(X)) if i not in set(chosen)]
-        picked = select(
-            model, [X[i] for i in left], STEP, strategy, random_state=1000 * seed + len(chosen)
-        )
+        picked = select(model, [X[i] for i in left], STEP, strategy, random_state=1000 * seed + len(chosen))
         chosen += [left[i] for i in picked]
 
 
@@ -107,7 +99,4 @@ def report(task: str, strategies: Sequence[str], curves: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -1,7 +1,7 @@
 """A table that is made cell by cell, and survives being killed.
 
 A finished cell is one line of JSON, appended in one write and flushed to the disk. What a kill leaves of a
-line is no JSON, and is passed over; the next row begins on a line of its own. So a run that is started
+line is not JSON, and is skipped; the next row begins on a line of its own. So a run that is started
 again does only the cells that are not there.
 """
 

@@ -2,7 +2,7 @@
 
 svm, crf and gp-ess are the rivals; svm and crf have their regulariser cross-validated on the training half.
 gp-var-b is the preset 'paper-batch', gp-var-s 'paper-stochastic', gp-var-p the same on the piecewise
-pseudo-likelihood; all with the linear kernel of unit variance, one function a label and unit pairwise
+pseudo-likelihood; all with the linear kernel of unit variance, one function per label and unit transition
 scale. ours is the default fit. ``quick`` has fewer draws, iterations and inducing inputs, and limits on
 steps in the place of time, so that it gives the same figures on every machine.
 """
@@ -75,12 +75,12 @@ def _gp_ess(fold: Fold, setting: Setting) -> Fitted:
 
 
 QUICK_OPTIMIZERS = {
-    "paper-batch": {"unary_steps": 4, "pairwise_steps": 1, "hyper_steps": 0, "max_iterations": 1},
+    "paper-batch": {"node_steps": 4, "transition_steps": 1, "hyper_steps": 0, "max_iterations": 1},
     "paper-stochastic": {
         "mean_step": None,
         "covariance_step": None,
-        "unary_steps": None,
-        "pairwise_steps": None,
+        "node_steps": None,
+        "transition_steps": None,
         "max_steps": 400,
     },
 }
@@ -114,9 +114,7 @@ GP_MODELS: dict[str, Callable[[Setting], StructuredGPClassifier]] = {
 LOGGED = ("stopped", "elbo", "fresh_elbo", "evaluations", "n_inducing")
 
 
-def fit_quietly(
-    model: StructuredGPClassifier, fold: Fold, callback: Callback | None = None
-) -> Fitted:
+def fit_quietly(model: StructuredGPClassifier, fold: Fold, callback: Callback | None = None) -> Fitted:
     """The fit without the warning that a limit was reached, which is in what is returned."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StructgpWarning)

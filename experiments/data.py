@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from experiments.suites import columns_suite, encoded_suite
-from structgp import Inducing, SecondOrder, StructuredGPClassifier
+from structgp import Inducing, SecondOrder, StructgpError, StructuredGPClassifier
 from structgp.inference import Problem
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.loop import make_batches
@@ -62,16 +63,18 @@ def problem_of(
     estimator: Estimator | None = None,
     *,
     batch_tokens: int = 1000,
+    device: str = "cpu",
 ) -> Problem:
-    """The fitted posterior against data again."""
+    """The fitted posterior against data again. On another device than the CPU it is moved there."""
     fitted = model.model_
     rows, labels = fitted.encoder.transform(X), fitted.labels.transform(y)
     batches = make_batches(rows, labels, fitted.encoder.pad_row, batch_tokens)
-    return Problem(fitted.posterior, structure, batches, estimator or Pathwise())
+    batches = [fitted.split(batch).to(device) for batch in batches]
+    return Problem(fitted.posterior.to(device), structure, batches, estimator or Pathwise())
 
 
 def bound_per_sequence(problem: Problem, n_draws: int = 512, seed: int = 77) -> float:
-    """The evidence bound on fresh draws, the same for equal seeds, in nats a sequence."""
+    """The evidence bound on fresh draws, the same for equal seeds, in nats per sequence."""
     generator = torch.Generator().manual_seed(seed)
     return problem.fresh_bound(n_draws, generator) / problem.n_sequences
 
@@ -105,3 +108,11 @@ def keep(name: str, row: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     with (RESULTS / f"{name}.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Runs a command; what is wrong with the input ends it with one line."""
+    try:
+        main()
+    except StructgpError as error:
+        sys.exit(f"experiments: {error}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +19,8 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from experiments.data import Fold, keep
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from experiments.data import Fold, keep, run_command
+from structgp import StructuredGPClassifier, metrics
 from structgp.evaluation.crf import LinearCRF
 
 N_STRINGS = 200
@@ -103,14 +102,8 @@ def _print_row(label: str, row: dict[str, Any]) -> None:
     for name in ("structgp", "linear CRF"):
         error, nll, ece, seconds = (row[name][figure] for figure in FIGURES)
         ratio = f"{row['ratio']:>8.2f}" if name == "structgp" else ""
-        print(
-            f"{label:<6}{name:<12}{error:>9.2f}{nll:>8.3f}{ece:>8.3f}{seconds:>9.1f}{ratio}",
-            flush=True,
-        )
+        print(f"{label:<6}{name:<12}{error:>9.2f}{nll:>8.3f}{ece:>8.3f}{seconds:>9.1f}{ratio}", flush=True)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

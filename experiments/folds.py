@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.data import run_command
 from experiments.suites import columns_suite, encoded_suite
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from structgp import StructuredGPClassifier, metrics
 from structgp.evaluation.crf import LinearCRF
 
 TASKS = ("basenp", "chunking", "segmentation", "japanesene")
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     methods = {"structgp": StructuredGPClassifier}
     if options.against:
         methods["linear CRF"] = lambda: LinearCRF(n_jobs=-1)
-    print(f"{'task':<14}{'method':<12}{'error %':>14}{'NLL':>8}{'ECE':>8}{'seconds a fold':>24}")
+    print(f"{'task':<14}{'method':<12}{'error %':>14}{'NLL':>8}{'ECE':>8}{'seconds per fold':>24}")
     for task in options.task:
         X, y, folds = _load(task, options.data, options.columns)
         for name, method in methods.items():
@@ -76,7 +76,4 @@ def _print_row(task: str, name: str, runs: list[dict[str, float]]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -107,8 +107,7 @@ def markdown(rows: Sequence[Row]) -> str:
         means = [statistics.mean(row[name] for row in found) for name in ("nll", "ece", "seconds")]
         paper = f"{PAPER[method]:.2f}" if method in PAPER else ""
         lines.append(
-            f"| {method} | {summary(found)} | {paper} | {means[0]:.3f} | {means[1]:.3f} "
-            f"| {means[2]:.0f} |"
+            f"| {method} | {summary(found)} | {paper} | {means[0]:.3f} | {means[1]:.3f} | {means[2]:.0f} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from experiments.data import Fold, arguments, keep, load_fold
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from experiments.data import Fold, arguments, keep, load_fold, run_command
+from structgp import StructuredGPClassifier, metrics
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -65,7 +64,4 @@ def _error(fold: Fold, X: Sequence[Any], y: Sequence[Sequence[str | None]]) -> f
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -2,17 +2,24 @@
 
     python -m experiments.mixture --data DIR [--task TASK ...] [--fold K ...]
 
-Bounds are on the same 512 fresh draws, in nats a sequence.
+Bounds are on the same 512 fresh draws, in nats per sequence.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
-from structgp import Mixture, StructgpError, StructuredGPClassifier
+from experiments.data import (
+    PLAIN,
+    arguments,
+    bound_per_sequence,
+    each_fold,
+    load_fold,
+    problem_of,
+    run_command,
+)
+from structgp import Mixture, StructuredGPClassifier
 from structgp.structures import Chain
 
 
@@ -33,15 +40,12 @@ def compare(task: str, k: int, data: str | None, n_inducing: int) -> dict[str, A
         row[f"K = {K}"] = round(bound_per_sequence(problem_of(model, Chain(), fold.X, fold.y)), 3)
         row[f"seconds, K = {K}"] = round(model.training_log_["seconds"], 1)
         if K == 2:
-            m = model.model_.posterior.m
-            row["weights"] = [round(w, 3) for w in model.model_.posterior.weights.tolist()]
+            m = model.model_.posterior.node.m
+            row["weights"] = [round(w, 3) for w in model.model_.posterior.mixing.tolist()]
             row["distance of the means"] = round(float((m[0] - m[1]).norm()), 3)
     row["gain"] = round(row["K = 2"] - row["K = 1"], 3)
     return row
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -2,19 +2,26 @@
 
     python -m experiments.opaque --data DIR [--task TASK ...] [--fold K ...] [--jobs N]
 
-Bounds are on the same 512 fresh draws, in nats a sequence.
+Bounds are on the same 512 fresh draws, in nats per sequence.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from experiments.data import PLAIN, arguments, bound_per_sequence, each_fold, load_fold, problem_of
-from structgp import Custom, Natural, StructgpError, StructuredGPClassifier, metrics
+from experiments.data import (
+    PLAIN,
+    arguments,
+    bound_per_sequence,
+    each_fold,
+    load_fold,
+    problem_of,
+    run_command,
+)
+from structgp import Custom, Natural, StructuredGPClassifier, metrics
 from structgp.structures import Chain
 
 
@@ -49,9 +56,7 @@ def compare(task: str, k: int, data: str | None, n_jobs: int) -> dict[str, Any]:
         log = model.training_log_
         row[name] = {
             "bound": round(bound_per_sequence(problem_of(model, Chain(), fold.X, fold.y)), 3),
-            "token_error": round(
-                100 * metrics.token_error(fold.y_test, model.predict(fold.X_test)), 2
-            ),
+            "token_error": round(100 * metrics.token_error(fold.y_test, model.predict(fold.X_test)), 2),
             "gradient": log["gradient"],
             "evaluations": log["evaluations"],
             "seconds": round(log["seconds"], 1),
@@ -61,7 +66,4 @@ def compare(task: str, k: int, data: str | None, n_jobs: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

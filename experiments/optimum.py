@@ -3,12 +3,11 @@
     python -m experiments optimum --data DIR [--task T ...] [--fold K ...] [--quick]
 
 The same model and bound as the presets gp-var-b and gp-var-s (and gp-var-p, on the piecewise
-pseudo-likelihood): a function for each label, 500 inducing inputs, the linear kernel, unit pairwise scale,
-nothing learned; but fitted by the second-order optimiser, in seconds where the variance is small. A preset
-whose bound is lower has not arrived; where this is worse than the paper's figure, time is not the reason.
-Each is fitted under kernels with weights of several variances, of which the paper does not tell the one it
-had.
-"""
+pseudo-likelihood): a function for each label, 500 inducing inputs, the linear kernel, unit transition
+scale, nothing learned; but fitted by the second-order optimiser, in seconds where the variance is small. A
+preset whose bound is lower has not arrived; where this is worse than the paper's figure, time is not the
+reason. Each is fitted under kernels with weights of several variances, of which the paper does not tell the
+one it had."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ A preset that stops early, or whose kernel is not the paper's, may differ from i
 reason. This tells them apart: the model and the bound of the presets, fitted by the second-order optimiser.
 gp-var-b and gp-var-s have the chain, gp-var-p the piecewise pseudo-likelihood; the presets start from
 weights of variance 1, and gp-var-b goes on to learn it. Error in % (NLL), mean over folds; * a fold was
-still gaining more than 0.02 nats a sequence a round after 20 rounds. How far figures move along a line
+still gaining more than 0.02 nats per sequence and round after 20 rounds. How far figures move along a line
 is how much they depend on a number that the paper does not give.
 """
 LARGER = f"""\
@@ -106,8 +106,8 @@ PARTS = """\
 
 'default' is the default fit. 'inducing' is the second-order fit with 500 inducing inputs under a fixed
 linear kernel, contrasts of the labels. 'stochastic' is the paper's way, shortened: a function for each
-label, SAGA on one sequence a step, 4,000 draws, control variates, 1,500 steps as long as the curvature
-allows. The bound is in nats a training sequence, on 256 fresh draws. Of two labels, a function for each
+label, SAGA on one sequence per step, 4,000 draws, control variates, 1,500 steps as long as the curvature
+allows. The bound is in nats per training sequence, on 256 fresh draws. Of two labels, a function for each
 also has lighter tails, as every two functions have by default.
 """
 RERUN = """\
@@ -147,7 +147,7 @@ def main(words: Sequence[str] | None = None) -> int:
     figures.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (Path(options.docs) / name).write_text(text, encoding="utf-8")
-    for file in figures.glob("profile-*.svg"):  # of a task that is no more
+    for file in figures.glob("profile-*.svg"):  # of a task that no longer exists
         if f"figures/{file.name}" not in files:
             file.unlink()
     say([f"wrote results.md and {len(files) - 1} figures to {options.docs}"])
@@ -156,10 +156,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def render(results: Path) -> dict[str, str]:
     """Text by the name of its file in the docs."""
-    rows = {
-        name: list(Store(results / f"{name}.jsonl", key).rows().values())
-        for name, key in KEYS.items()
-    }
+    rows = {name: list(Store(results / f"{name}.jsonl", key).rows().values()) for name, key in KEYS.items()}
     figures = _figures(rows)
     parts = [
         HEAD,
@@ -188,17 +185,9 @@ def _figures(rows: dict[str, list[Row]]) -> dict[str, str]:
 def _table(rows: Sequence[Row], best: Sequence[Row], drawn: bool) -> str:
     lines = [SMALL]
     if drawn:
-        lines += [
-            "![Token error by task and method, here and in the paper](figures/table1.svg)",
-            "",
-        ]
+        lines += ["![Token error by task and method, here and in the paper](figures/table1.svg)", ""]
     for task in TASKS:
-        lines += [
-            f"### {task}",
-            "",
-            *_columns({m: _table_line(rows, best, task, m) for m in METHODS}),
-            "",
-        ]
+        lines += [f"### {task}", "", *_columns({m: _table_line(rows, best, task, m) for m in METHODS}), ""]
     return "\n".join(lines)
 
 
@@ -275,7 +264,7 @@ def beside_the_optimum(optima: Sequence[Row], task: str, method: str, rows: Sequ
             gap = statistics.mean(b["bound"] - a["details"]["fresh_elbo"] for a, b in pairs) / n
             error = statistics.mean(there["error"] for _, there in pairs)
             return (
-                f"bound {abs(gap):.1f} nats a sequence {'below' if gap > 0 else 'above'} the optimum "
+                f"bound {abs(gap):.1f} nats per sequence {'below' if gap > 0 else 'above'} the optimum "
                 f"at variance 1, where the error is {error:.2f}"
             )
     return ""
@@ -293,10 +282,7 @@ def _large(rows: Sequence[Row], drawn: bool) -> str:
     lines = [LARGER]
     if drawn:
         lines += ["![Token error by method, here and in the paper](figures/large.svg)", ""]
-    lines += [
-        *_columns({m: _large_line(m, large.cells_of(rows, m)) for m in large.LARGE}),
-        "",
-    ]
+    lines += [*_columns({m: _large_line(m, large.cells_of(rows, m)) for m in large.LARGE}), ""]
     return "\n".join(lines)
 
 

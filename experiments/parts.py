@@ -8,13 +8,12 @@ The training half comes in ten parts, each met once; the old posterior is the pr
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.data import arguments, each_fold, load_fold
-from structgp import StructgpError, StructuredGPClassifier
+from experiments.data import arguments, each_fold, load_fold, run_command
+from structgp import StructuredGPClassifier
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -45,7 +44,4 @@ def compare(task: str, k: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -1,4 +1,4 @@
-"""The paper's two settings on its folds, with its linear kernel of unit variance and unit pairwise scale.
+"""The paper's two settings on its folds, with its linear kernel of unit variance and unit transition scale.
 
     python -m experiments.presets --data DIR --task japanesene --inference paper-batch
     python -m experiments.presets --data DIR --task japanesene --inference paper-batch --gradient score
@@ -8,14 +8,14 @@ The second line leaves the control variate out. Rows are also added to experimen
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.data import arguments, keep, load_fold
-from structgp import Inducing, Prior, StructgpError, StructuredGPClassifier, metrics
+from experiments.data import arguments, keep, load_fold, run_command
+from structgp import Inducing, Prior, StructuredGPClassifier, metrics
 from structgp.inference import StepInfo
 from structgp.paper import PRESETS
 from structgp.plan.optimizers import GRADIENTS
@@ -30,7 +30,7 @@ def paper_model(
     device: str = "cpu",
     **changes: Any,
 ) -> StructuredGPClassifier:
-    """A preset with the paper's prior; ``changes`` : fields of its optimiser."""  # fmt: skip
+    """A preset with the paper's prior; ``changes`` : fields of its optimiser."""
     preset = PRESETS[name]
     return StructuredGPClassifier(
         structure=structure,
@@ -58,7 +58,9 @@ def main(words: Sequence[str] | None = None) -> None:
             keep("presets", row)
 
 
-def run(task: str, k: int, data: str | None, inference: str, options: object) -> dict[str, object]:
+def run(
+    task: str, k: int, data: str | None, inference: str, options: argparse.Namespace
+) -> dict[str, object]:
     fold = load_fold(task, data, k)
     gradient = options.gradient
     if gradient == "auto":
@@ -75,10 +77,7 @@ def run(task: str, k: int, data: str | None, inference: str, options: object) ->
     def say(step: StepInfo) -> None:
         if inference == "paper-batch" or step.iteration % 500 == 0:
             spent = time.monotonic() - began
-            print(
-                f"{task} {k}: step {step.iteration}, bound {step.elbo:.1f}, {spent:.0f} s",
-                flush=True,
-            )
+            print(f"{task} {k}: step {step.iteration}, bound {step.elbo:.1f}, {spent:.0f} s", flush=True)
 
     model.fit(fold.X, fold.y, callback=say)
     log = model.training_log_
@@ -101,7 +100,4 @@ def run(task: str, k: int, data: str | None, inference: str, options: object) ->
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -19,54 +19,26 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from experiments import data, large
 from experiments.cells import Row, Store
-from experiments.commands import (
-    add_folds,
-    finish,
-    is_done,
-    parser_of,
-    publish,
-    tell_error,
-    versions,
-)
+from experiments.commands import add_folds, finish, is_done, parser_of, publish, tell_error, versions
 from experiments.compared import GP_MODELS, METHODS, TIME_LIMITED, Setting, fit_quietly
 from experiments.data import Fold, load_fold
 from experiments.figures import Curve, curves, figure
 from experiments.suites import data_folder
-from experiments.table1 import MINUTES, SEED, cells_of, papers_errors
+from experiments.table1 import KEY, MINUTES, SEED, Cell, cells_of, papers_errors
 from structgp import StructuredGPClassifier, metrics
 from structgp.inference import StepInfo
 
 LARGE_TASK = "basenp-500"
 TASKS = (*data.TASKS, LARGE_TASK)
 PROFILED = ("ours", "crf", "gp-var-b", "gp-var-s", "gp-var-p")
-KEY = ("method", "task", "fold", "quick")
 NEAR = 0.01
 """Nats a token that count as having arrived."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One method on one fold of one task."""
-
-    method: str
-    task: str
-    fold: int
-    data: str | None
-    setting: Setting
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return self.method, self.task, self.fold, self.setting.quick
-
-    @property
-    def name(self) -> str:
-        return f"{self.method} {self.task} {self.fold}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -91,9 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
     open_cells = [cell for cell in cells if not is_done(there.get(cell.key), options.minutes)]
     failed = finish(run_cell, open_cells, store, options.jobs, tell_error)
     rows = list(store.rows().values())
-    publish(
-        store.path, markdown(rows), {f"{name}-{task}": svg for task, svg in plots(rows).items()}
-    )
+    publish(store.path, markdown(rows), {f"{name}-{task}": svg for task, svg in plots(rows).items()})
     return 1 if failed else 0
 
 
@@ -233,7 +203,7 @@ def _plot(task: str, rows: Sequence[Row]) -> str:
     name, paper = "gp-var-s", papers_errors().get(task)
     level = large.PAPER[name] if paper is None else paper[name][0]
     panels = [
-        curves(f"{task}: NLL against time", f"{task}: NLL a token", nll, PROFILED),
+        curves(f"{task}: NLL against time", f"{task}: NLL per token", nll, PROFILED),
         curves(
             f"{task}: token error against time",
             f"{task}: token error, %",

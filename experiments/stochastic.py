@@ -13,18 +13,16 @@ the chain and under its piecewise pseudo-likelihood, with the paper's draws.
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
-from experiments.data import arguments, keep, load_fold
-from structgp import StructgpError
+from experiments.data import arguments, keep, load_fold, run_command
+from experiments.methods.sgd import SGD
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder
-from structgp.gp import Posterior
+from structgp.data.examples import LabelEncoder
+from structgp.gp import Inducing, Posterior, Table
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem
 from structgp.inference.loop import make_batches
@@ -55,10 +53,8 @@ def variances(
 ) -> dict[str, object]:
     problem = build(task, data, Chain())
     problem.estimator = ESTIMATORS[gradient].with_draws(draws)
-    saga = Saga(
-        mean_step=None, covariance_step=None, unary_steps=None, pairwise_steps=None
-    )
-    sgd = replace(saga, remembers=False)
+    saga = Saga(mean_step=None, covariance_step=None, node_steps=None, transition_steps=None)
+    sgd = SGD(learn_scales=False)
     state = saga.start(problem, torch.Generator().manual_seed(0))
     n = len(problem.batches)
     row: dict[str, object] = {
@@ -74,15 +70,15 @@ def variances(
             without = [_direction(sgd, problem, state, i) for i in range(n)]
             ratio = _variance(with_store) / _variance(without)
             row[f"after {(step + 1) // n} passes"] = round(ratio, 4)
-    q = problem.posterior
-    parameters = q.n_labels * (q.n_inducing + q.n_inducing**2) * 8
+    node = problem.posterior.node
+    parameters = node.n_functions * (node.n_values + node.n_values**2) * 8
     row["stored MB"] = round(state.memory_bytes / 1e6, 2)
     row["as parameter gradients MB"] = round(n * parameters / 1e6, 1)
     return row
 
 
 def step_times(task: str, data: str | None) -> dict[str, object]:
-    """Seconds a SAGA step, turn about so that a noisy machine disturbs both alike."""
+    """Seconds per SAGA step, in turns, so that a noisy machine disturbs both alike."""
     optimizer = Saga()
     runs = {}
     for name, structure in (("chain", Chain()), ("piecewise", Piecewise())):
@@ -125,7 +121,8 @@ def build(task: str, data: str | None, structure: Structure) -> Problem:
     tokens = flat_tokens(encoder, rows)
     kernel = build_kernel("linear", encoder.blocks, tokens, "auto").requires_grad_(False)
     chosen = pick_inducing(kernel, tokens, preset.n_inducing, seed=0)
-    posterior = Posterior(kernel, chosen.rows, len(labels.classes))
+    V = len(labels.classes)
+    posterior = Posterior({"node": Inducing(kernel, chosen.rows, (V,)), "next": Table((V, V))})
     batches = make_batches(rows, y, encoder.pad_row, 1)
     estimator = ESTIMATORS[preset.optimizer.gradient].with_draws(preset.optimizer.n_draws or 1)
     return Problem(posterior, structure, batches, estimator)
@@ -135,16 +132,13 @@ def _direction(optimizer: Saga, problem: Problem, state: object, i: int) -> torc
     trial = copy.copy(state)
     trial.stored = dict(state.stored)
     trial.generator = torch.Generator().manual_seed(1000 + i)
-    return optimizer.direction(problem, trial, i)[0].m
+    return optimizer.direction(problem, trial, i)[0].m[0]
 
 
 def _variance(directions: list[torch.Tensor]) -> float:
     stacked = torch.stack(directions)
-    return float((stacked - stacked.mean(0)).square().sum((1, 2, 3)).mean())
+    return float((stacked - stacked.mean(0)).square().flatten(1).sum(1).mean())
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -147,8 +147,7 @@ def _file(task: str, path: str | os.PathLike[str] | None, relative: str) -> Path
         raise InputError(
             str(file),
             "no such file",
-            f"{folder} holds {', '.join(there) if there else 'nothing'}: "
-            f"check the path or {DATA_VARIABLE}",
+            f"{folder} holds {', '.join(there) if there else 'nothing'}: check the path or {DATA_VARIABLE}",
         )
     return file
 
@@ -204,12 +203,7 @@ def _inconsistency(arrays: dict[str, NDArray[np.int64]]) -> str | None:
         return f"indptr does not rise from 0 to the {len(indices)} indices"
     if len(indices) and not 0 <= indices.min() <= indices.max() < np.iinfo(np.int32).max:
         return "a feature number in indices is negative or beyond 32 bits"
-    if (
-        n_sequences < 1
-        or offsets[0] != 0
-        or offsets[-1] != n_tokens
-        or (np.diff(offsets) < 1).any()
-    ):
+    if n_sequences < 1 or offsets[0] != 0 or offsets[-1] != n_tokens or (np.diff(offsets) < 1).any():
         return f"seq_offsets do not rise from 0 to the {n_tokens} tokens"
     if labels.min() < 0 or labels.max() >= n_labels:
         return f"a label outside 0 to {n_labels - 1}"

@@ -22,15 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cells import Row, Store
-from experiments.commands import (
-    add_folds,
-    finish,
-    is_done,
-    parser_of,
-    publish,
-    tell_error,
-    versions,
-)
+from experiments.commands import add_folds, finish, is_done, parser_of, publish, tell_error, versions
 from experiments.compared import METHODS, TIME_LIMITED, Fitted, Setting
 from experiments.data import TASKS, Fold, load_fold
 from experiments.figures import Dot, dots, figure
@@ -98,9 +90,7 @@ def run_cell(cell: Cell) -> Row:
     return key | score(fold, METHODS[cell.method], cell.setting, cell.method in TIME_LIMITED)
 
 
-def score(
-    fold: Fold, method: Callable[[Fold, Setting], Fitted], setting: Setting, limited: bool
-) -> Row:
+def score(fold: Fold, method: Callable[[Fold, Setting], Fitted], setting: Setting, limited: bool) -> Row:
     """What a cell says beside its key."""
     began = time.perf_counter()
     fitted = method(fold, setting)
@@ -155,9 +145,7 @@ def _line(task: str, method: str, rows: list[Row], paper: list[float] | None) ->
     error, _ = mean_and_spread(rows)
     fields = [task, method, summary(rows)]
     fields += (
-        [f"{paper[0]:.2f} ({paper[1]:.2f})", f"{(error - paper[0]) / paper[1]:+.1f}"]
-        if paper
-        else ["", ""]
+        [f"{paper[0]:.2f} ({paper[1]:.2f})", f"{(error - paper[0]) / paper[1]:+.1f}"] if paper else ["", ""]
     )
     for name in ("nll", "ece"):
         known = all(row[name] is not None for row in rows)
@@ -181,12 +169,7 @@ def mean_and_spread(rows: Sequence[Row]) -> tuple[float, float]:
 
 def times(rows: Sequence[Row]) -> str:
     """Mean seconds of a fit."""
-    lines = [
-        "Seconds a fit:",
-        "",
-        f"| task | {' | '.join(METHODS)} |",
-        "|---" * (len(METHODS) + 1) + "|",
-    ]
+    lines = ["Seconds per fit:", "", f"| task | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 1) + "|"]
     for task in TASKS:
         found = [[row["seconds"] for row in cells_of(rows, method, task)] for method in METHODS]
         cells = [f"{statistics.mean(seconds):.1f}" if seconds else "" for seconds in found]

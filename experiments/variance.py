@@ -11,17 +11,17 @@ With ``--write`` the table goes into docs/estimators.md.
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from experiments.data import PLAIN, TASKS, arguments, load_fold, problem_of
-from structgp import Inducing, StructgpError, StructuredGPClassifier
+from experiments.data import PLAIN, TASKS, arguments, load_fold, problem_of, run_command
+from structgp import Inducing, StructuredGPClassifier
 from structgp.inference import Problem
-from structgp.inference.bound import Latents
 from structgp.inference.estimators import Estimator, Moments, Pathwise
+from structgp.inference.latents import Latents
 from structgp.plan.optimizers import ESTIMATORS
 from structgp.structures import Chain
 
@@ -50,8 +50,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def table(task: str, data: str | None, repeats: int, device: str) -> list[str]:
-    problem = one_sequence(task, data)
-    problem.device = device
+    problem = one_sequence(task, data, device)
     (batch,), latent = problem.batches, problem.latents(0)
     truth = _truth(problem, latent)
     T, V = batch.mask.shape[1], problem.posterior.n_labels
@@ -84,7 +83,7 @@ def table(task: str, data: str | None, repeats: int, device: str) -> list[str]:
     return [*lines, "", _verdict(errors)]
 
 
-def one_sequence(task: str, data: str | None) -> Problem:
+def one_sequence(task: str, data: str | None, device: str) -> Problem:
     """The sequence of median length under a fitted posterior."""
     fold = load_fold(task, data, 0)
     model = StructuredGPClassifier(**(PLAIN | {"posterior": Inducing(500, basis="label")}))
@@ -92,7 +91,7 @@ def one_sequence(task: str, data: str | None) -> Problem:
     lengths = [len(y) for y in fold.y]
     middle = statistics.median_low(lengths)
     n = lengths.index(middle)
-    return problem_of(model, Chain(), [fold.X[n]], [fold.y[n]])
+    return problem_of(model, Chain(), [fold.X[n]], [fold.y[n]], device=device)
 
 
 def error(
@@ -108,11 +107,15 @@ def error(
             for _ in range(EARLIER):
                 problem.estimate(0, latent, generator)
         found = problem.estimate(0, latent, generator).moments
-        slopes.append(float((found.slope - truth.slope).square().sum()))
-        bends.append(float((found.bend - truth.bend).square().sum()))
-    sizes = float(truth.slope.square().sum()), float(truth.bend.square().sum())
+        slopes.append(_square(found.slopes[0] - truth.slopes[0]))
+        bends.append(_square(found.bends[0] - truth.bends[0]))
+    sizes = _square(truth.slopes[0]), _square(truth.bends[0])
     means = statistics.mean(slopes), statistics.mean(bends)
     return (means[0] / sizes[0]) ** 0.5, (means[1] / sizes[1]) ** 0.5
+
+
+def _square(x: Tensor) -> float:
+    return float(x.square().sum())
 
 
 def _truth(problem: Problem, latent: Latents) -> Moments:
@@ -159,7 +162,4 @@ def write(text: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error_:
-        sys.exit(f"experiments: {error_}")
+    run_command(main)

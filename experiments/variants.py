@@ -9,13 +9,12 @@ values, with a full covariance, in the place of weights. Features are the paper'
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.data import TASKS, arguments, each_fold, load_fold
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from experiments.data import TASKS, arguments, each_fold, load_fold, run_command
+from structgp import StructuredGPClassifier, metrics
 from structgp.inference import SecondOrder
 
 VARIANTS: dict[str, Callable[[], StructuredGPClassifier]] = {
@@ -64,7 +63,4 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -197,11 +197,7 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
     "type of a structure": ("shape", Changed(log_prob=lambda v, *_: v.double()), "type of f"),
     "raises": ("shape", lambda f, g, y: np.zeros(len(f)) / f[:, 3, 0], "raised IndexError"),
     "random": ("deterministic", Unsteady(), "two values"),
-    "mean over draws": (
-        "draws",
-        lambda f, g, y: torch_softmax(f - f.mean(0), g, y),
-        "other company",
-    ),
+    "mean over draws": ("draws", lambda f, g, y: torch_softmax(f - f.mean(0), g, y), "other draws"),
     "cumulative": ("draws", Changed(log_prob=lambda v, *_: v.cumsum(0)), "alone"),
     "f in place": ("inputs", shifting, "f was changed in place"),
     "g in place": (
@@ -298,18 +294,10 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
         Changed(decode=lambda d, mask: torch.where(mask, d + 3, 0)),
         "labels outside 0 to 2",
     ),
-    "decode at padding": (
-        "decode",
-        Changed(decode=lambda d, mask: torch.where(mask, d, 1)),
-        "at padding",
-    ),
+    "decode at padding": ("decode", Changed(decode=lambda d, mask: torch.where(mask, d, 1)), "at padding"),
     "decode of no draw": ("decode", Changed(decode=lambda d, mask: d[0]), "decode returned"),
     "lock": ("pickle", BlackBox(with_a_lock(), n_jobs=2), "n_jobs=1"),
-    "changed by pickling": (
-        "pickle",
-        BlackBox(remembers_its_process(), n_jobs=2),
-        "^a pickled copy",
-    ),
+    "changed by pickling": ("pickle", BlackBox(remembers_its_process(), n_jobs=2), "^a pickled copy"),
 }
 
 
@@ -326,9 +314,7 @@ def test_every_check_has_a_likelihood_that_it_catches() -> None:
 
 
 def test_all_failures_in_one_error() -> None:
-    wrong = Changed(
-        log_prob=lambda v, *_: v.detach() - 1, decode=lambda d, mask: torch.where(mask, d, 1)
-    )
+    wrong = Changed(log_prob=lambda v, *_: v.detach() - 1, decode=lambda d, mask: torch.where(mask, d, 1))
     with pytest.raises(AssertionError) as caught:
         check_likelihood(wrong)
     head, *failures = str(caught.value).split("\n")

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from structgp.data.encode import Block, FeatureEncoder
-from structgp.data.labels import LabelEncoder, check_all_labelled
+from structgp.data.examples import LabelEncoder, check_all_labelled
 from structgp.errors import InputError
 
 
@@ -81,9 +81,7 @@ class LinearFeatures:
             return len(self.encoder.attributes) or len(self.encoder.columns)
         return self.encoder.width
 
-    def _entries(
-        self, block: Block, matrix: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _entries(self, block: Block, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Token, column within the block and value of what (T, W) rows hold in it."""
         part = matrix[:, block.start : block.stop]
         if block.kind == "dense":
@@ -104,18 +102,14 @@ def read_out(X: Iterable[Any]) -> list[Any]:
     return [x if hasattr(x, "__len__") or hasattr(x, "shape") else list(x) for x in X]
 
 
-def checked_labels(
-    X: Sequence[Any], y: Iterable[Sequence[str]]
-) -> tuple[list[list[str]], LabelEncoder]:
+def checked_labels(X: Sequence[Any], y: Iterable[Sequence[str]]) -> tuple[list[list[str]], LabelEncoder]:
     """y as lists of strings that fit X, and an encoder of its labels, which must be two or more."""
     paths = check_all_labelled(X, list(y))
     labels = LabelEncoder().fit(paths)
     if len(labels.classes) < 2:
         raise InputError(
             "y",
-            "no labels"
-            if not labels.classes
-            else f"every token has the label {labels.classes[0]!r}",
+            "no labels" if not labels.classes else f"every token has the label {labels.classes[0]!r}",
             "pass data with at least two labels",
         )
     return paths, labels

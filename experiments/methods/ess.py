@@ -22,7 +22,7 @@ from experiments.methods.ess_sites import Sites, fit_sites, prior_sites
 from experiments.methods.latent import Coordinates, LatentChain
 from experiments.methods.slices import Samples, elliptical_slices, split_rhat
 from structgp import metrics
-from structgp.data.labels import check_all_labelled
+from structgp.data.examples import check_all_labelled
 from structgp.errors import InputError
 from structgp.gp import contrasts
 
@@ -43,15 +43,15 @@ class GPStruct:
         posterior first, with the likelihood corrected for it. Both sample the same posterior; the
         second moves several times as far in an iteration.
     variance : of a weight.
-    pairwise_sd : prior standard deviation of a label-to-label score.
+    transition_sd : prior standard deviation of a label-to-label score.
     features : how a token given as a list of strings is read: 'auto', 'columns' or 'bag'.
     random_state : seed; equal seeds give equal fits.
 
     Attributes (after ``fit``)
     ----------
     classes_ : labels seen in training, sorted.
-    weights_ : (K, D, V - 1) and pairs_ : (K, V, V), the samples of all chains; basis_ : (V, V - 1), with
-        which f* = X* weights basis^T.
+    weights_ : (K, D, V - 1) and transitions_ : (K, V, V), the samples of all chains; basis_ : (V, V - 1),
+        with which f* = X* weights basis^T.
     training_log_ : split R-hat of all latent values and scores: 'rhat', the largest, and 'rhat_median';
         'rhat_likelihood', of the log-likelihood; 'angle', the mean step along an ellipse, at most pi;
         'evaluations' of the likelihood of all data; 'n_samples'; 'seconds'.
@@ -59,7 +59,7 @@ class GPStruct:
 
     classes_: np.ndarray
     weights_: Tensor
-    pairs_: Tensor
+    transitions_: Tensor
     basis_: Tensor
     training_log_: dict[str, Any]
 
@@ -71,7 +71,7 @@ class GPStruct:
         thin: int = 10,
         around: str = "fit",
         variance: float = 1.0,
-        pairwise_sd: float = 1.0,
+        transition_sd: float = 1.0,
         features: str = "auto",
         random_state: int = 0,
     ) -> None:
@@ -80,7 +80,7 @@ class GPStruct:
         self.thin = thin
         self.around = around
         self.variance = variance
-        self.pairwise_sd = pairwise_sd
+        self.transition_sd = transition_sd
         self.features = features
         self.random_state = random_state
 
@@ -98,9 +98,9 @@ class GPStruct:
         coordinates = Coordinates.of(tokens.features, float(self.variance) ** 0.5)
         generator = torch.Generator().manual_seed(int(self.random_state))
         if self.around == "prior":
-            sites = prior_sites(coordinates, basis, self.pairwise_sd)
+            sites = prior_sites(coordinates, basis, self.transition_sd)
         else:
-            sites = fit_sites(chain, coordinates, self.pairwise_sd, generator)
+            sites = fit_sites(chain, coordinates, self.transition_sd, generator)
         samples = self._sample(chain, sites, generator)
         self._keep(samples, sites, coordinates, chain)
         self.training_log_["seconds"] = time.monotonic() - began
@@ -108,11 +108,11 @@ class GPStruct:
 
     def _sample(self, chain: LatentChain, sites: Sites, generator: torch.Generator) -> Samples:
         """States are deviations of h and g from the sites' mean, side by side in one row."""
-        n_unary = sites.mean.numel()
+        n_node = sites.mean.numel()
 
         def ratio(rows: Tensor) -> Tensor:
-            dh = rows[:, :n_unary].reshape(-1, *sites.mean.shape)
-            return sites.ratio(chain, dh, rows[:, n_unary:].reshape(-1, *sites.pair_mean.shape))
+            dh = rows[:, :n_node].reshape(-1, *sites.mean.shape)
+            return sites.ratio(chain, dh, rows[:, n_node:].reshape(-1, *sites.transition_mean.shape))
 
         def draw(n: int) -> Tensor:
             dh, dg = sites.draw(n, generator)
@@ -129,20 +129,18 @@ class GPStruct:
                 generator=generator,
             )
 
-    def _keep(
-        self, samples: Samples, sites: Sites, coordinates: Coordinates, chain: LatentChain
-    ) -> None:
+    def _keep(self, samples: Samples, sites: Sites, coordinates: Coordinates, chain: LatentChain) -> None:
         rhat = split_rhat(samples.kept)
         moves = rhat[~rhat.isnan()]
-        rows, n_unary = samples.kept.flatten(0, 1), sites.mean.numel()
-        h = sites.mean + rows[:, :n_unary].reshape(-1, *sites.mean.shape)
-        self.weights_ = torch.stack(
-            [coordinates.directions @ coordinates.inverse(one) for one in h]
+        rows, n_node = samples.kept.flatten(0, 1), sites.mean.numel()
+        h = sites.mean + rows[:, :n_node].reshape(-1, *sites.mean.shape)
+        self.weights_ = torch.stack([coordinates.directions @ coordinates.inverse(one) for one in h])
+        self.transitions_ = sites.transition_mean + rows[:, n_node:].reshape(
+            -1, *sites.transition_mean.shape
         )
-        self.pairs_ = sites.pair_mean + rows[:, n_unary:].reshape(-1, *sites.pair_mean.shape)
         self.basis_ = chain.basis
         self.classes_ = np.array(self._labels.classes)
-        some = zip(h.split(DRAWS_AT_ONCE), self.pairs_.split(DRAWS_AT_ONCE), strict=True)
+        some = zip(h.split(DRAWS_AT_ONCE), self.transitions_.split(DRAWS_AT_ONCE), strict=True)
         likelihood = torch.cat([chain.log_prob(*draws) for draws in some])
         self.training_log_ = {
             "rhat": float(moves.max()),
@@ -177,17 +175,17 @@ class GPStruct:
         chain = LatentChain.of(tokens, None, self.basis_)
         total = torch.zeros(chain.n_tokens, len(self.basis_), dtype=self.weights_.dtype)
         samples = zip(
-            self.weights_.split(DRAWS_AT_ONCE), self.pairs_.split(DRAWS_AT_ONCE), strict=True
+            self.weights_.split(DRAWS_AT_ONCE), self.transitions_.split(DRAWS_AT_ONCE), strict=True
         )
-        for weights, pairs in samples:
+        for weights, transitions in samples:
             h = np.stack([tokens.features @ one for one in weights.numpy()])
-            total += chain.marginals(torch.from_numpy(h), pairs) * len(pairs)
-        return tokens.split((total / len(self.pairs_)).numpy())
+            total += chain.marginals(torch.from_numpy(h), transitions) * len(transitions)
+        return tokens.split((total / len(self.transitions_)).numpy())
 
     def _check_parameters(self) -> None:
         if self.around not in ("prior", "fit"):
             raise InputError("around", f"{self.around!r} is not known", "use 'prior' or 'fit'")
-        for name in ("variance", "pairwise_sd"):
+        for name in ("variance", "transition_sd"):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise InputError(name, f"{value!r} is not possible", "give a number above 0")
@@ -196,6 +194,4 @@ class GPStruct:
         # R-hat takes two states in each half of a chain.
         least = 6 * self.thin
         if self.n_iterations < least:
-            raise InputError(
-                "n_iterations", f"{self.n_iterations} is too few", f"give {least} or more"
-            )
+            raise InputError("n_iterations", f"{self.n_iterations} is too few", f"give {least} or more")

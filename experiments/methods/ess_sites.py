@@ -27,87 +27,87 @@ the ratio rises, and chains stay there for long."""
 
 @dataclass(frozen=True)
 class Sites:
-    """mean, precision : (N, C) m and W; pair_mean, pair_precision : (V, V), the same for g; factor :
-    (C, N, R) with factor factor^T the covariance of h; pair_sd : (V, V) of g; tilt, pair_tilt : a."""
+    """mean, precision : (N, C) m and W; transition_mean, transition_precision : (V, V), the same for g;
+    factor : (C, N, R) with factor factor^T the covariance of h; transition_sd : (V, V) of g; tilt,
+    transition_tilt : a."""
 
     mean: Tensor
     precision: Tensor
     factor: Tensor
     tilt: Tensor
-    pair_mean: Tensor
-    pair_precision: Tensor
-    pair_sd: Tensor
-    pair_tilt: Tensor
+    transition_mean: Tensor
+    transition_precision: Tensor
+    transition_sd: Tensor
+    transition_tilt: Tensor
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """n deviations from the mean: (n, N, C) and (n, V, V). Cost O(n C N R)."""
         C, _, R = self.factor.shape
         eps = torch.randn(C, R, n, generator=generator, dtype=self.mean.dtype)
-        pair = torch.randn(n, *self.pair_sd.shape, generator=generator, dtype=self.mean.dtype)
-        return (self.factor @ eps).permute(2, 1, 0), self.pair_sd * pair
+        noise = torch.randn(n, *self.transition_sd.shape, generator=generator, dtype=self.mean.dtype)
+        return (self.factor @ eps).permute(2, 1, 0), self.transition_sd * noise
 
     def ratio(self, chain: LatentChain, dh: Tensor, dg: Tensor) -> Tensor:
         """(S,) log likelihood / t, at deviations from the mean."""
-        h, g = self.mean + dh, self.pair_mean + dg
-        linear = (self.tilt * h).sum((1, 2)) + (self.pair_tilt * g).sum((1, 2))
+        h, g = self.mean + dh, self.transition_mean + dg
+        linear = (self.tilt * h).sum((1, 2)) + (self.transition_tilt * g).sum((1, 2))
         square = (self.precision * dh.square()).sum((1, 2))
-        square = square + (self.pair_precision * dg.square()).sum((1, 2))
+        square = square + (self.transition_precision * dg.square()).sum((1, 2))
         return chain.log_prob(h, g) - linear + 0.5 * square
 
 
-def prior_sites(coordinates: Coordinates, basis: Tensor, pairwise_sd: float) -> Sites:
+def prior_sites(coordinates: Coordinates, basis: Tensor, transition_sd: float) -> Sites:
     """t = 1, for functions ``basis`` (V, C)."""
     V, C = basis.shape
-    zero, pairs = basis.new_zeros(len(coordinates.phi), C), basis.new_zeros(V, V)
+    zero, table = basis.new_zeros(len(coordinates.phi), C), basis.new_zeros(V, V)
     factor = coordinates.phi.expand(C, -1, -1)
-    return Sites(zero, zero, factor, zero, pairs, pairs, pairs + pairwise_sd, pairs)
+    return Sites(zero, zero, factor, zero, table, table, table + transition_sd, table)
 
 
 def fit_sites(
-    chain: LatentChain,
-    coordinates: Coordinates,
-    pairwise_sd: float,
-    generator: torch.Generator,
+    chain: LatentChain, coordinates: Coordinates, transition_sd: float, generator: torch.Generator
 ) -> Sites:
     """Some rounds of: bend over draws, then Newton steps of the mean along the slope over draws, with step
-    sizes that fall as 1 / k so that the noise of draws averages out. Cost O(C N R^2) a round."""
-    now = prior_sites(coordinates, chain.basis, pairwise_sd)
-    prior_precision = pairwise_sd**-2
+    sizes that fall as 1 / k so that the noise of draws averages out. Cost O(C N R^2) per round."""
+    now = prior_sites(coordinates, chain.basis, transition_sd)
+    prior_precision = transition_sd**-2
     for number in range(ROUNDS):
-        bend, pair_bend = chain.bend(*_around(now, generator))
+        bend, transition_bend = chain.bend(*_around(now, generator))
         share = 1 / (1 + number)
         precision = torch.lerp(now.precision, bend, share)
-        pair_precision = torch.lerp(now.pair_precision, pair_bend, share)
-        now = _with_precision(now, precision, pair_precision, coordinates, prior_precision)
+        transition_precision = torch.lerp(now.transition_precision, transition_bend, share)
+        now = _with_precision(now, precision, transition_precision, coordinates, prior_precision)
         for k in range(number * MEAN_STEPS, (number + 1) * MEAN_STEPS):
-            slope, pair_slope = chain.slope(*_around(now, generator))
+            slope, transition_slope = chain.slope(*_around(now, generator))
             # Where slope = K^-1 mean the mean stands still.
             pull = (slope + now.precision * now.mean).T[..., None]
             aim = (now.factor @ (now.factor.mT @ pull)).squeeze(-1).T
-            pair_aim = now.pair_sd.square() * (pair_slope + now.pair_precision * now.pair_mean)
+            transition_aim = now.transition_sd.square() * (
+                transition_slope + now.transition_precision * now.transition_mean
+            )
             step = 1 / (1 + 0.25 * k)
             now = replace(
                 now,
                 mean=torch.lerp(now.mean, aim, step),
-                pair_mean=torch.lerp(now.pair_mean, pair_aim, step),
+                transition_mean=torch.lerp(now.transition_mean, transition_aim, step),
             )
-    precisions = (PRECISION_SHARE * now.precision, PRECISION_SHARE * now.pair_precision)
+    precisions = (PRECISION_SHARE * now.precision, PRECISION_SHARE * now.transition_precision)
     now = _with_precision(now, *precisions, coordinates, prior_precision)
     # K^-1 m, so that m is the mean of prior times t.
     tilt = (coordinates.phi / coordinates.scale.square()) @ coordinates.inverse(now.mean)
-    return replace(now, tilt=tilt, pair_tilt=prior_precision * now.pair_mean)
+    return replace(now, tilt=tilt, transition_tilt=prior_precision * now.transition_mean)
 
 
 def _around(sites: Sites, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Antithetic draws of h and g."""
     dh, dg = sites.draw(HALF_DRAWS, generator)
-    return sites.mean + torch.cat([dh, -dh]), sites.pair_mean + torch.cat([dg, -dg])
+    return sites.mean + torch.cat([dh, -dh]), sites.transition_mean + torch.cat([dg, -dg])
 
 
 def _with_precision(
     sites: Sites,
     precision: Tensor,
-    pair_precision: Tensor,
+    transition_precision: Tensor,
     coordinates: Coordinates,
     prior_precision: float,
 ) -> Sites:
@@ -115,8 +115,8 @@ def _with_precision(
         sites,
         precision=precision,
         factor=_factor(coordinates.phi, precision),
-        pair_precision=pair_precision,
-        pair_sd=(prior_precision + pair_precision).rsqrt(),
+        transition_precision=transition_precision,
+        transition_sd=(prior_precision + transition_precision).rsqrt(),
     )
 
 

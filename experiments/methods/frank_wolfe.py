@@ -35,8 +35,8 @@ class _Block:
     y: np.ndarray
     is_y: np.ndarray
     steps: np.ndarray
-    unary: np.ndarray
-    pairs: np.ndarray
+    node: np.ndarray
+    transitions: np.ndarray
     loss: np.ndarray
 
 
@@ -44,8 +44,8 @@ class _Block:
 class _Corner:
     """Where a step heads: C psi as (U, G, V) and (G, V, V), C L (G,), and the gap (G,)."""
 
-    unary: np.ndarray
-    pairs: np.ndarray
+    node: np.ndarray
+    transitions: np.ndarray
     loss: np.ndarray
     gap: np.ndarray
 
@@ -71,15 +71,14 @@ class FrankWolfe:
         self.n_tokens = sum(tokens.lengths[n] for n in index)
         starts = tokens.starts
         self._blocks = [
-            _block(tokens.features[starts[n] : starts[n + 1]], y[n], n_labels, len(C))
-            for n in index
+            _block(tokens.features[starts[n] : starts[n + 1]], y[n], n_labels, len(C)) for n in index
         ]
         shape = (len(C), n_labels, n_labels)
-        self._unary = np.zeros((tokens.features.shape[1], *shape[:2]))
-        self._pairs = np.zeros(shape)
+        self._node = np.zeros((tokens.features.shape[1], *shape[:2]))
+        self._transitions = np.zeros(shape)
         # sum_k k w_k = k (k + 1) / 2 w_k less what each step added times the weight of the iterates
         # before it: so the average, too, changes only where a step moves w.
-        self._late_unary, self._late_pairs = np.zeros_like(self._unary), np.zeros(shape)
+        self._late_node, self._late_transitions = np.zeros_like(self._node), np.zeros(shape)
         self._rng = np.random.default_rng(seed)
         self._n_steps = 0
         self.passes = 0
@@ -96,9 +95,9 @@ class FrankWolfe:
             self._look()
 
     def average(self) -> tuple[np.ndarray, np.ndarray]:
-        """Unary weights (D, G, V) and pairwise ones (G, V, V)."""
+        """Node weights (D, G, V) and transition weights (G, V, V)."""
         total = self._n_steps * (self._n_steps + 1) / 2
-        return self._unary - self._late_unary / total, self._pairs - self._late_pairs / total
+        return self._node - self._late_node / total, self._transitions - self._late_transitions / total
 
     def _look(self) -> None:
         """Objective and gap, one pass without moving."""
@@ -106,46 +105,46 @@ class FrankWolfe:
         for block in self._blocks:
             gap += self._corner(block).gap
             dual += block.loss
-        size = self._unary.swapaxes(0, 1).reshape(len(self.C), -1)
-        dual -= 0.5 * ((size**2).sum(1) + (self._pairs**2).sum((1, 2)))
+        size = self._node.swapaxes(0, 1).reshape(len(self.C), -1)
+        dual -= 0.5 * ((size**2).sum(1) + (self._transitions**2).sum((1, 2)))
         self.objective = dual + gap
         self.relative_gap = gap / (self.C * self.n_tokens)
 
     def _corner(self, block: _Block) -> _Corner:
-        w = self._unary[block.columns]
+        w = self._node[block.columns]
         U, G, V = w.shape
         T = len(block.y)
         scores = (block.x @ w.reshape(U, G * V)).reshape(T, G, V)
         wrong = 1 - block.is_y
-        path = best_labelling((scores + wrong[:, None]).transpose(1, 0, 2), self._pairs)  # (G, T)
+        path = best_labelling((scores + wrong[:, None]).transpose(1, 0, 2), self._transitions)  # (G, T)
         psi = np.repeat(block.is_y[:, None], G, 1)
         psi[np.arange(T)[:, None], np.arange(G), path.T] -= 1
-        unary = (block.x_transposed @ psi.reshape(T, G * V)).reshape(U, G, V)
-        pairs = np.repeat(block.steps[None], G, 0)
-        np.subtract.at(pairs, (np.arange(G)[:, None], path[:, :-1], path[:, 1:]), 1)
-        unary *= self.C[:, None]
-        pairs *= self.C[:, None, None]
+        node = (block.x_transposed @ psi.reshape(T, G * V)).reshape(U, G, V)
+        transitions = np.repeat(block.steps[None], G, 0)
+        np.subtract.at(transitions, (np.arange(G)[:, None], path[:, :-1], path[:, 1:]), 1)
+        node *= self.C[:, None]
+        transitions *= self.C[:, None, None]
         loss = self.C * (path != block.y).sum(1)
-        gap = ((block.unary - unary) * w).sum((0, 2)) + ((block.pairs - pairs) * self._pairs).sum(
-            (1, 2)
-        )
-        return _Corner(unary, pairs, loss, gap - block.loss + loss)
+        gap = ((block.node - node) * w).sum((0, 2)) + (
+            (block.transitions - transitions) * self._transitions
+        ).sum((1, 2))
+        return _Corner(node, transitions, loss, gap - block.loss + loss)
 
     def _step(self, block: _Block) -> None:
         corner = self._corner(block)
-        unary, pairs = corner.unary - block.unary, corner.pairs - block.pairs
-        size = (unary**2).sum((0, 2)) + (pairs**2).sum((1, 2))
+        node, transitions = corner.node - block.node, corner.transitions - block.transitions
+        size = (node**2).sum((0, 2)) + (transitions**2).sum((1, 2))
         step = np.clip(corner.gap / np.where(size > 0, size, 1), 0, 1)
-        unary *= step[:, None]
-        pairs *= step[:, None, None]
-        block.unary += unary
-        block.pairs += pairs
+        node *= step[:, None]
+        transitions *= step[:, None, None]
+        block.node += node
+        block.transitions += transitions
         block.loss += step * (corner.loss - block.loss)
         before = self._n_steps * (self._n_steps + 1) / 2
-        self._unary[block.columns] += unary
-        self._late_unary[block.columns] += before * unary
-        self._pairs += pairs
-        self._late_pairs += before * pairs
+        self._node[block.columns] += node
+        self._late_node[block.columns] += before * node
+        self._transitions += transitions
+        self._late_transitions += before * transitions
         self._n_steps += 1
 
 

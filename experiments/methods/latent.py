@@ -112,13 +112,13 @@ class LatentChain:
     def bend(self, h: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C) and (V, V), minus the second derivatives position by position, averaged over draws."""
         f = h @ self.basis.T
-        unary = h.new_zeros(h.shape[1:])
-        pairwise = torch.zeros_like(g[0])
+        node = h.new_zeros(h.shape[1:])
+        table = torch.zeros_like(g[0])
         for part in self.parts:
             found = Chain().local_curvature(f[:, part.token], g, part.y, part.mask, self.basis)
-            unary[part.token[part.mask]] = found.node[part.mask]
-            pairwise += found.next.sum(0)
-        return unary, pairwise
+            node[part.token[part.mask]] = found.node[part.mask]
+            table += found.next.sum(0)
+        return node, table
 
     def marginals(self, h: Tensor, g: Tensor) -> Tensor:
         """(N, V) label probabilities, averaged over draws."""

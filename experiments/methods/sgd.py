@@ -26,9 +26,7 @@ class SGD(Saga):
     def fills(self, state: SagaState, n: int) -> bool:
         return False
 
-    def combine(
-        self, problem: Problem, state: SagaState, i: int, new: Gradient
-    ) -> tuple[Gradient, Tensor]:
+    def combine(self, problem: Problem, state: SagaState, i: int, new: Gradient) -> tuple[Gradient, Tensor]:
         n, one = len(problem.batches), project(problem, i, new)
         whole = one.plus(one, n - 1)
         return whole, problem.posterior.mixing @ whole.value

@@ -19,7 +19,7 @@ import numpy as np
 from experiments.methods.design import LinearFeatures, Tokens, checked_labels, read_out
 from experiments.methods.frank_wolfe import FrankWolfe, best_labelling
 from structgp import metrics
-from structgp.data.labels import check_all_labelled
+from structgp.data.examples import check_all_labelled
 from structgp.errors import InputError
 
 C_GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -111,7 +111,7 @@ class StructuredSVM:
         ]
 
     def predict_marginals(self, X: Iterable[Any]) -> list[list[dict[str, float]]]:
-        """InputError: a margin is no probability."""
+        """InputError: a margin is not a probability."""
         raise InputError(
             "StructuredSVM", "it has no probabilities", "use predict, or a method that has them"
         )
@@ -128,9 +128,7 @@ class StructuredSVM:
         if self.n_folds < 2:
             raise InputError("n_folds", f"{self.n_folds} is too few", "give at least 2")
         if not self.tolerance > 0:
-            raise InputError(
-                "tolerance", f"{self.tolerance!r} is not above 0", "give such as 0.002"
-            )
+            raise InputError("tolerance", f"{self.tolerance!r} is not above 0", "give such as 0.002")
         if self.max_passes < 1:
             raise InputError("max_passes", f"{self.max_passes} is too few", "give at least 1")
         return grid

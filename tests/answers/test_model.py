@@ -19,15 +19,15 @@ import safetensors
 import safetensors.torch
 import scipy.sparse
 import torch
+from benchmarks.generate import generate
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 import structgp
-from structgp import Inducing, InputError, ModelFileError, Prior, SecondOrder, StructuredGPClassifier
+from structgp import InputError, ModelFileError, Prior, SecondOrder, StructuredGPClassifier
 from structgp.answers import model_file
 from structgp.answers.ask import Question
 from structgp.answers.model import Model
 from structgp.data import atomic
-from structgp.data.generate import generate
 from structgp.gp import Inducing, Mixture, Posterior, Table, Weights, contrasts
 from structgp.gp.kernels import RelevanceKernel
 from structgp.structures import Chain
@@ -52,7 +52,7 @@ def content(fitted, tmp_path_factory):
 
 
 def fit(X, y, **parameters):
-    defaults = {"n_draws": 8, "posterior": Inducing(n_inducing=8)}
+    defaults = {"n_draws": 8, "posterior": structgp.Inducing(n_inducing=8)}
     return StructuredGPClassifier(**(defaults | parameters)).fit(X, y)
 
 
@@ -157,10 +157,7 @@ def with_posterior(fitted, family=Inducing, options=None, table=None, **fields) 
     old = fitted.model_
     node = old.posterior.node
     place = (node.kernel,) if family is Weights else (node.kernel, node.inducing)
-    blocks = {
-        "node": family(*place, (3,), **(options or {})),
-        "next": Table((3, 3), **(table or {})),
-    }
+    blocks = {"node": family(*place, (3,), **(options or {})), "next": Table((3, 3), **(table or {}))}
     q = away_from_the_start(Posterior(blocks))
     return Model(old.encoder, old.labels, q, n_draws=8, **fields)
 
@@ -247,9 +244,7 @@ def test_a_predictor_answers_and_is_not_kept(fitted, data, tmp_path):
     assert isinstance(own.structure, Backwards)
     differ = [
         not np.allclose(one, other)
-        for one, other in zip(
-            plain.ask(data.X).marginals(), own.ask(data.X).marginals(), strict=True
-        )
+        for one, other in zip(plain.ask(data.X).marginals(), own.ask(data.X).marginals(), strict=True)
     ]
     assert any(differ)
     model_file.save(own, tmp_path / "model")
@@ -257,9 +252,7 @@ def test_a_predictor_answers_and_is_not_kept(fitted, data, tmp_path):
     assert loaded.likelihood == "custom"
     assert loaded.predictor is None
     assert type(loaded.structure) is Chain
-    for one, other in zip(
-        plain.ask(data.X).marginals(), loaded.ask(data.X).marginals(), strict=True
-    ):
+    for one, other in zip(plain.ask(data.X).marginals(), loaded.ask(data.X).marginals(), strict=True):
         assert np.array_equal(one, other)
 
 
@@ -468,9 +461,7 @@ def test_a_later_format_names_the_versions(content, tmp_path):
     path = tmp_path / "model"
     rewritten(content, path)
     structgp.load(path)
-    rewritten(
-        content, path, format=model_file.FORMAT + 1, version="9.8.7", kernel="of a later kind"
-    )
+    rewritten(content, path, format=model_file.FORMAT + 1, version="9.8.7", kernel="of a later kind")
     refused(
         path,
         f"format {model_file.FORMAT + 1}",

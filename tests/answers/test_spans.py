@@ -46,11 +46,7 @@ def has(spans: list[tuple[int, int, str]], start: int, stop: int, sense: str, ki
 
 
 def asked(kinds: list[str]) -> list[tuple[str, str | None]]:
-    return [
-        ("bounds", None),
-        ("covers", None),
-        *((s, k) for s in ("covers", "exact") for k in kinds),
-    ]
+    return [("bounds", None), ("covers", None), *((s, k) for s in ("covers", "exact") for k in kinds)]
 
 
 @each_set
@@ -74,9 +70,7 @@ def test_probability_of_every_span(make: Any, classes: list[str], setting: Any) 
 @each_set
 @pytest.mark.parametrize("setting", [{}, {"known": 0.3, "bans": 0.15}], ids=str)
 @pytest.mark.parametrize("least", [0.3, 0.05, 1e-4])
-def test_all_spans_that_are_likely(
-    make: Any, classes: list[str], setting: Any, least: float
-) -> None:
+def test_all_spans_that_are_likely(make: Any, classes: list[str], setting: Any, least: float) -> None:
     case = make(classes, 1, **setting)
     boundaries, table = Boundaries.of(classes), case.by_hand(0)
     expected: dict[tuple[int, int, str], float] = {}

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 
 from structgp import InputError, StructuredGPClassifier, select
 from structgp.api import active
-from structgp.data.generate import generate
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +97,7 @@ def test_empty_sequences_are_never_chosen(model, pool):
 
 
 def test_generators_are_read(model, pool):
-    assert select(model, (iter(x) for x in pool[:5]), 2, "bald") == select(
-        model, pool[:5], 2, "bald"
-    )
+    assert select(model, (iter(x) for x in pool[:5]), 2, "bald") == select(model, pool[:5], 2, "bald")
 
 
 def test_random_choice_follows_its_seed(model, pool):
@@ -109,12 +107,7 @@ def test_random_choice_follows_its_seed(model, pool):
 
 @pytest.mark.parametrize(
     ("arguments", "place"),
-    [
-        ({"n": 0}, "n"),
-        ({"n": 1.5}, "n"),
-        ({"strategy": "guess"}, "strategy"),
-        ({"cost": "gold"}, "cost"),
-    ],
+    [({"n": 0}, "n"), ({"n": 1.5}, "n"), ({"strategy": "guess"}, "strategy"), ({"cost": "gold"}, "cost")],
 )
 def test_mistakes_are_named(model, pool, arguments, place):
     with pytest.raises(InputError) as caught:

@@ -64,14 +64,11 @@ class Average:
 
     def __init__(self, oracles: ModuleType, fitted: Any, x: Any, known: Any = None) -> None:
         model, V = fitted.model_, len(fitted.classes_)
-        rows, draws = (
-            model.encoder.transform([x]),
-            model.draws(fitted.n_draws),
-        )
+        rows, draws = (model.encoder.transform([x]), model.draws(fitted.n_draws))
         batch = pad(rows, None, model.encoder.pad_row, [0])
         rules = model.constraints
         joint = []
-        for f, g in zip(draws.unary(model.posterior, batch), draws.pairwise, strict=True):
+        for f, g in zip(*draws.scores(model.posterior, batch), strict=True):
             table = oracles.chain_table(f[0].numpy(), g.numpy())
             keep = np.array(
                 [oracles.obeys(y, rules.follows, rules.starts, rules.ends) for y in table.labels]
@@ -102,9 +99,7 @@ def averages(oracles: ModuleType, asked: Any, X: Any, known: Any) -> Any:
 
     def make(told: Any) -> dict[int, Average]:
         return {
-            i: Average(oracles, asked, x, None if told is None else told[i])
-            for i, x in enumerate(X)
-            if x
+            i: Average(oracles, asked, x, None if told is None else told[i]) for i, x in enumerate(X) if x
         }
 
     return make
@@ -117,9 +112,7 @@ with_known = pytest.mark.parametrize("given_known", [False, True], ids=["free", 
 
 
 @with_known
-def test_marginals_and_pairs(
-    asked: Any, averages: Any, X: Any, known: Any, given_known: bool
-) -> None:
+def test_marginals_and_pairs(asked: Any, averages: Any, X: Any, known: Any, given_known: bool) -> None:
     told = known if given_known else None
     p, pairs = asked.predict_marginals(X, told), asked.predict_transition_marginals(X, told)
     assert p[1] == []
@@ -254,9 +247,7 @@ def test_log_prob_of_a_part(asked: Any, oracles: ModuleType, X: Any, known: Any)
     assert math.exp(whole) == pytest.approx(free.of(y), abs=1e-10)
     expected = sum(p for p, z in zip(free.prob, free.labels, strict=True) if z[0] == y[0])
     assert math.exp(some) == pytest.approx(expected, abs=1e-10)
-    found = {
-        tuple(one.labels): one.probability for one in asked.predict_n_best([x], 100, [part])[0]
-    }
+    found = {tuple(one.labels): one.probability for one in asked.predict_n_best([x], 100, [part])[0]}
     assert math.exp(some) * found[tuple(y)] == pytest.approx(math.exp(whole), abs=1e-10)
     nothing = [None] * len(y)
     assert asked.sequence_log_probs([x], [nothing]) == [pytest.approx(0, abs=1e-12)]
@@ -325,10 +316,7 @@ def test_generators_are_read_out(fitted: Any, X: Any) -> None:
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (
-            lambda e, X: e.predict(X[3:], [["O", "Z", None]]),
-            "known[0][1]: 'Z' is not a label of the",
-        ),
+        (lambda e, X: e.predict(X[3:], [["O", "Z", None]]), "known[0][1]: 'Z' is not a label of the"),
         (lambda e, X: e.predict(X[3:], [["O"]]), "known[0]: 1 labels for 3 tokens"),
         (lambda e, X: e.predict(X[3:], []), "known: 0 label sequences for 1 sequences"),
         (lambda e, X: e.predict(X[3:], ["OOO"]), "known[0]: expected a list of labels"),
@@ -349,33 +337,18 @@ def test_generators_are_read_out(fitted: Any, X: Any) -> None:
         (lambda e, X: e.predict_n_best(X, 1.5), "n: must be a number of labellings, got 1.5"),
         (lambda e, X: e.sample_labellings(X, 0), "n: must be a number of labellings, got 0"),
         (lambda e, X: e.sample_labellings(X, "3"), "n: must be a number of labellings, got '3'"),
-        (
-            lambda e, X: e.span_probability(X[3], 0, 2, "X", "inside"),
-            "sense: 'inside' is not known",
-        ),
+        (lambda e, X: e.span_probability(X[3], 0, 2, "X", "inside"), "sense: 'inside' is not known"),
         (lambda e, X: e.span_probability(X[3], 0, 2), "label: 'exact' needs a label"),
-        (
-            lambda e, X: e.span_uncertainty(X[3], 0, 2, "X", "bounds"),
-            "label: 'bounds' is for any label",
-        ),
+        (lambda e, X: e.span_uncertainty(X[3], 0, 2, "X", "bounds"), "label: 'bounds' is for any label"),
         (lambda e, X: e.span_probability(X[3], 0, 2, "Y"), "label: 'Y' is not a type of span; use"),
-        (
-            lambda e, X: e.span_probability(X[3], 2, 2, "X"),
-            "start, stop: 2 to 2 is not a span of 3",
-        ),
+        (lambda e, X: e.span_probability(X[3], 2, 2, "X"), "start, stop: 2 to 2 is not a span of 3"),
         (lambda e, X: e.span_probability(X[3], -1, 2, "X"), "start, stop: -1 to 2"),
         (lambda e, X: e.span_probability(X[3], 0, 4, "X"), "start, stop: 0 to 4"),
         (lambda e, X: e.span_probability([], 0, 1, "X"), "start, stop: 0 to 1 is not a span of 0"),
         (lambda e, X: e.predict_spans(X, 0), "threshold: must be above 0 and at most 1, got 0"),
         (lambda e, X: e.predict_spans(X, 1.1), "threshold: must be above 0 and at most 1, got 1.1"),
-        (
-            lambda e, X: e.predict_spans(X, math.nan),
-            "threshold: must be above 0 and at most 1, got nan",
-        ),
-        (
-            lambda e, X: e.predict_uncertainty(X, "words"),
-            "of: 'words' is not known; use 'tokens' or",
-        ),
+        (lambda e, X: e.predict_spans(X, math.nan), "threshold: must be above 0 and at most 1, got nan"),
+        (lambda e, X: e.predict_uncertainty(X, "words"), "of: 'words' is not known; use 'tokens' or"),
     ],
 )
 def test_mistakes(fitted: Any, X: Any, ask: Any, said: str) -> None:
@@ -422,7 +395,7 @@ def test_a_structure_that_knows_only_marginals(fitted: Any, X: Any, known: Any) 
 def test_rules_belong_into_constraints(name: str) -> None:
     rules = Rules(torch.eye(3, dtype=torch.bool), *torch.ones(2, 3, dtype=torch.bool))
     chain = Chain(rules)
-    given = chain if name == "structure" else Custom("chain", predict_with=chain)
+    given = chain if name == "structure" else Custom(Chain(), predict_with=chain)
     with pytest.raises(InputError, match=f"^{name}: a chain with rules; declare"):
         StructuredGPClassifier(structure=given).fit(*sequences(3, 0))
 
@@ -475,5 +448,5 @@ def test_labels_missing_where_the_likelihood_cannot_have_them() -> None:
 def test_constraints_that_the_predictor_does_not_know() -> None:
     with pytest.raises(InputError, match="OnlyMarginals does not know them"):
         StructuredGPClassifier(
-            constraints="BIO", structure=Custom("chain", predict_with=OnlyMarginals())
+            constraints="BIO", structure=Custom(Chain(), predict_with=OnlyMarginals())
         ).fit(*sequences(3, 0))

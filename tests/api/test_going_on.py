@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from benchmarks.generate import Generated, generate
 from torch import Tensor
 
 import structgp
@@ -20,8 +21,7 @@ from structgp.answers.ask import Question
 from structgp.answers.model import Model
 from structgp.data.batch import Batch
 from structgp.data.examples import read_examples
-from structgp.data.generate import Generated, generate
-from structgp.gp import Posterior, WeightPosterior
+from structgp.gp import Posterior, Table, Weights
 from structgp.gp.kernels import RelevanceKernel, weight_variances
 from structgp.inference import Minibatch, Problem, SecondOrder
 from structgp.inference.loop import PATIENCE, Watch
@@ -94,14 +94,14 @@ def same(one: StructuredGPClassifier, other: StructuredGPClassifier) -> bool:
 # -- a posterior in a larger world -------------------------------------------------------------------
 
 
-def gaussian(model: Model, posterior: WeightPosterior, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+def gaussian(model: Model, posterior: Posterior, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Means (T, V) and covariances (T, V, T, V) of the labels' scores on one sequence."""
     x, mask = torch.from_numpy(rows)[None], torch.ones(1, len(rows), dtype=torch.bool)
     with torch.no_grad():
-        q = posterior.at(posterior.conditional(x, mask))
-        basis = posterior.basis
-        mean = (q.mean @ basis.T)[0, 0]
-        return mean, torch.einsum("rtu,vr,wr->tvuw", q.covariance[0, 0], basis, basis)
+        node = posterior.node
+        mean, covariance = node.gaussian(node.conditional(x, mask, node.prior_factor()))
+        basis = node.basis
+        return (mean @ basis.T)[0, 0], torch.einsum("rtu,vr,wr->tvuw", covariance[0, 0], basis, basis)
 
 
 @each_form
@@ -109,24 +109,18 @@ def test_old_tokens_and_labels_are_as_they_were(form: str, data: Generated) -> N
     """Where no value that was seldom has become common: whatever else is new."""
     change = FORMS[form]
     first, later = split(data)
-    model = (
-        StructuredGPClassifier(n_draws=4)
-        .fit(change(pick(data.X, first)), pick(data.y, first))
-        .model_
-    )
+    model = StructuredGPClassifier(n_draws=4).fit(change(pick(data.X, first)), pick(data.y, first)).model_
     X = change(pick(data.X, later)[:1])
     y = [["new"] * len(data.y[later[0]])]
     examples = read_examples(X, y, encoder=model.encoder, classes=model.labels.classes)
     assert examples.labels.classes == ["L0", "L1", "L2", "new"]
     after = carried_over(model, examples)
-    for part, was in zip(after.kernel.modules(), model.posterior.kernel.modules(), strict=False):
+    for part, was in zip(after.node.kernel.modules(), model.posterior.node.kernel.modules(), strict=False):
         if isinstance(part, RelevanceKernel) and isinstance(was, RelevanceKernel) and was.rare:
             assert part.seldom.sum() >= was.seldom.sum(), "nothing that was seldom is common now"
-    assert isinstance(model.posterior, WeightPosterior)
+    assert isinstance(model.posterior.node, Weights)
     old = change(pick(data.X, first))
-    for before, now in zip(
-        model.encoder.transform(old), examples.encoder.transform(old), strict=True
-    ):
+    for before, now in zip(model.encoder.transform(old), examples.encoder.transform(old), strict=True):
         mean, covariance = gaussian(model, model.posterior, before)
         new_mean, new_covariance = gaussian(model, after, now)
         torch.testing.assert_close(new_mean[:, :V], mean)
@@ -134,20 +128,20 @@ def test_old_tokens_and_labels_are_as_they_were(form: str, data: Generated) -> N
         # Of the new label nothing is known: its mean is 0, and no other label's tells anything of it.
         assert not new_mean[:, V:].any()
         assert not new_covariance[:, :V, :, V:].any()
-    assert torch.equal(after.pair_mean[:V, :V], model.posterior.pair_mean)
-    assert torch.equal(after.pair_log_sd[:V, :V], model.posterior.pair_log_sd)
-    assert not after.pair_mean[V:].any()
-    assert not after.pair_mean[:, V:].any()
-    sd = float(after.pairwise_sd.detach())
-    torch.testing.assert_close(after.pair_log_sd[V:].exp(), torch.full((1, V + 1), sd).double())
-    assert sd == pytest.approx(float(model.posterior.pairwise_sd))
+    (mean, sd), (old_mean, old_sd) = (q["next"].constant_scores() for q in (after, model.posterior))
+    torch.testing.assert_close(mean[:V, :V], old_mean)
+    torch.testing.assert_close(sd[:V, :V], old_sd)
+    assert not mean[V:].any()
+    assert not mean[:, V:].any()
+    torch.testing.assert_close(sd[V:], torch.full((1, V + 1), after["next"].prior_sd).double())
+    assert after["next"].prior_sd == pytest.approx(model.posterior["next"].prior_sd)
 
 
 def test_new_labels_are_as_wide_as_old_ones(data: Generated) -> None:
     model = StructuredGPClassifier(n_draws=4).fit(data.X, data.y).model_
     y = [["new"] * len(data.y[0]), ["other"] * len(data.y[1])]
     examples = read_examples(data.X[:2], y, encoder=model.encoder, classes=model.labels.classes)
-    basis = carried_over(model, examples).basis
+    basis = carried_over(model, examples).node.basis
     assert basis.shape == (V + 2, V + 1)
     widths = basis.square().sum(1)
     torch.testing.assert_close(widths[V:], widths[:V].mean().expand(2))
@@ -158,11 +152,9 @@ def test_new_labels_are_as_wide_as_old_ones(data: Generated) -> None:
 def test_the_amplitude_comes_along(data: Generated) -> None:
     model = StructuredGPClassifier(n_draws=4).fit(data.X, data.y).model_
     with torch.no_grad():
-        model.posterior.log_amplitude.fill_(0.7)
-    examples = read_examples(
-        data.X[:1], data.y[:1], encoder=model.encoder, classes=model.labels.classes
-    )
-    assert float(carried_over(model, examples).log_amplitude.detach()) == pytest.approx(0.7)
+        model.posterior.node.log_amplitude.fill_(0.7)
+    examples = read_examples(data.X[:1], data.y[:1], encoder=model.encoder, classes=model.labels.classes)
+    assert float(carried_over(model, examples).node.log_amplitude.detach()) == pytest.approx(0.7)
 
 
 # -- parts that are one whole ------------------------------------------------------------------------
@@ -174,7 +166,8 @@ def orthogonal(cases: ModuleType, tokens: list[int], labels: list[int]) -> Probl
     with torch.no_grad():
         kernel.log_scale.copy_(torch.tensor([0.3, -200.0]))
         kernel.log_relevance.copy_(torch.tensor([0.5, -0.5, 0.0, 1.0]))
-    q = WeightPosterior(kernel.requires_grad_(False), V)
+    node = Weights(kernel.requires_grad_(False), (V,))
+    q = Posterior({"node": node, "next": Table((V, V))})
     x, y = torch.tensor(tokens).double()[:, None, None], torch.tensor(labels)[:, None]
     mask = torch.ones(len(tokens), 1, dtype=torch.bool)
     batch = Batch(x, y, mask, torch.arange(len(tokens)))
@@ -187,9 +180,7 @@ PARTS = [([0, 0, 1, 2], [0, 1, 2, 1]), ([0, 1, 1], [2, 2, 0]), ([3], [1])]
 def test_part_by_part_is_all_at_once_where_that_is_exact(cases: ModuleType) -> None:
     """Under a quadratic likelihood and with weights that do not meet, in however many parts."""
     quiet = Minibatch(learn_scales=False, steps=200, tolerance=1e-9)
-    whole = orthogonal(
-        cases, *([n for piece in part for n in piece] for part in zip(*PARTS, strict=True))
-    )
+    whole = orthogonal(cases, *([n for piece in part for n in piece] for part in zip(*PARTS, strict=True)))
     cases.finish(SecondOrder(learn_scales=False, tolerance=1e-9), whole)
     going = orthogonal(cases, *PARTS[0])
     cases.finish(quiet, going)
@@ -198,20 +189,17 @@ def test_part_by_part_is_all_at_once_where_that_is_exact(cases: ModuleType) -> N
         following.posterior.load_state_dict(going.posterior.state_dict())
         cases.finish(Minibatch(goes_on=True, learn_scales=False, steps=200), following)
         going = following
-    for name in ("m", "factor", "pair_mean", "pair_log_sd"):
-        one, other = (getattr(p.posterior, name).detach() for p in (going, whole))
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    one, other = (cases.numbers(p.posterior) for p in (going, whole))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     # And it is regression: of each weight, by hand.
-    tokens, labels = (
-        np.array([n for piece in part for n in piece]) for part in zip(*PARTS, strict=True)
-    )
-    prior = weight_variances(whole.posterior.kernel).numpy()[:4]
+    tokens, labels = (np.array([n for piece in part for n in piece]) for part in zip(*PARTS, strict=True))
+    prior = weight_variances(whole.posterior.node.kernel).numpy()[:4]
     table, noise = whole.structure.table.numpy(), whole.structure.noise
     for d in range(4):
         targets = table[labels[tokens == d]]
         precision = 1 / prior[d] + len(targets) / noise
         mean = targets.sum(0) / noise / precision
-        found = going.posterior.m[0, :, d].detach().numpy() * prior[d] ** 0.5
+        found = going.posterior.node.m[:, d].detach().numpy() * prior[d] ** 0.5
         np.testing.assert_allclose(found, mean, atol=1e-3)
 
 
@@ -221,20 +209,19 @@ def test_the_bound_of_a_part_is_of_its_own_data(cases: ModuleType) -> None:
     cases.finish(Minibatch(learn_scales=False), first)
     second = orthogonal(cases, *PARTS[1])
     second.posterior.load_state_dict(first.posterior.state_dict())
-    before = {k: v.clone() for k, v in second.posterior.state_dict().items()}
+    before = cases.numbers(second.posterior)
     optimizer = Minibatch(goes_on=True, learn_scales=False, n_draws=2000)
     start = optimizer.start(second, torch.Generator().manual_seed(0))
     assert optimizer.known_value(second, start) == pytest.approx(
-        float((second.posterior.kl_inducing() + second.posterior.kl_pairwise()).detach())
+        float(second.posterior.divergence().detach())
     )
     start, info = optimizer.step(second, start)
-    q, p = second.posterior, before
-    old_sd, new_sd = p["factor"], q.factor.detach()
-    kl = (old_sd / new_sd).log() + (new_sd**2 + (q.m.detach() - p["m"]) ** 2) / (2 * old_sd**2)
-    old_sd, new_sd = p["pair_log_sd"].exp(), q.pair_log_sd.detach().exp()
-    away = (q.pair_mean.detach() - p["pair_mean"]) ** 2
-    pairs = (old_sd / new_sd).log() + (new_sd**2 + away) / (2 * old_sd**2)
-    divergence = float((kl - 0.5).sum() + (pairs - 0.5).sum())
+    now, divergence = cases.numbers(second.posterior), 0.0
+    for block in ("node", "next"):
+        old_sd, new_sd = (q[f"{block}.factor"] for q in (before, now))
+        away = (now[f"{block}.m"] - before[f"{block}.m"]) ** 2
+        kl = (old_sd / new_sd).log() + (new_sd**2 + away) / (2 * old_sd**2) - 0.5
+        divergence += float(kl.sum())
     assert info.elbo == pytest.approx(float(start.values[0]) - divergence, abs=1e-6)
 
 
@@ -253,58 +240,52 @@ def test_what_new_data_says_nothing_about_stays(data: Generated) -> None:
     X = [[("v0", "v0", f"v{K - 1}")] * 2]
     examples = read_examples(X, [["L0", "L1"]], encoder=model.encoder, classes=model.labels.classes)
     q = carried_over(model, examples)
-    before = {name: value.clone() for name, value in q.state_dict().items()}
-    batches = structgp.inference.loop.make_batches(
-        examples.rows, examples.y, examples.encoder.pad_row, 500
-    )
+    before = q.snapshot()
+    batches = structgp.inference.loop.make_batches(examples.rows, examples.y, examples.encoder.pad_row, 500)
     problem = Problem(q, structgp.structures.Chain(), batches)
     optimizer = Minibatch(goes_on=True, learn_scales=False)
     going = optimizer.start(problem, torch.Generator().manual_seed(0))
     for _ in range(3):
         going, _ = optimizer.step(problem, going)
-    touched = torch.unique(problem.weights(0).features.place)
-    free = torch.ones(q.n_inducing, dtype=torch.bool)
-    free[touched[touched >= 0]] = False
-    assert 5 < int(free.sum()) < q.n_inducing
+    touched = problem.conditional(0)[0].compact[0]
+    free = torch.ones(q.node.n_values, dtype=torch.bool)
+    free[touched] = False
+    assert 5 < int(free.sum()) < q.node.n_values
     for name in ("m", "factor"):
-        now = getattr(q, name).detach()
-        torch.testing.assert_close(now[..., free], before[name][..., free], rtol=1e-9, atol=1e-9)
-        assert not torch.allclose(now[..., ~free], before[name][..., ~free], atol=1e-4)
-    # A pair that does not come is said no more of than that it did not.
-    assert not torch.allclose(q.pair_mean.detach()[0], before["pair_mean"][0], atol=1e-4)
+        now, was = getattr(q.node, name).detach(), before[f"_blocks.node.{name}"]
+        torch.testing.assert_close(now[..., free], was[..., free], rtol=1e-9, atol=1e-9)
+        assert not torch.allclose(now[..., ~free], was[..., ~free], atol=1e-4)
+    # Of a transition that does not come, only that is learned.
+    assert not torch.allclose(q["next"].m.detach()[:V], before["_blocks.next.m"][:V], atol=1e-4)
 
 
 def test_what_was_known_moves_along_where_the_kernel_learns(data: Generated) -> None:
     """The posterior is the prior times what was known and what each batch says, after that too."""
     model = StructuredGPClassifier(n_draws=4).fit(data.X[:12], data.y[:12]).model_
-    examples = read_examples(
-        data.X[12:], data.y[12:], encoder=model.encoder, classes=model.labels.classes
-    )
+    examples = read_examples(data.X[12:], data.y[12:], encoder=model.encoder, classes=model.labels.classes)
     q = carried_over(model, examples)
-    batches = structgp.inference.loop.make_batches(
-        examples.rows, examples.y, examples.encoder.pad_row, 20
-    )
+    batches = structgp.inference.loop.make_batches(examples.rows, examples.y, examples.encoder.pad_row, 20)
     problem = Problem(q, structgp.structures.Chain(), batches)
     optimizer = Minibatch(goes_on=True, learning_rounds=1)
     going = optimizer.start(problem, torch.Generator().manual_seed(0))
-    basis = q.basis.clone()
+    basis = q.node.basis.clone()
     while not going.learned:
         going, _ = optimizer.step(problem, going)
-    assert not torch.allclose(q.basis, basis, rtol=1e-2)
+    assert not torch.allclose(q.node.basis, basis, rtol=1e-2)
     assert going.known is not None
-    precision, linear, pair_precision, pair_linear = (x.clone() for x in going.known)
-    for i in range(len(batches)):
-        index, site = problem.weights(i).compact[0], going.sites[i].at(going.scale)
-        precision[index] += site.precision
-        linear[index] += site.linear
-        pair_precision += site.pair_precision
-        pair_linear += site.pair_linear
-    torch.testing.assert_close(precision, going.precision)
-    torch.testing.assert_close(linear, going.linear)
-    torch.testing.assert_close(pair_precision, going.pair_precision)
-    torch.testing.assert_close(pair_linear, going.pair_linear)
-    prior = q.prior_factor().square()[:, None]
-    torch.testing.assert_close(q.m[0].T.detach() * prior.sqrt(), linear / (1 / prior + precision))
+    for k, block in enumerate(q.blocks):
+        precision, linear = (x.clone() for x in going.known[k])
+        for i in range(len(batches)):
+            index = block.compact(problem.conditional(i)[k])[0]
+            site = going.sites[i][k].at(going.scale[k])
+            precision[index] += site.precision
+            linear[index] += site.linear
+        torch.testing.assert_close(precision, going.precision[k])
+        torch.testing.assert_close(linear, going.linear[k])
+        if block is q.node:
+            prior = q.node.prior_factor().square()[:, None]
+            mean = q.node.m.T.detach() * prior.sqrt()
+            torch.testing.assert_close(mean, linear / (1 / prior + precision))
 
 
 # -- partial_fit -------------------------------------------------------------------------------------
@@ -323,9 +304,7 @@ def test_in_two_parts_about_as_well_as_in_one(form: str, data: Generated) -> Non
     assert np.abs(p - q).mean() < 0.1
     alone = StructuredGPClassifier(n_draws=16).fit(pick(X, first), pick(data.y, first))
     assert np.abs(p - q).mean() < np.abs(p - np.concatenate(alone.model_.ask(X).marginals())).mean()
-    nll = [
-        -np.mean([float(v or 0) for v in m.sequence_log_probs(X, data.y)]) for m in (parts, alone)
-    ]
+    nll = [-np.mean([float(v or 0) for v in m.sequence_log_probs(X, data.y)]) for m in (parts, alone)]
     assert nll[0] < nll[1]
 
 
@@ -376,10 +355,10 @@ def test_columns_that_move(data: Generated) -> None:
     z = [["B", "A"]] * 6
     model = StructuredGPClassifier(n_draws=0).fit(sparse(X), y)
     assert len(model.model_.encoder.columns) == 6
-    before = model.model_.posterior.m.clone()
+    before = model.model_.posterior.node.m.clone()
     model.partial_fit(sparse(new), z)
     assert len(model.model_.encoder.columns) == 9
-    assert model.model_.posterior.m.shape[-1] == before.shape[-1] + 3
+    assert model.model_.posterior.node.m.shape[-1] == before.shape[-1] + 3
     other = StructuredGPClassifier(n_draws=0).fit(bag(X), y)
     other.partial_fit(bag(new), z)
     for a, b in zip(
@@ -422,9 +401,7 @@ def test_going_on_after_a_file(data: Generated, tmp_path: Path) -> None:
     assert loaded.predict_marginals(data.X) == model.predict_marginals(data.X)
     assert loaded.model_.info["n_sequences"] == 24
     loaded.save(tmp_path / "again")
-    assert structgp.load(tmp_path / "again").predict_marginals(data.X) == model.predict_marginals(
-        data.X
-    )
+    assert structgp.load(tmp_path / "again").predict_marginals(data.X) == model.predict_marginals(data.X)
 
 
 def test_weights_in_a_later_part(data: Generated) -> None:
@@ -491,7 +468,7 @@ WARM: dict[str, tuple[Any, dict[str, Any]]] = {
     "dense": (dense, {}),
     "diagonal": (dense, {"posterior": Inducing(covariance="diagonal")}),
     "low-rank": (dense, {"posterior": Inducing(covariance="low-rank", rank=3)}),
-    "full pairs": (list, {"posterior": Inducing(n_inducing=8, transition_covariance="full")}),
+    "full transitions": (list, {"posterior": Inducing(n_inducing=8, transition_covariance="full")}),
 }
 
 
@@ -526,7 +503,7 @@ def test_a_warm_start_with_new_features_and_labels(form: str, data: Generated) -
     assert model.classes_.tolist() == ["L0", "L1", "L2", "new"]
     assert model.score(X, y) > 0.6
     cold = StructuredGPClassifier(n_draws=8).fit(X, y)
-    assert model.model_.posterior.n_inducing == cold.model_.posterior.n_inducing
+    assert model.model_.posterior.node.n_values == cold.model_.posterior.node.n_values
     assert model.training_log_["elbo"] > cold.training_log_["elbo"] - 0.1 * len(X)
 
 
@@ -545,7 +522,7 @@ COLD: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "weights": (list, {"posterior": "inducing"}, {"posterior": "weights"}),
     "diagonal": (dense, {}, {"posterior": Inducing(covariance="diagonal")}),
     "low-rank": (dense, {}, {"posterior": Inducing(covariance="low-rank")}),
-    "pairs": (
+    "full transitions": (
         dense,
         {"inference": "natural"},
         {"posterior": Inducing(transition_covariance="full")},
@@ -602,17 +579,15 @@ def test_another_likelihood_begins_anew(data: Generated) -> None:
     model = StructuredGPClassifier(n_draws=4, warm_start=True).fit(data.X[:6], data.y[:6])
     with pytest.warns(StructgpWarning, match="starts from the prior"):
         model.set_params(structure=shifts).fit(data.X[:6], data.y[:6], callback=lambda info: True)
-    assert model.model_.posterior.has_label_basis
+    assert model.model_.posterior.node.has_own_functions
 
 
 # -- early stopping ----------------------------------------------------------------------------------
 
 
-class Scripted(Posterior):
-    """A posterior whose amplitude counts the steps."""
-
-    def __init__(self) -> None:
-        super().__init__(RelevanceKernel([1]).double(), torch.zeros(1, 1).double(), 2)
+def scripted() -> Posterior:
+    """Its amplitude counts the steps."""
+    return Posterior({"node": Table((2,)), "next": Table((2, 2))})
 
 
 @pytest.mark.parametrize(
@@ -627,27 +602,27 @@ class Scripted(Posterior):
 )
 def test_patience(losses: list[float], stops_after: int | None, best: int) -> None:
     assert PATIENCE == 2
-    posterior, script = Scripted(), iter(losses)
+    posterior, script = scripted(), iter(losses)
     watch, stopped = Watch(posterior, lambda: next(script)), None
     for n in range(1, len(losses) + 1):
         with torch.no_grad():
-            posterior.log_amplitude.fill_(float(n))
+            posterior.node.log_amplitude.fill_(float(n))
         if watch.enough():
             stopped = n
             break
     assert stopped == stops_after
     watch.restore()
-    assert float(posterior.log_amplitude.detach()) == best
+    assert float(posterior.node.log_amplitude.detach()) == best
 
 
 def test_nothing_to_go_back_to() -> None:
-    posterior = Scripted()
+    posterior = scripted()
     with torch.no_grad():
-        posterior.log_amplitude.fill_(2.0)
+        posterior.node.log_amplitude.fill_(2.0)
     watch = Watch(posterior, lambda: float("nan"))
     assert [watch.enough(), watch.enough()] == [False, True]
     watch.restore()
-    assert float(posterior.log_amplitude.detach()) == 2
+    assert float(posterior.node.log_amplitude.detach()) == 2
 
 
 def wrong(y: list[list[str]]) -> list[list[str]]:
@@ -700,9 +675,7 @@ def test_a_fit_that_goes_on_improving_is_the_whole_fit(
     assert model.training_log_["dev"]["n_sequences"] == 8
 
 
-def test_dev_labellings_that_can_never_be_do_not_end_it(
-    data: Generated, losses: list[float]
-) -> None:
+def test_dev_labellings_that_can_never_be_do_not_end_it(data: Generated, losses: list[float]) -> None:
     rules = {"forbidden": [("L0", "L1"), (None, "L2")]}
     ok = [i for i, y in enumerate(data.y) if not _breaks(y)]
     bad = next(i for i, y in enumerate(data.y) if _breaks(y))

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import Generated, generate
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import structgp.plan.prior
 from structgp import Inducing, InputError, Prior, StructgpWarning, StructuredGPClassifier
-from structgp.data.generate import Generated, generate
-from structgp.inference.second_order import _value_and_gradients
+from structgp.inference.second_order import Draws
 from structgp.structures import Chain, Piecewise, Structure
 
 V = 3
@@ -97,9 +97,7 @@ def test_a_likelihood_that_does_not_know_them(data: Generated) -> None:
         with pytest.raises(InputError, match=rf"^y: labels are missing, and {name}"):
             StructuredGPClassifier(structure=likelihood).fit(data.X, y)
     quick = {"n_draws": 4, "prior": Prior(learn_kernel=False), "posterior": Inducing(n_inducing=6)}
-    StructuredGPClassifier(structure=plain_softmax, **quick).fit(
-        data.X, data.y, callback=lambda info: True
-    )
+    StructuredGPClassifier(structure=plain_softmax, **quick).fit(data.X, data.y, callback=lambda info: True)
 
 
 class Other(Structure):
@@ -165,23 +163,17 @@ def test_gradients_of_the_bound(structure: Structure, route: str, cases: ModuleT
     problem = cases.make_problem(structure, estimator=cases.Exact(), n_inducing=3)
     cases.disturb(problem.posterior)
     unlabel(problem)
-    q = problem.posterior
+    means = [block.m for block in problem.posterior.blocks]
 
     def bound() -> Any:
         if route == "estimator":
             return problem.bound(0, torch.Generator()).elbo
-        zeros = q.m.new_zeros
-        none = [zeros(1, *b.mask.shape, V) for b in problem.batches]
         with torch.no_grad():
-            return _value_and_gradients(problem, none, zeros(1, V, V))
+            return Draws(problem, None).value_and_gradients()
 
-    if route == "estimator":
-        slopes = torch.autograd.grad(bound(), [q.m, q.pair_mean])
-    else:
-        grads = bound()[1]
-        slopes = grads[0][None], grads[1]
+    slopes = torch.autograd.grad(bound(), means) if route == "estimator" else bound()[1]
     step = 1e-5
-    for parameter, slope in zip((q.m, q.pair_mean), slopes, strict=True):
+    for parameter, slope in zip(means, slopes, strict=True):
         flat = parameter.data.view(-1)
         for k in range(flat.numel()):
             values = []
@@ -206,9 +198,7 @@ def test_the_fit_ends_and_answers(parameters: dict[str, Any], data: Generated) -
     assert log["stopped"] == "converged"
     assert log["elbo"] == pytest.approx(log["fresh_elbo"], abs=3)
     # Fewer labels have less to be surprised by.
-    assert (
-        log["elbo"] > StructuredGPClassifier(**parameters).fit(data.X, data.y).training_log_["elbo"]
-    )
+    assert log["elbo"] > StructuredGPClassifier(**parameters).fit(data.X, data.y).training_log_["elbo"]
     assert model.score(data.X, data.y) > 0.5
 
 

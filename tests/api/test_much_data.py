@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 
 from structgp import Custom, StructuredGPClassifier, load
-from structgp.data.generate import generate
 from structgp.inference import Minibatch, minibatch
 from structgp.structures import Chain
 
@@ -78,9 +78,7 @@ class InDouble(Chain):
 
 def test_other_structures_get_double_precision(made):
     optimizer = Minibatch(single=True, max_passes=2)
-    model = StructuredGPClassifier(
-        inference=optimizer, structure=Custom(InDouble(), predict_with="chain")
-    )
+    model = StructuredGPClassifier(inference=optimizer, structure=Custom(InDouble(), predict_with="chain"))
     with pytest.warns(match="stopped after"):
         model.fit(made.X, made.y)
     assert np.isfinite(model.training_log_["fresh_elbo"])
@@ -101,10 +99,7 @@ def test_a_fit_goes_on_with_other_parameters_for_its_answers(made, tmp_path):
     first = StructuredGPClassifier(inference=Minibatch(batch_tokens=60))
     original = Checkpoint.write
     try:
-        Checkpoint.write = lambda self, *words: (
-            setattr(self, "seconds", 0),
-            original(self, *words),
-        )[1]
+        Checkpoint.write = lambda self, *words: (setattr(self, "seconds", 0), original(self, *words))[1]
         with pytest.raises(StopError):
             first.fit(made.X, made.y, callback=stop, checkpoint=path)
     finally:

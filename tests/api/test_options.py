@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.generate import Generated, generate
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 import structgp
 from structgp import Inducing, Mixture, Prior, SecondOrder, StructuredGPClassifier, Weights
-from structgp.data.generate import Generated, generate
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,7 @@ def test_a_nested_name_replaces_the_option_object() -> None:
         estimator.prior.transition_sd = 1.0  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    "name", ["prior__sd", "posterior__n_inducing", "kernel__scale", "nothing__at_all"]
-)
+@pytest.mark.parametrize("name", ["prior__sd", "posterior__n_inducing", "kernel__scale", "nothing__at_all"])
 def test_nested_names_that_are_not_there(name: str) -> None:
     with pytest.raises(ValueError, match=f"Invalid parameter '{name}'"):
         StructuredGPClassifier().set_params(**{name: 1})
@@ -76,7 +74,7 @@ def test_grid_search(data: Generated) -> None:
     assert search.best_params_.keys() == grid.keys()
     assert len(set(search.cv_results_["mean_test_score"])) == 2
     sd = search.best_estimator_.prior.transition_sd
-    assert (sd > 0) == search.best_estimator_.model_.posterior.has_pairs
+    assert (sd > 0) == (not search.best_estimator_.model_.posterior["next"].is_silent)
     assert model.prior == Prior()
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from benchmarks.generate import generate
 
 import structgp
 from structgp import Inducing, InputError, StructuredGPClassifier, describe, explain
-from structgp.data.generate import generate
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +24,9 @@ def model(data):
 
 @pytest.fixture(scope="module")
 def functions(data):
-    return StructuredGPClassifier(
-        kernel="template", n_draws=64, posterior=Inducing(n_inducing=20)
-    ).fit(data.X, data.y)
+    return StructuredGPClassifier(kernel="template", n_draws=64, posterior=Inducing(n_inducing=20)).fit(
+        data.X, data.y
+    )
 
 
 def longest(data):
@@ -107,7 +107,7 @@ def test_witnesses_are_tokens_like_this_one_with_labels_that_surprised(model, da
     assert all(data.y[w.sequence][w.token] == w.label for w in found)
     # By hand: kernel times what the model leaves unexplained, along the contrast of the labels.
     fitted = model.model_
-    q = fitted.posterior
+    q = fitted.posterior.node
     w = found[0]
     rows = [torch.from_numpy(fitted.encoder.encode(s)) for s in (x, data.X[w.sequence])]
     k = q.kernel(rows[0][:1], rows[1][w.token : w.token + 1]).to_dense()
@@ -141,9 +141,7 @@ def test_other_features(form, data):
             {
                 "sparse": scipy.sparse.csr_matrix(dense * (abs(dense) > 0.7)),
                 "dense": dense,
-                "dicts": [
-                    {"w": t[0], "n": float(v[0]), "m": True} for t, v in zip(x, dense, strict=True)
-                ],
+                "dicts": [{"w": t[0], "n": float(v[0]), "m": True} for t, v in zip(x, dense, strict=True)],
                 "mixed": [{"w": t[0], "v": v} for t, v in zip(x, dense, strict=True)],
             }[form]
         )
@@ -167,9 +165,9 @@ def test_the_summary(model):
     found = describe(model)
     assert found.classes == ["L0", "L1", "L2"]
     assert set(found.templates) == {*model.model_.encoder.templates, "label frequency"}
-    q = model.model_.posterior.pairwise()
-    np.testing.assert_allclose(found.transitions, q.mean)
-    np.testing.assert_allclose(found.transition_sds, q.factor)
+    mean, sd = model.model_.posterior["next"].constant_scores()
+    np.testing.assert_allclose(found.transitions, mean)
+    np.testing.assert_allclose(found.transition_sds, sd)
     assert "label frequency" in str(found)
 
 
@@ -190,9 +188,7 @@ def test_mistakes_are_named(model, data, arguments, place):
 
 
 def test_a_class_weight_is_a_reason(data):
-    model = StructuredGPClassifier(n_draws=8, class_weight={"L0": 7.0}).fit(
-        data.X[:12], data.y[:12]
-    )
+    model = StructuredGPClassifier(n_draws=8, class_weight={"L0": 7.0}).fit(data.X[:12], data.y[:12])
     found = explain(model, longest(data), 1, "L0", "L1", n=1000)
     assert sum(part.score for part in found.features) == pytest.approx(found.unary)
     assert {p.name: p.score for p in found.features}["class weight"] == pytest.approx(np.log(7))

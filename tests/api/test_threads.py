@@ -11,10 +11,10 @@ from threading import Barrier
 from typing import Any
 
 import pytest
+from benchmarks.generate import Generated, generate
 
 from structgp import StructuredGPClassifier
 from structgp.answers.model import KEPT_DRAWS
-from structgp.data.generate import Generated, generate
 
 THREADS = 8
 
@@ -50,9 +50,7 @@ def questions(fitted: StructuredGPClassifier, data: Generated) -> list[Callable[
     ]
 
 
-def test_eight_threads_get_the_answers_of_one(
-    fitted: StructuredGPClassifier, data: Generated
-) -> None:
+def test_eight_threads_get_the_answers_of_one(fitted: StructuredGPClassifier, data: Generated) -> None:
     asked = questions(fitted, data)
     assert len(asked) == THREADS
     alone = [ask() for ask in asked]

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from benchmarks.generate import Generated, generate
 from scipy.stats import entropy
 
 import structgp
 from structgp import Inducing, InputError, Mixture, Prior, SecondOrder, StructuredGPClassifier, Weights
 from structgp import answers as predict
-from structgp.answers import FunctionDraws, WeightDraws
 from structgp.answers.ask import Question
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import Generated, generate
-from structgp.gp import Posterior, WeightPosterior, contrasts
-from structgp.gp.kernels import RelevanceKernel, TemplateKernel, weight_variances
+from structgp.gp import Posterior, Table, contrasts
+from structgp.gp import Weights as WeightBlock
+from structgp.gp.kernels import RelevanceKernel, weight_variances
 
 Sequences = list[Any]
 
@@ -84,9 +84,9 @@ def fitted(data: Generated) -> dict[str, StructuredGPClassifier]:
 def test_weights_where_features_can_be_told_apart(
     form: str, fitted: dict[str, StructuredGPClassifier]
 ) -> None:
-    log, q = fitted[form].training_log_, fitted[form].model_.posterior
+    log, q = fitted[form].training_log_, fitted[form].model_.posterior.node
     assert log["posterior"] == "weights"
-    assert isinstance(q, WeightPosterior)
+    assert isinstance(q, WeightBlock)
     assert log["n_inducing"] == len(weight_variances(q.kernel))
     assert log["inducing_residual"] == 0
     assert log["pilot"] is None
@@ -112,7 +112,7 @@ def test_functions_where_something_asks_for_them(name: str, data: Generated) -> 
     change, parameters = FUNCTIONS[name]
     model = fit(change(data.X[:8]), data.y[:8], **parameters)
     assert model.training_log_["posterior"] == "inducing"
-    assert not isinstance(model.model_.posterior, WeightPosterior)
+    assert not isinstance(model.model_.posterior.node, WeightBlock)
 
 
 def test_weights_by_name(data: Generated) -> None:
@@ -131,9 +131,7 @@ def test_weights_by_name(data: Generated) -> None:
     assert not kernel.log_scale.any(), "the kernel that was passed is not ours to change"
 
 
-LINEAR = (
-    r"posterior: 'weights' needs a kernel that is linear in features .*; use kernel='relevance'"
-)
+LINEAR = r"posterior: 'weights' needs a kernel that is linear in features .*; use kernel='relevance'"
 CLOSED = r"posterior: 'weights' is for the fit that learns .*; leave those at 'auto'"
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
@@ -157,9 +155,7 @@ def test_weights_that_cannot_be(name: str, data: Generated) -> None:
 
 
 def test_a_space_that_is_not_there(data: Generated) -> None:
-    with pytest.raises(
-        InputError, match=r"^posterior: 'dual' is not known; use one of auto, weights"
-    ):
+    with pytest.raises(InputError, match=r"^posterior: 'dual' is not known; use one of auto, weights"):
         fit(data.X, data.y, posterior="dual")
 
 
@@ -198,9 +194,7 @@ def test_learns_what_there_is(
     assert fitted[form].score(FORMS[form](data.X), data.y) > often + 0.1
 
 
-def test_columns_and_dicts_are_the_same(
-    fitted: dict[str, StructuredGPClassifier], data: Generated
-) -> None:
+def test_columns_and_dicts_are_the_same(fitted: dict[str, StructuredGPClassifier], data: Generated) -> None:
     for one, other in zip(
         fitted["columns"].model_.ask(data.X + NEW).marginals(),
         fitted["dicts"].model_.ask(dicts(data.X + NEW)).marginals(),
@@ -267,8 +261,8 @@ def test_columns_never_seen_have_no_weight(colours: dict[str, StructuredGPClassi
     model = colours["columns"].model_
     assert model.encoder.columns == [2, 5]
     assert model.encoder.width == 10
-    assert model.posterior.kernel.sizes == [2]
-    assert model.posterior.n_inducing == 3
+    assert model.posterior.node.kernel.sizes == [2]
+    assert model.posterior.node.n_values == 3
     rows = model.encoder.encode(columns_of([["red", "blue", "green", "white", "red + green"]])[0])
     ids = [[int(i) for i in row[0::2] if i >= 0] for row in rows]
     assert ids[:2] == [[0], [1]]
@@ -322,7 +316,7 @@ def test_round_trip_to_the_last_bit(
         loaded.model_.ask(asked).viterbi(), estimator.model_.ask(asked).viterbi(), strict=True
     ):
         np.testing.assert_array_equal(one, other)
-    assert isinstance(loaded.model_.posterior, WeightPosterior)
+    assert isinstance(loaded.model_.posterior.node, WeightBlock)
     assert loaded.training_log_["posterior"] == "weights"
     state, again = estimator.model_.posterior.state_dict(), loaded.model_.posterior.state_dict()
     assert state.keys() == again.keys()
@@ -336,11 +330,11 @@ def test_rare_values_are_kept_in_the_file(
     fitted: dict[str, StructuredGPClassifier], tmp_path: Path
 ) -> None:
     estimator = fitted["columns"]
-    seldom = estimator.model_.posterior.kernel.seldom
+    seldom = estimator.model_.posterior.node.kernel.seldom
     assert seldom.any()
     assert not seldom.all()
     estimator.save(tmp_path / "model")
-    kernel = structgp.load(tmp_path / "model").model_.posterior.kernel
+    kernel = structgp.load(tmp_path / "model").model_.posterior.node.kernel
     assert kernel.rare
     assert torch.equal(kernel.seldom, seldom)
 
@@ -349,7 +343,7 @@ def test_a_posterior_of_functions_comes_back_as_one(data: Generated, tmp_path: P
     estimator = fit(data.X[:8], data.y[:8], posterior="inducing")
     estimator.save(tmp_path / "model")
     loaded = structgp.load(tmp_path / "model")
-    assert not isinstance(loaded.model_.posterior, WeightPosterior)
+    assert not isinstance(loaded.model_.posterior.node, WeightBlock)
     assert loaded.predict_marginals(data.X) == estimator.predict_marginals(data.X)
     assert loaded.posterior == "inducing"
 
@@ -384,86 +378,81 @@ V = 3
 
 
 @pytest.fixture(scope="module")
-def posterior() -> WeightPosterior:
+def posterior() -> Posterior:
     """Nothing in it is at its starting value."""
     rng = np.random.default_rng(3)
     kernel = RelevanceKernel([3, 2], rare=True).double().requires_grad_(False)
     kernel.seldom[2] = True
     basis = contrasts(torch.tensor([3.0, 2.0, 1.0])) * torch.tensor([0.7, 1.4])
-    q = WeightPosterior(kernel, V, pairwise_sd=0.9, basis=basis).requires_grad_(False)
-    for p in [*kernel.parameters(), q.m, q.pair_mean, q.pair_log_sd]:
+    node, table = WeightBlock(kernel, (V,), basis), Table((V, V), 0.9)
+    q = Posterior({"node": node, "next": table}).requires_grad_(False)
+    for p in [*kernel.parameters(), node.m, table.m]:
         p += 0.5 * torch.from_numpy(rng.normal(size=p.shape))
-    q.factor.copy_(torch.from_numpy(rng.normal(size=q.factor.shape)))
-    q.log_amplitude.fill_(0.4)
+    for block in q.blocks:
+        block.factor.copy_(torch.from_numpy(rng.normal(size=block.factor.shape)))
+    node.log_amplitude.fill_(0.4)
     return q
 
 
 def batch_of(index: list[int]) -> Batch:
     rng = np.random.default_rng(8)
-    rows = [
-        np.stack([rng.integers(-1, n + 2, T) for n in (3, 2)], -1).astype(float) for T in (3, 1, 4)
-    ]
+    rows = [np.stack([rng.integers(-1, n + 2, T) for n in (3, 2)], -1).astype(float) for T in (3, 1, 4)]
     return pad(rows, None, lambda width: np.full(width, -1.0), index)
 
 
-def test_draws_are_of_what_the_posterior_is_of(posterior: WeightPosterior) -> None:
-    functions = Posterior(TemplateKernel(1).double(), torch.zeros(1, 1).double(), V)
-    for make in (lambda q: predict.sample(q, 4, 0), predict.mean):
-        assert isinstance(make(posterior), WeightDraws)
-        assert isinstance(make(functions), FunctionDraws)
+def moments(posterior: Posterior, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means (B, T, V) of the node scores, and covariances (B, T, V, T, V)."""
+    node = posterior.node
+    mean, covariance = node.gaussian(node.conditional(batch.x, batch.mask, node.prior_factor()))
+    basis = node.basis
+    return (mean @ basis.T)[0], torch.einsum("vr,wr,brtu->btvuw", basis, basis, covariance[0])
 
 
-def test_the_plug_in_is_the_posterior_mean(posterior: WeightPosterior) -> None:
+def test_the_plug_in_is_the_posterior_mean(posterior: Posterior) -> None:
     batch, draws = batch_of([0, 1, 2]), predict.mean(posterior)
-    assert draws.plug_in
-    q = posterior.at(posterior.conditional(batch.x, batch.mask))
-    torch.testing.assert_close(draws.unary(posterior, batch), q.mean @ posterior.basis.T)
-    assert torch.equal(draws.pairwise[0], posterior.pair_mean)
-    draws.pairwise.zero_()
-    assert posterior.pair_mean.abs().min() > 0
+    f, g = draws.scores(posterior, batch)
+    torch.testing.assert_close(f[0], moments(posterior, batch)[0])
+    torch.testing.assert_close(g[0], posterior["next"].constant_scores()[0])
 
 
-def test_draws_have_the_moments_of_the_posterior(posterior: WeightPosterior) -> None:
-    """Labels are made of functions. In pairs, so that the mean is exact; five standard errors."""
-    batch = batch_of([0, 1, 2])
-    q = posterior.at(posterior.conditional(batch.x, batch.mask))
-    basis, half = posterior.basis, 300
-    mean = (q.mean @ basis.T)[0]
-    expected = torch.einsum("vr,wr,brtu->btvuw", basis, basis, q.covariance[0])
-    total, pairs, rounds = torch.zeros_like(expected), 0.0, 4
+def test_draws_have_the_moments_of_the_posterior(posterior: Posterior) -> None:
+    """Labels are made of functions. In mirrored draws, so that the mean is exact; five standard errors."""
+    batch, half = batch_of([0, 1, 2]), 300
+    mean, expected = moments(posterior, batch)
+    table_mean, table_sd = posterior["next"].constant_scores()
+    total, squares, rounds = torch.zeros_like(expected), 0.0, 4
     for seed in range(rounds):
-        draws = predict.sample(posterior, 2 * half, seed)
-        away = draws.unary(posterior, batch) - mean
+        f, g = predict.sample(posterior, 2 * half, seed).scores(posterior, batch)
+        away, apart = f - mean, g - table_mean
         torch.testing.assert_close(away[:half], -away[half:])
-        total += torch.einsum("sbtv,sbuw->btvuw", away[:half], away[:half]) / (half * rounds)
-        apart = draws.pairwise - posterior.pair_mean
         torch.testing.assert_close(apart[:half], -apart[half:])
-        pairs = pairs + apart[:half].square().mean(0) / rounds
+        total += torch.einsum("sbtv,sbuw->btvuw", away[:half], away[:half]) / (half * rounds)
+        squares = squares + apart[:half].square().mean(0) / rounds
     variance = torch.einsum("btvtv->btv", expected)
     error = (variance[..., None, None] * variance[:, None, None] + expected.square()).sqrt()
     few = 5 / (half * rounds) ** 0.5
     assert ((total - expected).abs() <= few * error + 1e-12).all()
-    scores = (2 * posterior.pair_log_sd).exp()
-    assert ((pairs / scores - 1).abs() <= few * 2**0.5).all()
+    assert ((squares / table_sd.square() - 1).abs() <= few * 2**0.5).all()
 
 
-def test_every_sequence_meets_the_same_functions(posterior: WeightPosterior) -> None:
+def test_every_sequence_meets_the_same_functions(posterior: Posterior) -> None:
     draws = predict.sample(posterior, 6, seed=4)
-    whole = draws.unary(posterior, batch_of([0, 1, 2]))
+    whole = draws.scores(posterior, batch_of([0, 1, 2]))[0]
     for b, T in enumerate((3, 1, 4)):
-        alone = draws.unary(posterior, batch_of([b]))
+        alone = draws.scores(posterior, batch_of([b]))[0]
         torch.testing.assert_close(alone[:, 0], whole[:, b, :T], rtol=0, atol=1e-14)
-    twice = draws.unary(posterior, batch_of([2, 0, 2]))
+    twice = draws.scores(posterior, batch_of([2, 0, 2]))[0]
     assert torch.equal(twice[:, 0], twice[:, 2])
 
 
-def test_seed_and_number(posterior: WeightPosterior) -> None:
+def test_seed_and_number(posterior: Posterior) -> None:
     batch = batch_of([0, 2])
-    draws, again, other = (predict.sample(posterior, 5, seed) for seed in (2, 2, 3))
-    f = draws.unary(posterior, batch)
+    (f, g), again, other = (
+        predict.sample(posterior, 5, seed).scores(posterior, batch) for seed in (2, 2, 3)
+    )
     assert f.shape == (6, 2, 4, V)
-    assert draws.pairwise.shape == (6, V, V)
-    assert torch.equal(f, again.unary(posterior, batch))
-    assert torch.equal(draws.pairwise, again.pairwise)
-    assert ((f - other.unary(posterior, batch))[:, batch.mask].abs() > 1e-6).all()
-    assert not torch.equal(draws.pairwise, other.pairwise)
+    assert g.shape == (6, V, V)
+    assert torch.equal(f, again[0])
+    assert torch.equal(g, again[1])
+    assert ((f - other[0])[:, batch.mask].abs() > 1e-6).all()
+    assert not torch.equal(g, other[1])

@@ -9,21 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import Generated, generate
 from torch import Tensor
 
 import structgp
 from structgp import InputError, Prior, StructuredGPClassifier
-from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import Examples
-from structgp.data.generate import Generated, generate
-from structgp.data.labels import LabelEncoder
-from structgp.gp import Posterior, WeightPosterior, choose_inducing
+from structgp.data.encode import FeatureEncoder, FeatureSplit
+from structgp.data.examples import Examples, LabelEncoder
+from structgp.gp import Inducing, Posterior, Table, Weights, choose_inducing
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Minibatch, Natural, Problem, SecondOrder
 from structgp.inference.loop import make_batches
 from structgp.inference.minibatch import _value
-from structgp.inference.second_order import _fit_covariances, _value_and_gradients
-from structgp.paper.saga import curvature_bound, pair_curvature_bound
+from structgp.inference.second_order import Draws, _fit_covariances
 from structgp.plan.optimizers import ESTIMATORS
 from structgp.plan.pilot import run_pilot
 from structgp.structures import Chain, Structure
@@ -52,13 +50,14 @@ def problem(
     rows = encoder.transform(data.X)
     labels = LabelEncoder([f"L{v}" for v in range(V)]).transform(data.y)
     tokens = torch.from_numpy(np.concatenate(rows))
-    posterior: Posterior
+    node: Any
     if space == "weights":
         kernel = build_kernel("relevance", encoder.blocks, tokens).requires_grad_(False)
-        posterior = WeightPosterior(kernel, V)
+        node = Weights(kernel, (V,))
     else:
         kernel = build_kernel("template", encoder.blocks, tokens).requires_grad_(False)
-        posterior = Posterior(kernel, tokens[choose_inducing(kernel, tokens, 6).index], V)
+        node = Inducing(kernel, tokens[choose_inducing(kernel, tokens, 6).index], (V,))
+    posterior = Posterior({"node": node, "next": Table((V, V))})
     weights = None if times is None else times.astype(float)
     if repeat and times is not None:
         order = np.repeat(np.arange(len(rows)), times)
@@ -90,13 +89,11 @@ def test_value_gradients_and_curvature(space: str, cases: ModuleType, data: Gene
     """Of the second-order fit, at a draw that is the same for every sequence."""
     found = []
     for one in both(cases, data, space=space):
-        zeros = one.posterior.m.new_zeros
-        none = [zeros(1, *batch.mask.shape, V) for batch in one.batches], zeros(1, V, V)
         with torch.no_grad():
-            value, grads, _ = _value_and_gradients(one, *none)
-            _fit_covariances(one, *none)
-        q = one.posterior
-        found.append([value, *grads, q.factor.detach(), q.pair_log_sd.detach()])
+            draws = Draws(one, None)
+            value, grads = draws.value_and_gradients()
+            _fit_covariances(draws)
+        found.append([value, *grads, *(block.factor.detach() for block in one.posterior.blocks)])
     close(*found)
 
 
@@ -114,21 +111,18 @@ def test_posteriors_where_they_are_exact(name: str, cases: ModuleType, data: Gen
     found = []
     for one in both(cases, data, space=space, structure=cases.Regression(V)):
         cases.finish(optimizer, one)
-        q = one.posterior
-        found.append([x.detach() for x in (q.m, q.factor, q.pair_mean, q.pair_log_sd)])
+        found.append(cases.numbers(one.posterior))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
 @spaces
-def test_bound_and_gradients_of_an_estimator(
-    space: str, cases: ModuleType, data: Generated
-) -> None:
+def test_bound_and_gradients_of_an_estimator(space: str, cases: ModuleType, data: Generated) -> None:
     """What Adam, L-BFGS, SAGA and natural gradients go by."""
     found = []
     for one in both(cases, data, space=space, estimator=cases.Exact()):
         bound = one.bound(0, torch.Generator())
-        q = one.posterior
-        parameters = [q.m, q.factor, q.pair_mean, q.pair_log_sd, q.log_amplitude]
+        node, table = one.posterior.blocks
+        parameters = [node.m, node.factor, table.m, table.factor, node.log_amplitude]
         found.append([bound.elbo.detach(), *torch.autograd.grad(bound.elbo, parameters)])
     close(*found)
 
@@ -146,9 +140,13 @@ def test_natural_steps(cases: ModuleType, data: Generated) -> None:
 
 def test_step_sizes_of_saga(cases: ModuleType, data: Generated) -> None:
     weighted, repeated = both(cases, data)
-    for size in (curvature_bound, pair_curvature_bound):
-        assert size(weighted) == pytest.approx(size(repeated), rel=1e-9)
-        assert size(weighted) > 1.2 * size(problem(data, None))
+    for k in (0, 1):
+        one, same, plain = (
+            p.posterior.blocks[k].curvature_bound(p.of_block(k))
+            for p in (weighted, repeated, problem(data, None))
+        )
+        assert one == pytest.approx(same, rel=1e-9)
+        assert one > 1.2 * plain
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
@@ -160,15 +158,15 @@ def test_what_estimators_see(name: str, data: Generated) -> None:
         one = problem(data, times, estimator=estimator)
         targets.append(one.target(0, one.latents(0)))
     generator = torch.Generator().manual_seed(0)
-    shape = 4, *targets[0].mask.shape, V
-    draws = [torch.randn(s, generator=generator, dtype=torch.float64) for s in (shape, (4, V, V))]
+    shapes = [group.shape(4) for group in targets[0].groups]
+    draws = tuple(torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
     one = problem(data, TIMES)
     times = one.weight(0)
     assert times.tolist() == TIMES[one.batches[0].index].tolist()
-    plain, weighted = (target.log_prob(*draws) for target in targets)
+    plain, weighted = (target.log_prob(draws) for target in targets)
     close(weighted, times * plain)
     if targets[0].parts is not None and targets[1].parts is not None:
-        plain, weighted = (target.parts(*draws) for target in targets)
+        plain, weighted = (target.parts(draws) for target in targets)
         close(weighted, times[:, None] * plain)
 
 
@@ -178,8 +176,7 @@ def test_fresh_bound(space: str, cases: ModuleType, data: Generated) -> None:
     for times in (np.ones(5), np.full(5, 3.0)):
         one = problem(data, times, space=space)
         cases.disturb(one.posterior)
-        q = one.posterior
-        rest = float((q.kl_inducing() + q.kl_pairwise()).detach())
+        rest = float(one.posterior.divergence().detach())
         values.append(one.fresh_bound(8, torch.Generator().manual_seed(2)) + rest)
     assert values[1] == pytest.approx(3 * values[0], rel=1e-9)
 
@@ -193,7 +190,7 @@ def test_batches_to_come_stand_by_their_weight(data: Generated) -> None:
     heavy = next(i for i, batch in enumerate(one.batches) if 0 in batch.index)
     state.order = [heavy]
     with torch.no_grad():
-        optimizer._visit(one, one.posterior, state, heavy)  # type: ignore[arg-type]
+        optimizer._visit(one, state, heavy)
     value = float(state.values[heavy])
     assert _value(one, state) == pytest.approx(value * 104 / 100)
 
@@ -217,7 +214,8 @@ def test_the_pilot_counts_too(monkeypatch: pytest.MonkeyPatch, data: Generated) 
     with pytest.raises(KeyError):
         run_pilot(
             kernel, Examples(encoder, LabelEncoder(["L0", "L1", "L2"]), rows, labels, TIMES * 1.0, None),
-            Chain(), basis=None, transition_sd=1.0, generator=torch.Generator().manual_seed(0),
+            FeatureSplit.of(encoder, (), ()), Chain(), basis=None, transition_sd=1.0,
+            generator=torch.Generator().manual_seed(0),
         )  # fmt: skip
     weight, index = found
     assert weight is not None
@@ -285,9 +283,7 @@ def test_marginals_move_as_prior_odds_do(plugged: StructuredGPClassifier, data: 
     assert np.array_equal(array(plugged.set_params(class_weight=None).predict_marginals(data.X)), p)
 
 
-def test_balanced_is_the_inverse_of_frequency(
-    plugged: StructuredGPClassifier, data: Generated
-) -> None:
+def test_balanced_is_the_inverse_of_frequency(plugged: StructuredGPClassifier, data: Generated) -> None:
     p = array(plugged.predict_marginals(data.X))
     labels = [label for y in data.y for label in y]
     counts = np.array([labels.count(label) for label in ("L0", "L1", "L2")])
@@ -335,9 +331,9 @@ def test_a_file_keeps_them(data: Generated, tmp_path: Path) -> None:
         loaded = structgp.load(tmp_path / "model")
         assert loaded.class_weight == given
         assert loaded.predict_marginals(data.X) == model.predict_marginals(data.X)
-        assert loaded.predict_marginals(data.X) != model.set_params(
-            class_weight=None
-        ).predict_marginals(data.X)
+        assert loaded.predict_marginals(data.X) != model.set_params(class_weight=None).predict_marginals(
+            data.X
+        )
 
 
 @pytest.mark.parametrize(
@@ -360,7 +356,5 @@ def test_class_weights_that_are_none(given: Any, says: str, data: Generated) -> 
 
 def test_a_class_that_is_none(plugged: StructuredGPClassifier, data: Generated) -> None:
     plugged.set_params(class_weight={"L0": 1.0, "L9": 2.0})
-    with pytest.raises(
-        InputError, match=r"^class_weight: 'L9' is not a label of the training data"
-    ):
+    with pytest.raises(InputError, match=r"^class_weight: 'L9' is not a label of the training data"):
         plugged.predict(data.X)

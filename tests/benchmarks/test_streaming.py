@@ -14,7 +14,7 @@ def test_both_sizes_are_told(tmp_path, capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert "30 sequences," in said
     assert "60 sequences:" in said
-    assert "time a step, 60 over 30 sequences:" in said
+    assert "time per step, 60 over 30 sequences:" in said
 
 
 @pytest.mark.slow

@@ -45,9 +45,7 @@ def test_nothing_is_at_the_path_before_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, InputError])
-def test_failure_in_the_block_leaves_the_old_file(
-    tmp_path: Path, failure: type[BaseException]
-) -> None:
+def test_failure_in_the_block_leaves_the_old_file(tmp_path: Path, failure: type[BaseException]) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
     error = failure("x", "y", "z")
@@ -65,9 +63,7 @@ def test_failure_in_the_block_leaves_no_new_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace", "chmod"])
-def test_full_disk_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
 
@@ -79,8 +75,7 @@ def test_full_disk_leaves_the_old_file(
         write(path)
     monkeypatch.undo()
     assert str(caught.value) == (
-        f"{path}: cannot be written (No space left on device); "
-        "free some space or choose another disk"
+        f"{path}: cannot be written (No space left on device); free some space or choose another disk"
     )
     assert caught.value.place == str(path)
     assert path.read_bytes() == b"old"

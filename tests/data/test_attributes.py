@@ -88,10 +88,7 @@ def test_sequences_come_as_they_are_read() -> None:
         ("O\n\ta", "f:2: '' is not a label; start the line with a label"),
         ("O\n\nA:B\ta", "f:3: 'A:B' is not a label; "),
         (":\ta", "f:1: ':' is not a label; "),
-        (
-            "@weight:2.0\nO\ta",
-            "f:1: the declaration '@weight:2.0' is not supported; remove",
-        ),
+        ("@weight:2.0\nO\ta", "f:1: the declaration '@weight:2.0' is not supported; remove"),
         ("O\ta:b:1", "f:1: the attribute 'a:b:1' has a colon too many; write name or name:value"),
         ("O\t:1", "f:1: the attribute ':1' has a colon too many; "),
         ("O\ta:b", "f:1: the value of 'a:b' is 'b'; give a finite number such as 2 or -0.5"),
@@ -115,9 +112,7 @@ tokens = st.tuples(labels, st.dictionaries(names, values, max_size=3))
 
 
 @given(st.lists(st.lists(tokens, min_size=1, max_size=3), min_size=1, max_size=3))
-def test_what_is_written_is_read(
-    sequences: list[list[tuple[str, dict[str, float]]]],
-) -> None:
+def test_what_is_written_is_read(sequences: list[list[tuple[str, dict[str, float]]]]) -> None:
     text = ""
     for sequence in sequences:
         for label, token in sequence:
@@ -125,7 +120,6 @@ def test_what_is_written_is_read(
             text += "\t".join([escaped(label), *fields]) + "\n"
         text += "\n"
     read = [
-        list(zip(sequence.labels, sequence.tokens, strict=True))
-        for sequence in iter_attributes([text])
+        list(zip(sequence.labels, sequence.tokens, strict=True)) for sequence in iter_attributes([text])
     ]
     assert read == sequences

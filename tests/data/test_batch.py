@@ -51,11 +51,7 @@ def test_pad_without_labels() -> None:
 
 
 def test_pad_widens_narrow_rows_with_unused_pairs() -> None:
-    X = [
-        [{"w": "a", "p": 1}, {"w": "b"}],
-        [{"w": "a", "p": 1, "q": 2, "r": 3}],
-        [{"w": "b", "q": 4}],
-    ]
+    X = [[{"w": "a", "p": 1}, {"w": "b"}], [{"w": "a", "p": 1, "q": 2, "r": 3}], [{"w": "b", "q": 4}]]
     encoder = FeatureEncoder().fit(X)
     rows = encoder.transform(X)
     assert [r.shape for r in rows] == [(2, 3), (1, 7), (1, 3)]

@@ -77,20 +77,7 @@ def test_ends_of_lines_and_of_the_file(end: str, newline: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "mark",
-    [
-        "\u3000",
-        "\u2028",
-        "\u2029",
-        "\x85",
-        "\x0c",
-        "\x0b",
-        "\x1c",
-        "\x1d",
-        "\x1e",
-        "\xa0",
-        "\u2003",
-    ],
+    "mark", ["\u3000", "\u2028", "\u2029", "\x85", "\x0c", "\x0b", "\x1c", "\x1d", "\x1e", "\xa0", "\u2003"]
 )
 def test_other_white_space_is_text(mark: str) -> None:
     data = f"{mark} x\na{mark}b y\n\n{mark} z\n"
@@ -124,13 +111,9 @@ def test_newline_bytes_within_characters_do_not_split(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
-def test_characters_cut_by_blocks(
-    encoding: str, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_characters_cut_by_blocks(encoding: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     japanese = encoding not in ("latin-1", "cp037")
-    text = (
-        "日本 名詞\r\n\u3000 記号\r\n\r\nab カ\r\n" if japanese else "é ü\r\nß \xa0\r\n\r\na b\r\n"
-    )
+    text = "日本 名詞\r\n\u3000 記号\r\n\r\nab カ\r\n" if japanese else "é ü\r\nß \xa0\r\n\r\na b\r\n"
     monkeypatch.setattr(lines, "_CHUNK", chunk)
     expected = [s.rows for s in iter_columns(text.split("\n"))]
     assert len(expected) == 2
@@ -272,18 +255,11 @@ def test_the_first_fault_is_the_one_named() -> None:
     ],
 )
 def test_bytes_not_in_the_encoding(
-    encoding: str,
-    good: str,
-    bad: bytes,
-    reason: str,
-    chunk: int,
-    monkeypatch: pytest.MonkeyPatch,
+    encoding: str, good: str, bad: bytes, reason: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "_CHUNK", chunk)
     text = error_of((good * 40).encode(encoding) + bad, encoding=encoding)
-    assert text == (
-        f"f:41: not {encoding} text ({reason}); state the file's encoding with encoding="
-    )
+    assert text == (f"f:41: not {encoding} text ({reason}); state the file's encoding with encoding=")
 
 
 def test_the_fault_is_placed_within_a_block() -> None:
@@ -355,9 +331,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError) as caught:
         read_columns("secret")
     monkeypatch.undo()
-    assert str(caught.value) == (
-        "secret: cannot be read (Permission denied); ask for the right to read it"
-    )
+    assert str(caught.value) == ("secret: cannot be read (Permission denied); ask for the right to read it")
 
 
 def test_streams_that_break() -> None:
@@ -372,17 +346,13 @@ def test_streams_that_break() -> None:
     for source in (Broken(), broken_lines()):
         with pytest.raises(InputError) as caught:
             read_columns(source, name="f")
-        assert str(caught.value) == (
-            "f: cannot be read (Input/output error); check the file and the disk"
-        )
+        assert str(caught.value) == ("f: cannot be read (Input/output error); check the file and the disk")
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"\r\n \t\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
 def test_no_rows(data: bytes) -> None:
     assert list(iter_columns(io.BytesIO(data))) == []
-    assert error_of(data) == (
-        "f: no tokens; give one token per line and a blank line between sequences"
-    )
+    assert error_of(data) == ("f: no tokens; give one token per line and a blank line between sequences")
 
 
 # Labels
@@ -391,10 +361,7 @@ def test_no_rows(data: bytes) -> None:
 def test_split_labels() -> None:
     file = read_columns(["He PRP B", "is VBZ O", "", "Yes UH O"])
     assert file.n_columns == 3
-    assert file.split_labels() == (
-        [[("He", "PRP"), ("is", "VBZ")], [("Yes", "UH")]],
-        [["B", "O"], ["O"]],
-    )
+    assert file.split_labels() == ([[("He", "PRP"), ("is", "VBZ")], [("Yes", "UH")]], [["B", "O"], ["O"]])
 
 
 def test_split_labels_needs_two_columns() -> None:
@@ -433,10 +400,7 @@ SPACE = "use another character such as _ instead"
     [
         ([("a", "")], "row 1: cell 2 is empty; put a placeholder such as _ there"),
         ([("a", "b c")], f"row 1: cell 2 ('b c') contains a space, tab or line end; {SPACE}"),
-        (
-            [("a", "b"), ("\t", "b")],
-            f"row 2: cell 1 ('\\t') contains a space, tab or line end; {SPACE}",
-        ),
+        ([("a", "b"), ("\t", "b")], f"row 2: cell 1 ('\\t') contains a space, tab or line end; {SPACE}"),
         ([("a", "b\n")], f"row 1: cell 2 ('b\\n') contains a space, tab or line end; {SPACE}"),
         ([("a", "b\r")], f"row 1: cell 2 ('b\\r') contains a space, tab or line end; {SPACE}"),
         (
@@ -448,15 +412,10 @@ SPACE = "use another character such as _ instead"
             "row 1: 3 columns where the first row has 2; remove the extra column or the line",
         ),
         ([()], "row 1: no cells; leave the row out"),
-        (
-            [("a", "\ud800")],
-            "row 1: cell '\\ud800' cannot be written in utf-8; replace it or use utf-8",
-        ),
+        ([("a", "\ud800")], "row 1: cell '\\ud800' cannot be written in utf-8; replace it or use utf-8"),
     ],
 )
-def test_cells_that_would_not_read_back(
-    tmp_path: Path, rows: list[tuple[str, ...]], message: str
-) -> None:
+def test_cells_that_would_not_read_back(tmp_path: Path, rows: list[tuple[str, ...]], message: str) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"old")
     with pytest.raises(InputError) as caught:
@@ -519,9 +478,7 @@ def test_sequences_that_fail_midway_leave_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_full_disk_and_an_unwritable_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_and_an_unwritable_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"old")
     with pytest.raises(InputError) as caught:
@@ -537,8 +494,7 @@ def test_a_full_disk_and_an_unwritable_path(
     with pytest.raises(InputError) as caught:
         write_columns(path, [[("a",)]])
     assert str(caught.value) == (
-        f"{path}: cannot be written (No space left on device); "
-        "free some space or choose another disk"
+        f"{path}: cannot be written (No space left on device); free some space or choose another disk"
     )
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["out"]
@@ -556,9 +512,7 @@ def holds(cell: str, encoding: str) -> bool:
 
 @st.composite
 def files(draw: st.DrawFn, encoding: str) -> list[tuple[tuple[str, ...], ...]]:
-    special = st.sampled_from(
-        ["\u3000", "\u2028", "\x85", "\x0c", "\u0a0a", "日本", "ｶ", "#", "\xa0"]
-    )
+    special = st.sampled_from(["\u3000", "\u2028", "\x85", "\x0c", "\u0a0a", "日本", "ｶ", "#", "\xa0"])
     cell = st.one_of(st.text(min_size=1, max_size=4), special).filter(
         # The escape character is refused by encodings that switch by escapes.
         lambda text: not set(text) & set(" \t\n\r\x1b") and holds(text, encoding)

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structgp.data import vocabulary
+from structgp.data.batch import MISSING
 from structgp.data.encode import Block, FeatureEncoder
-from structgp.data.labels import MISSING, UNSEEN, LabelEncoder, check_labels
+from structgp.data.examples import UNSEEN, LabelEncoder, check_labels
 from structgp.errors import InputError
 
 INFINITE = "replace NaN and infinite values"
@@ -81,10 +82,7 @@ def test_dicts_of_both() -> None:
     encoder = FeatureEncoder().fit(X)
     assert encoder.blocks == [Block("categorical", 0, 1, ("w",)), Block("sparse", 1, None)]
     # A template that is a number somewhere is an attribute there.
-    assert [r.tolist() for r in encoder.transform(X)] == [
-        [[0, 0, 2], [1, -1, 0]],
-        [[-1, 1, 3]],
-    ]
+    assert [r.tolist() for r in encoder.transform(X)] == [[[0, 0, 2], [1, -1, 0]], [[-1, 1, 3]]]
 
 
 def test_many_string_keys_are_a_bag() -> None:
@@ -110,10 +108,7 @@ def test_lists_of_equally_many_strings_are_columns() -> None:
 
 def test_lists_of_different_lengths_are_a_bag() -> None:
     X = [[["a", "x"], ["b"]], [[], ["x", "x", "c", "b"]]]
-    assert rows_of(X) == [
-        [[0, 1, 1, 1], [2, 1, -1, 0]],
-        [[-1, 0, -1, 0, -1, 0], [1, 1, 3, 1, 2, 1]],
-    ]
+    assert rows_of(X) == [[[0, 1, 1, 1], [2, 1, -1, 0]], [[-1, 0, -1, 0, -1, 0], [1, 1, 3, 1, 2, 1]]]
     assert FeatureEncoder().fit(X).blocks == [Block("sparse", 0, None)]
 
 
@@ -178,9 +173,7 @@ def test_duplicates_are_summed_and_the_input_left_alone() -> None:
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    st.lists(st.lists(st.sampled_from([0.0, 0.0, 1.5, -2.0]), min_size=4, max_size=4), min_size=1)
-)
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.0, 1.5, -2.0]), min_size=4, max_size=4), min_size=1))
 def test_sparse_rows_hold_what_the_matrix_holds(dense: list[list[float]]) -> None:
     encoder = FeatureEncoder().fit([x := scipy.sparse.csr_array(np.array(dense))])
     (rows,) = encoder.transform([x])
@@ -266,10 +259,7 @@ GOOD = {"w": "a", "v": np.array([1.0, 2.0])}
         ({"w": "a"}, "vector 'v' is missing; pass 2 numbers with every token, zeros where "),
         ({"w": "a", "v": None}, "vector 'v' is missing; "),
         ({"v": np.ones(3)}, "vector 'v' has 3 numbers, but the first in training had 2; "),
-        (
-            {"v": "text"},
-            "feature 'v' is a str, but training had a vector; pass 2 numbers with every token",
-        ),
+        ({"v": "text"}, "feature 'v' is a str, but training had a vector; pass 2 numbers with every token"),
         ({"v": [1.0, 2.0]}, "feature 'v' is a list, but training had a vector; "),
         ({"v": 5.0}, "feature 'v' is a float, but training had a vector; "),
         ({"v": np.array(1.0)}, "feature 'v' is an array of float64 and shape (); pass a 1-D array"),
@@ -367,8 +357,7 @@ def test_pad_row_holds_no_value() -> None:
         ([[{"w": "a", "n": np.float32("inf")}]], f"X[0][0]: feature 'n' is inf; {INFINITE}"),
         (
             [[{"a": object()}]],
-            "X[0][0]: feature 'a' is a object; "
-            "use strings, numbers, flags, lists of strings or dicts",
+            "X[0][0]: feature 'a' is a object; use strings, numbers, flags, lists of strings or dicts",
         ),
         ([np.zeros(3)], "X[0]: 1 dimensions; pass a 2-D array, one row per token"),
         ([np.zeros((2, 2, 2))], "X[0]: 3 dimensions; pass a 2-D array, one row per token"),
@@ -451,8 +440,7 @@ def test_another_width_than_in_training() -> None:
     assert error_of([np.eye(2), np.eye(3)]) == message
     assert error_of([scipy.sparse.csr_array(np.eye(n)) for n in (2, 3)]) == message
     assert error_of([[["a"], ["a", "b"]]], fitted_on=[[["a", "b"]]]) == (
-        "X[0][0]: 1 strings, but training had 2; "
-        "give every token equally many, or use features='bag'"
+        "X[0][0]: 1 strings, but training had 2; give every token equally many, or use features='bag'"
     )
 
 
@@ -551,10 +539,7 @@ def test_labels_that_do_not_fit(X: Any, y: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (
-            np.array([[1.0], [1e200]]),
-            r"^X\[0\]\[1\]: column 0 is 1e\+200, too large; rescale the feature$",
-        ),
+        (np.array([[1.0], [1e200]]), r"^X\[0\]\[1\]: column 0 is 1e\+200, too large; rescale the feature$"),
         (
             scipy.sparse.coo_array(np.array([1.0, 2.0])),
             r"^X\[0\]: 1 dimensions; pass a 2-D array, one row per token$",

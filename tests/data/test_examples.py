@@ -52,9 +52,7 @@ def test_labels_count_as_often_as_their_sequences() -> None:
     twice = read_examples([*X, X[2]], [*Y, Y[2]]).label_counts
     found = read_examples(X, Y, weights=[1.0, 1.0, 2.0]).label_counts
     np.testing.assert_array_equal(found, twice)
-    np.testing.assert_allclose(
-        read_examples(X, Y, weights=[0.5, 0.25, 1]).label_counts, [1.5, 1.5, 0.25]
-    )
+    np.testing.assert_allclose(read_examples(X, Y, weights=[0.5, 0.25, 1]).label_counts, [1.5, 1.5, 0.25])
 
 
 @pytest.mark.parametrize(

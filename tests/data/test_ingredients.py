@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from structgp.data import ingredients
-from structgp.data.corpora import recipes
-from structgp.data.ingredients import columns, tokenize
+from structgp.data import corpora
+from structgp.data.corpora import columns, recipes, tokenize
 
-RECIPES = Path(ingredients.__file__).parent / "recipes"
+RECIPES = Path(corpora.__file__).parent / "recipes"
 SPANS = ("QTY", "UNIT", "NAME", "PREP", "COMMENT")
 LABELS = {"O"} | {f"{prefix}-{span}" for prefix in "BI" for span in SPANS}
 PUNCTUATION = set(",.;:()[]-–—/*!?~…")  # noqa: RUF001
@@ -134,10 +133,7 @@ def test_file_format(split: str) -> None:
 
 
 def test_counts_and_no_overlap() -> None:
-    lines = {
-        split: [" ".join(row[1] for row in sequence) for sequence in read(split)]
-        for split in SPLITS
-    }
+    lines = {split: [" ".join(row[1] for row in sequence) for sequence in read(split)] for split in SPLITS}
     assert len(lines["train"]) >= 300
     assert len(lines["test"]) >= 130
     together = lines["train"] + lines["test"]
@@ -165,6 +161,4 @@ def test_recipes():
         expanded = [corpus.template.expand(x) for x in X]
         assert [len(e) for e in expanded] == [len(x) for x in X]
         assert len({len(token) for e in expanded for token in e}) == 1
-    assert {label for y in corpus.y_test for label in y} <= {
-        label for y in corpus.y_train for label in y
-    }
+    assert {label for y in corpus.y_test for label in y} <= {label for y in corpus.y_train for label in y}

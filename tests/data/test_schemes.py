@@ -212,9 +212,7 @@ def test_the_first_place_that_breaks() -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(rules(), st.integers(0, 4), st.integers(0, 2**16), st.sampled_from([0.3, 0.6, 1.0]))
-def test_has_labelling(
-    oracles: ModuleType, found: Allowed, T: int, seed: int, share: float
-) -> None:
+def test_has_labelling(oracles: ModuleType, found: Allowed, T: int, seed: int, share: float) -> None:
     V = len(found.starts)
     possible = np.random.default_rng(seed).random((T, V)) < share
     there = any(

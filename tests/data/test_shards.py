@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from benchmarks.generate import generate, generate_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structgp.data import shards
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import Examples, read_examples
-from structgp.data.generate import generate, generate_stream
 from structgp.errors import InputError, StructgpWarning
 from structgp.inference.loop import make_batches
 
@@ -109,10 +109,7 @@ def test_several_shards_have_each_sequence_once_and_little_padding(tmp_path: Pat
 
 def test_sparse_matrices(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    X = [
-        scipy.sparse.random(n, 30, 0.1, "csr", random_state=rng, dtype=np.float64)
-        for n in (3, 0, 5)
-    ]
+    X = [scipy.sparse.random(n, 30, 0.1, "csr", random_state=rng, dtype=np.float64) for n in (3, 0, 5)]
     y = [["A", "B", "A"], [], ["B"] * 5]
     found = shards.write(list(zip(X, y, strict=True)), tmp_path / "s")
     same_batches(shards.ShardBatches(found, 100), read_examples(X, y), 100)
@@ -148,7 +145,7 @@ def test_an_encoder_learned_from_a_stream_is_the_same() -> None:
 KILLED = """
 import os, signal, sys
 from structgp.data import shards
-from structgp.data.generate import generate_stream
+from benchmarks.generate import generate_stream
 times = 0
 def sequences():
     global times

@@ -60,7 +60,7 @@ def test_a_training_file(tmp_path: Path) -> None:
     assert data.name == str(path)
     assert data.X == [[("two", "_B-1"), ("big", "two"), ("eggs", "big")], [("salt", "_B-1")]]
     assert data.y == [["QTY", None, "NAME"], ["NAME"]]
-    assert (reader.transition_columns, reader.has_bigram, reader.has_dense) == ((), True, False)
+    assert (reader.transition_columns, reader.has_transitions, reader.has_dense) == ((), True, False)
     assert reader.template_lines == {"0": "U:%x[0,0]", "1": "U:%x[-1,0]"}
     assert sources.learn(ROWS, template=TEMPLATE).read(ROWS).y[0][1] == "?"
 
@@ -78,9 +78,7 @@ def test_a_stream_is_read_once(tmp_path: Path) -> None:
 
 
 def test_numbers_and_vectors(vectors: Path) -> None:
-    with pytest.warns(
-        StructgpWarning, match=r"vectors: 50.0% of the training tokens have a vector"
-    ):
+    with pytest.warns(StructgpWarning, match=r"vectors: 50.0% of the training tokens have a vector"):
         reader = sources.learn(ROWS, template=TEMPLATE, numeric=[1, 1], vectors=vectors)
     assert reader.has_dense
     (token,) = reader.read(["two 4 QTY"]).X[0]
@@ -109,9 +107,7 @@ def test_sequences_with_and_without_labels() -> None:
     assert str(caught.value) == "f:1: no label column; add the label as last column"
     with pytest.raises(InputError) as caught:
         list(reader.sequences(["", "figs"], name="f"))
-    assert str(caught.value).startswith(
-        "f:2: 1 column, but the model was trained on 2 and a label; "
-    )
+    assert str(caught.value).startswith("f:2: 1 column, but the model was trained on 2 and a label; ")
     with pytest.raises(InputError, match="f: no tokens"):
         reader.read([""], name="f")
 
@@ -129,8 +125,7 @@ def test_sequences_come_as_they_are_read() -> None:
 
 def test_features_of_transitions_are_the_last_columns() -> None:
     reader = sources.learn(ROWS, template=ON_INPUT)
-    assert (reader.transition_columns, reader.has_bigram) == (("1", "2"), False)
-    assert reader.structure == (("1", "2"), False)
+    assert (reader.transition_columns, reader.template.has_bigram) == (("1", "2"), False)
     assert reader.has_transitions
     assert reader.read(ROWS).X[0][1] == ("big", "big", "two/big")
     assert list(reader.template_lines.values()) == ["U:%x[0,0]", "B:%x[0,0]", "B:%x[-1,0]/%x[0,0]"]
@@ -164,7 +159,7 @@ def test_attributes() -> None:
     data = reader.read(lines)
     assert data.X == [[{"w=two": 1.0}, {"w=eggs": 1.0, "n": 2.0}], [{"w=salt": 1.0}]]
     assert data.y == [["QTY", None], ["NAME"]]
-    assert reader.has_bigram
+    assert reader.has_transitions
     assert reader.has_transitions
     (first, _) = reader.sequences(lines, name="f")
     assert (first.words, first.labels, first.line) == (["w=two", "w=eggs"], ["QTY", "?"], 1)
@@ -208,9 +203,7 @@ def test_a_stream_for_shards(tmp_path: Path) -> None:
 def test_arguments_that_do_not_go_together(vectors: Path) -> None:
     assert error_of(ROWS) == "template: missing; give one, or format='crfsuite' for attributes"
     assert error_of(ROWS, format="json").startswith("format: 'json' is not known; ")
-    assert error_of(ROWS, template="t", vector_column=0).startswith(
-        "vector_column: no word vectors"
-    )
+    assert error_of(ROWS, template="t", vector_column=0).startswith("vector_column: no word vectors")
     for name, value in (
         ("template", TEMPLATE),
         ("dialect", "wapiti"),
@@ -225,9 +218,7 @@ def test_arguments_that_do_not_go_together(vectors: Path) -> None:
 def test_columns_that_do_not_exist(vectors: Path) -> None:
     assert error_of([""], template=TEMPLATE).startswith("<lines>: no tokens; ")
     assert error_of(["two"], template=TEMPLATE).startswith("<lines>:1: only one column, where ")
-    assert error_of(["two QTY"], template=Template.parse("U:%x[0,1]", "t")).startswith(
-        "t:1: %x[0,1]"
-    )
+    assert error_of(["two QTY"], template=Template.parse("U:%x[0,1]", "t")).startswith("t:1: %x[0,1]")
     for column in (2, -1):
         assert error_of(ROWS, template=TEMPLATE, numeric=[column]) == (
             f"numeric: no column {column}: columns 0 to 1 exist in <lines> (the label is not one of them); "
@@ -257,7 +248,5 @@ def test_models_that_cannot_be_read(vectors: Path, tmp_path: Path) -> None:
     )
     assert sources.from_json(state, "m", moved).has_dense
     moved.write_text("two 3 5\n")
-    with pytest.raises(
-        InputError, match=r"^\S+moved: not the word vectors that m was trained with; "
-    ):
+    with pytest.raises(InputError, match=r"^\S+moved: not the word vectors that m was trained with; "):
         sources.from_json(state, "m", moved)

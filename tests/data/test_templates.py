@@ -34,10 +34,10 @@ def test_parse() -> None:
     assert template.name == "template"
     assert template.text == text
     assert template.has_bigram
-    assert template.unigrams == (
-        TemplateLine("U00", "U00:%x[-1,0]", 2, "U00:", "%s", ((-1, 0),)),
-        TemplateLine("U01", "U01:%x[0,0]/%x[+1,1]", 5, "U01:", "%s/%s", ((0, 0), (1, 1))),
-    )
+    first, second = template.unigrams
+    assert first == TemplateLine("U00", "U00:%x[-1,0]", 2, "U00:", "%s", first.macros)
+    assert second == TemplateLine("U01", "U01:%x[0,0]/%x[+1,1]", 5, "U01:", "%s/%s", second.macros)
+    assert [(m.row, m.column) for m in first.macros + second.macros] == [(-1, 0), (0, 0), (1, 1)]
     assert Template.parse(template.text) == template
     assert pickle.loads(pickle.dumps(template)) == template
     assert copy.deepcopy(template) == template
@@ -253,9 +253,7 @@ def test_crfsuite_attributes() -> None:
     ]
 
 
-def literally(
-    pieces: Sequence[str | tuple[int, int]], rows: Sequence[Sequence[str]], t: int
-) -> str:
+def literally(pieces: Sequence[str | tuple[int, int]], rows: Sequence[Sequence[str]], t: int) -> str:
     """CRF++'s rule, one token and one macro at a time."""
     out = ""
     for piece in pieces:
@@ -275,10 +273,7 @@ pieces = st.lists(st.one_of(literals, st.tuples(st.integers(-7, 7), st.integers(
 cells = st.text(min_size=1, max_size=3)
 
 
-@given(
-    lines=st.lists(pieces, min_size=1, max_size=4),
-    rows=st.lists(st.tuples(cells, cells), max_size=5),
-)
+@given(lines=st.lists(pieces, min_size=1, max_size=4), rows=st.lists(st.tuples(cells, cells), max_size=5))
 def test_against_the_rule_written_out(
     lines: list[list[str | tuple[int, int]]], rows: list[tuple[str, str]]
 ) -> None:

@@ -116,9 +116,7 @@ def test_cells_and_boundaries() -> None:
 
 
 def test_absolute_rows() -> None:
-    assert (
-        expand("u:%x[@1,0]|%x[@-1,1]|%x[@0,0]|%x[@4,0]|%x[@-4,0]") == ["The|NN|_x-1|_x+1|_x-1"] * 3
-    )
+    assert expand("u:%x[@1,0]|%x[@-1,1]|%x[@0,0]|%x[@4,0]|%x[@-4,0]") == ["The|NN|_x-1|_x+1|_x-1"] * 3
     assert expand("u:%x[@1,0]", []) == []
 
 
@@ -254,18 +252,14 @@ atoms = st.tuples(
 )
 
 
-@given(
-    st.lists(atoms, max_size=4), st.booleans(), st.booleans(), st.text("abA7.[*^$\n", max_size=5)
-)
+@given(st.lists(atoms, max_size=4), st.booleans(), st.booleans(), st.text("abA7.[*^$\n", max_size=5))
 @example([("a", "*")], False, False, "aa")
 @example([(".", "?"), (".", "?")], False, True, "abc")
 def test_expressions_against_the_rule_written_out(
     parts: list[tuple[str, str]], from_start: bool, to_end: bool, text: str
 ) -> None:
     # Unescaped, ^ is an anchor at the start only and $ at the end only.
-    if parts and (
-        (parts[0][0] == "^" and not from_start) or (parts[-1] == ("$", "") and not to_end)
-    ):
+    if parts and ((parts[0][0] == "^" and not from_start) or (parts[-1] == ("$", "") and not to_end)):
         return
     expression = "".join(atom + mark for atom, mark in parts)
     expression = ("^" if from_start else "") + expression + ("$" if to_end else "")

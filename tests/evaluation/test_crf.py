@@ -10,9 +10,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from benchmarks.generate import generate
 from scipy.sparse import coo_array, csr_array, csr_matrix
 
-from structgp.data.generate import generate
 from structgp.errors import InputError
 from structgp.evaluation.crf import C2_GRID, LinearCRF
 
@@ -112,9 +112,7 @@ def test_unseen_label_gives_none(fitted, data):
 def test_decoders_differ_as_they_should(fitted, data):
     crf = LinearCRF(c2=0.1, decode="marginal").fit(data.X[:40], data.y[:40])
     assert crf.model_ == fitted.model_
-    for path, dists in zip(
-        crf.predict(data.X[40:]), fitted.predict_marginals(data.X[40:]), strict=True
-    ):
+    for path, dists in zip(crf.predict(data.X[40:]), fitted.predict_marginals(data.X[40:]), strict=True):
         assert path == [max(dist, key=dist.get) for dist in dists]
 
 
@@ -136,9 +134,7 @@ def test_strings_sparse_dense_and_dicts_give_the_same_model(data):
         "sparse rows": [[csr_matrix(row.reshape(1, -1)) for row in x] for x in dense],
         "1-D sparse rows": [[coo_array(row) for row in x] for x in dense],
         "dicts": [[{"a": token[0], "b": token[1]} for token in x] for x in data.X],
-        "value dicts": [
-            [{f"{j}{v}": 1.0 for j, v in enumerate(token)} for token in x] for x in data.X
-        ],
+        "value dicts": [[{f"{j}{v}": 1.0 for j, v in enumerate(token)} for token in x] for x in data.X],
     }
     expected = None
     for name, X in forms.items():
@@ -230,7 +226,7 @@ def test_processes_give_the_same_and_leave_no_files_even_after_torch():
 import torch
 torch.randn(400, 400) @ torch.randn(400, 400)
 from structgp.evaluation.crf import LinearCRF
-from structgp.data.generate import generate
+from benchmarks.generate import generate
 data = generate(20, n_labels=3, mean_length=5, n_templates=2, n_values=8, seed=0)
 one = LinearCRF(c2=(0.1, 1.0)).fit(data.X, data.y)
 two = LinearCRF(c2=(0.1, 1.0), n_jobs=2).fit(data.X, data.y)
@@ -278,17 +274,13 @@ def test_missing_extra_is_named(monkeypatch, data):
     [
         ([["word"]], [["A"]], r"X\[0\]\[0\]: the token is the bare string 'word'"),
         (["word"], [["A"]], r"X\[0\]: a string is not a sequence"),
-        (
-            [[("a",)], [("a",), ("a", 3)]],
-            [["A"], ["A", "A"]],
-            r"X\[1\]\[1\]: a token of type tuple",
-        ),
+        ([[("a",)], [("a",), ("a", 3)]], [["A"], ["A", "A"]], r"X\[1\]\[1\]: a token of type tuple"),
         ([[3]], [["A"]], r"X\[0\]\[0\]: a token of type int"),
         ([np.ones(3)], [["A"]], r"X\[0\]: an array of 1 dimensions"),
         ([np.array([[np.nan]])], [["A"]], r"X\[0\]: a value is not finite"),
         ([[{"a": math.inf}]], [["A"]], r"X\[0\]\[0\]: feature 'a' is inf"),
         ([[{3: 1.0}]], [["A"]], r"X\[0\]\[0\]: the feature name 3"),
-        ([[("a",)]], [["A", "B"]], r"y\[0\]: 2 labels where X\[0\] has 1 tokens"),
+        ([[("a",)]], [["A", "B"]], r"y\[0\]: 2 tokens where X\[0\] has 1"),
         ([[("a",)]], [], "y: 0 sequences where X has 1"),
         ([[("a",)], [("a",)]], [["A"], [None]], "y: labels of mixed types"),
         ([], [], "y: no labels"),

@@ -29,14 +29,8 @@ BIO = ["O", "B-A", "I-A", "B-C", "I-C", "E-A", "S-C", "B", "I", "X"]
 def labellings(labels=BIO, max_size=6):
     """Pairs (y_true, y_pred) of equal shapes, at least one token."""
     token = st.tuples(st.sampled_from(labels), st.sampled_from(labels))
-    sequences = st.lists(
-        st.lists(token, min_size=1, max_size=max_size),
-        min_size=1,
-        max_size=5,
-    )
-    return sequences.map(
-        lambda s: ([[a for a, _ in q] for q in s], [[b for _, b in q] for q in s]),
-    )
+    sequences = st.lists(st.lists(token, min_size=1, max_size=max_size), min_size=1, max_size=5)
+    return sequences.map(lambda s: ([[a for a, _ in q] for q in s], [[b for _, b in q] for q in s]))
 
 
 @st.composite
@@ -104,10 +98,7 @@ def test_lengths_are_checked_and_named():
         ("I-A S-A I-A", [(0, 1, "A"), (1, 2, "A"), (2, 3, "A")]),
         # Brackets are chunks of one token; the dot is outside.
         # BILOU
-        (
-            "U-A B-A I-A L-A U-A L U",
-            [(0, 1, "A"), (1, 4, "A"), (4, 5, "A"), (5, 6, "L"), (6, 7, "U")],
-        ),
+        ("U-A B-A I-A L-A U-A L U", [(0, 1, "A"), (1, 4, "A"), (4, 5, "A"), (5, 6, "L"), (6, 7, "U")]),
         ("[-A [-A . ]-A", [(0, 1, "A"), (1, 2, "A"), (3, 4, "A")]),
         # Without type: one unnamed type.
         ("B I O I B", [(0, 2, ""), (3, 4, ""), (4, 5, "")]),
@@ -158,8 +149,8 @@ def test_without_prefixes_f1_is_token_accuracy():
 
 
 @given(labellings())
-def test_perfect_prediction(pair):
-    y, _ = pair
+def test_perfect_prediction(both):
+    y, _ = both
     scores = span_scores(y, y)
     expected = 1.0 if scores.n_true else 0.0
     assert scores.f1 == scores.precision == scores.recall == expected
@@ -167,8 +158,8 @@ def test_perfect_prediction(pair):
 
 
 @given(labellings())
-def test_counts_add_up_and_agree_with_conllevals_running_count(pair):
-    y_true, y_pred = pair
+def test_counts_add_up_and_agree_with_conllevals_running_count(both):
+    y_true, y_pred = both
     scores = span_scores(y_true, y_pred)
     for name in ("n_true", "n_pred", "n_correct"):
         assert getattr(scores, name) == sum(getattr(c, name) for c in scores.by_type.values())
@@ -195,9 +186,7 @@ def running_count(y_true, y_pred):
     def starts(before, now):
         pairs = {"OI", "OE", "EI", "EE", "SI", "SE"}
         return (
-            now[0] in ("B", "S")
-            or before[0] + now[0] in pairs
-            or (now[0] != "O" and before[1] != now[1])
+            now[0] in ("B", "S") or before[0] + now[0] in pairs or (now[0] != "O" and before[1] != now[1])
         )
 
     n_true = n_pred = n_correct = 0

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks.generate import generate
 from experiments.data import TASKS
-
-from structgp.data.generate import generate
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,7 @@ def test_templates_have_a_column_for_each_value_and_none_for_unseen_ones():
 def test_dicts_put_templates_before_numbers():
     X = [[{"word": "a", "size": 2.0}, {"word": "b", "flag": True}]]
     features = LinearFeatures().fit(X)
-    np.testing.assert_array_equal(
-        features.transform(X).features.toarray(), [[1, 0, 2, 0], [0, 1, 0, 1]]
-    )
+    np.testing.assert_array_equal(features.transform(X).features.toarray(), [[1, 0, 2, 0], [0, 1, 0, 1]])
     new = features.transform([[{"word": "c", "other": 3.0}]]).features
     assert new.shape == (1, 4)
     assert new.nnz == 0

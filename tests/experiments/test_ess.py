@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from experiments.methods.design import LinearFeatures
 from experiments.methods.ess import GPStruct
 from experiments.methods.ess_sites import fit_sites, prior_sites
@@ -17,8 +18,7 @@ from scipy.sparse import csr_array
 
 from structgp import Prior, StructuredGPClassifier
 from structgp.data.batch import pad
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.errors import InputError
 from structgp.gp import contrasts
 from structgp.inference import SecondOrder
@@ -42,19 +42,16 @@ def toy():
 def one_hot(X):
     """As matrices, whose columns are the weights of the reference."""
     names = [f"v{k}" for k in range(3)]
-    return [
-        np.array([[float(token[j] == v) for j in range(2) for v in names] for token in x])
-        for x in X
-    ]
+    return [np.array([[float(token[j] == v) for j in range(2) for v in names] for token in x]) for x in X]
 
 
 # --- the reference ---------------------------------------------------------------------------
 
 
-def log_joint(rows, X, y, sd=1.0, pair_sd=1.0):
+def log_joint(rows, X, y, sd=1.0, transition_sd=1.0):
     """(S,) log prior and likelihood of rows (S, D V + V V): weights of every label, then scores, in units
     of their prior deviations."""
-    w, g = sd * rows[:, : D * V].reshape(-1, D, V), pair_sd * rows[:, D * V :].reshape(-1, V, V)
+    w, g = sd * rows[:, : D * V].reshape(-1, D, V), transition_sd * rows[:, D * V :].reshape(-1, V, V)
     total = -0.5 * (rows**2).sum(1)
     for x, path in zip(X, y, strict=True):
         f = np.einsum("td,sdv->stv", x, w)
@@ -83,10 +80,10 @@ def reference(toy):
     return importance_sampling(toy)
 
 
-def importance_sampling(toy, sd=1.0, pair_sd=1.0):
+def importance_sampling(toy, sd=1.0, transition_sd=1.0):
     """Draws around the mode, wider than the curvature there says, and their weights."""
     X, y = toy
-    prior = sd, pair_sd
+    prior = sd, transition_sd
     paths = [[int(label[1:]) for label in labels] for labels in y[:5]]
     size = D * V + V * V
 
@@ -99,9 +96,7 @@ def importance_sampling(toy, sd=1.0, pair_sd=1.0):
     mode = minimize(
         lambda r: -log_joint(r[None], X[:5], paths, *prior)[0], start, jac=lambda r: -slope(r)
     ).x
-    bend = np.stack(
-        [(slope(mode - 1e-3 * e) - slope(mode + 1e-3 * e)) / 2e-3 for e in np.eye(size)]
-    )
+    bend = np.stack([(slope(mode - 1e-3 * e) - slope(mode + 1e-3 * e)) / 2e-3 for e in np.eye(size)])
     root = np.linalg.cholesky(np.linalg.inv((bend + bend.T) / 2))
     rng = np.random.default_rng(0)
     n, wider = 60_000, 1.15
@@ -130,7 +125,7 @@ def expected_difference(reference, X, sd=1.0):
 def fitted(request, toy):
     X, y = toy
     # Many chains cost little more than one.
-    n, thin = (450, 2) if request.param == "fit" else (1800, 8)
+    n, thin = (300, 2) if request.param == "fit" else (1800, 8)
     return GPStruct(n, n_chains=64, thin=thin, around=request.param).fit(X[:5], y[:5])
 
 
@@ -139,7 +134,7 @@ def test_chains_agree(fitted):
     assert log["rhat"] < 1.05
     assert log["rhat_median"] <= log["rhat"]
     assert log["rhat_likelihood"] < 1.05
-    assert len(fitted.weights_) == log["n_samples"] == len(fitted.pairs_)
+    assert len(fitted.weights_) == log["n_samples"] == len(fitted.transitions_)
 
 
 def test_means_and_spreads_are_those_of_importance_sampling(fitted, reference, toy):
@@ -152,7 +147,7 @@ def test_means_and_spreads_are_those_of_importance_sampling(fitted, reference, t
     np.testing.assert_allclose(difference.std(0), sd, rtol=0.08)
     rows, weight = reference
     g = weight @ rows[:, D * V :]
-    np.testing.assert_allclose(fitted.pairs_.mean(0).numpy().ravel(), g, atol=0.08)
+    np.testing.assert_allclose(fitted.transitions_.mean(0).numpy().ravel(), g, atol=0.08)
 
 
 def test_predictions_are_those_of_importance_sampling(fitted, reference, toy):
@@ -184,35 +179,34 @@ def test_predictions_are_near_those_of_the_variational_posterior(toy, fitted):
 
 def variational_mean(model, X):
     """E[f_1 - f_0] of every token."""
-    q, found = model.model_.posterior, []
-    for rows in model.model_.encoder.transform(X):
-        batch = pad([rows], None, model.model_.encoder.pad_row, [0])
-        with torch.no_grad():
-            h = q.conditional(batch.x, batch.mask).times(q.m[0])[0]
-            f = (0.5 * q.log_amplitude).exp() * h @ q.basis.T
-        found.append((f[:, 1] - f[:, 0]).numpy())
-    return np.concatenate(found)
+    fitted = model.model_
+    rows = fitted.encoder.transform(X)
+    batch = pad(rows, None, fitted.encoder.pad_row, range(len(X)))
+    with torch.no_grad():
+        f, _ = fitted.draws(0).scores(fitted.posterior, batch)
+    return (f[0, ..., 1] - f[0, ..., 0])[batch.mask].numpy()
 
 
+@pytest.mark.slow
 def test_means_are_those_of_the_variational_posterior_where_that_is_accurate(toy):
     """Under narrow priors the likelihood is nearly quadratic, and scores say next to nothing of weights:
     then the posterior is Gaussian and factorises, as q does."""
     X, y = toy
-    sd, pair_sd, n_chains = 0.3, 0.1, 48
-    sampled = GPStruct(300, n_chains=n_chains, thin=2, variance=sd**2, pairwise_sd=pair_sd)
+    sd, transition_sd, n_chains = 0.3, 0.1, 48
+    sampled = GPStruct(300, n_chains=n_chains, thin=2, variance=sd**2, transition_sd=transition_sd)
     sampled.fit(X[:5], y[:5])
     assert sampled.training_log_["rhat"] < 1.05
     f = np.concatenate(X[:5]) @ sampled.weights_.numpy() @ sampled.basis_.numpy().T
     by_chain = (f[..., 1] - f[..., 0]).reshape(n_chains, -1, 40).mean(1)
     mean, error = by_chain.mean(0), by_chain.std(0, ddof=1) / n_chains**0.5
-    reference = importance_sampling(toy, sd, pair_sd)
+    reference = importance_sampling(toy, sd, transition_sd)
     truth, spread = expected_difference(reference, X[:5], sd)
     of_truth = spread * (reference[1] ** 2).sum() ** 0.5
     optimizer = SecondOrder(n_draws=1024, tolerance=1e-4, max_rounds=60, learn_scales=False)
     variational = StructuredGPClassifier(
         kernel="linear",
         inference=optimizer,
-        prior=Prior(amplitude=2 * sd**2, transition_sd=pair_sd, learn_kernel=False),
+        prior=Prior(amplitude=2 * sd**2, transition_sd=transition_sd, learn_kernel=False),
         posterior="inducing",
     )
     sparse = [csr_array(x) for x in X[:5]]
@@ -265,9 +259,9 @@ def test_sites_leave_the_posterior_as_it_is(parts):
     exact = chain.log_prob(h, g) - 0.5 * (z.square().sum((1, 2)) + (g / 0.7).square().sum((1, 2)))
     # The Gaussian of the sites has precision I + phi^T W phi in z, and the mean of the sites.
     dz = z - coordinates.inverse(sites.mean)
-    dh, dg = h - sites.mean, g - sites.pair_mean
+    dh, dg = h - sites.mean, g - sites.transition_mean
     square = dz.square().sum((1, 2)) + (sites.precision * dh.square()).sum((1, 2))
-    square = square + (dg / sites.pair_sd).square().sum((1, 2))
+    square = square + (dg / sites.transition_sd).square().sum((1, 2))
     found = sites.ratio(chain, dh, dg) - 0.5 * square
     assert torch.allclose(found - found[0], exact - exact[0], atol=1e-8)
     for c, factor in enumerate(sites.factor):
@@ -301,11 +295,7 @@ def test_order_and_company_of_sequences_do_not_matter(toy):
     assert model.predict([X[5], [], X[0]])[2] == model.predict([X[0]])[0]
     assert model.score(X, y) == pytest.approx(
         np.mean(
-            [
-                a == b
-                for p, q in zip(model.predict(X), y, strict=True)
-                for a, b in zip(p, q, strict=True)
-            ]
+            [a == b for p, q in zip(model.predict(X), y, strict=True) for a, b in zip(p, q, strict=True)]
         )
     )
 
@@ -323,7 +313,7 @@ def test_mistakes_are_named(toy, monkeypatch):
     for wrong in (
         {"around": "x"},
         {"variance": 0.0},
-        {"prior": Prior(transition_sd=-1)},
+        {"transition_sd": -1.0},
         {"n_chains": 0},
         {"thin": 0},
     ):

@@ -33,10 +33,10 @@ def test_what_is_said_of_a_preset() -> None:
     here = [preset(0, -1100.0), preset(1, -1200.0), preset(4, -5000.0)]
     words = beside_the_optimum(rows(), "chunking", "gp-var-p", here)
     assert words == (
-        "bound 3.0 nats a sequence below the optimum at variance 1, where the error is 12.00"
+        "bound 3.0 nats per sequence below the optimum at variance 1, where the error is 12.00"
     )
     words = beside_the_optimum(rows(), "chunking", "gp-var-p", [preset(0, -950.0)])
-    assert words.startswith("bound 1.0 nats a sequence above the optimum")
+    assert words.startswith("bound 1.0 nats per sequence above the optimum")
 
 
 def test_without_an_optimum_nothing_is_said() -> None:

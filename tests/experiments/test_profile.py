@@ -142,9 +142,7 @@ def test_cells_are_done_once_and_written(data, tmp_path, monkeypatch, capsys):
 
 
 def test_arrival_is_when_it_stays():
-    found = row(
-        "ours", "basenp", 0, [[1, 9, 0.5], [2, 8, 0.3], [3, 8, 0.4], [4, 8, 0.305], [5, 8, 0.3]]
-    )
+    found = row("ours", "basenp", 0, [[1, 9, 0.5], [2, 8, 0.3], [3, 8, 0.4], [4, 8, 0.305], [5, 8, 0.3]])
     assert arrival(found, 0.3) == 4
     assert arrival(found, 0.5) == 1
     assert arrival(found, 0.2) is None

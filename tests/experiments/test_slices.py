@@ -48,8 +48,7 @@ def test_without_a_likelihood_every_first_point_is_taken():
 def test_a_likelihood_that_cuts_half_of_the_plane():
     # The half-normal distribution: mean sqrt(2 / pi).
     found = run(
-        lambda x: torch.where(x[:, 0] > 0, 0.0, -math.inf).double(),
-        torch.eye(1, dtype=torch.float64),
+        lambda x: torch.where(x[:, 0] > 0, 0.0, -math.inf).double(), torch.eye(1, dtype=torch.float64)
     )
     rows = found.kept[found.kept[:, 0, 0] > 0]
     assert (rows > 0).all()

@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from benchmarks.generate import generate
 from experiments.methods.design import LinearFeatures
 from experiments.methods.frank_wolfe import FrankWolfe, best_labelling
 from experiments.methods.svm import C_GRID, StructuredSVM
@@ -11,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.errors import InputError
 
 
@@ -30,8 +30,8 @@ def tiny():
 
 
 def score(x, path, weights, transitions):
-    unary = (x @ weights)[np.arange(len(path)), path].sum()
-    return unary + transitions[path[:-1], path[1:]].sum()
+    node = (x @ weights)[np.arange(len(path)), path].sum()
+    return node + transitions[path[:-1], path[1:]].sum()
 
 
 def objective(tokens, y, C, weights, transitions):
@@ -56,9 +56,7 @@ def test_best_labelling_is_the_best_of_all(T, V, G, seed):
     found = best_labelling(scores, transitions)
     for g in range(G):
         paths = [np.array(p) for p in product(range(V), repeat=T)]
-        values = [
-            scores[g, np.arange(T), p].sum() + transitions[g, p[:-1], p[1:]].sum() for p in paths
-        ]
+        values = [scores[g, np.arange(T), p].sum() + transitions[g, p[:-1], p[1:]].sum() for p in paths]
         np.testing.assert_array_equal(found[g], paths[int(np.argmax(values))])
 
 
@@ -76,25 +74,25 @@ def test_objective_is_that_of_all_labellings_and_the_gap_closes(tiny):
     tokens, y = tiny
     for passes in (5, 300):
         solver = solver_on(tiny, 0.3, passes)
-        primal = objective(tokens, y, 0.3, solver._unary[:, 0], solver._pairs[0])
+        primal = objective(tokens, y, 0.3, solver._node[:, 0], solver._transitions[0])
         assert solver.objective[0] == pytest.approx(primal, rel=1e-9)
     assert solver.relative_gap[0] < 1e-3
     # No other weights come below the dual, which is the objective less the gap.
     dual = primal - solver.relative_gap[0] * 0.3 * solver.n_tokens
     rng = np.random.default_rng(0)
     for _ in range(20):
-        step = 0.03 * rng.normal(size=solver._unary[:, 0].shape)
-        assert objective(tokens, y, 0.3, solver._unary[:, 0] + step, solver._pairs[0]) >= dual
+        step = 0.03 * rng.normal(size=solver._node[:, 0].shape)
+        assert objective(tokens, y, 0.3, solver._node[:, 0] + step, solver._transitions[0]) >= dual
 
 
 def test_weights_are_the_sum_of_the_shares(tiny):
     solver = solver_on(tiny, [0.1, 1.0], 7)
-    unary, pairs = np.zeros_like(solver._unary), np.zeros_like(solver._pairs)
+    node, transitions = np.zeros_like(solver._node), np.zeros_like(solver._transitions)
     for block in solver._blocks:
-        unary[block.columns] += block.unary
-        pairs += block.pairs
-    np.testing.assert_allclose(unary, solver._unary, atol=1e-12)
-    np.testing.assert_allclose(pairs, solver._pairs, atol=1e-12)
+        node[block.columns] += block.node
+        transitions += block.transitions
+    np.testing.assert_allclose(node, solver._node, atol=1e-12)
+    np.testing.assert_allclose(transitions, solver._transitions, atol=1e-12)
 
 
 def test_average_gives_iterate_k_the_weight_k(tiny, monkeypatch):
@@ -103,7 +101,7 @@ def test_average_gives_iterate_k_the_weight_k(tiny, monkeypatch):
 
     def watched(self, block):
         step(self, block)
-        iterates.append((self._unary.copy(), self._pairs.copy()))
+        iterates.append((self._node.copy(), self._transitions.copy()))
 
     monkeypatch.setattr(FrankWolfe, "_step", watched)
     found = solver_on(tiny, 0.3, 4).average()
@@ -129,12 +127,8 @@ def test_learns_the_chain():
     svm = StructuredSVM(0.1).fit(many.X[:200], many.y[:200])
     assert svm.training_log_["stopped"] == "converged"
     assert svm.training_log_["gap"] <= svm.tolerance
-    best = [
-        [many.chain.labels[v] for v in many.chain.true_marginals(x).argmax(1)] for x in many.X[200:]
-    ]
-    right = sum(
-        a == b for p, q in zip(best, many.y[200:], strict=True) for a, b in zip(p, q, strict=True)
-    )
+    best = [[many.chain.labels[v] for v in many.chain.true_marginals(x).argmax(1)] for x in many.X[200:]]
+    right = sum(a == b for p, q in zip(best, many.y[200:], strict=True) for a, b in zip(p, q, strict=True))
     possible = right / sum(map(len, best))
     assert svm.score(many.X[200:], many.y[200:]) > possible - 0.03
 
@@ -170,9 +164,7 @@ def test_grid_ties_and_few_sequences(data):
 
 
 def test_equal_seeds_give_equal_fits(data):
-    one, same = (
-        StructuredSVM((0.1, 1.0), max_passes=5).fit(data.X[:20], data.y[:20]) for _ in "ab"
-    )
+    one, same = (StructuredSVM((0.1, 1.0), max_passes=5).fit(data.X[:20], data.y[:20]) for _ in "ab")
     np.testing.assert_array_equal(one.weights_, same.weights_)
     assert one.cv_scores_ == same.cv_scores_
 

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 from experiments.cells import Store
 from experiments.compared import METHODS
@@ -12,17 +9,10 @@ from experiments.table1 import KEY, markdown, times
 
 from experiments import table1
 
-ROOT = Path(__file__).parents[2]
-
 
 def row(method, task, fold, error, **changes):
     found = {"nll": 0.2, "ece": 0.01, "seconds": 3.0, "minutes": None, "hit_limit": False}
-    return (
-        dict(zip(KEY, (method, task, fold, False), strict=True))
-        | {"error": error}
-        | found
-        | changes
-    )
+    return dict(zip(KEY, (method, task, fold, False), strict=True)) | {"error": error} | found | changes
 
 
 # --- the table -------------------------------------------------------------------------------
@@ -50,30 +40,20 @@ def test_a_line_of_the_table():
 # --- runs on made-up data --------------------------------------------------------------------
 
 
-def command(data, results, methods):
-    words = ["table1", "--quick", "--data", data, "--results", results, "--jobs", "2"]
-    words += ["--task", *TASKS[:2], "--method", *methods]
-    return [sys.executable, "-m", "experiments", *map(str, words)]
-
-
-def run(data, results, methods):
-    done = subprocess.run(
-        command(data, results, methods), cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def test_finished_cells_are_not_done_again(data, tmp_path):
-    first = run(data, tmp_path, ["svm"])
-    assert "2 cells to do, 0 in table1-quick.jsonl" in first.stderr
-    assert (tmp_path / "table1-quick.md").read_text() == first.stdout
+def test_finished_cells_are_not_done_again(data, tmp_path, capfd):
+    words = ["--quick", "--data", str(data), "--results", str(tmp_path), "--jobs", "1"]
+    words += ["--task", *TASKS[:2], "--method", "svm"]
+    assert table1.main(words) == 0
+    first = capfd.readouterr()
+    assert "2 cells to do, 0 in table1-quick.jsonl" in first.err
+    assert (tmp_path / "table1-quick.md").read_text() == first.out
     lines = (tmp_path / "table1-quick.jsonl").read_text().splitlines()
     (found,) = {json.loads(line)["fold"] for line in lines}
     assert found == 0
-    again = run(data, tmp_path, ["svm"])
-    assert "0 cells to do, 2 in table1-quick.jsonl" in again.stderr
-    assert again.stdout == first.stdout
+    assert table1.main(words) == 0
+    again = capfd.readouterr()
+    assert "0 cells to do, 2 in table1-quick.jsonl" in again.err
+    assert again.out == first.out
     assert (tmp_path / "table1-quick.jsonl").read_text().splitlines() == lines
 
 

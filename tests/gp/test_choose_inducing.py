@@ -24,10 +24,7 @@ def template_case() -> tuple[Kernel, Tensor]:
     """Four by three values: many duplicates among forty rows, some with missing values."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.stack(
-        [
-            torch.randint(-1, 3, (40,), generator=generator),
-            torch.randint(0, 3, (40,), generator=generator),
-        ],
+        [torch.randint(-1, 3, (40,), generator=generator), torch.randint(0, 3, (40,), generator=generator)],
         -1,
     ).double()
     return ScaleKernel(TemplateKernel(2, "product")).double(), rows
@@ -63,9 +60,7 @@ def test_each_choice_is_the_most_uncertain(
     case: object, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not whole:
-        module = import_module(
-            "structgp.gp.choose_inducing"
-        )  # the package has a function of that name
+        module = import_module("structgp.gp.inducing_inputs")  # the package has a function of that name
         monkeypatch.setattr(module, "WHOLE_MATRIX", 0)
     kernel, rows = case()  # type: ignore[operator]
     K = matrix(kernel, rows)

@@ -124,9 +124,7 @@ def test_bounds_are_below_the_entropy_and_near_it(form: str, apart: float) -> No
     apart=st.floats(0, 5),
     seed=st.integers(0, 10_000),
 )
-def test_bounds_hold_for_any_mixture(
-    K: int, V: int, M: int, form: str, apart: float, seed: int
-) -> None:
+def test_bounds_hold_for_any_mixture(K: int, V: int, M: int, form: str, apart: float, seed: int) -> None:
     """2,000 draws: below the sampled entropy plus five standard errors, since many are tried. And
     between what the components have and what choosing among them can add."""
     parts = mixture(K, V, M, form, seed, apart)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from structgp.gp.low_rank_fit import fit_low_rank
-from structgp.gp.lowrank import LowRank
+from structgp.gp.spreads import LowRank
 
 R, M = 2, 12
 

@@ -14,8 +14,14 @@ from torch import Tensor
 
 from structgp.gp import Inducing, Mixture
 from structgp.gp.families.inducing_points import InducingBlock
-from structgp.gp.lowrank import LowRank, weighted_gram
-from structgp.gp.spreads import half_log_dets, root_times, root_transposed_times, traces
+from structgp.gp.spreads import (
+    LowRank,
+    half_log_dets,
+    root_times,
+    root_transposed_times,
+    traces,
+    weighted_gram,
+)
 
 B, T, V, M, W = 2, 3, 2, 5, 2
 LENGTHS = (3, 2)

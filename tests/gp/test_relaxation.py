@@ -49,9 +49,7 @@ class Recorder:
         self.original = relaxation._log_evidence
         monkeypatch.setattr(relaxation, "_log_evidence", self)
 
-    def __call__(
-        self, kernel: Kernel, x: Tensor, targets: Tensor, scale: Tensor, noise: Tensor
-    ) -> Tensor:
+    def __call__(self, kernel: Kernel, x: Tensor, targets: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
         value = self.original(kernel, x, targets, scale, noise)
         with torch.no_grad():
             K = covariance(kernel, x, x).numpy().copy()
@@ -63,9 +61,7 @@ class Recorder:
 def density(call: dict[str, Any]) -> float:
     """log N(Y; 0, scale K + noise I), column by column, from SciPy."""
     cov = call["scale"] * call["K"] + call["noise"] * np.eye(len(call["K"]))
-    return sum(
-        multivariate_normal(np.zeros(len(cov)), cov).logpdf(column) for column in call["targets"].T
-    )
+    return sum(multivariate_normal(np.zeros(len(cov)), cov).logpdf(column) for column in call["targets"].T)
 
 
 def test_evidence_is_the_normal_density(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +227,7 @@ def test_noise_is_all_where_labels_mean_nothing(monkeypatch: pytest.MonkeyPatch)
         (lambda: BlockSumKernel([SparseLinearKernel()], [(0, None)]), False),
         (
             lambda: BlockSumKernel(
-                [ScaleKernel(SparseLinearKernel()), ScaleKernel(SparseLinearKernel())],
-                [(0, 2), (2, None)],
+                [ScaleKernel(SparseLinearKernel()), ScaleKernel(SparseLinearKernel())], [(0, 2), (2, None)]
             ),
             True,
         ),

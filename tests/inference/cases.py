@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.generate import generate
 from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.gp import CovarianceForm, Entropy, Inducing, Mixture, Posterior, Table, choose_inducing
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, StepInfo

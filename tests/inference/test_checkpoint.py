@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from benchmarks.generate import Generated, generate
 from experiments.methods.sgd import SGD
 from torch import nn
 
 import structgp.inference.checkpoint
 import structgp.plan.run
 from structgp import Adam, Inducing, InputError, Mixture, Prior, StructuredGPClassifier
-from structgp.data.generate import Generated, generate
 from structgp.inference import Minibatch, Natural, SecondOrder, StepInfo
 from structgp.inference.bound import Plateau
 from structgp.inference.checkpoint import Checkpoint, Reached, _pack, _Unpack
@@ -214,7 +214,7 @@ import torch
 torch.set_num_threads(1)
 import structgp.inference.checkpoint
 from structgp import StructuredGPClassifier
-from structgp.data.generate import generate
+from benchmarks.generate import generate
 structgp.inference.checkpoint.Checkpoint.__init__.__defaults__ = (0.0,)
 data = generate(6, n_labels=3, n_values=4, n_templates=2, mean_length=3, strength=2.0, seed=2)
 def stop(info):

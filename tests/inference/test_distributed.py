@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ from hypothesis import strategies as st
 from structgp import InputError
 from structgp.cli import main as cli
 from structgp.data.examples import read_examples
-from structgp.data.generate import generate
 from structgp.inference.distributed import ALONE, Processes, joined
 from structgp.inference.loop import make_batches
 from structgp.plan.options import Options
@@ -30,7 +30,7 @@ import json, sys, time
 import torch
 torch.set_num_threads(1)
 from structgp import StructuredGPClassifier
-from structgp.data.generate import generate
+from benchmarks.generate import generate
 from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import joined
 
@@ -122,7 +122,8 @@ def start(n_processes, *words, restarts=0):
     command += ["--local-addr=127.0.0.1"]
     command += [f"--nproc_per_node={n_processes}", f"--max-restarts={restarts}"]
     command = command if n_processes > 1 else [sys.executable]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
     return subprocess.Popen(
         [*command, *map(str, words)],
         stdout=subprocess.PIPE,

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 
 from structgp import StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.errors import InputError
 from structgp.gp import Inducing, Posterior, Table, Weights, contrasts
 from structgp.gp.kernels import RelevanceKernel

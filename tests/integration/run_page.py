@@ -1,9 +1,10 @@
-"""Runs the blocks of one page in order, in a folder of its own; ``test_docs.py`` starts it, with the
-globals PAGE, FOLDER and SHELL.
+"""Runs the blocks of one page in order, in a folder of its own. ``test_docs.py`` starts it with the globals
+PAGE, FOLDER and SHELL.
 
-A ``python`` block is executed; of a ``sh`` block the lines that begin with ``structgp`` are, if SHELL is
-true. A ``text`` block right below is what they print: numbers with a point may differ a little, and a
-line of three dots stands for any lines. A block that begins with ``# not run: REASON`` is left out.
+A ``python`` block is executed. If SHELL is true, so are the lines of ``sh`` blocks that begin with
+``structgp``. A ``text`` block right below is compared with the output: numbers with a decimal point may
+differ a little, and a line of three dots stands for any lines. A block that begins with
+``# not run: REASON`` is skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NOT_RUN = re.compile(r"# not run: \w+( \w+)+")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"([-+]?\d+\.\d+)")
 ABSOLUTE, RELATIVE = 0.03, 0.05
-"""How far a number may be from the one on the page."""
+"""Tolerances for a number on the page."""
 
 
 class Block(NamedTuple):
@@ -33,7 +34,7 @@ class Block(NamedTuple):
     text: str
     line: int
     shown: str | None
-    """What the page says it prints, if it does."""
+    """The output according to the page, None if it shows none."""
 
     @property
     def left_out(self) -> bool:
@@ -76,7 +77,7 @@ def run_command(words: list[str]) -> str:
 
 
 def differs(shown: str, printed: str) -> bool:
-    """Whether what was printed is not what the page shows."""
+    """True if the output is not what the page shows."""
     lines, at = [line.rstrip() for line in printed.strip("\n").splitlines()], 0
     anywhere = False
     for wanted in shown.strip("\n").splitlines():
@@ -118,16 +119,14 @@ def run(page: Path, shell: bool) -> None:
         else:
             continue
         if block.shown is not None and differs(block.shown, printed.getvalue()):
-            raise AssertionError(
-                f"{place}: shown\n{block.shown}\nbut printed\n{printed.getvalue()}"
-            )
+            raise AssertionError(f"{place}: shown\n{block.shown}\nbut printed\n{printed.getvalue()}")
 
 
 def main(page: Path, folder: Path, shell: bool) -> None:
-    """Leaves what went wrong in ``failure.txt``."""
+    """Runs the page; writes the traceback of a failure to ``failure.txt``."""
     import torch
 
-    import structgp.api.estimator  # noqa: F401  (what its own imports warn of is not for pages)
+    import structgp.api.estimator  # noqa: F401  (before its imports can warn)
 
     torch.set_num_threads(1)
     os.chdir(folder)

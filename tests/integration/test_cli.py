@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from benchmarks.generate import generate
 from click.testing import CliRunner
 
 import structgp
@@ -21,7 +22,6 @@ from structgp import Inducing
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import main
 from structgp.data import atomic
-from structgp.data.generate import generate
 
 TEMPLATE = """\
 # the token, its neighbours
@@ -140,16 +140,16 @@ def test_the_model_holds_the_template_in_place(files):
     assert model.extra["template"] == TEMPLATE
     assert model.extra["n_columns"] == 2
     assert len(model.encoder.templates) == 4
-    assert float(model.posterior.pairwise_sd) > 0
-    assert model.posterior.pair_mean.any()
+    assert float(model.posterior["next"].scale) > 0
+    assert model.posterior["next"].m.any()
 
 
 def test_a_template_without_b_has_no_pairwise_scores(files, write, tmp_path):
     template = write("template", TEMPLATE.replace("B\n", ""))
     ok("train", template, files.train, "-o", tmp_path / "model", *SMALL)
     posterior = structgp.load(tmp_path / "model").model_.posterior
-    assert float(posterior.pairwise_sd) == 0
-    assert not posterior.pair_mean.any()
+    assert float(posterior["next"].scale) == 0
+    assert not posterior["next"].m.any()
 
 
 def test_train_replaces_a_model_and_scores_dev_data(files, write, tmp_path):
@@ -321,9 +321,7 @@ def test_japanese_in_its_own_encoding(files, write, tmp_path):
     assert {row[-1] for row in rows} <= set(names.values())
     ok("tag", "-m", model, test, *euc, "-o", tmp_path / "out")
     assert (tmp_path / "out").read_bytes().decode("euc-jp") == out
-    assert (
-        ok("tag", "-m", model, *euc, stdin=test.read_bytes()).stdout_bytes.decode("euc-jp") == out
-    )
+    assert ok("tag", "-m", model, *euc, stdin=test.read_bytes()).stdout_bytes.decode("euc-jp") == out
     error = wrong_tokens(out) / len(rows)
     report = json.loads(ok("evaluate", "-m", model, test, "--json", *euc).stdout)["structgp"]
     assert report["token_error"] == pytest.approx(error)
@@ -334,9 +332,7 @@ def test_japanese_in_its_own_encoding(files, write, tmp_path):
     line = refused("tag", "-m", model, test, says=[f"{test}:1", "not utf-8", "--encoding"])
     assert "euc" not in line
     refused("evaluate", "-m", model, test, says=[f"{test}:1", "not utf-8", "--encoding"])
-    refused(
-        "train", files.template, train, "-o", tmp_path / "new", says=[f"{train}:1", "not utf-8"]
-    )
+    refused("train", files.template, train, "-o", tmp_path / "new", says=[f"{train}:1", "not utf-8"])
     refused("train", template, train, "-o", tmp_path / "new", says=[f"{template}:1", "not utf-8"])
     assert not (tmp_path / "new").exists()
     # Labels that the encoding of the output does not have.
@@ -497,9 +493,7 @@ def test_a_template_that_names_a_column_that_is_not_there(files, write, tmp_path
         says=[f"{template}:3", "%x[-1,2]", "columns 0 to 1 exist", files.train],
     )  # fmt: skip
     narrow = write("narrow", "v1 L0\nv2 L1\n")
-    refused(
-        "train", files.template, narrow, "-o", model, says=[":3", "only column 0 exists", narrow]
-    )
+    refused("train", files.template, narrow, "-o", model, says=[":3", "only column 0 exists", narrow])
     refused("evaluate", "-m", files.model, narrow, says=[narrow, "column"])
     assert model.read_text() == "old"
 
@@ -538,11 +532,7 @@ def test_bytes_that_are_not_in_the_encoding(files, write):
     good = columns(files.X, files.y).encode()
     lines = good.split(b"\n")
     lines[4] = b"caf\xe9 v1 L0"
-    broken, model, output = (
-        write("broken", b"\n".join(lines)),
-        write("model", "old"),
-        write("out", "old"),
-    )
+    broken, model, output = (write("broken", b"\n".join(lines)), write("model", "old"), write("out", "old"))
     says = [f"{broken}:5", "not utf-8", "--encoding"]
     refused("train", files.template, broken, "-o", model, says=says)
     refused("evaluate", "-m", files.model, broken, says=says)
@@ -555,9 +545,7 @@ def test_bytes_that_are_not_in_the_encoding(files, write):
 def test_one_label_only(files, write):
     same = write("same", columns(files.X, [["O"] * len(y) for y in files.y]))
     model = write("model", "old")
-    refused(
-        "train", files.template, same, "-o", model, says=[same, "same label, 'O'", "second label"]
-    )
+    refused("train", files.template, same, "-o", model, says=[same, "same label, 'O'", "second label"])
     assert model.read_text() == "old"
 
 
@@ -610,9 +598,7 @@ def test_a_model_path_that_cannot_be_written_is_found_before_the_fit(files, writ
     refused("train", files.template, files.train, "-o", tmp_path,
             says=[f" {tmp_path}: cannot be written", "not a folder"])  # fmt: skip
     for odd in (".", "/"):
-        refused(
-            "train", files.template, files.train, "-o", odd, says=[f" {odd}: cannot be written"]
-        )
+        refused("train", files.template, files.train, "-o", odd, says=[f" {odd}: cannot be written"])
     assert file.read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -642,9 +628,7 @@ def test_a_full_disk(files, write, tmp_path, monkeypatch, where):
 def test_output_that_cannot_be_written(files, write, tmp_path):
     file = write("file", "mine")
     for path in (tmp_path / "no" / "out", file / "out", tmp_path):
-        refused(
-            "tag", "-m", files.model, files.bare, "-o", path, says=[f"{path}: cannot be written"]
-        )
+        refused("tag", "-m", files.model, files.bare, "-o", path, says=[f"{path}: cannot be written"])
     assert file.read_text() == "mine"
 
 
@@ -659,9 +643,7 @@ def test_a_damaged_model(files, write, tmp_path, damage):
     else:
         changed = bytearray(content)
         changed[-5] ^= 1
-        model = write(
-            "model", {"empty": b"", "cut": content[:-1], "tensor": bytes(changed)}[damage]
-        )
+        model = write("model", {"empty": b"", "cut": content[:-1], "tensor": bytes(changed)}[damage])
     refused("tag", "-m", model, files.bare, says=[f" {model}: "])
     refused("tag", "-m", model, files.bare, "-o", output, says=[f" {model}: "])
     refused("evaluate", "-m", model, files.test, says=[f" {model}: "])
@@ -669,9 +651,7 @@ def test_a_damaged_model(files, write, tmp_path, damage):
 
 
 def test_a_model_saved_from_python_has_no_template(files, tmp_path):
-    estimator = StructuredGPClassifier(n_draws=2, posterior=Inducing(n_inducing=5)).fit(
-        files.X, files.y
-    )
+    estimator = StructuredGPClassifier(n_draws=2, posterior=Inducing(n_inducing=5)).fit(files.X, files.y)
     estimator.save(tmp_path / "model")
     for command in ("tag", "evaluate"):
         refused(command, "-m", tmp_path / "model", files.test,
@@ -790,15 +770,7 @@ def test_demo():
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_under_the_table_of_evaluate(files):
-    command = [
-        sys.executable,
-        "-m",
-        "structgp",
-        "evaluate",
-        "-m",
-        str(files.model),
-        str(files.test),
-    ]
+    command = [sys.executable, "-m", "structgp", "evaluate", "-m", str(files.model), str(files.test)]
     with open("/dev/full", "wb") as full_disk:
         result = subprocess.run(command, stdout=full_disk, stderr=subprocess.PIPE, check=False)
     assert result.returncode == 2

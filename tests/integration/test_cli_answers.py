@@ -120,14 +120,7 @@ def test_forced_labels_have_to_be_known(folder, corpus, tmp_path):
     y[1][1] = "B-NONE"
     given = write(tmp_path / "given", corpus.X_test[:2], y)
     line = len(y[0]) + 3
-    fails(
-        "tag",
-        "-m",
-        folder / "model",
-        "--force",
-        given,
-        says=f"given:{line}: 'B-NONE' is not a label",
-    )
+    fails("tag", "-m", folder / "model", "--force", given, says=f"given:{line}: 'B-NONE' is not a label")
     other = write(tmp_path / "other", corpus.X_test[:1], [["_"] * len(corpus.y_test[0])])
     assert (
         ok("tag", "-m", folder / "model", "--force", "--missing", "_", other).stdout.count("\n")
@@ -166,17 +159,13 @@ def test_next_writes_what_to_label(folder, model, corpus):
 
 
 def test_tokens_without_a_label_train_too(folder, corpus, tmp_path):
-    y = [
-        [label if t % 3 else "?" for t, label in enumerate(labels)] for labels in corpus.y_train[:N]
-    ]
+    y = [[label if t % 3 else "?" for t, label in enumerate(labels)] for labels in corpus.y_train[:N]]
     y[0] = ["?"] * len(y[0])
     some = write(tmp_path / "some", corpus.X_train[:N], y)
     result = ok("train", folder / "template", some, "-o", tmp_path / "m", "--missing", "?")
     assert "1 of 40 sequences have no label at all" in result.stderr
     assert "?" not in structgp.load(tmp_path / "m").classes_
-    nothing = write(
-        tmp_path / "none", corpus.X_train[:2], [["?"] * len(x) for x in corpus.X_train[:2]]
-    )
+    nothing = write(tmp_path / "none", corpus.X_train[:2], [["?"] * len(x) for x in corpus.X_train[:2]])
     fails(
         "train", folder / "template", nothing, "-o", tmp_path / "m", "--missing", "?",
         says="every token has no label",
@@ -237,9 +226,7 @@ def test_a_killed_run_goes_on(folder, tmp_path, monkeypatch):
     assert again.stderr.splitlines()[0].startswith("step 3: ")
     assert again.stderr.splitlines()[0] == whole.stderr.splitlines()[2]
     assert not (tmp_path / "m.checkpoint").exists()
-    tag = [
-        ok("tag", "-m", tmp_path / name, "-v2", folder / "test").stdout for name in ("whole", "m")
-    ]
+    tag = [ok("tag", "-m", tmp_path / name, "-v2", folder / "test").stdout for name in ("whole", "m")]
     assert tag[0] == tag[1]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.generate import generate_stream
 from click.testing import CliRunner
 
 import structgp
@@ -16,7 +17,6 @@ import structgp.cli.shared as cli_shared
 import structgp.plan.run
 from structgp.cli import main
 from structgp.data import shards
-from structgp.data.generate import generate_stream
 from structgp.data.sources.columns import write_columns
 from structgp.inference.checkpoint import Checkpoint
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 
 from structgp import Inducing, Mixture, Natural, StructgpWarning, StructuredGPClassifier
-from structgp.data.generate import generate
 from structgp.inference.lbfgs import _on_device, minimize
 from structgp.plan.optimizers import NAMED
 
@@ -57,8 +57,9 @@ def test_a_step_that_gains_too_little_is_the_last(way):
 def test_auto_is_the_gpu_where_there_is_one():
     made = generate(6, n_labels=2, mean_length=4, n_templates=2, n_values=4, seed=0)
     model = StructuredGPClassifier(device="auto").fit(made.X, made.y)
-    model.predict(made.X)
-    assert model.model_.device == ("cuda" if torch.cuda.is_available() else "cpu")
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert model.ask(made.X).question.device == expected
+    assert model.training_log_["plan"]["device"]["value"] == expected
 
 
 FITS = {
@@ -67,10 +68,7 @@ FITS = {
     "functions": {"posterior": Inducing(n_inducing=30)},
     "natural": {"inference": "natural", "posterior": Inducing(n_inducing=30)},
     "adam": {"inference": "adam", "posterior": Inducing(n_inducing=30)},
-    "saga": {
-        "posterior": Inducing(n_inducing=20),
-        "inference": replace(NAMED["saga"], n_draws=8),
-    },
+    "saga": {"posterior": Inducing(n_inducing=20), "inference": replace(NAMED["saga"], n_draws=8)},
     "lbfgs": {"inference": "lbfgs", "posterior": Inducing(n_inducing=20)},
     "mixture": {"posterior": Mixture(n_components=2, n_inducing=20)},
     "values": {

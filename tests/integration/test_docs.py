@@ -1,4 +1,4 @@
-"""What README and the pages of ``docs`` tell people to type works, and prints what they say it does."""
+"""The code and the commands in README and in the pages of ``docs`` run, and print what the pages show."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import multiprocessing
 import multiprocessing.forkserver
+import pkgutil
 import re
 import runpy
 import subprocess
@@ -16,6 +17,7 @@ from types import ModuleType
 import click
 import pytest
 
+import structgp
 from structgp import StructuredGPClassifier
 from structgp.cli import main
 
@@ -24,7 +26,7 @@ DRIVER = Path(__file__).with_name("run_page.py")
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 SHELL = {"tutorial.md"}
-"""Pages whose commands are run; those of the others have their options looked up."""
+"""Pages whose commands are run. In the others it is checked that the options exist."""
 
 IMPORTED_ONCE = ["structgp.cli"]
 
@@ -52,14 +54,14 @@ def name(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def processes() -> multiprocessing.context.BaseContext:
-    """Processes that begin with torch imported, if this system can make them: a page takes a second, its
+    """Processes that start with torch imported, where the system supports it: a page takes one second, its
     imports take three."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED_ONCE)
     with pytest.MonkeyPatch.context() as patch:
-        # As conftest does here: with more threads than free cores a page takes four times as long.
+        # As in conftest: with more threads than free cores a page takes four times as long.
         patch.setenv("OMP_NUM_THREADS", "1")
         multiprocessing.forkserver.ensure_running()
     return context
@@ -80,7 +82,7 @@ def test_page_runs(page: Path, tmp_path: Path, processes) -> None:
 
 
 def test_no_block_escapes() -> None:
-    """Fences are of kinds that are run or shown, and a block that is not run says why, to readers too."""
+    """All fences are of known kinds, and a block that is not run tells the reader why."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         kinds = set(re.findall(r"^ *```+([^`\n]*)$", text, re.MULTILINE))
@@ -100,7 +102,7 @@ def test_commands_and_options_exist(page: Path) -> None:
 
 def test_readme_has_the_commands() -> None:
     found = {words[0] for block in blocks(README, "sh") for words in run_page.commands(block.text)}
-    assert found == {"train", "tag", "evaluate", "report", "next"}
+    assert found == {"train", "tag", "evaluate", "describe"}
 
 
 def test_make_targets_exist() -> None:
@@ -123,7 +125,7 @@ def test_every_page_is_linked() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Of README and of the pages as files, for those who read them without the site."""
+    """In README and in the pages as files, for those who read them without the site."""
     for page in [*PAGES, *(ROOT / "docs" / "api").glob("*.md")]:
         text = page.read_text(encoding="utf-8")
         for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
@@ -139,20 +141,29 @@ def test_reference_has_every_method_and_name() -> None:
     }
     documented = set(re.findall(r"StructuredGPClassifier\.(\w+)", reference))
     assert own == documented
-    for function in ("load", "select", "explain", "describe"):
-        assert f"autofunction:: structgp.{function}" in reference
+    for public in set(structgp.__all__) - {"__version__", *vars(structgp.errors)}:
+        assert re.search(rf":: structgp\.(\w+\.)*{public}\b", reference), public
+
+
+def test_names_in_the_pages_exist() -> None:
+    """``structgp.room.name`` in the text of a page is a module, or something in one."""
+    # results.md is written by ``python -m experiments page``.
+    pages = {*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "results.md"}
+    text = "".join(page.read_text("utf-8") for page in sorted(pages))
+    for dotted in re.findall(r"(?<![\w/.\"-])structgp(?:\.[A-Za-z_]+)+", text):
+        pkgutil.resolve_name(dotted)
 
 
 def test_errors_in_troubleshooting_are_those_of_the_code() -> None:
     source = "".join(p.read_text("utf-8") for p in (ROOT / "src" / "structgp").rglob("*.py"))
-    source = re.sub(r'"\s*\n\s*f?"', "", source)  # strings that go on in the next line
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # strings that continue on the next line
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
     quoted = re.findall(r"^> (.*)$", page, re.MULTILINE)
     assert len(table) > 15
     assert len(quoted) > 3
     for message in [*table, *quoted]:
-        # What stands for something else: places, numbers, names in quotes, cells, labels.
+        # Cut out what varies: places, numbers, names in quotes, cells, labels.
         names = r"BIO|dense|dicts|RBFKernel|categorical|nan|but|QTY.* O"
         cut = rf"'[^']*'|\.\.\.|\d+|%x\[[^]]*\]|\b(?:{names})\b|\b[\w.\[\]]+: |;| and with"
         parts = [part.strip(" :,") for part in re.split(cut, message)]
@@ -185,7 +196,7 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     site = tmp_path / "site"
     assert "<math" in (site / "maths.html").read_text(encoding="utf-8")
     assert "predict_n_best" in (site / "api" / "estimator.html").read_text(encoding="utf-8")
-    # No page asks anything of the network.
+    # No page loads anything from the network.
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert not re.findall(r'(?:src|<link[^>]*href)="(?:https?:)?//', text), page.name

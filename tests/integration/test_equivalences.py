@@ -9,15 +9,15 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from scipy.special import softmax
 from torch import Tensor
 
 from structgp import answers as predict
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
-from structgp.gp import Posterior, choose_inducing
+from structgp.data.examples import LabelEncoder
+from structgp.gp import Inducing, Posterior, Table, choose_inducing
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
@@ -42,33 +42,28 @@ class Data:
 
 def make_data(n_sequences: int = 6, seed: int = 0) -> Data:
     made = generate(
-        n_sequences,
-        n_labels=V,
-        mean_length=3.5,
-        n_templates=2,
-        n_values=4,
-        strength=2.0,
-        seed=seed,
+        n_sequences, n_labels=V, mean_length=3.5, n_templates=2, n_values=4, strength=2.0, seed=seed
     )
     encoder = FeatureEncoder().fit(made.X)
     labels = LabelEncoder(list(made.chain.labels)).transform(made.y)
     return Data(encoder.transform(made.X), labels, encoder)
 
 
-def make_posterior(data: Data, *, most: int = 99, pairwise_sd: float = 1.0) -> Posterior:
+def make_posterior(data: Data, *, most: int = 99, transition_sd: float = 1.0) -> Posterior:
     """With the default, inducing inputs that leave nothing open: the full GP."""
     tokens = data.tokens
     kernel = build_kernel("auto", data.encoder.blocks, tokens, AMPLITUDE).requires_grad_(False)
     chosen = choose_inducing(kernel, tokens, most)
-    return Posterior(kernel, tokens[chosen.index], V, pairwise_sd=pairwise_sd)
+    node = Inducing(kernel, tokens[chosen.index], (V,))
+    return Posterior({"node": node, "next": Table((V, V), transition_sd)})
 
 
 @dataclass(frozen=True)
 class Dice:
     """The draws of every sequence, by its number, whatever batch it is in."""
 
-    unary: list[np.ndarray]  # (S, T, V) a sequence
-    pairwise: Tensor  # (S, V, V)
+    nodes: list[np.ndarray]  # (S, T, V) per sequence
+    transitions: Tensor  # (S, V, V)
 
     @staticmethod
     def roll(data: Data, n_draws: int, seed: int = 0) -> Dice:
@@ -78,15 +73,15 @@ class Dice:
             noise = rng.standard_normal((n_draws // 2, *shape))
             return np.concatenate([noise, -noise])
 
-        pairwise = torch.from_numpy(mirrored(V, V))
-        return Dice([mirrored(len(r), V) for r in data.rows], pairwise)
+        transitions = torch.from_numpy(mirrored(V, V))
+        return Dice([mirrored(len(r), V) for r in data.rows], transitions)
 
     def of(self, batch: Batch) -> Tensor:
         """(S, B, T, V), with junk at padding."""
         B, T = batch.mask.shape
-        noise = torch.full((len(self.pairwise), B, T, V), 3.0, dtype=torch.float64)
+        noise = torch.full((len(self.transitions), B, T, V), 3.0, dtype=torch.float64)
         for b, i in enumerate(batch.index.tolist()):
-            noise[:, b, : self.unary[i].shape[1]] = torch.from_numpy(self.unary[i])
+            noise[:, b, : self.nodes[i].shape[1]] = torch.from_numpy(self.nodes[i])
         return noise
 
 
@@ -102,13 +97,10 @@ def fit(
     """Second-order inference with draws that belong to sequences rather than places in batches."""
     problem = Problem(posterior, Chain(), batches)
     optimizer = SecondOrder(
-        n_draws=len(dice.pairwise),
-        tolerance=tolerance,
-        learn_scales=learn_scales,
-        max_rounds=max_rounds,
+        n_draws=len(dice.transitions), tolerance=tolerance, learn_scales=learn_scales, max_rounds=max_rounds
     )
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
-    state = replace(state, noise=[dice.of(b) for b in batches], pair_noise=dice.pairwise)
+    state = replace(state, noise=[[dice.of(b) for b in batches], dice.transitions.flatten(1)])
     finished = False
     while not finished:
         state, info = optimizer.step(problem, state)
@@ -126,8 +118,9 @@ def at_sequences(posterior: Posterior, data: Data) -> list[tuple[np.ndarray, np.
     with torch.no_grad():
         for i in range(len(data.rows)):
             batch = pad(data.rows, data.labels, data.encoder.pad_row, [i])
-            q = posterior.at(posterior.conditional(batch.x, batch.mask))
-            answer.append((q.mean[0, 0].numpy(), q.covariance[0, 0].numpy()))
+            node = posterior.node
+            mean, spread = node.gaussian(node.conditional(batch.x, batch.mask, node.prior_factor()))
+            answer.append((mean[0, 0].numpy(), spread[0, 0].numpy()))
     return answer
 
 
@@ -157,16 +150,16 @@ def marginals(posterior: Posterior, data: Data, batch_tokens: int = 1000) -> lis
     return answer
 
 
-# -- no pairwise scores: a softmax for every token ----------------------------------------------
+# -- no transition scores: a softmax for every token ----------------------------------------------
 
 
-def test_without_pairwise_scores_marginals_are_softmax() -> None:
+def test_without_transition_scores_marginals_are_softmax() -> None:
     """Draw by draw; and on average the integral of the softmax over a token's own Gaussian."""
     data = make_data()
-    posterior = make_posterior(data, most=3, pairwise_sd=0.0)
+    posterior = make_posterior(data, most=3, transition_sd=0.0)
     fit(posterior, batches_of(data), Dice.roll(data, 32), learn_scales=False)
     with torch.no_grad():
-        posterior.m *= 4  # six sequences teach little
+        posterior.node.m *= 4  # six sequences teach little
     draws = predict.sample(posterior, 20_000, 0)
     nodes, weights = np.polynomial.hermite_e.hermegauss(16)
     grid = np.stack(np.meshgrid(nodes, nodes, nodes, indexing="ij"), -1).reshape(-1, V)
@@ -175,7 +168,7 @@ def test_without_pairwise_scores_marginals_are_softmax() -> None:
     for i, (mean, covariance) in enumerate(at_sequences(posterior, data)):
         batch = pad(data.rows, data.labels, data.encoder.pad_row, [i])
         found = answers(posterior, draws, batch)[0].numpy()
-        f = draws.unary(posterior, batch)[:, 0].numpy()
+        f = draws.scores(posterior, batch)[0][:, 0].numpy()
         np.testing.assert_allclose(found, softmax(f, -1).mean(0), rtol=0, atol=1e-10)
         sd = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2)).T  # (T, V)
         exact = np.einsum("n,ntv->tv", weight, softmax(mean + sd * grid[:, None], -1))
@@ -184,17 +177,17 @@ def test_without_pairwise_scores_marginals_are_softmax() -> None:
     assert np.abs(np.concatenate(spread)).max() > 0.02  # the Gaussian's width matters
 
 
-def test_without_pairwise_scores_tokens_may_as_well_be_sequences() -> None:
+def test_without_transition_scores_tokens_may_as_well_be_sequences() -> None:
     """The same posterior when every token is a sequence of its own, up to the draws."""
     data = make_data()
-    together = make_posterior(data, pairwise_sd=0.0)
+    together = make_posterior(data, transition_sd=0.0)
     fit(together, batches_of(data), Dice.roll(data, 2000), learn_scales=False, tolerance=1e-4)
     single = Data(
         [row[None] for rows in data.rows for row in rows],
         [label[None] for labels in data.labels for label in labels],
         data.encoder,
     )
-    apart = make_posterior(data, pairwise_sd=0.0)
+    apart = make_posterior(data, transition_sd=0.0)
     fit(apart, batches_of(single), Dice.roll(single, 2000, 1), learn_scales=False, tolerance=1e-4)
     assert_same(at_sequences(together, data), at_sequences(apart, data), atol=0.05)
 
@@ -206,16 +199,14 @@ def test_the_order_of_inducing_inputs_does_not_matter() -> None:
     data = make_data()
     dice = Dice.roll(data, 16)
     first, second = make_posterior(data), make_posterior(data)
-    order = torch.randperm(first.n_inducing, generator=torch.Generator().manual_seed(3))
+    order = torch.randperm(first.node.n_values, generator=torch.Generator().manual_seed(3))
     assert not torch.equal(order, torch.arange(len(order)))
-    second.inducing.copy_(first.inducing[order])
+    second.node.inducing.copy_(first.node.inducing[order])
     fit(first, batches_of(data), dice)
     fit(second, batches_of(data), dice)
-    assert not torch.allclose(first.m, second.m)  # in coordinates of their own
+    assert not torch.allclose(first.node.m, second.node.m)  # in coordinates of their own
     assert_same(at_sequences(first, data), at_sequences(second, data), atol=2e-4)
-    assert float(first.pairwise_sd.detach()) == pytest.approx(
-        float(second.pairwise_sd.detach()), rel=1e-3
-    )
+    assert first["next"].prior_sd == pytest.approx(second["next"].prior_sd, rel=1e-3)
 
 
 def test_spanning_inducing_inputs_are_the_full_gaussian_process(oracles: ModuleType) -> None:
@@ -235,18 +226,17 @@ def test_spanning_inducing_inputs_are_the_full_gaussian_process(oracles: ModuleT
     K = AMPLITUDE * (x[:, None] == x[None]).mean(-1)
     N = len(x)
     gradient, curvature = np.zeros((N, V)), np.zeros((V, N, N))
-    pair_mean = posterior.pair_mean.detach().numpy()
-    pair_sd = posterior.pair_log_sd.detach().exp().numpy()
-    S = len(dice.pairwise)
+    table_mean, table_sd = (x.numpy() for x in posterior["next"].constant_scores())
+    S = len(dice.transitions)
     start = 0
-    for (mean, covariance), labels, noise in zip(fitted, data.labels, dice.unary, strict=True):
+    for (mean, covariance), labels, noise in zip(fitted, data.labels, dice.nodes, strict=True):
         T = len(labels)
         here = slice(start, start + T)
         jitter = 1e-8 * np.trace(covariance, axis1=1, axis2=2)[:, None, None] / T * np.eye(T)
         roots = np.linalg.cholesky(covariance + jitter)
         for s in range(S):
             off = np.stack([roots[j] @ noise[s, :, j] for j in range(V)], -1)
-            table = oracles.chain_table(mean + off, pair_mean + pair_sd * dice.pairwise[s].numpy())
+            table = oracles.chain_table(mean + off, table_mean + table_sd * dice.transitions[s].numpy())
             gradient[here] += (np.eye(V)[labels] - table.nodes.astype(float)) / S
             curvature[:, here, here] += table.node_covariance.astype(float) / S
         start += T
@@ -272,7 +262,7 @@ def test_permuting_sequences_permutes_the_answer() -> None:
     order = [3, 0, 5, 1, 4, 2]
     moved = Data([data.rows[i] for i in order], [data.labels[i] for i in order], data.encoder)
     dice = Dice.roll(data, 16)
-    moved_dice = Dice([dice.unary[i] for i in order], dice.pairwise)
+    moved_dice = Dice([dice.nodes[i] for i in order], dice.transitions)
     first = make_posterior(data, most=5)
     second = make_posterior(data, most=5)
     fit(first, batches_of(data, 12), dice)
@@ -290,17 +280,16 @@ def test_permuting_labels_permutes_the_answer() -> None:
     old = np.argsort(new)
     moved = Data(data.rows, [new[y] for y in data.labels], data.encoder)
     dice = Dice.roll(data, 16)
-    moved_dice = Dice([n[..., old] for n in dice.unary], dice.pairwise[:, old][:, :, old])
+    moved_dice = Dice([n[..., old] for n in dice.nodes], dice.transitions[:, old][:, :, old])
     first, second = make_posterior(data, most=5), make_posterior(data, most=5)
     fit(first, batches_of(data), dice)
     fit(second, batches_of(moved), moved_dice)
     answer = [(m[:, old], c[old]) for m, c in at_sequences(first, data)]
     assert_same(answer, at_sequences(second, moved), atol=2e-4)
-    torch.testing.assert_close(first.pair_mean[old][:, old], second.pair_mean, rtol=0, atol=2e-4)
-    torch.testing.assert_close(
-        first.pair_log_sd[old][:, old], second.pair_log_sd, rtol=0, atol=2e-4
-    )
-    assert (first.pair_mean - first.pair_mean.T).abs().max() > 0.05  # direction matters
+    for one, other in zip(first["next"].constant_scores(), second["next"].constant_scores(), strict=True):
+        torch.testing.assert_close(one[old][:, old], other, rtol=0, atol=2e-4)
+    mean, _ = first["next"].constant_scores()
+    assert (mean - mean.T).abs().max() > 0.05  # direction matters
 
 
 # -- batches and padding --------------------------------------------------------------------------
@@ -315,7 +304,8 @@ def test_batching_changes_nothing(batch_tokens: int) -> None:
     fit(whole, batches_of(data), dice)
     fit(parts, batches_of(data, batch_tokens), dice)
     assert_same(at_sequences(whole, data), at_sequences(parts, data), atol=2e-4)
-    torch.testing.assert_close(whole.pair_mean, parts.pair_mean, rtol=0, atol=2e-4)
+    one, other = (q["next"].constant_scores()[0] for q in (whole, parts))
+    torch.testing.assert_close(one, other, rtol=0, atol=2e-4)
 
 
 def test_more_padding_changes_nothing() -> None:
@@ -352,13 +342,11 @@ def test_more_inducing_inputs_do_not_lower_the_bound() -> None:
     data = make_data(8)
     bounds = []
     tokens = data.tokens
-    spanning = make_posterior(data).n_inducing
+    spanning = make_posterior(data).node.n_values
     for most in (1, 2, 3, 5, spanning):
         posterior = make_posterior(data, most=most)
-        assert torch.equal(posterior.inducing, make_posterior(data).inducing[:most])
-        problem = fit(
-            posterior, batches_of(data), Dice.roll(data, 256), learn_scales=False, tolerance=1e-4
-        )
+        assert torch.equal(posterior.node.inducing, make_posterior(data).node.inducing[:most])
+        problem = fit(posterior, batches_of(data), Dice.roll(data, 256), learn_scales=False, tolerance=1e-4)
         generator = torch.Generator().manual_seed(1)
         bounds.append(problem.fresh_bound(20_000, generator))
     assert spanning > 5
@@ -370,12 +358,12 @@ def test_more_inducing_inputs_do_not_lower_the_bound() -> None:
 def test_inducing_inputs_beyond_the_span_change_nothing() -> None:
     data = make_data()
     spanning = make_posterior(data)
-    double = make_posterior(data)
-    more = torch.cat([double.inducing, torch.tensor([[90.0, 91.0], [92.0, 93.0]]).double()])
-    double = Posterior(spanning.kernel, more, V)
+    more = torch.cat([spanning.node.inducing, torch.tensor([[90.0, 91.0], [92.0, 93.0]]).double()])
+    node = Inducing(spanning.node.kernel, more, (V,))
+    double = Posterior({"node": node, "next": Table((V, V))})
     dice = Dice.roll(data, 16)
     fit(spanning, batches_of(data), dice)
     fit(double, batches_of(data), dice)
     assert_same(at_sequences(spanning, data), at_sequences(double, data), atol=2e-4)
     # Nobody saw those values: their part of q is the prior.
-    assert double.m[..., -2:].abs().max() < 1e-6
+    assert double.node.m[..., -2:].abs().max() < 1e-6

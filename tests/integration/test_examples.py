@@ -77,9 +77,7 @@ def test_noisy_annotators() -> None:
 @pytest.mark.slow
 def test_unaligned() -> None:
     errors = UNALIGNED.main(["--quick"])
-    assert errors["summaries"] < min(
-        errors["commonest label"], errors["chain, summaries spread evenly"]
-    )
+    assert errors["summaries"] < min(errors["commonest label"], errors["chain, summaries spread evenly"])
 
 
 def test_all_examples_are_run() -> None:
@@ -104,8 +102,8 @@ def test_richer_answers() -> None:
     assert abs(found["counted"] - found["exact"]) < 0.034
 
 
-def test_doubt() -> None:
-    found = example("doubt").main()
+def test_uncertainty() -> None:
+    found = example("uncertainty").main()
     assert found["model after 60"] < found["model after 15"]
     for n in (15, 60):
         parts = found[f"data after {n}"] + found[f"model after {n}"]

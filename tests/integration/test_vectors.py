@@ -43,7 +43,7 @@ def fitted() -> StructuredGPClassifier:
 
 
 def test_each_kind_has_its_kernel(fitted: StructuredGPClassifier) -> None:
-    kernel = fitted.model_.posterior.kernel
+    kernel = fitted.model_.posterior.node.kernel
     assert isinstance(kernel, BlockSumKernel)
     templates, vectors, numbers = kernel.kernels
     assert isinstance(templates, RelevanceKernel)
@@ -58,7 +58,7 @@ def test_the_kernel_of_vectors_is_learned(fitted: StructuredGPClassifier) -> Non
     encoder = fitted.model_.encoder
     tokens = structgp.plan.prior.flat_tokens(encoder, encoder.transform(X))
     start = build_kernel("auto", encoder.blocks, tokens).requires_grad_(False).kernels[1]
-    learned = fitted.model_.posterior.kernel.kernels[1]
+    learned = fitted.model_.posterior.node.kernel.kernels[1]
     assert abs(float(learned.base_kernel.lengthscale / start.base_kernel.lengthscale) - 1) > 0.05
     assert abs(float(learned.outputscale / start.outputscale) - 1) > 0.05
     before, after = fitted.training_log_["relaxation"]["evidence"]
@@ -94,7 +94,7 @@ def test_a_kernel_of_ones_own_for_each_kind() -> None:
     model = StructuredGPClassifier(
         kernel=kernel, inference="natural", posterior=Inducing(n_inducing=20)
     ).fit(X, Y)
-    names = [type(k).__name__ for k in model.model_.posterior.kernel.modules()]
+    names = [type(k).__name__ for k in model.model_.posterior.node.kernel.modules()]
     for name in ("TemplateKernel", "LinearKernel", "SparseRBFKernel"):
         assert name in names
     with pytest.raises(InputError, match="no sparse features in the data"):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.generate import generate
 
 import structgp
 from structgp import Inducing, InputError, Mixture, Prior, StructuredGPClassifier
 from structgp.data.examples import read_examples
-from structgp.data.generate import generate
 from structgp.gp import contrasts
 from structgp.plan.options import Options, Weights
 from structgp.plan.resolve import resolve

@@ -17,8 +17,7 @@ from structgp.errors import InputError
 from structgp.inference import Adam, Minibatch, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import History, train
-from structgp.paper import PRESETS, LbfgsBlocks, Saga
-from structgp.paper import Mixture as MixtureFit
+from structgp.paper import PRESETS, LbfgsBlocks, MixtureFit, Saga
 from structgp.plan.choices import gradient_of, learns_on_bound, optimizer_of
 from structgp.plan.optimizers import ESTIMATORS, GRADIENTS, INFERENCE, NAMED
 from structgp.plan.options import Inducing, Mixture, Options, check_options
@@ -72,9 +71,7 @@ def chosen(inference: Any, likelihood: str | Structure, family: Any = None) -> C
         ("numpy", Natural(), ESTIMATORS["surrogate"], "gradients from values alone"),
     ],
 )
-def test_auto_follows_the_structure(
-    likelihood: str, optimizer: Any, estimator: Any, reason: str
-) -> None:
+def test_auto_follows_the_structure(likelihood: str, optimizer: Any, estimator: Any, reason: str) -> None:
     choice = chosen("auto", likelihood)
     assert choice.optimizer == optimizer
     assert choice.estimator == estimator
@@ -102,9 +99,7 @@ def test_full_transitions_and_a_gradient_that_was_asked_for_have_no_closed_form(
     assert asked.estimator == ESTIMATORS["sobol"]
 
 
-@pytest.mark.parametrize(
-    "inference", [name for name in INFERENCE if name not in ("auto", *PRESETS)]
-)
+@pytest.mark.parametrize("inference", [name for name in INFERENCE if name not in ("auto", *PRESETS)])
 def test_open_scales_are_settled(inference: str) -> None:
     found = chosen(inference, "chain").optimizer.learn_scales
     assert found == ("all" if inference in ("second-order", "minibatch") else "transitions")
@@ -129,23 +124,13 @@ def test_scales_of_both_stages_of_a_mixture(scales: Any) -> None:
         ("second-order", SecondOrder, {}),
         ("natural", Natural, {}),
         ("adam", Adam, {}),
-        (
-            "saga",
-            Saga,
-            {"remembers": True, "covariance_step": None, "pairwise_steps": None},
-        ),
+        ("saga", Saga, {"covariance_step": None, "transition_steps": None}),
         ("lbfgs", LbfgsBlocks, {}),
-        ("paper-batch", LbfgsBlocks, {"unary_steps": 50, "pairwise_steps": 10, "hyper_steps": 5}),
+        ("paper-batch", LbfgsBlocks, {"node_steps": 50, "transition_steps": 10, "hyper_steps": 5}),
         (
             "paper-stochastic",
             Saga,
-            {
-                "remembers": True,
-                "mean_step": 1e-4,
-                "covariance_step": 1e-5,
-                "unary_steps": 3000,
-                "pairwise_steps": 1000,
-            },
+            {"mean_step": 1e-4, "covariance_step": 1e-5, "node_steps": 3000, "transition_steps": 1000},
         ),
     ],
 )
@@ -185,7 +170,7 @@ def test_numbers_that_no_optimiser_can_use(given: Any, named: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [SecondOrder(tolerance=0.0, learning_rounds=0), LbfgsBlocks(hyper_steps=0)]
+    "given", [SecondOrder(tolerance=0.0, learning_rounds=0), LbfgsBlocks(transition_steps=0, hyper_steps=0)]
 )
 def test_zero_may_be_a_choice(given: Any) -> None:
     check_options(Options(inference=given))
@@ -193,13 +178,9 @@ def test_zero_may_be_a_choice(given: Any) -> None:
 
 
 def test_names_of_fields_that_are_not_known() -> None:
-    with pytest.raises(
-        InputError, match=r"^gradient: 'steepest' is not known; use one of auto, pa"
-    ):
+    with pytest.raises(InputError, match=r"^gradient: 'steepest' is not known; use one of auto, pa"):
         check_options(Options(inference=Natural(gradient="steepest")))
-    with pytest.raises(
-        InputError, match=r"^learn_scales: 'pairwise' is not known; use one of auto"
-    ):
+    with pytest.raises(InputError, match=r"^learn_scales: 'pairwise' is not known; use one of auto"):
         check_options(Options(inference=Adam(learn_scales="pairwise")))  # type: ignore[arg-type]
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import generate
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from structgp import Inducing, SecondOrder, StructuredGPClassifier
-from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import Examples
-from structgp.data.generate import generate
-from structgp.data.labels import LabelEncoder
+from structgp.data.encode import FeatureEncoder, FeatureSplit
+from structgp.data.examples import Examples, LabelEncoder
 from structgp.gp import Posterior, choose_inducing, contrasts
 from structgp.gp.kernels import RelevanceKernel, covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
@@ -69,6 +68,7 @@ def run(
     return run_pilot(
         kernel,
         Examples(data.encoder, data.encoded, data.rows, data.labels, None, None),
+        FeatureSplit.of(data.encoder, (), ()),
         Chain(),
         basis=basis,
         transition_sd=1.5,
@@ -168,9 +168,9 @@ def test_the_classifier_starts_from_its_pilot(monkeypatch: pytest.MonkeyPatch) -
         seen.append(copy.deepcopy((found, kernel)))
         return found
 
-    def start(*given: Any, **options: Any) -> Posterior:
-        started.append((options["basis"].clone(), options["pairwise_sd"]))
-        return Posterior(*given, **options)
+    def start(blocks: Any) -> Posterior:
+        started.append((blocks["node"].basis.clone(), blocks["next"].prior_sd))
+        return Posterior(blocks)
 
     monkeypatch.setattr(starting, "run_pilot", watched)
     monkeypatch.setattr(starting, "Posterior", start)
@@ -179,20 +179,17 @@ def test_the_classifier_starts_from_its_pilot(monkeypatch: pytest.MonkeyPatch) -
     fitted = StructuredGPClassifier(n_draws=8, posterior="inducing").fit(X, y)
     ((found, kernel),) = seen
     assert found is not None
-    ((basis, pairwise_sd),) = started
+    ((basis, transition_sd),) = started
     assert torch.equal(basis, found.basis)
-    assert pairwise_sd == found.transition_sd
+    assert transition_sd == found.transition_sd
     chosen = pick_inducing(kernel, data.tokens, 1000, seed=0, enough=0.2)
-    assert torch.equal(fitted.model_.posterior.inducing, chosen.rows)
+    assert torch.equal(fitted.model_.posterior.node.inducing, chosen.rows)
     everything = pick_inducing(kernel, data.tokens, 1000, seed=0)
     assert len(chosen.rows) < len(everything.rows)
     asked = StructuredGPClassifier(n_draws=8, posterior=Inducing(n_inducing=1000)).fit(X, y)
     assert len(seen) == 2
-    assert asked.model_.posterior.n_inducing == len(everything.rows)
-    for changes in (
-        {"inference": SecondOrder(learn_scales="transitions")},
-        {"inference": "natural"},
-    ):
+    assert asked.model_.posterior.node.n_values == len(everything.rows)
+    for changes in ({"inference": SecondOrder(learn_scales="transitions")}, {"inference": "natural"}):
         StructuredGPClassifier(n_draws=8, posterior=Inducing(n_inducing=5), **changes).fit(X, y)
     assert len(seen) == 2
 
@@ -203,10 +200,7 @@ def test_the_classifier_starts_from_its_pilot(monkeypatch: pytest.MonkeyPatch) -
 def test_relevances_are_left_for_the_fit() -> None:
     """Beside a part whose shape the relaxation learns, they stay, and stay within sight."""
     rng = np.random.default_rng(0)
-    X = [
-        [{"a": f"v{rng.integers(3)}", "size": float(rng.normal())} for _ in range(6)]
-        for _ in "1234"
-    ]
+    X = [[{"a": f"v{rng.integers(3)}", "size": float(rng.normal())} for _ in range(6)] for _ in "1234"]
     encoder = FeatureEncoder().fit(X)
     rows, y = encoder.transform(X), [rng.integers(0, 2, 6) for _ in X]
     kernel, relaxation = choose_kernel(

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.generate import Generated, generate
 from gpytorch.kernels import RBFKernel
 
 import structgp.plan.run
 from structgp import Inducing, InputError, Mixture, Prior, StructuredGPClassifier, Weights
 from structgp.data import shards
-from structgp.data.generate import Generated, generate
 from structgp.data.shards import Shards
 from structgp.inference import Minibatch, StepInfo
 from structgp.inference.checkpoint import Checkpoint
@@ -76,9 +76,7 @@ def test_the_fit_in_memory_to_the_last_bit(parameters: dict[str, Any], tmp_path:
     assert [one.model_.info[n] for n in names] == [other.model_.info[n] for n in names]
 
 
-def test_numbers_beside_templates_and_labels_that_are_missing(
-    data: Generated, tmp_path: Path
-) -> None:
+def test_numbers_beside_templates_and_labels_that_are_missing(data: Generated, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X = [[{"w": t[0], "n": float(rng.normal()), t[1]: True} for t in x] for x in data.X]
     y = [[None if t == 1 else v for t, v in enumerate(of)] for of in data.y]
@@ -104,9 +102,7 @@ def test_several_shards_come_to_the_same_bound(data: Generated, tmp_path: Path) 
     assert kept.n_shards > 2
     exact = Minibatch(batch_tokens=40, n_draws=64, steps=8, tolerance=0.01, learning_rounds=0)
     one = model(inference=exact).fit(kept).training_log_["elbo"]
-    assert one == pytest.approx(
-        model(inference=exact).fit(data.X, data.y).training_log_["elbo"], abs=1.5
-    )
+    assert one == pytest.approx(model(inference=exact).fit(data.X, data.y).training_log_["elbo"], abs=1.5)
 
 
 def test_nothing_is_left_behind(kept: Shards, tmp_path: Path) -> None:
@@ -137,7 +133,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "inducing": ({"posterior": Inducing(n_inducing=10)}, "posterior: inducing inputs are chosen from"),
     "mixture": ({"posterior": Mixture(n_components=2)}, "posterior: inducing inputs are chosen from"),
     "fixed": ({"prior": Prior(learn_kernel=False)}, "posterior: 'weights' is for the fit that learns"),
-    "full": ({"posterior": Weights(transition_covariance="full")}, "'minibatch' fits weights, with one"),
+    "full": ({"posterior": Weights(transition_covariance="full")}, "'minibatch' fits one Gaussian"),
     "opaque": (
         {"structure": lambda f, g, y: f.sum((1, 2))},
         "needs the curvature, and BlackBox offers none",
@@ -197,11 +193,7 @@ def test_a_killed_fit_goes_on_from_its_checkpoint(kept: Shards, tmp_path: Path) 
     assert n_batches < last < 3 * n_batches, "killed in a pass after the first"
     command = [sys.executable, "-W", "ignore", "-c", KILLED, str(kept.folder), str(path), str(last)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "checkpoint",
-        "checkpoint.sites",
-        "shards",
-    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint", "checkpoint.sites", "shards"]
     seen: list[StepInfo] = []
 
     def watch(info: StepInfo) -> None:
@@ -263,7 +255,7 @@ import torch
 torch.set_num_threads(1)
 from structgp import StructuredGPClassifier
 from structgp.data import shards
-from structgp.data.generate import generate_stream
+from benchmarks.generate import generate_stream
 from structgp.inference import Minibatch
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

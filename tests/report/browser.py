@@ -116,9 +116,7 @@ class Browser:
         return time.monotonic() - began
 
     def evaluate(self, expression: str) -> Any:
-        answer = self.call(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
-        )
+        answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -126,11 +124,7 @@ class Browser:
         codes = {"Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
         for kind in ("rawKeyDown", "keyUp"):
             self.call(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=name,
-                code=name,
-                windowsVirtualKeyCode=codes[name],
+                "Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=codes[name]
             )
 
     def point_at(self, selector: str) -> None:

@@ -66,8 +66,8 @@ def corpus() -> Recipes:
 
 @pytest.fixture(scope="session")
 def fitted(corpus: Recipes) -> StructuredGPClassifier:
-    X = [corpus.template.expand(rows) for rows in corpus.X_train[:60]]
-    estimator = StructuredGPClassifier(features="columns", n_draws=16).fit(X, corpus.y_train[:60])
+    X = [corpus.template.expand(rows) for rows in corpus.X_train[:30]]
+    estimator = StructuredGPClassifier(features="columns", n_draws=16).fit(X, corpus.y_train[:30])
     estimator.model_.extra.update({"template": corpus.template.text, "n_columns": 5})
     return estimator
 
@@ -107,7 +107,7 @@ def two_thousand(findings: Findings) -> Findings:
         text=text,
         predicted=findings.predicted * n,
         marginals=findings.marginals * n,
-        doubts=[dataclasses.replace(d, values=d.values * n) for d in findings.doubts],
+        uncertainties=[dataclasses.replace(u, values=u.values * n) for u in findings.uncertainties],
         truth=dataclasses.replace(truth, labels=truth.labels * n, log_probs=truth.log_probs * n),
     )
 

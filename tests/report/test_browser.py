@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from structgp.report import render
-from structgp.report.doubt import Doubt
+from structgp.report.findings import TokenUncertainty
 
 PLACES = [(width, dark) for width in (1280, 400) for dark in (False, True)]
 SETTLE = "new Promise(done => setTimeout(done, 150))"
@@ -98,9 +98,7 @@ def test_the_most_surprising_come_first(opened, findings):
 def test_filter_and_errors_only(opened, findings):
     wrong = [
         words
-        for words, y, z in zip(
-            findings.text.words, findings.predicted, findings.truth.labels, strict=True
-        )
+        for words, y, z in zip(findings.text.words, findings.predicted, findings.truth.labels, strict=True)
         if y != z
     ]
     opened.evaluate("document.getElementById('errors').click()")
@@ -148,22 +146,21 @@ def test_the_theme_can_be_turned(opened):
     assert opened.evaluate("document.getElementById('theme').textContent") == "Light"
 
 
-def test_shading_turns_to_another_doubt(browser, findings, tmp_path):
+def test_shading_turns_to_another_uncertainty(browser, findings, tmp_path):
     path = tmp_path / "report.html"
-    flat = [0 * v for v in findings.doubts[0].values]
-    other = Doubt("model", "doubt of the model", "a part", flat, 0.3)
-    two = dataclasses.replace(findings, doubts=[findings.doubts[0], other])
+    flat = [0 * v for v in findings.uncertainties[0].values]
+    other = TokenUncertainty("model", "uncertainty of the model", "a part", flat, 0.3)
+    two = dataclasses.replace(findings, uncertainties=[findings.uncertainties[0], other])
     path.write_text(render(two), encoding="utf-8")
     browser.window(1280)
     browser.open(path)
     shade = "[...document.querySelectorAll('.token .word')].map(w => parseInt(w.style.cssText.slice(9)))"
     assert max(browser.evaluate(shade)) > 20
     browser.evaluate(
-        "(o => { o.value = '1'; o.dispatchEvent(new Event('change')); })"
-        "(document.getElementById('shade'))"
+        "(o => { o.value = '1'; o.dispatchEvent(new Event('change')); })(document.getElementById('shade'))"
     )
     assert set(browser.evaluate(shade)) == {0}
-    assert "doubt of the model" in browser.evaluate(
+    assert "uncertainty of the model" in browser.evaluate(
         "document.getElementById('scale-text').textContent"
     )
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from structgp.evaluation.metrics import calibration, risk_coverage
 from structgp.report.charts import confidence_counts, error_at, learning_curve, reliability, risk_curve
-from structgp.report.markup import Markup, join, tag
-from structgp.report.numbers import MINUS, count, decimal, percent, plural
+from structgp.report.markup import MINUS, Markup, count, decimal, join, percent, plural, tag
 from structgp.report.svg import Plot, ticks, widened
 from structgp.report.tables import signed
 
@@ -23,9 +22,7 @@ def numbers_in(svg):
 
 
 def test_plain_text_is_escaped_and_markup_is_not():
-    assert tag("p", "<b>", Markup("<i></i>"), class_='"') == (
-        '<p class="&quot;">&lt;b&gt;<i></i></p>'
-    )
+    assert tag("p", "<b>", Markup("<i></i>"), class_='"') == ('<p class="&quot;">&lt;b&gt;<i></i></p>')
     assert join(["&", tag("br")]) == "&amp;<br>"
     assert tag("td", hidden=True, title=None, x=1.5, aria_label="a") == (
         '<td hidden x="1.5" aria-label="a"></td>'
@@ -43,10 +40,7 @@ def test_numbers():
     assert [signed(v) for v in (1.0, -1.0, 0.0)] == ["+1.0", f"{MINUS}1.0", "0.0"]
 
 
-@given(
-    st.floats(-1e6, 1e6),
-    st.floats(1e-3, 1e6),
-)
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
 def test_ticks_are_round_and_within(low, span):
     found = ticks(low, low + span)
     assert 1 <= len(found) <= 7
@@ -62,10 +56,10 @@ def test_a_range_is_never_empty():
 
 
 def test_points_lie_where_the_data_says():
-    plot = Plot((0, 10), (-1, 1), height=200, left=50, right=20, top=10, bottom=40)
-    assert plot.at(0, -1) == (50, 160)
-    assert plot.at(10, 1) == (400, 10)
-    assert plot.at(5, 0) == (225, 85)
+    plot = Plot((0, 10), (-1, 1), height=200, left=50, right=20)
+    assert plot.at(0, -1) == (50, 156)
+    assert plot.at(10, 1) == (400, 30)
+    assert plot.at(5, 0) == (225, 93)
 
 
 @pytest.mark.parametrize(

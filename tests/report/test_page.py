@@ -15,8 +15,8 @@ import pytest
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.evaluation.metrics import calibration, risk_coverage
 from structgp.report import Text, examine, render
-from structgp.report.doubt import Doubt, token_doubts
-from structgp.report.numbers import decimal, percent
+from structgp.report.findings import TokenUncertainty, token_uncertainties
+from structgp.report.markup import decimal, percent
 from structgp.report.tables import MOST_LABELS, confusion, frequent
 
 EVIL = "</script><b onclick=alert(1)>&amp;'\"<!--"
@@ -45,7 +45,7 @@ def test_the_headline_has_the_figures_of_evaluate(findings, page):
         decimal(scores.token_nll, 3),
         decimal(scores.ece, 3),
         "40 sequences",
-        "60 sequences",
+        "30 sequences",
         "11 labels",
         "second-order",
     ):
@@ -86,8 +86,8 @@ def test_templates_and_transitions_have_names(findings, page):
     scales = findings.estimator.training_log_["kernel_scales"]
     assert "U12:%x[0,2]" in text
     assert decimal(scales["12"], 2) in text
-    scores = findings.estimator.model_.posterior.pairwise()
-    first = f"{decimal(float(scores.mean[0, 0]), 2)}, standard deviation"
+    mean, _ = findings.estimator.model_.posterior["next"].constant_scores()
+    first = f"{decimal(float(mean[0, 0]), 2)}, standard deviation"
     cells = [a["title"] for name, a in page.elements if name == "td" and a.get("title")]
     assert any("B-COMMENT then B-COMMENT" in t and first in t for t in cells)
 
@@ -103,7 +103,7 @@ def test_the_confusion_matrix_counts_every_token(findings, page):
 def test_the_text_is_all_there(findings, page):
     data, truth = data_of(page), findings.truth
     assert [s[2] for s in data["sequences"]] == findings.text.words
-    for i, (line, surprise, _, predicted, errors, doubts, alternatives) in enumerate(
+    for i, (line, surprise, _, predicted, errors, uncertainties, alternatives) in enumerate(
         data["sequences"]
     ):
         assert line == i + 1
@@ -113,7 +113,7 @@ def test_the_text_is_all_there(findings, page):
         for t, label in zip(errors[::2], errors[1::2], strict=True):
             labels[t] = data["labels"][label]
         assert labels == truth.labels[i]
-        np.testing.assert_allclose(doubts[0], 1000 * findings.doubts[0].values[i], atol=0.51)
+        np.testing.assert_allclose(uncertainties[0], 1000 * findings.uncertainties[0].values[i], atol=0.51)
         for t, named in enumerate(alternatives):
             p = {data["labels"][k]: v / 1000 for k, v in zip(named[::2], named[1::2], strict=True)}
             assert {findings.predicted[i][t], truth.labels[i][t]} <= p.keys()
@@ -122,23 +122,21 @@ def test_the_text_is_all_there(findings, page):
             assert len(p) >= 5 or sum(p.values()) > 0.9
 
 
-def test_total_doubt_is_the_entropy_of_the_marginals(fitted, corpus):
+def test_total_uncertainty_is_the_entropy_of_the_marginals(fitted, corpus):
     x = corpus.template.expand(corpus.X_test[3])
-    total, model = token_doubts(fitted, [x])
+    total, model = token_uncertainties(fitted.ask([x]))
     assert (model.values[0] <= total.values[0]).all()
     np.testing.assert_allclose(model.values[0], fitted.predict_uncertainty([x]).model[0])
     marginals = np.array([list(p.values()) for p in fitted.predict_marginals_single(x)])
     np.testing.assert_allclose(total.values[0], -(marginals * np.log(marginals)).sum(1))
 
 
-def test_several_kinds_of_doubt_are_all_on_the_page(findings, parse):
-    total = findings.doubts[0]
-    model = Doubt("model", "doubt of the model", "a part", [v / 2 for v in total.values], 0.3)
-    data = data_of(parse(render(dataclasses.replace(findings, doubts=[total, model]))))
-    assert [d["name"] for d in data["doubts"]] == ["total", "model"]
-    assert data["sequences"][0][5][1] == pytest.approx(
-        [d / 2 for d in data["sequences"][0][5][0]], abs=1
-    )
+def test_several_kinds_of_uncertainty_are_all_on_the_page(findings, parse):
+    total = findings.uncertainties[0]
+    model = TokenUncertainty("model", "of the model", "a part", [v / 2 for v in total.values], 0.3)
+    data = data_of(parse(render(dataclasses.replace(findings, uncertainties=[total, model]))))
+    assert [u["name"] for u in data["uncertainties"]] == ["total", "model"]
+    assert data["sequences"][0][5][1] == pytest.approx([d / 2 for d in data["sequences"][0][5][0]], abs=1)
 
 
 # -- special cases ---------------------------------------------------------------------------------
@@ -148,7 +146,7 @@ def test_without_labels_the_sections_that_need_them_say_so(unlabelled, parse):
     page = parse(render(unlabelled))
     for section in ("confidence", "confusions"):
         assert "this file has none" in page.text[section]
-    assert "Mean doubt" in page.text[""]
+    assert "Mean uncertainty" in page.text[""]
     assert "Token error" not in page.text[""]
     data = data_of(page)
     assert not data["labelled"]
@@ -161,9 +159,7 @@ def test_a_label_that_training_never_saw(fitted, corpus, parse):
     y = [["B-NEW", *labels[1:]] for labels in corpus.y_test[:3]]
     words = [[row[0] for row in sequence] for sequence in rows]
     X = [corpus.template.expand(sequence) for sequence in rows]
-    page = parse(
-        render(examine(fitted, X, Text("t", words, [1, 2, 3], y), model_name="m", templates=None))
-    )
+    page = parse(render(examine(fitted, X, Text("t", words, [1, 2, 3], y), model_name="m", templates=None)))
     assert "3 tokens with labels new to it left out" in page.text[""]
     data = data_of(page)
     assert "B-NEW" in data["labels"]
@@ -172,12 +168,10 @@ def test_a_label_that_training_never_saw(fitted, corpus, parse):
 
 
 def test_a_model_without_a_trace_or_weights(findings, parse, monkeypatch):
-    info = {
-        k: v
-        for k, v in findings.estimator.model_.info.items()
-        if k not in ("trace", "kernel_scales")
-    }
-    monkeypatch.setattr(findings.estimator.model_, "info", info)
+    info = {k: v for k, v in findings.estimator.model_.info.items() if k not in ("trace", "kernel_scales")}
+    monkeypatch.setattr(
+        findings.estimator, "model_", dataclasses.replace(findings.estimator.model_, info=info)
+    )
     page = parse(render(findings))
     assert "no trace" in page.text["fit"]
     assert "no weights by template" in page.text["learned"]
@@ -233,21 +227,13 @@ def test_the_page_asks_for_nothing_and_runs_one_script(findings, page):
     (policy,) = [a["content"] for n, a in page.elements if a.get("http-equiv")]
     script = page.scripts[-1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert policy == (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    )
+    assert policy == (f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'")
     assert "innerHTML" not in script
 
 
 def test_equal_findings_give_equal_bytes(fitted, corpus, findings):
     X = [corpus.template.expand(rows) for rows in corpus.X_test[:40]]
-    again = examine(
-        fitted,
-        X,
-        findings.text,
-        model_name=findings.model_name,
-        templates=findings.templates,
-    )
+    again = examine(fitted, X, findings.text, model_name=findings.model_name, templates=findings.templates)
     assert render(again) == render(findings)
 
 
@@ -261,11 +247,11 @@ def test_json_has_no_infinity(findings, parse):
 
 
 def test_constraints_show_in_labels_and_transitions(corpus, parse):
-    X = [corpus.template.expand(x) for x in corpus.X_train[:30]]
-    model = StructuredGPClassifier(constraints="BIO", n_draws=8).fit(X, corpus.y_train[:30])
-    tests = [corpus.template.expand(x) for x in corpus.X_test[:30]]
-    words = [[row[0] for row in x] for x in corpus.X_test[:30]]
-    found = examine(model, tests, Text("t", words, [0] * 30, None), model_name="m")
+    X = [corpus.template.expand(x) for x in corpus.X_train[:15]]
+    model = StructuredGPClassifier(constraints="BIO", n_draws=8).fit(X, corpus.y_train[:15])
+    tests = [corpus.template.expand(x) for x in corpus.X_test[:15]]
+    words = [[row[0] for row in x] for x in corpus.X_test[:15]]
+    found = examine(model, tests, Text("t", words, [0] * 15, None), model_name="m")
     assert found.predicted == model.predict(tests)
     text = render(found)
     assert "O then I-NAME: the constraints forbid it" in text

@@ -15,7 +15,5 @@ def loops(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "compiled" and messages.compiled_loops() is None:
         pytest.skip("numba is not installed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            messages, "WORTH_COMPILING", 0 if request.param == "compiled" else float("inf")
-        )
+        patch.setattr(messages, "WORTH_COMPILING", 0 if request.param == "compiled" else float("inf"))
         yield request.param

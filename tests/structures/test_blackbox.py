@@ -134,9 +134,7 @@ def test_a_gradient_that_is_carried_arrives(structures: dict[str, BlackBox]) -> 
         (lambda f, g, y: chain_of_one(f, g, y) + f[:, 0, 0].detach(), "f"),
     ],
 )
-def test_an_incomplete_or_wrong_gradient_is_not_used(
-    function: Callable[..., Any], letter: str
-) -> None:
+def test_an_incomplete_or_wrong_gradient_is_not_used(function: Callable[..., Any], letter: str) -> None:
     structure = BlackBox(function)
     with pytest.warns(StructgpWarning, match=f"direction of {letter} .* only its values are used"):
         assert structure.kind == "torch, values only"
@@ -276,15 +274,7 @@ def test_what_a_torch_function_changes_is_its_own(grad: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "form",
-    [
-        list,
-        tuple,
-        np.float32,
-        lambda v: v.astype(int),
-        torch.from_numpy,
-        lambda v: [*map(float, v)],
-    ],
+    "form", [list, tuple, np.float32, lambda v: v.astype(int), torch.from_numpy, lambda v: [*map(float, v)]]
 )
 def test_any_real_numbers_will_do(form: Callable[[Any], Any]) -> None:
     structure = BlackBox(lambda f, g, y: form(np.arange(len(f)) - 7.0))

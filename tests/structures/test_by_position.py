@@ -16,8 +16,7 @@ from torch import Tensor
 from structgp.errors import InputError
 from structgp.structures import BlackBox, Chain, Differences, Piecewise, composite
 from structgp.structures.linear_chain import fused, messages
-from structgp.structures.linear_chain.messages import log_partition, pass_messages
-from structgp.structures.linear_chain.recursions import Logs, Scaled
+from structgp.structures.linear_chain.messages import Logs, Scaled, log_partition, pass_messages
 from structgp.structures.program import by_position
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -93,13 +92,7 @@ def test_the_ways_to_carry_the_numbers_agree(size: float) -> None:
         ways.append(messages.compiled_loops()(f, g, mask))
     weight = torch.linspace(-1, 2, 8, dtype=f.dtype).view(2, 4)
     found = [
-        (
-            way.log_partition(),
-            *way.gradients(weight),
-            way.node_marginals(),
-            *way.walk(),
-            *way.next_variances(),
-        )
+        (way.log_z, *way.gradients(weight), way.node_marginals(), *way.walk(), *way.next_variances())
         for way in ways
     ]
     for other in found[1:]:
@@ -121,7 +114,7 @@ def test_wide_tables_take_the_careful_way() -> None:
     some[0, 0, 1, :, 2] = -torch.inf  # label 2 cannot be entered at one position
     assert not isinstance(pass_messages(f, some, mask), Logs)
     careful = Logs(f.nan_to_num(0), some.nan_to_num(0, neginf=-torch.inf), mask)
-    torch.testing.assert_close(log_partition(f, some, mask), careful.log_partition())
+    torch.testing.assert_close(log_partition(f, some, mask), careful.log_z)
     # What is lost on a detour may cost the spread of every position.
     assert not isinstance(pass_messages(f, 60 * g, mask), Logs)
     assert isinstance(pass_messages(f, 60 * some, mask), Logs)
@@ -162,9 +155,7 @@ def test_curvature(oracles: ModuleType, missing: bool) -> None:
         node[b, :, :n, :n] += table.node_covariance.astype(float) / S
         on_place[b, :n] += (bend(table.nodes) - bend(told.nodes)).astype(float) / S
         for t in range(n - 1):
-            p, q = (
-                np.einsum("n,ni,nj->ij", x.prob, x.on[:, t], x.on[:, t + 1]) for x in (table, told)
-            )
+            p, q = (np.einsum("n,ni,nj->ij", x.prob, x.on[:, t], x.on[:, t + 1]) for x in (table, told))
             lost[b, t] += (bend(p) - bend(q)).astype(float) / S
     found, local = Chain().curvature(f, g, y, mask), Chain().local_curvature(f, g, y, mask)
     both = (known[:, None, :, None] & known[:, None, None]).numpy()

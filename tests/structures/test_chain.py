@@ -16,8 +16,7 @@ from torch import Tensor
 
 from structgp.structures import Chain, Curvature, Layout
 from structgp.structures.linear_chain import messages
-from structgp.structures.linear_chain.messages import log_partition, pass_messages
-from structgp.structures.linear_chain.recursions import Logs, Scaled
+from structgp.structures.linear_chain.messages import Logs, Scaled, log_partition, pass_messages
 from structgp.structures.program import labelling_score
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -38,11 +37,7 @@ class Case:
 
     def tensors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
         mask = np.arange(self.f.shape[2]) < np.array(self.lengths)[:, None]
-        return (
-            torch.tensor(self.f, dtype=dtype),
-            torch.tensor(self.g, dtype=dtype),
-            torch.tensor(mask),
-        )
+        return (torch.tensor(self.f, dtype=dtype), torch.tensor(self.g, dtype=dtype), torch.tensor(mask))
 
     def tables(self, oracles: ModuleType) -> list[list[Any]]:
         """One enumeration for each draw and sequence."""
@@ -105,9 +100,7 @@ UNDERFLOW = Case(
 NOTHING = Case(np.full((1, 2, 2, 2), 7.0), np.full((1, 2, 2), 3.0), (2, 0))
 
 
-def assert_matches_enumeration(
-    case: Case, oracles: ModuleType, tolerance: float = TOLERANCE
-) -> None:
+def assert_matches_enumeration(case: Case, oracles: ModuleType, tolerance: float = TOLERANCE) -> None:
     f, g, mask = case.tensors()
     f.requires_grad_()
     g.requires_grad_()
@@ -180,7 +173,7 @@ def test_two_ways_to_carry_the_numbers(oracles: ModuleType, case: Case) -> None:
     scaled, logs = Scaled(f, g, mask), Logs(f, g, mask)
     for way in (scaled, logs):
         log_z = case.log_z(oracles)
-        np.testing.assert_allclose(way.log_partition(), log_z, rtol=TOLERANCE, atol=TOLERANCE)
+        np.testing.assert_allclose(way.log_z, log_z, rtol=TOLERANCE, atol=TOLERANCE)
         nodes, pairs = way.gradients(weight)
         expected = case.nodes(oracles)
         np.testing.assert_allclose(way.node_marginals(), expected, rtol=0, atol=TOLERANCE)
@@ -188,7 +181,7 @@ def test_two_ways_to_carry_the_numbers(oracles: ModuleType, case: Case) -> None:
         np.testing.assert_allclose(nodes, expected, rtol=0, atol=TOLERANCE)
         expected = case.pairs(oracles, weight.numpy())
         np.testing.assert_allclose(pairs, expected, rtol=0, atol=TOLERANCE)
-    torch.testing.assert_close(scaled.log_partition(), logs.log_partition(), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(scaled.log_z, logs.log_z, rtol=1e-11, atol=1e-11)
     for one, other in zip(scaled.gradients(weight), logs.gradients(weight), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
     for one, other in zip(scaled.walk(), logs.walk(), strict=True):
@@ -221,7 +214,7 @@ def test_single_precision_that_is_too_narrow_is_left_for_a_while() -> None:
     assert isinstance(narrowed, messages._Narrowed)
     weight = torch.rand(3, 4, generator=generator)
     asked = [
-        lambda m, w: (m.log_partition(),),
+        lambda m, w: (m.log_z,),
         lambda m, w: m.gradients(w),
         lambda m, w: (m.node_marginals(),),
         lambda m, w: m.walk(),
@@ -374,9 +367,7 @@ def test_single_precision_is_close_to_double(size: float, close: float) -> None:
         value = Chain().log_prob(f, g, y, mask)
         assert value.dtype == dtype
         grads = torch.autograd.grad(value.sum(), (f, g))
-        results.append(
-            [x.double() for x in (value.detach(), *grads, Chain().marginals(f, g, mask))]
-        )
+        results.append([x.double() for x in (value.detach(), *grads, Chain().marginals(f, g, mask))])
     for single, double in zip(*results, strict=True):
         torch.testing.assert_close(single, double, rtol=close, atol=close)
 

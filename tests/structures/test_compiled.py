@@ -15,8 +15,7 @@ from torch import Tensor
 
 from structgp.structures import Chain, Rules
 from structgp.structures.linear_chain import messages
-from structgp.structures.linear_chain.messages import log_partition, pass_messages
-from structgp.structures.linear_chain.recursions import Logs, Scaled
+from structgp.structures.linear_chain.messages import Logs, Scaled, log_partition, pass_messages
 
 if messages.compiled_loops() is None:
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -39,15 +38,13 @@ def potentials(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(
-    "shape", [(8, 50, 60, 17), (300, 1, 25, 14), (4, 8, 500, 10), (3, 40, 9, 1)]
-)
+@pytest.mark.parametrize("shape", [(8, 50, 60, 17), (300, 1, 25, 14), (4, 8, 500, 10), (3, 40, 9, 1)])
 def test_same_numbers_as_torch_operations(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     f, g, mask = potentials(*shape, dtype)
     weight = torch.linspace(-1, 2, shape[1], dtype=dtype).expand(shape[0], -1)
     one, other = Compiled(f, g, mask), Scaled(f.masked_fill(~mask[..., None], 0), g, mask)
     close = {"rtol": CLOSE[dtype], "atol": CLOSE[dtype]}
-    torch.testing.assert_close(one.log_partition(), other.log_partition(), **close)
+    torch.testing.assert_close(one.log_z, other.log_z, **close)
     for ours, theirs in zip(
         (*one.gradients(weight), *one.walk(), one.node_marginals(), *one.next_variances()),
         (*other.gradients(weight), *other.walk(), other.node_marginals(), *other.next_variances()),
@@ -83,7 +80,7 @@ def test_threads_share_the_work_and_change_no_bit(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(torch, "get_num_threads", lambda n=n: n)
         before = len(started)
         found = Compiled(f, g, mask)
-        results.append([found.log_partition(), *found.gradients(weight), *found.walk()])
+        results.append([found.log_z, *found.gradients(weight), *found.walk()])
         assert len(started) - before == (3 * (n - 1) if worth == 1 else 0)
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):

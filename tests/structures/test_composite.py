@@ -34,9 +34,7 @@ def score(f: np.ndarray, g: np.ndarray, y: np.ndarray) -> float:
     return sum(f[t, j] for t, j in enumerate(y)) + sum(g[i, j] for i, j in pairwise(y))
 
 
-def by_enumeration(
-    f: np.ndarray, g: np.ndarray, y: np.ndarray, width: int, oracles: ModuleType
-) -> float:
+def by_enumeration(f: np.ndarray, g: np.ndarray, y: np.ndarray, width: int, oracles: ModuleType) -> float:
     """All that may stand in each window, with the rest of y left as it is."""
     (T, V), total = f.shape, 0.0
     width = min(width, T)

@@ -97,9 +97,7 @@ def by_differentiation(
 
 def assert_close(found: Curvature, expected: Curvature, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(found.node, expected.node, rtol=0, atol=tolerance)
-    torch.testing.assert_close(
-        found.next.sum(0), expected.next.sum(0), rtol=tolerance, atol=tolerance
-    )
+    torch.testing.assert_close(found.next.sum(0), expected.next.sum(0), rtol=tolerance, atol=tolerance)
 
 
 @each_structure
@@ -186,9 +184,7 @@ FAR: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], bool]] = {
 
 @each_basis
 @pytest.mark.parametrize("far", FAR)
-def test_an_early_end_leaves_out_nothing(
-    far: str, along: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_end_leaves_out_nothing(far: str, along: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, forgets = FAR[far]
     (f, g), basis = make(), BASES[along]
     mask = torch.arange(T) < torch.tensor([[T], [T - 9]])

@@ -65,10 +65,7 @@ def test_curvature_is_that_of_the_function(directions: int | None) -> None:
 def test_what_bends_up_counts_as_flat() -> None:
     class Up(Piecewise):
         def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-            return (
-                0.5 * (f.square() * mask[..., None]).sum((-1, -2))
-                - g.square().sum((-1, -2))[:, None]
-            )
+            return 0.5 * (f.square() * mask[..., None]).sum((-1, -2)) - g.square().sum((-1, -2))[:, None]
 
     found = Differences(Up()).local_curvature(*latents())
     assert (found.node == 0).all()

@@ -43,9 +43,7 @@ BASES = {"labels": None, "contrasts": contrasts(torch.tensor([4.0, 2.0, 1.0]))}
 @pytest.mark.parametrize("size", [1.0, 400.0], ids=["probabilities", "logarithms"])
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=3), seed=st.integers(0, 99))
-def test_local_curvature_is_the_diagonal(
-    basis: str, size: float, lengths: list[int], seed: int
-) -> None:
+def test_local_curvature_is_the_diagonal(basis: str, size: float, lengths: list[int], seed: int) -> None:
     given = some_scores(tuple(lengths), seed, size)
     whole = Chain().curvature(*given, BASES[basis]).node
     found = Chain().local_curvature(*given, BASES[basis])
@@ -76,7 +74,7 @@ def test_by_default_it_is_read_off_the_whole(basis: str) -> None:
     given = some_scores((4, 2, 1), seed=6)
     whole = Piecewise().curvature(*given, BASES[basis])
     found = Piecewise().local_curvature(*given, BASES[basis])
-    assert isinstance(found, LocalCurvature)
+    assert type(found) is LocalCurvature
     assert found.node.shape == (3, 5, V if basis == "labels" else V - 1)
     assert torch.equal(found.node, torch.einsum("brtt->btr", whole.node))
     assert torch.equal(found.next, whole.next)

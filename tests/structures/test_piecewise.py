@@ -37,10 +37,7 @@ class Case:
         """(S, B) values, in extended precision where the machine has it."""
         return np.array(
             [
-                [
-                    reference(f[:n], g, y[:n])
-                    for f, y, n in zip(draw, self.y, self.lengths, strict=True)
-                ]
+                [reference(f[:n], g, y[:n]) for f, y, n in zip(draw, self.y, self.lengths, strict=True)]
                 for draw, g in zip(self.f, self.g, strict=True)
             ],
             dtype=float,

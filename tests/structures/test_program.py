@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from structgp.structures import Chain, Layout, Rules, chain, compile
-from structgp.structures.linear_chain.chain_program import ChainProgram, TokenProgram
+from structgp.structures.linear_chain.chain import ChainProgram, TokenProgram
 from structgp.structures.program import Program, by_position
 from structgp.structures.semirings import LOG, MAX, KMax, Sampling, invert
 
@@ -144,10 +144,7 @@ def test_totals_under_every_semiring(oracles: ModuleType, case: Case) -> None:
 def test_marginals_of_all_tuples(oracles: ModuleType, case: Case) -> None:
     """The derived ones and the fast ones; 0 where nothing is allowed."""
     program = case.program
-    for found in (
-        program.marginals(case.scores),
-        Program.slopes(program, program.restrict(case.scores)),
-    ):
+    for found in (program.marginals(case.scores), Program.slopes(program, program.restrict(case.scores))):
         node, *rest = found
         torch.testing.assert_close(program.node_marginals(case.scores), node, rtol=0, atol=CLOSE)
         for s, b, n, table, _ in case.tables(oracles):
@@ -360,13 +357,9 @@ def test_a_shared_table_is_the_same_table_everywhere(what: str) -> None:
     structure = Chain(case.rules)
     one = getattr(structure, what)(f, g, case.mask, *more)
     other = getattr(structure, what)(f, by_position(g, case.mask), case.mask, *more)
-    for ours, theirs in zip(
-        *((x if isinstance(x, tuple) else (x,)) for x in (one, other)), strict=True
-    ):
+    for ours, theirs in zip(*((x if isinstance(x, tuple) else (x,)) for x in (one, other)), strict=True):
         if what == "walk" and ours.dim() == 5:  # rows of labels that never occur may differ
             ours, theirs = (one[0][:, :, :-1, :, None] * x for x in (ours, theirs))
         if what == "n_best" and ours.dim() == 4:  # labellings of probability 0 may differ
-            ours, theirs = (
-                torch.where(one[1][..., None] > -torch.inf, x, 0) for x in (ours, theirs)
-            )
+            ours, theirs = (torch.where(one[1][..., None] > -torch.inf, x, 0) for x in (ours, theirs))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)

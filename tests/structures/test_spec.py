@@ -18,7 +18,6 @@ from structgp.structures import (
     Custom,
     Layout,
     Piecewise,
-    Rules,
     Spec,
     Structure,
     Template,
@@ -55,20 +54,19 @@ names = st.lists(st.text(min_size=1, max_size=3), unique=True, max_size=3)
 def test_any_features_survive_json(features: list[str], shared: bool, make: Any) -> None:
     spec = make(features, shared=shared)
     assert Spec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    assert spec["next"].features == tuple(features)
-    assert spec["node"].features is None
-    assert spec["node"].without == (() if shared else tuple(features))
+    assert spec.next.features == tuple(features)
+    assert spec.node.features is None
+    assert spec.node.without == (() if shared else tuple(features))
     assert eval(repr(spec), {"chain": chain, "piecewise": piecewise}) == spec
 
 
 def test_templates() -> None:
     assert [t.name for t in chain().templates] == ["node", "next"]
     assert [t.labels for t in chain().templates] == [1, 2]
-    assert chain()["next"].is_constant
-    assert not chain(["word"])["next"].is_constant
-    assert not chain()["node"].is_constant
-    assert chain(order=0)["next"] is None
-    assert [spec.order for spec in (chain(order=0), chain(), piecewise())] == [0, 1, 1]
+    assert chain().next.is_constant
+    assert not chain(["word"]).next.is_constant
+    assert not chain().node.is_constant
+    assert chain(order=0).next is None
     odd = Spec((Template("node", 1, ("word",)), Template("next")))
     assert "features=('word',)" in repr(odd)
     assert Spec.from_json(odd.to_json()) == odd
@@ -175,19 +173,7 @@ def test_a_custom_likelihood() -> None:
     assert as_structure(Custom(own)) is own
     with pytest.raises(InputError, match=r"pass an instance, as Own\(\)"):
         as_structure(Custom(Own))
-    with pytest.raises(InputError, match="a int cannot be called"):
+    named = as_structure(Custom("piecewise", predict_with=Chain()))
+    assert isinstance(named, Piecewise)
+    with pytest.raises(InputError, match="must be a structure, got 3"):
         as_structure(Custom(3))  # type: ignore[arg-type]
-
-
-def test_what_answers_for_a_custom_likelihood() -> None:
-    allowed = torch.tensor([True, True])
-    rules = Rules(torch.tensor([[True, False], [True, True]]), allowed, allowed)
-    trained, offering = Own(), Chain()
-    answers = Custom(constant).predictor(trained, rules)
-    assert isinstance(answers, Chain)
-    assert answers.rules is rules
-    assert Custom(offering).predictor(offering) is offering
-    assert Custom(offering, predict_with="chain").predictor(offering) is not offering
-    assert Custom(constant, predict_with=offering).predictor(trained) is offering
-    with pytest.raises(InputError, match="predict_with: must be 'auto', 'chain' or a Structure"):
-        Custom(constant, predict_with="crf").predictor(trained)

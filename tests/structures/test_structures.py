@@ -105,9 +105,7 @@ def test_labels_have_no_order(entry: Entry) -> None:
     f, g, y, mask = latents()
     order = torch.tensor([2, 0, 1])
     renamed = f[..., order], g[:, order][..., order], order.argsort()[y], mask
-    torch.testing.assert_close(
-        entry.make().log_prob(*renamed), entry.make().log_prob(f, g, y, mask)
-    )
+    torch.testing.assert_close(entry.make().log_prob(*renamed), entry.make().log_prob(f, g, y, mask))
 
 
 @each_structure

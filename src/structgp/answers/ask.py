@@ -17,8 +17,8 @@ from structgp.answers import labellings
 from structgp.answers.potentials import Potentials, potentials
 from structgp.answers.spans import Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
-from structgp.data.batch import Batch, by_length, pad
-from structgp.data.labels import MISSING, UNSEEN, check_labels
+from structgp.data.batch import MISSING, Batch, by_length, pad
+from structgp.data.examples import UNSEEN, check_labels
 from structgp.errors import InputError
 from structgp.structures import Structure
 

@@ -15,7 +15,7 @@ import torch
 from structgp.answers.ask import Asked, Question
 from structgp.answers.draws import Draws, mean, sample
 from structgp.data.encode import FeatureEncoder, FeatureSplit
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.data.schemes import Allowed
 from structgp.gp import Posterior
 from structgp.structures import Chain, Rules, Spec, Structure, chain
@@ -28,14 +28,6 @@ def as_rules(found: Allowed | None) -> Rules | None:
     if found is None:
         return None
     return Rules(*map(torch.from_numpy, (found.follows, found.starts, found.ends)))
-
-
-def split_of(encoder: FeatureEncoder, spec: Spec) -> FeatureSplit:
-    """What each template of the structure sees of a token's features."""
-    node, transition = spec["node"], spec["next"]
-    assert node is not None
-    names = (transition.features if transition is not None else None) or ()
-    return FeatureSplit.of(encoder, node.without, names)
 
 
 class _Cache:
@@ -84,7 +76,7 @@ class Model:
     @cached_property
     def split(self) -> FeatureSplit:
         """What nodes and transitions see of a token's features."""
-        return split_of(self.encoder, self.spec)
+        return FeatureSplit(self.encoder, self.spec)
 
     @property
     def rules(self) -> Rules | None:

@@ -20,7 +20,7 @@ from structgp import __version__
 from structgp.answers.model import Model
 from structgp.data.atomic import atomic_write
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder
 from structgp.data.schemes import Allowed
 from structgp.errors import ModelFileError
 from structgp.gp import FAMILIES, Posterior

@@ -20,8 +20,8 @@ from sklearn.utils.validation import check_is_fitted
 from structgp.answers import model_file
 from structgp.answers.ask import Asked, Question
 from structgp.answers.model import Model
-from structgp.api.questions import Answers, as_list, class_shift
-from structgp.data.examples import Examples, read_examples
+from structgp.api.questions import Answers, class_shift
+from structgp.data.examples import Examples, as_list, read_examples
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp.kernels.build import KernelChoice
@@ -387,8 +387,8 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:
         warnings.warn(
-            f"{path}: was fitted with a likelihood of its own, which a file does not hold: it answers as it did, "
-            "by the chain; pass the structure again before another fit",
+            f"{path}: its likelihood is not in the file; it answers as before, by the chain. "
+            "Set the structure again before another fit",
             StructgpWarning,
             stacklevel=2,
         )

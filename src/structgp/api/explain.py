@@ -23,8 +23,7 @@ from torch import Tensor
 from structgp.answers.ask import Asked
 from structgp.answers.model import Model
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.api.questions import as_list
-from structgp.data.labels import check_labels
+from structgp.data.examples import as_list, check_labels
 from structgp.errors import InputError
 from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel

@@ -13,7 +13,7 @@ import torch
 from structgp.answers import SENSES, Parts
 from structgp.answers.ask import Asked, Known
 from structgp.answers.model import Model
-from structgp.data.labels import check_all_labelled, check_labels
+from structgp.data.examples import as_list, check_all_labelled, check_labels
 from structgp.errors import InputError
 from structgp.evaluation import metrics
 
@@ -45,11 +45,6 @@ class Uncertainty:
     total: Any
     data: Any
     model: Any
-
-
-def as_list(X: Iterable[Any]) -> list[Any]:
-    """X with generators read out; what is not a sequence is left for the encoder to name."""
-    return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
 
 
 def class_shift(class_weight: str | dict[str, float] | None, model: Model) -> torch.Tensor | None:

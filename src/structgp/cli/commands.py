@@ -11,21 +11,11 @@ import click
 from structgp import __version__
 from structgp.api.describe import describe
 from structgp.api.estimator import StructuredGPClassifier, load
-from structgp.cli.inputs import load_with_reader
-from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
-from structgp.cli.shared import (
-    Group,
-    all_labels,
-    check_writable,
-    fit_with_progress,
-    print_reports,
-    say_fit,
-    score,
-    score_crf,
-)
-from structgp.data import ingredients
+from structgp.cli import shared
+from structgp.cli.flags import model_option, reading_options
+from structgp.cli.shared import all_labels, load_with_reader, print_reports, score, score_crf
+from structgp.data import corpora
 from structgp.data.atomic import atomic_write
-from structgp.data.corpora import recipes
 from structgp.data.sources import Reader
 from structgp.errors import InputError
 from structgp.report import Text, examine, render
@@ -37,7 +27,7 @@ _DEMO_LINES = (
 )
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=shared.Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="structgp")
 def main() -> None:
     """Label sequences, and know how sure the labels are.
@@ -60,9 +50,7 @@ def main() -> None:
 )
 @click.option("--train", "train_path", type=click.Path(), help="Training file, for --against.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@vectors_option
-@device_option
-@encoding_option
+@reading_options
 def evaluate_command(
     model_path: str,
     test_path: str,
@@ -108,7 +96,7 @@ def describe_command(model_path: str) -> None:
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
 def demo(seed: int) -> None:
     """Train on the embedded corpus of recipe ingredients, score the model, and label three new lines."""
-    corpus = recipes()
+    corpus = corpora.recipes()
     X = [corpus.template.expand(rows) for rows in corpus.X_train]
     X_test = [corpus.template.expand(rows) for rows in corpus.X_test]
     click.echo(
@@ -116,8 +104,8 @@ def demo(seed: int) -> None:
         "labels for quantity, unit, name, preparation, comment.\n"
     )
     estimator = StructuredGPClassifier(features="columns", random_state=seed)
-    fit_with_progress(estimator, X, corpus.y_train)
-    say_fit(estimator, len(X), sum(map(len, corpus.y_train)))
+    shared.fit_with_progress(estimator, X, corpus.y_train)
+    shared.say_fit(estimator, len(X), sum(map(len, corpus.y_train)))
     reports = {"structgp": score(estimator, X_test, corpus.y_test, "recipes/test.conll")}
     try:
         reports["linear CRF"] = score_crf(X, corpus.y_train, X_test, corpus.y_test)
@@ -126,8 +114,8 @@ def demo(seed: int) -> None:
     click.echo()
     print_reports(reports)
     for line in _DEMO_LINES:
-        tokens = ingredients.tokenize(line)
-        x = corpus.template.expand(ingredients.columns(tokens))
+        tokens = corpora.tokenize(line)
+        x = corpus.template.expand(corpora.columns(tokens))
         click.echo(f"\n{line}")
         labels, marginals = estimator.predict_single(x), estimator.predict_marginals_single(x)
         for token, label, p in zip(tokens, labels, marginals, strict=True):
@@ -142,17 +130,14 @@ def demo(seed: int) -> None:
 @click.argument("model_path", metavar="MODEL", type=click.Path())
 @click.argument("data_path", metavar="DATA", type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="HTML page to write.")
-@vectors_option
-@device_option
-@encoding_option
+@reading_options
 def report(
     model_path: str, data_path: str, output: str, encoding: str, vectors_path: str | None, device: str
 ) -> None:
     """Show a model's answers for the file DATA on one HTML page.
 
-    If DATA has labels in its last column, the page compares them with the answers.
-    """
-    check_writable(output)
+    If DATA has labels in its last column, the page compares them with the answers."""
+    shared.check_writable(output)
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     text, X = _read(reader, data_path, encoding)
     findings = examine(

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.cli.inputs import shards_of, training_reader
-from structgp.cli.options import combined, device_option, encoding_option, feature_options
-from structgp.cli.shared import (
-    all_labels,
-    check_two_labels,
-    check_writable,
-    fit_with_progress,
-    print_reports,
-    say_fit,
-    score,
-)
-from structgp.data.sources import Reader
+from structgp.cli import shared
+from structgp.cli.flags import choice, combined, device_option, encoding_option, feature_options
+from structgp.data import shards, sources
 from structgp.errors import InputError
 from structgp.inference.distributed import Processes, joined, n_started
 from structgp.plan.optimizers import INFERENCE
@@ -31,9 +22,7 @@ from structgp.structures import chain, piecewise
 STRUCTURES = {"chain": chain, "piecewise": piecewise}
 
 _label_options = combined(
-    click.option(
-        "--scheme", metavar="NAME", help="Tagging scheme that all labellings follow: BIO or IOBES."
-    ),
+    click.option("--scheme", metavar="NAME", help="Tagging scheme of all labellings: BIO or IOBES."),
     click.option(
         "--forbid",
         nargs=2,
@@ -55,9 +44,7 @@ _label_options = combined(
 @click.argument("paths", metavar="[TEMPLATE] TRAIN", nargs=-1, required=True, type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="Model file to write.")
 @click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score after the fit.")
-@click.option(
-    "--early-stopping", is_flag=True, help="Stop when the likelihood of the --dev file is highest."
-)
+@click.option("--early-stopping", is_flag=True, help="Stop when the likelihood of --dev is highest.")
 @feature_options
 @_label_options
 @click.option(
@@ -66,27 +53,13 @@ _label_options = combined(
     help="Use at most this many inducing inputs instead of one weight per feature.  [default: weights; if "
     "the kernel or the optimiser does not support them, 1000 or the preset's number]",
 )
-@click.option(
+@choice(
     "--kernel",
-    type=click.Choice(["auto", "relevance", "template", "template-product"]),
-    default="auto",
-    show_default=True,
-    help="How templates count: one relevance per feature, or one scale per template, summed or multiplied.",
+    ["auto", "relevance", "template", "template-product"],
+    "How templates count: one relevance per feature, or one scale per template, summed or multiplied.",
 )
-@click.option(
-    "--inference",
-    type=click.Choice(INFERENCE),
-    default="auto",
-    show_default=True,
-    help="Optimiser of the evidence bound.",
-)
-@click.option(
-    "--structure",
-    type=click.Choice(list(STRUCTURES)),
-    default="chain",
-    show_default=True,
-    help="Structured softmax, or its piecewise pseudo-likelihood.",
-)
+@choice("--inference", INFERENCE, "Optimiser of the evidence bound.")
+@choice("--structure", STRUCTURES, "Structured softmax, or its piecewise pseudo-likelihood.")
 @device_option
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal models.")
 @click.option(
@@ -124,19 +97,18 @@ def train(
     Ctrl-C stops early and keeps the model so far. After a crash, the same command continues the fit:
     until it is finished, its state is in the file MODEL.checkpoint.
 
-    Under torchrun, the processes share the sequences, and the first one writes.
-    """
-    check_writable(output)
+    Under torchrun, the processes share the sequences, and the first one writes."""
+    shared.check_writable(output)
     if early_stopping and not dev_path:
         raise InputError("--early-stopping", "needs a labelled file", "name one with --dev")
     if shards_folder is not None:
         check_alone(Processes(size=n_started()))
-    reader, data = _training_data(paths, encoding, missing, shards_folder, features)
+    reader, X, y, counts = _training_data(paths, encoding, missing, shards_folder, features)
     dev = reader.read(dev_path, encoding=encoding) if dev_path else None
-    y_dev = all_labels(dev, missing) if dev is not None else []
+    y_dev = shared.all_labels(dev, missing) if dev is not None else []
     estimator = StructuredGPClassifier(
         # With dense features beside them, the kernel named is that of the templates.
-        kernel={"categorical": kernel} if reader.has_dense and kernel != "auto" else kernel,
+        kernel={"categorical": kernel} if reader.has_dense else kernel,
         posterior="auto" if inducing is None else Inducing(n_inducing=inducing),
         # Without a B line there are no transition scores.
         prior=Prior() if reader.has_transitions else Prior(transition_sd=0.0),
@@ -156,9 +128,7 @@ def train(
         watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True}
     try:
         with joined(device_of(device)) as together:
-            fit_with_progress(
-                estimator, data.X, data.y, checkpoint=checkpoint, together=together, **watched
-            )
+            shared.fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
     except InputError as error:
         if error.place == str(checkpoint):
             raise InputError(error.place, error.problem, "use --restart to start again") from error
@@ -167,19 +137,10 @@ def train(
         return
     estimator.save(output, reader.to_json())
     checkpoint.unlink(missing_ok=True)
-    say_fit(estimator, data.n_sequences, data.n_tokens)
+    shared.say_fit(estimator, *counts)
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
-        print_reports({"structgp": score(estimator, dev.X, y_dev, dev.name)})
-
-
-class _Data(NamedTuple):
-    """What is passed to ``fit``; y is None if X is shards."""
-
-    X: Any
-    y: list[list[str | None]] | None
-    n_sequences: int
-    n_tokens: int
+        shared.print_reports({"structgp": shared.score(estimator, dev.X, y_dev, dev.name)})
 
 
 def _training_data(
@@ -188,14 +149,51 @@ def _training_data(
     missing: str | None,
     shards_folder: str | None,
     features: dict[str, Any],
-) -> tuple[Reader, _Data]:
-    reader, file = training_reader(paths, encoding, missing, shards_folder is None, features)
+) -> tuple[sources.Reader, Any, list[list[str | None]] | None, tuple[int, int]]:
+    """The reader that the arguments ask for, X and y as ``fit`` takes them, and the numbers of sequences
+    and tokens. A column file is read only once, since it may be a pipe; with shards it is never held
+    whole."""
+    format_name, given = features["format"], f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
+    if format_name == "crfsuite" and len(paths) != 1:
+        problem = f"{given}, but CRFsuite's format needs only TRAIN"
+        raise InputError("train", problem, "leave TEMPLATE out: attributes are already features")
+    if format_name == "columns" and len(paths) != 2:
+        problem = f"{given}, but TEMPLATE and TRAIN are needed"
+        raise InputError("train", problem, "give both, or --format crfsuite for a file of attributes")
+    hold, train, template = shards_folder is None, paths[-1], None
+    for option in ("numeric", "vectors"):
+        if features[option] and not hold:
+            raise InputError(f"--{option}", "shards cannot hold dense features", "leave out --shards")
+    file: Any = train
+    if format_name == "columns":
+        dialect = features["dialect"] or "crf++"
+        template = sources.Template.read(paths[0], encoding=encoding, dialect=dialect)
+        file = sources.read_columns(train, encoding=encoding) if hold else train
+        if template.bigrams and not hold:
+            problem = "shards cannot hold features of transitions"
+            remedy = "leave out --shards, or write a plain B line"
+            raise InputError(f"{template.name}:{template.bigrams[0].line}", problem, remedy)
+    reader = sources.learn(file, template=template, missing=missing, encoding=encoding, **features)
     if shards_folder is not None:
-        found = shards_of(reader.stream(file, encoding), shards_folder)
-        return reader, _Data(found, None, found.about["n_given"], found.n_tokens)
+        found = _shards_of(reader.stream(train, encoding), shards_folder)
+        return reader, found, None, (found.about["n_given"], found.n_tokens)
     data = reader.read(file, encoding=encoding)
-    check_two_labels(data.y, data.name)
-    return reader, _Data(data.X, data.y, len(data.X), sum(map(len, data.y)))
+    shared.check_two_labels(data.y, data.name)
+    return reader, data.X, data.y, (len(data.X), sum(map(len, data.y)))
+
+
+def _shards_of(stream: sources.Stream, folder: str) -> shards.Shards:
+    """The shards of a file: those in the folder if they belong to this file, else new ones."""
+    digest = stream.digest
+    if (Path(folder) / "manifest.json").exists():
+        found = shards.read(folder)
+        if found.about["source"] != digest:
+            problem = f"holds shards of other data than {stream.path}"
+            raise InputError(folder, problem, "name another folder, or remove this one")
+        click.echo(f"{folder}: already written", err=True)
+        return found
+    click.echo(f"encoding {stream.path} into {folder}", err=True)
+    return shards.write(stream, folder, features="columns", source=digest, name=stream.path)
 
 
 def _constraints(scheme: str | None, forbid: Sequence[tuple[str, str]]) -> str | dict[str, Any] | None:
@@ -219,7 +217,6 @@ def _class_weight(given: Sequence[str]) -> str | dict[str, float] | None:
         except ValueError:
             equals = ""
         if not equals or not label:
-            raise InputError(
-                "--class-weight", f"must be LABEL=FACTOR or balanced, got {item!r}", "correct it"
-            )
+            problem = f"must be LABEL=FACTOR or balanced, got {item!r}"
+            raise InputError("--class-weight", problem, "correct it")
     return weights

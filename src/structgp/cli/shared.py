@@ -1,7 +1,6 @@
 """What several commands need: errors, checks, progress, tables.
 
-An error in the input is one line on standard error and exit status 2.
-"""
+An error in the input is one line on standard error and exit status 2."""
 
 from __future__ import annotations
 
@@ -11,17 +10,16 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from typing import Any, TextIO
 
 import click
 from tqdm import tqdm
 
-from structgp.api.estimator import StructuredGPClassifier
+from structgp.api.estimator import StructuredGPClassifier, load
 from structgp.data.atomic import atomic_write
-from structgp.data.sources import Labelled
+from structgp.data.sources import Labelled, Reader, from_json
 from structgp.errors import InputError, StructgpError, StructgpWarning
 from structgp.evaluation.crf import LinearCRF
 from structgp.evaluation.metrics import Report, evaluate
@@ -69,15 +67,22 @@ def _option(found: re.Match[str]) -> str:
     return "--" + found[1].replace("_", "-")
 
 
+def load_with_reader(
+    path: str, vectors_path: str | None = None, device: str = "cpu"
+) -> tuple[StructuredGPClassifier, Reader]:
+    """A model and the reader of its files. vectors_path : where its word vectors are now; device : where it
+    computes."""
+    estimator = load(path)
+    estimator.device = device
+    return estimator, from_json(estimator.model_.extra, path, vectors_path)
+
+
 def check_two_labels(y: Sequence[Sequence[str | None]], name: str) -> None:
     found = {label for labels in y for label in labels} - {None}
     if len(found) < 2:
         same = f"the same label, {found.pop()!r}" if found else "no label"
-        raise InputError(
-            name,
-            f"every token has {same}",
-            "check that the label is the last column, and give examples of a second label",
-        )
+        remedy = "check that the label is the last column, and give examples of a second label"
+        raise InputError(name, f"every token has {same}", remedy)
 
 
 def all_labels(data: Labelled, missing: str | None) -> list[list[str]]:
@@ -85,9 +90,8 @@ def all_labels(data: Labelled, missing: str | None) -> list[list[str]]:
     y = [[label for label in labels if label is not None] for labels in data.y]
     n = sum(map(len, data.y)) - sum(map(len, y))
     if n:
-        raise InputError(
-            data.name, f"{n} tokens have no label ({missing!r})", "label them, or leave their sequences out"
-        )
+        problem = f"{n} tokens have no label ({missing!r})"
+        raise InputError(data.name, problem, "label them, or leave their sequences out")
     return y
 
 
@@ -157,19 +161,12 @@ def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) 
 def score(estimator: StructuredGPClassifier, X: list[Any], y: list[list[str]], name: str) -> Report:
     report = estimator.evaluate(X, y)
     if report.n_unseen_tokens:
-        known = set(estimator.classes_)
-        unseen = sorted({label for labels in y for label in labels} - known)
-        click.echo(
-            f"structgp: warning: {name}: {report.n_unseen_tokens} tokens have labels that training "
-            f"never saw ({', '.join(unseen)}); they count as errors and are not part of the NLL",
-            err=True,
-        )
+        unseen = sorted({label for labels in y for label in labels} - set(estimator.classes_))
+        what = f"{report.n_unseen_tokens} tokens have labels that training never saw ({', '.join(unseen)}"
+        _show_warning(f"{name}: {what}); they count as errors and are not part of the NLL")
     if report.sequence_nll == float("inf"):
-        click.echo(
-            f"structgp: warning: {name}: some sequences have labels that the constraints forbid: their "
-            "likelihood is 0",
-            err=True,
-        )
+        what = "some sequences have labels that the constraints forbid: their likelihood is 0"
+        _show_warning(f"{name}: {what}")
     return report
 
 
@@ -210,11 +207,9 @@ def output_stream(path: str | None, encoding: str) -> Iterator[TextIO]:
             yield stream
     except UnicodeEncodeError as error:
         lost = error.object[error.start : error.end]
-        raise InputError(
-            path or "<stdout>",
-            f"{lost!r} cannot be written in {encoding}",
-            "convert the data to utf-8, which has all characters",
-        ) from None
+        problem = f"{lost!r} cannot be written in {encoding}"
+        remedy = "convert the data to utf-8, which has all characters"
+        raise InputError(path or "<stdout>", problem, remedy) from None
 
 
 @contextmanager
@@ -228,9 +223,8 @@ def _standard_output(encoding: str) -> Iterator[TextIO]:
     except OSError as error:
         _silence_stdout()
         reason = error.strerror or str(error)
-        raise InputError(
-            "<stdout>", f"cannot be written ({reason})", "choose another place with -o"
-        ) from error
+        problem = f"cannot be written ({reason})"
+        raise InputError("<stdout>", problem, "choose another place with -o") from error
     finally:
         # Flush, but leave standard output open.
         stream.detach()
@@ -240,9 +234,3 @@ def _silence_stdout() -> None:
     """Discard the rest of the buffer, whose flush would fail again when the program ends."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
-        yield chunk

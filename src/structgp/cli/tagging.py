@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import click
 
+from structgp.answers.ask import Asked
 from structgp.api.active import STRATEGIES, select
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.cli.inputs import load_with_reader
-from structgp.cli.options import device_option, encoding_option, model_option, vectors_option
-from structgp.cli.shared import chunks, output_stream
+from structgp.cli.flags import choice, model_option, reading_options
+from structgp.cli.shared import load_with_reader, output_stream
 from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.columns import format_sequence
 from structgp.errors import InputError
@@ -61,9 +63,7 @@ Known = list[list[str | None]]
     metavar="TEXT",
     help="With --force, the text in the label column of a token without a label.",
 )
-@vectors_option
-@device_option
-@encoding_option
+@reading_options
 def tag(
     model_path: str,
     files: Sequence[str],
@@ -84,34 +84,32 @@ def tag(
 
     Under torchrun, the processes share the sequences, and the first one writes."""
     if n_best and viterbi:
-        raise InputError(
-            "--viterbi", "cannot be combined with -n", "use -n 1 for the most probable labelling"
-        )
+        remedy = "use -n 1 for the most probable labelling"
+        raise InputError("--viterbi", "cannot be combined with -n", remedy)
     estimator, reader = load_with_reader(model_path, vectors_path)
     estimator.decode = "viterbi" if viterbi else "marginal"
+    tagger = _Tagger(estimator, reader, level, n_best, missing if force else None)
     given: Sequence[Any] = files or [sys.stdin.buffer]
-
-    def answer(chunk: Sequence[FileSequence]) -> list[str]:
-        known = [_labels_in(s, estimator, missing) for s in chunk] if force else None
-        with _naming(chunk):
-            if n_best is None:
-                return list(_tagged(estimator, reader, chunk, level, known))
-            return list(_ranked(estimator, reader, chunk, level, known, n_best))
-
     with joined(device_of(device)) as together:
         if together.size > 1 and not files:
             raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
         estimator.device = local_device(device_of(device))  # each process its own
         # Sequences from a pipe are answered one by one.
-        parts = chunks(_sequences(reader, given, encoding), _CHUNK if files else 1)
+        parts = _chunks(_sequences(reader, given, encoding), _CHUNK if files else 1)
         with output_stream(output, encoding) if together.is_first else nullcontext() as out:
-            for dealt in chunks(parts, together.size):
-                own = [answer(chunk) for chunk in together.share(dealt)]
+            for dealt in _chunks(parts, together.size):
+                own = [tagger.answer(chunk) for chunk in together.share(dealt)]
                 for lines in (lines for found in together.gather(own) for lines in found):
                     assert out is not None
                     out.writelines(block + "\n" for block in lines)
                 if out is not None:
                     out.flush()
+
+
+def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
 
 
 @contextmanager
@@ -138,83 +136,78 @@ def _sequences(reader: Reader, files: Sequence[Any], encoding: str) -> Iterator[
             raise InputError(name, "no tokens", "give a file with at least one")
 
 
-def _labels_in(sequence: FileSequence, estimator: StructuredGPClassifier, missing: str) -> list[str | None]:
-    """The labels in the file, which are kept; None where one is missing."""
-    if sequence.labels is None:
-        raise InputError(
-            f"{sequence.name}:{sequence.line}",
-            "no label column for --force",
-            "add it as last column, or leave --force out",
-        )
-    known, found = set(estimator.classes_), []
-    for t, label in enumerate(sequence.labels):
-        if label not in known and label != missing:
-            raise InputError(
-                f"{sequence.name}:{sequence.line + t}",
-                f"{label!r} is not a label of the model",
-                f"write {missing!r} for a missing label, or use {', '.join(sorted(known))}",
-            )
-        found.append(label if label in known else None)
-    return found
+@dataclass(frozen=True)
+class _Tagger:
+    """Sequences -> blocks of lines, without the blank line after each. level : of ``--verbose``; n_best :
+    of labellings, None for one without its rank; missing : the text of a missing label where the labels in
+    the file are kept, None if they are not."""
 
+    estimator: StructuredGPClassifier
+    reader: Reader
+    level: int
+    n_best: int | None
+    missing: str | None
 
-def _tagged(
-    estimator: StructuredGPClassifier,
-    reader: Reader,
-    chunk: Sequence[FileSequence],
-    level: int,
-    known: Known | None,
-) -> Iterator[str]:
-    """One block of lines per sequence, without the blank line after it."""
-    asked = estimator.ask([sequence.tokens for sequence in chunk])
-    labels = estimator.labels_of(asked, known)
-    if level == 0:
-        for sequence, y in zip(chunk, labels, strict=True):
-            yield _block(sequence, y)
-        return
-    head, mark = _LAYOUTS[reader.format]
-    marginals = estimator.marginals_of(asked, known)
-    log_probs = asked.log_probs(labels)
-    given = [0.0] * len(labels) if known is None else asked.log_probs(known)
-    for sequence, y, p, joint, part in zip(chunk, labels, marginals, log_probs, given, strict=True):
-        assert joint is not None, "a predicted label is a known one"
-        assert part is not None, "so is one that is kept"
-        cells = _with_probabilities(y, p, mark, level)
-        yield f"{head}{math.exp(min(0.0, joint - part)):.6f}\n{_block(sequence, cells)}"
+    def answer(self, chunk: Sequence[FileSequence]) -> list[str]:
+        known = None if self.missing is None else [self._labels_in(s, self.missing) for s in chunk]
+        with _naming(chunk):
+            asked = self.estimator.ask([sequence.tokens for sequence in chunk])
+            found = self._tagged(asked, known) if self.n_best is None else self._ranked(asked, known)
+            return [
+                head + format_sequence([(*row, cell) for row, cell in zip(s.cells, cells, strict=True)])
+                for s, blocks in zip(chunk, found, strict=True)
+                for head, cells in blocks
+            ]
 
+    def _labels_in(self, sequence: FileSequence, missing: str) -> list[str | None]:
+        """The labels in the file, which are kept; None where one is missing."""
+        name, line = sequence.name, sequence.line
+        if sequence.labels is None:
+            remedy = "add it as last column, or leave --force out"
+            raise InputError(f"{name}:{line}", "no label column for --force", remedy)
+        known = set(self.estimator.classes_)
+        for t, label in enumerate(sequence.labels):
+            if label not in known and label != missing:
+                remedy = f"write {missing!r} for a missing label, or use {', '.join(sorted(known))}"
+                raise InputError(f"{name}:{line + t}", f"{label!r} is not a label of the model", remedy)
+        return [label if label in known else None for label in sequence.labels]
 
-def _ranked(
-    estimator: StructuredGPClassifier,
-    reader: Reader,
-    chunk: Sequence[FileSequence],
-    level: int,
-    known: Known | None,
-    n: int,
-) -> Iterator[str]:
-    """One block per labelling, best first."""
-    asked = estimator.ask([sequence.tokens for sequence in chunk])
-    best, mark = asked.n_best(n, known), _LAYOUTS[reader.format][1]
-    marginals = estimator.marginals_of(asked, known) if level else [None] * len(chunk)
-    for sequence, found, p in zip(chunk, best, marginals, strict=True):
-        for rank, (indices, value) in enumerate(found):
-            labels = asked.model.labels.names(indices)
-            cells = labels if p is None else _with_probabilities(labels, p, mark, level)
-            yield f"# {rank} {math.exp(value):.6f}\n{_block(sequence, cells)}"
+    def _tagged(self, asked: Asked, known: Known | None) -> Iterator[list[tuple[str, list[str]]]]:
+        """Of each sequence, one labelling: the line before it, and the text after the columns of each
+        token."""
+        labels = self.estimator.labels_of(asked, known)
+        if self.level == 0:
+            yield from ([("", y)] for y in labels)
+            return
+        marginals, log_probs = self.estimator.marginals_of(asked, known), asked.log_probs(labels)
+        given = [0.0] * len(labels) if known is None else asked.log_probs(known)
+        for y, p, joint, part in zip(labels, marginals, log_probs, given, strict=True):
+            assert joint is not None, "a predicted label is a known one"
+            assert part is not None, "so is one that is kept"
+            head = f"{_LAYOUTS[self.reader.format][0]}{math.exp(min(0.0, joint - part)):.6f}\n"
+            yield [(head, self._with_probabilities(y, p))]
 
+    def _ranked(self, asked: Asked, known: Known | None) -> Iterator[list[tuple[str, list[str]]]]:
+        """The same for the best labellings, best first."""
+        assert self.n_best is not None
+        best = asked.n_best(self.n_best, known)
+        marginals = self.estimator.marginals_of(asked, known) if self.level else [None] * len(best)
+        for found, p in zip(best, marginals, strict=True):
+            named = [(asked.model.labels.names(indices), math.exp(value)) for indices, value in found]
+            yield [
+                (f"# {rank} {value:.6f}\n", y if p is None else self._with_probabilities(y, p))
+                for rank, (y, value) in enumerate(named)
+            ]
 
-def _with_probabilities(
-    labels: Sequence[str], marginals: Sequence[dict[str, float]], mark: str, level: int
-) -> list[str]:
-    """The text after the columns of each token."""
-    found = []
-    for label, p in zip(labels, marginals, strict=True):
-        every = [f"{name}{mark}{value:.6f}" for name, value in p.items()] if level == 2 else []
-        found.append("\t".join([f"{label}{mark}{p[label]:.6f}", *every]))
-    return found
-
-
-def _block(sequence: FileSequence, cells: Sequence[str]) -> str:
-    return format_sequence([(*row, cell) for row, cell in zip(sequence.cells, cells, strict=True)])
+    def _with_probabilities(
+        self, labels: Sequence[str], marginals: Sequence[dict[str, float]]
+    ) -> list[str]:
+        """The text after the columns of each token."""
+        mark, found = _LAYOUTS[self.reader.format][1], []
+        for label, p in zip(labels, marginals, strict=True):
+            every = [f"{name}{mark}{value:.6f}" for name, value in p.items()] if self.level == 2 else []
+            found.append("\t".join([f"{label}{mark}{p[label]:.6f}", *every]))
+        return found
 
 
 # -- next ------------------------------------------------------------------------------------------
@@ -224,25 +217,15 @@ def _block(sequence: FileSequence, cells: Sequence[str]) -> str:
 @model_option
 @click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())
 @click.option("-n", "--number", default=10, show_default=True, help="Number of sequences.")
-@click.option(
+@choice(
     "--strategy",
-    type=click.Choice([*STRATEGIES, "batch", "random"]),
-    default="batch",
-    show_default=True,
-    help="How sequences are chosen; 'batch' avoids near-duplicates.",
+    ["batch", *STRATEGIES, "random"],
+    "How sequences are chosen; 'batch' avoids near-duplicates.",
 )
-@click.option(
-    "--cost",
-    type=click.Choice(["sequence", "token"]),
-    default="sequence",
-    show_default=True,
-    help="Cost of labelling: the same per sequence, or per token.",
-)
+@choice("--cost", ["sequence", "token"], "Cost of labelling: the same per sequence, or per token.")
 @click.option("--seed", default=0, show_default=True, help="Seed of --strategy random.")
 @click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
-@vectors_option
-@device_option
-@encoding_option
+@reading_options
 def next_command(
     model_path: str,
     files: Sequence[str],
@@ -258,8 +241,7 @@ def next_command(
     """Choose the sequences of POOL to label next, most useful first.
 
     They are written with the model's labels in the last column, to be corrected; the place of each in its
-    file goes to standard error. Labels in POOL are ignored.
-    """
+    file goes to standard error. Labels in POOL are ignored."""
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     pool = list(_sequences(reader, files, encoding))
     X = [sequence.tokens for sequence in pool]

@@ -54,8 +54,7 @@ def atomic_write(
     ------
     InputError
         With ``path`` as its place, for every ``OSError`` of the file itself. One that the block
-        raises about another file is not changed.
-    """
+        raises about another file is not changed."""
     if mode not in ("w", "wb"):
         raise ValueError(f"mode {mode!r}; use 'w' or 'wb'")
     text = {} if mode == "wb" else {"encoding": encoding, "newline": ""}

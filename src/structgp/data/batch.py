@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.data.labels import MISSING
+MISSING = -1
+"""The index of a missing label."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """B sequences, padded at the end to the longest one.
 
-    x : (B, T, W) rows; y : (B, T) labels, negative where one is missing, 0 at padding; mask : (B, T)
-    true at real positions; index : (B,) the place of each sequence in the data; weight : (B,) how often
-    each counts, None for once; number : (B,) the number by which each sequence finds its noise, None
-    for its place among the sequences of all batches; edges : (B, T - 1, W') the features of the
-    transitions into each token but the first, None where they have none.
-    """
+    x : (B, T, W) rows; y : (B, T) labels, negative where one is missing, 0 at padding; mask : (B, T) true
+    at real positions; index : (B,) the place of each sequence in the data; weight : (B,) how often each
+    counts, None for once; number : (B,) the number by which each sequence finds its noise, None for its
+    place among the sequences of all batches; edges : (B, T - 1, W') the features of the transitions into
+    each token but the first, None where they have none. rows, masks : for each template, the features of
+    its tuples, and which of them exist: (B, T) nodes, (B, T - 1) transitions."""
 
     x: Tensor
     y: Tensor
@@ -30,16 +31,12 @@ class Batch:
     weight: Tensor | None = None
     number: Tensor | None = None
     edges: Tensor | None = None
+    rows: tuple[Tensor, Tensor | None] = field(init=False, repr=False)
+    masks: tuple[Tensor, Tensor] = field(init=False, repr=False)
 
-    @property
-    def rows(self) -> tuple[Tensor, Tensor | None]:
-        """The features of every template's tuples: of nodes, and of transitions if they have any."""
-        return self.x, self.edges
-
-    @property
-    def masks(self) -> tuple[Tensor, Tensor]:
-        """Which tuples of every template exist: (B, T) nodes, (B, T - 1) transitions."""
-        return self.mask, self.mask[:, 1:]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", (self.x, self.edges))
+        object.__setattr__(self, "masks", (self.mask, self.mask[:, 1:]))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -57,11 +54,10 @@ def pad(
     index: Sequence[int],
     weights: np.ndarray | None = None,
 ) -> Batch:
-    """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,); None if all are
-    missing) as one batch, with their ``weights`` (N,).
+    """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,); None if all are missing)
+    as one batch, with their ``weights`` (N,).
 
-    ``pad_row(width)`` is the row at padded positions; narrower rows are filled up with its end.
-    """
+    ``pad_row(width)`` is the row at padded positions; narrower rows are filled up with its end."""
     lengths = [len(rows[i]) for i in index]
     B, T = len(index), max(lengths)
     width = max(rows[i].shape[1] for i in index)
@@ -71,18 +67,15 @@ def pad(
         x[b, : lengths[b], : rows[i].shape[1]] = rows[i]
         y[b, : lengths[b]] = MISSING if labels is None else labels[i]
     mask = np.arange(T) < np.array(lengths)[:, None]
-    return Batch(
-        torch.from_numpy(x),
-        torch.from_numpy(y),
-        torch.from_numpy(mask),
-        torch.as_tensor(index, dtype=torch.int64),
-        None if weights is None else torch.from_numpy(weights[list(index)]),
-    )
+    tensors = [torch.from_numpy(a) for a in (x, y, mask, np.array(index, dtype=np.int64))]
+    if weights is not None:
+        tensors.append(torch.from_numpy(weights[list(index)]))
+    return Batch(*tensors)
 
 
 def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of non-empty sequences in batches of similar length, each of at most ``batch_tokens``
-    tokens with padding (a longer sequence is a batch of its own). Each index comes once."""
+    """Indices of non-empty sequences in batches of similar length, each of at most ``batch_tokens`` tokens
+    with padding (a longer sequence is a batch of its own). Each index comes once."""
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
     batch: list[int] = []
     for i in order:

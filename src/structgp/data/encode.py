@@ -1,8 +1,8 @@
 """Python objects -> numbers: a sequence becomes a (T, W) matrix of rows.
 
-Every row holds up to three blocks side by side, so that a kernel finds its block by position and no
-feature vocabulary is ever spread out into a dense matrix. The sparse block comes last because its width
-may differ from sequence to sequence:
+Every row holds up to three blocks side by side, so that a kernel finds its block by position and no feature
+vocabulary is ever spread out into a dense matrix. The sparse block comes last because its width may differ
+from sequence to sequence:
 
 =============  =============================================================================
 categorical    P columns, the value id of each template (missing: -1)
@@ -10,9 +10,8 @@ dense          D columns, unchanged; for dicts, the vectors under each key side 
 sparse         entries (feature id, value), as many as the fullest row has (unused: -1, 0)
 =============  =============================================================================
 
-A value that training never saw gets an id of its own, above all known ones and unique within its
-sequence: two tokens of a new sentence that share an unknown word still agree in it.
-"""
+A value that training never saw gets an id of its own, above all known ones and unique within its sequence:
+two tokens of a new sentence that share an unknown word still agree in it."""
 
 from __future__ import annotations
 
@@ -24,8 +23,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from structgp.data.batch import Batch
-from structgp.data.forms import as_csr, as_dense, as_vector, check_finite, check_mapping, form_of, length
-from structgp.data.vocabulary import Vocabulary, columns_of
+from structgp.data.vocabulary import (
+    Vocabulary,
+    as_csr,
+    as_dense,
+    as_vector,
+    check_finite,
+    check_mapping,
+    columns_of,
+    form_of,
+    length,
+)
 from structgp.errors import InputError
 
 Rows = TypeVar("Rows", bound=Any)
@@ -41,18 +49,37 @@ class Block:
     names: tuple[str, ...] = ()
 
 
-class FeatureEncoder(Vocabulary):
+class RowLayout:
+    """What a row consists of: categorical templates, ``dense_width`` columns, and a sparse block or
+    none."""
+
+    templates: list[str]
+    dense_width: int
+    has_sparse: bool
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of a row, in order."""
+        blocks, P, dense = [], len(self.templates), self.dense_width
+        if P:
+            blocks.append(Block("categorical", 0, P, tuple(self.templates)))
+        if dense:
+            blocks.append(Block("dense", P, P + dense))
+        if self.has_sparse:
+            blocks.append(Block("sparse", P + dense, None))
+        return blocks
+
+    def pad_row(self, width: int) -> np.ndarray:
+        """(width,) the row at padded positions: no value anywhere."""
+        P, dense = len(self.templates), self.dense_width
+        unused = np.tile([-1.0, 0.0], (width - P - dense) // 2)
+        return np.concatenate([np.full(P, -1.0), np.zeros(dense), unused])
+
+
+class FeatureEncoder(RowLayout, Vocabulary):
     """Learns from training sequences what their tokens look like; then encodes any sequence.
 
-    Parameters and attributes are those of :class:`structgp.data.vocabulary.Vocabulary`.
-    """
-
-    def fit(self, X: Iterable[Any]) -> FeatureEncoder:
-        """Learn from X (see :class:`structgp.StructuredGPClassifier`)."""
-        self.learn(X)
-        if not self.blocks:
-            raise InputError("X", "no token has any feature", "pass at least one feature")
-        return self
+    Parameters and attributes are those of :class:`structgp.data.vocabulary.Vocabulary`."""
 
     def extended(self, X: Iterable[Any]) -> FeatureEncoder:
         """A copy that also knows the values of X. Old ids stay; templates stay the same."""
@@ -61,47 +88,14 @@ class FeatureEncoder(Vocabulary):
         encoder.learn_more(X)
         return encoder
 
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> FeatureEncoder:
-        return cls(
-            features=state["features"],
-            form=state["form"],
-            templates=list(state["templates"]),
-            values=[{v: i for i, v in enumerate(known)} for known in state["values"]],
-            # Files written before there were vectors have none.
-            vectors=dict(state.get("vectors", [])),
-            attributes={v: i for i, v in enumerate(state["attributes"])},
-            has_sparse=state["has_sparse"],
-            width=state["width"],
-            columns=list(state["columns"]),
-        )
-
-    # -- the layout of a row -------------------------------------------------------------------
-
-    @property
-    def dense_width(self) -> int:
-        return self.width if self.form == "dense" else sum(self.vectors.values())
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The blocks of a row, in order."""
-        return _blocks(self.templates, self.dense_width, self.has_sparse)
-
-    def pad_row(self, width: int) -> np.ndarray:
-        """(width,) the row at padded positions: no value anywhere."""
-        return _pad_row(len(self.templates), self.dense_width, width)
-
     def columns_named(self, names: Sequence[str]) -> list[int]:
         """The places of these templates among the columns of a row."""
         place = {name: p for p, name in enumerate(self.templates)}
         for name in names:
             if name not in place:
                 known = ", ".join(map(repr, self.templates)) or "none"
-                raise InputError(
-                    f"feature {name!r}",
-                    "not a feature with string values in the training data",
-                    f"use one of those: {known}",
-                )
+                problem = "not a feature with string values in the training data"
+                raise InputError(f"feature {name!r}", problem, f"use one of those: {known}")
         return [place[name] for name in names]
 
     def only(self, names: Sequence[str]) -> EncoderView:
@@ -111,8 +105,11 @@ class FeatureEncoder(Vocabulary):
     def without(self, names: Sequence[str]) -> EncoderView:
         """Rows without these categorical templates; dense and sparse blocks stay."""
         dropped = set(self.columns_named(names))
-        kept = [p for p in range(len(self.templates)) if p not in dropped]
-        return EncoderView(self, kept, whole=True)
+        return EncoderView(self, [p for p in range(len(self.templates)) if p not in dropped], whole=True)
+
+    def select(self, rows: Rows) -> Rows:
+        """The rows as they are; those of an :class:`EncoderView` are a selection."""
+        return rows
 
     # -- encoding ------------------------------------------------------------------------------
 
@@ -126,11 +123,13 @@ class FeatureEncoder(Vocabulary):
             return np.empty((0, len(self.templates)))
         form = form_of(x, place)
         if form != self.form:
-            raise InputError(
-                place, f"tokens are {form}, but training had {self.form}", "use one form throughout"
-            )
+            problem = f"tokens are {form}, but training had {self.form}"
+            raise InputError(place, problem, "use one form throughout")
         if form == "dense":
-            return self._encode_dense(x, place)
+            rows = as_dense(x, place)
+            self._check_width(rows.shape[1], place)
+            check_finite(rows, place, lambda d: f"column {d}")
+            return rows
         if form == "sparse":
             return self._encode_sparse(x, place)
         parts = [self._encode_templates(x, place)] if self.templates else []
@@ -139,12 +138,6 @@ class FeatureEncoder(Vocabulary):
             parts.append(self._encode_attributes(x, place))
         return np.concatenate(parts, 1)
 
-    def _encode_dense(self, x: Any, place: str) -> np.ndarray:
-        rows = as_dense(x, place)
-        self._check_width(rows.shape[1], place)
-        check_finite(rows, place, lambda d: f"column {d}")
-        return rows
-
     def _encode_sparse(self, x: Any, place: str) -> np.ndarray:
         matrix = as_csr(x)
         self._check_width(matrix.shape[1], place)
@@ -152,16 +145,13 @@ class FeatureEncoder(Vocabulary):
         if bad.any():
             first = int(np.argmax(bad))
             t = int(np.searchsorted(matrix.indptr, first, side="right")) - 1
-            raise InputError(
-                f"{place}[{t}]",
-                f"column {matrix.indices[first]} is {matrix.data[first]}",
-                "replace NaN and infinite values",
-            )
+            problem = f"column {matrix.indices[first]} is {matrix.data[first]}"
+            raise InputError(f"{place}[{t}]", problem, "replace NaN and infinite values")
         return entries(np.diff(matrix.indptr), self._column_ids(matrix.indices), matrix.data)
 
     def _column_ids(self, columns: np.ndarray) -> np.ndarray:
         """The place of each among those seen; behind them, one for every other column."""
-        known = self._column_array
+        known = self.column_array
         if not len(known):
             return columns.astype(np.int64)
         place = np.searchsorted(known, columns)
@@ -205,9 +195,8 @@ class FeatureEncoder(Vocabulary):
         counts: list[int] = []
         ids: list[int] = []
         values: list[float] = []
-        attributes_of = self.attributes_of
         for t, token in enumerate(x):
-            found = attributes_of(token, f"{place}[{t}]")
+            found = self.attributes_of(token, f"{place}[{t}]")
             counts.append(len(found))
             ids += [_id_of(name, self.attributes, unseen) for name in found]
             values += found.values()
@@ -215,16 +204,15 @@ class FeatureEncoder(Vocabulary):
 
     def _check_width(self, width: int, place: str) -> None:
         if width != self.width:
-            raise InputError(
-                place, f"{width} columns, but training had {self.width}", "pass the same features"
-            )
+            problem = f"{width} columns, but training had {self.width}"
+            raise InputError(place, problem, "pass the same features")
 
 
-class EncoderView:
+class EncoderView(RowLayout):
     """Some columns of an encoder's rows: what one template of a structure sees of a token.
 
-    kept : places of the categorical templates that stay; whole : whether dense and sparse blocks stay.
-    The other attributes are those of an encoder that has only these columns; nothing is copied."""
+    kept : places of the categorical templates that stay; whole : whether dense and sparse blocks stay. The
+    other attributes are those of an encoder that has only these columns; nothing is copied."""
 
     def __init__(self, encoder: FeatureEncoder, kept: Sequence[int], *, whole: bool) -> None:
         self.encoder, self.kept, self.whole = encoder, list(kept), whole
@@ -235,16 +223,9 @@ class EncoderView:
         self.has_sparse = whole and encoder.has_sparse
         self.n_sparse = encoder.n_sparse if whole else 0
         self.dense_width = encoder.dense_width if whole else 0
-        self.blocks = _blocks(self.templates, self.dense_width, self.has_sparse)
-
-    def pad_row(self, width: int) -> np.ndarray:
-        """(width,) the selected row at padded positions."""
-        return _pad_row(len(self.kept), self.dense_width, width)
 
     def select(self, rows: Rows) -> Rows:
         """Rows (..., W) of the encoder, an array or a tensor -> the columns (..., W') that stay."""
-        if self.whole and len(self.kept) == len(self.encoder.templates):
-            return rows
         rest = range(len(self.encoder.templates), rows.shape[-1]) if self.whole else ()
         return rows[..., [*self.kept, *rest]]
 
@@ -253,39 +234,22 @@ class EncoderView:
         return [self.select(rows) for rows in self.encoder.transform(X)]
 
 
-@dataclass(frozen=True)
 class FeatureSplit:
-    """What each template of a structure sees of a row: nodes, and transitions into the token, None where
-    those have no features."""
+    """What each template of a structure sees of a row: ``node``, and ``next`` for transitions into the
+    token, None where those have no features.
 
-    node: EncoderView
-    next: EncoderView | None
+    spec : of the structure, with ``spec.node.without`` and ``spec.next``, None or with ``features``.
+    """
 
-    @staticmethod
-    def of(encoder: FeatureEncoder, dropped: Sequence[str], next_names: Sequence[str]) -> FeatureSplit:
-        """dropped : features that nodes do not see; next_names : those that transitions do."""
-        return FeatureSplit(encoder.without(dropped), encoder.only(next_names) if next_names else None)
+    def __init__(self, encoder: FeatureEncoder, spec: Any) -> None:
+        hidden, transition = spec.node.without, spec.next
+        self.node = encoder.without(hidden) if hidden else encoder
+        self.next = encoder.only(transition.features) if transition and transition.features else None
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch of whole rows, with the columns of each template."""
         edges = None if self.next is None else self.next.select(batch.x[:, 1:])
         return replace(batch, x=self.node.select(batch.x), edges=edges)
-
-
-def _blocks(templates: Sequence[str], dense: int, has_sparse: bool) -> list[Block]:
-    blocks, P = [], len(templates)
-    if P:
-        blocks.append(Block("categorical", 0, P, tuple(templates)))
-    if dense:
-        blocks.append(Block("dense", P, P + dense))
-    if has_sparse:
-        blocks.append(Block("sparse", P + dense, None))
-    return blocks
-
-
-def _pad_row(n_templates: int, dense: int, width: int) -> np.ndarray:
-    unused = np.tile([-1.0, 0.0], (width - n_templates - dense) // 2)
-    return np.concatenate([np.full(n_templates, -1.0), np.zeros(dense), unused])
 
 
 def entries(counts: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -1,25 +1,103 @@
-"""Training data as a fit needs it: encoded and checked, without the sequences that teach nothing."""
+"""Labelled data as a fit needs it: labels as numbers, sequences encoded and checked, without those that
+teach nothing."""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from structgp.data.batch import MISSING
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import LabelEncoder, check_classes, check_labels
 from structgp.data.schemes import Allowed, allowed
+from structgp.data.vocabulary import length
 from structgp.errors import InputError, StructgpWarning
+
+UNSEEN = -2
+"""The index of a label that training never saw."""
+
+
+@dataclass
+class LabelEncoder:
+    """Labels <-> 0 to V-1, in the order of ``classes``. None becomes ``MISSING``, an unknown label
+    ``UNSEEN``."""
+
+    classes: list[str] = field(default_factory=list)
+
+    def fit(self, y: Iterable[Iterable[str | None]]) -> LabelEncoder:
+        self.classes = sorted({label for labels in y for label in labels if label is not None})
+        return self
+
+    def transform(self, y: Iterable[Iterable[str | None]]) -> list[np.ndarray]:
+        index: dict[str | None, int] = {label: i for i, label in enumerate(self.classes)}
+        index[None] = MISSING
+        return [np.array([index.get(v, UNSEEN) for v in labels], dtype=np.int64) for labels in y]
+
+    def names(self, indices: Iterable[int]) -> list[str]:
+        return [self.classes[i] for i in indices]
+
+
+def as_list(X: Iterable[Any]) -> list[Any]:
+    """X with generators read out; what is not a sequence is left for the encoder to name."""
+    return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
+
+
+def check_labels(X: Sequence[Any], y: Sequence[Any], name: str = "y") -> list[list[str | None]]:
+    """y as lists of labels, None where one is missing, after checking that each fits its sequence of X."""
+    if len(X) != len(y):
+        problem = f"{len(y)} label sequences for {len(X)} sequences of tokens"
+        raise InputError(name, problem, "pass one per sequence")
+    return [check_sequence(x, labels, n, name) for n, (x, labels) in enumerate(zip(X, y, strict=True))]
+
+
+def check_sequence(x: Any, labels: Any, n: int, name: str = "y") -> list[str | None]:
+    """The labels of x, sequence number n, as a list, None where one is missing."""
+    place = f"{name}[{n}]"
+    if isinstance(labels, str) or not hasattr(labels, "__len__"):
+        kind = type(labels).__name__
+        raise InputError(place, f"expected a list of labels, got a {kind}", "pass a list")
+    n_tokens = length(x, f"X[{n}]")
+    if len(labels) != n_tokens:
+        problem = f"{len(labels)} labels for {n_tokens} tokens"
+        raise InputError(place, problem, "give every token one label, or None")
+    for t, label in enumerate(labels):
+        if label is not None and not isinstance(label, str):
+            remedy = "convert labels with str(); None stands for a missing label"
+            raise InputError(f"{place}[{t}]", f"label {label!r} is not a string", remedy)
+    return [None if label is None else str(label) for label in labels]
+
+
+def check_all_labelled(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:
+    """Like ``check_labels``, but every token must have a label."""
+    found = check_labels(X, y)
+    for n, labels in enumerate(found):
+        if None in labels:
+            place = f"y[{n}][{labels.index(None)}]"
+            raise InputError(place, "the token has no label", "leave such sequences out, or label them")
+    return found  # type: ignore[return-value]
+
+
+def only_one_class(label: str, place: str) -> InputError:
+    """The error for data with nothing to tell apart."""
+    problem = f"every token has the same label, {label!r}: only one class"
+    return InputError(place, problem, "pass data with at least two labels")
 
 
 @dataclass(frozen=True)
 class Examples:
-    """rows : one (T, W) matrix per sequence; y : one (T,) array of label indices, ``MISSING`` for missing
-    labels; weights : (N,) how often each sequence counts, None for once; constraints : on labellings."""
+    """Encoded training data.
+
+    rows : one (T, W) matrix per sequence; y : one (T,) array of label indices, ``MISSING`` for missing
+    labels; weights : (N,) how often each sequence counts, None for once; constraints : on labellings.
+
+    Of these: n_labels; n_sequences, those with tokens; n_tokens; typical_length, the mean over tokens of
+    the length of their sequence; label_counts, (V,) how often each label occurs, sequences counted by their
+    weights; in_many_parts, whether no sequence has more than a tenth of the tokens; some_missing, whether
+    labels are."""
 
     encoder: FeatureEncoder
     labels: LabelEncoder
@@ -27,24 +105,28 @@ class Examples:
     y: list[np.ndarray]
     weights: np.ndarray | None
     constraints: Allowed | None
+    n_labels: int = field(init=False)
+    n_sequences: int = field(init=False)
+    n_tokens: int = field(init=False)
+    typical_length: float = field(init=False)
+    label_counts: np.ndarray = field(init=False)
+    in_many_parts: bool = field(init=False)
+    some_missing: bool = field(init=False)
 
-    @property
-    def n_labels(self) -> int:
-        return len(self.labels.classes)
-
-    @property
-    def n_sequences(self) -> int:
-        """The number of sequences with tokens."""
-        return sum(len(r) > 0 for r in self.rows)
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(map(len, self.rows))
-
-    @property
-    def typical_length(self) -> float:
-        """The mean over tokens of the length of their sequence."""
-        return sum(len(r) ** 2 for r in self.rows) / max(1, self.n_tokens)
+    def __post_init__(self) -> None:
+        lengths = np.array([len(r) for r in self.rows])
+        n_known = [int((y >= 0).sum()) for y in self.y]
+        counted = None if self.weights is None else np.repeat(self.weights, n_known)
+        known = np.concatenate([y[y >= 0] for y in self.y])
+        vars(self).update(
+            n_labels=len(self.labels.classes),
+            n_sequences=int((lengths > 0).sum()),
+            n_tokens=int(lengths.sum()),
+            typical_length=float((lengths**2).sum() / max(1, lengths.sum())),
+            label_counts=np.bincount(known, counted, minlength=len(self.labels.classes)),
+            in_many_parts=bool(10 * lengths.max() <= lengths.sum()),
+            some_missing=sum(n_known) < lengths.sum(),
+        )
 
     @property
     def digest(self) -> str:
@@ -55,24 +137,6 @@ class Examples:
                 digest.update(repr(array.shape).encode())
                 digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
-
-    @property
-    def label_counts(self) -> np.ndarray:
-        """(V,) how often each label occurs, sequences counted by their weights."""
-        known = np.concatenate([y[y >= 0] for y in self.y])
-        often = None
-        if self.weights is not None:
-            often = np.repeat(self.weights, [int((y >= 0).sum()) for y in self.y])
-        return np.bincount(known, often, minlength=self.n_labels)
-
-    @property
-    def in_many_parts(self) -> bool:
-        """Whether no sequence has more than a tenth of the tokens."""
-        return 10 * max(map(len, self.rows)) <= self.n_tokens
-
-    @property
-    def some_missing(self) -> bool:
-        return any((y < 0).any() for y in self.y)
 
 
 def read_examples(
@@ -87,20 +151,17 @@ def read_examples(
 ) -> Examples:
     """X and y as examples.
 
-    encoder : a fitted one to extend by the new features, None for a new one; classes : labels besides
-    those of y, which with an encoder come first, in their order. Sequences without any label (with a
-    warning) and those of weight 0 are replaced by empty ones."""
+    encoder : a fitted one to extend by the new features, None for a new one; classes : labels besides those
+    of y, which with an encoder come first, in their order. Sequences without any label (with a warning) and
+    those of weight 0 are replaced by empty ones."""
     labels_of = check_labels(X, y)
-    counts = _check_weights(weights, len(X))
+    counts = None if weights is None else _check_weights(weights, len(X))
     if any(labels_of) and not any(v is not None for of in labels_of for v in of):
         raise InputError("y", "no token has a label", "label some of them")
     labelled = [i for i, of in enumerate(labels_of) if not of or any(v is not None for v in of)]
     if len(labelled) < len(X):
-        warnings.warn(
-            f"{len(X) - len(labelled)} of {len(X)} sequences have no label at all and are left out",
-            StructgpWarning,
-            stacklevel=4,
-        )
+        message = f"{len(X) - len(labelled)} of {len(X)} sequences have no label at all and are left out"
+        warnings.warn(message, StructgpWarning, stacklevel=4)
     used = {i for i in labelled if counts is None or counts[i] > 0}
     # Empty sequences keep the places of the others, which errors name.
     X = [x if i in used else [] for i, x in enumerate(X)]
@@ -109,56 +170,46 @@ def read_examples(
         raise InputError("y", "no token with a label is in a sequence with weight", "label some tokens")
     if not any(labels_of):
         raise InputError("X", "no tokens", "pass at least one sequence with one token")
-    labels = LabelEncoder().fit(labels_of)
     known = classes if encoder is not None else ()
-    labels.classes = [*known, *sorted({*classes, *labels.classes} - set(known))]
+    found = LabelEncoder().fit(labels_of).classes
+    labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known))])
     encoder = FeatureEncoder(features).fit(X) if encoder is None else encoder.extended(X)
-    check_classes(labels.classes, "y")
+    if len(labels.classes) < 2:
+        raise only_one_class(labels.classes[0], "y")
     encoded = labels.transform(labels_of)
     rules = None if constraints is None else allowed(constraints, labels.classes)
     if rules is not None:
-        check_obeyed(rules, enumerate(encoded), labels)
+        check_obeyed(rules, enumerate(encoded), labels.classes)
     return Examples(encoder, labels, encoder.transform(X), encoded, counts, rules)
 
 
-def _check_weights(weights: Any, n: int) -> np.ndarray | None:
-    if weights is None:
-        return None
+def _check_weights(weights: Any, n: int) -> np.ndarray:
+    place, remedy = "sample_weight", "pass one number per sequence"
     try:
         found = np.asarray(weights, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InputError("sample_weight", "not all numbers", "pass one number per sequence") from None
+        raise InputError(place, "not all numbers", remedy) from None
     if found.shape != (n,):
-        raise InputError(
-            "sample_weight", f"shape {found.shape} for {n} sequences", "pass one number per sequence"
-        )
+        raise InputError(place, f"shape {found.shape} for {n} sequences", remedy)
     if not np.isfinite(found).all() or (found < 0).any() or not (found > 0).any():
-        raise InputError(
-            "sample_weight",
-            "must be finite, not negative, and not all zero",
-            "pass positive numbers, or 0 to leave a sequence out",
-        )
+        remedy = "pass positive numbers, or 0 to leave a sequence out"
+        raise InputError(place, "must be finite, not negative, and not all zero", remedy)
     return found
 
 
-def check_obeyed(rules: Allowed, y: Iterable[tuple[int, np.ndarray]], labels: LabelEncoder) -> None:
+def check_obeyed(rules: Allowed, y: Iterable[tuple[int, np.ndarray]], classes: Sequence[str]) -> None:
     """InputError for the first of the numbered label sequences that the rules forbid."""
     for n, sequence in y:
         t = rules.breaks(sequence.tolist())
-        possible = np.ones((len(sequence), len(labels.classes)), bool)
-        known = sequence >= 0
-        possible[known] = np.eye(len(labels.classes), dtype=bool)[sequence[known]]
+        possible = np.ones((len(sequence), len(classes)), bool)
+        possible[sequence >= 0] = np.eye(len(classes), dtype=bool)[sequence[sequence >= 0]]
         if t is None and rules.has_labelling(possible):
             continue
         what = "no labelling that agrees with its labels"
         if t is not None:
             before, label = (sequence[t - 1] if t else -1), sequence[t]
             after = before >= 0 and not rules.follows[before, label]
-            where = f"at token {t + 1} of {len(sequence)}"
-            where = f"after {labels.classes[before]!r}" if after else where
-            what = f"label {labels.classes[label]!r} {where}"
-        raise InputError(
-            f"y[{n}][{t or 0}]",
-            f"{what}, which the constraints forbid",
-            "correct the labels or the constraints",
-        )
+            where = f"after {classes[before]!r}" if after else f"at token {t + 1} of {len(sequence)}"
+            what = f"label {classes[label]!r} {where}"
+        problem = f"{what}, which the constraints forbid"
+        raise InputError(f"y[{n}][{t or 0}]", problem, "correct the labels or the constraints")

@@ -2,8 +2,7 @@
 
 A declaration is 'BIO' (also 'IOB2') or 'IOBES' (also 'BIOES', 'BILOU'); or a dict with the key
 'forbidden', or 'allowed', and pairs of labels. In a pair, None before a label stands for the start of a
-sequence, and None after a label for its end.
-"""
+sequence, and None after a label for its end."""
 
 from __future__ import annotations
 
@@ -71,11 +70,8 @@ def allowed(declared: Any, classes: Sequence[str], place: str = "constraints") -
         (kind, pairs), *_ = declared.items()
         if kind in ("forbidden", "allowed"):
             return _of_pairs(kind, _checked(pairs, classes, place), classes)
-    raise InputError(
-        place,
-        f"{declared!r} is not a declaration",
-        "use the name of a scheme, {'forbidden': [(label, next), ...]} or {'allowed': [...]}",
-    )
+    remedy = "use the name of a scheme, {'forbidden': [(label, next), ...]} or {'allowed': [...]}"
+    raise InputError(place, f"{declared!r} is not a declaration", remedy)
 
 
 def _of_scheme(name: str, classes: Sequence[str], place: str) -> Allowed:
@@ -85,11 +81,8 @@ def _of_scheme(name: str, classes: Sequence[str], place: str) -> Allowed:
     parsed = [_parse(label) for label in classes]
     used = {tag for tag, _ in parsed} - {"O"}
     if not used or (scheme == "BIO" and used & {"E", "S"}):
-        raise InputError(
-            place,
-            f"the labels {', '.join(classes)} do not belong to the scheme {name}",
-            "check the labels, or leave the scheme out",
-        )
+        problem = f"the labels {', '.join(classes)} do not belong to the scheme {name}"
+        raise InputError(place, problem, "check the labels, or leave the scheme out")
     V = len(classes)
     follows, starts, ends = np.ones((V, V), bool), np.ones(V, bool), np.ones(V, bool)
     for j, (tag, kind) in enumerate(parsed):
@@ -122,11 +115,8 @@ def _checked(pairs: Any, classes: Sequence[str], place: str) -> Pairs:
             raise InputError(place, f"{pair!r} is not a pair of labels", "pass (label, next label)")
         for label in pair:
             if label is not None and not (isinstance(label, str) and label in index):
-                raise InputError(
-                    place,
-                    f"{label!r} is not a label in the training data",
-                    f"use {', '.join(classes)}; None stands for the start or the end",
-                )
+                remedy = f"use {', '.join(classes)}; None stands for the start or the end"
+                raise InputError(place, f"{label!r} is not a label in the training data", remedy)
         if pair[0] is None and pair[1] is None:
             raise InputError(place, "(None, None) has no label", "name a label in each pair")
         before, after = (None if label is None else index[label] for label in pair)

@@ -2,8 +2,8 @@
 
     p(y | x)  is proportional to  exp( sum_t sum_a x_ta w[a, y_t]  +  sum_{t>0} G[y_{t-1}, y_t] )
 
-trained by python-crfsuite (L-BFGS) to minimise -log p(y | x) + c2 (|w|^2 + |G|^2). Every pair of
-attribute and label, and of label and label, has a weight, whether training data shows it or not.
+trained by python-crfsuite (L-BFGS) to minimise -log p(y | x) + c2 (|w|^2 + |G|^2). Every attribute has a
+weight for each label, and every label for each next label, whether they occur together in training or not.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from scipy.sparse import csr_array, issparse
 from scipy.special import logsumexp
 
 from structgp.errors import InputError
+from structgp.evaluation.metrics import check_lengths
 
 C2_GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
-# What CRFsuite reads: names of attributes (each of value 1) or name -> value.
+# What CRFsuite reads of a token: names of attributes (each of value 1) or name -> value.
 Item = list[str] | Mapping[str, Any]
+# Items and label numbers of a sequence.
+Example = tuple[list[Item], list[str]]
 
 
 class LinearCRF:
@@ -32,24 +35,24 @@ class LinearCRF:
 
     A sequence of X is one of
 
-    - a list of tokens that are lists or tuples of strings: the string s in place j is the
-      attribute ``j=s``, so that columns are told apart;
-    - a (T, D) scipy-sparse or dense array, or a list of T rows of one: attribute ``d`` has the
-      value in column d;
-    - a list of feature dicts, as python-crfsuite takes them; number i of an array under the key k is
-      the attribute ``k:i``.
+    - a list of tokens that are lists or tuples of strings: the string s in place j is the attribute
+      ``j=s``, so that columns are told apart;
+    - a (T, D) scipy-sparse or dense array, or a list of T rows of one: attribute ``d`` has the value in
+    column d;
+    - a list of feature dicts, as python-crfsuite takes them; number i of an array under the key k is the
+      attribute ``k:i``.
 
     Parameters
     ----------
     c2 : weight of the squared parameters, or several: then the one with the fewest wrong tokens in
-        cross-validation is taken. Of equally good ones it is the largest, the simplest model. With
-        a single training sequence nothing can be held out, and the middle one is taken.
-    n_folds : folds of that cross-validation (fewer if there are fewer sequences), split at random
-        by sequence.
-    decode : 'viterbi', the most probable labelling of the sequence, or 'marginal', the most
-        probable label of each token; the cross-validation uses it too.
+        cross-validation is taken, and among equally good ones the largest, the simplest model. With a
+        single training sequence nothing can be held out, and the middle one is taken.
+    n_folds : folds of that cross-validation (fewer if there are fewer sequences), split at random by
+    sequence.
+    decode : 'viterbi', the most probable labelling of the sequence, or 'marginal', the most probable label
+        of each token; the cross-validation uses it too.
     random_state : seed of the folds.
-    n_jobs : processes for the cross-validation, -1 for one a core; None runs it in this one.
+    n_jobs : processes for the cross-validation, -1 for one per core; None runs it in this one.
 
     Attributes (after ``fit``)
     ----------
@@ -84,18 +87,16 @@ class LinearCRF:
         _crfsuite()
         grid = self._checked_grid()
         items, labels = _all_items(X), [list(labels) for labels in y]
-        _check_lengths(items, labels)
+        check_lengths(items, labels, "y", "X")
         self.classes_ = _classes(labels)
         number = {label: str(v) for v, label in enumerate(self.classes_)}
-        pairs = [
-            (x, [number[label] for label in labels]) for x, labels in zip(items, labels, strict=True) if x
-        ]
-        self.c2_, self.cv_scores_ = self._choose(pairs, grid)
-        (self.model_,) = _train(pairs, [self.c2_])
+        examples = [(x, [number[v] for v in path]) for x, path in zip(items, labels, strict=True) if x]
+        self.c2_, self.cv_scores_ = self._choose(examples, grid)
+        (self.model_,) = _train(examples, [self.c2_])
         return self
 
     def predict(self, X: Iterable[Any]) -> list[list[Any]]:
-        """Labels, one list a sequence, decoded as ``decode`` says."""
+        """Labels, one list per sequence, decoded as ``decode`` says."""
         self._check_fitted()
         paths = _decode(self.model_, _all_items(X), self.decode)
         return [[self.classes_[int(v)] for v in path] for path in paths]
@@ -113,17 +114,16 @@ class LinearCRF:
     def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[Any]]) -> list[float | None]:
         """log p(y | x) of each sequence; None where y has a label never seen in training.
 
-        Computed in log space, since CRFsuite's own probability of a labelling is 0 for sequences
-        of some hundred tokens. O(T V^2) a sequence.
-        """
+        Computed in log space, since CRFsuite's own probability of a labelling underflows for sequences of
+        some hundred tokens. O(T V^2) per sequence."""
         self._check_fitted()
         items, labels = _all_items(X), [list(labels) for labels in y]
-        _check_lengths(items, labels)
+        check_lengths(items, labels, "y", "X")
         number = {label: v for v, label in enumerate(self.classes_)}
         tagger = _tagger(self.model_)
         transition = _transition_scores(tagger, len(number))
         return [
-            _log_prob(_unary_scores(tagger, x, len(number)), transition, [number[v] for v in path])
+            _log_prob(_node_scores(tagger, x, len(number)), transition, [number[v] for v in path])
             if number.keys() >= set(path)
             else None
             for x, path in zip(items, labels, strict=True)
@@ -132,40 +132,38 @@ class LinearCRF:
     def _checked_grid(self) -> list[float]:
         grid = sorted({float(c2) for c2 in np.atleast_1d(np.asarray(self.c2, dtype=np.float64))})
         if not grid or not all(0 <= c2 < math.inf for c2 in grid):
-            raise InputError("c2", f"{self.c2!r} is not usable", "give numbers of 0 or more")
+            raise InputError("c2", f"must be 0 or more, got {self.c2!r}", "give one number or several")
         if self.decode not in ("viterbi", "marginal"):
             raise InputError("decode", f"{self.decode!r} is not known", "use viterbi or marginal")
         if self.n_folds < 2:
-            raise InputError("n_folds", f"{self.n_folds} is too few", "give at least 2")
+            raise InputError("n_folds", f"must be 2 or more, got {self.n_folds}", "use 5")
         return grid
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "model_"):
             raise InputError("LinearCRF", "not fitted yet", "call fit(X, y) first")
 
-    def _choose(
-        self, pairs: list[tuple[list[Item], list[str]]], grid: list[float]
-    ) -> tuple[float, dict[float, float]]:
+    def _choose(self, examples: list[Example], grid: list[float]) -> tuple[float, dict[float, float]]:
         """The c2 with the lowest token error over held-out folds, and the error of each c2."""
-        if len(grid) == 1 or len(pairs) == 1:
+        if len(grid) == 1 or len(examples) == 1:
             return grid[len(grid) // 2], {}
-        order = np.random.default_rng(self.random_state).permutation(len(pairs))
+        order = np.random.default_rng(self.random_state).permutation(len(examples))
         tasks = []
-        for held_out in np.array_split(order, min(self.n_folds, len(pairs))):
+        for held_out in np.array_split(order, min(self.n_folds, len(examples))):
             rest = np.setdiff1d(order, held_out)
-            tasks.append(([pairs[i] for i in rest], [pairs[i] for i in held_out]))
+            tasks.append(([examples[i] for i in rest], [examples[i] for i in held_out]))
         if self.n_jobs in (None, 1):
             wrong = [_count_errors(*task, grid, self.decode) for task in tasks]
         else:
-            # joblib's workers are fresh processes: no forked locks of torch's threads, and a
-            # caller's script needs no __main__ guard. max_nbytes keeps it from writing files.
+            # joblib's workers are fresh processes: no forked locks of torch's threads, and a caller's
+            # script needs no __main__ guard. max_nbytes keeps joblib from writing files.
             from joblib import Parallel, delayed
 
             wrong = Parallel(n_jobs=self.n_jobs, max_nbytes=None)(
                 delayed(_count_errors)(*task, grid, self.decode) for task in tasks
             )
         totals = np.sum(wrong, axis=0)
-        n_tokens = sum(len(x) for x, _ in pairs)
+        n_tokens = sum(len(x) for x, _ in examples)
         scores = {c2: float(total / n_tokens) for c2, total in zip(grid, totals, strict=True)}
         return max(c2 for c2 in grid if scores[c2] == min(scores.values())), scores
 
@@ -178,26 +176,22 @@ def _crfsuite() -> Any:
     try:
         import pycrfsuite
     except ImportError as err:
-        raise InputError(
-            "python-crfsuite",
-            "not installed, and the linear CRF needs it",
-            'run pip install "structgp[crf]"',
-        ) from err
+        problem = "not installed, and the linear CRF needs it"
+        raise InputError("python-crfsuite", problem, 'run pip install "structgp[crf]"') from err
     return pycrfsuite
 
 
-def _train(pairs: list[tuple[list[Item], list[str]]], grid: Sequence[float]) -> list[bytes]:
+def _train(examples: list[Example], grid: Sequence[float]) -> list[bytes]:
     """One model for each c2, trained on the same data."""
     trainer = _crfsuite().Trainer("lbfgs", verbose=False)
-    for x, labels in pairs:
+    for x, labels in examples:
         trainer.append(x, labels)
+    trainer.set_params({"c1": 0.0, "feature.possible_states": True, "feature.possible_transitions": True})
     models = []
     with tempfile.TemporaryDirectory(prefix="structgp-crf-") as folder:
         file = Path(folder) / "model"
         for c2 in grid:
-            trainer.set_params(
-                {"c1": 0.0, "c2": c2, "feature.possible_states": True, "feature.possible_transitions": True}
-            )
+            trainer.set("c2", c2)
             trainer.train(str(file))
             models.append(file.read_bytes())
     return models
@@ -222,7 +216,7 @@ def _decode(model: bytes, items: Iterable[list[Item]], decode: str) -> list[list
 
 
 def _marginals(tagger: Any, x: list[Item], labels: Sequence[str]) -> list[list[float]]:
-    """p(y_t = label | x) of one sequence, T rows of one value a label."""
+    """p(y_t = label | x) of one sequence, T rows with one value per label."""
     if not x:
         return []
     tagger.set(x)
@@ -230,28 +224,23 @@ def _marginals(tagger: Any, x: list[Item], labels: Sequence[str]) -> list[list[f
 
 
 def _count_errors(
-    train: list[tuple[list[Item], list[str]]],
-    held_out: list[tuple[list[Item], list[str]]],
-    grid: Sequence[float],
-    decode: str,
+    train: list[Example], held_out: list[Example], grid: Sequence[float], decode: str
 ) -> list[int]:
     """Wrong tokens in ``held_out`` for each c2, trained on ``train``."""
+    truth = [v for _, path in held_out for v in path]
     counts = []
     for model in _train(train, grid):
-        paths = _decode(model, [x for x, _ in held_out], decode)
-        wrong = 0
-        for (_, truth), path in zip(held_out, paths, strict=True):
-            wrong += sum(a != b for a, b in zip(truth, path, strict=True))
-        counts.append(wrong)
+        found = (v for path in _decode(model, [x for x, _ in held_out], decode) for v in path)
+        counts.append(sum(a != b for a, b in zip(truth, found, strict=True)))
     return counts
 
 
-# A sequence of one token has p(y | x) proportional to exp(unary score), and two tokens without
-# attributes exp(transition score): so CRFsuite's probabilities of such short sequences give its
-# scores up to constants, which cancel in log p(y | x).
+# A sequence of one token has p(y | x) proportional to exp(node score), and two tokens without attributes
+# exp(transition score): so CRFsuite's probabilities of such short sequences give its scores up to
+# constants, which cancel in log p(y | x).
 
 
-def _unary_scores(tagger: Any, x: list[Item], n_labels: int) -> NDArray[np.float64]:
+def _node_scores(tagger: Any, x: list[Item], n_labels: int) -> NDArray[np.float64]:
     labels = list(map(str, range(n_labels)))
     p = np.array([_marginals(tagger, [token], labels)[0] for token in x]).reshape(-1, n_labels)
     with np.errstate(divide="ignore"):
@@ -266,14 +255,14 @@ def _transition_scores(tagger: Any, n_labels: int) -> NDArray[np.float64]:
         return np.log(p)
 
 
-def _log_prob(unary: NDArray[np.float64], transition: NDArray[np.float64], path: Sequence[int]) -> float:
+def _log_prob(node: NDArray[np.float64], transition: NDArray[np.float64], path: Sequence[int]) -> float:
     """log p(path) of a chain with these (T, V) and (V, V) scores."""
     if not path:
         return 0.0
-    score, ahead = unary[0, path[0]], unary[0]
+    score, ahead = node[0, path[0]], node[0]
     for t in range(1, len(path)):
-        score = score + transition[path[t - 1], path[t]] + unary[t, path[t]]
-        ahead = logsumexp(ahead[:, None] + transition, axis=0) + unary[t]
+        score = score + transition[path[t - 1], path[t]] + node[t, path[t]]
+        ahead = logsumexp(ahead[:, None] + transition, axis=0) + node[t]
     return float(score - logsumexp(ahead))
 
 
@@ -299,7 +288,7 @@ def _token_item(token: Any, place: str) -> Item:
     if isinstance(token, Mapping):
         for name, value in token.items():
             if not isinstance(name, str):
-                raise InputError(place, f"the feature name {name!r} is no string", "use strings")
+                raise InputError(place, f"the feature name {name!r} is not a string", "use strings")
             if isinstance(value, float) and not math.isfinite(value):
                 raise InputError(place, f"feature {name!r} is {value}", "use finite numbers")
         return {name: _nested(value, name, place) for name, value in token.items()}
@@ -335,18 +324,6 @@ def _matrix_items(matrix: csr_array, place: str) -> list[Item]:
     names, values = list(map(str, matrix.indices.tolist())), matrix.data.tolist()
     spans = zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)
     return [{name: v for name, v in zip(names[a:b], values[a:b], strict=True) if v} for a, b in spans]
-
-
-def _check_lengths(items: list[list[Item]], labels: list[list[Any]]) -> None:
-    if len(items) != len(labels):
-        raise InputError("y", f"{len(labels)} sequences where X has {len(items)}", "give labels for each")
-    for i, (x, path) in enumerate(zip(items, labels, strict=True)):
-        if len(x) != len(path):
-            raise InputError(
-                f"y[{i}]",
-                f"{len(path)} labels where X[{i}] has {len(x)} tokens",
-                "give one label for each token",
-            )
 
 
 def _classes(labels: list[list[Any]]) -> list[Any]:

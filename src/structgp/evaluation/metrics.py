@@ -1,9 +1,8 @@
 """How good the answers are: token error, conlleval spans, likelihood and calibration.
 
-Labels come as lists of lists of strings, one inner list a sequence. Marginals come as lists of
-lists of dicts label -> probability, one dict a token. A label that no dict of its token holds was
-never seen in training ('unseen'): it is an error for every decoder, and has no likelihood.
-"""
+Labels are lists of lists of strings, one inner list per sequence. Marginals are lists of lists of dicts
+label -> probability, one dict per token. A label that is not in its token's dict was never seen in training
+('unseen'): it is an error for every decoder, and has no likelihood."""
 
 from __future__ import annotations
 
@@ -25,39 +24,33 @@ Marginals = Sequence[Sequence[Mapping[str, float]]]
 _ROUNDING = 1e-6
 
 
-def _check_lengths(y_true: Labels, other: Sequence[Sequence[Any]], name: str) -> None:
-    """Raise unless ``other`` has as many sequences, and tokens in each, as ``y_true``."""
-    if len(y_true) != len(other):
-        raise InputError(
-            name,
-            f"{len(other)} sequences where y_true has {len(y_true)}",
-            "give one sequence for each true one, in the same order",
-        )
-    for i, (truth, given) in enumerate(zip(y_true, other, strict=True)):
-        if len(truth) != len(given):
-            raise InputError(
-                f"{name}[{i}]",
-                f"{len(given)} tokens where y_true[{i}] has {len(truth)}",
-                "give one entry for each token",
-            )
+def check_lengths(
+    first: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]], name: str, of: str = "y_true"
+) -> None:
+    """Raise unless ``other``, called ``name``, has as many sequences, and tokens in each, as ``first``,
+    called ``of``."""
+    if len(first) != len(other):
+        problem = f"{len(other)} sequences where {of} has {len(first)}"
+        raise InputError(name, problem, f"give one sequence for each of {of}, in the same order")
+    for i, (tokens, given) in enumerate(zip(first, other, strict=True)):
+        if len(tokens) != len(given):
+            problem = f"{len(given)} tokens where {of}[{i}] has {len(tokens)}"
+            raise InputError(f"{name}[{i}]", problem, "give one entry for each token")
 
 
-def _no_tokens() -> InputError:
-    return InputError("y_true", "no tokens", "give at least one labelled token")
+def _tokens(y_true: Labels, other: Sequence[Sequence[Any]], name: str) -> list[tuple[str, Any]]:
+    """The true label of every token, with its entry in ``other``."""
+    check_lengths(y_true, other, name)
+    both = (zip(truth, given, strict=True) for truth, given in zip(y_true, other, strict=True))
+    return [token for sequence in both for token in sequence]
 
 
 def token_error(y_true: Labels, y_pred: Labels) -> float:
     """Fraction of tokens whose predicted label differs from the true one, over all sequences."""
-    _check_lengths(y_true, y_pred, "y_pred")
-    n_tokens = sum(map(len, y_true))
-    if n_tokens == 0:
-        raise _no_tokens()
-    wrong = sum(
-        a != b
-        for truth, guess in zip(y_true, y_pred, strict=True)
-        for a, b in zip(truth, guess, strict=True)
-    )
-    return wrong / n_tokens
+    tokens = _tokens(y_true, y_pred, "y_pred")
+    if not tokens:
+        raise InputError("y_true", "no tokens", "give at least one labelled token")
+    return sum(truth != guess for truth, guess in tokens) / len(tokens)
 
 
 # --- spans -----------------------------------------------------------------------------------
@@ -67,9 +60,8 @@ def token_error(y_true: Labels, y_pred: Labels) -> float:
 class SpanCounts:
     """Numbers of true, predicted and correctly predicted chunks, and what follows from them.
 
-    As in conlleval a ratio over nothing is 0: without chunks, precision, recall and f1 are 0 even
-    if the prediction is perfect.
-    """
+    As in conlleval 0 / 0 is 0: without chunks, precision, recall and f1 are 0 even if the prediction is
+    perfect."""
 
     n_true: int
     n_pred: int
@@ -118,17 +110,14 @@ def _parse(label: str) -> tuple[str, str]:
 def chunks(labels: Sequence[str]) -> list[tuple[int, int, str]]:
     """The chunks of one sequence as (first token, one past the last token, type), in order.
 
-    A chunk starts at a token that is not outside if it is the first, if the token before it is
-    outside, of another type, or tagged E, S, [ or ]; or if it is itself tagged B, S, [ or ]. It
-    ends before the next chunk or the next token outside.
-    """
+    A token that is not outside starts a chunk if it is the first, if the token before it is outside, of
+    another type, or tagged E, S, [ or ]; or if it is itself tagged B, S, [ or ]. A chunk ends before the
+    next chunk or the next token outside."""
     found: list[tuple[int, int, str]] = []
     start, before, before_kind = 0, "O", ""
     for t, (tag, kind) in enumerate([*map(_parse, labels), ("O", "")]):
-        boundary = (
-            "O" in (tag, before) or kind != before_kind or tag in _ALWAYS_STARTS or before in _ALWAYS_ENDS
-        )
-        if boundary:
+        tags_part = "O" in (tag, before) or tag in _ALWAYS_STARTS or before in _ALWAYS_ENDS
+        if tags_part or kind != before_kind:
             if before != "O":
                 found.append((start, t, before_kind))
             start = t
@@ -141,19 +130,17 @@ def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
 
     A predicted chunk is correct if a true chunk has its first token, last token and type.
 
-    - ``B-X``, ``I-X``, ``E-X``, ``S-X``: chunks of type X by the rules of :func:`chunks`; so an
-      ``I-X`` after ``O`` or after another type starts a chunk. ``[-X`` and ``]-X`` are chunks of
-      one token, as is ``S-X``. ``L-X`` and ``U-X`` are other names of ``E-X`` and ``S-X``.
+    - ``B-X``, ``I-X``, ``E-X``, ``S-X``: chunks of type X by the rules of :func:`chunks`; so an ``I-X``
+      after ``O`` or after another type starts a chunk. ``[-X`` and ``]-X`` are chunks of one token, as is
+      ``S-X``. ``L-X`` and ``U-X`` are other names of ``E-X`` and ``S-X``.
     - ``B``, ``I``, ``E``, ``S``, ``[``, ``]`` alone: chunks of one unnamed type, ``""``.
     - ``O`` and ``.``: outside.
-    - any other label, such as ``NOUN``: a chunk of one token whose type is the whole label
-      (conlleval's option ``-r``).
+    - any other label, such as ``NOUN``: a chunk of one token whose type is the whole label (conlleval's
+      ``-r``).
 
-    A label set need not have an ``O``: then every token is in a chunk. For word segmentation with
-    B and I these are the words; for labels without prefix every token is its own chunk and F1 is
-    the token accuracy.
-    """
-    _check_lengths(y_true, y_pred, "y_pred")
+    Without an ``O`` in the label set every token is in a chunk: for word segmentation with B and I chunks
+    are words; for labels without prefix every token is its own chunk and F1 is the token accuracy."""
+    check_lengths(y_true, y_pred, "y_pred")
     n_true: Counter[str] = Counter()
     n_pred: Counter[str] = Counter()
     n_correct: Counter[str] = Counter()
@@ -177,23 +164,13 @@ def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
 
 
 def token_nll(y_true: Labels, marginals: Marginals) -> float:
-    """Mean of -log p(y_t) in nats, over the tokens whose true label is in their marginals' dict.
+    """Mean of -log p(y_t) in nats, over the tokens whose true label is in their dict.
 
-    A true label of probability 0 makes the mean infinite; nothing is clipped.
-    """
-    _check_lengths(y_true, marginals, "marginals")
-    p = [
-        float(dist[label])
-        for truth, dists in zip(y_true, marginals, strict=True)
-        for label, dist in zip(truth, dists, strict=True)
-        if label in dist
-    ]
+    A true label of probability 0 makes the mean infinite; nothing is clipped."""
+    p = [float(dist[label]) for label, dist in _tokens(y_true, marginals, "marginals") if label in dist]
     if not p:
-        raise InputError(
-            "y_true",
-            "no token has a label that training saw",
-            "score data whose labels occur in the training data",
-        )
+        remedy = "score data whose labels occur in the training data"
+        raise InputError("y_true", "no token has a label that training saw", remedy)
     if not all(-_ROUNDING <= q <= 1 + _ROUNDING for q in p):
         raise InputError("marginals", "a probability is not in [0, 1]", "pass probabilities")
     return math.fsum(-math.log(q) if q > 0 else math.inf for q in p) / len(p)
@@ -202,16 +179,11 @@ def token_nll(y_true: Labels, marginals: Marginals) -> float:
 def sequence_nll(log_probs: Sequence[float | None]) -> float:
     """Mean of -log p(y | x) per sequence in nats.
 
-    None (a sequence with a label never seen in training) is left out. A log-probability of
-    -inf makes the mean infinite.
-    """
+    None (a sequence with a label never seen in training) is left out; -inf makes the mean infinite."""
     known = [float(v) for v in log_probs if v is not None]
     if not known:
-        raise InputError(
-            "log_probs",
-            "no sequence has a log-probability",
-            "score sequences whose labels all occur in the training data",
-        )
+        remedy = "score sequences whose labels all occur in the training data"
+        raise InputError("log_probs", "no sequence has a log-probability", remedy)
     if any(math.isnan(v) for v in known):
         raise InputError("log_probs", "a log-probability is not a number", "check the model")
     return math.fsum(-v for v in known) / len(known)
@@ -242,14 +214,14 @@ class Calibration:
 def calibration(y_true: Labels, marginals: Marginals, n_bins: int = 15) -> Calibration:
     """Does a token called with confidence 0.8 turn out right in 80 of 100 cases?
 
-    The confidence of a token is the largest probability of its dict (among equals, the label that
-    comes first); it is right if that label is the true one, so a token whose label is unseen is
-    wrong. With equal-width bins b = [i / n_bins, (i + 1) / n_bins), the last one closed::
+    The confidence of a token is the largest probability of its dict (among equals, the first label's); the
+    token is right if that label is the true one, so a token whose label is unseen is wrong. With
+    equal-width bins b = [i / n_bins, (i + 1) / n_bins), the last one closed::
 
         ece = sum_b  (n_b / N) |accuracy_b - mean confidence_b|.
     """
     if n_bins < 1:
-        raise InputError("n_bins", f"{n_bins} bins", "give at least 1")
+        raise InputError("n_bins", f"must be 1 or more, got {n_bins}", "leave it out for 15")
     confidence, right = _confidences(y_true, marginals)
     which = np.minimum((confidence * n_bins).astype(np.int64), n_bins - 1)
     bins = tuple(
@@ -268,8 +240,8 @@ def calibration(y_true: Labels, marginals: Marginals, n_bins: int = 15) -> Calib
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """Error of the most confident tokens: ``risk[k - 1]`` of the first k of N, a share
-    ``coverage[k - 1]`` = k / N of all. ``area`` is the mean of ``risk``: under the curve."""
+    """Error of the most confident tokens: ``risk[k - 1]`` of the first k of N, which are the share
+    ``coverage[k - 1]`` = k / N of all. ``area`` is the area under the curve, the mean of ``risk``."""
 
     coverage: NDArray[np.float64]
     risk: NDArray[np.float64]
@@ -279,9 +251,8 @@ class RiskCoverage:
 def risk_coverage(y_true: Labels, marginals: Marginals) -> RiskCoverage:
     """How much error is left if only the most confident tokens are answered?
 
-    Confidence and right answers are those of :func:`calibration`. Tokens of equal confidence come in
-    random order, and the risk is its expectation over that order.
-    """
+    Confidence and right answers are those of :func:`calibration`. Tokens of equal confidence come in random
+    order, and the risk is its expectation over that order."""
     confidence, right = _confidences(y_true, marginals)
     _, group, size = np.unique(-confidence, return_inverse=True, return_counts=True)
     wrong = np.bincount(group, weights=1 - right) / size
@@ -292,24 +263,22 @@ def risk_coverage(y_true: Labels, marginals: Marginals) -> RiskCoverage:
 
 def _confidences(y_true: Labels, marginals: Marginals) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The confidence of every token, and 1 where its most probable label is the true one, else 0."""
-    _check_lengths(y_true, marginals, "marginals")
+    check_lengths(y_true, marginals, "marginals")
+    tops: list[list[str]] = []
     confidences: list[float] = []
-    rights: list[bool] = []
-    for i, (truth, dists) in enumerate(zip(y_true, marginals, strict=True)):
-        for t, (label, dist) in enumerate(zip(truth, dists, strict=True)):
+    for i, dists in enumerate(marginals):
+        for t, dist in enumerate(dists):
             if not dist:
                 raise InputError(f"marginals[{i}][{t}]", "no labels", "give label -> probability")
-            top = max(dist, key=dist.__getitem__)
-            if not -_ROUNDING <= dist[top] <= 1 + _ROUNDING:
-                raise InputError(
-                    f"marginals[{i}][{t}]", f"{dist[top]} is not in [0, 1]", "pass probabilities"
-                )
-            confidences.append(dist[top])
-            rights.append(top == label)
+            if not -_ROUNDING <= max(dist.values()) <= 1 + _ROUNDING:
+                problem = f"{max(dist.values())} is not in [0, 1]"
+                raise InputError(f"marginals[{i}][{t}]", problem, "pass probabilities")
+            confidences.append(max(dist.values()))
+        tops.append([max(dist, key=dist.__getitem__) for dist in dists])
     if not confidences:
-        raise _no_tokens()
-    confidence = np.clip(np.array(confidences, dtype=np.float64), 0.0, 1.0)
-    return confidence, np.array(rights, dtype=np.float64)
+        raise InputError("y_true", "no tokens", "give at least one labelled token")
+    right = [top == label for label, top in _tokens(y_true, tops, "marginals")]
+    return np.clip(np.array(confidences), 0.0, 1.0), np.array(right, dtype=np.float64)
 
 
 # --- all of them -----------------------------------------------------------------------------
@@ -319,9 +288,8 @@ def _confidences(y_true: Labels, marginals: Marginals) -> tuple[NDArray[np.float
 class Report:
     """Every figure for one set of predictions; fractions, not percentages.
 
-    ``token_nll`` is None if no token's label was seen in training, ``sequence_nll`` if no sequence
-    has a log-probability. Either can be ``inf``.
-    """
+    ``token_nll`` is None if no token's label was seen in training, ``sequence_nll`` if no sequence has a
+    log-probability. Either can be ``inf``."""
 
     token_error: float
     span_f1: float
@@ -342,37 +310,23 @@ class Report:
 def evaluate(
     y_true: Labels, y_pred: Labels, marginals: Marginals, log_probs: Sequence[float | None]
 ) -> Report:
-    """All figures at once.
-
-    Parameters
-    ----------
-    y_true, y_pred : labels, one list a sequence.
-    marginals : dicts label -> probability, one a token.
-    log_probs : log p(y_true | x), one a sequence, None where a label was never seen in training.
-    """
-    _check_lengths(y_true, marginals, "marginals")
+    """All figures at once. log_probs : log p(y_true | x) of each sequence, None where a label was never
+    seen in training."""
+    tokens = _tokens(y_true, marginals, "marginals")
     if len(log_probs) != len(y_true):
-        raise InputError(
-            "log_probs",
-            f"{len(log_probs)} values where y_true has {len(y_true)} sequences",
-            "give one log-probability (or None) for each sequence",
-        )
-    n_tokens = sum(map(len, y_true))
-    n_unseen = sum(
-        label not in dist
-        for truth, dists in zip(y_true, marginals, strict=True)
-        for label, dist in zip(truth, dists, strict=True)
-    )
+        problem = f"{len(log_probs)} values where y_true has {len(y_true)} sequences"
+        raise InputError("log_probs", problem, "give one log-probability (or None) for each sequence")
+    n_unseen = sum(label not in dist for label, dist in tokens)
     spans = span_scores(y_true, y_pred)
     return Report(
         token_error=token_error(y_true, y_pred),
         span_f1=spans.f1,
         span_precision=spans.precision,
         span_recall=spans.recall,
-        token_nll=token_nll(y_true, marginals) if n_unseen < n_tokens else None,
+        token_nll=token_nll(y_true, marginals) if n_unseen < len(tokens) else None,
         sequence_nll=None if all(v is None for v in log_probs) else sequence_nll(log_probs),
         ece=calibration(y_true, marginals).ece,
-        n_tokens=n_tokens,
+        n_tokens=len(tokens),
         n_sequences=len(y_true),
         n_unseen_tokens=n_unseen,
     )

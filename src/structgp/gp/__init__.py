@@ -1,9 +1,9 @@
 """Gaussian processes: kernels, inducing inputs, and posteriors of the potentials of templates."""
 
 from structgp.gp.block import Block, CovarianceForm, Entropy, Posterior, Seen, contrasts
-from structgp.gp.choose_inducing import InducingChoice, choose_inducing
 from structgp.gp.families import FAMILIES, Inducing, Mixture, Table, Weights
 from structgp.gp.families.inducing_points import RANK
+from structgp.gp.inducing_inputs import InducingChoice, choose_inducing
 from structgp.gp.relaxation import Relaxation, has_shape, learn_shape
 
 __all__ = [

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -58,42 +58,21 @@ def ratio(energy: Tensor, determined: Tensor, prior: float) -> Tensor:
     return found.clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
 
 
-class Conditional(Protocol):
-    """Function values of a batch given the whitened values v that the posterior is of: h = A v, plus what
-    v leaves open."""
-
-    def times(self, values: Tensor) -> Tensor:
-        """(B, T, R) A v of whitened values (R, M)."""
-        ...
-
-    def transposed_times(self, functions: Tensor) -> Tensor:
-        """(R, M) A^T h of functions (B, T, R)."""
-        ...
-
-
-class CurvatureSum(Protocol):
-    """Collects the curvature of the log-likelihood batch by batch, then sets the posterior's spread."""
-
-    def add(self, conditional: Any, bend: Tensor) -> None:
-        """bend : minus the second derivatives in the functions, as the family wants them."""
-        ...
-
-    def finish(self) -> None:
-        """Sets the spread to what maximises the bound for this curvature."""
-        ...
-
-    def tensors(self) -> list[Tensor]:
-        """Sums that several processes add up, in place, before ``finish``."""
-        ...
-
-
 class Block(nn.Module):
     """What all families share.
 
     labels : shape of a tuple's joint labels, (V,) for nodes and (V, V) for transitions. basis : (P, R),
     None for one function per score. amplitude : factor on the prior variance of all functions; its
     logarithm is the parameter ``log_amplitude``, -inf where the block is silent (all scores 0). ``m`` :
-    whitened means."""
+    whitened means.
+
+    What a family offers beside the methods below: ``prior_factor()`` and ``conditional(rows, mask,
+    factor)``, the functions of a batch given the whitened values v that the posterior is of, h = A v plus
+    what v leaves open, with ``times(v)`` and ``transposed_times(h)``; ``gaussian(conditional)``;
+    ``kl(entropy)``; ``root_times`` and its transpose, C v with C C^T the posterior's covariance;
+    ``fixed_noise`` and ``offsets`` for draws that optimisers hold fixed; ``draws`` and ``mean_draw`` for
+    answers; ``curvature_sum()``, which collects curvature batch by batch (``add``), lets processes sum it
+    (``tensors``) and sets the spread (``finish``); ``solve_sites``; ``options()`` for model files."""
 
     shared: ClassVar[bool] = False
     """Whether all tuples of all examples have the same scores."""

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from structgp.gp.block import Entropy
 from structgp.gp.linalg import cholesky
-from structgp.gp.lowrank import LowRank
-from structgp.gp.spreads import Spread, half_log_dets, traces
+from structgp.gp.spreads import LowRank, Spread, half_log_dets, traces
 
 
 def kl_whitened(mean: Tensor, factor: Spread) -> Tensor:

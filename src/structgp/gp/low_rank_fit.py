@@ -1,7 +1,7 @@
 """The low-rank covariance that is best for a precision known by its diagonal and its products.
 
 For a bound that is quadratic in the inducing values with precision P, the best S in the family
-S^-1 = Q = D + W W^T (``gp.lowrank``: D = s^-2, W = V / s) maximises
+S^-1 = Q = D + W W^T (``gp.spreads``: D = s^-2, W = V / s) maximises
 
     -log det Q - tr P Q^-1,
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from structgp.gp.lowrank import LowRank
+from structgp.gp.spreads import LowRank
 
 PASSES = 2
 """Products with the precision that one fit takes. Each starts where the last one ended."""

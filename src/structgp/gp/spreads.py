@@ -1,19 +1,100 @@
-"""The forms that the covariance S of inducing values may have, and what is asked of each.
+"""Covariances of many inducing values in few numbers: a diagonal, narrowed along r directions.
 
-'full': a lower triangular factor (..., M, M). 'diagonal': standard deviations (..., M). 'low-rank':
-``LowRank``. Which of the first two a tensor is, is read off its shape beside that of the means. Entries
-on the diagonal may have either sign."""
+The prior of whitened values is N(0, I), and data only ever sharpen some directions of it: the best
+covariance has S^-1 = I + (what the tokens say), of which few eigenvalues are large. So the low rank is
+that of the PRECISION,
+
+    S^-1 = diag(1/s) (I + V V^T) diag(1/s),      V (M, r),
+
+where r = 0 is the diagonal covariance and r = M any. It is positive definite whatever s and V are, and
+with I + V^T V (r, r) all that a bound needs is cheap (Woodbury, and the determinant lemma):
+
+    S = diag(s)^2 - Y Y^T,   Y = diag(s) V K^-T,  log det S = 2 sum log s - 2 log det K,  K K^T = I + V^T
+    V.
+
+A covariance D + W W^T of low rank would have to WIDEN directions, and could say 'one direction is known
+and the rest as before' only with r = M - 1.
+"""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from structgp.gp.lowrank import LowRank
+
+@dataclass(frozen=True)
+class LowRank:
+    """sd : (..., M) s, of either sign; directions : (..., M, r) V. M r numbers each."""
+
+    sd: Tensor
+    directions: Tensor
+
+    def __getitem__(self, index: Any) -> LowRank:
+        """One of several, along the leading dimensions."""
+        return LowRank(self.sd[index], self.directions[index])
+
+    def __len__(self) -> int:
+        return len(self.sd)
+
+    @cached_property
+    def _inner(self) -> Tensor:
+        """(..., r, r) K. Its eigenvalues are 1 or more: no jitter is needed. Cost O(M r^2)."""
+        V = self.directions
+        eye = torch.eye(V.shape[-1], dtype=V.dtype, device=V.device)
+        return torch.linalg.cholesky(eye + V.mT @ V)
+
+    @cached_property
+    def narrowing(self) -> Tensor:
+        """(..., M, r) Y, with S = diag(s)^2 - Y Y^T. Cost O(M r^2)."""
+        scaled = self.sd[..., None] * self.directions
+        return torch.linalg.solve_triangular(self._inner.mT, scaled, upper=True, left=False)
+
+    @cached_property
+    def _half(self) -> Tensor:
+        """(..., M, r) H, with (I + V V^T)^(-1/2) = I - H H^T."""
+        V = self.directions
+        value, vector = torch.linalg.eigh(V.mT @ V)
+        root = (1 + value.clamp(min=0)).sqrt()
+        return V @ (vector * (root * (1 + root)).rsqrt()[..., None, :])
+
+    @property
+    def trace(self) -> Tensor:
+        """(...)."""
+        return self.sd.square().sum(-1) - self.narrowing.square().sum((-1, -2))
+
+    @property
+    def half_log_det(self) -> Tensor:
+        """(...) log det S / 2."""
+        inner = self._inner.diagonal(dim1=-1, dim2=-2).log().sum(-1)
+        return self.sd.abs().log().sum(-1) - inner
+
+    @property
+    def matrix(self) -> Tensor:
+        """(..., M, M) S, which is what this class is there to avoid."""
+        return torch.diag_embed(self.sd.square()) - self.narrowing @ self.narrowing.mT
+
+    def root_times(self, v: Tensor) -> Tensor:
+        """(..., R, M) C v with C C^T = S, of R covariances. Cost O(M r) each."""
+        return self.sd * self._rounded(v)
+
+    def root_transposed_times(self, v: Tensor) -> Tensor:
+        """(..., R, M) C^T v."""
+        return self._rounded(self.sd * v)
+
+    def _rounded(self, v: Tensor) -> Tensor:
+        """(I + V V^T)^(-1/2) v, which is symmetric."""
+        along = torch.einsum("rmk,...rm->...rk", self._half, v)
+        return v - torch.einsum("rmk,...rk->...rm", self._half, along)
+
 
 Spread: TypeAlias = Tensor | LowRank
+"""The covariance S of values in one of its forms: 'full', a lower triangular factor (..., M, M);
+'diagonal', standard deviations (..., M), told apart by the shape of the means; or ``LowRank``. Diagonal
+entries may have either sign."""
 
 
 def traces(mean: Tensor, spread: Spread) -> Tensor:
@@ -43,3 +124,35 @@ def root_transposed_times(spread: Spread, v: Tensor) -> Tensor:
     if isinstance(spread, LowRank):
         return spread.root_transposed_times(v)
     return spread * v if spread.dim() == 2 else torch.einsum("rkm,...rk->...rm", spread, v)
+
+
+class _WeightedGram(torch.autograd.Function):
+    """One function after the other, forwards and backwards: nothing of (R, B, T, M) is ever held."""
+
+    @staticmethod
+    def forward(ctx: Any, A: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(A, weight)
+        return torch.stack([(A * w) @ A.mT for w in weight], 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (grad,) = grads
+        A, weight = ctx.saved_tensors
+        needs_A, needs_weight = ctx.needs_input_grad
+        grad_A = torch.zeros_like(A) if needs_A else None
+        grad_weight = torch.zeros_like(weight) if needs_weight else None
+        for r, w in enumerate(weight):
+            bent = grad[:, r] @ A
+            if grad_weight is not None:
+                grad_weight[r] = (bent * A).sum((0, 1))
+            if grad_A is not None:
+                grad_A += (bent + grad[:, r].mT @ A) * w
+        return grad_A, grad_weight
+
+
+def weighted_gram(A: Tensor, weight: Tensor) -> Tensor:
+    """(B, R, T, T) A diag(weight_r) A^T, of A (B, T, M) and weight (R, M).
+
+    Cost O(B R T^2 M), memory O(B T M) beside the answer."""
+    found: Tensor = _WeightedGram.apply(A, weight)
+    return found

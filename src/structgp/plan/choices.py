@@ -26,7 +26,7 @@ from structgp.inference.minibatch import MANY_TOKENS
 from structgp.paper import PRESETS, LbfgsBlocks, MixtureFit, Preset
 from structgp.plan.optimizers import ESTIMATORS, NAMED
 from structgp.plan.options import Family, Inducing, Mixture, Options, Prior, Weights
-from structgp.structures import BlackBox, Chain, Differences, Spec, Structure, as_structure, chain
+from structgp.structures import BlackBox, Chain, Differences, Spec, Structure, as_structure
 from structgp.structures.choose import Custom
 
 T = TypeVar("T")
@@ -90,10 +90,9 @@ def name_of(structure: Structure) -> str:
 def spec_of(structure: Structure, prior: Prior) -> Spec:
     """The declared structure whose templates have potentials, and which answers unless a structure of the
     user's own does. A transition sd of 0 leaves transitions out."""
-    spec: Spec = getattr(structure, "spec", chain())
-    transition = spec["next"]
+    spec, transition = structure.spec, structure.spec.next
     if float(prior.transition_sd) > 0 or transition is None or transition.is_constant:
-        return Spec(spec.templates)
+        return spec if spec.likelihood == "exact" else Spec(spec.templates)
     raise InputError(
         "transition_sd",
         f"0 leaves transitions out, and {spec} gives them features",

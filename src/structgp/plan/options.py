@@ -150,8 +150,8 @@ MAY_BE_ZERO = (
     "max_seconds",
     "reductions",
     "learning_rounds",
-    "unary_steps",
-    "pairwise_steps",
+    "node_steps",
+    "transition_steps",
     "hyper_steps",
 )
 """Numbers of an optimiser that may be 0, beside its tolerances."""

@@ -13,7 +13,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from structgp.data.encode import Block, EncoderView
+from structgp.data.encode import Block, RowLayout
 from structgp.data.shards import ShardedExamples, Shards
 from structgp.errors import InputError
 from structgp.gp import Relaxation, choose_inducing, has_shape, learn_shape
@@ -33,7 +33,7 @@ class Picked:
     residual: float
 
 
-def flat_tokens(encoder: EncoderView, rows: Sequence[np.ndarray]) -> Tensor:
+def flat_tokens(encoder: RowLayout, rows: Sequence[np.ndarray]) -> Tensor:
     """(N, W) all tokens, one after the other; narrower rows filled up with unused places."""
     pad_row = encoder.pad_row(max(r.shape[1] for r in rows))
     wide = [np.concatenate([r, np.tile(pad_row[r.shape[1] :], (len(r), 1))], 1) for r in rows if len(r)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpytorch.kernels import Kernel
 
-from structgp.answers.model import split_of
+from structgp.data.encode import FeatureSplit
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError
@@ -137,7 +137,7 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
     """The plan for these parameters and examples; InputError where they do not go together."""
     structure = structure_of(options, examples)
     predictor, spec = (predictor_of(options, structure.value), spec_of(structure.value, options.prior))
-    split = split_of(examples.encoder, spec)
+    split = FeatureSplit(examples.encoder, spec)
     if isinstance(examples, ShardedExamples):
         options, on_disk = _for_shards(options), True
     else:

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from structgp import __version__
-from structgp.answers.model import Model, split_of
+from structgp.answers.model import Model
 from structgp.data.batch import Batch
-from structgp.data.examples import Examples
-from structgp.data.labels import check_all_labelled
+from structgp.data.encode import FeatureSplit
+from structgp.data.examples import Examples, check_all_labelled
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp.kernels.build import kernel_scales
@@ -154,7 +154,7 @@ class Fit:
             most_tokens = optimizer.batch_tokens or 1
         if isinstance(examples, ShardedExamples):
             return examples.batches(most_tokens)
-        split, pad_row = split_of(examples.encoder, plan.spec), examples.encoder.pad_row
+        split, pad_row = FeatureSplit(examples.encoder, plan.spec), examples.encoder.pad_row
         if split.next is not None:  # a table of scores for each token
             most_tokens = max(1, most_tokens // examples.n_labels)
         data = examples.rows, examples.y, pad_row, most_tokens, examples.weights
@@ -276,7 +276,7 @@ class Fit:
         if isinstance(plan.structure.value, Differences):
             log |= {"gradient": "differences", "evaluations": plan.structure.value.n_values}
         node, transitions = posterior.node, posterior["next"]
-        blocks = split_of(self.examples.encoder, plan.spec).node.blocks
+        blocks = FeatureSplit(self.examples.encoder, plan.spec).node.blocks
         with torch.no_grad():
             return log | {
                 "kernel_scales": kernel_scales(node.kernel, blocks),

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.answers.model import Model, split_of
-from structgp.data.encode import EncoderView, FeatureSplit
+from structgp.answers.model import Model
+from structgp.data.encode import EncoderView, FeatureEncoder, FeatureSplit
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
 from structgp.data.vocabulary import column_places
@@ -57,7 +57,7 @@ def start_of(
     if before is not None:
         assert isinstance(examples, Examples)
         return _from_before(plan, before, examples)
-    V, split = examples.n_labels, split_of(examples.encoder, plan.spec)
+    V, split = examples.n_labels, FeatureSplit(examples.encoder, plan.spec)
     given = options.prior.amplitude
     amplitude = None if isinstance(given, str) else float(given)
     basis = None
@@ -112,7 +112,7 @@ def start_of(
 
 
 def _transition_sd(options: Options, plan: Plan) -> float:
-    return 0.0 if plan.spec["next"] is None else float(options.prior.transition_sd)
+    return 0.0 if plan.spec.next is None else float(options.prior.transition_sd)
 
 
 def _posterior(
@@ -192,7 +192,7 @@ def carried_over(model: Model, examples: Examples) -> Posterior:
     """The model's posterior of weights, extended to the features and labels of the examples, whose
     encoder extends the model's and whose labels begin with the model's."""
     old, transitions = model.posterior.node, model.posterior["next"]
-    split, V, N = split_of(examples.encoder, model.spec), old.n_scores, examples.n_labels
+    split, V, N = FeatureSplit(examples.encoder, model.spec), old.n_scores, examples.n_labels
     tokens = flat_tokens(split.node, [split.node.select(rows) for rows in examples.rows])
     places = column_places(model.encoder, examples.encoder)
     moved = None if places is None else torch.from_numpy(places)
@@ -223,7 +223,7 @@ def _copy_weights(old: Weights, new: Weights, functions: Tensor, place: Tensor) 
         new.factor[functions[:, None], place] = old.factor
 
 
-def _sizes(view: EncoderView) -> list[list[int]]:
+def _sizes(view: EncoderView | FeatureEncoder) -> list[list[int]]:
     """Number of values of each template of each block."""
     sizes = []
     if view.templates:

@@ -1,4 +1,4 @@
-"""The three plots: how the fit went, whether confidence is deserved, and what it is worth."""
+"""The plots: how the fit went, whether confidence is deserved, and how much error it avoids."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from collections.abc import Sequence
 import numpy as np
 
 from structgp.evaluation.metrics import Calibration, CalibrationBin, RiskCoverage
-from structgp.report.markup import Markup
-from structgp.report.numbers import count, decimal, percent, plural
+from structgp.report.markup import Markup, count, decimal, percent, plural
 from structgp.report.svg import Plot, Range, ticks, widened
 
 _CURVE_POINTS = 240
-
-
-# -- the fit -----------------------------------------------------------------------------------
+_FIFTHS = [0, 0.2, 0.4, 0.6, 0.8, 1]
 
 
 def learning_curve(trace: Sequence[Sequence[float]], fresh: float, *, from_step: int = 1) -> Markup:
-    """The bound of each step, and at the last one the bracket that reaches to the bound on fresh draws.
-    ``from_step`` : an enlargement that begins there."""
+    """The bound of each step, and at the last step a bracket from it to the bound on fresh draws.
+    ``from_step`` : where an enlargement begins."""
     steps = [(s, v) for s, v in trace if math.isfinite(v) and s >= from_step]
     last_step, last = steps[-1]
-    heights = [v for _, v in steps] + [v for v in (fresh,) if math.isfinite(v)]
-    y = widened(heights, 0.08)
-    plot = Plot(_room_for_bracket(steps[0][0], last_step), y, left=_room_for(y), right=12)
-    plot.y_axis("bound (nats)", ticks(*y), lambda v: decimal(v, 0 if y[1] - y[0] > 10 else 1))
-    whole = sorted({round(t) for t in ticks(steps[0][0], max(last_step, steps[0][0] + 1))})
-    plot.x_axis("step", [t for t in whole if steps[0][0] <= t <= last_step] or [last_step], count)
+    first_step = steps[0][0]
+    y = widened([v for _, v in steps] + [v for v in (fresh,) if math.isfinite(v)], 0.08)
+    span = max(last_step - first_step, 1.0)
+    digits = 0 if y[1] - y[0] > 10 else 1
+    widest = max(len(decimal(v, digits)) for v in ticks(*y))
+    x = first_step - 0.04 * span, last_step + 0.09 * span  # with room for the bracket
+    plot = Plot(x, y, left=18 + 7 * widest, right=12)
+    plot.y_axis("bound (nats)", ticks(*y), lambda v: decimal(v, digits))
+    whole = sorted({round(t) for t in ticks(first_step, max(last_step, first_step + 1))})
+    plot.x_axis("step", [t for t in whole if first_step <= t <= last_step] or [last_step], count)
     plot.line(steps, "curve")
     if len(steps) <= 60:
         for step, bound in steps:
@@ -42,31 +43,15 @@ def _bracket(plot: Plot, step: float, last: float, fresh: float) -> None:
     across = (plot.x[1] - plot.x[0]) / (plot.right - plot.left)
     near, far = step + 8 * across, step + 14 * across
     points = [(near, last), (far, last), (far, fresh), (near, fresh)]
-    title = f"last step {decimal(last, 1)}, fresh draws {decimal(fresh, 1)}"
-    plot.line(points, "bracket", title)
+    plot.line(points, "bracket", f"last step {decimal(last, 1)}, fresh draws {decimal(fresh, 1)}")
     plot.dot((step, fresh), "fresh", 4, f"fresh draws: {decimal(fresh, 1)}")
 
 
-def _room_for_bracket(first: float, last: float) -> Range:
-    span = max(last - first, 1.0)
-    return first - 0.04 * span, last + 0.09 * span
-
-
-def _room_for(y: Range) -> int:
-    """Pixels for the numbers of a vertical axis."""
-    widest = max(len(decimal(v, 0 if y[1] - y[0] > 10 else 1)) for v in ticks(*y))
-    return 18 + 7 * widest
-
-
-# -- confidence --------------------------------------------------------------------------------
-
-
 def reliability(calibration: Calibration) -> Markup:
-    """Accuracy over confidence, each dot a bin with what chance alone would do to it."""
+    """Accuracy over confidence: one dot per bin, with two standard errors."""
     plot = Plot((0, 1), (0, 1), height=330)
-    sixths = [0, 0.2, 0.4, 0.6, 0.8, 1]
-    plot.y_axis("share that is right", sixths, _plain)
-    plot.x_axis("confidence", sixths, _plain)
+    plot.y_axis("share that is right", _FIFTHS, "{:g}".format)
+    plot.x_axis("confidence", _FIFTHS, "{:g}".format)
     plot.line([(0, 0), (1, 1)], "ideal", "right as often as it claims")
     for b in calibration.bins:
         low, high = _interval(b)
@@ -82,7 +67,7 @@ def confidence_counts(calibration: Calibration) -> Markup:
     top = max(b.count for b in calibration.bins)
     plot = Plot((0, 1), (0, top * 1.02), height=130)
     plot.y_axis("tokens", [t for t in ticks(0, top, 3) if t == int(t)], count)
-    plot.x_axis("confidence", [0, 0.2, 0.4, 0.6, 0.8, 1], _plain)
+    plot.x_axis("confidence", _FIFTHS, "{:g}".format)
     for b in calibration.bins:
         plot.box((b.low + 0.004, 0), (b.high - 0.004, b.count), "bar", describe_bin(b))
     return plot.svg("Number of tokens by confidence")
@@ -104,15 +89,14 @@ def risk_curve(risk: RiskCoverage) -> Markup:
     plot = Plot((0, 1), (0, top), height=330)
     digits = 0 if top > 0.05 else 1
     plot.y_axis("error among them", ticks(0, top), lambda v: percent(v, digits))
-    plot.x_axis("most confident share of the tokens", [0, 0.2, 0.4, 0.6, 0.8, 1], _percent)
+    plot.x_axis("most confident share of the tokens", _FIFTHS, lambda v: percent(v, 0))
     plot.area(points, "under")
     plot.line(points, "curve")
     full = float(risk.risk[-1])
     plot.dot((1, full), "point", 4, f"all tokens: {percent(full)} wrong")
     for share in (0.5, 0.8):
         error = error_at(risk, share)
-        title = f"most confident {percent(share, 0)}: {percent(error)} wrong"
-        plot.dot((share, error), "point", 4, title)
+        plot.dot((share, error), "point", 4, f"most confident {percent(share, 0)}: {percent(error)} wrong")
         plot.note((share, error), percent(error), "end", (-4, -9))
     plot.note((1, full), percent(full), "end", (-4, -9))
     return plot.svg(f"Risk and coverage: area under the curve {decimal(risk.area, 4)}")
@@ -125,17 +109,8 @@ def error_at(risk: RiskCoverage, share: float) -> float:
 
 
 def _interval(b: CalibrationBin) -> Range:
-    """Wilson's interval of two standard errors for the accuracy of a bin, as if tokens were
-    independent."""
+    """Wilson's interval of two standard errors for the accuracy of a bin, as if tokens were independent."""
     z2, n, p = 4.0, b.count, b.accuracy
     middle = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def _plain(value: float) -> str:
-    return f"{value:g}"
-
-
-def _percent(value: float) -> str:
-    return percent(value, 0)

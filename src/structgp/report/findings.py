@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from structgp.answers.ask import Asked
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.evaluation import metrics
-from structgp.report.doubt import Doubt, token_doubts
 
 
 @dataclass(frozen=True)
 class Text:
     """Sequences as the reader knows them.
 
-    name : of the file. words : one string a token. lines : where each sequence begins in the file.
+    name : of the file. words : one string per token. lines : where each sequence begins in the file.
     labels : the true ones, None where the file has none.
     """
 
@@ -29,7 +32,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Truth:
-    """What only labels can tell. ``log_probs`` : of each true labelling, None where training never saw
+    """What is known only with labels. ``log_probs`` : of each true labelling, None where training never saw
     one of its labels; ``confusion`` : tokens by (true, predicted) label."""
 
     labels: list[list[str]]
@@ -41,8 +44,21 @@ class Truth:
 
 
 @dataclass(frozen=True)
+class TokenUncertainty:
+    """One kind of uncertainty, which the text can be shaded by. ``values`` : (T,) nats per sequence;
+    ``full`` : where the shading is darkest; ``title`` and ``meaning`` are for the reader."""
+
+    name: str
+    title: str
+    meaning: str
+    values: list[NDArray[np.float64]]
+    full: float
+
+
+@dataclass(frozen=True)
 class Findings:
-    """``log`` : what the model keeps of its fit; ``templates`` : what its 'kernel_scales' are called."""
+    """``templates`` : names of the keys of ``log['kernel_scales']``; ``uncertainties`` : the one to begin
+    with first."""
 
     estimator: StructuredGPClassifier
     model_name: str
@@ -50,11 +66,12 @@ class Findings:
     text: Text
     predicted: list[list[str]]
     marginals: list[list[dict[str, float]]]
-    doubts: list[Doubt]
+    uncertainties: list[TokenUncertainty]
     truth: Truth | None
 
     @property
     def log(self) -> dict[str, Any]:
+        """What the model keeps of its fit."""
         return self.estimator.model_.info
 
 
@@ -74,12 +91,23 @@ def examine(
         predicted = [[max(p, key=p.__getitem__) for p in sequence] for sequence in marginals]
     else:
         predicted = estimator.labels_of(asked)
-    truth = None
-    if text.labels is not None:
-        truth = _compare(asked, text.labels, predicted, marginals)
-    return Findings(
-        estimator, model_name, templates or {}, text, predicted, marginals, token_doubts(asked), truth
-    )
+    truth = None if text.labels is None else _compare(asked, text.labels, predicted, marginals)
+    kinds = token_uncertainties(asked)
+    return Findings(estimator, model_name, templates or {}, text, predicted, marginals, kinds, truth)
+
+
+def token_uncertainties(asked: Asked) -> list[TokenUncertainty]:
+    """The total uncertainty about each token, and the model's (epistemic) part of it."""
+    both = asked.token_uncertainty()
+    total, model = [u[:, 0] for u in both], [u[:, 0] - u[:, 1] for u in both]
+    # More than eight equally probable labels hardly occur, however many labels there are.
+    full = math.log(min(8, max(2, len(asked.model.labels.classes))))
+    return [
+        TokenUncertainty("total", "uncertainty", "entropy of a token's label probabilities", total, full),
+        TokenUncertainty(
+            "model", "uncertainty of the model", "the part that more labels would remove", model, full / 2
+        ),
+    ]
 
 
 def _compare(
@@ -89,15 +117,12 @@ def _compare(
     marginals: list[list[dict[str, float]]],
 ) -> Truth:
     log_probs = asked.log_probs(labels)
+    tokens = (zip(truth, guess, strict=True) for truth, guess in zip(labels, predicted, strict=True))
     return Truth(
         labels,
         log_probs,
         metrics.evaluate(labels, predicted, marginals, log_probs),
         metrics.calibration(labels, marginals),
         metrics.risk_coverage(labels, marginals),
-        Counter(
-            pair
-            for truth, guess in zip(labels, predicted, strict=True)
-            for pair in zip(truth, guess, strict=True)
-        ),
+        Counter(both for sequence in tokens for both in sequence),
     )

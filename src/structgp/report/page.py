@@ -1,16 +1,31 @@
-"""One self-contained HTML page: nothing is fetched, and no other script than ours can run in it."""
+"""One self-contained HTML page: nothing is fetched, and no script but ours can run in it.
+
+The text goes into the page as compact JSON, which its script turns into tokens as they scroll into view:
+
+    labels         every label that occurs below
+    uncertainties  {name, title, meaning, full} of each kind
+    sequences      [line, surprise, words, predicted, errors, uncertainties, alternatives]
+
+Per sequence, ``surprise`` is -log p of the true labelling (null where there is none); ``predicted`` has one
+label number per token; ``errors`` is [token, true label, token, true label, ...]; ``uncertainties`` has,
+for each kind, thousandths of a nat per token; ``alternatives`` has, per token, [label, thousandths of its
+probability, ...], the most probable label first."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from importlib import resources
 from string import Template
+from typing import Any
 
 from structgp.report import sections
 from structgp.report.findings import Findings
-from structgp.report.markup import join
-from structgp.report.payload import payload
+from structgp.report.markup import Markup, join
+
+_WORTH_NAMING = 0.005
+_MOST_NAMED = 5
 
 
 def render(findings: Findings) -> str:
@@ -19,7 +34,8 @@ def render(findings: Findings) -> str:
     return Template(_asset("page.html")).substitute(
         style=_asset("page.css"),
         script=script,
-        script_hash=_hash(script),
+        # By this hash the page's security policy recognises its script.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         data_name=join([findings.text.name]),
         model_name=join([findings.model_name]),
         headline=sections.headline(findings),
@@ -28,7 +44,7 @@ def render(findings: Findings) -> str:
         transitions=sections.transitions(findings),
         weights=sections.weights(findings),
         fit=sections.fit(findings),
-        payload=payload(findings),
+        payload=_payload(findings),
     )
 
 
@@ -36,6 +52,58 @@ def _asset(name: str) -> str:
     return (resources.files("structgp.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _hash(script: str) -> str:
-    """What the page's security policy knows its script by."""
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def _payload(findings: Findings) -> Markup:
+    """JSON that can stand in a script element whatever the tokens are."""
+    names = set(findings.estimator.classes_.tolist())
+    if findings.truth is not None:
+        names.update(label for labels in findings.truth.labels for label in labels)
+    labels = sorted(names)
+    number = {label: i for i, label in enumerate(labels)}
+    content = {
+        "labels": labels,
+        "uncertainties": [
+            {"name": u.name, "title": u.title, "meaning": u.meaning, "full": round(u.full, 4)}
+            for u in findings.uncertainties
+        ],
+        "labelled": findings.truth is not None,
+        "sequences": [_sequence(findings, i, number) for i in range(len(findings.text.words))],
+    }
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # Only strings contain '<', which could end the element or open a comment in it.
+    return Markup(text.replace("<", "\\u003c"))
+
+
+def _sequence(findings: Findings, i: int, number: dict[str, int]) -> list[Any]:
+    guesses = findings.predicted[i]
+    truths, surprise = guesses, None
+    if findings.truth is not None:
+        truths, log_prob = findings.truth.labels[i], findings.truth.log_probs[i]
+        # JSON has no infinity.
+        surprise = None if log_prob is None else min(round(-log_prob + 0.0, 2), 1e9)
+    errors: list[int] = []
+    for t, (guess, truth) in enumerate(zip(guesses, truths, strict=True)):
+        if guess != truth:
+            errors += [t, number[truth]]
+    return [
+        findings.text.lines[i],
+        surprise,
+        findings.text.words[i],
+        [number[guess] for guess in guesses],
+        errors,
+        [(1000 * u.values[i]).round().astype(int).tolist() for u in findings.uncertainties],
+        [
+            _alternatives(p, {guess, truth}, number)
+            for p, guess, truth in zip(findings.marginals[i], guesses, truths, strict=True)
+        ],
+    ]
+
+
+def _alternatives(p: dict[str, float], always: set[str], number: dict[str, int]) -> list[int]:
+    """The labels worth naming, and those in ``always``, as [label, thousandths, ...]."""
+    ranked = sorted(p, key=lambda label: (-p[label], label))
+    named = [
+        label
+        for rank, label in enumerate(ranked)
+        if label in always or (rank < _MOST_NAMED and p[label] >= _WORTH_NAMING)
+    ]
+    return [value for label in named for value in (number[label], round(1000 * p[label]))]

@@ -7,10 +7,10 @@ from collections import Counter
 
 import torch
 
+from structgp.evaluation.metrics import Calibration, RiskCoverage
 from structgp.report import charts, tables
 from structgp.report.findings import Findings, Truth
-from structgp.report.markup import Markup, join, tag
-from structgp.report.numbers import count, decimal, percent, plural
+from structgp.report.markup import Markup, count, decimal, join, percent, plural, tag
 
 _COVERAGES = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 1.0)
 _ENLARGED = 0.25
@@ -28,44 +28,34 @@ def headline(findings: Findings) -> Markup:
 def _tiles(truth: Truth) -> list[Markup]:
     scores = truth.scores
     wrong = round(scores.token_error * scores.n_tokens)
+    sizes = f"{plural(scores.n_tokens, 'token')} in {plural(scores.n_sequences, 'sequence')}"
     spans = f"precision {percent(scores.span_precision)}, recall {percent(scores.span_recall)}"
-    whole = f"{decimal(scores.sequence_nll, 2)} a sequence"
+    whole = f"{decimal(scores.sequence_nll, 2)} per sequence"
     if scores.n_unseen_tokens:
         whole += f"; {plural(scores.n_unseen_tokens, 'token')} with labels new to it left out"
     return [
-        _tile(
-            "Token error",
-            percent(scores.token_error),
-            f"{count(wrong)} of {plural(scores.n_tokens, 'token')} "
-            f"in {plural(scores.n_sequences, 'sequence')}",
-        ),
+        _tile("Token error", percent(scores.token_error), f"{count(wrong)} of {sizes}"),
         _tile("Span F1", percent(scores.span_f1), spans),
-        _tile("Negative log-likelihood", decimal(scores.token_nll, 3), f"nats a token; {whole}"),
+        _tile("Negative log-likelihood", decimal(scores.token_nll, 3), f"nats per token; {whole}"),
         _tile("Calibration error", decimal(scores.ece, 3), "ECE: confidence against accuracy"),
     ]
 
 
 def _unlabelled_tiles(findings: Findings) -> list[Markup]:
     tops = [max(p.values()) for sequence in findings.marginals for p in sequence]
-    n, doubt = len(findings.text.words), findings.doubts[0]
-    mean = sum(float(v.sum()) for v in doubt.values) / len(tops)
+    n = len(findings.text.words)
+    mean = sum(float(v.sum()) for v in findings.uncertainties[0].values) / len(tops)
     unsure = sum(p < 0.5 for p in tops)
     return [
         _tile("Sequences", count(n), "without labels"),
-        _tile("Tokens", count(len(tops)), f"{decimal(len(tops) / n, 1)} a sequence"),
-        _tile("Mean doubt", decimal(mean, 3), "nats a token"),
+        _tile("Tokens", count(len(tops)), f"{decimal(len(tops) / n, 1)} per sequence"),
+        _tile("Mean uncertainty", decimal(mean, 3), "nats per token"),
         _tile("No label above one half", percent(unsure / len(tops)), plural(unsure, "token")),
     ]
 
 
 def _tile(name: str, figure: str, below: str) -> Markup:
-    return tag(
-        "div",
-        tag("h2", name),
-        tag("p", figure, class_="figure"),
-        tag("p", below, class_="note"),
-        class_="tile",
-    )
+    return tag("div", tag("h2", name), tag("p", figure, class_="figure"), _note(below), class_="tile")
 
 
 def _facts(findings: Findings) -> Markup:
@@ -100,46 +90,46 @@ def confidence(findings: Findings) -> Markup:
     truth = findings.truth
     if truth is None:
         return _needs_labels("Whether confidence is deserved")
-    bins = (
+    return tag("div", _reliability(truth.calibration), _risk(truth.risk), class_="halves")
+
+
+def _reliability(calibration: Calibration) -> Markup:
+    rows = (
         (
             f"{decimal(b.low, 2)}\N{EN DASH}{decimal(b.high, 2)}",
             count(b.count),
             decimal(b.confidence, 3),
             decimal(b.accuracy, 3),
         )
-        for b in truth.calibration.bins
+        for b in calibration.bins
     )
-    shares = ((percent(share, 0), percent(charts.error_at(truth.risk, share))) for share in _COVERAGES)
+    said = (
+        "On the dashed line confidence equals accuracy; below it the model claims too much. "
+        f"Upright lines: two standard errors. Expected calibration error {decimal(calibration.ece, 4)}."
+    )
+    head = "bin", "tokens", "confidence", "accuracy"
     return tag(
-        "div",
-        tag(
-            "figure",
-            tag("h3", "Is it right as often as it claims?"),
-            charts.reliability(truth.calibration),
-            charts.confidence_counts(truth.calibration),
-            tag(
-                "figcaption",
-                "On the dashed line confidence equals accuracy; below it the model claims too much. "
-                "Upright lines: two standard errors. "
-                f"Expected calibration error {decimal(truth.calibration.ece, 4)}.",
-            ),
-            _details(
-                "Figures of the bins",
-                tables.figures(("bin", "tokens", "confidence", "accuracy"), bins, text_columns=1),
-            ),
-        ),
-        tag(
-            "figure",
-            tag("h3", "What if it answers only where it is sure?"),
-            charts.risk_curve(truth.risk),
-            tag(
-                "figcaption",
-                "Error among the tokens that the model is most confident of. "
-                f"Area under the curve {decimal(truth.risk.area, 4)}; lower is better.",
-            ),
-            _details("Figures of the curve", tables.figures(("most confident", "error"), shares)),
-        ),
-        class_="pair",
+        "figure",
+        tag("h3", "Is it right as often as it claims?"),
+        charts.reliability(calibration),
+        charts.confidence_counts(calibration),
+        tag("figcaption", said),
+        _details("Figures of the bins", tables.figures(head, rows, text_columns=1)),
+    )
+
+
+def _risk(risk: RiskCoverage) -> Markup:
+    rows = ((percent(share, 0), percent(charts.error_at(risk, share))) for share in _COVERAGES)
+    said = (
+        "Error among the tokens that the model is most confident of. "
+        f"Area under the curve {decimal(risk.area, 4)}; lower is better."
+    )
+    return tag(
+        "figure",
+        tag("h3", "What if it answers only where it is sure?"),
+        charts.risk_curve(risk),
+        tag("figcaption", said),
+        _details("Figures of the curve", tables.figures(("most confident", "error"), rows)),
     )
 
 
@@ -149,8 +139,8 @@ def confidence(findings: Findings) -> Markup:
 def confusions(findings: Findings) -> Markup:
     if findings.truth is None:
         return _needs_labels("What is taken for what")
-    pairs = findings.truth.confusion
-    table, left_out = tables.confusion(pairs)
+    counts = findings.truth.confusion
+    table, left_out = tables.confusion(counts)
     parts = [
         tag("h3", "What is taken for what"),
         _note("Numbers of tokens, shaded by their share of the true label's."),
@@ -159,9 +149,8 @@ def confusions(findings: Findings) -> Markup:
     if left_out:
         parts.append(_note(f"The {plural(left_out, 'label')} with the fewest tokens left out."))
     columns = [tag("div", *parts)]
-    if any(truth != guess for truth, guess in pairs):
-        worst = tables.worst_confusions(pairs)
-        columns.append(tag("div", tag("h3", "Most frequent errors"), worst))
+    if any(truth != guess for truth, guess in counts):
+        columns.append(tag("div", tag("h3", "Most frequent errors"), tables.worst_confusions(counts)))
     return tag("div", *columns, class_="side")
 
 
@@ -176,17 +165,11 @@ def transitions(findings: Findings) -> Markup:
     mean, sd = next_.constant_scores()
     rules = findings.estimator.model_.rules
     never = torch.zeros_like(mean, dtype=torch.bool) if rules is None else ~rules.follows
-    table = tables.transitions(kept, *(values[index][:, index].tolist() for values in (mean, sd, never)))
-    parts = [
-        _note(
-            "Posterior mean and standard deviation of the score of each pair. "
-            "Only differences within the table matter."
-        ),
-        table,
-    ]
-    if len(kept) < len(classes):
-        left_out = plural(len(classes) - len(kept), "label")
-        parts.append(_note(f"The {left_out} predicted least often left out."))
+    table = tables.transitions(kept, *(values[index][:, index] for values in (mean, sd, never)))
+    said = "Posterior mean and standard deviation of each score. Only differences within the table matter."
+    parts = [_note(said), table]
+    if left_out := len(classes) - len(kept):
+        parts.append(_note(f"The {plural(left_out, 'label')} predicted least often left out."))
     return join(parts)
 
 
@@ -195,12 +178,8 @@ def weights(findings: Findings) -> Markup:
     if not scales:
         return _note("The kernel has no weights by template.")
     named = [(findings.templates.get(key, key), value) for key, value in scales.items()]
-    return join(
-        (
-            _note("Prior variance of a weight in each template, learned on the evidence bound."),
-            tables.weights(named),
-        )
-    )
+    said = "Prior variance of a weight in each template, learned on the evidence bound."
+    return join((_note(said), tables.weights(named)))
 
 
 # -- the fit -----------------------------------------------------------------------------------
@@ -216,30 +195,25 @@ def fit(findings: Findings) -> Markup:
         f"The bound of each step. At the end {decimal(last, 1)} on the draws of the fit and "
         f"{decimal(fresh, 1)} on fresh ones (the ring): in expectation the best bound lies between "
         f"them, {decimal(abs(last - fresh), 1)} nats apart, or "
-        f"{decimal(abs(last - fresh) / max(1, log['n_tokens']), 3)} a token of the training data."
+        f"{decimal(abs(last - fresh) / max(1, log['n_tokens']), 3)} per token of the training data."
     )
     figures = [tag("figure", charts.learning_curve(trace, fresh), tag("figcaption", said))]
     start = _enlarged_from(trace, last, fresh)
     if start is not None:
-        figures.append(
-            tag(
-                "figure",
-                charts.learning_curve(trace, fresh, from_step=start),
-                tag("figcaption", f"The same from step {count(start)} on."),
-            )
-        )
-    return tag("div", *figures, class_="pair")
+        enlarged = charts.learning_curve(trace, fresh, from_step=start)
+        figures.append(tag("figure", enlarged, tag("figcaption", f"The same from step {count(start)} on.")))
+    return tag("div", *figures, class_="halves")
 
 
 def _enlarged_from(trace: list[list[float]], last: float, fresh: float) -> int | None:
-    """The step from which on the bracket is well seen, if it is not from the first on."""
+    """The step from which on the bracket is easy to see; None if it is from the first step on."""
     if not math.isfinite(fresh) or len(trace) < 4:
         return None
     bracket = abs(last - fresh)
     values = [v for _, v in trace]
     if bracket >= _ENLARGED * (max(values) - min(values)):
         return None
-    # As much of the end as stays within a few brackets of it, and two steps at the least.
+    # As much of the end as stays within a few brackets of it, and at least two steps.
     first = len(trace) - 2
     while first > 0 and abs(values[first - 1] - last) <= 3 * bracket:
         first -= 1

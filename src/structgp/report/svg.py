@@ -1,7 +1,7 @@
 """A small plot: two linear axes, and lines, dots and bars in the coordinates of the data.
 
-Plots are narrow, so that their text is as large on a telephone as on a desk; colours are classes
-that the page's style sheet gives both themes.
+Plots are narrow, so that their text is as large on a phone as on a desktop; colours are classes, which the
+page's style sheet defines for both themes.
 """
 
 from __future__ import annotations
@@ -33,23 +33,14 @@ def widened(values: Iterable[float], share: float = 0.05) -> Range:
 
 
 class Plot:
-    """x and y are the ranges of the data; ``height`` and the margins are in pixels."""
+    """x and y are the ranges of the data; ``height`` and the margins ``left`` and ``right`` are in
+    pixels."""
 
-    def __init__(
-        self,
-        x: Range,
-        y: Range,
-        *,
-        height: int = 300,
-        left: int = 52,
-        right: int = 18,
-        top: int = 30,
-        bottom: int = 44,
-    ) -> None:
+    def __init__(self, x: Range, y: Range, *, height: int = 300, left: int = 52, right: int = 18) -> None:
         self.x, self.y = x, y
         self.height = height
         self.left, self.right = left, WIDTH - right
-        self.top, self.bottom = top, height - bottom
+        self.top, self.bottom = 30, height - 44
         self._parts: list[Markup] = []
 
     def at(self, x: float, y: float) -> Point:
@@ -57,8 +48,6 @@ class Plot:
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return (self.left + across * (self.right - self.left), self.bottom - up * (self.bottom - self.top))
-
-    # -- axes ----------------------------------------------------------------------------------
 
     def x_axis(self, label: str, at: Sequence[float], form: Callable[[float], str]) -> None:
         self._rule(self.left, self.bottom, self.right, self.bottom, "axis")
@@ -69,25 +58,20 @@ class Plot:
         self._text((self.left + self.right) / 2, self.bottom + 36, label, "label", "middle")
 
     def y_axis(self, label: str, at: Sequence[float], form: Callable[[float], str]) -> None:
-        """Its label stands above it, level, where it is read without turning the head."""
+        """The label stands above the axis, so that it is level."""
         for value in at:
             _, y = self.at(self.x[0], value)
             self._rule(self.left, y, self.right, y, "grid")
             self._text(self.left - 8, y + 4, form(value), "tick", "end")
         self._text(0, self.top - 14, label, "label", "start")
 
-    # -- data ----------------------------------------------------------------------------------
-
     def line(self, points: Sequence[Point], kind: str, title: str | None = None) -> None:
-        pixels = (self.at(*point) for point in points)
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
-        self._parts.append(tag("polyline", _title(title), points=path, class_=kind))
+        self._parts.append(tag("polyline", _title(title), points=self._path(points), class_=kind))
 
     def area(self, points: Sequence[Point], kind: str) -> None:
         """What lies between the line and the horizontal axis."""
         floor = [(points[-1][0], self.y[0]), (points[0][0], self.y[0])]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*p) for p in [*points, *floor]))
-        self._parts.append(tag("polygon", points=path, class_=kind))
+        self._parts.append(tag("polygon", points=self._path([*points, *floor]), class_=kind))
 
     def dot(self, point: Point, kind: str, radius: float = 3.5, title: str | None = None) -> None:
         x, y = self.at(*point)
@@ -105,14 +89,11 @@ class Plot:
         self._text(x + shift[0], y + shift[1], text, "note", anchor)
 
     def svg(self, title: str) -> Markup:
-        return tag(
-            "svg",
-            tag("title", title),
-            *self._parts,
-            viewBox=f"0 0 {WIDTH} {self.height}",
-            role="img",
-            class_="plot",
-        )
+        box = f"0 0 {WIDTH} {self.height}"
+        return tag("svg", tag("title", title), *self._parts, viewBox=box, role="img", class_="plot")
+
+    def _path(self, points: Sequence[Point]) -> str:
+        return " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*point) for point in points))
 
     def _rule(self, x0: float, y0: float, x1: float, y1: float, kind: str) -> None:
         self._parts.append(tag("line", x1=x0, y1=y0, x2=x1, y2=y1, class_=kind))

@@ -1,4 +1,4 @@
-"""The tables: labels against labels, what templates weigh, figures behind the plots."""
+"""The tables: labels against labels, weights of templates, figures behind the plots."""
 
 from __future__ import annotations
 
@@ -6,57 +6,51 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from structgp.report.markup import Markup, tag
-from structgp.report.numbers import MINUS, count, decimal, percent
+from torch import Tensor
+
+from structgp.report.markup import MINUS, Markup, count, decimal, percent, tag
 
 MOST_LABELS = 40
-"""Rows and columns of a table of labels; a larger one is a carpet that nobody reads."""
+"""Rows and columns of a table of labels; nobody reads a larger one."""
 
 Cell = Callable[[str, str], Markup]
 
 
-def confusion(pairs: Counter[tuple[str, str]]) -> tuple[Markup, int]:
+def confusion(counts: Counter[tuple[str, str]]) -> tuple[Markup, int]:
     """Tokens by true label (rows) and predicted label (columns), shaded by their share of the row;
     and the number of labels that are left out, those with the fewest tokens."""
     tokens: Counter[str] = Counter()
-    for (truth, guess), n in pairs.items():
+    of_row: Counter[str] = Counter()
+    for (truth, guess), n in counts.items():
         tokens[truth] += n
         tokens[guess] += n
-    kept = frequent(tokens)
-    of_row: Counter[str] = Counter()
-    for (truth, _), n in pairs.items():
         of_row[truth] += n
+    kept = frequent(tokens)
 
     def cell(truth: str, guess: str) -> Markup:
-        n = pairs[truth, guess]
-        right = truth == guess
+        n = counts[truth, guess]
         if not n:
-            return tag("td", class_="right" if right else None)
+            return tag("td", class_="right" if truth == guess else None)
         share = n / of_row[truth]
         title = f"{count(n)} of {count(of_row[truth])} {truth} labelled {guess} ({percent(share)})"
-        kind = "right" if right else "wrong"
+        kind = "right" if truth == guess else "wrong"
         return tag("td", count(n), class_=kind, title=title, style=_strength(math.sqrt(share)))
 
     table = _label_table(kept, cell, "true label", "predicted label", "confusion")
     return table, len(tokens) - len(kept)
 
 
-def transitions(
-    labels: Sequence[str],
-    mean: Sequence[Sequence[float]],
-    sd: Sequence[Sequence[float]],
-    never: Sequence[Sequence[bool]],
-) -> Markup:
-    """Posterior mean of each label-to-label score, and under it its standard deviation; a dot where
-    constraints say that it is never."""
+def transitions(labels: Sequence[str], mean: Tensor, sd: Tensor, never: Tensor) -> Markup:
+    """Posterior mean (V, V) of each label-to-label score, and below it its standard deviation; a dot where
+    constraints forbid it."""
     place = {label: i for i, label in enumerate(labels)}
-    # Scores well below one do next to nothing, and are to look like it.
-    top = max(1.0, *(abs(v) for row in mean for v in row))
+    # Scores well below 1 hardly matter, and are shaded accordingly.
+    top = max(1.0, float(mean.abs().max()))
 
     def cell(before: str, after: str) -> Markup:
-        i, j = place[before], place[after]
-        m, s = mean[i][j], sd[i][j]
-        if never[i][j]:
+        here = place[before], place[after]
+        m, s = float(mean[here]), float(sd[here])
+        if never[here]:
             return tag("td", "·", title=f"{before} then {after}: the constraints forbid it")
         return tag(
             "td",
@@ -76,25 +70,19 @@ def frequent(tokens: Mapping[str, int]) -> list[str]:
     return sorted(by_number[:MOST_LABELS])
 
 
-def worst_confusions(pairs: Counter[tuple[str, str]], most: int = 8) -> Markup:
+def worst_confusions(counts: Counter[tuple[str, str]], most: int = 8) -> Markup:
     """The most frequent errors, as a list."""
-    wrong = {pair: n for pair, n in pairs.items() if pair[0] != pair[1]}
-    total = sum(wrong.values())
-    by_number = sorted(wrong, key=lambda pair: (-wrong[pair], pair))[:most]
+    wrong = [(-n, truth, guess) for (truth, guess), n in counts.items() if truth != guess]
+    total = -sum(n for n, _, _ in wrong)
     rows = (
-        (
-            tag("code", truth),
-            tag("code", guess),
-            count(wrong[truth, guess]),
-            percent(wrong[truth, guess] / total, 0),
-        )
-        for truth, guess in by_number
+        (tag("code", truth), tag("code", guess), count(-n), percent(-n / total, 0))
+        for n, truth, guess in sorted(wrong)[:most]
     )
     return figures(("true", "predicted", "tokens", "of errors"), rows, text_columns=2)
 
 
 def weights(scales: Sequence[tuple[str, float]]) -> Markup:
-    """What each template weighs, the heaviest first, with a bar."""
+    """The weight of each template, the heaviest first, with a bar."""
     top = max(value for _, value in scales) or 1.0
     rows = [
         tag(
@@ -105,15 +93,11 @@ def weights(scales: Sequence[tuple[str, float]]) -> Markup:
         )
         for name, value in sorted(scales, key=lambda item: (-item[1], item[0]))
     ]
-    head = tag(
-        "tr",
-        tag("th", "template", scope="col"),
-        tag("th", tag("span", "weight", class_="unseen"), scope="col"),
-        tag("th", "variance", scope="col", class_="number"),
-    )
-    return _in_box(
-        tag("table", tag("thead", head), tag("tbody", *rows), class_="weights"), "template weights"
-    )
+    weight = tag("th", tag("span", "weight", class_="unseen"), scope="col")
+    variance = tag("th", "variance", scope="col", class_="number")
+    head = tag("thead", tag("tr", tag("th", "template", scope="col"), weight, variance))
+    table = tag("table", head, tag("tbody", *rows), class_="weights")
+    return _in_box(table, "template weights")
 
 
 def figures(head: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 0) -> Markup:
@@ -134,20 +118,18 @@ def signed(value: float, digits: int = 1) -> str:
 
 def _label_table(labels: Sequence[str], cell: Cell, down: str, across: str, name: str) -> Markup:
     corner = tag("th", tag("span", f"{down} \N{DOWNWARDS ARROW}"), class_="corner")
-    head = [tag("th", tag("span", label), scope="col", title=label) for label in labels]
+    columns = [tag("th", tag("span", label), scope="col", title=label) for label in labels]
     body = [
         tag("tr", tag("th", row, scope="row", title=row), *(cell(row, label) for label in labels))
         for row in labels
     ]
     caption = tag("caption", f"{across} \N{RIGHTWARDS ARROW}")
-    table = tag(
-        "table", caption, tag("thead", tag("tr", corner, *head)), tag("tbody", *body), class_="pairs"
-    )
-    return _in_box(table, name)
+    head = tag("thead", tag("tr", corner, *columns))
+    return _in_box(tag("table", caption, head, tag("tbody", *body), class_="matrix"), name)
 
 
 def _in_box(table: Markup, name: str) -> Markup:
-    """A box that scrolls by itself; the keyboard reaches it, too."""
+    """A box that scrolls by itself and can be reached by keyboard."""
     return tag("div", table, class_="box", tabindex=0, role="region", aria_label=name)
 
 

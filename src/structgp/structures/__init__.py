@@ -1,16 +1,14 @@
-"""Structures: templates as plain data, the programs that sum over labellings, and likelihoods p(y | f,
-g), of which the engine sees values only."""
+"""Structures: templates as plain data, the programs that sum over labellings, and likelihoods p(y | f, g),
+of which the engine sees values only."""
 
-from structgp.structures.base import Curvature, LocalCurvature, Structure
+from structgp.structures.base import Curvature, LocalCurvature, Structure, all_finite
 from structgp.structures.choose import Custom, as_structure
 from structgp.structures.composite import PARTS
-from structgp.structures.layout import Layout
 from structgp.structures.linear_chain.chain import Chain
-from structgp.structures.masks import Rules, keep_known, some_missing
+from structgp.structures.masks import Rules, keep_known
 from structgp.structures.opaque.blackbox import BlackBox
 from structgp.structures.opaque.differences import Differences
-from structgp.structures.opaque.finite import all_finite
-from structgp.structures.program import Program, compile
+from structgp.structures.program import Layout, Program, compile
 from structgp.structures.pseudo_likelihood import Piecewise
 from structgp.structures.spec import Spec, Template, chain, piecewise
 
@@ -35,5 +33,4 @@ __all__ = [
     "compile",
     "keep_known",
     "piecewise",
-    "some_missing",
 ]

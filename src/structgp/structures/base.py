@@ -1,4 +1,4 @@
-"""What the inference engine may know of a likelihood: its value.
+"""What the inference engine may know of a likelihood: its values.
 
 Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 """
@@ -7,51 +7,75 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Generator, Tensor
 
+from structgp.errors import LikelihoodError
+from structgp.structures.spec import Spec, chain
+
+OPTIONAL = {
+    "has_marginals": "marginals",
+    "has_decoder": "decode",
+    "has_walk": "walk",
+    "has_sample": "sample",
+    "has_entropy": "entropy",
+    "has_n_best": "n_best",
+    "has_curvature": "curvature",
+    "has_local_curvature": "local_curvature",
+}
+"""Flags of a structure, and the method that each says is there."""
+
 
 @dataclass(frozen=True)
-class Curvature:
-    """Minus the second derivatives of log p(y | f, g), averaged over draws.
+class LocalCurvature:
+    """Minus the second derivatives of log p(y | f, g), averaged over draws, position by position.
 
-    node : (B, R, T, T), for each direction over the positions of its sequence; positive semi-definite.
-    next : (B, V, V), for each label with the next one; (B, T-1, V, V) where g has a table per position.
+    node : (B, T, R), not negative. next : (B, V, V), for each label with the next one; (B, T-1, V, V) where
+    g has a table per position.
     """
 
     node: Tensor
     next: Tensor
 
     def __post_init__(self) -> None:
-        _check_next(self.next)
+        if self.next.dim() not in (3, 4):  # (V, V) would be broadcast over the batch without an error
+            shape = tuple(self.next.shape)
+            raise ValueError(f"curvature of next has shape {shape}; return (B, V, V), or (B, T-1, V, V)")
 
 
 @dataclass(frozen=True)
-class LocalCurvature:
-    """The same position by position. node : (B, T, R), not negative. next : (B, V, V), or (B, T-1, V, V)
-    where g has a table per position."""
-
-    node: Tensor
-    next: Tensor
-
-    def __post_init__(self) -> None:
-        _check_next(self.next)
-
-
-def _check_next(table: Tensor) -> None:
-    # (V, V) would be spread over the batch without a word.
-    if table.dim() not in (3, 4):
-        raise ValueError(
-            f"curvature of next has shape {tuple(table.shape)}; return (B, V, V), or (B, T-1, V, V)"
-        )
+class Curvature(LocalCurvature):
+    """The same with what positions have in common. node : (B, R, T, T), for each direction over the
+    positions of its sequence; positive semi-definite."""
 
 
 class Structure(ABC):
     """A likelihood p(y | f, g) of one labelled structure given its latent values.
 
-    ``log_prob`` is all a new structure must have. The rest is optional; a structure that lacks a
-    method says so by leaving the base class's, which raises.
+    ``log_prob`` is all a new structure must have; the other methods are optional. Attributes that a class
+    may set:
+
+    has_gradient : autograd can differentiate ``log_prob`` in f and in g. ignores_shift : ``log_prob`` does
+    not change when a number is added to all labels of a position. handles_missing : ``log_prob`` accepts
+    negative y, a missing label. takes_single : f and g may come in single precision; not inherited. spec :
+    the templates that have scores. The flags of ``OPTIONAL`` are set for each method that a class defines.
     """
+
+    has_gradient = True
+    ignores_shift = handles_missing = takes_single = False
+    has_marginals = has_decoder = has_walk = has_sample = has_entropy = has_n_best = False
+    has_curvature = has_local_curvature = False
+    spec: Spec = chain()
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        for flag, method in OPTIONAL.items():
+            defined = getattr(cls, method) is not getattr(Structure, method)
+            if flag not in vars(cls) and getattr(cls, flag) is False:
+                setattr(cls, flag, defined or (flag == "has_local_curvature" and cls.has_curvature))
+        if "takes_single" not in vars(cls):
+            cls.takes_single = False
 
     @abstractmethod
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -60,10 +84,9 @@ class Structure(ABC):
         Parameters
         ----------
         f : (S, B, T, V) scores of labels.
-        g : (S, V, V) scores of transitions, row = from, column = to; (S, B, T-1, V, V) where they depend
-            on features, which only a structure that declares such transitions is given.
-        y : (B, T) integer labels; entries where ``mask`` is false are ignored. A negative one is missing:
-            only a structure that ``handles_missing`` is given such.
+        g : (S, V, V) scores of transitions, row = from, column = to; (S, B, T-1, V, V) if ``spec`` gives
+            them features.
+        y : (B, T) integer labels; entries where ``mask`` is false are ignored. Negative: missing.
         mask : (B, T) true at real positions, which come first in each row.
 
         Returns
@@ -80,9 +103,9 @@ class Structure(ABC):
         raise NotImplementedError(f"{type(self).__name__} offers no decoder")
 
     def walk(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The labelling as a Markov chain from the first position to the last: node marginals (S, B, T,
-        V), and transition matrices (S, B, T-1, V, V) from each position to the next; both 0 at
-        padding."""
+        """The labelling as a Markov chain from the first position to the last: node marginals (S, B, T, V),
+        and transition matrices (S, B, T-1, V, V) from each position to the next; both 0 at padding. Answers
+        about transitions and spans come from it."""
         raise NotImplementedError(f"{type(self).__name__} offers no Markov chain")
 
     def sample(self, f: Tensor, g: Tensor, mask: Tensor, generator: Generator) -> Tensor:
@@ -103,75 +126,33 @@ class Structure(ABC):
     ) -> Curvature:
         """Second derivatives of ``log_prob`` with the same arguments, where it is concave in (f, g).
 
-        ``basis`` : (V, R) directions in which the labels move together; None for each label by
-        itself. Only a structure that ``ignores_shift`` is asked for directions.
+        ``basis`` : (V, R) directions in which the labels move together; None for each label by itself. Only
+        a structure that ``ignores_shift`` is asked for directions.
         """
         raise NotImplementedError(f"{type(self).__name__} offers no curvature")
 
     def local_curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> LocalCurvature:
-        """``curvature`` without what positions have in common, which a structure may know at less cost;
-        its ``next`` may then leave it out as well."""
+        """``curvature`` without what positions have in common, which a structure may know at less cost; its
+        ``next`` may then leave it out as well."""
         whole = self.curvature(f, g, y, mask, *(() if basis is None else (basis,)))
         return LocalCurvature(whole.node.diagonal(dim1=-1, dim2=-2).mT, whole.next)
 
-    @property
-    def has_gradient(self) -> bool:
-        """Whether ``log_prob`` can be differentiated by autograd, in f and in g."""
-        return True
 
-    @property
-    def ignores_shift(self) -> bool:
-        """Whether ``log_prob`` stays what it is when a number is added to all labels of a position."""
-        return False
-
-    @property
-    def has_marginals(self) -> bool:
-        """Whether ``marginals`` is there."""
-        return type(self).marginals is not Structure.marginals
-
-    @property
-    def has_decoder(self) -> bool:
-        """Whether ``decode`` is there."""
-        return type(self).decode is not Structure.decode
-
-    @property
-    def has_walk(self) -> bool:
-        """Whether ``walk`` is there, which answers about transitions and spans come from."""
-        return type(self).walk is not Structure.walk
-
-    @property
-    def has_sample(self) -> bool:
-        """Whether ``sample`` is there."""
-        return type(self).sample is not Structure.sample
-
-    @property
-    def has_entropy(self) -> bool:
-        """Whether ``entropy`` is there."""
-        return type(self).entropy is not Structure.entropy
-
-    @property
-    def has_n_best(self) -> bool:
-        """Whether ``n_best`` is there."""
-        return type(self).n_best is not Structure.n_best
-
-    @property
-    def takes_single(self) -> bool:
-        """Whether f and g may come in single precision."""
-        return False
-
-    @property
-    def handles_missing(self) -> bool:
-        """Whether ``log_prob`` knows what to do where y is negative, a label that is missing."""
-        return False
-
-    @property
-    def has_curvature(self) -> bool:
-        """Whether ``curvature`` is there, which is what second-order inference asks."""
-        return type(self).curvature is not Structure.curvature
-
-    @property
-    def has_local_curvature(self) -> bool:
-        """Whether ``local_curvature`` is there, which is all that it asks in weight space."""
-        return self.has_curvature or type(self).local_curvature is not Structure.local_curvature
+def all_finite(values: Tensor) -> Tensor:
+    """``values`` (S, B) unchanged; LikelihoodError, naming a sequence of the batch, if one of them is not
+    finite: the bound needs the expectation of a log-likelihood of training data."""
+    bad = ~values.detach().isfinite()
+    if not bool(bad.any()):
+        return values
+    draw, row = bad.nonzero()[0].tolist()
+    share = 100 * float(bad[:, row].double().mean())
+    raise LikelihoodError(
+        "likelihood",
+        f"log p is {float(values[draw, row].detach())} at {share:.3g} % of the draws, so that "
+        "its expectation, and with it the bound, does not exist",
+        "return finite numbers for training data: compute in log space, or mix in a small "
+        "probability of any labelling",
+        row,
+    )

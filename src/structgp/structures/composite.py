@@ -4,9 +4,9 @@ For each width w, the sum over all windows of w positions of
 
     log p(the labels in the window | the labels beside it),
 
-which needs no recursion over the sequence: all windows advance together, w steps in all. Width 1 is
-the pseudo-likelihood. Together with the piecewise pseudo-likelihood they resemble most likelihoods that
-read f and g as scores of labels and of transitions; regression says how much each of them explains.
+which needs no recursion over the sequence: all windows advance together, w steps in all. Width 1 is the
+pseudo-likelihood. Processes with the piecewise pseudo-likelihood they resemble most likelihoods that read f
+and g as scores of labels and of transitions; regression says how much each of them explains.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def piecewise_parts(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 def composite_parts(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """(S, B, 1 + len(WIDTHS)): the piecewise pseudo-likelihood and the windows of each width.
 
-    f (S, B, T, V), g (S, V, V) or (S, B, T-1, V, V), y and mask (B, T), as ``Structure.log_prob`` has
-    them. Differentiable. Cost O(S B T V^2) per width.
+    f (S, B, T, V), g (S, V, V) or (S, B, T-1, V, V), y and mask (B, T), as ``Structure.log_prob`` has them.
+    Differentiable. Cost O(S B T V^2) per width.
     """
     parts = [Piecewise().log_prob(f, g, y, mask)]
     parts += [windows(f, g, y, mask, width) for width in WIDTHS]
@@ -38,8 +38,8 @@ def composite_parts(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 
 
 def windows(f: Tensor, g: Tensor, y: Tensor, mask: Tensor, width: int) -> Tensor:
-    """(S, B) sum over windows of log p(labels inside | labels beside). A sequence no longer than the
-    window is one window: the chain's own log-likelihood."""
+    """(S, B) sum over windows of log p(labels inside | labels beside). A sequence no longer than the window
+    is one window: the chain's own log-likelihood."""
     T, V = f.shape[2:]
     # A stand-in may take any label where one is missing.
     y = torch.where(mask, y, 0).clamp(min=0)

@@ -24,10 +24,12 @@ class Rules:
     ends: Tensor
 
     def restrict(self, scores: Sequence[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
-        """Scores (S, B, T, V) of nodes and, if given, (..., V, V) of transitions, with -inf at what is
-        not allowed."""
+        """Scores (S, B, T, V) of nodes and, if given, (..., V, V) of transitions, with -inf at what is not
+        allowed. Rules on what follows add a table (S, V, V) where there is none."""
         f, *tables = scores
         follows, starts, ends = (x.to(f.device) for x in (self.follows, self.starts, self.ends))
+        if not tables and not bool(follows.all()):
+            tables = [f.new_zeros((len(f), *follows.shape))]
         last = mask.clone()
         last[:, :-1] &= ~mask[:, 1:]
         banned = last[..., None] & ~ends  # (B, T, V)
@@ -45,10 +47,6 @@ def keep_known(f: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     known = (y >= 0) & mask
     others = torch.arange(f.shape[-1], device=f.device) != y[..., None]
     return f.masked_fill(others & known[..., None], -torch.inf)
-
-
-def some_missing(y: Tensor, mask: Tensor) -> bool:
-    return bool(((y < 0) & mask).any())
 
 
 def steps_to_anywhere(follows: Tensor) -> int | None:

@@ -4,20 +4,20 @@ A program says how scores are summed over labellings under any semiring (``semir
 scores, marginals, the best labellings, draws and entropies follow from that, once for all programs.
 
 Letters: S draws, B examples in a batch, T positions (padded), V labels. ``scores`` has one tensor per
-template of the spec: node (S, B, T, V); next (S, V, V) if one table serves all positions, or
-(S, B, T-1, V, V), row = from, column = to. -inf is allowed everywhere.
+template of the spec: node (S, B, T, V); next (S, V, V) if one table serves all positions, or (S, B, T-1, V,
+V), row = from, column = to. -inf is allowed everywhere.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from structgp.structures.layout import Layout
-from structgp.structures.masks import Rules, keep_known, some_missing
+from structgp.structures.masks import Rules, keep_known
 from structgp.structures.semirings import LOG, MAX, KMax, Sampling, Semiring
 from structgp.structures.spec import Spec
 
@@ -30,23 +30,33 @@ BITS = 23
 """Labellings that one backward pass tells apart: integers that single precision holds exactly."""
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Which tuples of each template a padded batch has. mask : (B, T), true at real positions, which come
+    first in each row."""
+
+    mask: Tensor
+
+    def tuples(self, template: str) -> Tensor:
+        """True where a tuple of the template exists: (B, T) for 'node'; (B, T-1) for 'next', where both
+        ends exist."""
+        return self.mask if template == "node" else self.mask[:, 1:] & self.mask[:, :-1]
+
+
 def compile(spec: Spec, layout: Layout, rules: Rules | None = None) -> Program:
     """The program of a spec for examples of that layout, over the labellings that ``rules`` allow."""
-    from structgp.structures.linear_chain.chain_program import ChainProgram, TokenProgram
+    from structgp.structures.linear_chain.chain import ChainProgram, TokenProgram
 
-    together = spec.order > 0 or (rules is not None and not rules.follows.all())
+    together = spec.next is not None or (rules is not None and not rules.follows.all())
     return (ChainProgram if together else TokenProgram)(layout, rules)
 
 
+@dataclass(frozen=True)
 class Program(ABC):
     """``log_total`` is all that a program must have."""
 
-    def __init__(self, layout: Layout, rules: Rules | None = None) -> None:
-        self.layout, self.rules = layout, rules
-
-    @property
-    def mask(self) -> Tensor:
-        return self.layout.mask
+    layout: Layout
+    rules: Rules | None = None
 
     @abstractmethod
     def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
@@ -55,7 +65,7 @@ class Program(ABC):
 
     def restrict(self, scores: Scores) -> Scores:
         """Scores with -inf at what the rules forbid."""
-        return scores if self.rules is None else self.rules.restrict(scores, self.mask)
+        return scores if self.rules is None else self.rules.restrict(scores, self.layout.mask)
 
     def log_partition(self, scores: Scores, semiring: Semiring = LOG) -> Tensor:
         """(S, B) log Z, or what the semiring makes of it; -inf where no labelling is allowed."""
@@ -69,11 +79,14 @@ class Program(ABC):
     def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
         """(S, B) log p(y); labels that are missing (negative) are summed out."""
         scores = self.restrict(scores)
-        if some_missing(y, self.mask):
-            told = self.log_total((keep_known(scores[0], y, self.mask), *scores[1:]), LOG)
+        if bool(((y < 0) & self.layout.mask).any()):
+            told = self.log_total((keep_known(scores[0], y, self.layout.mask), *scores[1:]), LOG)
         else:
             told = labelling_score(scores, y, self.layout)
-        return _normalised(told, self.log_total(scores, LOG))
+        log_z = self.log_total(scores, LOG)
+        return torch.where(
+            log_z > -torch.inf, told - log_z, -torch.inf
+        )  # -inf: there is no labelling at all
 
     def marginals(self, scores: Scores) -> tuple[Tensor, ...]:
         """For each template the probability of each label, or labels, of each of its tuples: (S, B, T, V)
@@ -82,7 +95,7 @@ class Program(ABC):
 
     def slopes(self, scores: Scores) -> tuple[Tensor, ...]:
         """Marginals from scores under the rules: the gradient of log Z, tuple by tuple."""
-        leaves = [x if x.dim() > 3 else by_position(x, self.mask) for x in scores]
+        leaves = [x if x.dim() > 3 else by_position(x, self.layout.mask) for x in scores]
         return _gradients(leaves, lambda leaves: self.log_total(leaves, LOG))
 
     def node_marginals(self, scores: Scores) -> Tensor:
@@ -119,7 +132,7 @@ class Program(ABC):
     def _one_labelling(self, scores: Scores, semiring: Semiring) -> Tensor:
         node, *rest = (x.detach() for x in self.restrict(scores))
         (hot,) = _gradients([node], lambda leaves: self.log_total((*leaves, *rest), semiring))
-        return torch.where(self.mask, hot.argmax(-1), 0)
+        return torch.where(self.layout.mask, hot.argmax(-1), 0)
 
     def n_best(self, scores: Scores, n: int) -> tuple[Tensor, Tensor]:
         """The n best labellings: labels (S, B, n, T), 0 at padding, and log-probabilities (S, B, n), best
@@ -129,8 +142,9 @@ class Program(ABC):
         with torch.enable_grad():
             values = self.log_total((leaf, *scores[1:]), KMax(n))  # (n, S, B)
         found = torch.cat([_labels(some, values, leaf) for some in torch.arange(n).split(BITS)])
-        labels = torch.where(self.mask, found, 0)  # (n, S, B, T)
-        log_probs = _normalised(values.detach(), self.log_total(scores, LOG))
+        labels = torch.where(self.layout.mask, found, 0)  # (n, S, B, T)
+        log_z = self.log_total(scores, LOG)
+        log_probs = torch.where(log_z > -torch.inf, values.detach() - log_z, -torch.inf)
         return labels.movedim(0, 2), log_probs.movedim(0, -1)
 
     def entropy(self, scores: Scores) -> Tensor:
@@ -162,12 +176,12 @@ def by_position(g: Tensor, mask: Tensor) -> Tensor:
 
 def labelling_score(scores: Scores, y: Tensor, layout: Layout) -> Tensor:
     """(S, B) sum of the scores of labelling y (B, T) over all tuples."""
-    y = torch.where(layout.mask, y, 0)
+    mask, y = layout.mask, torch.where(layout.mask, y, 0)
     f, *rest = scores
     picked = f.gather(-1, y.expand(f.shape[0], -1, -1).unsqueeze(-1)).squeeze(-1)
-    total = torch.where(layout.mask, picked, 0).sum(-1)
+    total = torch.where(mask, picked, 0).sum(-1)
     for g in rest:
-        total = total + torch.where(layout.tuples("next"), transition_scores(g, y), 0).sum(-1)
+        total = total + torch.where(mask[:, 1:], transition_scores(g, y), 0).sum(-1)
     return total
 
 
@@ -192,8 +206,8 @@ def variance(p: Tensor, basis: Tensor | None = None) -> Tensor:
 def _labels(which: Tensor, values: Tensor, leaf: Tensor) -> Tensor:
     """(C, S, B, T) the labels behind some of the values (n, S, B), from the gradient in the node scores.
 
-    Value c sends a power of 2 of its own back to its labels: their sum at a label tells, bit by bit,
-    which labellings have it. One backward pass for all of them."""
+    Value c sends a power of 2 of its own back to its labels: their sum at a label tells, bit by bit, which
+    labellings have it. One backward pass for all of them."""
     place = which - which[0]
     powers = torch.zeros(len(values), dtype=values.dtype).index_put((which,), 2.0 ** place.to(values.dtype))
     sent = powers.to(values.device)[:, None, None].expand_as(values)
@@ -213,8 +227,3 @@ def _below_zero(x: Tensor, n_labels: int) -> Tensor:
     """x less its largest entry in the last ``n_labels`` dimensions; as it is where all are -inf."""
     top = x.amax(tuple(range(-n_labels, 0)), keepdim=True)
     return x - top.masked_fill(top == -torch.inf, 0)
-
-
-def _normalised(score: Tensor, log_z: Tensor) -> Tensor:
-    """Log-probabilities; -inf where there is no labelling at all."""
-    return torch.where(log_z > -torch.inf, score - log_z, -torch.inf)

@@ -1,14 +1,14 @@
 """Piecewise pseudo-likelihood of the linear chain (Sutton and McCallum, 2007).
 
-Each factor is normalised on its own, conditional by conditional: the label of a position by its
-scores, and each of two neighbouring labels given the other by the scores of the transition,
+Each factor is normalised on its own, conditional by conditional: the label of a position by its scores, and
+each of two neighbouring labels given the other by the scores of the transition,
 
     sum_t [f_t(y_t) - log sum_j exp f_t(j)]
     + sum_t>1 [2 g(y_t-1, y_t) - log sum_j exp g(y_t-1, j) - log sum_i exp g(i, y_t)].
 
 No recursion over positions, and the normalisers of a shared table g serve every sequence of the batch:
-linear in V for each position. Its exponentials do not sum to 1 over labellings: it is a likelihood to
-train with, and f and g are then read as potentials of the chain."""
+linear in V for each position. Its exponentials do not sum to 1 over labellings: it is a likelihood to train
+with, and f and g are then read as potentials of the chain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from structgp.structures.base import Curvature, Structure
-from structgp.structures.program import transition_scores
+from structgp.structures.program import transition_scores, variance
 from structgp.structures.spec import Spec, piecewise
 
 
@@ -28,10 +28,12 @@ class Piecewise(Structure):
     method: O(S (B T V + V^2)), and the curvature is written to O(B T^2 V) numbers; O(S B T V^2) with a
     table per position."""
 
-    spec: Spec = piecewise()
+    spec = piecewise()
+    ignores_shift = handles_missing = takes_single = True
 
     def __init__(self, spec: Spec | None = None) -> None:
-        self.spec = Piecewise.spec if spec is None else spec
+        if spec is not None:
+            self.spec = spec
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         y, mask = _known(y, mask)
@@ -39,18 +41,6 @@ class Piecewise(Structure):
         table = _log_softmax(g, -1) + _log_softmax(g, -2)
         both = mask[:, 1:] & mask[:, :-1]
         return total + torch.where(both, transition_scores(table, y), 0).sum(-1)
-
-    @property
-    def ignores_shift(self) -> bool:
-        return True
-
-    @property
-    def takes_single(self) -> bool:
-        return type(self) is Piecewise
-
-    @property
-    def handles_missing(self) -> bool:
-        return True
 
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
@@ -62,8 +52,7 @@ class Piecewise(Structure):
             B, T = mask.shape
             V = g.shape[-1]
             f = f.masked_fill(~mask[..., None], 0)
-            bend = _variance(f, -1) if basis is None else _variance_along(f, basis)
-            bend = bend.mean(0) * mask[..., None]
+            bend = variance(_log_softmax(f, -1).exp(), basis).mean(0) * mask[..., None]
             node = f.new_zeros((B, bend.shape[-1], T, T))
             node.diagonal(dim1=-1, dim2=-2).copy_(bend.mT)  # (B, R, T)
             both = (mask[:, 1:] & mask[:, :-1])[..., None]
@@ -73,7 +62,7 @@ class Piecewise(Structure):
                 left, entered = left.sum(1), entered.sum(1)
             else:
                 g = g.masked_fill(~both[..., None], 0)
-            rows, columns = _variance(g, -1).mean(0), _variance(g, -2).mean(0)
+            rows, columns = (variance(_log_softmax(g, dim).exp()).mean(0) for dim in (-1, -2))
             return Curvature(node, left[..., None] * rows + entered[..., None, :] * columns)
 
 
@@ -115,15 +104,3 @@ def _log_softmax(x: Tensor, dim: int) -> Tensor:
     if not bool(nothing.any()):
         return x.log_softmax(dim)
     return x.masked_fill(nothing, 0).log_softmax(dim).masked_fill(nothing, -torch.inf)
-
-
-def _variance(x: Tensor, dim: int) -> Tensor:
-    """p (1 - p) of the softmax p, 0 where all scores are -inf."""
-    p = _log_softmax(x, dim).exp()
-    return p * (1 - p)
-
-
-def _variance_along(x: Tensor, basis: Tensor) -> Tensor:
-    """(..., R) variance of a direction's entry (V, R) at a label that the softmax draws."""
-    p = _log_softmax(x, -1).exp()
-    return p @ basis.square() - (p @ basis).square()

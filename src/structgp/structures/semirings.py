@@ -1,7 +1,7 @@
 """What 'sum over labellings' means: one recursion, several algebras (Goodman, 1999).
 
-A program adds scores and sums over labels, and nothing else; the semiring says what a sum is. The
-gradient of the total in the scores then tells which labels went into it:
+A program adds scores and sums over labels, and nothing else; the semiring says what a sum is. The gradient
+of the total in the scores then tells which labels went into it:
 
     LOG       logsumexp            log Z, and its gradient the marginals
     MAX       maximum              the best score, and its gradient the best labelling, one-hot
@@ -53,7 +53,7 @@ class _Max(Semiring):
     def step(self, message: Tensor, table: Tensor) -> Tensor:
         if table.requires_grad:
             return super().step(message, table)
-        return _BestOrigin.apply(message, table)
+        return _BestOrigin.apply(message, table, False)
 
 
 LOG: Semiring = _Log()
@@ -76,7 +76,7 @@ class KMax(Semiring):
     def step(self, message: Tensor, table: Tensor) -> Tensor:
         if table.requires_grad:
             return super().step(message, table)
-        return _BestOrigins.apply(message, table)
+        return _BestOrigin.apply(message, table, True)
 
 
 def _flat(x: Tensor, dim: int) -> Tensor:
@@ -86,8 +86,8 @@ def _flat(x: Tensor, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Sampling(Semiring):
-    """log Z whose backward pass draws a labelling: the gradient of a sum goes to one of its terms, drawn
-    by its share."""
+    """log Z whose backward pass draws a labelling: the gradient of a sum goes to one of its terms, drawn by
+    its share."""
 
     generator: torch.Generator
 
@@ -96,37 +96,24 @@ class Sampling(Semiring):
 
 
 class _BestOrigin(torch.autograd.Function):
-    """max_i message_i + table_ij, without a gradient in the table."""
+    """max_i message_i + table_ij, without a gradient in the table. ``lists`` : elements are those of KMax,
+    and the best are the k best of all i and all places in their lists."""
 
     @staticmethod
-    def forward(ctx: Any, message: Tensor, table: Tensor) -> Tensor:
-        value, origin = (message[..., :, None] + table).max(-2)
-        ctx.save_for_backward(origin)
-        return value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (origin,) = ctx.saved_tensors
-        return torch.zeros_like(grad).scatter_add_(-1, origin, grad), None
-
-
-class _BestOrigins(torch.autograd.Function):
-    """The same of lists: the k best of all i and all places in their lists."""
-
-    @staticmethod
-    def forward(ctx: Any, message: Tensor, table: Tensor) -> Tensor:
-        value, origin = _flat(message[..., :, None] + table, -2).topk(len(message), -1)
-        ctx.save_for_backward(origin.flatten(-2))  # (..., V k), entry i k + place
-        return value.movedim(-1, 0)
+    def forward(ctx: Any, message: Tensor, table: Tensor, lists: bool) -> Tensor:
+        ctx.lists, total = lists, message[..., :, None] + table
+        value, origin = _flat(total, -2).topk(len(message), -1) if lists else total.max(-2)
+        ctx.save_for_backward(origin.flatten(-2) if lists else origin)  # (..., V k), entry i k + place
+        return value.movedim(-1, 0) if lists else value
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (origin,) = ctx.saved_tensors
-        grad = grad.movedim(0, -1)
-        flat = grad.flatten(-2)
-        return torch.zeros_like(flat).scatter_add(-1, origin, flat).view_as(grad).movedim(-1, 0), None
+        each = grad.movedim(0, -1) if ctx.lists else grad
+        sent = each.reshape(origin.shape)
+        found = torch.zeros_like(sent).scatter_add_(-1, origin, sent).view(each.shape)
+        return found.movedim(-1, 0) if ctx.lists else found, None, None
 
 
 class _DrawnTerm(torch.autograd.Function):

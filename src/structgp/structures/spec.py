@@ -1,14 +1,14 @@
 """Structures as plain data: a list of templates, each with potentials of its own.
 
-A template covers tuples of tokens: ``node`` each token by itself, ``next`` each token together with the
-one before it. Its scores for the labels of a tuple are functions, with a GP prior, of the features of
-that tuple.
+A template covers tuples of tokens: ``node`` each token by itself, ``next`` each token together with the one
+before it. Its scores for the labels of a tuple are functions, with a GP prior, of the features of that
+tuple.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from structgp.errors import InputError
@@ -23,9 +23,9 @@ LIKELIHOODS = ("exact", "piecewise")
 class Template:
     """One kind of potential.
 
-    name : 'node' or 'next'. labels : number of labels in each tuple. features : names of the token
-    features that its scores depend on, beside the constant 1; None for all of them. A ``next`` tuple has
-    the features of its second token. without : names that ``features=None`` leaves out.
+    name : 'node' or 'next'. labels : number of labels in each tuple. features : names of the token features
+    that its scores depend on, beside the constant 1; None for all of them. A ``next`` tuple has the
+    features of its second token. without : names that ``features=None`` leaves out.
     """
 
     name: str
@@ -56,6 +56,9 @@ class Spec:
 
     templates: tuple[Template, ...]
     likelihood: str = "exact"
+    node: Template = field(init=False, compare=False)
+    next: Template | None = field(init=False, compare=False)
+    """The templates by name; ``next`` is None if tokens are independent."""
 
     def __post_init__(self) -> None:
         names = [template.name for template in self.templates]
@@ -63,15 +66,8 @@ class Spec:
             _refuse("templates", f"must be node, or node and next, got {', '.join(names) or 'none'}")
         if self.likelihood not in LIKELIHOODS:
             _refuse("likelihood", f"must be {_any_of(LIKELIHOODS)}, got {self.likelihood!r}")
-
-    def __getitem__(self, name: str) -> Template | None:
-        """The template of that name, None if there is none."""
-        return next((template for template in self.templates if template.name == name), None)
-
-    @property
-    def order(self) -> int:
-        """0 for independent tokens, 1 if neighbours have scores."""
-        return len(self.templates) - 1
+        object.__setattr__(self, "node", self.templates[0])
+        object.__setattr__(self, "next", self.templates[1] if len(names) > 1 else None)
 
     def __add__(self, other: Spec) -> Spec:
         if not isinstance(other, Spec):
@@ -85,8 +81,7 @@ class Spec:
         return Spec(tuple(found.values()), self.likelihood)
 
     def __repr__(self) -> str:
-        node, transition = self["node"], self["next"]
-        assert node is not None
+        node, transition = self.node, self.next
         given = []
         if transition is None:
             given.append("order=0")
@@ -143,8 +138,8 @@ def chain(features: Iterable[str] = (), shared: bool = True, order: int = 1) -> 
 
 
 def piecewise(features: Iterable[str] = (), shared: bool = True) -> Spec:
-    """The chain trained with the piecewise pseudo-likelihood, which needs no recursion: O(T V) per
-    sequence and draw. Answers are the chain's."""
+    """The chain trained with the piecewise pseudo-likelihood, which needs no recursion: O(T V) per sequence
+    and draw. Answers are the chain's."""
     return Spec(chain(features, shared).templates, "piecewise")
 
 
@@ -162,7 +157,7 @@ def _check_names(place: str, names: Any) -> None:
 
 
 def _check_fields(place: str, given: Any, kind: type) -> None:
-    known = [field.name for field in fields(kind)]
+    known = [each.name for each in fields(kind) if each.init]
     if not isinstance(given, Mapping):
         _refuse(place, f"must be an object with {', '.join(known)}, got {given!r}")
     for name in given:

@@ -1,6 +1,6 @@
-"""Checks that a likelihood of your own keeps what the inference engine takes for granted.
+"""Checks that a likelihood of your own does what the inference engine relies on.
 
-In a test file of yours, one test a check::
+In a test file of yours, one test per check::
 
     @pytest.mark.parametrize("check", likelihood_checks(my_likelihood), ids=str)
     def test_likelihood(check):
@@ -55,39 +55,28 @@ def likelihood_checks(
     ----------
     likelihood : whatever :func:`structgp.structures.as_structure` takes.
     n_labels : V to try it with; V^T labellings are enumerated, up to 1000.
-    normalised : its probabilities sum to 1 over all labellings. False for a pseudo-likelihood.
-    seed : of the latent values it is tried on.
-    n_jobs : the processes a function is to be used with; unless 1, it must also survive pickling.
+    normalised : whether its probabilities sum to 1 over all labellings; False for a pseudo-likelihood.
+    seed : of the scores it is tried on.
+    n_jobs : the number of processes that a function is to be used with; unless 1, it must survive pickling.
     """
     structure = as_structure(likelihood, n_jobs)
-    single = isinstance(structure, BlackBox) and not structure.batched
-    chosen: dict[str, Callable[..., None]] = {
-        "shape": checks.check_shape,
-        "deterministic": checks.check_deterministic,
-        "draws": checks.check_draws,
-        "inputs": checks.check_inputs,
-        "finite": checks.check_finite,
-        "large": checks.check_large,
-        "gradient": checks.check_gradient,
+    in_processes = isinstance(structure, BlackBox) and structure.n_jobs != 1
+    names = ["shape", "deterministic", "draws", "inputs", "finite", "large", "gradient"]
+    optional = {
+        "padding": not isinstance(structure, BlackBox) or structure.batched,
+        "normalised": normalised,
+        "shift": structure.ignores_shift,
+        "curvature": structure.has_curvature,
+        "marginals": structure.has_marginals,
+        "decode": structure.has_decoder,
+        "pickle": in_processes,
     }
-    if not single:
-        chosen["padding"] = checks.check_padding
-    if normalised:
-        chosen["normalised"] = checks.check_normalised
-    if structure.ignores_shift:
-        chosen["shift"] = checks.check_shift
-    if structure.has_curvature:
-        chosen["curvature"] = checks.check_curvature
-    if structure.has_marginals:
-        chosen["marginals"] = checks.check_marginals
-    if structure.has_decoder:
-        chosen["decode"] = checks.check_decode
-    if isinstance(structure, BlackBox) and structure.n_jobs != 1:
-        chosen["pickle"] = checks.check_pickle
-        # All else is tried in this process, where a small call costs nothing.
+    names += [name for name, applies in optional.items() if applies]
+    if isinstance(structure, BlackBox) and in_processes:
+        # The other checks run in this process, where a small call costs nothing.
         structure = BlackBox(structure.function, batched=structure.batched)
     trial = checks.Trial(structure, n_labels, seed)
-    return [Check(name, partial(check, trial)) for name, check in chosen.items()]
+    return [Check(name, partial(getattr(checks, f"check_{name}"), trial)) for name in names]
 
 
 def check_likelihood(

@@ -21,8 +21,8 @@ from torch.distributions import (
 from structgp import InputError
 from structgp.gp import Inducing, Mixture, choose_inducing
 from structgp.gp.families.inducing_points import InducingBlock
+from structgp.gp.inducing_inputs import Projection
 from structgp.gp.kernels import TemplateKernel
-from structgp.gp.sequences import Projection
 
 LENGTHS = (4, 1, 3)
 B, T, V, M, W = 3, 4, 2, 5, 2

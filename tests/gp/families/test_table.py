@@ -154,7 +154,7 @@ def test_the_amplitude_is_learned_where_the_scores_stay(full: bool) -> None:
         block.factor *= 0.3
     before = law(block)
     block.fit_amplitude()
-    assert float(block.sd.detach()) != pytest.approx(SD, rel=1e-3)
+    assert block.prior_sd != pytest.approx(SD, rel=1e-3)
     for one, other in zip(before, law(block), strict=True):
         torch.testing.assert_close(one, other)
     for _ in range(300):
@@ -162,7 +162,7 @@ def test_the_amplitude_is_learned_where_the_scores_stay(full: bool) -> None:
     mean, covariance = law(block)
     second = float(mean.square().sum() + covariance.trace())
     best = (second + PRIOR_SCORES) / (P + PRIOR_SCORES)
-    assert float(block.sd.detach()) ** 2 == pytest.approx(best, rel=1e-9)
+    assert block.prior_sd**2 == pytest.approx(best, rel=1e-9)
 
 
 @both_forms
@@ -202,7 +202,7 @@ def test_a_scale_of_zero_silences_the_scores(full: bool) -> None:
     later.log_amplitude.fill_(-torch.inf)
     for block in (never, later):
         assert block.is_silent
-        assert block.sd == 0
+        assert block.prior_sd == 0
         assert not block.mean_parameters()
         assert not block.spread_parameters()
         assert not block.draws(4, 0, torch.Generator().manual_seed(0)).functions.any()

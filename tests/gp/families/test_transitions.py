@@ -183,9 +183,7 @@ def test_what_inducing_values_leave_open_is_drawn_for_each_template() -> None:
     transitions are within five standard errors of 0, as many functions as there are of both."""
     far, kernel = torch.full((1, 1), 99.0, dtype=torch.float64), RBFKernel().double()
     q = Posterior({"node": Inducing(kernel, far, (P,)), "next": Inducing(kernel, far, (V, V))})
-    batch = Batch(
-        normal(1, 3, 1), torch.zeros(1, 3).long(), torch.ones(1, 3).bool(), torch.arange(1)
-    )
+    batch = Batch(normal(1, 3, 1), torch.zeros(1, 3).long(), torch.ones(1, 3).bool(), torch.arange(1))
     batch = replace(batch, edges=normal(1, 2, 1, seed=1))
     nodes, scores = answers.sample(q, 4000, 0).scores(q, batch)
     half = torch.cat([nodes[:2000].flatten(1), scores[:2000].flatten(1)], 1)

@@ -108,9 +108,7 @@ def conditional(q: Weights, x: Tensor, mask: Tensor) -> WeightConditional:
 def at(q: Weights, x: Tensor | None = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Mean (B, T, R) and covariance (B, R, T, T) of the functions."""
     rows, there = make_rows()
-    mean, covariance = q.gaussian(
-        conditional(q, rows if x is None else x, there if mask is None else mask)
-    )
+    mean, covariance = q.gaussian(conditional(q, rows if x is None else x, there if mask is None else mask))
     assert len(mean) == len(covariance) == 1
     return mean[0], covariance[0]
 

@@ -70,24 +70,17 @@ def test_rows_of_different_widths_meet() -> None:
 @pytest.mark.parametrize(
     ("choice", "block", "kind", "mode"),
     [
-        ("auto", CATEGORICAL, TemplateKernel, "additive"),
         ("linear", CATEGORICAL, TemplateKernel, "additive"),
         ("template", CATEGORICAL, TemplateKernel, "additive"),
         ("template-product", CATEGORICAL, TemplateKernel, "product"),
-        ("auto", Block("sparse", 0, None), SparseLinearKernel, None),
         ("linear", Block("sparse", 0, None), SparseLinearKernel, None),
         ("rbf", Block("sparse", 0, None), SparseRBFKernel, None),
-        ("auto", DENSE, RBFKernel, None),
         ("rbf", DENSE, RBFKernel, None),
         ("linear", DENSE, LinearKernel, None),
     ],
 )
 def test_names(choice: str, block: Block, kind: type, mode: str | None) -> None:
-    rows = {
-        "categorical": mixed_rows()[:, :2],
-        "sparse": mixed_rows()[:, 2:],
-        "dense": dense_rows(),
-    }
+    rows = {"categorical": mixed_rows()[:, :2], "sparse": mixed_rows()[:, 2:], "dense": dense_rows()}
     kernel = build_kernel(choice, [block], rows[block.kind], 3.0)
     assert isinstance(kernel, ScaleKernel)
     assert type(kernel.base_kernel) is kind
@@ -103,7 +96,7 @@ def test_names(choice: str, block: Block, kind: type, mode: str | None) -> None:
 
 def test_amplitude_is_the_prior_variance_and_shared_out() -> None:
     rows = mixed_rows()[[0, 3]]  # every block of these has something in it
-    for choice in ("auto", {"sparse": "rbf", "categorical": "template-product"}):
+    for choice in ("linear", {"sparse": "rbf", "categorical": "template-product"}):
         kernel = build_kernel(choice, [CATEGORICAL, SPARSE], rows, 6.0)
         assert isinstance(kernel, BlockSumKernel)
         assert [k.outputscale.item() for k in kernel.kernels] == pytest.approx([3.0, 3.0])
@@ -137,7 +130,9 @@ def test_a_kernel_object_keeps_its_own_scale() -> None:
     assert next(kernel.parameters()).dtype == torch.float64
     mine = ScaleKernel(SparseRBFKernel())
     mine.outputscale = 0.7
-    within = build_kernel({"sparse": mine}, [CATEGORICAL, SPARSE], mixed_rows(), 4.0)
+    within = build_kernel(
+        {"sparse": mine, "categorical": "template"}, [CATEGORICAL, SPARSE], mixed_rows(), 4.0
+    )
     assert within.kernels[1].outputscale.item() == pytest.approx(0.7)
     assert within.kernels[0].outputscale.item() == pytest.approx(2.0)
 
@@ -160,19 +155,19 @@ def test_a_kernel_object_keeps_its_own_scale() -> None:
             "matern",
             [DENSE],
             "kernel: 'matern' is not a kernel for dense features; "
-            "use one of auto, linear, rbf, or pass a GPyTorch kernel",
+            "use one of linear, rbf, or pass a GPyTorch kernel",
         ),
         (
             {"categorical": "rbf"},
             [CATEGORICAL],
             "kernel: 'rbf' is not a kernel for categorical features; "
-            "use one of auto, linear, relevance, template, template-product, or pass a GPyTorch kernel",
+            "use one of linear, relevance, template, template-product, or pass a GPyTorch kernel",
         ),
         (
             "template",
             [CATEGORICAL, SPARSE],
             "kernel: 'template' is not a kernel for sparse features; "
-            "use one of auto, linear, rbf, relevance, or pass a GPyTorch kernel",
+            "use one of linear, rbf, relevance, or pass a GPyTorch kernel",
         ),
     ],
 )
@@ -186,11 +181,7 @@ def test_choices_that_cannot_be(choice: Any, blocks: list[Block], message: str) 
     ("kernel", "block", "message"),
     [
         (RBFKernel(), CATEGORICAL, "a RBFKernel on categorical features, whose rows hold ids; use"),
-        (
-            ScaleKernel(RBFKernel()),
-            SPARSE,
-            "a RBFKernel on sparse features, whose rows hold ids; use",
-        ),
+        (ScaleKernel(RBFKernel()), SPARSE, "a RBFKernel on sparse features, whose rows hold ids; use"),
         (RBFKernel(ard_num_dims=7), DENSE, "RBFKernel does not work on these features"),
         (RBFKernel(active_dims=(99,)), DENSE, "RBFKernel does not work on these features"),
         (TemplateKernel(9), CATEGORICAL, "TemplateKernel does not work on these features"),

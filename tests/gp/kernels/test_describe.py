@@ -64,9 +64,7 @@ GPYTORCH = {
     "scale-active": lambda: ScaleKernel(MaternKernel(nu=0.5, active_dims=[1])),
     "sum": lambda: AdditiveKernel(RBFKernel(active_dims=[0]), ScaleKernel(LinearKernel())),
     "product": lambda: ProductKernel(RBFKernel(), PeriodicKernel(active_dims=[2, 3])),
-    "operators": lambda: ScaleKernel(
-        ScaleKernel(RBFKernel()) + MaternKernel(nu=1.5) * LinearKernel()
-    ),
+    "operators": lambda: ScaleKernel(ScaleKernel(RBFKernel()) + MaternKernel(nu=1.5) * LinearKernel()),
 }
 ALL = OURS | GPYTORCH
 

@@ -15,9 +15,7 @@ from structgp.gp.kernels.relevance import SELDOM, active_features, grown
 sizes = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 
 
-def learned(
-    n: list[int], seed: int, *, is_sparse: bool = False, rare: bool = True
-) -> RelevanceKernel:
+def learned(n: list[int], seed: int, *, is_sparse: bool = False, rare: bool = True) -> RelevanceKernel:
     generator = torch.Generator().manual_seed(seed)
     kernel = RelevanceKernel(n, sparse=is_sparse, rare=rare and not is_sparse).double()
     with torch.no_grad():
@@ -43,9 +41,7 @@ def packed(ids: Tensor, seed: int) -> Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(sizes, st.data(), st.booleans(), st.integers(0, 99))
-def test_old_rows_have_the_same_prior(
-    n: list[int], data: st.DataObject, rare: bool, seed: int
-) -> None:
+def test_old_rows_have_the_same_prior(n: list[int], data: st.DataObject, rare: bool, seed: int) -> None:
     """Covariances of each two of them: also where a value has become one of many."""
     now = [was + data.draw(st.integers(0, 3)) for was in n]
     old, rows = learned(n, seed, rare=rare), some_rows(n, 8, seed)

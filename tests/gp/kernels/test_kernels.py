@@ -93,9 +93,7 @@ GPYTORCH = {
         Entry(lambda: RBFKernel() + ScaleKernel(RBFKernel()) + LinearKernel(), repeated_rows)
     ],
     "product": [Entry(lambda: LinearKernel() * RBFKernel(active_dims=(0, 2)), dense_rows)],
-    "sum of ours": [
-        Entry(lambda: TemplateKernel(4) + TemplateKernel(4, "product"), categorical_rows)
-    ],
+    "sum of ours": [Entry(lambda: TemplateKernel(4) + TemplateKernel(4, "product"), categorical_rows)],
 }
 
 each_kernel = pytest.mark.parametrize(

@@ -154,9 +154,7 @@ def test_unseen_values_weigh_what_their_group_does() -> None:
     """They agree with themselves, not with each other, and not across templates."""
     kernel = categorical()
     scale = kernel.log_scale.exp()
-    x = torch.tensor(
-        [[3, -1, -1], [7, -1, -1], [-1, 3, -1], [-1, 1, -1], [-1, -1, 4]], dtype=torch.float64
-    )
+    x = torch.tensor([[3, -1, -1], [7, -1, -1], [-1, 3, -1], [-1, 1, -1], [-1, -1, 4]], dtype=torch.float64)
     K = covariance(kernel, x, x) - scale[-1]
     torch.testing.assert_close(K, scale[[0, 0, 1, 1, 2]].diag(), rtol=1e-12, atol=1e-12)
     batched = covariance(kernel, x[None], x[None])[0] - scale[-1]
@@ -265,9 +263,9 @@ def mixed() -> tuple[FeatureEncoder, Tensor]:
     return encoder, torch.from_numpy(np.concatenate(wide))
 
 
-def test_auto_has_relevances_where_they_will_be_learned() -> None:
+def test_relevances_by_name() -> None:
     encoder, rows = mixed()
-    kernel = build_kernel("auto", encoder.blocks, rows, relevance=True)
+    kernel = build_kernel("relevance", encoder.blocks, rows)
     assert isinstance(kernel, BlockSumKernel)
     columns, bag = kernel.kernels
     assert isinstance(columns, RelevanceKernel)
@@ -275,26 +273,15 @@ def test_auto_has_relevances_where_they_will_be_learned() -> None:
     assert (columns.sizes, columns.sparse) == ([3, 1], False)
     assert (bag.sizes, bag.sparse) == ([len(encoder.attributes)], True)
     assert all(p.dtype == torch.float64 for p in kernel.parameters())
-    for found in build_kernel("auto", encoder.blocks, rows).kernels:
-        assert isinstance(found, ScaleKernel)
-    named = build_kernel({"sparse": "relevance"}, encoder.blocks, rows)
+    named = build_kernel({"sparse": "relevance", "categorical": "template"}, encoder.blocks, rows)
     assert [type(k) for k in named.kernels] == [ScaleKernel, RelevanceKernel]
-    # Who asked for something else has it.
-    asked = build_kernel("linear", encoder.blocks, rows, relevance=True)
-    assert not any(isinstance(k, RelevanceKernel) for k in asked.modules())
-    dense = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert isinstance(
-        build_kernel("auto", [Block("dense", 0, 3)], dense, relevance=True), ScaleKernel
-    )
 
 
 def test_all_sizes_come_from_the_rows() -> None:
     nothing = torch.full((2, 2), -1.0, dtype=torch.float64)
     made = build_kernel("relevance", [Block("categorical", 0, 2, ("a", "b"))], nothing)
     assert made.sizes == [1, 1]
-    made = build_kernel(
-        "relevance", [Block("sparse", 0, None)], torch.tensor([[-1.0, 0.0]]).double()
-    )
+    made = build_kernel("relevance", [Block("sparse", 0, None)], torch.tensor([[-1.0, 0.0]]).double())
     assert made.sizes == [1]
 
 
@@ -306,9 +293,7 @@ def test_amplitude_is_the_variance_of_a_latent_value() -> None:
     for amplitude in (0.5, 6.0):
         kernel = build_kernel("relevance", encoder.blocks, rows, amplitude)
         columns, bag = kernel.kernels
-        assert float(variance(columns, rows[:, :2]).mean()) == pytest.approx(
-            amplitude / 2, rel=1e-6
-        )
+        assert float(variance(columns, rows[:, :2]).mean()) == pytest.approx(amplitude / 2, rel=1e-6)
         assert float(variance(bag, rows[:, 2:]).mean()) == pytest.approx(amplitude / 2, rel=1e-6)
     weight = build_kernel("relevance", encoder.blocks, rows).kernels[1].weights
     torch.testing.assert_close(weight, torch.ones_like(weight))
@@ -359,7 +344,5 @@ def test_a_sum_of_both_comes_back() -> None:
     for part in kernel.kernels:
         moved(part)
     copied = through_json(kernel)
-    assert [(k.sizes, k.sparse) for k in copied.kernels] == [
-        (k.sizes, k.sparse) for k in kernel.kernels
-    ]
+    assert [(k.sizes, k.sparse) for k in copied.kernels] == [(k.sizes, k.sparse) for k in kernel.kernels]
     assert torch.equal(covariance(copied, rows, rows), covariance(kernel, rows, rows))

@@ -20,9 +20,7 @@ def slow(x1: np.ndarray, x2: np.ndarray, weights: np.ndarray, mode: str) -> np.n
     K = np.zeros((len(x1), len(x2)))
     for i, a in enumerate(x1):
         for j, b in enumerate(x2):
-            agreed = sum(
-                w for w, p, q in zip(weights, a, b, strict=True) if p == q and p != -1 and q != -1
-            )
+            agreed = sum(w for w, p, q in zip(weights, a, b, strict=True) if p == q and p != -1 and q != -1)
             if mode == "additive":
                 K[i, j] = agreed / weights.sum()
             else:

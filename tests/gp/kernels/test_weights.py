@@ -151,9 +151,7 @@ def test_batches_are_their_rows_one_by_one(form: str) -> None:
 def test_features_of_a_row() -> None:
     """Two templates of 2 and 1 values, then 3 attributes; each part has its constant behind it."""
     kernel = moved(
-        BlockSumKernel(
-            [RelevanceKernel([2, 1]), RelevanceKernel([3], sparse=True)], [(0, 2), (2, None)]
-        ),
+        BlockSumKernel([RelevanceKernel([2, 1]), RelevanceKernel([3], sparse=True)], [(0, 2), (2, None)]),
         seed=1,
     )
     columns, bag = kernel.kernels

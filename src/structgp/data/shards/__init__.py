@@ -1,8 +1,7 @@
 """Corpora that do not fit in memory: encoded once, kept on disk in shards, read batch by batch.
 
 ``write(sequences, folder)`` encodes sequences and their labels without holding them all, and returns the
-shards that :meth:`structgp.StructuredGPClassifier.fit` takes; ``read(folder)`` returns them again later.
-"""
+shards that :meth:`structgp.StructuredGPClassifier.fit` takes; ``read(folder)`` returns them again later."""
 
 from structgp.data.shards.folder import Shards, read
 from structgp.data.shards.shard_examples import ShardBatches, ShardedExamples, read_sharded

@@ -37,39 +37,18 @@ MANIFEST = "manifest.json"
 ENCODER = "encoder.json"
 
 
-@dataclass(frozen=True)
 class Shards:
     """Encoded sequences on disk, for :meth:`structgp.StructuredGPClassifier.fit`.
 
     folder : where they are; about : the manifest; n_sequences, n_tokens : numbers of sequences that have
-    tokens and labels, and of their tokens; classes : the labels. Memory is that of the vocabularies,
-    however many sequences there are.
-    """
+    tokens and labels, and of their tokens; classes : the labels; digest : SHA-256 of the manifest, which
+    contains those of all files. Memory is that of the vocabularies, however many sequences there are."""
 
-    folder: Path
-    about: dict[str, Any]
-    _checked: set[str] = field(default_factory=set, repr=False, compare=False)
-
-    @property
-    def n_sequences(self) -> int:
-        return int(self.about["n_sequences"])
-
-    @property
-    def n_tokens(self) -> int:
-        return int(self.about["n_tokens"])
-
-    @property
-    def classes(self) -> list[str]:
-        return list(self.about["classes"])
-
-    @property
-    def n_shards(self) -> int:
-        return len(self.about["shards"])
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the manifest, which contains those of all files."""
-        return str(self.about["digest"])
+    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+        self.folder, self.about, self.digest = folder, about, str(about["digest"])
+        self.n_sequences, self.n_tokens = int(about["n_sequences"]), int(about["n_tokens"])
+        self.n_shards, self.classes = len(about["shards"]), list(about["classes"])
+        self._checked: set[str] = set()
 
     @cached_property
     def encoder(self) -> FeatureEncoder:
@@ -118,21 +97,18 @@ def read(folder: str | os.PathLike[str]) -> Shards:
     ------
     InputError
         At the folder, if it does not exist or is not complete; at a file, if it has changed since it was
-        written: sizes are checked here, contents when they are first read.
-    """
+        written: sizes are checked here, contents when they are first read."""
     path = Path(folder)
     if not path.is_dir():
         raise InputError(str(folder), "no such folder", "check the path, or write the shards first")
     try:
         text = (path / MANIFEST).read_text("utf-8")
     except FileNotFoundError:
-        raise InputError(
-            str(folder), "no shards, or not all of them were written", "write them again"
-        ) from None
+        problem = "no shards, or not all of them were written"
+        raise InputError(str(folder), problem, "write them again") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            str(path / MANIFEST), f"cannot be read ({error})", "write the shards again"
-        ) from None
+        problem = f"cannot be read ({error})"
+        raise InputError(str(path / MANIFEST), problem, "write the shards again") from None
     try:
         about = json.loads(text)
         digest, kind = about.pop("digest"), about["format"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -13,8 +11,7 @@ import torch
 
 from structgp.data.batch import Batch, by_length
 from structgp.data.encode import FeatureEncoder, entries
-from structgp.data.examples import check_obeyed
-from structgp.data.labels import LabelEncoder
+from structgp.data.examples import LabelEncoder, check_obeyed
 from structgp.data.schemes import Allowed, allowed
 from structgp.data.shards.folder import Shards, part
 
@@ -24,8 +21,7 @@ class ShardBatches(Sequence[Batch]):
 
     The sequences of a shard are sorted by length, and a batch holds neighbours, so that there is little
     padding. Memory is that of one batch, and three numbers per batch. ``counts`` : the number of
-    sequences per batch.
-    """
+    sequences per batch."""
 
     on_disk = True
 
@@ -88,49 +84,21 @@ class ShardBatches(Sequence[Batch]):
         return Batch(*(torch.from_numpy(found) for found in (x, y, mask, numbers)))
 
 
-@dataclass(frozen=True)
 class ShardedExamples:
-    """The properties of :class:`structgp.data.examples.Examples`, with the rows on disk."""
+    """The attributes of :class:`structgp.data.examples.Examples`, with the rows on disk."""
 
-    shards: Shards
-    constraints: Allowed | None = None
-    weights: None = None
+    weights = None
+
+    def __init__(self, shards: Shards, constraints: Allowed | None = None) -> None:
+        self.shards, self.constraints, self.digest = shards, constraints, shards.digest
+        self.labels, self.n_labels = LabelEncoder(shards.classes), len(shards.classes)
+        self.n_sequences, self.n_tokens, about = shards.n_sequences, shards.n_tokens, shards.about
+        self.typical_length: float = about["lengths_squared"] / max(1, self.n_tokens)
+        self.label_counts, self.some_missing = np.array(about["label_counts"]), bool(about["some_missing"])
 
     @property
     def encoder(self) -> FeatureEncoder:
         return self.shards.encoder
-
-    @cached_property
-    def labels(self) -> LabelEncoder:
-        return LabelEncoder(self.shards.classes)
-
-    @property
-    def n_labels(self) -> int:
-        return len(self.shards.classes)
-
-    @property
-    def n_sequences(self) -> int:
-        return self.shards.n_sequences
-
-    @property
-    def n_tokens(self) -> int:
-        return self.shards.n_tokens
-
-    @property
-    def typical_length(self) -> float:
-        return self.shards.about["lengths_squared"] / max(1, self.n_tokens)
-
-    @property
-    def label_counts(self) -> np.ndarray:
-        return np.array(self.shards.about["label_counts"])
-
-    @property
-    def some_missing(self) -> bool:
-        return bool(self.shards.about["some_missing"])
-
-    @property
-    def digest(self) -> str:
-        return self.shards.digest
 
     def batches(self, batch_tokens: int) -> ShardBatches:
         return ShardBatches(self.shards, batch_tokens)
@@ -138,8 +106,7 @@ class ShardedExamples:
 
 def read_sharded(shards: Shards, constraints: Any) -> ShardedExamples:
     """The examples of some shards; InputError for labels that the constraints forbid."""
-    labels = LabelEncoder(shards.classes)
-    rules = None if constraints is None else allowed(constraints, labels.classes)
+    rules = None if constraints is None else allowed(constraints, shards.classes)
     if rules is not None:
-        check_obeyed(rules, shards.labels(), labels)
+        check_obeyed(rules, shards.labels(), shards.classes)
     return ShardedExamples(shards, rules)

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from structgp.data.batch import MISSING
 from structgp.data.encode import FeatureEncoder
-from structgp.data.labels import MISSING, check_classes, check_sequence
+from structgp.data.examples import check_sequence, only_one_class
 from structgp.data.shards.folder import ENCODER, MANIFEST, Folder, Shards, ours, part, read
 from structgp.errors import InputError, StructgpWarning
 
@@ -50,8 +51,7 @@ def write(
     shard_tokens : approximate number of tokens per shard. Sequences are sorted by length within a shard.
     source : a text that identifies the data; kept as ``Shards.about['source']``.
     name : what errors call the data.
-    overwrite : whether shards already in the folder may be replaced.
-    """
+    overwrite : whether shards already in the folder may be replaced."""
     if shard_tokens < 1:
         raise InputError("shard_tokens", f"must be at least 1, got {shard_tokens}", "use a larger number")
     path = _empty_folder(folder, overwrite)
@@ -62,20 +62,15 @@ def write(
         if not stream.has_tokens or stream.found:
             raise
         raise InputError(name, "no token has a label", "label some of them") from error
-    if any(block.kind == "dense" for block in encoder.blocks):
-        raise InputError(
-            name,
-            "dense features cannot be fitted batch by batch",
-            "use categorical or sparse features, or fit data in memory",
-        )
+    if encoder.dense_width:
+        remedy = "use categorical or sparse features, or fit data in memory"
+        raise InputError(name, "dense features cannot be fitted batch by batch", remedy)
     labels = sorted({*stream.found, *classes})
-    check_classes(labels, name)
+    if len(labels) < 2:
+        raise only_one_class(labels[0], name)
     if stream.left_out:
-        warnings.warn(
-            f"{stream.left_out} of {stream.length} sequences have no label at all and are left out",
-            StructgpWarning,
-            stacklevel=2,
-        )
+        message = f"{stream.left_out} of {stream.length} sequences have no label at all and are left out"
+        warnings.warn(message, StructgpWarning, stacklevel=2)
     _Writer(Folder(path), encoder, labels, shard_tokens, name).write(stream, source)
     return read(path)
 
@@ -83,18 +78,16 @@ def write(
 def _empty_folder(folder: str | os.PathLike[str], overwrite: bool) -> Path:
     path = Path(folder)
     if (path / MANIFEST).exists() and not overwrite:
-        raise InputError(
-            str(folder), "already contains shards", "name another folder, or use overwrite=True"
-        )
+        remedy = "name another folder, or use overwrite=True"
+        raise InputError(str(folder), "already contains shards", remedy)
     try:
         path.mkdir(parents=True, exist_ok=True)
         for file in ours(path):  # the manifest first: without it the rest is not read
             file.unlink()
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(
-            str(folder), f"cannot be written ({reason})", "choose a place you may write to"
-        ) from error
+        problem = f"cannot be written ({reason})"
+        raise InputError(str(folder), problem, "choose a place you may write to") from error
     return path
 
 
@@ -119,11 +112,8 @@ class _Stream:
         """The tokens and labels of each sequence."""
         given: Any = self.sequences() if callable(self.sequences) else self.sequences
         if not callable(self.sequences) and iter(given) is given:
-            raise InputError(
-                self.name,
-                "an iterator can be gone through only once",
-                "pass a list, or a function that returns a new iterator each time",
-            )
+            remedy = "pass a list, or a function that returns a new iterator each time"
+            raise InputError(self.name, "an iterator can be gone through only once", remedy)
         n, left_out = -1, 0
         for n, both in enumerate(given):
             if not isinstance(both, Sequence) or isinstance(both, str) or len(both) != 2:
@@ -193,8 +183,7 @@ class _Writer:
             raise self._changed()
         for j, known in enumerate(counts):
             self.folder.save(f"counts-{j}", known)
-        text = json.dumps(encoder.to_json())
-        self.folder.put(ENCODER, text.encode())
+        self.folder.put(ENCODER, json.dumps(encoder.to_json()).encode())
         self.folder.finish(
             {
                 "source": source,
@@ -233,16 +222,12 @@ class _Writer:
         if self.encoder.templates:
             arrays["values"] = np.concatenate([one.rows for one in some])
         if self.encoder.has_sparse:
-            kinds = ("sparse_counts", "sparse_ids", "sparse_values")
-            for j, kind in enumerate(kinds):
+            for j, kind in enumerate(("sparse_counts", "sparse_ids", "sparse_values")):
                 arrays[kind] = np.concatenate([one.sparse[j] for one in some])
         for kind, array in arrays.items():
             self.folder.save(part(k, kind), array)
         self.shards.append({"n_sequences": len(some), "n_tokens": int(starts[-1, 0])})
 
     def _changed(self) -> InputError:
-        return InputError(
-            self.name,
-            "the second pass gave other sequences than the first",
-            "pass the same ones each time, and do not change files while they are read",
-        )
+        remedy = "pass the same ones each time, and do not change files while they are read"
+        return InputError(self.name, "the second pass gave other sequences than the first", remedy)

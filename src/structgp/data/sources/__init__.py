@@ -7,8 +7,7 @@
     for sequence in reader.sequences("new.col"): ...     # one by one, to label
 
 A :class:`ColumnReader` reads columns through a CRF++ or Wapiti template, with numbers and word vectors
-beside them, an :class:`AttributeReader` CRFsuite's labels and attributes.
-"""
+beside them, an :class:`AttributeReader` CRFsuite's labels and attributes."""
 
 from structgp.data.sources.attributes import iter_attributes
 from structgp.data.sources.columns import iter_columns, read_columns, write_columns

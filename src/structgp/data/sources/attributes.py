@@ -6,11 +6,11 @@ value after a colon, else it is 1; in names, ``\\:`` is a colon and ``\\\\`` a b
     B-NP    w=He    pos=PRP
     B-VP    w=reckons    pos=VBZ    length:7
 
-    O       w=12\\:30
-"""
+    O       w=12\\:30"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,14 +18,14 @@ from structgp.data.sources.lines import Source, iter_sequences, name_of
 from structgp.data.sources.numeric import parse_number
 from structgp.errors import InputError
 
+# An escaped colon or backslash, a colon, or text without either.
+_PIECE = re.compile(r"\\[:\\]|:|[^:\\]+|\\")
+
 
 @dataclass(frozen=True)
 class AttributeSequence:
-    """The tokens of one sequence.
-
-    ``labels`` and ``tokens`` have one entry per token; a token is a dict from attribute to value.
-    ``line`` is the number of the first token's line in the file, counted from 1.
-    """
+    """One sequence: a label and a dict from attribute to value per token, and the line of the first one in
+    the file, counted from 1."""
 
     labels: list[str]
     tokens: list[dict[str, float]]
@@ -66,10 +66,7 @@ def format_attributes(labels: Sequence[str], tokens: Sequence[Mapping[str, float
     """The lines of one sequence: :func:`iter_attributes` reads them as these labels and tokens."""
     lines = []
     for label, token in zip(labels, tokens, strict=True):
-        fields = [
-            _escaped(name) if value == 1.0 else f"{_escaped(name)}:{value!r}"
-            for name, value in token.items()
-        ]
+        fields = [_escaped(name) + ("" if value == 1.0 else f":{value!r}") for name, value in token.items()]
         lines.append("\t".join([_escaped(label), *fields]) + "\n")
     return "".join(lines)
 
@@ -82,26 +79,17 @@ def _parse(line: str, place: str) -> tuple[str, dict[str, float]]:
     first, *fields = line.split("\t")
     label, *value = _split_at_colons(first)
     if first.startswith("@"):
-        raise InputError(
-            place,
-            f"the declaration {first!r} is not supported",
-            "remove it; weights of sequences are given in Python, as sample_weight",
-        )
+        remedy = "remove it; weights of sequences are given in Python, as sample_weight"
+        raise InputError(place, f"the declaration {first!r} is not supported", remedy)
     if not label or value:
-        raise InputError(
-            place,
-            f"{first!r} is not a label",
-            "start the line with a label and a tab, and write \\: for a colon in the label",
-        )
+        remedy = "start the line with a label and a tab, and write \\: for a colon in the label"
+        raise InputError(place, f"{first!r} is not a label", remedy)
     token: dict[str, float] = {}
     for field in filter(None, fields):
         attribute, *value = _split_at_colons(field)
         if not attribute or len(value) > 1:
-            raise InputError(
-                place,
-                f"the attribute {field!r} has a colon too many",
-                "write name or name:value, and \\: for a colon in the name",
-            )
+            remedy = "write name or name:value, and \\: for a colon in the name"
+            raise InputError(place, f"the attribute {field!r} has a colon too many", remedy)
         number = parse_number(value[0], place, f"the value of {field!r}") if any(value) else 1.0
         token[attribute] = token.get(attribute, 0.0) + number
     return label, token
@@ -109,16 +97,10 @@ def _parse(line: str, place: str) -> tuple[str, dict[str, float]]:
 
 def _split_at_colons(field: str) -> list[str]:
     """Split at colons without a backslash in front, and undo the escapes of each part."""
-    if "\\" not in field:
-        return field.split(":")
-    parts, at = [""], 0
-    while at < len(field):
-        if field[at] == "\\" and field[at + 1 : at + 2] in (":", "\\"):
-            at += 1
-            parts[-1] += field[at]
-        elif field[at] == ":":
+    parts = [""]
+    for piece in _PIECE.findall(field):
+        if piece == ":":
             parts.append("")
         else:
-            parts[-1] += field[at]
-        at += 1
+            parts[-1] += piece[1:] if piece in ("\\:", "\\\\") else piece
     return parts

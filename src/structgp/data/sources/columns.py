@@ -6,8 +6,7 @@ label (where there is one) in the last column::
     He      PRP  B-NP
     reckons VBZ  B-VP
 
-    Yes     UH   O
-"""
+    Yes     UH   O"""
 
 from __future__ import annotations
 
@@ -33,10 +32,8 @@ _CELL = re.compile(r"[^ \t]+")
 
 @dataclass(frozen=True)
 class ColumnSequence:
-    """The rows of one sequence, each with the same number of cells, and where it stands.
-
-    ``line`` is the number of its first row in the file, counted from 1.
-    """
+    """The rows of one sequence, each with the same number of cells; line : the number of the first one in
+    the file, counted from 1."""
 
     rows: tuple[tuple[str, ...], ...]
     line: int
@@ -57,11 +54,9 @@ class ColumnFile:
     def split_labels(self) -> tuple[list[list[tuple[str, ...]]], list[list[str]]]:
         """Features and labels: per sequence, each row without its last cell, and the last cells."""
         if self.n_columns == 1:
-            raise InputError(
-                f"{self.name}:{self.sequences[0].line}",
-                "1 column where a feature and a label are needed",
-                "add the label as the last column",
-            )
+            place = f"{self.name}:{self.sequences[0].line}"
+            problem = "1 column where a feature and a label are needed"
+            raise InputError(place, problem, "add the label as the last column")
         features = [[row[:-1] for row in sequence.rows] for sequence in self.sequences]
         labels = [[row[-1] for row in sequence.rows] for sequence in self.sequences]
         return features, labels
@@ -72,25 +67,25 @@ def iter_columns(
 ) -> Iterator[ColumnSequence]:
     """Read sequences one by one.
 
-    Each is handed over as soon as the blank line after it has been read, so that a pipe can be
-    tagged while it is being written. Memory is that of one sequence and one block of 64 KiB; a
-    million rows take a few seconds. Nothing is opened before the first sequence is asked for.
+    Each is handed over as soon as the blank line after it has been read, so that a pipe can be tagged while
+    it is being written. Memory is that of one sequence and one block of 64 KiB; a million rows take a few
+    seconds. Nothing is opened before the first sequence is asked for.
 
     Parameters
     ----------
-    source : a path, a binary stream such as ``sys.stdin.buffer``, or lines of text (a text stream
-        or any iterable of str, with or without line ends). Python's text streams have line-end
-        rules of their own; the path or the binary stream is the exact way. A file that
-        :func:`read_columns` has read is used as it is.
+    source : a path, a binary stream such as ``sys.stdin.buffer``, or lines of text (a text stream or any
+        iterable of str, with or without line ends). Python's text streams have line-end rules of their own;
+        the path or the binary stream is the exact way. A file that :func:`read_columns` has read is used as
+        it is.
     encoding : of a path or a binary stream; a byte-order mark at the start is skipped.
     name : what errors call the source; by default the path or the stream's own name.
 
     Raises
     ------
     InputError
-        At ``name:line``, for a row whose number of columns is not that of the first row and for
-        bytes that are not in ``encoding``; at ``name``, for a file that cannot be read and for an
-        encoding that does not exist. Sequences before the error have been handed over by then.
+        At ``name:line``, for a row whose number of columns is not that of the first row and for bytes that
+        are not in ``encoding``; at ``name``, for a file that cannot be read and for an encoding that does
+        not exist. Sequences before the error have been handed over by then.
 
     Example
     -------
@@ -152,8 +147,7 @@ def write_columns(
         At the sequence and row (counted from 1) for whatever would not read back as it was: a cell
         that is empty or contains a space, tab or line end, a row of another width than the first, an
         empty sequence or row, text that the encoding cannot hold, a byte-order mark at the start.
-        At ``path`` when it cannot be written.
-    """
+        At ``path`` when it cannot be written."""
     path_name = os.fspath(path)
     check_encoding(encoding, path_name)
     width = 0
@@ -167,11 +161,8 @@ def write_columns(
                 place = f"{path_name}: sequence {number}, row {index}"
                 _check_row(row, place, width)
                 if number == index == 1 and row[0].startswith(BYTE_ORDER_MARK):
-                    raise InputError(
-                        place,
-                        "a byte-order mark in front of the first cell would not read back",
-                        "remove it",
-                    )
+                    problem = "a byte-order mark in front of the first cell would not read back"
+                    raise InputError(place, problem, "remove it")
             text = format_sequence(rows)
             if not _survives(text, encoding):
                 raise _not_encodable(rows, f"{path_name}: sequence {number}", encoding)
@@ -187,23 +178,17 @@ def _check_row(row: Sequence[str], place: str, width: int) -> None:
         if not cell:
             raise InputError(place, f"cell {number} is empty", "put a placeholder such as _ there")
         if any(mark in cell for mark in " \t\n\r"):
-            raise InputError(
-                place,
-                f"cell {number} ({cell!r}) contains a space, tab or line end",
-                "use another character such as _ instead",
-            )
+            problem = f"cell {number} ({cell!r}) contains a space, tab or line end"
+            raise InputError(place, problem, "use another character such as _ instead")
 
 
 def _wrong_width(place: str, found: int, expected: int, whose: str) -> InputError:
-    extra = abs(found - expected)
-    columns = "column" if extra == 1 else "columns"
-    return InputError(
-        place,
-        f"{found} column{'s' if found != 1 else ''} where {whose} has {expected}",
-        f"add the missing {columns} or remove the line"
-        if found < expected
-        else f"remove the extra {columns} or the line",
-    )
+    columns = "column" if abs(found - expected) == 1 else "columns"
+    problem = f"{found} column{'s' if found != 1 else ''} where {whose} has {expected}"
+    remedy = f"remove the extra {columns} or the line"
+    if found < expected:
+        remedy = f"add the missing {columns} or remove the line"
+    return InputError(place, problem, remedy)
 
 
 def _survives(text: str, encoding: str) -> bool:

@@ -1,12 +1,12 @@
 """Lines of text files, and the sequences between their blank lines.
 
 Only ``\\n`` or ``\\r\\n`` ends a line: other Unicode white space (the ideographic space U+3000, U+0085,
-U+2028) is text, and occurs as a token in real data.
-"""
+U+2028) is text, and occurs as a token in real data."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import errno
 import hashlib
 import os
@@ -60,8 +60,7 @@ def read_all(sequences: Iterable[T], name: str) -> list[T]:
 def iter_lines(source: Source, *, encoding: str = "utf-8", name: str | None = None) -> Iterator[str]:
     """Lines of a source without their ends and without a byte-order mark, read as they come.
 
-    Arguments and errors are those of :func:`structgp.data.sources.iter_columns`.
-    """
+    Arguments and errors are those of :func:`structgp.data.sources.iter_columns`."""
     name = name_of(source) if name is None else name
     mark = BYTE_ORDER_MARK
     for line in _raw_lines(source, encoding, name):
@@ -115,12 +114,9 @@ def _decoded_lines(stream: Any, encoding: str, name: str) -> Iterator[str]:
 
 def _decodable_part(decoder: codecs.IncrementalDecoder, chunk: bytes) -> str:
     """The text before the first fault in ``chunk``, found byte by byte to place it on its line."""
-    good = []
-    try:
-        for index in range(len(chunk)):
-            good.append(decoder.decode(chunk[index : index + 1]))  # noqa: PERF401
-    except UnicodeError:
-        pass
+    good: list[str] = []
+    with contextlib.suppress(UnicodeError):
+        good.extend(decoder.decode(chunk[index : index + 1]) for index in range(len(chunk)))
     return "".join(good)
 
 
@@ -139,11 +135,9 @@ def _text_lines(source: Any, name: str) -> Iterator[str]:
         except OSError as error:
             raise cannot_read(name, error) from error
         if not isinstance(line, str):
-            raise InputError(
-                f"{name}:{number}",
-                f"a line of type {type(line).__name__} where str is needed",
-                "decode the lines, or pass the binary stream itself",
-            )
+            problem = f"a line of type {type(line).__name__} where str is needed"
+            remedy = "decode the lines, or pass the binary stream itself"
+            raise InputError(f"{name}:{number}", problem, remedy)
         parts = line.removesuffix("\n").split("\n")
         yield from parts
         number += len(parts)
@@ -164,11 +158,8 @@ def check_encoding(encoding: str, place: str) -> None:
     try:
         "".encode(encoding)  # refuses what is a codec but not of text, such as hex
     except (LookupError, ValueError) as error:
-        raise InputError(
-            place,
-            f"unknown encoding {encoding!r}",
-            "name one that Python knows, such as utf-8, euc-jp or latin-1, with encoding=",
-        ) from error
+        remedy = "name one that Python knows, such as utf-8, euc-jp or latin-1, with encoding="
+        raise InputError(place, f"unknown encoding {encoding!r}", remedy) from error
 
 
 def _not_decodable(place: str, encoding: str, error: UnicodeError) -> InputError:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from structgp.data.forms import LARGEST
 from structgp.data.sources.columns import ColumnSequence
+from structgp.data.vocabulary import LARGEST
 from structgp.errors import InputError
 
 
@@ -32,10 +32,8 @@ def parse_number(text: str, place: str, what: str) -> float:
 class NumericColumns:
     """Columns of a file that hold numbers, shifted and scaled to mean 0 and variance 1 in training.
 
-    Attributes
-    ----------
-    columns : their places, counted from 0.
-    mean, sd : (D,) of each column over the training tokens; sd is 1 where all numbers are equal.
+    columns : their places, counted from 0. mean, sd : (D,) of each column over the training tokens; sd is 1
+    where all numbers are equal.
 
     Example
     -------
@@ -57,8 +55,7 @@ class NumericColumns:
         """Mean and standard deviation from the training sequences; errors name ``name:line``."""
         columns = tuple(dict.fromkeys(columns))
         values = np.concatenate([read_numbers(s.rows, columns, name, s.line) for s in sequences])
-        # The standard deviation of equal numbers may differ from 0 by rounding, and that of tiny ones be
-        # 0.
+        # The standard deviation of equal numbers may differ from 0 by rounding, that of tiny ones may be 0.
         found = values.std(0)
         sd = np.where((np.ptp(values, 0) > 0) & (found > 0), found, 1.0)
         return cls(columns, tuple(values.mean(0).tolist()), tuple(sd.tolist()))
@@ -78,9 +75,7 @@ class NumericColumns:
 
 def read_numbers(rows: Sequence[Sequence[str]], columns: Sequence[int], name: str, line: int) -> np.ndarray:
     """(T, D) the numbers in some columns of the rows of one sequence, which starts at ``name:line``."""
-    return np.array(
-        [
-            [parse_number(row[c], f"{name}:{line + t}", f"column {c}") for c in columns]
-            for t, row in enumerate(rows)
-        ]
-    ).reshape(len(rows), len(columns))
+    found = np.empty((len(rows), len(columns)))
+    for t, row in enumerate(rows):
+        found[t] = [parse_number(row[c], f"{name}:{line + t}", f"column {c}") for c in columns]
+    return found

@@ -1,8 +1,7 @@
 """Readers: files in, tokens and labels out, in the form that a classifier is fitted with.
 
 A reader knows all that has to be remembered about the training file: the template, the scale of numbers,
-where the word vectors are, what stands for a missing label. A model keeps what ``to_json`` returns.
-"""
+where the word vectors are, what stands for a missing label. A model keeps what ``to_json`` returns."""
 
 from __future__ import annotations
 
@@ -35,11 +34,9 @@ class Labelled:
 class FileSequence:
     """One sequence of a file.
 
-    cells : its columns as written, the label included (CRFsuite's files: no cells); tokens : its
-    features;
+    cells : its columns as written, the label included (CRFsuite's files: no cells); tokens : its features;
     words : the text to show for each token; labels : as written, None if the file has no labels;
-    name, line : where it starts.
-    """
+    name, line : where it starts."""
 
     cells: Sequence[Sequence[str]]
     tokens: list[Any]
@@ -52,22 +49,17 @@ class FileSequence:
 class Reader(ABC):
     """Reads files of one format.
 
-    Attributes
-    ----------
-    missing : the text in the place of a missing label, None if there is none.
-    transition_columns : names of the features that transitions depend on and nodes do not.
-    has_bigram : whether transitions have scores that do not depend on the input.
-    has_transitions : whether the training file asks for any scores of transitions.
-    has_dense : whether tokens hold dense vectors.
-    template_lines : dict, name of a feature -> the template's line that makes it.
-    """
+    missing : the text in the place of a missing label, None if there is none. transition_columns : names of
+    the features that transitions depend on and nodes do not. has_transitions : whether the training file
+    asks for scores of transitions. has_dense : whether tokens hold dense vectors. template_lines : dict,
+    name of a feature -> the template's line that makes it."""
 
     format: ClassVar[str]
     missing: str | None
     transition_columns: tuple[str, ...] = ()
-    has_bigram: bool = True
     has_transitions: bool = True
     has_dense: bool = False
+    template_lines: dict[str, str] = {}  # noqa: RUF012
 
     @abstractmethod
     def sequences(
@@ -83,15 +75,6 @@ class Reader(ABC):
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """All that :func:`from_json` needs."""
-
-    @property
-    def structure(self) -> tuple[tuple[str, ...], bool]:
-        """``transition_columns`` and ``has_bigram``: all that a chain has to know of the transitions."""
-        return self.transition_columns, self.has_bigram
-
-    @property
-    def template_lines(self) -> dict[str, str]:
-        return {}
 
     def labelled(
         self, source: Source | ColumnFile, encoding: str, name: str
@@ -151,27 +134,14 @@ class ColumnReader(Reader):
 
     format: ClassVar[str] = "columns"
 
-    @property
-    def transition_columns(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.template.transition_columns if self.transitions else ()
-
-    @property
-    def has_bigram(self) -> bool:  # type: ignore[override]
-        return self.template.has_bigram
-
-    @property
-    def has_transitions(self) -> bool:  # type: ignore[override]
-        return self.has_bigram or bool(self.template.bigrams)
-
-    @property
-    def has_dense(self) -> bool:  # type: ignore[override]
-        return self.numeric is not None or self.vectors is not None
-
-    @property
-    def template_lines(self) -> dict[str, str]:
-        bigrams = self.template.bigrams if self.transitions else ()
-        lines = (*self.template.unigrams, *bigrams)
-        return {str(p): line.source for p, line in enumerate(lines)}
+    def __post_init__(self) -> None:
+        template, bigrams = self.template, self.template.bigrams if self.transitions else ()
+        vars(self).update(
+            transition_columns=template.transition_columns if self.transitions else (),
+            has_transitions=template.has_bigram or bool(template.bigrams),
+            has_dense=self.numeric is not None or self.vectors is not None,
+            template_lines={str(p): line.source for p, line in enumerate((*template.unigrams, *bigrams))},
+        )
 
     def sequences(
         self, source: Source | ColumnFile, *, encoding: str = "utf-8", name: str | None = None
@@ -180,12 +150,10 @@ class ColumnReader(Reader):
         for found in iter_columns(source, encoding=encoding, name=name):
             rows, line, width = found.rows, found.line, len(found.rows[0])
             if width < self.n_columns:
-                raise InputError(
-                    f"{name}:{line}",
-                    f"{width} column{'s' if width > 1 else ''}, but the model was trained on "
-                    f"{self.n_columns} and a label",
-                    "give the same columns as in training; the label may be left out",
-                )
+                columns = f"{width} column{'s' if width > 1 else ''}"
+                problem = f"{columns}, but the model was trained on {self.n_columns} and a label"
+                remedy = "give the same columns as in training; the label may be left out"
+                raise InputError(f"{name}:{line}", problem, remedy)
             labels = [row[-1] for row in rows] if width > self.n_columns else None
             words = [row[0] for row in rows]
             yield FileSequence(rows, self.tokens(rows, name, line), words, labels, name, line)
@@ -195,9 +163,7 @@ class ColumnReader(Reader):
         strings = self.template.expand(rows, self.transitions)
         if not self.has_dense:
             return strings
-        tokens: list[dict[str, Any]] = [
-            {str(p): value for p, value in enumerate(values)} for values in strings
-        ]
+        tokens: list[dict[str, Any]] = [{str(p): v for p, v in enumerate(values)} for values in strings]
         for key, part in (("numeric", self.numeric), ("vector", self.vectors)):
             if part is not None:
                 for token, values in zip(tokens, part.features(rows, name, line), strict=True):
@@ -205,8 +171,8 @@ class ColumnReader(Reader):
         return tokens
 
     def with_labels(self, sequence: FileSequence, labels: Sequence[str]) -> str:
-        rows = [row[: self.n_columns] for row in sequence.cells]
-        return format_sequence([(*row, y) for row, y in zip(rows, labels, strict=True)])
+        both = zip(sequence.cells, labels, strict=True)
+        return format_sequence([(*row[: self.n_columns], y) for row, y in both])
 
     def to_json(self) -> dict[str, Any]:
         state = {
@@ -225,8 +191,7 @@ class ColumnReader(Reader):
 
 @dataclass(frozen=True)
 class AttributeReader(Reader):
-    """Reads CRFsuite's files: a label and attributes on each line. Tokens are dicts from name to
-    value."""
+    """Reads CRFsuite's files: a label and attributes on each line. Tokens are dicts from name to value."""
 
     missing: str | None = None
 

@@ -19,77 +19,51 @@ and lines that start with ``u``, ``b`` or ``*`` (both) in either case."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from structgp.data.sources import wapiti
 from structgp.data.sources.lines import iter_lines
+from structgp.data.sources.wapiti import Command
 from structgp.errors import InputError
 
 _MACRO = re.compile(r"%x\[([+-]?[0-9]{1,9}),([0-9]{1,9})\]")
 # From a stray % to the bracket that seems to close it, for the error to quote.
-_STRAY = re.compile(r"%[^%\]]{0,20}\]?")
-
-
-class Macro(NamedTuple):
-    """``%x[row,column]`` of CRF++."""
-
-    row: int
-    column: int
-
-    def __str__(self) -> str:
-        return f"%x[{self.row},{self.column}]"
-
-    def cells(self, rows: Sequence[Sequence[str]]) -> list[str]:
-        """What it reads at each token: positions ``row`` to ``row + len(rows) - 1``."""
-        n, row = len(rows), self.row
-        before = [f"_B{position}" for position in range(row, min(0, row + n))]
-        within = [cells[self.column] for cells in rows[max(0, row) : max(0, row + n)]]
-        after = [f"_B+{position - n + 1}" for position in range(max(n, row), row + n)]
-        return before + within + after
+_STRAY = re.compile(r"%[^%\]]{0,30}\]?")
 
 
 @dataclass(frozen=True)
 class TemplateLine:
     """One line that makes a feature.
 
-    Attributes
-    ----------
-    id : the text before the first ``:``, or the whole line without one; ``U00``.
-    source : the line as written.
-    line : its number in the file, from 1.
-    prefix : the literal text that comes before the feature; ``U00:``. It ends with the first ``:``,
-        or at the first macro if that comes sooner.
-    pattern : what follows the prefix, with ``%s`` for each macro; ``%s/%s``.
-    macros : the macros or commands in order.
-    """
+    id : the text before the first ``:``, or the whole line without one; ``U00``. source : the line as
+    written.
+    line : its number in the file, from 1. prefix : the literal text that comes before the feature, up to
+    the first ``:`` or the first macro; ``U00:``. pattern : what follows, with ``%s`` for each macro;
+    ``%s/%s``.
+    macros : in order."""
 
     id: str
     source: str
     line: int
     prefix: str
     pattern: str
-    macros: tuple[Macro | wapiti.Command, ...]
+    macros: tuple[Command, ...]
 
 
 @dataclass(frozen=True)
 class Template:
     """A parsed template.
 
-    Attributes
-    ----------
-    name : what errors call it.
-    text : its source; parsed in the same dialect it is the same template.
+    name : what errors call it. text : its source; parsed in the same dialect it is the same template.
     unigrams : the lines that make features of tokens, in order, at least one; ``U``, in Wapiti's dialect
-        ``u`` and ``*``.
-    bigrams : the lines with macros that make features of transitions; ``B``, in Wapiti's dialect ``b``
-        and ``*``. A ``*`` line is both a unigram and a bigram.
-    has_bigram : whether a line without macros asks for transitions that do not depend on the input.
-    dialect : 'crf++' or 'wapiti'.
-    """
+    ``u`` and ``*``. bigrams : the lines with macros that make features of transitions; ``B``, in Wapiti's
+    dialect ``b`` and ``*``. A ``*`` line is both. has_bigram : whether a line without macros asks for
+    transitions that do not depend on the input. dialect : 'crf++' or 'wapiti'."""
 
     name: str
     text: str
@@ -123,7 +97,9 @@ class Template:
             if kind not in rules.letters:
                 raise InputError(place, f"the line starts with {kind!r}", f"start it with {rules.starts}")
             literals, macros = rules.split(line, place)
-            made = _template_line(line, number, literals, macros)
+            head, colon, tail = literals[0].partition(":")
+            pattern, name_of_line = "%s".join([tail, *literals[1:]]), line.partition(":")[0]
+            made = TemplateLine(name_of_line, line, number, head + colon, pattern, tuple(macros))
             if kind not in "Bb":
                 unigrams.append(made)
             if kind in "Bb*":
@@ -150,18 +126,14 @@ class Template:
     def check_columns(self, n_columns: int, data_name: str) -> None:
         """Raise an :class:`InputError` where a macro names a column that the data does not have.
 
-        ``n_columns`` counts the columns of ``data_name`` without the label.
-        """
+        ``n_columns`` counts the columns of ``data_name`` without the label."""
         for line in (*self.unigrams, *self.bigrams):
             for macro in line.macros:
                 if macro.column >= n_columns:
-                    raise InputError(
-                        f"{self.name}:{line.line}",
-                        f"{macro} names column {macro.column}, but "
-                        f"{columns_that_exist(n_columns)} in {data_name} "
-                        "(the label is not one of them)",
-                        "correct the column or add it to the data",
-                    )
+                    there = columns_that_exist(n_columns, data_name)
+                    problem = f"{macro} names column {macro.column}, but {there}"
+                    remedy = "correct the column or add it to the data"
+                    raise InputError(f"{self.name}:{line.line}", problem, remedy)
 
     def expand(self, rows: Sequence[Sequence[str]], transitions: bool = True) -> list[tuple[str, ...]]:
         """Features of each token of one sequence: one string per unigram, then (unless ``transitions`` is
@@ -169,8 +141,7 @@ class Template:
 
         The string is the line without its prefix, with cells for macros: ``the/cat`` for
         ``U05:%x[-1,0]/%x[0,0]``. Lines are told apart by their position in the tuple. Time and
-        memory are O(tokens x macros): about a second for 200,000 tokens and 20 lines.
-        """
+        memory are O(tokens x macros): about a second for 200,000 tokens and 20 lines."""
         if rows:
             self.check_columns(min(len(row) for row in rows), "the rows given")
         lines = self.unigrams + self.bigrams if transitions else self.unigrams
@@ -189,8 +160,7 @@ class Template:
 
         As in CRF++, two lines with the same prefix share the features on which they agree
         (``U:%x[-1,0]`` and ``U:%x[1,0]`` make a bag of neighbours). The template kernel does not
-        share: each line is a template with a scale of its own.
-        """
+        share: each line is a template with a scale of its own."""
         prefixes = [unigram.prefix for unigram in self.unigrams]
         return [
             [prefix + value for prefix, value in zip(prefixes, values, strict=True)]
@@ -198,36 +168,47 @@ class Template:
         ]
 
 
-def _split(line: str, place: str) -> tuple[list[str], list[Macro]]:
-    """The n + 1 pieces of text around the n macros of a line, and the macros."""
-    # split with two groups: literal, row, column, literal, row, column, ..., literal
-    pieces = _MACRO.split(line)
-    literals = pieces[::3]
-    for literal in literals:
-        if stray := _STRAY.search(literal):
-            raise InputError(
-                place,
-                f"{stray.group()!r} is not a macro",
-                "write %x[row,column] without spaces, the row such as -1, 0 or 1, the column 0 or more",
-            )
-    return literals, list(map(Macro, map(int, pieces[1::3]), map(int, pieces[2::3])))
+def _macro(found: re.Match[str], place: str) -> Command:
+    row, column = int(found[1]), int(found[2])
+    return Command(f"%x[{row},{column}]", row, column, outside="_B", far=math.inf)
 
 
 class _Dialect(NamedTuple):
-    """How lines are read. strip : what counts of a line; letters : what it may start with."""
+    """How lines are read. strip : what counts of a line; command, read : what stands for a cell; noun,
+    remedy
+    : for errors about it; letters : what a line may start with."""
 
     strip: Callable[[str], str]
-    split: Callable[[str, str], tuple[list[str], Any]]
+    command: re.Pattern[str]
+    read: Callable[[re.Match[str], str], Command]
+    noun: str
+    remedy: str
     letters: str
     starts: str
     needed: str
     example: str
 
+    def split(self, line: str, place: str) -> tuple[list[str], list[Command]]:
+        """The n + 1 pieces of text around the n commands of a line, and the commands."""
+        literals, commands, end = [], [], 0
+        for found in self.command.finditer(line):
+            literals.append(line[end : found.start()])
+            commands.append(self.read(found, place))
+            end = found.end()
+        literals.append(line[end:])
+        for literal in literals:
+            if stray := _STRAY.search(literal):
+                raise InputError(place, f"{stray.group()!r} is not a {self.noun}", self.remedy)
+        return literals, commands
+
 
 _DIALECTS = {
     "crf++": _Dialect(
         lambda line: "" if line.startswith("#") or not line.strip(" \t") else line,
-        _split,
+        _MACRO,
+        _macro,
+        "macro",
+        "write %x[row,column] without spaces, the row such as -1, 0 or 1, the column 0 or more",
         "UB",
         "U (a feature), B (transitions) or # (a comment)",
         "U",
@@ -235,7 +216,10 @@ _DIALECTS = {
     ),
     "wapiti": _Dialect(
         wapiti.strip_comment,
-        wapiti.split,
+        wapiti.COMMAND,
+        wapiti.read_command,
+        "command",
+        wapiti.REMEDY,
         "uUbB*",
         "u (a feature), b (transitions), * (both) or # (a comment)",
         "u or *",
@@ -245,22 +229,8 @@ _DIALECTS = {
 DIALECTS = tuple(_DIALECTS)
 
 
-def _template_line(
-    source: str, number: int, literals: Sequence[str], macros: Sequence[Macro | wapiti.Command]
-) -> TemplateLine:
-    head, colon, tail = literals[0].partition(":")
-    return TemplateLine(
-        id=source.partition(":")[0],
-        source=source,
-        line=number,
-        prefix=head + colon,
-        pattern="%s".join([tail, *literals[1:]]),
-        macros=tuple(macros),
-    )
-
-
-def columns_that_exist(n_columns: int) -> str:
-    """For errors: ``columns 0 to 2 exist``."""
-    if n_columns == 0:
-        return "no columns exist"
-    return "only column 0 exists" if n_columns == 1 else f"columns 0 to {n_columns - 1} exist"
+def columns_that_exist(n_columns: int, data_name: str) -> str:
+    """For errors: ``columns 0 to 2 exist in train.col (the label is not one of them)``."""
+    which = f"columns 0 to {n_columns - 1} exist" if n_columns > 1 else "only column 0 exists"
+    which = which if n_columns else "no columns exist"
+    return f"{which} in {data_name} (the label is not one of them)"

@@ -58,13 +58,11 @@ def learn(
     >>> data = reader.read(train)
     >>> data.X, data.y
     ([[('two', '_B-1'), ('eggs', 'two')]], [['QTY', 'NAME']])
-    >>> [sequence.tokens for sequence in reader.sequences(["figs NNS"])]
-    [[('figs', '_B-1')]]
 
-    ``StructuredGPClassifier(features="columns").fit(data.X, data.y)`` is a model of them. With
-    ``model.model_.extra |= reader.to_json()`` before it is saved, :func:`from_json` gives the reader
-    back."""
-    _check_arguments(format, template, dialect, numeric, vectors, vector_column)
+    ``StructuredGPClassifier(features="columns").fit(data.X, data.y)`` is a model of them, and
+    ``model.save(path, reader.to_json())`` keeps the reader for :func:`from_json`."""
+    given = {"template": template, "dialect": dialect, "numeric": numeric, "vectors": vectors}
+    _check_arguments(format, **given, vector_column=vector_column)
     if format == "crfsuite":
         return AttributeReader(missing)
     if not isinstance(template, Template):
@@ -85,29 +83,18 @@ def learn(
     return ColumnReader(template, n_columns, numbers, words, missing, transitions)
 
 
-def _check_arguments(
-    format: str,
-    template: Any,
-    dialect: str | None,
-    numeric: Sequence[int],
-    vectors: Path | None,
-    vector_column: int | None,
-) -> None:
+def _check_arguments(format: str, **given: Any) -> None:
     """InputError for arguments that do not go together."""
     if format not in ("columns", "crfsuite"):
         raise InputError("format", f"{format!r} is not known", "use 'columns' or 'crfsuite'")
-    if format == "columns" and template is None:
+    if format == "columns" and given["template"] is None:
         raise InputError("template", "missing", "give one, or format='crfsuite' for attributes")
-    if vector_column is not None and vectors is None:
+    if given.pop("vector_column") is not None and given["vectors"] is None:
         raise InputError("vector_column", "no word vectors", "give them with vectors=")
-    given = {"template": template, "dialect": dialect, "numeric": numeric, "vectors": vectors}
     for name, value in given.items():
         if format == "crfsuite" and value:
-            raise InputError(
-                name,
-                "is for column files; CRFsuite's files have attributes",
-                "leave it out, and write numbers as name:value",
-            )
+            problem = "is for column files; CRFsuite's files have attributes"
+            raise InputError(name, problem, "leave it out, and write numbers as name:value")
 
 
 def _feature_columns(train: Source | ColumnFile, template: Template, encoding: str, name: str) -> int:
@@ -115,22 +102,16 @@ def _feature_columns(train: Source | ColumnFile, template: Template, encoding: s
     (first,) = read_all(islice(iter_columns(train, encoding=encoding), 1), name)
     n_columns = len(first.rows[0]) - 1
     if n_columns < 1:
-        raise InputError(
-            f"{name}:{first.line}",
-            "only one column, where tokens and labels are needed",
-            "add the label as last column",
-        )
+        problem = "only one column, where tokens and labels are needed"
+        raise InputError(f"{name}:{first.line}", problem, "add the label as last column")
     template.check_columns(n_columns, name)
     return n_columns
 
 
 def _check_column(column: int, argument: str, n_columns: int, name: str) -> None:
     if not 0 <= column < n_columns:
-        raise InputError(
-            argument,
-            f"no column {column}: {columns_that_exist(n_columns)} in {name} (the label is not one of them)",
-            "count columns from 0",
-        )
+        problem = f"no column {column}: {columns_that_exist(n_columns, name)}"
+        raise InputError(argument, problem, "count columns from 0")
 
 
 # -- from a model ----------------------------------------------------------------------------------
@@ -155,23 +136,14 @@ def from_json(state: Mapping[str, Any], model: str = "model", vectors: Path | No
     if state.get("format") == "crfsuite":
         return AttributeReader(state.get("missing"))
     if "template" not in state:
-        raise InputError(
-            model,
-            "a model without a feature template, saved from Python",
-            "use it from Python, or train one with 'structgp train'",
-        )
+        problem = "a model without a feature template, saved from Python"
+        raise InputError(model, problem, "use it from Python, or train one with 'structgp train'")
     numbers = NumericColumns.from_json(state["numeric"]) if "numeric" in state else None
     words = None
     if "vectors" in state:
         path = None if vectors is None else os.fspath(vectors)
         words = ColumnVectors.from_json(state["vectors"], model, path)
-    return ColumnReader(
-        # Models from before there were dialects have CRF++'s.
-        Template.parse(state["template"], f"{model} (template)", state.get("dialect", "crf++")),
-        state["n_columns"],
-        numbers,
-        words,
-        state.get("missing"),
-        # Models from before transitions had features were trained without them.
-        state.get("transitions", False),
-    )
+    # Models from before there were dialects have CRF++'s, those from before transitions had features none.
+    dialect, transitions = state.get("dialect", "crf++"), state.get("transitions", False)
+    template = Template.parse(state["template"], f"{model} (template)", dialect)
+    return ColumnReader(template, state["n_columns"], numbers, words, state.get("missing"), transitions)

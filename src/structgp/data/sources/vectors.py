@@ -5,8 +5,7 @@ words and D::
 
     2 3
     eggs 0.1 -0.2 0.3
-    milk 0.0 0.5 -0.1
-"""
+    milk 0.0 0.5 -0.1"""
 
 from __future__ import annotations
 
@@ -29,20 +28,13 @@ _MARK = b"\xef\xbb\xbf"
 class WordVectors:
     """The vectors of a file, each read when it is first asked for.
 
-    ``vectors["eggs"]`` is a (D,) array, zeros for a word that the file does not have (``"eggs" in
-    vectors`` tells). Opening reads the whole file once, to find the words and its digest, and keeps one
-    entry per word in memory. If a word occurs twice, its first vector is used; words that contain a space
-    are skipped.
+    ``vectors["eggs"]`` is a (D,) array, zeros for a word that the file does not have (``"eggs" in vectors``
+    tells). Opening reads the whole file once, to find the words and its digest, and keeps one entry per
+    word in memory. If a word occurs twice, its first vector is used; words that contain a space are
+    skipped.
 
-    Parameters
-    ----------
-    path : the file, which must not change while it is used.
-    encoding : of its words; any in which spaces and line ends are those of ASCII.
-
-    Attributes
-    ----------
-    dimension : D.
-    digest : SHA-256 of the file, in hexadecimal.
+    path : the file, which must not change while it is used. encoding : of its words; any in which spaces
+    and line ends are those of ASCII. dimension : D. digest : SHA-256 of the file, in hexadecimal.
 
     Raises
     ------
@@ -118,11 +110,8 @@ class WordVectors:
         if extra > 0 and not _is_number(fields[1]):
             return False  # a word with a space in it
         if extra or not self.dimension:
-            raise InputError(
-                place,
-                f"{len(fields) - 1} numbers after the word, expected {self.dimension or 'some'}",
-                "correct the line, or the header if there is one",
-            )
+            problem = f"{len(fields) - 1} numbers after the word, expected {self.dimension or 'some'}"
+            raise InputError(place, problem, "correct the line, or the header if there is one")
         return True
 
     def _read(self, offset: int, number: int) -> np.ndarray:
@@ -150,8 +139,7 @@ class ColumnVectors:
     """The vectors of the words in one column of a file.
 
     scale : factor by which vectors are multiplied, so that those of the training words have length 1 on
-    average and a vector counts as much as one number.
-    """
+    average and a vector counts as much as one number."""
 
     vectors: WordVectors
     column: int
@@ -162,19 +150,14 @@ class ColumnVectors:
         """The scale from the words of the training tokens; a warning says how many have no vector."""
         known = [word for word in words if word in vectors]
         if not known:
-            raise InputError(
-                vectors.name,
-                f"none of the words in column {column} of the training file has a vector",
-                "name the column of the words with vector_column=, or give other vectors",
-            )
+            problem = f"none of the words in column {column} of the training file has a vector"
+            remedy = "name the column of the words with vector_column=, or give other vectors"
+            raise InputError(vectors.name, problem, remedy)
         square = float(np.mean([vectors[word] @ vectors[word] for word in known]))
         if len(known) < len(words):
-            warnings.warn(
-                f"{vectors.name}: {len(known) / len(words):.1%} of the training tokens have a vector, "
-                "the others get zeros",
-                StructgpWarning,
-                stacklevel=3,
-            )
+            share = f"{len(known) / len(words):.1%} of the training tokens have a vector"
+            message = f"{vectors.name}: {share}, the others get zeros"
+            warnings.warn(message, StructgpWarning, stacklevel=3)
         return cls(vectors, column, square**-0.5 if square > 0 else 1.0)
 
     def features(self, rows: Sequence[Sequence[str]], name: str, line: int) -> np.ndarray:
@@ -195,16 +178,11 @@ class ColumnVectors:
     def from_json(cls, state: Mapping[str, Any], model: str, path: str | None) -> ColumnVectors:
         """The vectors that ``model`` was trained with, now at ``path`` (None: where they were then)."""
         if path is None and not os.path.exists(state["path"]):
-            raise InputError(
-                model,
-                f"its word vectors are no longer at {state['path']}",
-                "say where they are with vectors=",
-            )
+            problem = f"its word vectors are no longer at {state['path']}"
+            raise InputError(model, problem, "say where they are with vectors=")
         vectors = WordVectors(path or state["path"], encoding=state["encoding"])
         if vectors.digest != state["sha256"]:
-            raise InputError(
-                vectors.name,
-                f"not the word vectors that {model} was trained with",
-                "give those with vectors=, or train again with these",
-            )
+            problem = f"not the word vectors that {model} was trained with"
+            remedy = "give those with vectors=, or train again with these"
+            raise InputError(vectors.name, problem, remedy)
         return cls(vectors, state["column"], state["scale"])

@@ -12,8 +12,7 @@ from its end (``@-1`` is the last). Before the sequence a cell is ``_x-1`` to ``
 after it ``_x+1`` to ``_x+4``, then ``_x+#``.
 
 Expressions are Wapiti's, translated to Python's (:func:`translate`). Where text is not ASCII they see
-characters, and Unicode's classes of letters and capitals; Wapiti sees bytes.
-"""
+characters, and Unicode's classes of letters and capitals; Wapiti sees bytes."""
 
 from __future__ import annotations
 
@@ -27,12 +26,11 @@ from itertools import groupby
 
 from structgp.errors import InputError
 
-_COMMAND = re.compile(r'%([xtmXTM])\[(@?) *([+-]?[0-9]{1,9}), *([0-9]{1,9})(?:,"((?:[^"\\]|\\.)*)")?\]')
-# From a stray % to the bracket that seems to close it, for the error to quote.
-_STRAY = re.compile(r"%[^%\]]{0,30}\]?")
-_FAR = 5
-"""From this many rows outside the sequence on, all cells are the same."""
-
+COMMAND = re.compile(r'%([xtmXTM])\[(@?) *([+-]?[0-9]{1,9}), *([0-9]{1,9})(?:,"((?:[^"\\]|\\.)*)")?\]')
+REMEDY = (
+    'write %x[row,column], %t[row,column,"expression"] or %m[row,column,"expression"], the row such as '
+    "-1, 0 or 1, the column 0 or more"
+)
 _CLASSES: dict[str, Callable[[str], bool]] = {
     "a": str.isalpha,
     "d": str.isdecimal,
@@ -46,16 +44,12 @@ _CLASSES: dict[str, Callable[[str], bool]] = {
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a pattern.
+    """One command of a pattern, or a macro of CRF++.
 
-    Attributes
-    ----------
-    source : as written.
-    row, column : of the cell; with ``absolute`` the row counts as after ``@``.
-    kind : ``x``, ``t`` or ``m``.
-    expression : the expression of a test or a match, as written.
-    lower : whether the result is turned into lower case.
-    """
+    source : as written. row, column : of the cell; with ``absolute`` the row counts as after ``@``. kind :
+    ``x``, ``t`` or ``m``. expression : of a test or a match, as written. lower : whether the result is
+    turned into lower case. outside : how cells outside the sequence begin, ``_B`` in CRF++. far : from this
+    many rows outside on, all cells are the same."""
 
     source: str
     row: int
@@ -64,6 +58,8 @@ class Command:
     expression: str = ""
     absolute: bool = False
     lower: bool = False
+    outside: str = "_x"
+    far: float = 5
 
     def __str__(self) -> str:
         return self.source
@@ -73,17 +69,25 @@ class Command:
         n = len(rows)
         if self.absolute and n:
             position = self.row + n if self.row < 0 else self.row - 1
-            return [self._result(_cell(rows, position, self.column))] * n
-        return [self._result(_cell(rows, self.row + t, self.column)) for t in range(n)]
+            return self._results(rows, position, 1) * n
+        return self._results(rows, self.row, n)
 
-    def _result(self, cell: str) -> str:
+    def _results(self, rows: Sequence[Sequence[str]], start: int, number: int) -> list[str]:
+        """What it gives at the positions from ``start`` on."""
+        n, stop = len(rows), start + number
+        cells = [self._beyond("-", -position) for position in range(start, min(0, stop))]
+        cells += [row[self.column] for row in rows[max(0, start) : max(0, stop)]]
+        cells += [self._beyond("+", position - n + 1) for position in range(max(n, start), stop)]
         if self.kind != "x":
-            found = _compiled(self.expression).search(cell)
+            found = [_compiled(self.expression).search(cell) for cell in cells]
             if self.kind == "t":
-                cell = "false" if found is None else "true"
+                cells = ["false" if part is None else "true" for part in found]
             else:
-                cell = "" if found is None else found.group()
-        return cell.lower() if self.lower else cell
+                cells = ["" if part is None else part.group() for part in found]
+        return [cell.lower() for cell in cells] if self.lower else cells
+
+    def _beyond(self, sign: str, distance: int) -> str:
+        return f"{self.outside}{sign}{'#' if distance >= self.far else distance}"
 
 
 def strip_comment(line: str) -> str:
@@ -91,58 +95,20 @@ def strip_comment(line: str) -> str:
     return line.partition("#")[0].rstrip(" \t\r\f\v")
 
 
-def split(line: str, place: str) -> tuple[list[str], list[Command]]:
-    """The n + 1 pieces of text around the n commands of a line, and the commands."""
-    literals, commands, end = [], [], 0
-    for found in _COMMAND.finditer(line):
-        literals.append(line[end : found.start()])
-        commands.append(_command(found, place))
-        end = found.end()
-    literals.append(line[end:])
-    for literal in literals:
-        if stray := _STRAY.search(literal):
-            raise _not_a_command(stray.group(), place)
-    return literals, commands
-
-
-def _command(found: re.Match[str], place: str) -> Command:
+def read_command(found: re.Match[str], place: str) -> Command:
+    """The command that ``COMMAND`` has found."""
     letter, absolute, row, column, expression = found.groups()
     kind = letter.lower()
     if (kind == "x") != (expression is None):
-        raise _not_a_command(found.group(), place)
+        raise InputError(place, f"{found.group()!r} is not a command", REMEDY)
     try:
         translate(expression or "")
     except ValueError as error:
-        raise InputError(
-            place,
-            f"{error} in the expression {expression!r}",
-            "put a backslash in front of a character that stands for itself",
-        ) from None
-    return Command(
-        source=found.group(),
-        row=int(row),
-        column=int(column),
-        kind=kind,
-        expression=expression or "",
-        absolute=bool(absolute),
-        lower=letter != kind,
-    )
-
-
-def _not_a_command(text: str, place: str) -> InputError:
-    return InputError(
-        place,
-        f"{text!r} is not a command",
-        'write %x[row,column], %t[row,column,"expression"] or %m[row,column,"expression"], the row such '
-        "as -1, 0 or 1, the column 0 or more",
-    )
-
-
-def _cell(rows: Sequence[Sequence[str]], position: int, column: int) -> str:
-    outside = -position if position < 0 else position - len(rows) + 1
-    if outside <= 0:
-        return rows[position][column]
-    return f"_x{'-' if position < 0 else '+'}{'#' if outside >= _FAR else outside}"
+        problem = f"{error} in the expression {expression!r}"
+        remedy = "put a backslash in front of a character that stands for itself"
+        raise InputError(place, problem, remedy) from None
+    lower, text = letter != kind, expression or ""
+    return Command(found.group(), int(row), int(column), kind, text, bool(absolute), lower)
 
 
 def translate(expression: str) -> str:
@@ -156,8 +122,7 @@ def translate(expression: str) -> str:
     Raises
     ------
     ValueError
-        Where ``*`` or ``?`` have nothing to repeat, or nothing follows a backslash.
-    """
+        Where ``*`` or ``?`` have nothing to repeat, or nothing follows a backslash."""
     parts, at = [], 0
     if expression.startswith("^"):
         parts, at = [r"\A"], 1

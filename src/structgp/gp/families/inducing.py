@@ -24,8 +24,8 @@ from structgp.gp.divergences import divergence
 from structgp.gp.families.inducing_points import RANK, InducingBlock
 from structgp.gp.families.inducing_scales import learn_scales
 from structgp.gp.families.inducing_updates import InducingCurvature, solve_sites
+from structgp.gp.inducing_inputs import Projection, gaussian_of
 from structgp.gp.linalg import cholesky
-from structgp.gp.sequences import Projection, gaussian_of
 from structgp.gp.spreads import root_times, root_transposed_times, traces
 
 

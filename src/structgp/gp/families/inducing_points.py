@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from structgp.errors import InputError
 from structgp.gp.block import Block, CovarianceForm
+from structgp.gp.inducing_inputs import Projection, condition
 from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.gp.linalg import cholesky
 from structgp.gp.low_rank_fit import leading_directions
-from structgp.gp.lowrank import LowRank
-from structgp.gp.sequences import Projection, condition
-from structgp.gp.spreads import Spread
+from structgp.gp.spreads import LowRank, Spread
 
 RANK = 64
 """Directions that a low-rank covariance has unless told."""
@@ -33,7 +32,7 @@ class InducingBlock(Block):
     covariance : of the inducing values of each function. 'full' has a lower triangular ``factor`` (...,
     M, M); 'diagonal' has standard deviations (..., M) in the WHITENED coordinates, where the prior is
     N(0, I) and what was not learned costs nothing; 'low-rank' has those and ``directions`` (..., M, rank)
-    in which the precision is higher (``gp.lowrank``). All start at the prior, where no direction of a
+    in which the precision is higher (``gp.spreads``). All start at the prior, where no direction of a
     low-rank covariance has a gradient: optimisers that climb along gradients call ``open_directions``
     first."""
 

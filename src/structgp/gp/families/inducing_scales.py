@@ -18,8 +18,7 @@ from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, Seen, ratio
 from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.relevance import RelevanceKernel, degrees_of_freedom
-from structgp.gp.lowrank import LowRank
-from structgp.gp.spreads import Spread, traces
+from structgp.gp.spreads import LowRank, Spread, traces
 
 PRIOR_COUNT = 1.0
 """Parameters' worth of prior that a scale is right as it is: what nothing determines stays put."""

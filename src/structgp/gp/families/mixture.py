@@ -20,7 +20,7 @@ from structgp.gp.block import CovarianceForm, Entropy
 from structgp.gp.divergences import divergence
 from structgp.gp.families.inducing import Inducing, InducingDraws
 from structgp.gp.families.inducing_points import RANK, InducingBlock
-from structgp.gp.sequences import Projection, gaussian_of
+from structgp.gp.inducing_inputs import Projection, gaussian_of
 from structgp.gp.spreads import root_times, traces
 
 

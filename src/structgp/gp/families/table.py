@@ -95,10 +95,19 @@ class Table(Block):
         """Prior standard deviation of a score."""
         return float(self.scale.detach())
 
-    def constant_scores(self) -> tuple[Tensor, Tensor]:
+    @property
+    def mean_scores(self) -> Tensor:
+        """(*labels)."""
+        return (self.scale * self.m).view(self.labels)
+
+    @property
+    def score_sds(self) -> Tensor:
+        """(*labels) posterior standard deviation of each score."""
         root = self.spread.norm(dim=-1) if self.is_full else self.factor.abs()
-        mean, sd = self.scale * self.m, self.scale * root
-        return mean.detach().view(self.labels), sd.detach().view(self.labels)
+        return (self.scale * root).view(self.labels)
+
+    def constant_scores(self) -> tuple[Tensor, Tensor]:
+        return self.mean_scores.detach(), self.score_sds.detach()
 
     def scores_at(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """(N, *labels) posterior mean and standard deviation of the scores of tuples with these

@@ -18,17 +18,17 @@
   const plural = (n, noun) => number(n, 0) + " " + noun + (n === 1 ? "" : "s");
 
   const sequences = data.sequences.map(
-    ([line, surprise, words, predicted, errors, doubts, alternatives], index) => {
+    ([line, surprise, words, predicted, errors, uncertainties, alternatives], index) => {
       const truth = new Map();
       for (let i = 0; i < errors.length; i += 2) truth.set(errors[i], errors[i + 1]);
-      const sums = doubts.map((values) => values.reduce((a, b) => a + b, 0) / 1000);
-      return { index, line, surprise, words, predicted, truth, doubts, sums, alternatives };
+      const sums = uncertainties.map((values) => values.reduce((a, b) => a + b, 0) / 1000);
+      return { index, line, surprise, words, predicted, truth, uncertainties, sums, alternatives };
     });
 
   // -- order, filter -----------------------------------------------------------------------------
 
   const ORDERS = [
-    ["doubt", "most doubtful first", (s) => -s.sums[shade]],
+    ["uncertainty", "most uncertain first", (s) => -s.sums[shade]],
     ["file", "as in the file", () => 0],
   ];
   if (data.labelled) {
@@ -36,8 +36,8 @@
     ORDERS.unshift(["surprise", "most surprising first", (s) => -(s.surprise ?? Infinity)]);
   }
   const MEANING = data.labelled
-    ? "Surprise: \u2212log p of its true labels; doubt: the sum of its tokens'; both in nats."
-    : "Doubt: the sum of its tokens', in nats.";
+    ? "Surprise: \u2212log p of its true labels; uncertainty: the sum of its tokens'; both in nats."
+    : "Uncertainty: the sum of its tokens', in nats.";
   let shade = 0, shown = [], rendered = 0;
 
   function labelsOf(sequence) {
@@ -74,7 +74,7 @@
     for (const sequence of shown.slice(rendered, rendered + AT_ONCE)) some.append(draw(sequence));
     rendered = Math.min(shown.length, rendered + AT_ONCE);
     list.append(some);
-    // Looked at afresh: it may be in view still, of which an observer says nothing by itself.
+    // Looked at afresh: it may be in view still, which an observer does not report by itself.
     watch.unobserve(more);
     if (rendered < shown.length) watch.observe(more);
   }
@@ -89,7 +89,7 @@
       facts.push(sequence.surprise === null
         ? "a label that training never saw" : `surprise ${number(sequence.surprise, 1)}`);
     }
-    facts.push(`doubt ${number(sequence.sums[shade], 1)}`);
+    facts.push(`uncertainty ${number(sequence.sums[shade], 1)}`);
     item.append(element("p", "about", facts.join(" \u00b7 ")), tokens);
     sequence.words.forEach((word, t) => tokens.append(drawToken(sequence, word, t)));
     item.sequence = sequence;
@@ -98,11 +98,11 @@
   function drawToken(sequence, word, t) {
     const token = element("button", "token");
     token.type = "button";
-    // One stop of the Tab key a sequence; arrow keys walk along it.
+    // One stop of the Tab key per sequence; arrow keys walk along it.
     token.tabIndex = t ? -1 : 0;
     const text = element("span", "word", word);
     text.dir = "auto";
-    text.style.setProperty("--doubt", strength(sequence, t) + "%");
+    text.style.setProperty("--shade", strength(sequence, t) + "%");
     const label = data.labels[sequence.predicted[t]];
     token.append(text, element("span", "label", label));
     if (sequence.truth.has(t)) {
@@ -113,7 +113,7 @@
     return token;
   }
   function strength(sequence, t) {
-    const share = sequence.doubts[shade][t] / 1000 / data.doubts[shade].full;
+    const share = sequence.uncertainties[shade][t] / 1000 / data.uncertainties[shade].full;
     return Math.round(100 * Math.min(1, share));
   }
 
@@ -155,8 +155,8 @@
       table.append(row(data.labels[named[i]], named[i + 1], marks.join(", ")));
     }
     if (rest >= 5) table.append(row("all others", rest, ""));
-    const parts = data.doubts.map(
-      (doubt, k) => `${doubt.title} ${number(sequence.doubts[k][t] / 1000, 2)}`);
+    const parts = data.uncertainties.map(
+      (kind, k) => `${kind.title} ${number(sequence.uncertainties[k][t] / 1000, 2)}`);
     card.replaceChildren(title, table, element("p", "note", parts.join(", ") + " nats"));
   }
   function row(label, thousandths, mark) {
@@ -199,13 +199,13 @@
     for (const [value, title] of options) byId(id).append(new Option(title, value));
   }
   function showScale() {
-    const doubt = data.doubts[shade];
+    const kind = data.uncertainties[shade];
     byId("scale-text").textContent =
-      `${doubt.title} of 0 to ${number(doubt.full, 1)} nats: ${doubt.meaning}`;
+      `${kind.title} of 0 to ${number(kind.full, 1)} nats: ${kind.meaning}`;
   }
   fillSelect("order", ORDERS);
-  fillSelect("shade", data.doubts.map((doubt, k) => [k, doubt.title]));
-  byId("shade").parentNode.hidden = data.doubts.length < 2;
+  fillSelect("shade", data.uncertainties.map((kind, k) => [k, kind.title]));
+  byId("shade").parentNode.hidden = data.uncertainties.length < 2;
   byId("errors").parentNode.hidden = byId("error-key").hidden = !data.labelled;
   document.querySelector(".controls").hidden = document.querySelector(".legend").hidden = false;
   document.querySelector(".controls").addEventListener("submit", (e) => e.preventDefault());

@@ -2,21 +2,23 @@
 
 p(y | f, g) = exp(sum_t f[t, y_t] + sum_t g[y_t-1, y_t]) / Z(f, g),
 
-with one table g for all positions or one per position. Answers are those of the compiled program.
+with one table g for all positions or one per position. ``ChainProgram`` sums over labellings,
+``TokenProgram`` does so without transitions, and ``Chain`` is the likelihood that they make.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from structgp.errors import InputError
 from structgp.structures.base import Curvature, LocalCurvature, Structure
-from structgp.structures.layout import Layout
+from structgp.structures.linear_chain.messages import log_partition, node_marginals, pass_messages
 from structgp.structures.linear_chain.second_moments import chain_curvature
-from structgp.structures.masks import Rules, keep_known, some_missing
-from structgp.structures.program import Program, compile
-from structgp.structures.spec import Spec, chain
+from structgp.structures.masks import Rules, keep_known
+from structgp.structures.program import Layout, Program, Scores, compile, draws_at_once, variance
+from structgp.structures.semirings import LOG, Semiring, draw
+from structgp.structures.spec import Spec
 
 
 class Chain(Structure):
@@ -24,12 +26,13 @@ class Chain(Structure):
     ``spec`` declares. Labels y that are missing (negative) are summed out. With ``chain(order=0)`` tokens
     are independent and g is not read. Cost O(S B T V^2) unless a method says otherwise."""
 
-    rules: Rules | None = None
-    spec: Spec = chain()
+    ignores_shift = handles_missing = takes_single = True
 
     def __init__(self, rules: Rules | None = None, spec: Spec | None = None) -> None:
         self.rules = None if rules is None or rules.is_free else rules
-        self.spec = Chain.spec if spec is None else spec
+        if spec is not None:
+            self.spec = spec
+        self._n_scores = len(self.spec.templates)
         if self.spec.likelihood != "exact":
             raise InputError("spec", f"{self.spec} is not a chain", "pass chain(), or use Piecewise")
 
@@ -39,45 +42,42 @@ class Chain(Structure):
     def _program(self, mask: Tensor) -> Program:
         return compile(self.spec, Layout(mask), self.rules)
 
-    def _scores(self, f: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        return (f, g) if self.spec.order else (f,)
-
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        value = self._program(mask).log_prob(self._scores(f, g), y)
+        value = self._program(mask).log_prob((f, g)[: self._n_scores], y)
         # The engine asks for a gradient in g, which is 0 without transitions.
-        return value if self.spec.order or not g.requires_grad else value + 0 * g.sum()
+        return value + 0 * g.sum() if self.spec.next is None and g.requires_grad else value
 
     def marginals(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        return self._program(mask).node_marginals(self._scores(f, g))
+        return self._program(mask).node_marginals((f, g)[: self._n_scores])
 
     def walk(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return self._program(mask).walk(self._scores(f, g))
+        return self._program(mask).walk((f, g)[: self._n_scores])
 
     def decode(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        return self._program(mask).decode(self._scores(f, g))
+        return self._program(mask).decode((f, g)[: self._n_scores])
 
     def n_best(self, f: Tensor, g: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Cost O(S B T V n (V + n))."""
-        return self._program(mask).n_best(self._scores(f, g), n)
+        return self._program(mask).n_best((f, g)[: self._n_scores], n)
 
-    def sample(self, f: Tensor, g: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-        return self._program(mask).sample(self._scores(f, g), generator)
+    def sample(self, f: Tensor, g: Tensor, mask: Tensor, generator: Generator) -> Tensor:
+        return self._program(mask).sample((f, g)[: self._n_scores], generator)
 
     def entropy(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        return self._program(mask).entropy(self._scores(f, g))
+        return self._program(mask).entropy((f, g)[: self._n_scores])
 
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
-        """Exact second moments of nodes, the same for every y that is known throughout; cost O(S B T^2
-        V^3). Exact for a shared table, too; tables by position have that of ``local_curvature``.
-        Positions whose label is missing count as flat, so that what they leave is concave; transitions of
-        their sequences bend as ``local_curvature`` has it."""
+        """Exact second moments of nodes, the same for every y without a missing label, and of a shared
+        table; cost O(S B T^2 V^3). Tables by position have those of ``local_curvature``, and so have
+        transitions of sequences with a missing label. Positions whose label is missing count as flat, so
+        that what they leave is concave."""
         with torch.no_grad():
             found = chain_curvature(*self.walk(f, g, mask), mask, basis)
             known = (y >= 0) & mask
             part = (known != mask).any(-1)  # (B,) some label is missing
-            exact = g.dim() == 3 and self.spec.order > 0
+            exact = g.dim() == 3 and self.spec.next is not None
             if exact and not bool(part.any()):
                 return found
             local = self.local_curvature(f, g, y, mask, basis).next
@@ -93,24 +93,89 @@ class Chain(Structure):
         variances lose by the labels that are known; what they gain counts as flat."""
         with torch.no_grad():
             program = self._program(mask)
-            scores = program.restrict(self._scores(f, g))
+            scores = program.restrict((f, g)[: self._n_scores])
             node, transition = program.variances(scores, basis)
-            if some_missing(y, mask):
+            if bool(((y < 0) & mask).any()):
                 told = keep_known(scores[0], y, mask), *scores[1:]
                 node_left, left = program.variances(told, basis)
                 node, transition = node - node_left, transition - left
-            if not self.spec.order:
+            if self.spec.next is None:
                 transition = torch.zeros_like(transition)
             return LocalCurvature(node.clamp(min=0), transition.clamp(min=0))
 
-    @property
-    def takes_single(self) -> bool:
-        return type(self) is Chain
 
-    @property
-    def handles_missing(self) -> bool:
-        return True
+class ChainProgram(Program):
+    """Linear chain. Under the log semiring the compiled loops, torch recursions and kernels of
+    ``messages``; under the others one loop over positions. Cost O(S B T V^2) of every answer, times n for
+    the n best."""
 
-    @property
-    def ignores_shift(self) -> bool:
-        return True
+    def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
+        f, g = scores
+        return log_partition(f, g, self.layout.mask) if semiring is LOG else self.recursion(f, g, semiring)
+
+    def recursion(self, f: Tensor, g: Tensor, semiring: Semiring) -> Tensor:
+        """The sum over labellings, position by position, under any semiring."""
+        mask, steps = self.layout.mask, f.unbind(2)
+        # A sequence of nothing has one labelling, of score 0.
+        alone = f.new_full((f.shape[-1],), -torch.inf)
+        alone[0] = 0
+        first = steps[0] if steps else alone.expand(len(f), len(mask), -1)
+        message = semiring.lift(torch.where(mask[:, :1].any(-1, keepdim=True), first, alone))
+        if g.dim() > 3:
+            tables = g.masked_fill(~self.layout.tuples("next")[..., None, None], 0).unbind(2)
+        else:
+            tables = (g[:, None],) * (len(steps) - 1)
+        for t, table in enumerate(tables, 1):
+            moved = semiring.step(message, table) + steps[t]
+            message = torch.where(mask[:, t, None], moved, message)
+        return semiring.sum(message, -1)
+
+    def slopes(self, scores: Scores) -> tuple[Tensor, ...]:
+        f, g = scores
+        node, step = pass_messages(f, g, self.layout.mask).walk()
+        return node, node[:, :, :-1, :, None] * step
+
+    def node_marginals(self, scores: Scores) -> Tensor:
+        f, g = self.restrict(scores)
+        return node_marginals(f, g, self.layout.mask)
+
+    def walk(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        f, g = self.restrict(scores)
+        return pass_messages(f, g, self.layout.mask).walk()
+
+    def sample(self, scores: Scores, generator: Generator) -> Tensor:
+        # From first to last along the walk: a third of the time of the derived way.
+        mask, at_once, found = self.layout.mask, draws_at_once(scores[0]), []
+        for f, g in zip(*(x.split(at_once) for x in self.restrict(scores)), strict=True):
+            node, step = pass_messages(f, g, mask).walk()
+            labels = [draw(node[:, :, 0], generator)]
+            for here in step.unbind(2):
+                row = here.take_along_dim(labels[-1][..., None, None], -2).squeeze(-2)
+                labels.append(draw(row, generator))
+            found.append(torch.stack(labels, -1))
+        return torch.where(mask, torch.cat(found), 0)
+
+    def variances(self, scores: Scores, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        S, at_once = len(scores[0]), draws_at_once(scores[0])
+        at_node, at_next = scores[0].new_zeros(()), scores[0].new_zeros(())
+        for f, g in zip(*(x.split(at_once) for x in scores), strict=True):
+            node, bend = pass_messages(f, g, self.layout.mask).next_variances()
+            at_node = at_node + variance(node, basis).sum(0)
+            at_next = at_next + bend.sum(0)
+        return at_node / S, at_next / S
+
+
+class TokenProgram(Program):
+    """Independent tokens. Cost O(S B T V) of every answer, times n for the n best."""
+
+    def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
+        (f,), mask = scores, self.layout.mask
+        if semiring is LOG:
+            f = f.masked_fill(~mask[..., None], 0)
+            log_z = torch.where(mask, LOG.sum(f, -1), 0).sum(-1)
+            return log_z.masked_fill(log_z == -torch.inf, -torch.inf)  # with gradient 0 throughout
+        total = semiring.lift(f.new_zeros(f.shape[:2]))
+        for t, here in enumerate(f.unbind(2)):
+            moved = semiring.sum(total[..., None] + here, -1)
+            total = torch.where(mask[:, t], moved, total)
+        return total

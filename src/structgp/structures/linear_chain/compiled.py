@@ -3,9 +3,9 @@
 One chain at a time, all its numbers in the nearest cache: potentials are read and gradients written, and
 nothing else goes to memory. The backward pass does the forward pass again rather than keep its messages:
 fresh memory for them costs more than they do. A product of a message and the transitions is V sums along
-rows, which the compiler makes vector instructions of; they add in an order of their own, so results
-differ from those of ``Scaled`` by rounding. Threads share out units of whole chains: the result does not
-depend on how many there are.
+rows, which the compiler makes vector instructions of; they add in an order of their own, so results differ
+from those of ``Scaled`` by rounding. Threads share out units of whole chains: the result does not depend on
+how many there are.
 
 Needs numba (``structgp[fast]``), which compiles at the first use and keeps the result in a file.
 """
@@ -39,16 +39,17 @@ _reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contra
 class Compiled:
     """``Messages`` for float32 and float64 on the CPU.
 
-    ``spread`` : largest log-ratio within a message that the potentials allow; inf or nan where some of
-    them are. log Z is -inf where a sequence has no labelling. With tables by position their exponentials,
-    O(T V^2) per sequence, are most of the work."""
+    ``spread`` : largest log-ratio within a message that the potentials allow; inf or nan where some of them
+    are. log Z is -inf where a sequence has no labelling. With tables by position their exponentials, O(T
+    V^2) per sequence, are most of the work."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
-        self._shape, lengths, self._shared = f.shape, mask.sum(-1).numpy(), g.dim() == 3
-        self._given = f.detach().contiguous().numpy(), g.detach().contiguous().numpy(), lengths
+        self._shape, self._shared = f.shape, g.dim() == 3
+        g = g[:, None, None] if self._shared else g  # (S, B or 1, T-1 or 1, V, V)
+        self._given = f.contiguous().numpy(), g.contiguous().numpy(), self._shared, mask.sum(-1).numpy()
         log_z, spread = self._empty(*f.shape[:2]), self._empty(*f.shape[:2])
         self._share(_forward, log_z, spread)
-        self._log_z, self.spread = torch.from_numpy(log_z), float(spread.max())
+        self.log_z, self.spread = torch.from_numpy(log_z), float(spread.max())
 
     def _empty(self, *shape: int) -> np.ndarray:
         # NumPy asks for large pages, torch does not: a first touch would cost more than the work.
@@ -80,34 +81,30 @@ class Compiled:
     @property
     def ends_nowhere(self) -> bool:
         """Whether a sequence has no labelling at all."""
-        return bool((self._log_z == -torch.inf).any())
-
-    def log_partition(self) -> Tensor:
-        # A copy: as the output of a function whose context holds this, it would keep itself alive.
-        return self._log_z.clone()
+        return bool((self.log_z == -torch.inf).any())
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        _, B, T, _ = self._shape
-        each = (-(-B // CHAINS_AT_ONCE),) if self._shared else (B, T - 1)
-        nodes, tables = self._passes(GRADIENTS, each, weight)
-        return nodes, tables.sum(1) if self._shared else tables
+        nodes, tables = self._passes(GRADIENTS, weight)
+        return nodes, tables.sum((1, 2)) if self._shared else tables
 
     def node_marginals(self) -> Tensor:
-        return self.gradients(torch.ones_like(self._log_z))[0]
+        return self._passes(GRADIENTS)[0]
 
     def walk(self) -> tuple[Tensor, Tensor]:
-        return self._passes(STEPS, (self._shape[1], self._shape[2] - 1))
+        return self._passes(STEPS)
 
     def next_variances(self) -> tuple[Tensor, Tensor]:
-        _, B, T, _ = self._shape
-        return self._passes(VARIANCES, (B,) if self._shared else (B, T - 1))
+        nodes, tables = self._passes(VARIANCES)
+        return nodes, tables.squeeze(2) if self._shared else tables
 
-    def _passes(
-        self, what: int, each: tuple[int, ...], weight: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        S, _, _, V = self._shape
-        weight = torch.ones_like(self._log_z) if weight is None else weight.detach().contiguous()
-        nodes, tables = self._empty(*self._shape), self._empty(S, *each, V, V)
+    def _passes(self, what: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Node marginals (S, B, T, V) times weight (S, B), and tables (S, B, T-1, V, V): with one shared
+        table, those of gradients are (S, units of a draw, 1, V, V), and of variances (S, B, 1, V, V)."""
+        S, B, T, V = self._shape
+        rows = -(-B // CHAINS_AT_ONCE) if self._shared and what == GRADIENTS else B
+        steps = 1 if self._shared and what != STEPS else T - 1
+        weight = torch.ones_like(self.log_z) if weight is None else weight.detach().contiguous()
+        nodes, tables = self._empty(*self._shape), self._empty(S, rows, steps, V, V)
         self._share(_backward, what, weight.numpy(), nodes, tables)
         return torch.from_numpy(nodes), torch.from_numpy(tables)
 
@@ -156,46 +153,27 @@ def _add_transitions(alpha: Any, passed: Any, n: int, weight: Any, table: Any) -
 
 
 @_compiled
-def _set_transitions(alpha: Any, edge: Any, passed: Any, n: int, weight: Any, out: Any) -> None:
-    """out (T-1, V, V) <- weight * alpha[t] edge[t] passed[t + 1], position by position."""
+def _set_tables(
+    what: int, alpha: Any, edge: Any, shared: bool, beta: Any, passed: Any, n: int, weight: Any, out: Any
+) -> None:
+    """out (T-1, V, V) <- at each position weight times the probabilities of transitions, or transition
+    matrices of the posterior, or p (1 - p), which is summed over positions if out is (1, V, V)."""
     V = out.shape[1]
+    out[0 if what == VARIANCES else max(n - 1, 0) :].fill(0)
     for t in range(n - 1):
+        step, table = edge[0 if shared else t], out[min(t, len(out) - 1)]
         for i in range(V):
-            a = weight * alpha[t, i]
+            a = alpha[t, i]
+            if what == VARIANCES:
+                for j in range(V):
+                    p = a * step[i, j] * passed[t + 1, j]
+                    table[i, j] += p - p * p
+                continue
+            a *= weight
+            if what == STEPS:  # a label that nothing can follow: a row of zeros
+                a = 1 / beta[t, i] if beta[t, i] > 0 else beta[t, i]
             for j in range(V):
-                step = edge[i, j] if edge.ndim == 2 else edge[t, i, j]
-                out[t, i, j] = a * step * passed[t + 1, j]
-    out[max(n - 1, 0) :].fill(0)
-
-
-@_compiled
-def _set_steps(edge: Any, beta: Any, passed: Any, n: int, out: Any) -> None:
-    """out (T-1, V, V) <- transition matrices of the posterior."""
-    V = out.shape[1]
-    for t in range(n - 1):
-        for i in range(V):
-            # A label that nothing can follow: a row of zeros.
-            total = 1 / beta[t, i] if beta[t, i] > 0 else beta[t, i]
-            for j in range(V):
-                step = edge[i, j] if edge.ndim == 2 else edge[t, i, j]
-                out[t, i, j] = step * passed[t + 1, j] * total
-    out[max(n - 1, 0) :].fill(0)
-
-
-@_compiled
-def _set_variances(alpha: Any, edge: Any, passed: Any, n: int, out: Any) -> None:
-    """out <- p (1 - p) of each transition: (V, V), summed over positions, or (T-1, V, V)."""
-    V = edge.shape[-1]
-    out.fill(0)
-    for t in range(n - 1):
-        for i in range(V):
-            for j in range(V):
-                step = edge[i, j] if edge.ndim == 2 else edge[t, i, j]
-                p = alpha[t, i] * step * passed[t + 1, j]
-                if out.ndim == 2:
-                    out[i, j] += p - p * p
-                else:
-                    out[t, i, j] = p - p * p
+                table[i, j] = a * step[i, j] * passed[t + 1, j]
 
 
 @_reordered
@@ -207,70 +185,50 @@ def _sum(x: Any) -> Any:
 
 
 @_compiled
-def _range(x: Any) -> Any:
-    low = high = x[0]
-    for i in range(1, len(x)):
-        low = x[i] if x[i] < low else low
-        high = x[i] if x[i] > high else high
-    return low, high
-
-
-@_compiled
-def _exponentiate_edges(g: Any, edge: Any, edge_t: Any) -> Any:
-    """edge (V, V) <- exp(g - max g), and its transpose. Returns the maximum and the spread."""
-    V = len(g)
-    scores, flat = g.reshape(V * V), edge.reshape(V * V)
-    low, high = _range(scores)
-    for i in range(V * V):
-        flat[i] = scores[i] - high
-    exp_in_place(flat)
-    for i in range(V):
-        for j in range(V):
-            edge_t[j, i] = edge[i, j]
-    return high, high - low + 0 * _sum(flat)  # nan where there is one among the scores
-
-
-@_compiled
-def _exponentiate_all(g: Any, n: int, edge: Any, edge_t: Any) -> Any:
-    """The same of the first n tables (T-1, V, V): the sum of the maxima and the largest spread."""
-    total, widest = 0.0, g.dtype.type(0)
+def _exponentiate(x: Any, n: int, out: Any) -> Any:
+    """Row t of out (T, W) <- exp(x[t] - max x[t]), for the first n rows of x. Returns the sum of the maxima
+    and the largest spread within a row; nan where there is one."""
+    total, spread, n = 0.0, x.dtype.type(0), max(n, 0)
     for t in range(n):
-        high, spread = _exponentiate_edges(g[t], edge[t], edge_t[t])
-        total += high
-        widest = spread if spread > widest or spread != spread else widest
-    return total, widest
-
-
-@_compiled
-def _exponentiate_nodes(f: Any, n: int, node: Any) -> Any:
-    """node (T, V) <- exp(f - max f), position by position, of the first n. Returns the sum of the maxima
-    and the largest spread."""
-    V = f.shape[1]
-    total, spread = 0.0, f.dtype.type(0)
-    for t in range(n):
-        low, high = _range(f[t])
-        for v in range(V):
-            node[t, v] = f[t, v] - high
+        low = high = x[t, 0]
+        for i in range(1, x.shape[1]):
+            low = x[t, i] if x[t, i] < low else low
+            high = x[t, i] if x[t, i] > high else high
+        for i in range(x.shape[1]):
+            out[t, i] = x[t, i] - high
         total += high
         wide = high - low  # nan where all are -inf
         spread = wide if wide > spread or wide != wide else spread
-    exp_in_place(node[:n].reshape(n * V))
-    return total, spread
+    flat = out[:n].reshape(n * x.shape[1])
+    exp_in_place(flat)
+    return total, spread + 0 * _sum(flat)
 
 
 @_compiled
-def _forward_chain(node: Any, edge_t: Any, n: int, alpha: Any, prior: Any, inverse: Any) -> float:
-    """The sum of the logarithms of the scales. Row t of alpha (T, V) <- the message at t, which sums to
-    1; of prior (T, V) <- what t is told by the position before; inverse (T,) <- 1 / scale."""
+def _exponentiate_edges(g: Any, n: int, edge: Any, edge_t: Any) -> Any:
+    """The same of the first n tables (T-1, V, V), each as one row, and their transposes."""
+    V = g.shape[1]
+    found = _exponentiate(g.reshape(len(g), V * V), n, edge.reshape(len(g), V * V))
+    for t in range(n):
+        for i in range(V):
+            for j in range(V):
+                edge_t[t, j, i] = edge[t, i, j]
+    return found
+
+
+@_compiled
+def _forward_chain(
+    node: Any, edge_t: Any, shared: bool, n: int, alpha: Any, prior: Any, inverse: Any
+) -> float:
+    """The sum of the logarithms of the scales. Row t of alpha (T, V) <- the message at t, which sums to 1;
+    of prior (T, V) <- what t is told by the position before; inverse (T,) <- 1 / scale."""
     smallest = np.finfo(node.dtype).tiny
     log_scale, scale = 0.0, 1.0
     for t in range(n):
         if t == 0:
             prior[t].fill(1)
-        elif edge_t.ndim == 2:  # numba compiles the branch that is taken
-            _multiply(edge_t, alpha[t - 1], prior[t])
         else:
-            _multiply(edge_t[t - 1], alpha[t - 1], prior[t])
+            _multiply(edge_t[0 if shared else t - 1], alpha[t - 1], prior[t])
         for v in range(node.shape[1]):
             alpha[t, v] = prior[t, v] * node[t, v]
         total = _sum(alpha[t])
@@ -287,90 +245,73 @@ def _forward_chain(node: Any, edge_t: Any, n: int, alpha: Any, prior: Any, inver
 
 
 @_compiled
-def _backward_chain(node: Any, edge: Any, n: int, inverse: Any, beta: Any, passed: Any) -> None:
+def _backward_chain(
+    node: Any, edge: Any, shared: bool, n: int, inverse: Any, beta: Any, passed: Any
+) -> None:
     """Row t of beta (T, V) <- what all that follows says of position t; of passed (T, V) <- what t then
     passes back to the position before."""
     for t in range(n - 1, -1, -1):
         if t == n - 1:
             beta[t].fill(1)
-        elif edge.ndim == 2:
-            _multiply(edge, passed[t + 1], beta[t])
         else:
-            _multiply(edge[t], passed[t + 1], beta[t])
+            _multiply(edge[0 if shared else t], passed[t + 1], beta[t])
         for v in range(node.shape[1]):
             passed[t, v] = node[t, v] * inverse[t] * beta[t, v]
 
 
 @_compiled
-def _node_marginals(prior: Any, passed: Any, n: int, weight: Any, out: Any) -> None:
-    for t in range(n):
-        for v in range(out.shape[1]):
-            out[t, v] = weight * prior[t, v] * passed[t, v]
-    out[n:].fill(0)
-
-
-@_compiled
-def _space(f: Any, g: Any) -> Any:
-    """Work space of one thread: node, alpha, prior, inverse; edges, their transposes; beta, passed."""
-    T, V = f.shape[2:]
-    dtype = f.dtype
-    edges = g.shape[1:] if g.ndim == 3 else g.shape[2:]
-    chain = np.empty((T, V), dtype), np.empty((T, V), dtype), np.empty((T, V), dtype)
-    tables = np.empty(edges, dtype), np.empty(edges, dtype)
-    return *chain, np.empty(T, dtype), *tables, np.empty((T, V), dtype), np.empty((T, V), dtype)
-
-
-@_compiled
-def _forward(f: Any, g: Any, lengths: Any, log_z: Any, spread: Any, first: int, last: int) -> None:
-    B = f.shape[1]
-    node, alpha, prior, inverse, edge, edge_t, _, _ = _space(f, g)
+def _forward(
+    f: Any, g: Any, shared: bool, lengths: Any, log_z: Any, spread: Any, first: int, last: int
+) -> None:
+    B, T, V = f.shape[1:]
+    node, alpha, prior = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
+    inverse = np.empty(T, f.dtype)
+    edge, edge_t = np.empty(g.shape[2:], f.dtype), np.empty(g.shape[2:], f.dtype)
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        if g.ndim == 3:
-            g_max, g_spread = _exponentiate_edges(g[s], edge, edge_t)
+        tops, g_spread = _exponentiate_edges(g[s, 0], len(edge) if shared else 0, edge, edge_t)
         for b in range(start, min(B, start + CHAINS_AT_ONCE)):
             n = lengths[b]
-            if g.ndim == 3:
-                tops = max(n - 1, 0) * g_max
-            else:
-                tops, g_spread = _exponentiate_all(g[s, b], n - 1, edge, edge_t)
-            total, f_spread = _exponentiate_nodes(f[s, b], n, node)
-            total += _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            log_z[s, b] = total + tops
+            if not shared:
+                tops, g_spread = _exponentiate_edges(g[s, b], n - 1, edge, edge_t)
+            total, f_spread = _exponentiate(f[s, b], n, node)
+            total += _forward_chain(node, edge_t, shared, n, alpha, prior, inverse)
+            log_z[s, b] = total + (max(n - 1, 0) * tops if shared else tops)
             spread[s, b] = f_spread + g_spread
 
 
 @_compiled
 def _backward(
-    f: Any, g: Any, lengths: Any, what: int, weight: Any, nodes: Any, tables: Any, first: int, last: int
-) -> None:
-    """Node marginals times weight, and one of GRADIENTS, STEPS and VARIANCES. Of a branch on ``ndim``
-    numba compiles the side that is taken."""
-    B = f.shape[1]
-    node, alpha, prior, inverse, edge, edge_t, beta, passed = _space(f, g)
-    blocks = -(-B // CHAINS_AT_ONCE)
+    f: Any, g: Any, shared: bool, lengths: Any, what: int, weight: Any, nodes: Any, tables: Any,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """Node marginals times weight, and one of GRADIENTS, STEPS and VARIANCES."""
+    B, T, V = f.shape[1:]
+    node, alpha, prior = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
+    beta, passed, inverse = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype), np.empty(T, f.dtype)
+    edge, edge_t = np.empty(g.shape[2:], f.dtype), np.empty(g.shape[2:], f.dtype)
+    blocks, summed = -(-B // CHAINS_AT_ONCE), shared and what == GRADIENTS
     for unit in range(first, last):
         s, block = unit // blocks, unit % blocks
-        if g.ndim == 3:
-            _exponentiate_edges(g[s], edge, edge_t)
-        if tables.ndim == 4 and what == GRADIENTS:
+        if shared:
+            _exponentiate_edges(g[s, 0], len(edge), edge, edge_t)
+        if summed:
             tables[s, block].fill(0)
         for b in range(block * CHAINS_AT_ONCE, min(B, (block + 1) * CHAINS_AT_ONCE)):
             n = lengths[b]
-            if g.ndim == 5:
-                _exponentiate_all(g[s, b], n - 1, edge, edge_t)
-            _exponentiate_nodes(f[s, b], n, node)
-            _forward_chain(node, edge_t, n, alpha, prior, inverse)
-            _backward_chain(node, edge, n, inverse, beta, passed)
-            _node_marginals(prior, passed, n, weight[s, b], nodes[s, b])
-            if what == VARIANCES:
-                _set_variances(alpha, edge, passed, n, tables[s, b])
-            elif tables.ndim == 4:
-                _add_transitions(alpha, passed, n, weight[s, b], tables[s, block])
-            elif what == STEPS:
-                _set_steps(edge, beta, passed, n, tables[s, b])
+            if not shared:
+                _exponentiate_edges(g[s, b], n - 1, edge, edge_t)
+            _exponentiate(f[s, b], n, node)
+            _forward_chain(node, edge_t, shared, n, alpha, prior, inverse)
+            _backward_chain(node, edge, shared, n, inverse, beta, passed)
+            for t in range(n):
+                for v in range(V):
+                    nodes[s, b, t, v] = weight[s, b] * prior[t, v] * passed[t, v]
+            nodes[s, b, n:].fill(0)
+            if summed:
+                _add_transitions(alpha, passed, n, weight[s, b], tables[s, block, 0])
             else:
-                _set_transitions(alpha, edge, passed, n, weight[s, b], tables[s, b])
-        if tables.ndim == 4 and what == GRADIENTS:
+                _set_tables(what, alpha, edge, shared, beta, passed, n, weight[s, b], tables[s, b])
+        if summed:
             tables[s, block] *= edge

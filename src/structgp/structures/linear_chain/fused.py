@@ -33,7 +33,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.block_b not in (1, 2, 4, 8):
-            raise ValueError(f"{self.block_b} sequences a program: 1, 2, 4 or 8 are possible")
+            raise ValueError(f"block_b must be 1, 2, 4 or 8, got {self.block_b}")
 
 
 def padded(V: int) -> int:
@@ -43,8 +43,8 @@ def padded(V: int) -> int:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass needs: the inputs, and forward messages (S, B, T, V), which are logs where
-    the program that wrote them was careful."""
+    """What the backward pass needs: the inputs, and forward messages (S, B, T, V), which are logs where the
+    program that wrote them was careful."""
 
     f: Tensor
     g: Tensor
@@ -54,15 +54,16 @@ class Saved:
     shape: Shape
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return backward(self, weight)
+        """Gradients in f (S, B, T, V), 0 at padding, and in g (S, V, V), of log Z times weight (S, B)."""
+        nodes, tables = _marginals(self, weight, tables=True)
+        return nodes, tables[:, 0] if tables.shape[1] == 1 else tables.sum(1)
 
 
 def supports(f: Tensor, g: Tensor, mask: Tensor) -> bool:
-    """Whether f (S, B, T, V), g (S, V, V) and mask (B, T) can be taken here; tables by position
-    cannot."""
+    """Whether f (S, B, T, V), g (S, V, V) and mask (B, T) can be taken here; tables by position cannot."""
     return (
         g.dim() == 3
-        and (f.is_cuda or _interpreted())
+        and (f.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
         and f.dtype == g.dtype
         and f.dtype in _LOW
         and f.numel() > 0
@@ -70,10 +71,6 @@ def supports(f: Tensor, g: Tensor, mask: Tensor) -> bool:
         and f.device == g.device == mask.device
         and _triton_is_there()
     )
-
-
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
@@ -90,7 +87,7 @@ def default_shape(B: int, V: int) -> Shape:
 
 
 def forward(f: Tensor, g: Tensor, mask: Tensor, shape: Shape | None = None) -> tuple[Tensor, Saved]:
-    """log Z (S, B), and what ``backward`` needs. Cost O(S B T V^2), memory O(S B T V)."""
+    """log Z (S, B), and what the backward pass needs. Cost O(S B T V^2), memory O(S B T V)."""
     from structgp.structures.linear_chain.fused_kernels import forward_kernel
 
     S, B, T, V = f.shape
@@ -113,21 +110,14 @@ def forward(f: Tensor, g: Tensor, mask: Tensor, shape: Shape | None = None) -> t
     return log_z, saved
 
 
-def backward(saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients in f (S, B, T, V), 0 at padding, and in g (S, V, V), of sum(grad * log Z), grad (S,
-    B)."""
-    nodes, pairs = _marginals(saved, grad, pairs=True)
-    return nodes, pairs[:, 0] if pairs.shape[1] == 1 else pairs.sum(1)
-
-
 def node_marginals(f: Tensor, g: Tensor, mask: Tensor, shape: Shape | None = None) -> Tensor:
     """(S, B, T, V) probabilities of labels, 0 at padding and where a sequence has no labelling."""
     log_z, saved = forward(f, g, mask, shape)
-    return _marginals(saved, torch.ones_like(log_z), pairs=False)[0]
+    return _marginals(saved, torch.ones_like(log_z), tables=False)[0]
 
 
-def _marginals(saved: Saved, weight: Tensor, *, pairs: bool) -> tuple[Tensor, Tensor]:
-    """Node marginals times weight (S, B), and pair marginals (S, blocks of sequences, V, V)."""
+def _marginals(saved: Saved, weight: Tensor, *, tables: bool) -> tuple[Tensor, Tensor]:
+    """Node marginals times weight (S, B), and those of transitions (S, blocks of sequences, V, V)."""
     from structgp.structures.linear_chain.fused_kernels import backward_kernel
 
     f = saved.f
@@ -135,23 +125,16 @@ def _marginals(saved: Saved, weight: Tensor, *, pairs: bool) -> tuple[Tensor, Te
     n_blocks = -(-B // saved.shape.block_b)
     nodes = torch.empty_like(f)
     # One part for each program, summed afterwards: the sum's order is then always the same.
-    parts = f.new_empty((S, n_blocks, V, V) if pairs else (0,))
+    parts = f.new_empty((S, n_blocks, V, V) if tables else (0,))
     with torch.cuda.device_of(f):
         backward_kernel[(S * n_blocks,)](
             f, saved.g, saved.mask, saved.alpha, saved.careful, weight.to(f.dtype).contiguous(),
-            nodes, parts, B, T, n_blocks, **_constants(saved), PAIRS=pairs,
+            nodes, parts, B, T, n_blocks, **_constants(saved), TABLES=tables,
         )  # fmt: skip
     return nodes, parts
 
 
 def _constants(saved: Saved) -> dict[str, int | float | str]:
-    V, dtype = saved.f.shape[-1], saved.f.dtype
-    return {
-        "V": V,
-        "VP": padded(V),
-        "BLOCK_B": saved.shape.block_b,
-        "LOW": _LOW[dtype],
-        "TINY": _TINY[dtype],
-        "CHUNK": _MASK_CHUNK,
-        "num_warps": saved.shape.num_warps,
-    }
+    V, dtype, shape = saved.f.shape[-1], saved.f.dtype, saved.shape
+    sizes = {"V": V, "VP": padded(V), "BLOCK_B": shape.block_b, "num_warps": shape.num_warps}
+    return {**sizes, "LOW": _LOW[dtype], "TINY": _TINY[dtype], "CHUNK": _MASK_CHUNK}

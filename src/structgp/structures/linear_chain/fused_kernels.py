@@ -1,17 +1,16 @@
-"""The chain's two passes as Triton kernels: a program has BLOCK_B sequences of one draw, all steps of
-them.
+"""The chain's two passes as Triton kernels: a program has BLOCK_B sequences of one draw, all steps of them.
 
 A program first takes the quick way: messages are probabilities, each scaled by the power of 2 that brings
-its largest entry to between 1 and 2; a step is a matrix product and V exponentials. It keeps account of
-the smallest numbers met. Where one that should not be 0 may have vanished, the program throws its work
-away and takes the careful way: one sequence after the other in log space, V^2 exponentials a step. Nobody
-outside has to look at the potentials.
+its largest entry to between 1 and 2; a step is a matrix product and V exponentials. It keeps account of the
+smallest numbers met. Where one that should not be 0 may have vanished, the program throws its work away and
+takes the careful way: one sequence after the other in log space, V^2 exponentials a step. Nobody outside
+has to look at the potentials.
 
-Why the account is enough, forward (backward is alike). Let moved_j = sum_i alpha_i e^g_ij and q_j =
-moved_j e^f_j, for labels j that f allows. If moved_j > 0, all that vanished in its sum is below the
-smallest number of the type, and q_j >= LOW is far above that: q_j is right to rounding. If moved_j = 0,
-then either no label leads to j, or each product alpha_i e^g_ij vanished; the latter cannot be when the
-smallest alpha > 0 times the smallest e^g > 0 is above TINY. And alpha is at least q / V / 2.
+Why the account is enough, forward (backward is alike). Let moved_j = sum_i alpha_i e^g_ij and q_j = moved_j
+e^f_j, for labels j that f allows. If moved_j > 0, all that vanished in its sum is below the smallest number
+of the type, and q_j >= LOW is far above that: q_j is right to rounding. If moved_j = 0, then either no
+label leads to j, or each product alpha_i e^g_ij vanished; the latter cannot be when the smallest alpha > 0
+times the smallest e^g > 0 is above TINY. And alpha is at least q / V / 2.
 
 This module needs Triton; ``fused`` imports it when it is needed.
 """
@@ -84,22 +83,10 @@ def _vanished(smallest, zeros, edge, LOW: tl.constexpr, TINY: tl.constexpr, VP: 
 
 @triton.jit(do_not_specialize=["B", "T", "n_blocks"])
 def forward_kernel(
-    f_ptr,
-    g_ptr,
-    mask_ptr,
-    log_z_ptr,
-    alpha_ptr,
-    careful_ptr,
-    B,
-    T,
-    n_blocks,
-    V: tl.constexpr,
-    VP: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    LOW: tl.constexpr,
-    TINY: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    f_ptr, g_ptr, mask_ptr, log_z_ptr, alpha_ptr, careful_ptr, B, T, n_blocks,
+    V: tl.constexpr, VP: tl.constexpr, BLOCK_B: tl.constexpr,
+    LOW: tl.constexpr, TINY: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """log Z (S, B), forward messages (S, B, T, V), of any scale and undefined at padding, and for each
     program whether it was careful: its messages are logs then."""
     dtype: tl.constexpr = f_ptr.dtype.element_ty
@@ -190,27 +177,12 @@ def _forward_in_logs(f_ptr, g_ptr, log_z_ptr, alpha_ptr, s, chain, T, n, V: tl.c
 
 @triton.jit(do_not_specialize=["B", "T", "n_blocks"])
 def backward_kernel(
-    f_ptr,
-    g_ptr,
-    mask_ptr,
-    alpha_ptr,
-    careful_ptr,
-    weight_ptr,
-    nodes_ptr,
-    pairs_ptr,
-    B,
-    T,
-    n_blocks,
-    V: tl.constexpr,
-    VP: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    LOW: tl.constexpr,
-    TINY: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
-    """Node marginals times weight (S, B, T, V), 0 at padding, and with PAIRS those of pairs, summed over
-    the sequences of a program (S, n_blocks, V, V).
+    f_ptr, g_ptr, mask_ptr, alpha_ptr, careful_ptr, weight_ptr, nodes_ptr, tables_ptr, B, T, n_blocks,
+    V: tl.constexpr, VP: tl.constexpr, BLOCK_B: tl.constexpr, LOW: tl.constexpr,
+    TINY: tl.constexpr, CHUNK: tl.constexpr, TABLES: tl.constexpr,
+):  # fmt: skip
+    """Node marginals times weight (S, B, T, V), 0 at padding, and with TABLES those of transitions, summed
+    over the sequences of a program (S, n_blocks, V, V).
 
     Messages are known but for a factor, and so the products of two are normalised at each step.
     """
@@ -262,7 +234,7 @@ def backward_kernel(
         weight = tl.where((t + 1 == n) & (norm == 0), 0.0, weight)
         share = tl.where(t < n, weight / tl.maximum(norm, LOW), 0.0)
         tl.store(nodes_ptr + at + t * V, node * share[:, None], mask=(t < n)[:, None] & label)
-        if PAIRS:
+        if TABLES:
             counts += _outer(passed, alpha * share[:, None])
 
         q = beta * tl.exp(f - _finite(tl.max(f, 1))[:, None])
@@ -282,19 +254,19 @@ def backward_kernel(
         for k in range(BLOCK_B):
             counts += _backward_in_logs(
                 f_ptr, g_ptr, alpha_ptr, weight_ptr, nodes_ptr, was_careful, s, s * B + first + k, T,
-                tl.sum(tl.where(row == k, n, 0), 0), V, VP, PAIRS,
+                tl.sum(tl.where(row == k, n, 0), 0), V, VP, TABLES,
             )  # fmt: skip
-    if PAIRS:
-        tl.store(pairs_ptr + pid * V * V + v[None, :] * V + v[:, None], counts, mask=two)
+    if TABLES:
+        tl.store(tables_ptr + pid * V * V + v[None, :] * V + v[:, None], counts, mask=two)
 
 
 @triton.jit
 def _backward_in_logs(
     f_ptr, g_ptr, alpha_ptr, weight_ptr, nodes_ptr, alpha_is_log, s, chain, T, n,
-    V: tl.constexpr, VP: tl.constexpr, PAIRS: tl.constexpr,
+    V: tl.constexpr, VP: tl.constexpr, TABLES: tl.constexpr,
 ):  # fmt: skip
-    """``backward_kernel`` of one sequence of n positions, for any potentials below +inf. Returns the
-    pairs, (VP, VP), [j, i]."""
+    """``backward_kernel`` of one sequence of n positions, for any potentials below +inf. Returns the sums
+    of transitions, (VP, VP), [j, i]."""
     v = tl.arange(0, VP)
     label = (v < V)[None, :]
     two = (v < V)[:, None] & (v < V)[None, :]
@@ -318,9 +290,9 @@ def _backward_in_logs(
         node = tl.exp(node - best[:, None])
         share = weight / tl.maximum(tl.sum(node, 1), 0.5)
         tl.store(nodes_ptr + at + t * V, node * share[:, None], mask=label)
-        if PAIRS:
-            pairs = tl.exp(ahead + (alpha - best[:, None])[:, None, :]) * share[:, None, None]
-            counts += tl.sum(pairs, 0)
+        if TABLES:
+            p = tl.exp(ahead + (alpha - best[:, None])[:, None, :]) * share[:, None, None]
+            counts += tl.sum(p, 0)
         passed = f + beta
         passed -= _finite(tl.max(passed, 1))[:, None]
     return counts

@@ -1,10 +1,9 @@
-"""exp for compiled loops, of numbers that are not positive, in operations that a compiler turns into
-vector instructions; a call of the C library would be made number by number, and cost several times as
-much.
+"""exp for compiled loops, of numbers that are not positive, in operations that a compiler turns into vector
+instructions; a call of the C library would be made number by number, and cost several times as much.
 
-exp(x) = 2^k exp(r) with k the integer next to x / log 2, and |r| <= log(2) / 2: a polynomial. Adding
-1.5 * 2^52 (2^23 in single precision) rounds to an integer and leaves it in the low bits of the sum, from
-where it goes to the exponent of the result. Right to 2 units in the last place.
+exp(x) = 2^k exp(r) with k the integer next to x / log 2, and |r| <= log(2) / 2: a polynomial. Adding 1.5 *
+2^52 (2^23 in single precision) rounds to an integer and leaves it in the low bits of the sum, from where it
+goes to the exponent of the result. Right to 2 units in the last place.
 """
 
 from __future__ import annotations
@@ -53,18 +52,12 @@ def _exp_64(x: Any) -> Any:
     k = rounded - _ROUND_64
     r = x - k * _LOG2_64[0] - k * _LOG2_64[1]
     p = r / 6227020800.0 + 1 / 479001600.0
-    p = p * r + 1 / 39916800.0
-    p = p * r + 1 / 3628800.0
-    p = p * r + 1 / 362880.0
-    p = p * r + 1 / 40320.0
-    p = p * r + 1 / 5040.0
-    p = p * r + 1 / 720.0
-    p = p * r + 1 / 120.0
-    p = p * r + 1 / 24.0
-    p = p * r + 1 / 6.0
-    p = p * r + 0.5
-    p = p * r + 1.0
-    p = p * r + 1.0
+    p = (p * r + 1 / 39916800.0) * r + 1 / 3628800.0
+    p = (p * r + 1 / 362880.0) * r + 1 / 40320.0
+    p = (p * r + 1 / 5040.0) * r + 1 / 720.0
+    p = (p * r + 1 / 120.0) * r + 1 / 24.0
+    p = (p * r + 1 / 6.0) * r + 0.5
+    p = (p * r + 1.0) * r + 1.0
     y = _float(_bits(p) + (_bits(rounded) << 52))
     return y if x >= _LOWEST_64 else (0.0 if x < _LOWEST_64 else x)  # nan stays nan
 
@@ -75,12 +68,9 @@ def _exp_32(x: Any) -> Any:
     k = rounded - _ROUND_32
     r = x - k * _LOG2_32[0] - k * _LOG2_32[1]
     p = _TERMS_32[0] * r + _TERMS_32[1]
-    p = p * r + _TERMS_32[2]
-    p = p * r + _TERMS_32[3]
-    p = p * r + _TERMS_32[4]
-    p = p * r + _TERMS_32[5]
-    p = p * r + _ONE_32
-    p = p * r + _ONE_32
+    p = (p * r + _TERMS_32[2]) * r + _TERMS_32[3]
+    p = (p * r + _TERMS_32[4]) * r + _TERMS_32[5]
+    p = (p * r + _ONE_32) * r + _ONE_32
     y = _float(types.int32(_bits(p) + types.int32(_bits(rounded) << 23)))
     return y if x >= _LOWEST_32 else (_ZERO_32 if x < _LOWEST_32 else x)
 

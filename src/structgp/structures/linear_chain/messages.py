@@ -1,20 +1,21 @@
-"""log Z of a chain and its gradients: which recursion carries the numbers.
+"""Forward-backward over a chain: log Z, its gradients, and the posterior as a Markov chain.
 
-One recursion, several ways:
+One recursion, several ways to carry its numbers:
 
-* probability space, rescaled at each step: a step is one matrix product. Exact to rounding
-  as long as no number under- or overflows, which the spread of the potentials bounds:
-  a forward message at t spans at most exp(range f_t + range g). Compiled loops (``Compiled``) where numba
-  is there, the numbers are on the CPU and there is enough to do; otherwise torch operations (``Scaled``).
+* probability space, rescaled at each step: a step is one matrix product. Exact to rounding as long as no
+  number under- or overflows, which the spread of the potentials bounds: a forward message at t spans at
+  most exp(range f_t + range g). Compiled loops (``Compiled``) where numba is there, the numbers are on the
+  CPU and there is enough to do; otherwise torch operations (``Scaled``).
 * the same in one kernel for each pass on a GPU (``fused``), which looks after the spread itself.
 * log space (``Logs``): slower, and right for any potentials, infinite ones included.
 
 None builds a graph of T steps: the gradient of log Z is the marginals, so the backward pass IS
-forward-backward.
+forward-backward. Transition scores g are one table, (S, V, V), or one per position, (S, B, T-1, V, V).
 """
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any, Protocol, cast
 
@@ -23,7 +24,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from structgp.structures.linear_chain import fused
-from structgp.structures.linear_chain.recursions import Logs, Scaled
 from structgp.structures.masks import steps_to_anywhere
 
 # Largest log-ratio between numbers of one message that probability space is trusted with: about two
@@ -36,9 +36,9 @@ WORTH_COMPILING = 50_000
 
 
 class Messages(Protocol):
-    """What the forward pass leaves."""
+    """What the forward pass leaves. log_z : (S, B)."""
 
-    def log_partition(self) -> Tensor: ...  # (S, B)
+    log_z: Tensor
 
     def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Of log Z times weight (S, B): in f (S, B, T, V), and in g: (S, V, V), summed over sequences and
@@ -48,19 +48,18 @@ class Messages(Protocol):
     def node_marginals(self) -> Tensor: ...  # (S, B, T, V)
 
     def walk(self) -> tuple[Tensor, Tensor]:
-        """The posterior as a Markov chain: node marginals (S, B, T, V), and transition matrices
-        (S, B, T-1, V, V) from each position to the next; both 0 at padding."""
+        """The posterior as a Markov chain: node marginals (S, B, T, V), and transition matrices (S, B, T-1,
+        V, V) from each position to the next; both 0 at padding."""
         ...
 
     def next_variances(self) -> tuple[Tensor, Tensor]:
-        """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V),
-        summed over positions, for a shared table, else (S, B, T-1, V, V)."""
+        """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V), summed
+        over positions, for a shared table, else (S, B, T-1, V, V)."""
         ...
 
 
 def log_partition(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    """(S, B) log Z of f (S, B, T, V) and g (S, V, V) or (S, B, T-1, V, V), differentiable once in
-    both."""
+    """(S, B) log Z of f (S, B, T, V) and g, differentiable once in both."""
     return _LogPartition.apply(f, g, mask)
 
 
@@ -70,11 +69,12 @@ class _LogPartition(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(f, g)
-        if fused.supports(f, g, mask):
+        if (f.is_cuda or "TRITON_INTERPRET" in os.environ) and fused.supports(f, g, mask):
             log_z, ctx.messages = fused.forward(f, g, mask)
             return log_z
         ctx.messages = pass_messages(f, g, mask)
-        return ctx.messages.log_partition()
+        # A copy: as the output of a function whose context holds it, it would keep itself alive.
+        return ctx.messages.log_z.clone()
 
     @staticmethod
     @once_differentiable
@@ -85,20 +85,22 @@ class _LogPartition(torch.autograd.Function):
 
 def node_marginals(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     """(S, B, T, V) probabilities of labels, 0 at padding."""
-    if fused.supports(f, g, mask):
+    if (f.is_cuda or "TRITON_INTERPRET" in os.environ) and fused.supports(f, g, mask):
         return fused.node_marginals(f, g, mask)
     return pass_messages(f, g, mask).node_marginals()
 
 
 def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
-    """The forward pass over f (S, B, T, V) and g (S, V, V) or (S, B, T-1, V, V)."""
-    quick = _in_compiled_loops(f, g, mask)
-    if quick is not None and quick.spread <= SAFE_SPREAD[f.dtype]:
-        return quick
+    """The forward pass over f (S, B, T, V) and g, without a gradient."""
+    f, g, quick = f.detach(), g.detach(), None
+    if f.numel() * f.shape[-1] >= max(1, WORTH_COMPILING):
+        quick = _in_compiled_loops(f, g, mask)
+        if quick is not None and quick.spread <= SAFE_SPREAD[f.dtype]:
+            return quick
     # Whatever stands at padding, infinite or nan, has no part in any of it.
     f = f.masked_fill(~mask[..., None], 0)
     if g.dim() > 3:
-        g = g.masked_fill(~(mask[:, 1:] & mask[:, :-1])[..., None, None], 0)
+        g = g.masked_fill(~mask[:, 1:, None, None], 0)
     spread = _widest(f, (-1,)) + _widest(g, (-1, -2))
     restricted = bool(spread == torch.inf)
     if restricted:
@@ -112,24 +114,9 @@ def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
     return Logs(f, g, mask) if restricted and scaled.ends_nowhere else scaled
 
 
-class _Narrowed:
-    """Messages in double precision whose answers are wanted in single: where the potentials are too wide
-    for single precision and not for double, that is quicker than log space."""
-
-    def __init__(self, messages: Messages) -> None:
-        self._messages = messages
-
-    def __getattr__(self, name: str) -> Any:
-        def ask(*given: Tensor) -> Any:
-            found = getattr(self._messages, name)(*(x.double() for x in given))
-            return found.float() if isinstance(found, Tensor) else tuple(x.float() for x in found)
-
-        return ask
-
-
 def _widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Tensor:
-    """() largest difference between entries of x within ``dims``, with minima taken of ``lowest`` if
-    given; inf where all entries are -inf."""
+    """() largest difference between entries of x within ``dims``, with minima taken of ``lowest`` if given;
+    inf where all entries are -inf."""
     if not x.numel():
         return x.new_zeros(())
     top = x.amax(dims)
@@ -139,8 +126,6 @@ def _widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> T
 
 def _in_compiled_loops(f: Tensor, g: Tensor, mask: Tensor) -> Any:
     if f.device.type != "cpu" or f.dtype not in SAFE_SPREAD or g.dtype != f.dtype:
-        return None
-    if f.numel() * f.shape[-1] < max(1, WORTH_COMPILING):
         return None
     loops = compiled_loops()
     return None if loops is None else loops(f, g, mask)
@@ -160,9 +145,9 @@ def restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     """() largest log-ratio between numbers of one message where some scores are -inf, but not all of a
     position: an upper bound.
 
-    A label that not every label can precede is reached on a detour, and each step of it may cost the
-    spread of the scores that are left. Bans in the middle of a sequence may make it as long as the
-    sequence; with a table per position, what any of them forbids counts as forbidden.
+    A label that not every label can precede is reached on a detour, and each step of it may cost the spread
+    of the scores that are left. Bans in the middle of a sequence may make it as long as the sequence; with
+    a table per position, what any of them forbids counts as forbidden.
     """
     spread = f.new_zeros(())
     for x, dims in ((f, (-1,)), (g, (-1, -2))):
@@ -170,10 +155,161 @@ def restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     banned = (g == -torch.inf).flatten(0, -3).any(0)
     if not bool(banned.any()):
         return spread  # from any label to any in one step
-    inner = mask.clone()
-    inner[:, 0] = False
-    inner[:, :-1] &= mask[:, 1:]
-    inner[:, -1] = False
-    within = (f == -torch.inf).any(-1).any(0) & inner
+    # Padding has no -inf: what is followed by a position and is not the first is in the middle.
+    within = (f[:, :, 1:-1] == -torch.inf).any(-1).any(0) & mask[:, 2:]
     detour = f.shape[2] if bool(within.any()) else steps_to_anywhere(~banned)
     return spread * (f.shape[2] if detour is None else min(detour, f.shape[2]))
+
+
+class _Narrowed:
+    """Messages in double precision whose answers are wanted in single: where the potentials are too wide
+    for single precision and not for double, that is quicker than log space."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages, self.log_z = messages, messages.log_z.float()
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*given: Tensor) -> Any:
+            found = getattr(self._messages, name)(*(x.double() for x in given))
+            return found.float() if isinstance(found, Tensor) else tuple(x.float() for x in found)
+
+        return ask
+
+
+class Scaled:
+    """Forward-backward in probability space as torch operations, every forward message scaled to sum to 1.
+    ``restricted`` : some scores are -inf, and a message may be empty."""
+
+    def __init__(self, f: Tensor, g: Tensor, mask: Tensor, restricted: bool = False) -> None:
+        self.mask, self.shared = mask, g.dim() == 3
+        f_max, g_max = f.amax(-1), g.amax((-1, -2))  # (S, B, T), and (S,) or (S, B, T-1)
+        # Time first: each step then reads one contiguous (S, B, V) slab.
+        self.node = torch.exp(f - f_max[..., None]).permute(2, 0, 1, 3).contiguous()
+        self.edge = torch.exp(g - g_max[..., None, None])  # as g
+        self.alpha, self.prior = torch.empty_like(self.node), torch.ones_like(self.node)
+        self.scale = self.node.new_empty((*self.node.shape[:-1], 1))
+        for t in range(len(self.node)):
+            # prior: what a position is told by the one before
+            if t > 0 and self.shared:
+                torch.bmm(self.alpha[t - 1], self.edge, out=self.prior[t])
+            elif t > 0:
+                told = self.alpha[t - 1, ..., None, :] @ self.edge[:, :, t - 1]
+                self.prior[t] = told.squeeze(-2)
+            alpha = torch.mul(self.prior[t], self.node[t], out=self.alpha[t])
+            torch.sum(alpha, -1, keepdim=True, out=self.scale[t])
+            if restricted:
+                self.scale[t].clamp_(min=torch.finfo(f.dtype).tiny)
+            alpha.div_(self.scale[t])
+        # Padding comes last, so the recursion may run into it: its terms are left out here.
+        terms = self.scale.squeeze(-1).log().permute(1, 2, 0) + f_max
+        tables = g_max[:, None, None] if self.shared else g_max
+        self.log_z = torch.where(mask, terms, 0).sum(-1) + torch.where(mask[:, 1:], tables, 0).sum(-1)
+
+    @property
+    def ends_nowhere(self) -> bool:
+        """Whether a sequence has no labelling at all."""
+        empty = self.scale.squeeze(-1) <= torch.finfo(self.scale.dtype).tiny  # (T, S, B)
+        return bool((empty & self.mask.T[:, None]).any())
+
+    def _backward(self) -> tuple[Tensor, Tensor]:
+        """Node marginals (S, B, T, V), and (S, B, T, V) node * beta / scale: what a position passes back to
+        the one before it."""
+        passed = torch.empty_like(self.node)
+        here = (self.node / self.scale) * self.mask.T[:, None, :, None]
+        for t in reversed(range(len(passed))):
+            if t == len(passed) - 1:
+                passed[t] = here[t]
+                continue
+            if self.shared:
+                beta = torch.bmm(passed[t + 1], self.edge.mT)
+            else:
+                beta = (self.edge[:, :, t] @ passed[t + 1, ..., None]).squeeze(-1)
+            # The last real position has nothing after it: its beta is 1.
+            beta.masked_fill_(~self.mask[:, t + 1, None], 1.0)
+            torch.mul(here[t], beta, out=passed[t])
+        # alpha * beta = prior * passed, without dividing by a node that may be tiny
+        return (self.prior * passed).permute(1, 2, 0, 3), passed.permute(1, 2, 0, 3)
+
+    def node_marginals(self) -> Tensor:
+        return self._backward()[0]
+
+    def walk(self) -> tuple[Tensor, Tensor]:
+        nodes, passed = self._backward()
+        weight = (self.edge[:, None, None] if self.shared else self.edge) * passed[:, :, 1:, None, :]
+        total = weight.sum(-1, keepdim=True)
+        return nodes, weight / torch.where(total > 0, total, 1)
+
+    def next_variances(self) -> tuple[Tensor, Tensor]:
+        nodes, passed = self._backward()
+        p = self.alpha[:-1].permute(1, 2, 0, 3)[..., None] * passed[:, :, 1:, None, :]
+        p *= self.edge[:, None, None] if self.shared else self.edge
+        bend = p - p.square()
+        return nodes, bend.sum(2) if self.shared else bend
+
+    def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        nodes, passed = self._backward()
+        before = (self.alpha[:-1] * weight[..., None]).permute(1, 2, 0, 3)
+        if self.shared:
+            tables = torch.bmm(before.flatten(1, 2).mT, passed[:, :, 1:].flatten(1, 2))
+        else:
+            tables = before[..., None] * passed[:, :, 1:, None, :]
+        return weight[..., None, None] * nodes, self.edge * tables
+
+
+class Logs:
+    """Forward-backward in log space: any potentials, -inf included."""
+
+    def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
+        self.f, self.mask, self.shared = f, mask, g.dim() == 3
+        self.g = g[:, None, None] if self.shared else g  # (S, B or 1, T-1 or 1, V, V)
+        self.alpha = torch.empty_like(f)
+        alpha = f[:, :, 0]
+        for t in range(f.shape[2]):
+            if t > 0:
+                moved = torch.logsumexp(alpha[..., :, None] + self._table(t), -2) + f[:, :, t]
+                alpha = torch.where(mask[:, t, None], moved, alpha)
+            self.alpha[:, :, t] = alpha
+        self.log_z = torch.where(mask.any(-1), torch.logsumexp(alpha, -1), 0)
+        # 0 where nothing is possible, so that all there has probability 0
+        self.total = self.log_z.masked_fill(self.log_z == -torch.inf, 0)[..., None, None]
+
+    def _table(self, t: int) -> Tensor:
+        """(S, B or 1, V, V) scores of the transitions into t."""
+        return self.g[:, :, 0 if self.shared else t - 1]
+
+    def _backward(self) -> tuple[Tensor, Tensor]:
+        """(S, B, T, V) node marginals, and logs of what all that follows says of each position."""
+        beta = torch.zeros_like(self.f)
+        for t in reversed(range(self.f.shape[2] - 1)):
+            ahead = self.f[:, :, t + 1] + beta[:, :, t + 1]
+            moved = torch.logsumexp(self._table(t + 1) + ahead[..., None, :], -1)
+            beta[:, :, t] = torch.where(self.mask[:, t + 1, None], moved, 0)
+        return torch.where(self.mask[..., None], torch.exp(self.alpha + beta - self.total), 0), beta
+
+    def node_marginals(self) -> Tensor:
+        return self._backward()[0]
+
+    def walk(self) -> tuple[Tensor, Tensor]:
+        nodes, beta = self._backward()
+        # A label that nothing can follow is never visited: its row may be anything finite.
+        step = torch.softmax(self.g + (self.f + beta)[:, :, 1:, None, :], -1).nan_to_num(0)
+        return nodes, torch.where(self.mask[:, 1:, None, None], step, 0)
+
+    def next_variances(self) -> tuple[Tensor, Tensor]:
+        node, step = self.walk()
+        both = node[:, :, :-1, :, None] * step
+        bend = both - both.square()
+        return node, bend.sum(2) if self.shared else bend
+
+    def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        nodes, beta = self._backward()
+        tables = torch.zeros_like(self.g)
+        for t in range(1, self.f.shape[2]):
+            ahead = (self.f + beta)[:, :, t, None, :] + self._table(t)
+            p = torch.exp(self.alpha[:, :, t - 1, :, None] + ahead - self.total)
+            p = torch.where(self.mask[:, t, None, None], p * weight[..., None, None], 0)
+            if self.shared:
+                tables[:, 0, 0] += p.sum(1)
+            else:
+                tables[:, :, t - 1] = p
+        return weight[..., None, None] * nodes, tables[:, 0, 0] if self.shared else tables

@@ -4,8 +4,8 @@ With mu the node marginals and C[t, t'] the product of transition matrices from 
 
     Cov(1[y_t = j], 1[y_t' = j]) = mu_t(j) (C[t, t'](j, j) - mu_t'(j)),
 
-of a direction b the same with b^T diag(mu_t) C[t, t'] b - (mu_t b) (mu_t' b), and the variance
-of how often label i is followed by j comes from the same products.
+of a direction b the same with b^T diag(mu_t) C[t, t'] b - (mu_t b) (mu_t' b), and the variance of how often
+label i is followed by j comes from the same products.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def chain_curvature(node: Tensor, step: Tensor, mask: Tensor, basis: Tensor | No
     """Curvature from node marginals (S, B, T, V) and transition matrices (S, B, T-1, V, V), along the
     columns of ``basis`` (V, R), or of each label.
 
-    All positions t and t + d at once for each distance d: O(S B T^2 V^3) time in T batched products,
-    O(S B T V^2) memory. Labels that are far apart forget each other: it ends at the first distance where
-    nothing is larger than ``NEGLIGIBLE``.
+    All positions t and t + d at once for each distance d: O(S B T^2 V^3) time in T batched products, O(S B
+    T V^2) memory. Labels that are far apart forget each other: it ends at the first distance where nothing
+    is larger than ``NEGLIGIBLE``.
     """
     S, B, T, V = node.shape
     R = V if basis is None else basis.shape[1]

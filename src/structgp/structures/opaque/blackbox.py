@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from structgp.errors import InputError, LikelihoodError, StructgpWarning
 from structgp.structures.base import Structure
-from structgp.structures.opaque.detect import Found, Kind, find_kind
-from structgp.structures.opaque.finite import one_table
-from structgp.structures.opaque.user_function import Caller, name_of, told
+from structgp.structures.opaque.detect import Kind, find_kind
+from structgp.structures.opaque.user_function import Caller, name_of, one_table, told
+
+Array = NDArray[Any]
 
 CHUNKS_PER_WORKER = 4
 """Sequences differ in length: a worker that finishes early can take another chunk."""
@@ -40,11 +41,10 @@ class BlackBox(Structure):
         -1 in y, for a label that is missing. -inf means that a labelling is impossible; nan and +inf are
         errors. NumPy functions are given read-only arrays, torch functions copies.
     batched : the function computes a whole batch, ``function(f, g, y, mask)`` with f (S, B, T, V),
-        g (S, V, V), y and mask (B, T) -> (S, B). Where the mask is false, f and y are 0 and must
-        not count.
+        g (S, V, V), y and mask (B, T) -> (S, B). Where the mask is false, f and y are 0 and must not count.
     n_jobs : processes that share the sequences of a batch, -1 for one per core. Only for NumPy
-        functions of one sequence; ignored for others. joblib must be able to pickle the function,
-        which it can for most closures and lambdas.
+        functions of one sequence; ignored for others. joblib must be able to pickle the function, which it
+        can for most closures and lambdas.
     """
 
     def __init__(self, function: Callable[..., Any], *, batched: bool = False, n_jobs: int = 1) -> None:
@@ -56,28 +56,31 @@ class BlackBox(Structure):
             raise InputError(
                 "n_jobs", f"must be an integer other than 0, got {n_jobs!r}", "pass 1 or more, or -1"
             )
-        self.function = function
-        self.batched = batched
-        self.n_jobs = n_jobs
-        self._found: Found | None = None
+        self.function, self.batched, self.n_jobs = function, batched, n_jobs
+        self.handles_missing = getattr(function, "handles_missing", False) is True
+        self.gradient_problem: str | None = None
+        """Why the gradient that the function carries is not used; None if it is, or there is none."""
+        self._caller, self._kind = Caller(function, batched), cast("Kind | None", None)
 
     def __repr__(self) -> str:
         return f"BlackBox({name_of(self.function)}, batched={self.batched}, n_jobs={self.n_jobs})"
 
     def probe(self, n_labels: int) -> Kind:
-        """'torch with gradient', 'numpy', or 'torch, values only', found by a trial with n_labels labels
-        at the first call. Warns if the function carries a gradient that differences of its values
-        contradict; that gradient is not used."""
-        if self._found is None:
-            self._found = find_kind(self._caller, n_labels)
-            if self._found.gradient_problem:
+        """'torch with gradient', 'numpy', or 'torch, values only', found by a trial with n_labels labels at
+        the first call, which also sets ``ignores_shift``. Warns if the function carries a gradient that
+        differences of its values contradict; that gradient is not used."""
+        if self._kind is None:
+            found = find_kind(self._caller, n_labels)
+            self._kind, self.ignores_shift = found.kind, found.ignores_shift
+            self.gradient_problem = found.gradient_problem
+            if found.gradient_problem:
                 warnings.warn(
                     f"{self._caller.place}: the gradient it carries is incomplete or wrong"
-                    f" ({self._found.gradient_problem}); only its values are used",
+                    f" ({found.gradient_problem}); only its values are used",
                     StructgpWarning,
                     stacklevel=2,
                 )
-        return self._found.kind
+        return self._kind
 
     @property
     def kind(self) -> Kind:
@@ -86,22 +89,7 @@ class BlackBox(Structure):
         return self.probe(3)
 
     @property
-    def gradient_problem(self) -> str | None:
-        """Why the gradient that the function carries is not used; None if it is, or there is none."""
-        return self._found.gradient_problem if self._found else None
-
-    @property
-    def ignores_shift(self) -> bool:
-        """Whether all trials of ``probe`` found it so; False before the first."""
-        return self._found is not None and self._found.ignores_shift
-
-    @property
-    def handles_missing(self) -> bool:
-        """The function's attribute of that name; False without one."""
-        return getattr(self.function, "handles_missing", False) is True
-
-    @property
-    def has_gradient(self) -> bool:
+    def has_gradient(self) -> bool:  # type: ignore[override]
         return self.kind == "torch with gradient"
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -117,58 +105,46 @@ class BlackBox(Structure):
             if self.batched:
                 f = f.masked_fill(~mask[..., None], 0)
                 values = self._batch(kind, f[:, real], g, y[real], mask[real], real)
-            elif kind == "numpy":
-                values = self._pool(f, g, y, mask.sum(-1).tolist(), real.tolist())
             else:
-                values = self._one_by_one(f, g, y, mask.sum(-1).tolist(), real.tolist())
+                ends = [(b, n) for b, n in enumerate(mask.sum(-1).tolist()) if n]
+                if kind == "numpy":
+                    values = torch.from_numpy(self._pool(_array(f), _array(g), _array(y), ends))
+                else:
+                    one = self._caller.torch
+                    values = torch.stack([one(f[:, b, :n], g, y[b, :n], sequence=b) for b, n in ends], 1)
             return full.index_copy(1, real, values.to(f.device)).to(f.dtype)
-
-    @property
-    def _caller(self) -> Caller:
-        return Caller(self.function, self.batched)
 
     def _batch(self, kind: Kind, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, real: Tensor) -> Tensor:
         only = 0 if len(real) == 1 else None
         try:
             if kind == "numpy":
-                arrays = (_array(f), _array(g), _array(y), _array(mask))
-                return torch.from_numpy(self._caller.numpy(*arrays, sequence=only))
-            return self._caller.torch(f, g, y, mask, only)
+                values = self._caller.numpy(*map(_array, (f, g, y, mask)), sequence=only)
+                return torch.from_numpy(values)
+            return self._caller.torch(f, g, y, mask, sequence=only)
         except LikelihoodError as error:
             if error.sequence is not None:
                 error.sequence = int(real[error.sequence])
             raise
 
-    def _one_by_one(self, f: Tensor, g: Tensor, y: Tensor, lengths: list[int], real: list[int]) -> Tensor:
-        caller = self._caller
-        values = [caller.torch(f[:, b, : lengths[b]], g, y[b, : lengths[b]], sequence=b) for b in real]
-        return torch.stack(values, 1)
+    def _pool(self, f: Array, g: Array, y: Array, ends: list[tuple[int, int]]) -> Array:
+        """(S, len(ends)) NumPy values of sequences, given with their lengths, from ``n_jobs`` processes.
 
-    def _pool(self, f: Tensor, g: Tensor, y: Tensor, lengths: list[int], real: list[int]) -> Tensor:
-        """(S, len(real)) NumPy values of the sequences that have tokens, computed by ``n_jobs``
-        processes.
-
-        A task is some sequences with all draws; with fewer sequences than processes, one sequence with
-        some of the draws.
+        A task is some sequences with all draws; with fewer sequences than processes, one sequence with some
+        of the draws.
         """
         from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 
-        f_, g_, y_ = _array(f), _array(g), _array(y)
-        caller, n_jobs = self._caller, effective_n_jobs(self.n_jobs) if self.n_jobs != 1 else 1
-        S, n = len(f_), len(real)
+        def task(draws: Any, group: Any) -> tuple[Any, ...]:
+            return self._caller, g[draws], [(b, f[draws, b, :n], y[b, :n]) for b, n in group]
+
+        S, n = len(f), len(ends)
+        n_jobs = effective_n_jobs(self.n_jobs) if self.n_jobs != 1 else 1
         if n_jobs == 1:
-            items = [(b, f_[:, b, : lengths[b]], y_[b, : lengths[b]]) for b in real]
-            return torch.from_numpy(_work(caller, g_, items))
+            return _work(*task(slice(None), ends))
         pieces = min(S, math.ceil(n_jobs / n)) if n < n_jobs else 1
+        groups = np.array_split(np.array(ends), min(n, CHUNKS_PER_WORKER * n_jobs))
         draws = np.array_split(np.arange(S), pieces)
-        groups = np.array_split(np.array(real), min(n, CHUNKS_PER_WORKER * n_jobs))
-        tasks = [
-            delayed(_work)(
-                caller, g_[s], [(int(b), f_[s, b, : lengths[b]], y_[b, : lengths[b]]) for b in group]
-            )
-            for group in groups
-            for s in draws
-        ]
+        tasks = [delayed(_work)(*task(s, group.tolist())) for group in groups for s in draws]
         try:
             # One thread per process: the processes already use all cores.
             with parallel_config("loky", n_jobs=n_jobs, inner_max_num_threads=1):
@@ -177,20 +153,18 @@ class BlackBox(Structure):
             raise
         except Exception as error:
             raise LikelihoodError(
-                caller.place,
+                self._caller.place,
                 f"could not be computed in {n_jobs} processes: {told(error)}",
                 "pass n_jobs=1, or make sure that joblib can pickle it",
             ) from error
         rows = [np.concatenate(parts[i : i + pieces]) for i in range(0, len(parts), pieces)]
-        return torch.from_numpy(np.concatenate(rows, 1))
+        return np.concatenate(rows, 1)
 
 
-def _work(
-    caller: Caller, g: NDArray[Any], items: list[tuple[int, NDArray[Any], NDArray[Any]]]
-) -> NDArray[Any]:
+def _work(caller: Caller, g: Array, items: list[tuple[int, Array, Array]]) -> Array:
     """(S, number of items) values; runs in a worker."""
     return np.stack([caller.numpy(f, g, y, sequence=b) for b, f, y in items], 1)
 
 
-def _array(x: Tensor) -> NDArray[Any]:
+def _array(x: Tensor) -> Array:
     return x.detach().cpu().numpy()

@@ -1,25 +1,26 @@
 """Gradient and curvature of a likelihood that only has values, by central differences.
 
 Each score is moved up and down, which gives slope and curvature there for any function: 2 (T V + V^2)
-values per draw, without the noise of estimators that work from random draws. Where sequences are short
-and labels few that is cheap, and any function can be fitted with second-order inference."""
+values per draw, without the noise of estimators that work from random draws. Where sequences are short and
+labels few that is cheap, and any function can be fitted with second-order inference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from structgp.structures.base import LocalCurvature, Structure
-from structgp.structures.opaque.finite import all_finite, one_table
+from structgp.structures.base import LocalCurvature, Structure, all_finite
+from structgp.structures.opaque.user_function import one_table
 
 SLOPE_STEP = 1e-2
 BEND_STEP = 0.1
-"""Steps of the differences: errors are a millionth of the third derivative and a thousandth of the
-fourth, and a function that computes in single precision still has three digits."""
+"""Steps of the differences: errors are a millionth of the third derivative and a thousandth of the fourth,
+and a function that computes in single precision still has three digits."""
 
 VALUES_AT_ONCE = 1 << 21
 """Latent values that one call of the function sees at most."""
@@ -33,6 +34,8 @@ class Differences(Structure):
 
     def __init__(self, inner: Structure) -> None:
         self.inner, self.n_values = inner, 0
+        self.ignores_shift, self.handles_missing = inner.ignores_shift, inner.handles_missing
+        self.has_marginals, self.has_decoder = inner.has_marginals, inner.has_decoder
 
     @staticmethod
     def evaluations(n_positions: float, n_labels: int) -> float:
@@ -43,7 +46,7 @@ class Differences(Structure):
         one_table(g)
         # Where a shift changes nothing, one label's slope is minus the sum of the others'.
         directions = f.shape[-1] - int(self.ignores_shift)
-        return _Values.apply(f, g, lambda f, g: self._finite(f, g, y, mask), directions)
+        return _Values.apply(f, g, partial(self._finite, y, mask), directions)
 
     def marginals(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         return self.inner.marginals(f, g, mask)
@@ -54,45 +57,22 @@ class Differences(Structure):
     def local_curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> LocalCurvature:
-        def values(f: Tensor, g: Tensor) -> Tensor:
-            return self._finite(f, g, y, mask)
-
         one_table(g)
         with torch.no_grad():
             basis = torch.eye(f.shape[-1]).to(f) if basis is None else basis
-            middle = values(f, g)
-            bend = [
-                (2 * middle - up - down).mean(0) / BEND_STEP**2
-                for up, down in _moved_nodes(values, f, g, BEND_STEP * basis)
-            ]
-            node = torch.stack(bend, -1).view(len(mask), f.shape[2], basis.shape[1])  # (B, T, R)
-            bend = [
-                (2 * middle - up - down).mean(0) / BEND_STEP**2
-                for up, down in _moved_table(values, f, g, BEND_STEP)
-            ]
-            table = torch.stack(bend, -1).view(len(mask), *g.shape[1:])
-            return LocalCurvature(node.clamp(min=0) * mask[..., None], table.clamp(min=0))
+            values = partial(self._finite, y, mask)
+            middle, bends = values(f, g), []
+            for steps in (_node_steps(f, basis), _table_steps(g)):
+                moved = _moved(values, f, g, *(BEND_STEP * x for x in steps))
+                bend = [(2 * middle - up - down).mean(0) / BEND_STEP**2 for up, down in moved]
+                bends.append(torch.stack(bend, -1).clamp(min=0))
+            node = bends[0].view(len(mask), f.shape[2], basis.shape[1])  # (B, T, R)
+            return LocalCurvature(node * mask[..., None], bends[1].view(len(mask), *g.shape[1:]))
 
-    def _finite(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    def _finite(self, y: Tensor, mask: Tensor, f: Tensor, g: Tensor) -> Tensor:
         found = self.inner.log_prob(f, g, y, mask)
         self.n_values += found.numel()
         return all_finite(found)
-
-    @property
-    def ignores_shift(self) -> bool:
-        return self.inner.ignores_shift
-
-    @property
-    def handles_missing(self) -> bool:
-        return self.inner.handles_missing
-
-    @property
-    def has_marginals(self) -> bool:
-        return self.inner.has_marginals
-
-    @property
-    def has_decoder(self) -> bool:
-        return self.inner.has_decoder
 
 
 class _Values(torch.autograd.Function):
@@ -107,56 +87,39 @@ class _Values(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         f, g = (x.detach() for x in ctx.saved_tensors)
         eye = torch.eye(f.shape[-1]).to(f)[:, : ctx.directions]
-        slopes = [
-            (up - down) / (2 * SLOPE_STEP) for up, down in _moved_nodes(ctx.values, f, g, SLOPE_STEP * eye)
-        ]  # of (S, B)
-        node = torch.stack(slopes, -1).view(*f.shape[:-1], ctx.directions)
+        slopes = []
+        for steps in (_node_steps(f, eye), _table_steps(g)):
+            moved = _moved(ctx.values, f, g, *(SLOPE_STEP * x for x in steps))
+            slopes.append(torch.stack([grad * (up - down) for up, down in moved], -1) / (2 * SLOPE_STEP))
+        node = slopes[0].view(*f.shape[:-1], ctx.directions)
         if ctx.directions < f.shape[-1]:
             node = torch.cat([node, -node.sum(-1, keepdim=True)], -1)
-        table = [
-            (grad * (up - down)).sum(1) / (2 * SLOPE_STEP)
-            for up, down in _moved_table(ctx.values, f, g, SLOPE_STEP)
-        ]
-        return grad[..., None, None] * node, torch.stack(table, -1).view(*g.shape), None, None
+        return node, slopes[1].sum(1).view(*g.shape), None, None
 
 
-def _moved_nodes(values: Values, f: Tensor, g: Tensor, steps: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Values (S, B) with position t moved by column r of ``steps`` (V, R), up and down, for all t and
-    r."""
-    T, R = f.shape[2], steps.shape[1]
-    places = [(t, r) for t in range(T) for r in range(R)]
-    for some in _groups(places, f.numel()):
-        moved = f.new_zeros((len(some), *f.shape[2:]))
-        for k, (t, r) in enumerate(some):
-            moved[k, t] = steps[:, r]
-        shift = moved[:, None, None]  # (K, 1, 1, T, V)
-        yield from _both(values, f + shift, f - shift, g.expand(len(some), *g.shape), None)
+def _node_steps(f: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Steps (K, T, V) in f, one for each position and column of ``directions`` (V, R), and 0 in g."""
+    T, V = f.shape[2:]
+    R = directions.shape[1]
+    steps = f.new_zeros((T, R, T, V))
+    steps.diagonal(dim1=0, dim2=2).copy_(directions.T[..., None])  # (R, V, T)
+    return steps.flatten(0, 1), f.new_zeros((T * R, 1, 1))
 
 
-def _moved_table(values: Values, f: Tensor, g: Tensor, step: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same with each entry of g (S, V, V) moved."""
+def _table_steps(g: Tensor) -> tuple[Tensor, Tensor]:
+    """Steps (K, 1, 1) in f and (K, V, V) in g, one for each entry of g."""
     V = g.shape[-1]
-    places = [(i, j) for i in range(V) for j in range(V)]
-    for some in _groups(places, f.numel()):
-        moved = g.new_zeros((len(some), 1, V, V))
-        for k, (i, j) in enumerate(some):
-            moved[k, 0, i, j] = step
-        same = f.expand(len(some), *f.shape)
-        yield from _both(values, same, same, g + moved, g - moved)
+    return g.new_zeros((V * V, 1, 1)), torch.eye(V * V).to(g).view(-1, V, V)
 
 
-def _groups(places: list[tuple[int, int]], numbers: int) -> Iterator[list[tuple[int, int]]]:
-    width = max(1, VALUES_AT_ONCE // max(1, 2 * numbers))
-    for start in range(0, len(places), width):
-        yield places[start : start + width]
-
-
-def _both(
-    values: Values, f_up: Tensor, f_down: Tensor, g_up: Tensor, g_down: Tensor | None
+def _moved(
+    values: Values, f: Tensor, g: Tensor, f_steps: Tensor, g_steps: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """K values moved up and K moved down, from one call with 2 K S draws."""
-    K, S = f_up.shape[:2]
-    f = torch.cat([f_up, f_down]).flatten(0, 1)
-    g = torch.cat([g_up, g_up if g_down is None else g_down]).flatten(0, 1)
-    found = values(f, g).view(2, K, S, -1)
-    yield from zip(found[0], found[1], strict=True)
+    """Values (S, B) with f (S, B, T, V) and g (S, V, V) moved up and down by each of the K steps, of which
+    some make up one call."""
+    at_once = max(1, VALUES_AT_ONCE // max(1, 2 * f.numel()))
+    for some_f, some_g in zip(f_steps.split(at_once), g_steps.split(at_once), strict=True):
+        both_f = torch.cat([some_f, -some_f])[:, None, None]
+        both_g = torch.cat([some_g, -some_g])[:, None]
+        found = values((f + both_f).flatten(0, 1), (g + both_g).flatten(0, 1))
+        yield from zip(*found.view(2, len(some_f), len(f), -1), strict=True)

@@ -5,7 +5,7 @@ Letters: S draws, B sequences in a batch, T positions, V labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from structgp.errors import LikelihoodError
+from structgp.errors import InputError, LikelihoodError
 
 LABELS_SHOWN = 12
 TEXT_SHOWN = 300
@@ -25,8 +25,8 @@ TEXT_SHOWN = 300
 class Caller:
     """A user's function in one of two forms, with all its errors as LikelihoodError.
 
-    Single: function(f, g, y) with f (S, T, V), g (S, V, V), y (T,) -> (S,). Batched:
-    function(f, g, y, mask) with f (S, B, T, V), g (S, V, V), y and mask (B, T) -> (S, B).
+    Single: function(f, g, y) with f (S, T, V), g (S, V, V), y (T,) -> (S,). Batched: function(f, g, y,
+    mask) with f (S, B, T, V), g (S, V, V), y and mask (B, T) -> (S, B).
     """
 
     function: Callable[..., Any]
@@ -36,91 +36,90 @@ class Caller:
     def place(self) -> str:
         return f"likelihood {name_of(self.function)}"
 
-    def numpy(
-        self,
-        f: NDArray[Any],
-        g: NDArray[Any],
-        y: NDArray[Any],
-        mask: NDArray[Any] | None = None,
-        sequence: int | None = None,
-    ) -> NDArray[Any]:
-        """Values from read-only float64 arrays, int64 labels and, in the batched form, the mask."""
-        given = [_frozen(f, np.float64), _frozen(g, np.float64), _frozen(y, np.int64)]
-        if mask is not None:
-            given.append(_frozen(mask, np.bool_))
-        result = self._call(given, sequence)
-        values = self._real(result, given, sequence)
+    def numpy(self, *given: NDArray[Any], sequence: int | None = None) -> NDArray[Any]:
+        """Values from f, g, y and, in the batched form, the mask: read-only arrays of float64, int64 and
+        bool."""
+        frozen = []
+        for x, dtype in zip(given, (np.float64, np.float64, np.int64, np.bool_), strict=False):
+            view = np.ascontiguousarray(x, dtype=dtype).view()  # the caller's array stays writable
+            view.flags.writeable = False
+            frozen.append(view)
+        _, values = self._call(frozen, sequence)
         if isinstance(values, Tensor):
             values = values.detach().cpu().numpy()
-        values = np.asarray(values, dtype=np.float64)
-        self._check(values, y, sequence)
-        return values
+        return self._checked(np.asarray(values, dtype=np.float64), given[2], sequence)
 
-    def torch(
-        self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor | None = None, sequence: int | None = None
-    ) -> Tensor:
-        """Values from float64 tensors, differentiable where the function is and autograd is on.
-
-        The function is given copies, which it may change.
-        """
-        given = [f.to(torch.float64, copy=True), g.to(torch.float64, copy=True), y.clone()]
-        if mask is not None:
-            given.append(mask.clone())
-        result = self._call(given, sequence)
-        values = self._real(result, given, sequence)
+    def torch(self, f: Tensor, g: Tensor, *labels: Tensor, sequence: int | None = None) -> Tensor:
+        """Values from float64 tensors, then y and, in the batched form, the mask; differentiable where the
+        function is and autograd is on. The function is given copies, which it may change."""
+        given = [x.to(torch.float64, copy=True) for x in (f, g)] + [x.clone() for x in labels]
+        result, values = self._call(given, sequence)
         if not isinstance(values, Tensor):
             if given[0].requires_grad or given[1].requires_grad:
-                raise LikelihoodError(
-                    self.place,
-                    f"returned {_described(result, values)}, which carries no gradient, with"
-                    f" {_labels(y, sequence)}",
+                raise self._error(
+                    f"returned {_described(result, values)}, which carries no gradient",
                     "return a torch tensor for every sequence, or NumPy numbers for every sequence",
+                    labels[0],
                     sequence,
                 )
             values = torch.as_tensor(np.asarray(values, dtype=np.float64))
         values = values.to(f.device, torch.float64)
-        self._check(values.detach().cpu().numpy(), y.cpu().numpy(), sequence)
+        self._checked(values.detach().cpu().numpy(), labels[0].cpu().numpy(), sequence)
         return values
 
-    def _call(self, given: list[Any], sequence: int | None) -> Any:
-        try:
-            return self.function(*given)
-        except Exception as error:
-            raise LikelihoodError(
-                self.place,
-                f"raised {told(error)}, with {_labels(given[2], sequence)}",
-                "call it with these labels to see where",
-                sequence,
-            ) from error
-
-    def _real(self, result: Any, given: list[Any], sequence: int | None) -> NDArray[Any] | Tensor:
-        """The result as an array or tensor of real numbers of the right shape."""
+    def _call(self, given: Sequence[Any], sequence: int | None) -> tuple[Any, NDArray[Any] | Tensor]:
+        """The result, and the same as an array or tensor of real numbers of the right shape."""
         f, y = given[0], given[2]
+        try:
+            result = self.function(*given)
+        except Exception as error:
+            remedy = "call it with these labels to see where"
+            raise self._error(f"raised {told(error)}", remedy, y, sequence) from error
         shape = tuple(f.shape[:2]) if self.batched else tuple(f.shape[:1])
         values = _as_array(result)
-        if values is None or tuple(values.shape) != shape:
-            letters, each = ("(S, B)", "draw and sequence") if self.batched else ("(S,)", "draw")
-            raise LikelihoodError(
-                self.place,
-                f"returned {_described(result, values)} where {letters} = {shape} real numbers"
-                f" were expected, with {_labels(y, sequence)}",
-                f"return one log-probability for each {each}",
-                sequence,
-            )
-        return values
+        if values is not None and tuple(values.shape) == shape:
+            return result, values
+        letters, each = ("(S, B)", "draw and sequence") if self.batched else ("(S,)", "draw")
+        raise self._error(
+            f"returned {_described(result, values)} where {letters} = {shape} real numbers were expected",
+            f"return one log-probability for each {each}",
+            y,
+            sequence,
+        )
 
-    def _check(self, values: NDArray[Any], y: NDArray[Any], sequence: int | None) -> None:
+    def _checked(self, values: NDArray[Any], y: NDArray[Any], sequence: int | None) -> NDArray[Any]:
         bad = np.isnan(values) | (values == np.inf)
         if not bad.any():
-            return
+            return values
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         if self.batched:
             sequence, y = first[1], y[first[1]]
-        raise LikelihoodError(
-            self.place,
-            f"returned {values[first]} for draw {first[0]} of {len(values)}, with {_labels(y, sequence)}",
+        raise self._error(
+            f"returned {values[first]} for draw {first[0]} of {len(values)}",
             "return a finite log-probability, or -inf where the labelling is impossible",
+            y,
             sequence,
+        )
+
+    def _error(self, problem: str, remedy: str, y: Any, sequence: int | None) -> LikelihoodError:
+        """With the length and first labels of the sequence, by which a user can find it."""
+        if y.ndim > 1 and sequence is not None:
+            y = y[sequence]
+        if y.ndim > 1:
+            labels = f"{y.shape[0]} sequences of T = {y.shape[1]} or less"
+        else:
+            first = ", ".join(str(int(label)) for label in y[:LABELS_SHOWN])
+            labels = f"T = {len(y)} and y = [{first}{', ...' if len(y) > LABELS_SHOWN else ''}]"
+        return LikelihoodError(self.place, f"{problem}, with {labels}", remedy, sequence)
+
+
+def one_table(g: Tensor) -> None:
+    """InputError unless g is (S, V, V): a function sees one table of transition scores."""
+    if g.dim() != 3:
+        raise InputError(
+            "structure",
+            "a function cannot have transitions that depend on features",
+            "use chain(features=...), or leave the features to the tokens",
         )
 
 
@@ -137,21 +136,13 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 
-def _frozen(x: NDArray[Any], dtype: type) -> NDArray[Any]:
-    # A new view, so that the caller's array stays writable.
-    x = np.ascontiguousarray(x, dtype=dtype).view()
-    x.flags.writeable = False
-    return x
-
-
 def _as_array(result: Any) -> NDArray[Any] | Tensor | None:
     """The result as an array; None if it does not hold real numbers."""
     try:
         if isinstance(result, list | tuple) and any(isinstance(x, Tensor) for x in result):
             result = torch.stack([torch.as_tensor(x) for x in result])
         if isinstance(result, Tensor):
-            real = not result.is_complex() and result.dtype != torch.bool
-            return result if real else None
+            return None if result.is_complex() or result.dtype == torch.bool else result
         array = np.asarray(result)
     except Exception:
         return None
@@ -161,20 +152,8 @@ def _as_array(result: Any) -> NDArray[Any] | Tensor | None:
 def _described(result: Any, values: NDArray[Any] | Tensor | None) -> str:
     if values is not None and values.ndim == 0:
         return "one number"
-    kind = f"{type(result).__module__.partition('.')[0]}.{type(result).__name__}"
-    kind = kind.removeprefix("builtins.")
+    kind = f"{type(result).__module__.partition('.')[0]}.{type(result).__name__}".removeprefix("builtins.")
     if values is not None:
         return f"a {kind} of shape {tuple(values.shape)}"
     dtype = getattr(result, "dtype", None)
     return f"a {kind}" if dtype is None else f"a {kind} of {dtype}"
-
-
-def _labels(y: Any, sequence: int | None) -> str:
-    """The length and first labels of a sequence, by which a user can find it."""
-    if y.ndim > 1 and sequence is not None:
-        y = y[sequence]
-    if y.ndim > 1:
-        return f"{y.shape[0]} sequences of T = {y.shape[1]} or less"
-    first = ", ".join(str(int(label)) for label in y[:LABELS_SHOWN])
-    more = ", ..." if len(y) > LABELS_SHOWN else ""
-    return f"T = {len(y)} and y = [{first}{more}]"

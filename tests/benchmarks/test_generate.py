@@ -6,8 +6,8 @@ from itertools import islice, pairwise, product
 
 import numpy as np
 import pytest
+from benchmarks.generate import generate, generate_stream, true_chain
 
-from structgp.data.generate import generate, generate_stream, true_chain
 from structgp.errors import InputError
 
 TINY = {"n_labels": 3, "mean_length": 2, "n_templates": 2, "n_values": 2, "strength": 1.5}

@@ -1,56 +1,49 @@
-"""Does doubt find errors? The most doubtful tokens, and the error of the rest.
+"""Does uncertainty find errors? The most uncertain tokens, and the error of the rest.
 
-    python -m experiments.doubt --data DIR [--task TASK ...] [--fold K ...] [--columns]
+    python -m experiments.uncertainty --data DIR [--task TASK ...] [--fold K ...] [--columns]
 
-On each fold, beside the cross-validated linear CRF: the share of all errors that the 10 % most doubtful
+On each fold, beside the cross-validated linear CRF: the share of all errors that the 10 % most uncertain
 tokens hold, and the area under the risk-coverage curve (mean error of the most confident share of tokens,
-over all shares). Doubt is 1 - the probability of the predicted label.
+over all shares). Uncertainty is 1 - the probability of the predicted label.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from experiments.data import TASKS, arguments, keep, load_fold
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from experiments.data import TASKS, arguments, keep, load_fold, run_command
+from structgp import StructuredGPClassifier, metrics
 from structgp.evaluation.crf import LinearCRF
 
-DOUBTFUL = 0.1
+UNCERTAIN = 0.1
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = arguments("doubt", __doc__, TASKS)
+    parser = arguments("uncertainty", __doc__, TASKS)
     parser.set_defaults(fold=list(range(5)))
     parser.add_argument("--columns", action="store_true", help="raw columns and templates")
     options = parser.parse_args(words)
     for task in options.task:
         rows = [compare(task, k, options) for k in options.fold]
         for row in rows:
-            keep("doubt", row)
+            keep("uncertainty", row)
         for name in ("structgp", "linear CRF"):
             share, area = (
                 statistics.mean(row[name][figure] for row in rows) for figure in ("share", "area")
             )
-            print(
-                f"{task:<14}{name:<12} the most doubtful 10 % hold {100 * share:.0f} % of the errors, area "
-                f"under risk-coverage {area:.4f}",
-                flush=True,
-            )
+            said = f"the most uncertain 10 % hold {100 * share:.0f} % of the errors"
+            print(f"{task:<14}{name:<12} {said}, area under risk-coverage {area:.4f}", flush=True)
 
 
 def compare(task: str, k: int, options: argparse.Namespace) -> dict[str, Any]:
     fold = load_fold(task, options.data, k, columns=options.columns)
     row: dict[str, Any] = {"task": task, "fold": k, "columns": options.columns}
-    for name, method in (
-        ("structgp", StructuredGPClassifier()),
-        ("linear CRF", LinearCRF(n_jobs=-1)),
-    ):
+    for name, method in (("structgp", StructuredGPClassifier()), ("linear CRF", LinearCRF(n_jobs=-1))):
         marginals = method.fit(fold.X, fold.y).predict_marginals(fold.X_test)
         row[name] = {
             "share": round(_share(fold.y_test, marginals), 4),
@@ -61,16 +54,13 @@ def compare(task: str, k: int, options: argparse.Namespace) -> dict[str, Any]:
 
 def _share(y: Sequence[Sequence[str]], marginals: Sequence[Sequence[dict[str, float]]]) -> float:
     """Of all errors, how many are among the tokens with the least confidence."""
-    pairs = [(max(p, key=p.__getitem__), p, v) for d, t in zip(marginals, y, strict=True)
-             for p, v in zip(d, t, strict=True)]  # fmt: skip
-    confidence = np.array([p[best] for best, p, _ in pairs])
-    wrong = np.array([best != truth for best, _, truth in pairs])
-    first = np.argsort(confidence, kind="stable")[: round(DOUBTFUL * len(wrong))]
+    every = [p for sequence in marginals for p in sequence]
+    best = [max(p, key=p.__getitem__) for p in every]
+    confidence = np.array([p[label] for p, label in zip(every, best, strict=True)])
+    wrong = np.array(best) != np.concatenate(y)
+    first = np.argsort(confidence, kind="stable")[: round(UNCERTAIN * len(wrong))]
     return float(wrong[first].sum() / max(1, wrong.sum()))
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except StructgpError as error:
-        sys.exit(f"experiments: {error}")
+    run_command(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -22,14 +23,9 @@ encoding_option = click.option(
     help="Encoding of all files that are read or written.",
 )
 device_option = click.option(
-    "--device",
-    default="cpu",
-    show_default=True,
-    help="Where to compute: cpu, cuda, or auto for the GPU if there is one.",
+    "--device", default="cpu", show_default=True, help="cpu, cuda, or auto for the GPU if there is one."
 )
-model_option = click.option(
-    "-m", "--model", "model_path", required=True, type=click.Path(), help="Model file."
-)
+model_option = click.option("-m", "--model", "model_path", required=True, type=click.Path(), help="Model.")
 
 
 def combined(*options: Any) -> Any:
@@ -43,15 +39,18 @@ def combined(*options: Any) -> Any:
     return decorate
 
 
+def choice(option: str, values: Iterable[str], help: str) -> Any:
+    """One of the values; by default the first."""
+    names = list(values)
+    return click.option(option, type=click.Choice(names), default=names[0], show_default=True, help=help)
+
+
 # What the features of ``train`` are, under the names that ``sources.learn`` has for them.
 feature_options = combined(
-    click.option(
+    choice(
         "--format",
-        "format",
-        type=click.Choice(["columns", "crfsuite"]),
-        default="columns",
-        show_default=True,
-        help="Format of TRAIN: columns, or CRFsuite's attributes, which need no TEMPLATE.",
+        ["columns", "crfsuite"],
+        "Format of TRAIN: columns, or CRFsuite's attributes, which need no TEMPLATE.",
     ),
     click.option(
         "--dialect", type=click.Choice(["crf++", "wapiti"]), help="Dialect of TEMPLATE.  [default: crf++]"
@@ -76,9 +75,14 @@ feature_options = combined(
         help="Column of the words to look up in --vectors.  [default: 0]",
     ),
 )
-vectors_option = click.option(
-    "--vectors",
-    "vectors_path",
-    type=click.Path(),
-    help="File of the word vectors that the model was trained with.  [default: its path in training]",
+# Of commands that read files for a model.
+reading_options = combined(
+    click.option(
+        "--vectors",
+        "vectors_path",
+        type=click.Path(),
+        help="File of the word vectors that the model was trained with.  [default: its path in training]",
+    ),
+    device_option,
+    encoding_option,
 )
