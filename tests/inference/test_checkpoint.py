@@ -27,9 +27,9 @@ import structgp.inference.checkpoint
 import structgp.plan.run
 from structgp import Adam, Inducing, InputError, Mixture, Prior, StructuredGPClassifier
 from structgp.inference import Minibatch, Natural, SecondOrder, StepInfo
+from structgp.inference.bound import Plateau
 from structgp.inference.checkpoint import Checkpoint, Reached, _pack, _Unpack
 from structgp.inference.natural import NaturalState
-from structgp.inference.problem import Plateau
 from structgp.paper import PRESETS, LbfgsBlocks, Saga
 from structgp.paper.lbfgs_blocks import LbfgsBlocksState
 from structgp.paper.saga import SagaState
@@ -487,7 +487,7 @@ class Foreign:
 def test_what_it_does_not_build() -> None:
     tree = _pack(Foreign(), {}, {})
     unpack = _Unpack({}, {}, torch.Generator())
-    with pytest.raises(InputError, match=r"^checkpoint: .*test_checkpoint, outside structgp"):
+    with pytest.raises(InputError, match=r"^checkpoint: .*test_checkpoint does not belong to structgp"):
         unpack(tree)
     for module, name in (
         ("os", "system"),

@@ -154,7 +154,7 @@ def test_two_processes_have_the_fit_of_one(script, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["training.py"]
 
 
-def test_training_and_tagging_by_two_processes(tmp_path):
+def test_tagging_by_two_processes(tmp_path):
     made = generate(30, n_labels=3, mean_length=6, n_templates=2, n_values=8, seed=1)
     text = "\n\n".join(
         "\n".join(" ".join([*token, label]) for token, label in zip(x, y, strict=True))
@@ -162,18 +162,14 @@ def test_training_and_tagging_by_two_processes(tmp_path):
     )
     (tmp_path / "train.txt").write_text(text + "\n")
     (tmp_path / "template").write_text("U0:%x[0,0]\nU1:%x[0,1]\nB\n")
-    files = tmp_path / "template", tmp_path / "train.txt"
-    for n in (1, 2):
-        model, tagged = tmp_path / f"{n}.model", tmp_path / f"{n}.txt"
-        for words in (
-            ["train", *files, "-o", model],
-            ["tag", "-m", model, "-v1", tmp_path / "train.txt", "-o", tagged],
-        ):
-            if n == 1:
-                found = CliRunner().invoke(cli, [str(word) for word in words])
-                assert found.exit_code == 0, found.output
-            else:
-                run(n, "-m", "structgp", *words)
+    tag = ["tag", "-m", tmp_path / "model", "-v1", tmp_path / "train.txt", "-o"]
+    for words in (
+        ["train", tmp_path / "template", tmp_path / "train.txt", "-o", tmp_path / "model"],
+        [*tag, tmp_path / "1.txt"],
+    ):
+        found = CliRunner().invoke(cli, [str(word) for word in words])
+        assert found.exit_code == 0, found.output
+    run(2, "-m", "structgp", *tag, tmp_path / "2.txt")
     assert (tmp_path / "1.txt").read_text() == (tmp_path / "2.txt").read_text()
 
 

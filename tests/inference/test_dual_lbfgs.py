@@ -113,7 +113,7 @@ def test_a_start_that_has_become_far_too_much_is_shortened() -> None:
 
     def value(found: Found) -> float:
         spent = sum(
-            float((a * (functions - prior.home)).sum())
+            float((a * (functions - prior.rows.times(prior.mean))).sum())
             for prior, a, functions in zip(priors, found.a, found.functions, strict=True)
         )
         return likelihood(found.functions)[0] - 0.5 * spent
@@ -128,7 +128,7 @@ def test_where_there_is_no_value_the_steps_are_shorter() -> None:
     refused: list[int] = []
 
     def holes(functions: list[Tensor]) -> Any:
-        away = float((functions[0] - priors[0].home).abs().max())
+        away = float((functions[0] - priors[0].rows.times(priors[0].mean)).abs().max())
         if away > 0.5 and len(refused) < 3:
             refused.append(1)
             raise LikelihoodError("likelihood", "log p is -inf", "check it")

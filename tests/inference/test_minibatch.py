@@ -197,6 +197,55 @@ def test_transitions_with_features_end_where_all_data_at_once_does(cases: Module
     assert_prior_times_sites(parts, state)
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        Minibatch(n_draws=2, steps=20, max_passes=3, tolerance=0.0, learn_scales=False),
+        SecondOrder(n_draws=2, tolerance=1e-9, max_rounds=6, learn_scales=False),
+    ],
+    ids=["minibatch", "second-order"],
+)
+def test_a_table_is_a_block_of_weights_with_one_constant_feature(optimizer: Any, cases: ModuleType) -> None:
+    """Of a quadratic likelihood both fits are the same, whether all transitions share a table or each
+    looks its constant up."""
+    structure = cases.RegressionOfTransitions(V)
+
+    class Shared(Structure):
+        """The same likelihood of one table: its curvature is summed over an example's transitions."""
+
+        def log_prob(self, f: Any, g: Any, y: Any, mask: Any) -> Any:
+            each = g[:, None, None].expand(-1, len(y), mask.shape[1] - 1, -1, -1)
+            return structure.log_prob(f, each, y, mask)
+
+        def local_curvature(self, f: Any, g: Any, y: Any, mask: Any) -> Any:
+            found = structure.local_curvature(f, g, y, mask)
+            return SimpleNamespace(node=found.node, next=found.next.sum(1))
+
+    problem = featured(structure, 40)
+    sd = 1.3
+    kernel = RelevanceKernel([1]).double().requires_grad_(False)
+    with torch.no_grad():
+        kernel.log_scale[-1] = 2 * np.log(sd)
+    blocks = {"weights": Weights(kernel, (V, V)), "table": Table((V, V), sd)}
+    found = {}
+    for name, after in blocks.items():
+        node = Weights(problem.posterior.node.kernel, (V,))
+        batches = [
+            replace(b, edges=torch.full_like(b.edges, -1.0) if name == "weights" else None)
+            for b in problem.batches
+        ]
+        likelihood = structure if name == "weights" else Shared()
+        made = Problem(Posterior({"node": node, "next": after}), likelihood, batches)
+        finish(optimizer, made)
+        found[name] = made
+    weights, table = blocks["weights"], blocks["table"]
+    assert (weights.m[:, :-1] == 0).all()  # the value that no transition has
+    torch.testing.assert_close(weights.m[:, -1], table.m, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weights.factor[:, -1], table.factor, rtol=1e-6, atol=0)
+    torch.testing.assert_close(weights.kl(), table.kl(), rtol=1e-5, atol=0)
+    assert table.m.abs().max() > 0.3
+
+
 def test_scales_of_transitions_with_features_are_learned(cases: ModuleType, oracles: ModuleType) -> None:
     """Under the chain, with sites on disk or in memory to the last bit."""
     found = []

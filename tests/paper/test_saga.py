@@ -20,8 +20,8 @@ from structgp.errors import InputError, LikelihoodError
 from structgp.gp import Inducing, Posterior, Weights
 from structgp.gp.kernels import RelevanceKernel
 from structgp.inference import Natural, Problem
+from structgp.inference.bound import Plateau
 from structgp.inference.estimators import Pathwise
-from structgp.inference.problem import Plateau
 from structgp.paper import Saga
 from structgp.paper import saga as module
 from structgp.paper.saga import Gradient, SagaState, project
@@ -350,7 +350,7 @@ def test_limits(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_kernel_stays_and_it_says_so(cases: ModuleType) -> None:
-    with pytest.raises(InputError, match=r"^learn_scales: 'all' is more than 'saga' inference can"):
+    with pytest.raises(InputError, match=r"^learn_scales: 'saga' inference cannot move the kernel"):
         Saga(learn_scales="all").start(cases.make_problem(), torch.Generator())
 
 

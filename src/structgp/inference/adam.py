@@ -1,6 +1,6 @@
 """Adam on the bound: stochastic in draws and sequences, for any structure and posterior.
 
-The learning rate falls when the bound stops rising, and the third time the optimiser stops by itself."""
+The learning rate falls each time the bound stops rising; the third time, the optimiser stops."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from structgp.inference.bound import Plateau
 from structgp.inference.problem import (
     LearnScales,
-    Plateau,
     Problem,
     StepInfo,
     fit_tables,
@@ -43,9 +43,8 @@ class Adam:
     max_steps : stop here at the latest.
     reductions : stop at this many looks that found no rise; each also cuts the learning rate.
     learn_scales : False, 'transitions' (the scale of tables moves, at each look), True (the amplitude too,
-        at each step) or 'all' (the kernel's own parameters too, which costs a kernel matrix a step).
-    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the structure. ``structgp.plan`` reads both."""
+        at each step) or 'all' (the kernel's own parameters too, which costs one kernel matrix per step).
+    gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
 
     learning_rate: float = 0.05
     window: int = 30

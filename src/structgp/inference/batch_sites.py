@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -46,18 +46,15 @@ class Site:
 
     def rounded(self) -> Site:
         """As it is kept."""
-        both = torch.cat([self.precision, self.linear])
-        fits = bool((both.abs() < LARGEST_SINGLE).all())
+        fits = all(bool((x.abs() < LARGEST_SINGLE).all()) for x in (self.precision, self.linear))
         kind = torch.float32 if fits else torch.float64
-        precision, linear, dual = (x.to(kind) for x in (self.precision, self.linear, self.dual))
-        return replace(self, precision=precision, linear=linear, dual=dual)
+        return Site(self.precision.to(kind), self.linear.to(kind), self.scale, self.dual.to(kind))
 
     def at(self, scale: Tensor) -> Site:
         """The same in double precision, where the functions' variances have grown to ``scale``."""
         grown = scale / self.scale
-        precision, linear = self.precision.double() * grown, self.linear.double() * grown.sqrt()
-        dual = self.dual.double() * grown.sqrt()
-        return replace(self, precision=precision, linear=linear, dual=dual, scale=scale)
+        linear, dual = (x.double() * grown.sqrt() for x in (self.linear, self.dual))
+        return Site(self.precision.double() * grown, linear, scale, dual)
 
 
 @dataclass

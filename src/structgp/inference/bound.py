@@ -7,7 +7,7 @@ they move; the terms are put together here and nowhere else."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -52,3 +52,31 @@ def evidence_lower_bound(
     divergence = posterior.divergence(entropy)
     elbo = lower_bound(expected, posterior, divergence=divergence)
     return Bound(elbo, expected, divergence, estimate)
+
+
+@dataclass
+class Plateau:
+    """When a noisy bound has stopped rising, seen from the mean of so many values at a time.
+
+    window : values between two looks. tolerance : by how much a mean must exceed the best one before."""
+
+    window: int
+    tolerance: float
+    recent: list[float] = field(default_factory=list)
+    best: float = -float("inf")
+    mean: float = float("nan")
+
+    def add(self, value: float) -> None:
+        self.recent.append(value)
+        self.mean = sum(self.recent) / len(self.recent)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.recent) >= self.window
+
+    def look(self) -> bool:
+        """Whether the bound has stalled since the last look; starts the next window."""
+        stalled = self.mean - self.best < self.tolerance
+        self.best = max(self.best, self.mean)
+        self.recent = []
+        return stalled

@@ -38,7 +38,7 @@ LARGEST_SHARE = 0.05
 @dataclass
 class Reached:
     """How far a fit has come. state : of the optimiser; elapsed : seconds; memory : of the problem; best :
-    the best posterior so far under early stopping."""
+    of early stopping."""
 
     state: Any
     steps: list[StepInfo]
@@ -59,8 +59,7 @@ class Checkpoint:
     _took: float = field(default=0.0, init=False)
 
     def write(self, posterior: nn.Module, generator: torch.Generator, reached: Reached) -> bool:
-        """Called after a step; does nothing if the last write was a moment ago. Returns whether it
-        wrote."""
+        """After a step; does nothing if the last write was a moment ago. Returns whether it wrote."""
         now = time.monotonic()
         if now - self._written < max(self.seconds, self._took / LARGEST_SHARE):
             return False
@@ -202,7 +201,7 @@ class _Unpack:
 
     def _dataclass(self, module: str, name: str, fields: dict[str, Any]) -> Any:
         if not module.startswith("structgp."):
-            raise InputError("checkpoint", f"names {module}, outside structgp", "remove the file")
+            raise InputError("checkpoint", f"{module} does not belong to structgp", "remove the file")
         kind = getattr(importlib.import_module(module), name, None)
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             raise InputError("checkpoint", f"{module}.{name} is not a dataclass", "remove the file")

@@ -31,6 +31,9 @@ SHORTER, NEGLIGIBLE = 0.4, 0.01
 Likelihood = Callable[[list[Tensor]], tuple[float, list[Tensor]]]
 """Takes the functions (N, R) of each block; returns the log-likelihood and its slopes in them."""
 
+Step = tuple[Tensor, Tensor, float]
+"""A step, the change of the gradient along it, and 1 over their inner product."""
+
 
 @dataclass(frozen=True)
 class Prior:
@@ -46,31 +49,9 @@ class Prior:
         largest = torch.finfo(torch.float32).max
         return Prior(self.rows.single, self.precision.clamp(max=largest).float(), self.mean.float())
 
-    @property
-    def home(self) -> Tensor:
-        """(N, R) the functions at the prior's mean."""
-        return self.rows.times(self.mean)
-
     def image(self, a: Tensor) -> Tensor:
         """(N, R) X L^-1 X^T a."""
         return self.rows.times(self.rows.transposed_times(a) / self.precision)
-
-
-@dataclass(frozen=True)
-class Vector:
-    """Numbers of all blocks, one after another, and the functions that they stand for."""
-
-    numbers: Tensor
-    image: Tensor
-
-    def plus(self, other: Vector, times: float) -> Vector:
-        return Vector(
-            torch.add(self.numbers, other.numbers, alpha=times),
-            torch.add(self.image, other.image, alpha=times),
-        )
-
-    def dot(self, other: Vector) -> float:
-        return float(self.numbers @ other.image)
 
 
 @dataclass(frozen=True)
@@ -94,81 +75,81 @@ def climb(
     search = _Search(likelihood, priors, [a.shape for a in start])
     x = search.vector(start)
     x, value, slopes = search.nearest(x) if unsure else (x, *search.look(x))
-    slope, history = search.gradient(x, slopes), _History()
+    slope, history = search.gradient(x, slopes), list[Step]()
     for _ in range(steps):
-        direction = history.direction(slope)
-        falls = -slope.dot(direction)
-        if not falls < -LEAST_GAIN * (1 + abs(value)):
+        direction = _direction(history, slope)
+        falls = -_dot(slope, direction)
+        if not falls < 0:
             break
-        t = 1.0
-        if not history.steps:
-            t = min(1.0, FIRST_CHANGE / max(float(direction.image.abs().max()), 1e-300))
+        t = 1.0 if history else min(1.0, FIRST_CHANGE / max(float(direction[1].abs().max()), 1e-300))
         found = search.along(x, value, direction, falls, t)
         if found is None:
             break
         new, value, slopes = found
         new_slope = search.gradient(new, slopes)
-        history.add(new.plus(x, -1.0), new_slope.plus(slope, -1.0))
+        curve = _dot(new - x, new_slope - slope)
+        if curve > 0:
+            history = [*history[1 - MEMORY :], (new - x, new_slope - slope, 1 / curve)]
         x, slope = new, new_slope
-    return Found(search.apart(x.numbers), search.functions(x), search.calls)
+    return Found(search.apart(x[0]), search.functions(x), search.calls)
 
 
 class _Search:
-    """Minus the log posterior, at vectors of all blocks' numbers."""
+    """Minus the log posterior, at vectors (2, n): the numbers a of all blocks, one after another, and their
+    images under K, which are the functions less those at the prior's mean."""
 
     def __init__(
         self, likelihood: Likelihood, priors: Sequence[Prior], shapes: Sequence[torch.Size]
     ) -> None:
         self.likelihood, self.priors, self.shapes = likelihood, priors, shapes
         self.sizes, self.calls = [shape.numel() for shape in shapes], 0
-        self.home = [prior.home for prior in priors]
+        self.home = [prior.rows.times(prior.mean) for prior in priors]
 
     def apart(self, flat: Tensor) -> list[Tensor]:
         return [x.view(s) for x, s in zip(flat.split(self.sizes), self.shapes, strict=True)]
 
-    def vector(self, parts: Sequence[Tensor]) -> Vector:
+    def vector(self, parts: Sequence[Tensor]) -> Tensor:
         images = [prior.image(a) for prior, a in zip(self.priors, parts, strict=True)]
-        return Vector(*(torch.cat([x.reshape(-1) for x in xs]) for xs in (parts, images)))
+        return torch.stack([torch.cat([x.reshape(-1) for x in xs]) for xs in (parts, images)])
 
-    def functions(self, x: Vector) -> list[Tensor]:
-        return [home + image for home, image in zip(self.home, self.apart(x.image), strict=True)]
+    def functions(self, x: Tensor) -> list[Tensor]:
+        return [home + image for home, image in zip(self.home, self.apart(x[1]), strict=True)]
 
-    def look(self, x: Vector) -> tuple[float, list[Tensor]]:
+    def look(self, x: Tensor) -> tuple[float, list[Tensor]]:
         """The value, and the slopes of the likelihood; infinite where that has no value."""
         self.calls += 1
         functions = self.functions(x)
         try:
             value, slopes = self.likelihood(functions)
         except LikelihoodError:
-            if not bool(x.numbers.any()):
-                raise  # where the prior is, it has to have one
+            if not bool(x[0].any()):
+                raise  # at the prior's mean it must have one
             return float("inf"), functions
-        return 0.5 * x.dot(x) - value, slopes
+        return 0.5 * _dot(x, x) - value, slopes
 
-    def nearest(self, x: Vector) -> tuple[Vector, float, list[Tensor]]:
+    def nearest(self, x: Tensor) -> tuple[Tensor, float, list[Tensor]]:
         """The best of x and shorter ones: since they were found, the prior may have become so much wider
         that the same numbers are far too much."""
         best = x, *self.look(x)
-        while bool(x.numbers.any()):
-            x = Vector(SHORTER * x.numbers, SHORTER * x.image)
-            if float(x.image.abs().max()) < NEGLIGIBLE:
-                x = Vector(torch.zeros_like(x.numbers), torch.zeros_like(x.image))
+        while bool(x[0].any()):
+            x = SHORTER * x
+            if float(x[1].abs().max()) < NEGLIGIBLE:
+                x = torch.zeros_like(x)
             tried = x, *self.look(x)
             if tried[1] >= best[1] and best[1] < float("inf"):
                 break
             best = tried
         return best
 
-    def gradient(self, x: Vector, slopes: Sequence[Tensor]) -> Vector:
-        parts = self.apart(x.numbers)
-        return self.vector([a - slope for a, slope in zip(parts, slopes, strict=True)])
+    def gradient(self, x: Tensor, slopes: Sequence[Tensor]) -> Tensor:
+        return self.vector([a - slope for a, slope in zip(self.apart(x[0]), slopes, strict=True)])
 
     def along(
-        self, x: Vector, value: float, direction: Vector, falls: float, t: float
-    ) -> tuple[Vector, float, list[Tensor]] | None:
+        self, x: Tensor, value: float, direction: Tensor, falls: float, t: float
+    ) -> tuple[Tensor, float, list[Tensor]] | None:
         """A step of length t, or shorter until the value falls enough; None if no try does."""
         for _ in range(TRIES):
-            new = x.plus(direction, -t)
+            new = torch.add(x, direction, alpha=-t)
             new_value, slopes = self.look(new)
             if new_value <= value + 1e-4 * t * falls:
                 return new, new_value, slopes
@@ -181,28 +162,20 @@ class _Search:
         return None
 
 
-class _History:
-    """Steps and changes of the gradient along them, the latest last."""
+def _dot(x: Tensor, y: Tensor) -> float:
+    """The inner product of two vectors (2, n) in the geometry of the prior, a^T K b."""
+    return float(x[0] @ y[1])
 
-    def __init__(self) -> None:
-        self.steps: list[tuple[Vector, Vector, float]] = []
 
-    def add(self, step: Vector, change: Vector) -> None:
-        curve = step.dot(change)
-        if curve > 0:
-            self.steps = [*self.steps[1 - MEMORY :], (step, change, 1 / curve)]
-
-    def direction(self, slope: Vector) -> Vector:
-        """The inverse of the curvature, so far as it is known, times the slope."""
-        d, shares = slope, []
-        for step, change, rho in reversed(self.steps):
-            share = rho * step.dot(d)
-            shares.append(share)
-            d = d.plus(change, -share)
-        if self.steps:
-            _, change, rho = self.steps[-1]
-            size = 1 / (rho * change.dot(change))
-            d = Vector(size * d.numbers, size * d.image)
-        for (step, change, rho), share in zip(self.steps, reversed(shares), strict=True):
-            d = d.plus(step, share - rho * change.dot(d))
-        return d
+def _direction(history: Sequence[Step], slope: Tensor) -> Tensor:
+    """The inverse of the curvature, so far as it is known, times the slope."""
+    d, shares = slope, []
+    for step, change, rho in reversed(history):
+        shares.append(rho * _dot(step, d))
+        d = torch.add(d, change, alpha=-shares[-1])
+    if history:
+        _, change, rho = history[-1]
+        d = d / (rho * _dot(change, change))
+    for (step, change, rho), share in zip(history, reversed(shares), strict=True):
+        d = torch.add(d, step, alpha=share - rho * _dot(change, d))
+    return d

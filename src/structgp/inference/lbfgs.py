@@ -20,9 +20,9 @@ def minimize(
 ) -> tuple[Tensor, float]:
     """Where ``objective`` is least, about, and its value there.
 
-    steps : at most. memory : differences that stand for the curvature. tolerance : a step that gains less
-    than this share of the value is the last; the default is SciPy's. Cost O(memory P) per step beside the
-    objective."""
+    steps : at most. memory : steps whose differences stand for the curvature. tolerance : a step that gains
+    less than this share of the value is the last; the default is SciPy's. Cost O(memory P) per step beside
+    the objective."""
     if start.device.type != "cpu":
         return _on_device(objective, start, steps, memory, tolerance)
 

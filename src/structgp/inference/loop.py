@@ -38,20 +38,17 @@ class History:
     """How a fit went.
 
     optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry per
-    step. fresh_elbo : the bound on draws that nothing was fitted to; with the last step's ``elbo`` it
-    brackets the optimum in expectation. stopped : 'converged', 'limit' or 'interrupted'."""
+    step. elbo : of the last step. fresh_elbo : the bound on draws that nothing was fitted to; in
+    expectation the two bracket the optimum. stopped : 'converged', 'limit' or 'interrupted'."""
 
     optimizer: str
     reason: str
     gradient: str = "pathwise"
     steps: list[StepInfo] = field(default_factory=list)
+    elbo: float = float("nan")
     fresh_elbo: float = float("nan")
     seconds: float = 0.0
     stopped: str = "limit"
-
-    @property
-    def elbo(self) -> float:
-        return self.steps[-1].elbo
 
     @property
     def trace(self) -> list[list[float]]:
@@ -127,6 +124,13 @@ def make_batches(
     return found
 
 
+def _placed(posterior: Posterior, batches: Sequence[Batch], device: str) -> Sequence[Batch]:
+    """Moves the posterior, and the batches; those on disk stay there, and go to the device when they are
+    read."""
+    posterior.to(device)
+    return batches.to(device) if isinstance(batches, ShardBatches) else [b.to(device) for b in batches]
+
+
 class OneThreadForVectors(ContextDecorator):
     """SciPy's L-BFGS adds and multiplies vectors in OpenBLAS, whose threads spin while they wait: several
     times the work where cores are shared. torch has a BLAS of its own.
@@ -167,19 +171,14 @@ def train(
     watch: Watch | None = None,
     together: Processes = ALONE,
 ) -> History:
-    """Fits ``posterior`` in place. estimator : of the expected log-likelihood, pathwise unless given.
-    device : where all of it is computed; the posterior comes back when it is done. callback : sees every
-    step; if it returns True, the fit stops there and keeps what it has reached. checkpoint : if its file
-    exists the fit goes on from it; it is written after steps, and the caller removes it. watch : looks at
-    every step, ends the fit, and has the last word on the posterior. together : the other processes, which
-    have other batches."""
+    """Fits ``posterior`` in place. estimator : of the expected log-likelihood. device : where all of it is
+    computed; the posterior comes back afterwards. callback : sees every step; if it returns True, the fit
+    stops and keeps what it has reached. checkpoint : if its file exists the fit goes on from it; it is
+    written after steps, and the caller removes it. watch : may end the fit, and has the last word on the
+    posterior. together : the other processes, with other batches."""
     home = posterior.like.device
     if torch.device(device).type != "cpu":
-        device = local_device(device)
-        posterior.to(device)  # batches on disk stay there, and go to the device when they are read
-        batches = (
-            batches.to(device) if isinstance(batches, ShardBatches) else [b.to(device) for b in batches]
-        )
+        batches = _placed(posterior, batches, local_device(device))
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, together=together)
@@ -199,11 +198,11 @@ def train(
         stop = (callback is not None and bool(callback(info))) or stop
         if info.finished or (together.any(stop) if together.size > 1 else stop):
             break
-        best, elapsed = None if watch is None else watch.best, time.monotonic() - began
-        reached = Reached(state, history.steps, elapsed, problem.memory, best)
-        written = checkpoint is None or (
-            together.rank == 0 and checkpoint.write(posterior, generator, reached)
-        )
+        written = True
+        if checkpoint is not None and together.rank == 0:
+            best, elapsed = None if watch is None else watch.best, time.monotonic() - began
+            reached = Reached(state, history.steps, elapsed, problem.memory, best)
+            written = checkpoint.write(posterior, generator, reached)
         if written and isinstance(state, MinibatchState):
             state.sites.release()
     history.stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
@@ -214,5 +213,5 @@ def train(
     if isinstance(optimizer, Minibatch):
         history.fresh_elbo += optimizer.known_value(problem, state)
     posterior.to(home)
-    history.seconds = time.monotonic() - began
+    history.elbo, history.seconds = info.elbo, time.monotonic() - began
     return history

@@ -16,7 +16,6 @@ be on disk."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, maximum
@@ -276,13 +275,10 @@ class _Visit:
     def put_back(self, duals: list[Tensor], functions: list[Tensor]) -> None:
         """The new sites, in the place of the old ones, and the posterior that they make."""
         problem, state, i = self.problem, self.state, self.i
-        scores, along = self.scores(functions), self.blocks[0].directions_of_scores
-        extra = () if along is None else (along.to(scores[0]),)
-        structure: Any = problem.structure
-        with problem.locating(i):
-            bends = structure.local_curvature(*scores, self.batch.y, self.batch.mask, *extra)
+        scores = self.scores(functions)
+        bends = problem.bends(i, scores)
         state.values[i] = float(problem.log_prob(i, scores).mean(0).sum())
-        kept = [self._new_site(k, bend, duals[k]) for k, bend in enumerate((bends.node, bends.next))]
+        kept = [self._new_site(k, bend, duals[k]) for k, bend in enumerate(bends)]
         state.sites[i] = kept
         for k, (site, old) in enumerate(zip(kept, self.sites, strict=True)):
             new = site.at(state.scale[k])
@@ -300,8 +296,6 @@ class _Visit:
 
     def _new_site(self, k: int, bend: Tensor, dual: Tensor) -> Site:
         prior = self.priors[k]
-        weight = self.problem.weight(self.i).to(bend)
-        bend = weight.view(-1, *[1] * (bend.dim() - 1)) * bend
         if self.blocks[k].shared:
             bend = bend.sum(0).reshape(1, -1)
         precision = prior.rows.squares_times(bend.reshape(dual.shape).contiguous()).clamp(min=0)

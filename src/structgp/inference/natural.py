@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.inference.bound import lower_bound
+from structgp.inference.bound import Plateau, lower_bound
 from structgp.inference.latents import ExampleLatent, Latents, Sensitivity, SharedLatent, Sites
-from structgp.inference.problem import LearnScales, Plateau, Problem, StepInfo, fit_tables, refuse_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables, refuse_kernel
 
 UPWARD_SHARES = (0.5, -1.0)
 """What is used of the part that bends up where all of it leaves no posterior. -1 turns it round: a
@@ -85,8 +85,7 @@ class Natural:
     max_steps : stop here at the latest. It also stops, as at a limit, where even the shortest step made the
         bound worse.
     learn_scales : False, 'transitions' or True (the amplitude too).
-    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the structure. ``structgp.plan`` reads both."""
+    gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
 
     rate: float = 0.5
     window: int = 6

@@ -105,7 +105,8 @@ class Problem:
                 self._kept = [conditionals(self.posterior, b, self.prior_factors) for b in self.batches]
 
     def conditional(self, i: int) -> list[Any]:
-        """Of batch i, one per block, under the kernels as they were at the last refresh."""
+        """The conditionals of batch i, one per block, under the kernels as they were at the last
+        refresh."""
         if self._kept is not None:
             return self._kept[i]
         if self._last is None or self._last[0] != i:
@@ -138,7 +139,8 @@ class Problem:
         return like.new_tensor([float(self.weight(i).sum()) for i in range(len(self.batches))])
 
     def of_block(self, k: int) -> list[tuple[Any, Tensor, Tensor]]:
-        """Of every batch, the conditional of block k, the mask of its tuples, and the examples' weights."""
+        """For every batch, the conditional of block k, the mask of its tuples, and the examples'
+        weights."""
         return [(self.conditional(i)[k], b.masks[k], self.weight(i)) for i, b in enumerate(self.batches)]
 
     # -- the likelihood ----------------------------------------------------------------------------
@@ -164,6 +166,18 @@ class Problem:
         parts = zip(self.posterior.blocks, leaves, found, strict=True)
         grads = ((block, torch.zeros_like(s) if grad is None else grad) for block, s, grad in parts)
         return total.detach(), [block.pull_back(grad.sum(0)) for block, grad in grads]
+
+    def bends(self, i: int, scores: Sequence[Tensor], joint: bool = False) -> list[Tensor]:
+        """Minus the second derivatives of log p of batch i in the functions of each block, averaged over
+        draws and times how often each example counts. joint : whether between the nodes of an example
+        too."""
+        batch, along, structure = self.batches[i], self.posterior.node.directions_of_scores, self.structure
+        curvature: Callable[..., Any] = structure.curvature if joint else structure.local_curvature
+        extra = () if along is None else (along.to(scores[0]),)
+        with self.locating(i):
+            found = curvature(*scores, batch.y, batch.mask, *extra)
+        weight = self.weight(i).to(found.node)
+        return [weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in (found.node, found.next)]
 
     @contextmanager
     def locating(self, i: int) -> Iterator[None]:
@@ -331,34 +345,6 @@ def refuse_kernel(learn: LearnScales, name: str) -> None:
             f"{name!r} inference cannot move the kernel, which 'all' asks for",
             "use inference='adam' or 'paper-batch', or another learn_scales",
         )
-
-
-@dataclass
-class Plateau:
-    """When a noisy bound has stopped rising, seen from the mean of so many values at a time.
-
-    window : values between two looks. tolerance : by how much a mean must exceed the best one before."""
-
-    window: int
-    tolerance: float
-    recent: list[float] = field(default_factory=list)
-    best: float = -float("inf")
-    mean: float = float("nan")
-
-    def add(self, value: float) -> None:
-        self.recent.append(value)
-        self.mean = sum(self.recent) / len(self.recent)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.recent) >= self.window
-
-    def look(self) -> bool:
-        """Whether the bound has stalled since the last look; starts the next window."""
-        stalled = self.mean - self.best < self.tolerance
-        self.best = max(self.best, self.mean)
-        self.recent = []
-        return stalled
 
 
 @dataclass(frozen=True)

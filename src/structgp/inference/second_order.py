@@ -149,7 +149,7 @@ class Draws:
         self.n_draws = len(self.offsets[0][0])
 
     def scores(self, i: int) -> list[Tensor]:
-        """Of every template on batch i."""
+        """The scores of every template on batch i."""
         parts = zip(self.blocks, self.problem.conditional(i), self.offsets[i], strict=True)
         return [block.scores(block.scale * (c.times(block.m) + offset)) for block, c, offset in parts]
 
@@ -202,20 +202,13 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
     for them."""
     problem, blocks = draws.problem, draws.blocks
     joint = any(block.joint_curvature for block in blocks)
-    structure: Any = problem.structure
-    curvature = structure.curvature if joint else structure.local_curvature
-    along = blocks[0].directions_of_scores
-    extra = () if along is None else (along,)
     sums, found = [block.curvature_sum() for block in blocks], [Slopes() for _ in blocks]
     # Weights are learned from less.
     wants_slopes = wants_slopes and joint
-    for i, batch in enumerate(problem.batches):
-        with problem.locating(i):
-            bends = curvature(*draws.scores(i), batch.y, batch.mask, *extra)
+    for i in range(len(problem.batches)):
+        bends, here = problem.bends(i, draws.scores(i), joint), problem.conditional(i)
         slopes = problem.slopes(i, draws.scores(i))[1] if wants_slopes else None
-        weight, here = problem.weight(i), problem.conditional(i)
-        for k, bend in enumerate((bends.node, bends.next)):
-            bend = weight.view(-1, *[1] * (bend.dim() - 1)) * bend
+        for k, bend in enumerate(bends):
             sums[k].add(here[k], bend)
             if slopes is not None and blocks[k].joint_curvature:
                 # As a checkpoint will hold them: sums depend on the order in memory, to the last bit.

@@ -1,10 +1,10 @@
 """The paper's batch schedule: L-BFGS over blocks of parameters, one block after the other.
 
-A global iteration gives the unary block (inducing means and covariances, mixture weights) 50 steps of
+A global iteration gives the node block (inducing means and covariances, mixture weights) 50 steps of
 L-BFGS, the transition block 10, the hyper-parameters 5. Every evaluation uses the same draws, so that
 L-BFGS sees a function and not noise. It ends when two global iterations in a row have the same objective,
-when the unary parameters stand still, or when the time is up; the best parameters seen at the end of a
-block are kept.
+when the parameters of the nodes stand still, or when the time is up; the best parameters seen at the end of
+a block are kept.
 
 With score estimates, value and gradient of the same draws do not quite belong together, and a line search
 may find no step that improves: that ends a block, and when it ends all of them the objective stands still.
@@ -48,14 +48,13 @@ class LbfgsBlocks:
     ----------
     node_steps, transition_steps, hyper_steps : L-BFGS iterations of each block per global iteration.
     objective_tolerance : stop when the objective changes by less between two global iterations.
-    parameter_tolerance : stop when the unary parameters change by less on average, the means and the
+    parameter_tolerance : stop when the parameters of the nodes change by less on average, the means and the
         diagonals of the covariance factors each; what is off the diagonals hardly moves, and there is so
         much of it that an average over all would always be small.
     max_seconds, max_iterations : stop here at the latest; the time is looked at between blocks, and between
         the evaluations within one.
     learn_scales : what the block of hyper-parameters is; 'all' is the paper's.
-    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the likelihood. ``structgp.plan`` reads both."""
+    gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
 
     node_steps: int = 50
     transition_steps: int = 10

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError, LikelihoodError
-from structgp.inference.bound import lower_bound
+from structgp.inference.bound import Plateau, lower_bound
 from structgp.inference.latents import Sensitivity
 from structgp.inference.natural import amplitude_slope
-from structgp.inference.problem import LearnScales, Plateau, Problem, StepInfo, fit_tables, refuse_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables, refuse_kernel
 from structgp.paper.mixture_fit import separate
 
 MOST_FALLS = 20
@@ -31,8 +31,8 @@ MOST_FALLS = 20
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of the expected log-likelihood: value (K,), in each component; m and covariance, of each block,
-    shaped as its ``m`` and ``factor``, or as stored in mean and covariance of the batch's functions;
+    """Gradient of the expected log-likelihood. value : (K,), in each component; m and covariance, of each
+    block, shaped as its ``m`` and ``factor``, or as stored in mean and covariance of the batch's functions;
     amplitude (), of nodes."""
 
     value: Tensor
@@ -87,8 +87,7 @@ class Saga:
         steps half as long.
     max_seconds, max_steps : stop here at the latest.
     learn_scales : False (the paper's), 'transitions' or True (the amplitude too).
-    gradient, n_draws : name of the gradient estimator, and the draws that it takes; 'auto' and None for
-        what suits the structure. ``structgp.plan`` reads both."""
+    gradient, n_draws : name and draws of the gradient estimator, which ``structgp.plan`` chooses."""
 
     mean_step: float | None = 1e-4
     covariance_step: float | None = 1e-5

@@ -24,8 +24,8 @@ Design: TypeAlias = Literal["iid", "antithetic", "orthogonal", "sobol"]
 
 
 def replicate_sizes(n_draws: int, replicates: int, design: Design) -> list[int]:
-    """How many of ``n_draws`` points each replicate has: whole pairs where the design has pairs, at least
-    one pair each. An odd number of draws is rounded up to pairs."""
+    """How many of ``n_draws`` points each replicate has. Where points are mirrored, each has an even
+    number, and an odd ``n_draws`` is rounded up."""
     unit = 1 if design in ("iid", "sobol") else 2
     units = max(1, -(-n_draws // unit))
     count = min(replicates, units)

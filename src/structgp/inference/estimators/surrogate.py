@@ -50,7 +50,7 @@ replicate will do, but not fewer than 64."""
 class Pathwise(Estimator):
     """E[grad l] and E[sym(eps grad l^T)] over draws.
 
-    design : None takes orthogonal directions from 32 draws on, else antithetic pairs. All draws are one
+    design : None takes orthogonal directions from 32 draws on, else antithetic ones. All draws are one
     replicate of it, since the more directions are orthogonal the better; parts of it give the variance,
     which is then if anything too large."""
 
