@@ -17,7 +17,7 @@ from torch import Tensor
 
 from structgp.answers import labellings
 from structgp.answers.potentials import Draws, Potentials, mean, potentials, sample
-from structgp.answers.spans import Boundaries, likely_spans, span_probability
+from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
 from structgp.data.batch import Batch, by_length, pad
 from structgp.data.encode import FeatureEncoder, FeatureSplit
@@ -156,6 +156,7 @@ class Asked:
     def n_best(self, n: int, known: Known | None = None) -> list[list[tuple[np.ndarray, float]]]:
         """The n most probable labellings of each sequence with their log-probabilities, best first; fewer
         where there are not so many."""
+        _check_number(n)
         self.require("has_n_best", "n best labellings")
         found: list[list[tuple[np.ndarray, float]]] = [
             [] if len(r) else [(np.empty(0, dtype=np.int64), 0.0)] for r in self.rows
@@ -174,6 +175,7 @@ class Asked:
 
     def samples(self, n: int, known: Known | None = None) -> list[np.ndarray]:
         """(n, T) labellings of each sequence, drawn from the posterior; the same when asked again."""
+        _check_number(n)
         self.require("has_walk", "labellings to draw")
         found = [np.empty((n, 0), dtype=np.int64)] * len(self.rows)
         for i, at in self.one_by_one(known):
@@ -231,6 +233,12 @@ class Asked:
         self, start: int, stop: int, label: str | None, sense: str, known: Known | None = None
     ) -> tuple[float, Parts]:
         """Probability of a span in the only sequence, and the uncertainty whether it is there."""
+        if sense not in SENSES:
+            names = ", ".join(map(repr, SENSES))
+            raise InputError("sense", f"{sense!r} is not known", f"use one of {names}")
+        if (sense == "exact" and label is None) or (sense == "bounds" and label is not None):
+            problem = "'exact' needs a label" if label is None else "'bounds' is for any label"
+            raise InputError("label", problem, "use sense='bounds' without a label, 'exact' with one")
         self.require("has_walk", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         if label is not None and label not in boundaries.kinds:
@@ -238,11 +246,8 @@ class Asked:
             raise InputError("label", f"{label!r} is not a type of span", f"use one of {kinds}")
         (row,) = self.rows
         if not 0 <= start < stop <= len(row):
-            raise InputError(
-                "start, stop",
-                f"{start} to {stop} is not a span of {len(row)} tokens",
-                "count from 0; stop is one past the last token",
-            )
+            problem = f"{start} to {stop} is not a span of {len(row)} tokens"
+            raise InputError("start, stop", problem, "count from 0; stop is one past the last token")
         kind = None if label is None else boundaries.kinds.index(label)
         ((_, at),) = self.one_by_one(known)
         p = span_probability(at, boundaries, start, stop, sense, kind)
@@ -329,11 +334,9 @@ class Asked:
         for n, labels in enumerate(encoded):
             if (labels == UNSEEN).any():
                 t = int((labels == UNSEEN).argmax())
-                raise InputError(
-                    f"known[{n}][{t}]",
-                    f"{known[n][t]!r} is not a label of the training data",
-                    f"use None, or one of {', '.join(self.model.labels.classes)}",
-                )
+                problem = f"{known[n][t]!r} is not a label of the training data"
+                remedy = f"use None, or one of {', '.join(self.model.labels.classes)}"
+                raise InputError(f"known[{n}][{t}]", problem, remedy)
         return encoded
 
     def _check_possible(self, known: Sequence[np.ndarray] | None) -> None:
@@ -350,8 +353,10 @@ class Asked:
                 possible[there] = np.eye(V, dtype=bool)[known[n][there]]
             if not constraints.has_labelling(possible):
                 agrees = "" if known is None else " and with the labels that are known"
-                raise InputError(
-                    f"sequence {n}",
-                    f"no labelling of its {len(r)} tokens agrees with the constraints{agrees}",
-                    "check the labels, or fit without constraints",
-                )
+                problem = f"no labelling of its {len(r)} tokens agrees with the constraints{agrees}"
+                raise InputError(f"sequence {n}", problem, "check the labels, or fit without constraints")
+
+
+def _check_number(n: Any) -> None:
+    if not isinstance(n, int | np.integer) or n < 1:
+        raise InputError("n", f"must be a number of labellings, got {n!r}", "use 1 or more")

@@ -52,8 +52,8 @@ def select(
         labellings), 'bald' (the model's part of the tokens' uncertainty: what labels would tell about the
         functions), 'batch' (the same for the n sequences together, which avoids near-duplicates), or
         'random'.
-    cost : 'sequence', each costs the same to label; 'token', a sequence costs its length, and what
-        counts is the gain per token.
+    cost : 'sequence', each costs the same to label; 'token', a sequence costs its length, and what counts
+        is the gain per token.
     random_state : seed of 'random'.
     """
     if not isinstance(n, int | np.integer) or n < 1:

@@ -41,33 +41,34 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     """Sequence labelling with Gaussian-process potentials and a posterior over them.
 
     Each label has a node score per token, a latent function of its features with a GP prior; each label
-    with the next one has a Gaussian transition score; given those, a labelling is scored by ``structure``.
-    ``fit`` finds the variational posterior; predictions average over it.
+    with the next one has a Gaussian transition score; given those, a labelling is scored by
+    ``structure``. ``fit`` finds the variational posterior; predictions average over it.
 
     Parameters
     ----------
-    structure : 'chain', the linear-chain structured softmax; 'piecewise', its piecewise
-        pseudo-likelihood; a :class:`structgp.structures.Structure`; or any function ``log_prob(f, g, y)``
-        of one sequence, with f (S, T, V), g (S, V, V) and y (T,) indices into ``classes_``, that returns
-        S log-probabilities, in torch or NumPy, with or without a gradient. With an attribute ``batched =
-        True`` it is ``log_prob(f, g, y, mask)`` on (S, B, T, V), (S, V, V), (B, T), (B, T) and returns
-        (S, B). :class:`structgp.Custom` adds what answers and how many processes call it. See
+    structure : 'chain', the linear-chain structured softmax; 'piecewise', its piecewise pseudo-likelihood;
+        :func:`structgp.chain`, whose transitions may depend on features; a
+        :class:`structgp.structures.Structure`; or any function ``log_prob(f, g, y)`` of one sequence, with
+        f (S, T, V), g (S, V, V) and y (T,) indices into ``classes_``, that returns S log-probabilities, in
+        torch or NumPy, with or without a gradient. With an attribute ``batched = True`` it is ``log_prob(f,
+        g, y, mask)`` on (S, B, T, V), (S, V, V), (B, T), (B, T) and returns (S, B).
+        :class:`structgp.Custom` adds what answers and how many processes call it. See
         :mod:`structgp.testing`.
-    kernel : 'auto' (where the fit is second-order, 'relevance' on categorical and sparse features; else
-        one weight per template on categorical features and normalised linear on sparse ones; RBF on
-        dense ones), 'relevance' (linear, with one scale per template and one relevance per feature),
-        'linear', 'rbf', 'template', 'template-product', on dense features any GPyTorch kernel, or a dict
-        from kind of feature ('categorical', 'sparse', 'dense') to one of these.
-    prior : :class:`structgp.Prior`: amplitude, transition_sd, learn_kernel. posterior : 'weights' (one
-    weight per feature, where the kernel is 'relevance'), 'inducing' (values at
+    kernel : 'auto' (where the fit is second-order, 'relevance' on categorical and sparse features; else one
+        weight per template on categorical features and normalised linear on sparse ones; RBF on dense
+        ones), 'relevance' (linear, with one scale per template and one relevance per feature), 'linear',
+        'rbf', 'template', 'template-product', on dense features any GPyTorch kernel, or a dict from kind of
+        feature ('categorical', 'sparse', 'dense') to one of these.
+    prior : :class:`structgp.Prior`: amplitude, transition_sd, learn_kernel.
+    posterior : 'weights' (one weight per feature, where the kernel is 'relevance'), 'inducing' (values at
         inducing inputs, for any kernel), :class:`structgp.Weights`, :class:`structgp.Inducing` or
         :class:`structgp.Mixture`. 'auto' is 'weights' where the second-order fit learns such a kernel.
     inference : 'auto' (second-order where the structure gives its curvature, else natural; minibatch on
         shards, and for weights from 50,000 tokens on), 'second-order', 'minibatch' (the same batch by
-        batch, for weights), 'natural', 'adam', 'saga', 'lbfgs'; 'paper-batch' and 'paper-stochastic',
-        with the draws, inducing inputs, gradient and schedule that the paper states; or an optimiser,
-        such as :class:`structgp.SecondOrder`, whose fields name the gradient estimator, its draws, and
-        what moves with the bound (``learn_scales``).
+        batch, for weights), 'natural', 'adam', 'saga', 'lbfgs'; 'paper-batch' and 'paper-stochastic', with
+        the draws, inducing inputs, gradient and schedule that the paper states; or an optimiser, such as
+        :class:`structgp.SecondOrder`, whose fields name the gradient estimator, its draws, and what moves
+        with the bound (``learn_scales``).
     features : how a token given as a list of strings is read: 'columns' (place j is template j), 'bag' (a
         set of attributes), or 'auto' (columns if all tokens have the same number). With dicts, 'columns'
         lifts the limit on templates.
@@ -78,12 +79,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         times as frequent as in training. 'balanced': as if all labels were equally frequent.
     decode : 'marginal' (the most probable label of each token) or 'viterbi' (the most probable whole
         labelling under the posterior mean).
-    n_draws : draws of the potentials that a prediction averages over; 0 plugs in the posterior mean. device
-    : where fit and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
+    n_draws : draws of the potentials that a prediction averages over; 0 plugs in the posterior mean.
+    device : where fit and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
         where there is one. The fitted model itself is kept in main memory.
-    random_state : seed; equal seeds give equal fits. warm_start : a fit starts from the posterior of the
-    earlier fit, and keeps its features and labels. verbose : report the plan and every step through the
-    logger 'structgp', to standard error if nothing
+    random_state : seed; equal seeds give equal fits.
+    warm_start : a fit starts from the posterior of the earlier fit, and keeps its features and labels.
+    verbose : report the plan and every step through the logger 'structgp', to standard error if nothing
         else listens.
 
     Fields of option objects have nested names, as in scikit-learn:
@@ -92,26 +93,28 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     Attributes
     ----------
     classes_ : labels seen in training, sorted.
-    training_log_ : what the fit did and why: 'plan' (every choice with its reason), 'optimizer',
-        'reason', 'gradient', 'stopped', 'steps', 'trace' (number and bound of some steps), 'elbo' and
-        'fresh_elbo' (which bracket the optimum in expectation), 'relaxation' (evidence before and after,
-        if the kernel's shape was learned so), 'pilot' (the first fit, on a part of the data), 'posterior'
-        (weights or inducing), 'covariance', 'covariance_rank', 'covariance_reason', 'kernel_scales'
-        (prior variance of a weight, by template), 'function_scales', 'effective_parameters',
-        'kl_inducing', 'kl_transitions', 'amplitude_factor', 'transition_sd', 'n_inducing',
-        'inducing_residual', 'evaluations', 'seconds', and 'dev' if dev data was passed.
+    training_log_ : what the fit did and why: 'plan' (every choice with its reason), 'optimizer', 'reason',
+        'gradient', 'stopped', 'steps', 'trace' (number and bound of some steps), 'elbo' and 'fresh_elbo'
+        (which bracket the optimum in expectation), 'relaxation' (evidence before and after, if the kernel's
+        shape was learned so), 'pilot' (the first fit, on a part of the data), 'posterior' (weights or
+        inducing), 'covariance', 'covariance_rank', 'covariance_reason', 'kernel_scales' (prior variance of
+        a weight, by template), 'function_scales', 'effective_parameters', 'kl_inducing', 'kl_transitions',
+        'amplitude_factor', 'transition_sd', 'n_inducing', 'inducing_residual', 'evaluations', 'seconds',
+        and 'dev' if dev data was passed.
     model_ : the fitted :class:`structgp.answers.ask.Model`.
 
-    Notes ----- X is a list (or generator) of sequences; a sequence is a list of feature dicts, a list of
-    lists of strings, or a 2-D dense or scipy-sparse array with one row per token. y is a list of lists of
-    strings. In a dict, string values are templates, named by their key (beyond 64 keys: a bag of
-    attributes); numbers and flags are numeric features; 1-D numpy arrays, such as word vectors, are dense
-    features, of one length per key and with every token; lists and nested dicts are read as python-crfsuite
-    reads them. Each kind has a kernel of its own, and the model uses their sum. A model read from a file
-    has no 'steps' in its log, and as its ``kernel`` the fitted one if it was not given by name.
+    Notes
+    -----
+    X is a list (or generator) of sequences; a sequence is a list of feature dicts, a list of lists of
+    strings, or a 2-D dense or scipy-sparse array with one row per token. y is a list of lists of strings.
+    In a dict, string values are templates, named by their key (beyond 64 keys: a bag of attributes);
+    numbers and flags are numeric features; 1-D numpy arrays, such as word vectors, are dense features, of
+    one length per key and with every token; lists and nested dicts are read as python-crfsuite reads them.
+    Each kind has a kernel of its own, and the model uses their sum. A model read from a file has no 'steps'
+    in its log, and as its ``kernel`` the fitted one if it was not given by name.
 
-    Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, or O(V M r) if its
-    covariances are low-rank; and O(V T^2) for a sequence of T tokens.
+    Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, or O(V M r) if
+    its covariances are low-rank; and O(V T^2) for a sequence of T tokens.
     """
 
     def __init__(

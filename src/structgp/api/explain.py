@@ -194,8 +194,8 @@ def _features(asked: Asked, row: Tensor, a: int, b: int) -> list[Part]:
     dual = q.dual()
     if dual is None:
         scores = q.feature_scores(row, direction).tolist()
-        names = _slot_names(fitted, row)
-        found = [(*name, score) for name, score in zip(names, scores, strict=True)]
+        names = _names(fitted, row, slots=True)
+        found = [(t or v, v if t else "", score) for (t, v), score in zip(names, scores, strict=True)]
     else:
         found = _without(fitted, row, dual @ direction)
     parts: dict[tuple[str, str], float] = {}
@@ -207,21 +207,21 @@ def _features(asked: Asked, row: Tensor, a: int, b: int) -> list[Part]:
     return sorted(listed, key=lambda part: -abs(part.score))
 
 
-def _slot_names(fitted: Model, row: Tensor) -> list[tuple[str, str]]:
-    """Template and value of what stands in each place of ``active_features``."""
+def _names(fitted: Model, row: Tensor, slots: bool) -> list[tuple[str, str]]:
+    """Template and value of what stands in each column of a row; a sparse feature is a value without a
+    template. slots : in the places of ``active_features``, with those for rare values and label
+    frequencies."""
     encoder, names = fitted.split.node, []
     for block in encoder.blocks:
         cells = row[0, block.start : block.stop].tolist()
         if block.kind == "categorical":
-            for kind in ("", "rare"):
-                names += [
-                    (template, kind or _name(list(values), cell))
-                    for template, values, cell in zip(encoder.templates, encoder.values, cells, strict=True)
-                ]
-        else:
+            found = zip(encoder.templates, encoder.values, cells, strict=True)
+            names += [(template, _name(list(values), cell)) for template, values, cell in found]
+            names += [(template, "rare") for template in encoder.templates if slots]
+        elif block.kind == "sparse":
             known = list(encoder.attributes) or [f"column {c}" for c in encoder.columns]
-            names += [(_name(known, cell), "") for cell in cells[::2]]
-        names.append(("label frequency", ""))
+            names += [("", _name(known, cell)) for cell in cells[::2]]
+        names += [("label frequency", "")] if slots else []
     return names
 
 
@@ -247,8 +247,7 @@ def _without(fitted: Model, row: Tensor, dual: Tensor) -> list[tuple[str, str, f
             elif len(encoder.blocks) == 1:
                 found.append((block.kind, "", whole))
             else:
-                kernel = q.kernel
-                factor = 1.0
+                factor, kernel = 1.0, q.kernel
                 if not isinstance(kernel, BlockSumKernel):
                     factor, kernel = float(kernel.outputscale), kernel.base_kernel
                 part = kernel.kernels[encoder.blocks.index(block)]
@@ -279,9 +278,8 @@ def _witnesses(
         return _inducing(fitted, row, a, b, n)
     X = as_list(X)
     labels, asked = check_labels(X, list(y)), model.ask(X)
-    surprise = [
-        known - p for known, p in zip(asked.marginals(labels), asked.marginals(), strict=True)
-    ]  # (T, V) per sequence: 1[y] - p, where y is known
+    # (T, V) per sequence: 1[y] - p, where y is known
+    surprise = [known - p for known, p in zip(asked.marginals(labels), asked.marginals(), strict=True)]
     direction = (q.basis[a] - q.basis[b]) @ q.basis.T  # (V,)
     scores, places = [], []
     amplitude = float(q.log_amplitude.exp())
@@ -292,11 +290,8 @@ def _witnesses(
             scores.append((amplitude * k * (torch.from_numpy(surprise[i]) @ direction)).numpy())
             places += [(i, t) for t in range(len(rows))]
     flat = np.concatenate(scores) if scores else np.empty(0)
-    found = []
-    for place in _extremes(flat, n):
-        i, t = places[place]
-        found.append(Witness(i, t, labels[i][t], float(flat[place])))
-    return found
+    found = [(*places[k], float(flat[k])) for k in _extremes(flat, n)]
+    return [Witness(i, t, labels[i][t], score) for i, t, score in found]
 
 
 def _inducing(fitted: Model, row: Tensor, a: int, b: int, n: int) -> list[Witness]:
@@ -307,24 +302,11 @@ def _inducing(fitted: Model, row: Tensor, a: int, b: int, n: int) -> list[Witnes
     with torch.no_grad():
         scores = covariance(q.kernel, row, q.inducing)[0] * (dual @ (q.basis[a] - q.basis[b]))
     flat = scores.numpy()
-    return [
-        Witness(None, None, None, float(flat[k]), _values(fitted, q.inducing[k : k + 1]))
-        for k in _extremes(flat, n)
-    ]
-
-
-def _values(fitted: Model, row: Tensor) -> tuple[str, ...]:
-    """What is known of a token from its row: values of templates, names of sparse features."""
-    encoder, found = fitted.split.node, []
-    for block in encoder.blocks:
-        cells = row[0, block.start : block.stop].tolist()
-        if block.kind == "categorical":
-            values = map(list, encoder.values)
-            found += [_name(known, cell) for known, cell in zip(values, cells, strict=True)]
-        elif block.kind == "sparse":
-            known = list(encoder.attributes) or [f"column {c}" for c in encoder.columns]
-            found += [_name(known, cell) for cell in cells[::2] if cell >= 0]
-    return tuple(name for name in found if name)
+    found = []
+    for k in _extremes(flat, n):
+        names = _names(fitted, q.inducing[k : k + 1], slots=False)
+        found.append(Witness(None, None, None, float(flat[k]), tuple(value for _, value in names if value)))
+    return found
 
 
 def _extremes(scores: np.ndarray, n: int) -> list[int]:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from structgp.answers import SENSES, Parts
 from structgp.answers.ask import Asked, Known, Model
 from structgp.data.examples import as_list, check_all_labelled, check_labels
 from structgp.errors import InputError
@@ -57,17 +56,11 @@ def class_shift(class_weight: str | dict[str, float], model: Model) -> torch.Ten
     return torch.from_numpy(np.log(weights))
 
 
-def _check_number(n: Any) -> None:
-    if not isinstance(n, int | np.integer) or n < 1:
-        raise InputError("n", f"must be a number of labellings, got {n!r}", "use 1 or more")
-
-
 class Answers:
     """The questions of :class:`structgp.StructuredGPClassifier`. All average over the posterior.
 
     ``known`` : labels that are given, for each sequence a list with None where there is none; every answer
-    is then given those.
-    """
+    is then given those."""
 
     decode: str
 
@@ -89,22 +82,17 @@ class Answers:
         """The n most probable whole labellings of each sequence, best first; fewer where there are not so
         many. Their probabilities are averaged exactly; candidates are the best labellings of the posterior
         mean and of each draw."""
-        _check_number(n)
         asked = self.ask(X)
-        names = asked.model.labels.names
-        return [
-            [Labelling(names(y), math.exp(value)) for y, value in found]
-            for found in asked.n_best(int(n), known)
-        ]
+        names, best = asked.model.labels.names, asked.n_best(n, known)
+        return [[Labelling(names(y), math.exp(value)) for y, value in found] for found in best]
 
     def sample_labellings(
         self, X: Iterable[Any], n: int, known: Known | None = None
     ) -> list[list[list[str]]]:
         """n labellings of each sequence, drawn from the posterior: functions first, labels given them."""
-        _check_number(n)
         asked = self.ask(X)
         names = asked.model.labels.names
-        return [[names(y) for y in drawn] for drawn in asked.samples(int(n), known)]
+        return [[names(y) for y in drawn] for drawn in asked.samples(n, known)]
 
     def labels_of(self, asked: Asked, known: Known | None = None) -> list[list[str]]:
         """``predict`` for sequences that are encoded already."""
@@ -122,11 +110,8 @@ class Answers:
     @staticmethod
     def marginals_of(asked: Asked, known: Known | None = None) -> list[list[dict[str, float]]]:
         """``predict_marginals`` for sequences that are encoded already."""
-        classes = asked.model.labels.classes
-        return [
-            [dict(zip(classes, map(float, p), strict=True)) for p in sequence]
-            for sequence in asked.marginals(known)
-        ]
+        classes, found = asked.model.labels.classes, asked.marginals(known)
+        return [[dict(zip(classes, map(float, p), strict=True)) for p in sequence] for sequence in found]
 
     def predict_marginals_single(self, x: Any) -> list[dict[str, float]]:
         """For every token of one sequence a dict from label to its probability."""
@@ -159,7 +144,7 @@ class Answers:
         sense : 'covers', one span holds all of those tokens, and may be longer; 'bounds', a span begins at
         start and ends before stop, whatever its label; 'exact', the same with this label. For 'covers' a
         label may be given. What counts as a span is read off the labels as conlleval does."""
-        return self._span(x, start, stop, label, sense, known)[0]
+        return self.ask([x]).span(start, stop, label, sense, None if known is None else [known])[0]
 
     def predict_spans(
         self, X: Iterable[Any], threshold: float = 0.1, known: Known | None = None
@@ -196,27 +181,8 @@ class Answers:
         known: Sequence[str | None] | None = None,
     ) -> Uncertainty:
         """Uncertainty whether the span is there, see ``span_probability``."""
-        parts = self._span(x, start, stop, label, sense, known)[1]
+        _, parts = self.ask([x]).span(start, stop, label, sense, None if known is None else [known])
         return Uncertainty(*map(float, (parts.total, parts.data, parts.model)))
-
-    def _span(
-        self,
-        x: Any,
-        start: int,
-        stop: int,
-        label: str | None,
-        sense: str,
-        known: Sequence[str | None] | None,
-    ) -> tuple[float, Parts]:
-        if sense not in SENSES:
-            raise InputError(
-                "sense", f"{sense!r} is not known", f"use one of {', '.join(map(repr, SENSES))}"
-            )
-        if (sense == "exact" and label is None) or (sense == "bounds" and label is not None):
-            problem = "'exact' needs a label" if label is None else "'bounds' is for any label"
-            raise InputError("label", problem, "use sense='bounds' without a label, 'exact' with one")
-        given = None if known is None else [known]
-        return self.ask([x]).span(start, stop, label, sense, given)
 
     # -- scores ----------------------------------------------------------------------------------
 

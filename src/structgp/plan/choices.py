@@ -46,17 +46,9 @@ MOST_WORK = 2e12
 ASKED = "asked for"
 PAPER = "as in the paper"
 
-AUTO_KERNELS = {
-    True: (
-        {"categorical": "relevance", "sparse": "relevance", "dense": "rbf"},
-        "the fit learns what each feature is worth",
-    ),
-    False: (
-        {"categorical": "template", "sparse": "linear", "dense": "rbf"},
-        "the fit does not learn single features",
-    ),
-}
-"""Kernel by kind of feature, and why, by whether the fit itself learns scales."""
+LEARNED_KERNELS = {"categorical": "relevance", "sparse": "relevance", "dense": "rbf"}
+FIXED_KERNELS = {"categorical": "template", "sparse": "linear", "dense": "rbf"}
+"""What 'auto' stands for, by kind of feature, where the fit itself learns scales and where it does not."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +77,9 @@ def structure_of(options: Options, examples: Examples | ShardedExamples) -> Choi
     if isinstance(structure, BlackBox):
         structure.probe(examples.n_labels)
     if examples.some_missing and not structure.handles_missing:
-        raise InputError(
-            "y",
-            f"labels are missing, and {name_of(structure)} does not say what to do with them",
-            "set its attribute handles_missing if it knows -1 for a missing label, or use 'chain'",
-        )
+        problem = f"labels are missing, and {name_of(structure)} does not say what to do with them"
+        remedy = "set its attribute handles_missing if it knows -1 for a missing label, or use 'chain'"
+        raise InputError("y", problem, remedy)
     if type(structure) is Chain:
         allowed = examples.constraints
         return Choice(Chain(None if allowed is None else Rules.of(allowed), structure.spec), ASKED)
@@ -110,57 +100,53 @@ def spec_of(structure: Structure, prior: Prior) -> Spec:
     user's own does. A transition sd of 0 leaves transitions out."""
     spec, transition = structure.spec, structure.spec.next
     if float(prior.transition_sd) > 0 or transition is None or transition.is_constant:
+<<<<<<< HEAD
         return spec if spec.likelihood == "exact" else Spec(spec.templates)
     raise InputError(
         "transition_sd",
         f"0 leaves transitions out, and {spec} gives them features",
         "use a transition_sd above 0, or chain(order=0)",
     )
+=======
+        return Spec(spec.templates)
+    problem = f"0 leaves transitions out, and {spec} gives them features"
+    raise InputError("transition_sd", problem, "use a transition_sd above 0, or chain(order=0)")
+>>>>>>> v-plan
 
 
 def check_transition_features(spec: Spec, optimizer: Optimizer, family: Family, on_disk: bool) -> None:
     """InputError where transitions have features and this fit cannot learn their weights."""
-    problem, remedy = None, "use chain() without features"
     if on_disk:
-        problem = "shards do not keep the features of transitions"
-        remedy = "pass X and y, or use chain() without features"
+        problem, remedy = "shards do not keep the features of transitions", "pass X and y"
     elif family.transition_covariance == "full":
         problem = "a full covariance is for one table of transition scores"
-        remedy = "use transition_covariance='diagonal', or chain() without features"
+        remedy = "use transition_covariance='diagonal'"
     elif not isinstance(optimizer, SecondOrder | Minibatch):
         problem = f"the {optimizer.name!r} optimiser does not fit weights of transitions"
-        remedy = (
-            "use inference='auto', 'second-order' or 'minibatch', and a structure that gives its curvature"
-        )
-    if problem is not None:
-        raise InputError("structure", f"{spec} gives transitions features, and {problem}", remedy)
+        remedy = "use 'second-order' or 'minibatch', with a structure that gives its curvature"
+    else:
+        return
+    problem = f"{spec} gives transitions features, and {problem}"
+    raise InputError("structure", problem, f"{remedy}, or use chain() without features")
 
 
 def predictor_of(options: Options, structure: Structure) -> Structure | None:
     """The structure that answers; None for the chain."""
     custom = options.structure if isinstance(options.structure, Custom) else None
     asked: str | Structure = "auto" if custom is None else custom.predict_with
-    if isinstance(asked, Structure):
-        chosen = asked
-    elif asked == "chain" or not structure.has_marginals:
-        return None
-    else:
-        chosen = structure
-    if not chosen.has_marginals:
-        raise InputError(
-            "predict_with",
-            f"{type(chosen).__name__} offers no marginals",
-            "use 'chain', or a structure that does",
-        )
-    if type(chosen) is Chain:
+    if not isinstance(asked, Structure):
+        if asked == "chain" or not structure.has_marginals:
+            return None
+        asked = structure
+    if not asked.has_marginals:
+        problem = f"{type(asked).__name__} offers no marginals"
+        raise InputError("predict_with", problem, "use 'chain', or a structure that does")
+    if type(asked) is Chain:
         return None
     if options.constraints is not None:
-        raise InputError(
-            "constraints",
-            f"{name_of(chosen)} does not know them",
-            "use structure=Custom(..., predict_with='chain')",
-        )
-    return chosen
+        remedy = "use structure=Custom(..., predict_with='chain')"
+        raise InputError("constraints", f"{name_of(asked)} does not know them", remedy)
+    return asked
 
 
 # -- the posterior ---------------------------------------------------------------------------------
@@ -198,10 +184,12 @@ def kernel_of(choice: KernelChoice, blocks: Sequence[Block], on_bound: bool) -> 
     if not is_auto and not isinstance(choice, Mapping):
         return Choice(choice, ASKED)
     given = {} if isinstance(choice, str) else dict(choice)
-    usual, reason = AUTO_KERNELS[on_bound]
+    usual = LEARNED_KERNELS if on_bound else FIXED_KERNELS
     for block in blocks:
         name = given.get(block.kind, "auto")
         given[block.kind] = usual[block.kind] if isinstance(name, str) and name == "auto" else name
+    learned = "the fit learns what each feature is worth"
+    reason = learned if on_bound else "the fit does not learn single features"
     return Choice(given, reason if is_auto else ASKED)
 
 
@@ -226,19 +214,14 @@ def family_of(options: Options, kernel: KernelChoice, on_bound: bool) -> Choice[
             reason = PAPER if options.preset else "the fit does not learn the kernel in closed form"
         return Choice(Inducing(), reason)
     if not on_bound:
-        raise InputError(
-            "posterior",
-            "'weights' is for the fit that learns the kernel in closed form, and another one is asked "
-            "for (by inference, learn_scales, learn_kernel or transition_covariance), or the structure "
-            "has no curvature",
-            "leave those at 'auto', or use posterior='inducing'",
-        )
+        problem = "'weights' is for the fit that learns the kernel in closed form, and inference, "
+        problem += "learn_scales, learn_kernel or transition_covariance ask for another, or the structure "
+        problem += "has no curvature"
+        raise InputError("posterior", problem, "leave those at 'auto', or use posterior='inducing'")
     if not linear:
-        raise InputError(
-            "posterior",
-            "'weights' needs a kernel that is linear in features that can be told apart",
-            "use kernel='relevance' on categorical or sparse features, or posterior='inducing'",
-        )
+        problem = "'weights' needs a kernel that is linear in features that can be told apart"
+        remedy = "use kernel='relevance' on categorical or sparse features, or posterior='inducing'"
+        raise InputError("posterior", problem, remedy)
     return Choice(asked, ASKED)
 
 
@@ -247,11 +230,9 @@ def details_of(
 ) -> tuple[Choice[str], Choice[int | None], Choice[str]]:
     """Basis ('contrast' or 'label'), most inducing inputs, and entropy of the family."""
     if family.basis == "contrast" and not structure.ignores_shift:
-        raise InputError(
-            "basis",
-            f"'contrast' leaves out a direction that {name_of(structure)} may depend on",
-            "use 'auto' or 'label', or a structure whose ignores_shift is True",
-        )
+        problem = f"'contrast' leaves out a direction that {name_of(structure)} may depend on"
+        remedy = "use 'auto' or 'label', or a structure whose ignores_shift is True"
+        raise InputError("basis", problem, remedy)
     if family.basis != "auto":
         basis = Choice(family.basis, ASKED)
     elif preset is not None:
@@ -272,12 +253,7 @@ def details_of(
 
 
 def covariance_of(
-    family: Family,
-    optimizer: Optimizer,
-    preset: Preset | None,
-    n_functions: int,
-    n_inducing: int,
-    n_tokens: int,
+    family: Family, optimizer: Optimizer, preset: Preset | None, R: int, M: int, N: int
 ) -> tuple[Choice[str], int]:
     """The form of the covariances of inducing values, and its rank (0 unless low-rank).
 
@@ -294,12 +270,11 @@ def covariance_of(
     """
     assert isinstance(family, Inducing | Mixture)
     first = first_stage(optimizer)
-    rank = min(n_inducing, RANK if family.rank is None else int(family.rank))
+    rank = min(M, RANK if family.rank is None else int(family.rank))
     if family.covariance != "auto":
         return Choice(family.covariance, ASKED), rank if family.covariance == "low-rank" else 0
     if preset is not None:
         return Choice("full", PAPER), 0
-    N, M, R = n_tokens, n_inducing, n_functions
     pieces = int(getattr(family, "n_components", 1)) * R
     space = {"full": 8 * pieces * M**2, "low-rank": 8 * pieces * M * (rank + 1)}
     work = {"full": R * (N * M**2 + M**3), "low-rank": 2 * PASSES * R * N * M * rank}
@@ -373,11 +348,17 @@ def gradient_of(first: Optimizer, structure: Structure) -> Choice[Estimator]:
         reason = f"the structure {can} be differentiated"
     estimator = ESTIMATORS[name]
     if estimator.needs_gradient and not structure.has_gradient:
+<<<<<<< HEAD
         raise InputError(
             "gradient",
             f"{name!r} needs a structure that can be differentiated",
             "use gradient='auto', or write the structure in torch",
         )
     if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | LbfgsBlocks):
+=======
+        problem = f"{name!r} needs a structure that can be differentiated"
+        raise InputError("gradient", problem, "use gradient='auto', or write the structure in torch")
+    if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | Blocks):
+>>>>>>> v-plan
         draws = OPEN_DRAWS
     return Choice(estimator if draws is None else estimator.with_draws(int(draws)), reason)

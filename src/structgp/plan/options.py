@@ -4,6 +4,7 @@ Checks here need no data; ``resolve`` decides what depends on the data."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral, Real
@@ -29,8 +30,8 @@ class Prior:
     ----------
     amplitude : prior variance of a node score, where the kernel is chosen by name, before anything is
         learned on the bound; 'auto' gives every active feature a weight of variance 1.
-    transition_sd : prior standard deviation of a transition score; 0 leaves transitions out. learn_kernel :
-    learn the kernel: length-scales (and without the second-order fit template weights and
+    transition_sd : prior standard deviation of a transition score; 0 leaves transitions out.
+    learn_kernel : learn the kernel: length-scales (and without the second-order fit template weights and
         the balance of blocks) on the evidence of a Gaussian relaxation before the fit, the rest as the
         optimiser's ``learn_scales`` says. 'auto' is True, except for the paper's presets.
     """
@@ -47,9 +48,9 @@ class Weights:
 
     Parameters
     ----------
-    basis : 'label' gives each label a function of its own; 'contrast' leaves out the direction in which
-        all labels move alike: V - 1 functions, the same model, a higher bound. 'auto' is 'contrast' where
-        the structure ignores that direction, except for the paper's presets.
+    basis : 'label' gives each label a function of its own; 'contrast' leaves out the direction in which all
+        labels move alike: V - 1 functions, the same model, a higher bound. 'auto' is 'contrast' where the
+        structure ignores that direction, except for the paper's presets.
     transition_covariance : of the transition scores, 'diagonal' or 'full'.
     """
 
@@ -64,13 +65,13 @@ class Inducing:
     Parameters
     ----------
     n_inducing : most inducing inputs, picked from at most 8,000 training tokens. If fewer reproduce all
-        tokens, the model is the full GP. None for 1000, or as many as leave 2 % of the prior variance
-        open if those are fewer, or the preset's number.
+        tokens, the model is the full GP. None for 1000, or as many as leave 2 % of the prior variance open
+        if those are fewer, or the preset's number.
     covariance : of the inducing values of a function: 'full'; 'low-rank', whose precision is a diagonal
-        plus ``rank`` directions; or 'diagonal' (in whitened coordinates). 'auto' is the first of them
-        that takes at most 512 MB and 2e12 multiplications per round.
-    rank : number of directions of 'low-rank', at most M; None for 64. basis, transition_covariance : see
-    :class:`Weights`.
+        plus ``rank`` directions; or 'diagonal' (in whitened coordinates). 'auto' is the first of them that
+        takes at most 512 MB and 2e12 multiplications per round.
+    rank : number of directions of 'low-rank', at most M; None for 64.
+    basis, transition_covariance : see :class:`Weights`.
     """
 
     n_inducing: int | None = None
@@ -167,53 +168,31 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _whole(least: int, or_none: bool = False) -> tuple[Callable[[Any], bool], str, str]:
-    return (
-        lambda v: (or_none and v is None) or (isinstance(v, Integral) and least <= int(v) < 2**63),
-        f"a whole number of at least {least}",
-        f"{least} or more",
-    )
+WHOLE = {"n_draws": 0, "random_state": 0, "n_components": 1, "n_inducing": 1, "rank": 1}
+"""Whole numbers and the least that each may be; None leaves the last two open."""
 
-
-_MUST_BE: dict[str, tuple[Callable[[Any], bool], str, str]] = {
-    "prior": (lambda v: isinstance(v, Prior), "a prior", "a structgp.Prior"),
-    "posterior": (
-        lambda v: isinstance(v, str | Family),
-        "a name or a family",
-        "'auto', 'weights', 'inducing', or structgp.Weights, Inducing or Mixture",
-    ),
-    "inference": (
-        lambda v: isinstance(v, str) or callable(getattr(v, "step", None)),
-        "a name or an optimiser",
-        f"one of {', '.join(INFERENCE)}",
-    ),
-    "amplitude": (
-        lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
-        "a variance above 0",
-        "a number above 0, or 'auto'",
-    ),
-    "transition_sd": (
-        lambda v: isinstance(v, Real) and 0 <= float(v) < np.inf,
-        "a standard deviation of at least 0",
-        "a number, 0 or more",
-    ),
-    "predict_with": (
-        lambda v: isinstance(v, Structure) or v in ("auto", "chain"),
-        "a structure",
-        "'auto', 'chain' or a structure",
-    ),
-    "n_jobs": (
-        lambda v: isinstance(v, Integral) and int(v) != 0,
-        "a number of processes",
-        "1 or more, or -1 for one per core",
-    ),
-    "n_draws": _whole(0),
-    "random_state": _whole(0),
-    "n_components": _whole(1),
-    "n_inducing": _whole(1, or_none=True),
-    "rank": _whole(1, or_none=True),
+_POSSIBLE: dict[str, Callable[[Any], bool]] = {
+    "prior": lambda v: isinstance(v, Prior),
+    "posterior": lambda v: isinstance(v, str | Family),
+    "inference": lambda v: isinstance(v, str) or callable(getattr(v, "step", None)),
+    "amplitude": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
+    "transition_sd": lambda v: isinstance(v, Real) and 0 <= float(v) < np.inf,
+    "predict_with": lambda v: isinstance(v, Structure) or v in ("auto", "chain"),
+    "n_jobs": lambda v: isinstance(v, Integral) and int(v) != 0,
 }
-"""What a field must be, in words, and what to use in its place."""
+_WORDS = {
+    "prior": ("a prior", "a structgp.Prior"),
+    "posterior": (
+        "a name or a family",
+        "'auto', 'weights', 'inducing', structgp.Weights, Inducing or Mixture",
+    ),
+    "inference": ("a name or an optimiser", f"one of {', '.join(INFERENCE)}"),
+    "amplitude": ("a variance above 0", "a number above 0, or 'auto'"),
+    "transition_sd": ("a standard deviation of at least 0", "a number, 0 or more"),
+    "predict_with": ("a structure", "'auto', 'chain' or a structure"),
+    "n_jobs": ("a number of processes", "1 or more, or -1 for one per core"),
+}
+"""What a field must be, and what to use in its place."""
 
 MAY_BE_ZERO = (
     "max_seconds",
@@ -230,8 +209,13 @@ def _check_fields(owner: Any) -> None:
     """InputError for the first field of an option object that is not possible."""
     is_optimizer = not isinstance(owner, Options | Prior | Family | Custom)
     for name, value in vars(owner).items():
-        if name in _MUST_BE and not is_optimizer and not _MUST_BE[name][0](value):
-            _, what, remedy = _MUST_BE[name]
+        what, remedy = _WORDS.get(name, ("", ""))
+        possible = not what or _POSSIBLE[name](value)
+        if name in WHOLE and not is_optimizer and not (value is None and name in ("n_inducing", "rank")):
+            least = WHOLE[name]
+            possible = isinstance(value, Integral) and least <= int(value) < 2**63
+            what, remedy = f"a whole number of at least {least}", f"{least} or more"
+        if not possible:
             raise InputError(name, f"must be {what}, got {value!r}", f"use {remedy}")
         known = _CHOICES.get(name, ())
         if known and (isinstance(value, str) or name not in ("posterior", "inference")):
@@ -254,17 +238,11 @@ def _check_fields(owner: Any) -> None:
 
 def _check_inducing(family: Inducing | Mixture) -> None:
     if family.rank is not None and family.covariance != "low-rank":
-        raise InputError(
-            "rank",
-            f"{family.rank} is given beside covariance={family.covariance!r}",
-            "use covariance='low-rank', or leave it out",
-        )
+        problem = f"{family.rank} is given beside covariance={family.covariance!r}"
+        raise InputError("rank", problem, "use covariance='low-rank', or leave it out")
     if isinstance(family, Mixture) and family.entropy == "exact" and family.n_components > 1:
-        raise InputError(
-            "entropy",
-            f"'exact' has no closed form with {family.n_components} components",
-            "use 'bhattacharyya' or 'jensen'",
-        )
+        problem = f"'exact' has no closed form with {family.n_components} components"
+        raise InputError("entropy", problem, "use 'bhattacharyya' or 'jensen'")
 
 
 def check_class_weight(given: Any, classes: Sequence[str] | None = None) -> None:
@@ -272,9 +250,8 @@ def check_class_weight(given: Any, classes: Sequence[str] | None = None) -> None
     if given is None or (isinstance(given, str) and given == "balanced"):
         return
     if not isinstance(given, Mapping):
-        raise InputError(
-            "class_weight", f"{given!r} is not known", "use 'balanced', or a dict from label to factor"
-        )
+        remedy = "use 'balanced', or a dict from label to factor"
+        raise InputError("class_weight", f"{given!r} is not known", remedy)
     for label, weight in given.items():
         if not (isinstance(weight, Real) and 0 < float(weight) < np.inf):
             problem = f"must be a factor above 0, got {weight!r} for {label!r}"
@@ -308,20 +285,24 @@ SAVED: dict[str, type] = {
 }
 """Option objects that a model file keeps."""
 
-NOT_OF_THE_FIT = ("n_draws", "decode", "class_weight", "device", "verbose")
-"""Parameters that a fit does not depend on: a fit that was cut off may go on with others."""
+NOT_OF_THE_FIT = ("inference", "n_draws", "decode", "class_weight", "device", "verbose")
+"""Parameters that a fit does not depend on, so that one that was cut off may go on with others; and the
+optimiser, which its plan names."""
 
 
 def to_json(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that JSON can hold: numbers, strings, lists, dicts and option objects. The device is
     left out: another machine may not have it."""
-    boxed = dict(params)
+    found = {}
     for name, value in params.items():
         if isinstance(value, Spec):
-            boxed[name] = {"option": "Spec"} | value.to_json()
+            value = {"option": "Spec"} | value.to_json()
         elif type(value) in SAVED.values():
-            boxed[name] = {"option": type(value).__name__} | asdict(value)
-    return {k: _unboxed(v) for k, v in boxed.items() if _is_plain(v) and k != "device"}
+            value = {"option": type(value).__name__} | asdict(value)
+        plain = _plain(value)
+        if plain is not None and name != "device":
+            found[name] = plain
+    return found
 
 
 def from_json(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,15 +318,11 @@ def from_json(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def fingerprint(options: Options) -> dict[str, Any]:
     """What tells a fit with these options from a fit with others."""
-    structure = options.structure
-    if isinstance(structure, Custom):
-        told = _told(structure.log_prob), _told(structure.predict_with)
-    else:
-        told = _told(structure)
-    rest = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "structure"}
-    return {"structure": told} | {
-        k: _told(v) for k, v in rest.items() if k not in NOT_OF_THE_FIT and k != "inference"
-    }
+    names = [f.name for f in fields(options) if f.init and f.name not in NOT_OF_THE_FIT]
+    found = {name: _told(getattr(options, name)) for name in names}
+    if isinstance(options.structure, Custom):
+        found["structure"] = _told(options.structure.log_prob), _told(options.structure.predict_with)
+    return found
 
 
 def _told(value: Any) -> Any:
@@ -359,21 +336,13 @@ def _told(value: Any) -> Any:
         return value.__qualname__, code.co_code.hex(), repr(code.co_consts), cells
     if callable(value) or isinstance(value, Structure):
         return type(value).__qualname__, repr(sorted(getattr(value, "__dict__", {}).items()))
-    return repr(_unboxed(value))
+    plain = _plain(value)
+    return repr(value if plain is None else plain)
 
 
-def _unboxed(value: Any) -> Any:
-    """The same without NumPy's numbers."""
-    if isinstance(value, dict):
-        return {k: _unboxed(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_unboxed(v) for v in value]
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _is_plain(value: Any, inside: bool = False) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(k, str) and _is_plain(v, True) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return inside and all(_is_plain(v, True) for v in value)
-    return isinstance(value, str | int | float | bool | np.generic) or (inside and value is None)
+def _plain(value: Any) -> Any:
+    """The value as JSON gives it back, without NumPy's numbers; None where JSON cannot hold it."""
+    try:
+        return json.loads(json.dumps(value, default=lambda number: number.item()))
+    except (AttributeError, TypeError, ValueError):
+        return None

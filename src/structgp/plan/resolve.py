@@ -20,6 +20,7 @@ from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import LearnScales, Minibatch, Optimizer, SecondOrder
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.estimators import Estimator
+<<<<<<< HEAD
 from structgp.paper import Preset
 from structgp.plan.choices import (
     ASKED,
@@ -42,6 +43,11 @@ from structgp.plan.choices import (
     spec_of,
     structure_of,
 )
+=======
+from structgp.plan import choices
+from structgp.plan.choices import ASKED, Choice
+from structgp.plan.optimizers import Preset
+>>>>>>> v-plan
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
 from structgp.structures import Spec, Structure
 
@@ -77,9 +83,9 @@ class Plan:
     has_weights: bool
     on_bound: bool
     preset: Preset | None = None
-    n_inducing: Choice[int | None] = NO_INDUCING
-    covariance: Choice[str] = UNCORRELATED
-    entropy: Choice[str] = TIGHTER
+    n_inducing: Choice[int | None] = choices.NO_INDUCING
+    covariance: Choice[str] = choices.UNCORRELATED
+    entropy: Choice[str] = choices.TIGHTER
     rank: int = 0
 
     @property
@@ -91,7 +97,7 @@ class Plan:
         if self.has_weights:
             return self
         sizes = n_functions, n_inducing, n_tokens
-        form, rank = covariance_of(self.posterior.value, self.optimizer.value, self.preset, *sizes)
+        form, rank = choices.covariance_of(self.posterior.value, self.optimizer.value, self.preset, *sizes)
         picked = replace(self.n_inducing, value=n_inducing)
         return replace(self, covariance=form, rank=rank, n_inducing=picked)
 
@@ -124,7 +130,7 @@ def _plain(value: Any) -> Any:
     if isinstance(named, str):
         return named
     if isinstance(value, Kernel | Structure):
-        return type(value).__name__ if isinstance(value, Kernel) else name_of(value)
+        return type(value).__name__ if isinstance(value, Kernel) else choices.name_of(value)
     return repr(value)
 
 
@@ -134,27 +140,27 @@ def _plain(value: Any) -> Any:
 def resolve(options: Options, examples: Examples | ShardedExamples, together: Processes = ALONE) -> Plan:
     """The plan for these parameters and examples; InputError where they do not go together."""
     asked, on_disk = options.optimizer, isinstance(examples, ShardedExamples)
-    structure = structure_of(options, examples)
-    spec = spec_of(structure.value, options.prior)
+    structure = choices.structure_of(options, examples)
+    spec = choices.spec_of(structure.value, options.prior)
     split = FeatureSplit(examples.encoder, spec)
     options = _for_shards(options) if on_disk else options
-    on_bound = learns_on_bound(options, structure.value, split.node.blocks)
-    kernel = kernel_of(options.kernel, split.node.blocks, on_bound)
-    family = family_of(options, kernel.value, on_bound)
+    on_bound = choices.learns_on_bound(options, structure.value, split.node.blocks)
+    kernel = choices.kernel_of(options.kernel, split.node.blocks, on_bound)
+    family = choices.family_of(options, kernel.value, on_bound)
     n_tokens = examples.n_tokens
     if not on_disk and (together.size > 1 or not examples.in_many_parts):  # type: ignore[union-attr]
         n_tokens = 0
-    optimizer = optimizer_of(options, structure.value, family.value, on_bound, n_tokens)
+    optimizer = choices.optimizer_of(options, structure.value, family.value, on_bound, n_tokens)
     if on_disk and asked is None:
         optimizer = replace(optimizer, reason="the data is on disk, and this way needs a batch at a time")
     if isinstance(optimizer.value, Minibatch):
         optimizer = replace(optimizer, value=optimizer.value.paced(examples.n_tokens))
     scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"
     if getattr(asked, "learn_scales", "auto") != "auto":
-        scales = PAPER if options.preset else "given"
+        scales = choices.PAPER if options.preset else "given"
     if split.next is not None:
-        check_transition_features(spec, optimizer.value, family.value, on_disk)
-    basis, n_inducing, entropy = details_of(family.value, structure.value, options.preset)
+        choices.check_transition_features(spec, optimizer.value, family.value, on_disk)
+    basis, n_inducing, entropy = choices.details_of(family.value, structure.value, options.preset)
     return Plan(
         structure=structure,
         kernel=kernel,
@@ -164,7 +170,7 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         entropy=entropy,
         spec=spec,
         split=split,
-        predictor=predictor_of(options, structure.value),
+        predictor=choices.predictor_of(options, structure.value),
         has_weights=isinstance(family.value, Weights),
         on_bound=on_bound,
         preset=options.preset,
@@ -178,7 +184,7 @@ def all_at_once(plan: Plan, options: Options) -> Plan:
     if options.optimizer is not None:
         return plan
     structure = plan.structure.value
-    optimizer = optimizer_of(options, structure, plan.posterior.value, plan.on_bound)
+    optimizer = choices.optimizer_of(options, structure, plan.posterior.value, plan.on_bound)
     reason = plan.learn_scales.reason
     return replace(plan, **_settings(options, plan.spec, optimizer, structure, reason))
 
@@ -186,17 +192,14 @@ def all_at_once(plan: Plan, options: Options) -> Plan:
 def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
     """The plan of a fit that learns from more data, with a posterior of weights as its prior."""
     if not old.node.takes_minibatches:
-        raise InputError(
-            "partial_fit",
-            "the model has inducing inputs, not weights",
-            "use categorical or sparse features and the default fit, or fit all data with warm_start",
-        )
-    structure = structure_of(options, examples).value
+        remedy = "use categorical or sparse features and the default fit, or fit all data with warm_start"
+        raise InputError("partial_fit", "the model has inducing inputs, not weights", remedy)
+    structure = choices.structure_of(options, examples).value
     shift = old.node.has_own_functions or structure.ignores_shift
     if not structure.has_local_curvature or not shift:
         lacks = "offers no curvature" if shift else "may depend on a direction that was left out"
-        raise InputError("partial_fit", f"{name_of(structure)} {lacks}", "fit all data at once")
-    before, spec = "as before", spec_of(structure, options.prior)
+        raise InputError("partial_fit", f"{choices.name_of(structure)} {lacks}", "fit all data at once")
+    before, spec = "as before", choices.spec_of(structure, options.prior)
     onward = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS).paced(examples.n_tokens)
     optimizer: Choice[Optimizer] = Choice(
         onward, "the earlier data are known through their posterior alone"
@@ -208,7 +211,7 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
         basis=Choice("label" if old.node.has_own_functions else "contrast", before),
         spec=spec,
         split=FeatureSplit(examples.encoder, spec),
-        predictor=predictor_of(options, structure),
+        predictor=choices.predictor_of(options, structure),
         has_weights=True,
         on_bound=True,
         **_settings(options, spec, optimizer, structure, "the kernel moves once more"),
@@ -220,14 +223,14 @@ def _settings(
 ) -> dict[str, Any]:
     """The optimiser and what follows from it, the device and the sd of transitions, as fields of a plan.
     scales : why those scales are learned."""
-    first = first_stage(optimizer.value)
+    first = choices.first_stage(optimizer.value)
     precision = Choice("float64", "Cholesky factors and sums need it")
     if isinstance(optimizer.value, Minibatch) and optimizer.value.single:
         precision = Choice("float32 visits, float64 sums", "there is much data")
     where = "the GPU where there is one" if options.device == "auto" else ASKED
     return {
         "optimizer": optimizer,
-        "gradient": gradient_of(first, structure),
+        "gradient": choices.gradient_of(first, structure),
         "learn_scales": Choice(getattr(first, "learn_scales", False), scales),
         "precision": precision,
         "device": Choice(options.torch_device, where),
@@ -246,11 +249,9 @@ def check_together(together: Processes, plan: Plan) -> None:
     """InputError unless several processes can share the fit: of weights in closed form, in memory."""
     optimizer = plan.optimizer.value
     if together.size > 1 and not (isinstance(optimizer, SecondOrder) and plan.has_weights):
-        raise InputError(
-            "torchrun",
-            f"the {optimizer.name} fit of this posterior is for one process",
-            "use categorical or sparse features with the default fit, or start it without torchrun",
-        )
+        problem = f"the {optimizer.name} fit of this posterior is for one process"
+        remedy = "use categorical or sparse features with the default fit, or start it without torchrun"
+        raise InputError("torchrun", problem, remedy)
 
 
 # -- data on disk ----------------------------------------------------------------------------------
@@ -268,9 +269,6 @@ def _for_shards(options: Options) -> Options:
         raise InputError("inference", problem, "use 'auto' or 'minibatch' on shards")
     kernels = options.kernel.values() if isinstance(options.kernel, Mapping) else [options.kernel]
     if not all(isinstance(kernel, str) and kernel in ("auto", "relevance") for kernel in kernels):
-        raise InputError(
-            "kernel",
-            "shards are fitted with one weight per feature, which this kernel does not have",
-            "use 'auto' or 'relevance', or fit data that is in memory",
-        )
+        problem = "shards are fitted with one weight per feature, which this kernel does not have"
+        raise InputError("kernel", problem, "use 'auto' or 'relevance', or fit data that is in memory")
     return replace(options, posterior=options.family or Weights(), inference=asked or "minibatch")

@@ -151,11 +151,8 @@ class Fit:
         """Looks at the dev data after each step, where that decides when to stop."""
         X, truth = dev[0], check_all_labelled(*dev)
         if not any(y and set(y) <= set(self.examples.labels.classes) for y in truth):
-            raise InputError(
-                "y_dev",
-                "every sequence has a label that training never saw: there is nothing to stop by",
-                "pass dev data with the labels of the training data",
-            )
+            problem = "every sequence has a label that training never saw: there is nothing to stop by"
+            raise InputError("y_dev", problem, "pass dev data with the labels of the training data")
 
         def nll() -> float:
             # Unseen labels and forbidden labellings tell nothing about one step or another.
@@ -209,11 +206,9 @@ class Fit:
             try:
                 made = tempfile.TemporaryDirectory(prefix=".sites-", dir=shards.folder)
             except OSError as error:
-                raise InputError(
-                    str(shards.folder),
-                    f"the sites of the fit cannot be written there ({error.strerror})",
-                    "name a checkpoint in another place: they are kept beside it",
-                ) from error
+                problem = f"the sites of the fit cannot be written there ({error.strerror})"
+                remedy = "name a checkpoint in another place: they are kept beside it"
+                raise InputError(str(shards.folder), problem, remedy) from error
             with made as folder:
                 yield _with_folder(plan, optimizer, folder)
 

@@ -123,11 +123,8 @@ def edge_tokens(view: EncoderView, examples: Examples) -> Tensor:
     """(N, W) features of all transitions."""
     rows = [view.select(rows[1:]) for rows in examples.rows if len(rows) > 1]
     if not rows:
-        raise InputError(
-            "structure",
-            "transitions have features, and no sequence has two tokens",
-            "use chain() without features, or pass longer sequences",
-        )
+        problem = "transitions have features, and no sequence has two tokens"
+        raise InputError("structure", problem, "use chain() without features, or pass longer sequences")
     return flat_tokens(view, rows)
 
 
