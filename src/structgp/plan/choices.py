@@ -100,18 +100,9 @@ def spec_of(structure: Structure, prior: Prior) -> Spec:
     user's own does. A transition sd of 0 leaves transitions out."""
     spec, transition = structure.spec, structure.spec.next
     if float(prior.transition_sd) > 0 or transition is None or transition.is_constant:
-<<<<<<< HEAD
         return spec if spec.likelihood == "exact" else Spec(spec.templates)
-    raise InputError(
-        "transition_sd",
-        f"0 leaves transitions out, and {spec} gives them features",
-        "use a transition_sd above 0, or chain(order=0)",
-    )
-=======
-        return Spec(spec.templates)
     problem = f"0 leaves transitions out, and {spec} gives them features"
     raise InputError("transition_sd", problem, "use a transition_sd above 0, or chain(order=0)")
->>>>>>> v-plan
 
 
 def check_transition_features(spec: Spec, optimizer: Optimizer, family: Family, on_disk: bool) -> None:
@@ -348,17 +339,8 @@ def gradient_of(first: Optimizer, structure: Structure) -> Choice[Estimator]:
         reason = f"the structure {can} be differentiated"
     estimator = ESTIMATORS[name]
     if estimator.needs_gradient and not structure.has_gradient:
-<<<<<<< HEAD
-        raise InputError(
-            "gradient",
-            f"{name!r} needs a structure that can be differentiated",
-            "use gradient='auto', or write the structure in torch",
-        )
-    if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | LbfgsBlocks):
-=======
         problem = f"{name!r} needs a structure that can be differentiated"
         raise InputError("gradient", problem, "use gradient='auto', or write the structure in torch")
-    if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | Blocks):
->>>>>>> v-plan
+    if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | LbfgsBlocks):
         draws = OPEN_DRAWS
     return Choice(estimator if draws is None else estimator.with_draws(int(draws)), reason)

@@ -20,34 +20,9 @@ from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import LearnScales, Minibatch, Optimizer, SecondOrder
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.estimators import Estimator
-<<<<<<< HEAD
 from structgp.paper import Preset
-from structgp.plan.choices import (
-    ASKED,
-    NO_INDUCING,
-    PAPER,
-    TIGHTER,
-    UNCORRELATED,
-    Choice,
-    check_transition_features,
-    covariance_of,
-    details_of,
-    family_of,
-    first_stage,
-    gradient_of,
-    kernel_of,
-    learns_on_bound,
-    name_of,
-    optimizer_of,
-    predictor_of,
-    spec_of,
-    structure_of,
-)
-=======
 from structgp.plan import choices
 from structgp.plan.choices import ASKED, Choice
-from structgp.plan.optimizers import Preset
->>>>>>> v-plan
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
 from structgp.structures import Spec, Structure
 
