@@ -1215,6 +1215,7 @@ def test_a_failing_likelihood_names_the_sequence(form, few):
     assert ("no such thing" if form == "raises" else form) in error.problem
 
 
+@pytest.mark.slow
 def test_processes_change_nothing(few):
     """Their number does not enter any result."""
     with pytest.warns(StructgpWarning, match="after 2 steps"):
