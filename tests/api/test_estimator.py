@@ -452,6 +452,7 @@ def test_more_draws_settle(train, test):
 # -- options of the fit ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_both_optimisers_agree(fitted, train, test):
     plain = {"prior": Prior(learn_kernel=False), "posterior": Inducing(basis="label")}
     adam = StructuredGPClassifier(inference="adam", **plain).fit(*train)
@@ -484,10 +485,9 @@ def test_no_pairwise_scores(train, test):
     assert np.abs(array(with_pairs.predict_marginals(X)) - array(marginals)).max() > 0.1
 
 
-@pytest.mark.parametrize("inference", ["second-order", "adam"])
-def test_no_pairwise_scores_with_either_optimiser(inference, train, test):
-    estimator = StructuredGPClassifier(n_draws=8, inference=inference, prior=Prior(transition_sd=0))
-    estimator.fit(*train)
+def test_no_transition_scores_with_adam(few, test):
+    estimator = StructuredGPClassifier(n_draws=8, inference="adam", prior=Prior(transition_sd=0))
+    estimator.fit(*few, callback=lambda info: info.iteration == 20)
     assert np.isfinite(estimator.training_log_["elbo"])
     np.testing.assert_allclose(array(estimator.predict_marginals(test[0])).sum(1), 1, atol=1e-12)
 
@@ -512,12 +512,14 @@ def test_learned_scales_raise_the_bound(train):
         assert fixed[bound] + 1 < pairwise[bound] < both[bound] - 1
 
 
-@pytest.mark.parametrize("learn_scales", ["transitions", True])
-def test_learned_scales_never_cost_much(learn_scales, train):
-    fixed = StructuredGPClassifier(n_draws=2, inference=SecondOrder(learn_scales=False)).fit(*train)
-    free = StructuredGPClassifier(n_draws=2, inference=SecondOrder(learn_scales=learn_scales)).fit(*train)
-    slack = 0.02 * len(train[0])
-    assert free.training_log_["elbo"] > fixed.training_log_["elbo"] - slack
+def test_learned_scales_never_cost_much(few):
+    def bound(learn_scales):
+        model = StructuredGPClassifier(n_draws=2, inference=SecondOrder(learn_scales=learn_scales))
+        return model.fit(*few).training_log_["elbo"]
+
+    fixed, slack = bound(False), 0.02 * len(few[0])
+    assert bound("transitions") > fixed - slack
+    assert bound(True) > fixed - slack
 
 
 @pytest.mark.parametrize("name", ["columns", "product", "dense", "sparse rbf", "mixed"])
@@ -1213,6 +1215,7 @@ def test_a_failing_likelihood_names_the_sequence(form, few):
     assert ("no such thing" if form == "raises" else form) in error.problem
 
 
+@pytest.mark.slow
 def test_processes_change_nothing(few):
     """Their number does not enter any result."""
     with pytest.warns(StructgpWarning, match="after 2 steps"):
@@ -1238,13 +1241,13 @@ def fit_log(few, **parameters):
 
 def test_the_gradient_is_what_was_asked_for(few):
     logs = {
-        name: fit_log(few, inference=Natural(gradient=name, n_draws=512, learn_scales="auto")).training_log_
+        name: fit_log(few, inference=Natural(gradient=name, n_draws=64, learn_scales="auto")).training_log_
         for name in ("auto", "pathwise", "leave-one-out")
     }
     assert [log["gradient"] for log in logs.values()] == ["pathwise", "pathwise", "leave-one-out"]
     assert logs["auto"]["elbo"] == logs["pathwise"]["elbo"] != logs["leave-one-out"]["elbo"]
     for log in logs.values():
-        assert log["evaluations"] == 512 * 8 * len(log["steps"])
+        assert log["evaluations"] == 64 * 8 * len(log["steps"])
 
 
 @pytest.mark.parametrize("kind", [SecondOrder, Natural])
@@ -1322,7 +1325,11 @@ def test_the_entropy_of_a_mixture(few):
 
 def test_learning_all_moves_the_kernel(few):
     fixed, moved = (
+<<<<<<< HEAD
         StructuredGPClassifier(inference=LbfgsBlocks(learn_scales=learn), **QUICK).fit(
+=======
+        StructuredGPClassifier(inference=Blocks(5, 3, 3, learn_scales=learn), **QUICK).fit(
+>>>>>>> v-plan
             *few, callback=lambda info: True
         )
         for learn in ("transitions", "all")
@@ -1360,7 +1367,7 @@ def test_learning_the_kernel_is_automatic(few, monkeypatch):
     natural = StructuredGPClassifier(inference="natural", **parameters)
     natural.fit(*few, callback=lambda info: True)
     assert natural.training_log_["relaxation"] is not None
-    with_draws(monkeypatch, "paper-batch", 20)
+    with_draws(monkeypatch, "paper-batch", 20, node_steps=2, transition_steps=1, hyper_steps=1)
     for learn_kernel, learned in (("auto", False), (True, True)):
         estimator = StructuredGPClassifier(
             prior=Prior(learn_kernel=learn_kernel), inference="paper-batch", **parameters
@@ -1389,8 +1396,9 @@ def test_inducing_inputs_by_default(train, monkeypatch):
 @pytest.mark.parametrize("likelihood", ["chain", "numpy"])
 def test_presets_run_to_the_end(inference, likelihood, few, test, monkeypatch):
     """With fewer draws and a limit: the schedules are made for hours."""
-    limits = {"paper-batch": {"max_iterations": 1}, "paper-stochastic": {"max_steps": 60}}
-    with_draws(monkeypatch, inference, 200, **limits[inference])
+    short = {"max_iterations": 1, "node_steps": 4, "transition_steps": 2, "hyper_steps": 1}
+    limits = {"paper-batch": short, "paper-stochastic": {"max_steps": 30}}
+    with_draws(monkeypatch, inference, 60, **limits[inference])
     estimator = StructuredGPClassifier(
         n_draws=8,
         structure=LIKELIHOODS.get(likelihood, likelihood),
@@ -1413,7 +1421,7 @@ def test_presets_run_to_the_end(inference, likelihood, few, test, monkeypatch):
         {"structure": numpy_softmax},
         {"inference": "natural"},
         {"inference": "saga"},
-        {"inference": "lbfgs"},
+        {"inference": Blocks(node_steps=3, transition_steps=2, hyper_steps=1)},
         {"posterior": Mixture(2, n_inducing=12)},
     ],
     ids=lambda p: "-".join(map(str, p)),

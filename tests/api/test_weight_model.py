@@ -110,7 +110,8 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_where_something_asks_for_them(name: str, data: Generated) -> None:
     change, parameters = FUNCTIONS[name]
-    model = fit(change(data.X[:8]), data.y[:8], **parameters)
+    model = StructuredGPClassifier(n_draws=2, **parameters)
+    model.fit(change(data.X[:8]), data.y[:8], callback=lambda info: True)
     assert model.training_log_["posterior"] == "inducing"
     assert not isinstance(model.model_.posterior.node, WeightBlock)
 
@@ -126,7 +127,8 @@ def test_weights_by_name(data: Generated) -> None:
         {"prior": Prior(transition_sd=0), "posterior": Weights(basis="label")},
         {"inference": structgp.inference.SecondOrder(), "posterior": "weights"},
     ):
-        model = fit(data.X[:8], data.y[:8], **parameters)
+        model = StructuredGPClassifier(n_draws=2, **parameters)
+        model.fit(data.X[:8], data.y[:8], callback=lambda info: True)
         assert model.training_log_["posterior"] == "weights"
     assert not kernel.log_scale.any(), "the kernel that was passed is not ours to change"
 

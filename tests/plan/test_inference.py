@@ -246,11 +246,11 @@ MOST_STEPS = {
     "second-order": 30,
     "minibatch": 30,
     "natural": 30,
-    "adam": 100,
-    "saga": 100,
+    "adam": 60,
+    "saga": 60,
     "lbfgs": 1,
     "paper-batch": 1,
-    "paper-stochastic": 400,
+    "paper-stochastic": 200,
 }
 """Enough for the bound to rise; the paper's step sizes are small."""
 
@@ -282,13 +282,15 @@ def test_every_inference_fits(inference: str, opaque: bool, cases: ModuleType) -
         pytest.skip("in weight space, see test_minibatch.py")
     problem = cases.make_problem(cases.Opaque() if opaque else Chain(), batch_tokens=9)
     assert len(problem.batches) == 2
-    before = cases.many_draw_bound(problem, 2000)
+    before = cases.many_draw_bound(problem, 500)
     given: Any = inference
     if inference in PRESETS:
         given = replace(PRESETS[inference].optimizer, n_draws=128)
     elif inference != "auto":
         given = replace(NAMED[inference], learn_scales="transitions")
-        given = replace(given, n_draws=128) if opaque else given
+        given = replace(given, n_draws=64) if opaque else given
+    if isinstance(given, Blocks):
+        given = replace(given, node_steps=6, transition_steps=3, hyper_steps=1)
     choice = chosen(given, problem.structure)
     history = fitted(problem, choice, MOST_STEPS[inference])
     assert [step.iteration for step in history.steps] == list(range(len(history.steps)))
@@ -296,8 +298,8 @@ def test_every_inference_fits(inference: str, opaque: bool, cases: ModuleType) -
     assert np.isfinite([step.elbo for step in history.steps]).all()
     assert history.optimizer == choice.optimizer.name
     assert history.gradient == choice.estimator.name
-    gain = cases.many_draw_bound(problem, 2000) - before
-    assert gain > (0.2 if inference == "paper-stochastic" else 4)
+    gain = cases.many_draw_bound(problem, 500) - before
+    assert gain > (0.1 if inference == "paper-stochastic" else 3)
 
 
 @pytest.fixture(scope="module")

@@ -272,6 +272,7 @@ print(first, run(3000))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_memory_does_not_grow_with_the_number_of_sequences(tmp_path: Path) -> None:
     """In memory, 2,500 sequences more are 13 MB."""

@@ -244,9 +244,8 @@ class Asked:
         if label is not None and label not in boundaries.kinds:
             kinds = ", ".join(map(repr, boundaries.kinds))
             raise InputError("label", f"{label!r} is not a type of span", f"use one of {kinds}")
-        (row,) = self.rows
-        if not 0 <= start < stop <= len(row):
-            problem = f"{start} to {stop} is not a span of {len(row)} tokens"
+        if not 0 <= start < stop <= len(self.rows[0]):
+            problem = f"{start} to {stop} is not a span of {len(self.rows[0])} tokens"
             raise InputError("start, stop", problem, "count from 0; stop is one past the last token")
         kind = None if label is None else boundaries.kinds.index(label)
         ((_, at),) = self.one_by_one(known)

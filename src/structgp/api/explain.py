@@ -50,7 +50,7 @@ class Witness(NamedTuple):
 
 class Transition(NamedTuple):
     """The neighbour's most probable label if the token has ``label``, and if it has ``other``; by how much
-    the one pair scores more than the other, with the posterior sd of that."""
+    one transition scores more than the other, with the posterior sd of that."""
 
     if_label: str
     if_other: str

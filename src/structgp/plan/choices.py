@@ -205,9 +205,12 @@ def family_of(options: Options, kernel: KernelChoice, on_bound: bool) -> Choice[
             reason = PAPER if options.preset else "the fit does not learn the kernel in closed form"
         return Choice(Inducing(), reason)
     if not on_bound:
-        problem = "'weights' is for the fit that learns the kernel in closed form, and inference, "
-        problem += "learn_scales, learn_kernel or transition_covariance ask for another, or the structure "
-        problem += "has no curvature"
+        problem = (
+            "'weights' is for the fit that learns the kernel in closed form, and inference, learn_scales, "
+        )
+        problem += (
+            "learn_kernel or transition_covariance ask for another, or the structure has no curvature"
+        )
         raise InputError("posterior", problem, "leave those at 'auto', or use posterior='inducing'")
     if not linear:
         problem = "'weights' needs a kernel that is linear in features that can be told apart"
@@ -216,22 +219,23 @@ def family_of(options: Options, kernel: KernelChoice, on_bound: bool) -> Choice[
     return Choice(asked, ASKED)
 
 
-def details_of(
-    family: Family, structure: Structure, preset: Preset | None
-) -> tuple[Choice[str], Choice[int | None], Choice[str]]:
-    """Basis ('contrast' or 'label'), most inducing inputs, and entropy of the family."""
+def basis_of(family: Family, structure: Structure, preset: Preset | None) -> Choice[str]:
+    """'contrast' or 'label'."""
     if family.basis == "contrast" and not structure.ignores_shift:
         problem = f"'contrast' leaves out a direction that {name_of(structure)} may depend on"
         remedy = "use 'auto' or 'label', or a structure whose ignores_shift is True"
         raise InputError("basis", problem, remedy)
     if family.basis != "auto":
-        basis = Choice(family.basis, ASKED)
-    elif preset is not None:
-        basis = Choice(preset.basis, PAPER)
-    elif structure.ignores_shift:
-        basis = Choice("contrast", "the structure ignores what all labels share")
-    else:
-        basis = Choice("label", "the structure may depend on what all labels share")
+        return Choice(family.basis, ASKED)
+    if preset is not None:
+        return Choice(preset.basis, PAPER)
+    if structure.ignores_shift:
+        return Choice("contrast", "the structure ignores what all labels share")
+    return Choice("label", "the structure may depend on what all labels share")
+
+
+def inducing_of(family: Family, preset: Preset | None) -> tuple[Choice[int | None], Choice[str]]:
+    """Most inducing inputs, and the entropy of a mixture."""
     most: Choice[int | None] = NO_INDUCING
     if not isinstance(family, Weights):
         most = Choice(N_INDUCING, "as many as tell the training tokens apart")
@@ -240,7 +244,7 @@ def details_of(
         elif preset is not None:
             most = Choice(preset.n_inducing, PAPER)
     jensen = isinstance(family, Mixture) and family.entropy == "jensen"
-    return basis, most, Choice("jensen", ASKED) if jensen else TIGHTER
+    return most, Choice("jensen", ASKED) if jensen else TIGHTER
 
 
 def covariance_of(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,25 +26,7 @@ from structgp.plan.start import Start, edge_tokens, flat_tokens
 
 def can_go_on(plan: Plan, before: Model, examples: Examples) -> bool:
     """Whether the fit can start from the earlier posterior; warns where it cannot."""
-    old, transitions = before.posterior.node, before.posterior["next"]
-    possible = old.has_own_functions or plan.structure.value.ignores_shift
-    possible = possible and plan.spec == before.spec
-    possible = possible and transitions.is_silent == (plan.transition_sd == 0)
-    if old.takes_minibatches or plan.has_weights:
-        possible = possible and plan.has_weights and old.takes_minibatches
-    else:
-        # Inducing inputs are rows of the old encoder.
-        moved = column_places(before.encoder, examples.encoder)
-        settled = plan.with_covariance(old.n_functions, old.n_values, examples.n_tokens)
-        full = plan.posterior.value.transition_covariance == "full"
-        possible = (
-            possible
-            and old.n_scores == examples.n_labels
-            and old.n_components == plan.n_components
-            and (old.form, old.rank) == (settled.covariance.value, settled.rank)
-            and transitions.takes_curvature != full
-            and (moved is None or bool((moved == np.arange(len(moved))).all()))
-        )
+    possible = _fits(plan, before, examples)
     if not possible:
         warnings.warn(
             "warm_start: the earlier fit had other labels, other columns or another kind of posterior; "
@@ -52,6 +35,27 @@ def can_go_on(plan: Plan, before: Model, examples: Examples) -> bool:
             stacklevel=3,
         )
     return possible
+
+
+def _fits(plan: Plan, before: Model, examples: Examples) -> bool:
+    """Whether the earlier posterior is of the kind that the plan asks for."""
+    old, transitions = before.posterior.node, before.posterior["next"]
+    shift = old.has_own_functions or plan.structure.value.ignores_shift
+    silent = transitions.is_silent == (plan.transition_sd == 0)
+    if not shift or not silent or plan.spec != before.spec or old.takes_minibatches != plan.has_weights:
+        return False
+    if plan.has_weights:
+        return True
+    # Inducing inputs are rows of the old encoder.
+    moved = column_places(before.encoder, examples.encoder)
+    settled = plan.with_covariance(old.n_functions, old.n_values, examples.n_tokens)
+    return (
+        old.n_scores == examples.n_labels
+        and old.n_components == plan.n_components
+        and (old.form, old.rank) == (settled.covariance.value, settled.rank)
+        and transitions.takes_curvature != (plan.posterior.value.transition_covariance == "full")
+        and (moved is None or bool((moved == np.arange(len(moved))).all()))
+    )
 
 
 def start_from(plan: Plan, before: Model, examples: Examples) -> Start:
@@ -73,29 +77,28 @@ def carried_over(model: Model, examples: Examples) -> Posterior:
     tokens = flat_tokens(split.node, [split.node.select(rows) for rows in examples.rows])
     kernel, place = grown(old.kernel, _sizes(split.node), tokens, moved)
     node = Weights(kernel, (N,), _extended_basis(old.basis, N))
-    _copy_weights(old, node, torch.arange(old.n_functions), place)
+    _copy(old, node, (torch.arange(old.n_functions)[:, None], place))
     # The transition from label i to j is function i V + j.
     index = torch.arange(V)
     functions = (index[:, None] * N + index).flatten()
     if split.next is None:
-        table = Table((N, N), transitions.prior_sd)
-        with torch.no_grad():
-            table.m[functions] = transitions.m
-            table.factor[functions] = transitions.factor
-        return Posterior({"node": node, "next": table})
-    edges = edge_tokens(split.next, examples)
-    kernel, place = grown(transitions.kernel, _sizes(split.next), edges, None)
-    wide = Weights(kernel, (N, N))
-    _copy_weights(transitions, wide, functions, place)
+        wide: Table | Weights = Table((N, N), transitions.prior_sd)
+        _copy(transitions, wide, functions)
+    else:
+        kernel, place = grown(
+            transitions.kernel, _sizes(split.next), edge_tokens(split.next, examples), None
+        )
+        wide = Weights(kernel, (N, N))
+        _copy(transitions, wide, (functions[:, None], place))
     return Posterior({"node": node, "next": wide})
 
 
-def _copy_weights(old: Weights, new: Weights, functions: Tensor, place: Tensor) -> None:
-    """Puts what ``old`` knows at these functions and places among the weights of ``new``."""
+def _copy(old: Table | Weights, new: Table | Weights, at: Any) -> None:
+    """Puts what ``old`` knows at these places of ``new``."""
     with torch.no_grad():
         new.log_amplitude.copy_(old.log_amplitude)
-        new.m[functions[:, None], place] = old.m
-        new.factor[functions[:, None], place] = old.factor
+        new.m[at] = old.m
+        new.factor[at] = old.factor
 
 
 def _sizes(view: EncoderView | FeatureEncoder) -> list[list[int]]:

@@ -135,12 +135,12 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         scales = choices.PAPER if options.preset else "given"
     if split.next is not None:
         choices.check_transition_features(spec, optimizer.value, family.value, on_disk)
-    basis, n_inducing, entropy = choices.details_of(family.value, structure.value, options.preset)
+    n_inducing, entropy = choices.inducing_of(family.value, options.preset)
     return Plan(
         structure=structure,
         kernel=kernel,
         posterior=family,
-        basis=basis,
+        basis=choices.basis_of(family.value, structure.value, options.preset),
         n_inducing=n_inducing,
         entropy=entropy,
         spec=spec,
