@@ -1325,11 +1325,7 @@ def test_the_entropy_of_a_mixture(few):
 
 def test_learning_all_moves_the_kernel(few):
     fixed, moved = (
-<<<<<<< HEAD
-        StructuredGPClassifier(inference=LbfgsBlocks(learn_scales=learn), **QUICK).fit(
-=======
-        StructuredGPClassifier(inference=Blocks(5, 3, 3, learn_scales=learn), **QUICK).fit(
->>>>>>> v-plan
+        StructuredGPClassifier(inference=LbfgsBlocks(5, 3, 3, learn_scales=learn), **QUICK).fit(
             *few, callback=lambda info: True
         )
         for learn in ("transitions", "all")

@@ -289,7 +289,7 @@ def test_every_inference_fits(inference: str, opaque: bool, cases: ModuleType) -
     elif inference != "auto":
         given = replace(NAMED[inference], learn_scales="transitions")
         given = replace(given, n_draws=64) if opaque else given
-    if isinstance(given, Blocks):
+    if isinstance(given, LbfgsBlocks):
         given = replace(given, node_steps=6, transition_steps=3, hyper_steps=1)
     choice = chosen(given, problem.structure)
     history = fitted(problem, choice, MOST_STEPS[inference])
