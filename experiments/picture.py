@@ -1,6 +1,6 @@
 """The picture of the README: how sure the demo's model is of each token of a line it has never seen.
 
-python -m experiments.picture [-o docs/figures/line.svg]
+python -m experiments.picture [-o docs/_static/line.svg]
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _legend(n: int) -> Markup:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.picture", description=__doc__)
-    parser.add_argument("-o", "--output", default="docs/figures/line.svg")
+    parser.add_argument("-o", "--output", default="docs/_static/line.svg")
     Path(parser.parse_args().output).write_text(str(picture()) + "\n", encoding="utf-8")
 
 

@@ -1417,7 +1417,7 @@ def test_presets_run_to_the_end(inference, likelihood, few, test, monkeypatch):
         {"structure": numpy_softmax},
         {"inference": "natural"},
         {"inference": "saga"},
-        {"inference": Blocks(node_steps=3, transition_steps=2, hyper_steps=1)},
+        {"inference": LbfgsBlocks(node_steps=3, transition_steps=2, hyper_steps=1)},
         {"posterior": Mixture(2, n_inducing=12)},
     ],
     ids=lambda p: "-".join(map(str, p)),

@@ -254,7 +254,8 @@ def test_the_fresh_bound_is_unbiased(n_components: int, oracles: ModuleType) -> 
             problem.posterior.node.weight_logits += torch.tensor([1.5, -0.5])
             problem.posterior.node.m[-1] *= 3
     (batch,) = problem.batches
-    parts = [Batch(*(a[i] for a in vars(batch).values() if a is not None)) for i in ([0, 2], [1])]
+    tensors = batch.x, batch.y, batch.mask, batch.index
+    parts = [Batch(*(a[i] for a in tensors)) for i in ([0, 2], [1])]
     problem = Problem(problem.posterior, Chain(), parts)
     random = generator()
     found = torch.tensor([problem.fresh_bound(128, random) for _ in range(60)])
@@ -268,7 +269,8 @@ def test_a_batch_stands_for_all() -> None:
     bound of all of them has no other estimate in it than the batch's own."""
     problem = make()
     (batch,) = problem.batches
-    parts = [Batch(*(a[i] for a in vars(batch).values() if a is not None)) for i in ([0, 2], [1])]
+    tensors = batch.x, batch.y, batch.mask, batch.index
+    parts = [Batch(*(a[i] for a in tensors)) for i in ([0, 2], [1])]
     halves = Problem(problem.posterior, Chain(), parts, problem.estimator)
     assert halves.n_sequences == 3
     for i in range(2):

@@ -75,7 +75,6 @@ FITS = {
         "posterior": Inducing(n_inducing=20),
         "inference": Natural(gradient="surrogate", learn_scales="auto"),
     },
-    "constraints": {"constraints": {"forbidden": [("L1", "L0")]}},
 }
 
 

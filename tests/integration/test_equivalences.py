@@ -52,7 +52,7 @@ def make_data(n_sequences: int = 6, seed: int = 0) -> Data:
 def make_posterior(data: Data, *, most: int = 99, transition_sd: float = 1.0) -> Posterior:
     """With the default, inducing inputs that leave nothing open: the full GP."""
     tokens = data.tokens
-    kernel = build_kernel("auto", data.encoder.blocks, tokens, AMPLITUDE).requires_grad_(False)
+    kernel = build_kernel("linear", data.encoder.blocks, tokens, AMPLITUDE).requires_grad_(False)
     chosen = choose_inducing(kernel, tokens, most)
     node = Inducing(kernel, tokens[chosen.index], (V,))
     return Posterior({"node": node, "next": Table((V, V), transition_sd)})

@@ -57,7 +57,8 @@ def test_each_kind_has_its_kernel(fitted: StructuredGPClassifier) -> None:
 def test_the_kernel_of_vectors_is_learned(fitted: StructuredGPClassifier) -> None:
     encoder = fitted.model_.encoder
     tokens = structgp.plan.start.flat_tokens(encoder, encoder.transform(X))
-    start = build_kernel("auto", encoder.blocks, tokens).requires_grad_(False).kernels[1]
+    names = {"categorical": "relevance", "dense": "rbf", "sparse": "relevance"}
+    start = build_kernel(names, encoder.blocks, tokens).requires_grad_(False).kernels[1]
     learned = fitted.model_.posterior.node.kernel.kernels[1]
     assert abs(float(learned.base_kernel.lengthscale / start.base_kernel.lengthscale) - 1) > 0.05
     assert abs(float(learned.outputscale / start.outputscale) - 1) > 0.05

@@ -49,7 +49,7 @@ class Data:
         self.tokens = flat_tokens(self.encoder, self.rows)
 
     def kernel(self) -> RelevanceKernel:
-        made = build_kernel("auto", self.encoder.blocks, self.tokens, relevance=True)
+        made = build_kernel("relevance", self.encoder.blocks, self.tokens)
         assert isinstance(made, RelevanceKernel)
         return made.requires_grad_(False)
 
@@ -204,7 +204,7 @@ def test_relevances_are_left_for_the_fit() -> None:
         encoder.blocks,
         flat_tokens(encoder, rows),
         y,
-        amplitude="auto",
+        amplitude=None,
         learn=True,
         on_bound=True,
         generator=torch.Generator().manual_seed(0),
