@@ -50,7 +50,7 @@ The experiments of the paper behind this library (gray-box inference for structu
 models), rerun. This page is written by `python -m experiments page` from the rows in
 `experiments/results/`; no figure is copied by hand. 'ours' is `StructuredGPClassifier()` with nothing
 set; 'gp-var-b', 'gp-var-s' and 'gp-var-p' are the presets that follow the paper's schedules
-([inference](inference.md)); 'svm', 'crf' and 'gp-ess' are its rivals, from `structgp.baselines`.
+([inference](inference.md)); 'svm', 'crf' and 'gp-ess' are its rivals, from `experiments/methods`.
 
 Three things cannot be repeated exactly. The paper's kernel is not published: its presets have a linear
 one here. Nor are the splits of its larger experiment: those in the data folder were drawn at random, by
