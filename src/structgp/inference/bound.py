@@ -1,4 +1,6 @@
-"""The evidence lower bound (``eq:elbo-sparse``), which every optimiser goes through:
+"""The evidence lower bound, in one place for every optimiser.
+
+It is (``eq:elbo-sparse``)
 
     ELBO = E_q[ sum_n log p(y_n | scores of every template) ] - sum_b KL(q_b || p_b),
 

@@ -1,5 +1,4 @@
-"""L-BFGS where the numbers are: SciPy's on the host, torch's on a device, which then keeps all but the
-value of each evaluation to itself."""
+"""L-BFGS: SciPy's on the CPU, torch's on a GPU, where only the value of each evaluation leaves the device."""
 
 from __future__ import annotations
 

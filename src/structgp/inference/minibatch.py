@@ -1,4 +1,4 @@
-"""Weights fitted batch by batch, each batch's say kept as a site: old out, new in.
+"""Weights fitted batch by batch: each batch has a Gaussian factor of its own, replaced at every visit.
 
 The posterior is the prior times one Gaussian factor per batch, its site: a precision and a linear term for
 each weight that occurs in the batch; a score of a table counts as a weight that occurs everywhere. A visit

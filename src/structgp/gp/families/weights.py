@@ -1,4 +1,4 @@
-"""A posterior of weights, for kernels that are linear in features.
+"""A posterior of independent weights, for kernels that are linear in features.
 
 A sparse GP may be conditioned on any linear functionals of its functions in the place of values at
 inducing inputs. Here they are the weights themselves: their prior covariance is diagonal, they leave
