@@ -357,7 +357,7 @@ def test_a_damaged_file(name: str, left: Path, data: Generated) -> None:
 
 
 def test_another_version(left: Path, data: Generated, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structgp.inference.checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(structgp.inference.checkpoint, "FORMAT", structgp.inference.checkpoint.FORMAT + 1)
     with pytest.raises(InputError, match=r": a checkpoint of another version; remove it$"):
         fit(data, left)
 
