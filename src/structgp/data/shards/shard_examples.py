@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 import torch
 
-from structgp.data.batch import Batch, by_length
+from structgp.data.batch import Batch, by_length, pad
 from structgp.data.encode import FeatureEncoder, entries
 from structgp.data.examples import LabelEncoder, check_obeyed
 from structgp.data.schemes import Allowed, allowed
@@ -66,8 +67,6 @@ class ShardBatches(Sequence[Batch]):
         shards, array = self.shards, self.shards.array
         starts = np.array(array(part(k, "starts"))[begin : end + 1])
         tokens = slice(int(starts[0, 0]), int(starts[-1, 0]))
-        lengths = np.diff(starts[:, 0])
-        mask = np.arange(lengths.max()) < lengths[:, None]
         rows = []
         if shards.has(part(k, "values")):
             rows.append(array(part(k, "values"))[tokens].astype(np.float64))
@@ -76,12 +75,10 @@ class ShardBatches(Sequence[Batch]):
             counts = np.array(array(part(k, "sparse_counts"))[tokens])
             found = array(part(k, "sparse_ids"))[sparse], array(part(k, "sparse_values"))[sparse]
             rows.append(entries(counts, *found))
-        tokens_rows = np.concatenate(rows, 1)
-        x = np.tile(shards.encoder.pad_row(tokens_rows.shape[1]), (*mask.shape, 1))
-        y = np.zeros(mask.shape, dtype=np.int64)
-        x[mask], y[mask] = tokens_rows, array(part(k, "labels"))[tokens]
-        numbers = np.array(array(part(k, "numbers"))[begin:end])
-        return Batch(*(torch.from_numpy(found) for found in (x, y, mask, numbers)))
+        cuts = starts[1:-1, 0] - starts[0, 0]
+        x, y = (np.split(of, cuts) for of in (np.concatenate(rows, 1), array(part(k, "labels"))[tokens]))
+        numbers = torch.from_numpy(np.array(array(part(k, "numbers"))[begin:end]))
+        return replace(pad(x, y, shards.encoder.pad_row, range(len(x))), index=numbers)
 
 
 class ShardedExamples:

@@ -14,7 +14,7 @@ import numpy as np
 
 from structgp.data.batch import MISSING
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import check_sequence, only_one_class
+from structgp.data.examples import check_labels, only_one_class
 from structgp.data.shards.folder import ENCODER, MANIFEST, Folder, Shards, ours, part, read
 from structgp.errors import InputError, StructgpWarning
 
@@ -118,7 +118,7 @@ class _Stream:
             if not isinstance(both, Sequence) or isinstance(both, str) or len(both) != 2:
                 raise InputError(f"{self.name}[{n}]", "not tokens and labels", "pass tuples (x, y)")
             x, y = both
-            labels = check_sequence(x, y, n)
+            (labels,) = check_labels([x], [y], first=n)
             known = {label for label in labels if label is not None}
             self.found |= known
             self.has_tokens = self.has_tokens or bool(labels)
