@@ -398,7 +398,6 @@ def test_a_ragged_matrix() -> None:
         ([[["a", "b"], {"k": 1, "l": 2}]], "X[0][1]: {'k': 1, 'l': 2} is not a list of strings; "),
         ([[["a", "b"]], [{"k": "v"}]], "X[1]: tokens are dicts, but training had strings; "),
         ([[["a", "b"], 5]], "X[0][1]: 5 is not a list of strings; "),
-        ([[["a", "b"], ["c", 1]]], "X[0][1]: ['c', 1] is not a list of strings; "),
         (
             [np.eye(2), scipy.sparse.csr_array(np.eye(2))],
             "X[1]: tokens are sparse, but training had dense; ",
@@ -414,9 +413,13 @@ def test_two_forms_in_one_data_set(X: Any, message: str) -> None:
     assert error_of(X) == f"{message}use one form throughout"
 
 
-def test_a_number_in_a_bag() -> None:
-    X = [[["a"], ["b", 3]]]
-    assert error_of(X) == "X[0][1]: 3 is not a string; use strings throughout"
+@pytest.mark.parametrize("token", [["b", 3], ["b", "c", 3], {3}, [3.5], ["b", None]])
+def test_a_token_that_is_not_all_strings(token: Any) -> None:
+    stray = next(value for value in token if value != "b" and value != "c")
+    message = f"X[0][1]: {stray!r} is not a string; use strings throughout"
+    for features in ("auto", "columns", "bag"):
+        assert error_of([[["a", "b"], token]], features=features) == message
+    assert error_of([[["a", "b"], token]], fitted_on=[[["a", "b"]]]) == message
 
 
 def test_another_form_than_in_training() -> None:

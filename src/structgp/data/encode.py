@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 
 from structgp.data import vocabulary
 from structgp.data.batch import UNUSED, Batch
-from structgp.data.vocabulary import RowLayout, Vocabulary
+from structgp.data.vocabulary import LARGEST, RowLayout, Vocabulary
 from structgp.errors import InputError
 
 Rows = TypeVar("Rows", bound=Any)
@@ -82,7 +82,7 @@ class FeatureEncoder(Vocabulary):
         if form == "dense":
             rows = vocabulary.as_dense(x, place)
             self._check_width(rows.shape[1], place)
-            vocabulary.check_finite(rows, place, lambda d: f"column {d}")
+            _check_finite(rows, place, lambda d: f"column {d}")
             return rows
         if form == "sparse":
             return self._encode_sparse(x, place)
@@ -120,11 +120,26 @@ class FeatureEncoder(Vocabulary):
         return np.where(seen, place, len(known) + columns)
 
     def _encode_vectors(self, x: Sequence[Any], place: str, name: str, width: int) -> np.ndarray:
-        """(T, width) the vectors of all tokens under one key."""
+        """(T, width) the vectors of all tokens under one key.
+
+        A missing vector is an error and not read as zeros: most often its key is mistyped, and to a kernel
+        zeros are a place like any other."""
         rows = np.empty((len(x), width))
         for t, token in enumerate(x):
-            rows[t] = vocabulary.as_vector(token, name, width, f"{place}[{t}]")
-        vocabulary.check_finite(rows, place, lambda d: f"{name}[{d}]")
+            value = token.get(name)
+            if isinstance(value, np.ndarray):
+                found = vocabulary.vector_length(value, name, f"{place}[{t}]")
+                problem = f"vector {name!r} has {found} numbers, but the first in training had {width}"
+            elif value is None:
+                found, problem = 0, f"vector {name!r} is missing"
+            else:
+                kind = type(value).__name__
+                found, problem = 0, f"feature {name!r} is a {kind}, but training had a vector"
+            if found != width:
+                remedy = f"pass {width} numbers with every token, zeros where nothing is known"
+                raise InputError(f"{place}[{t}]", problem, remedy)
+            rows[t] = value
+        _check_finite(rows, place, lambda d: f"{name}[{d}]")
         return rows
 
     def _check_width(self, width: int, place: str) -> None:
@@ -185,6 +200,17 @@ def entries(counts: np.ndarray, ids: ArrayLike, values: ArrayLike) -> np.ndarray
     slot = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     rows[row, 2 * slot], rows[row, 2 * slot + 1] = ids, values
     return rows
+
+
+def _check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> None:
+    """InputError for a value of rows (T, D) that cannot be squared; ``name(d)`` is the name of column d."""
+    wrong = ~(np.abs(rows) <= LARGEST)
+    if wrong.any():
+        t, d = map(int, np.argwhere(wrong)[0])
+        problem, remedy = f"{name(d)} is {rows[t, d]}", "replace NaN and infinite values"
+        if np.isfinite(rows[t, d]):
+            problem, remedy = f"{problem}, too large", "rescale the feature"
+        raise InputError(f"{place}[{t}]", problem, remedy)
 
 
 def _ids_of(values: Iterable[Any], known: Mapping[str, int]) -> list[int]:

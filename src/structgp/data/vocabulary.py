@@ -4,7 +4,7 @@ their features."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -198,8 +198,7 @@ class Vocabulary(RowLayout):
     # -- reading -------------------------------------------------------------------------------
 
     def template_columns(self, x: Any, place: str) -> Sequence[Sequence[Any]]:
-        """The values of all tokens under each template; InputError for a list of strings of another
-        length."""
+        """The values of all tokens under each template; InputError for a token with other columns."""
         if self.form == "dicts":
             return [[token.get(key) for token in x] for key in self.templates]
         columns = columns_of(x) if self.templates else []
@@ -210,9 +209,6 @@ class Vocabulary(RowLayout):
             if isinstance(token, set | frozenset):
                 remedy = "pass a list, or use features='bag'"
                 raise InputError(f"{place}[{t}]", "a set has no columns", remedy)
-            if not all(isinstance(v, str) for v in token):
-                problem = f"{token!r} is not a list of strings"
-                raise InputError(f"{place}[{t}]", problem, "use one form throughout")
             if len(token) != len(self.templates):
                 problem = f"{len(token)} strings, but training had {len(self.templates)}"
                 remedy = "give every token equally many, or use features='bag'"
@@ -220,8 +216,8 @@ class Vocabulary(RowLayout):
         return list(zip(*x, strict=True))
 
     def sparse_features(self, x: Any, place: str) -> list[dict[str, float]]:
-        """The sparse features of each token: strings of a bag; numbers, flags, lists and dicts in a
-        dict."""
+        """The sparse features of each token: the strings of a bag, or what in a dict is neither a vector nor
+        the string of a template."""
         if self.form == "dicts":
             found, vectors, templates = [], self.vectors, set(self.templates)
             for t, token in enumerate(x):
@@ -230,10 +226,6 @@ class Vocabulary(RowLayout):
                 found.append(flatten(loose, f"{place}[{t}]") if loose else {})
             return found
         check_strings(x, place)
-        for t, token in enumerate(x):
-            stray = next((name for name in token if not isinstance(name, str)), None)
-            if stray is not None:
-                raise InputError(f"{place}[{t}]", f"{stray!r} is not a string", "use strings throughout")
         return [dict.fromkeys(token, 1.0) for token in x]
 
     # -- saving --------------------------------------------------------------------------------
@@ -304,11 +296,9 @@ def length(x: Any, place: str) -> int:
 
 
 def _not_a_sequence(x: Any, place: str) -> InputError:
-    return InputError(
-        place,
-        f"expected a sequence of tokens, got a {type(x).__name__}",
-        "pass a list of feature dicts, a list of lists of strings, or a 2-D array",
-    )
+    problem = f"expected a sequence of tokens, got a {type(x).__name__}"
+    remedy = "pass a list of feature dicts, a list of lists of strings, or a 2-D array"
+    return InputError(place, problem, remedy)
 
 
 def form_of(x: Any, place: str, expected: str = "") -> str:
@@ -358,18 +348,6 @@ def as_dense(x: Any, place: str) -> np.ndarray:
     return rows
 
 
-def check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> None:
-    """InputError for a value of rows (T, D) that cannot be squared; ``name(d)`` is the name of column d."""
-    bad, too_large = ~np.isfinite(rows), np.abs(rows) > LARGEST
-    for wrong, addition, remedy in (
-        (bad, "", "replace NaN and infinite values"),
-        (too_large, ", too large", "rescale the feature"),
-    ):
-        if wrong.any():
-            t, d = map(int, np.argwhere(wrong)[0])
-            raise InputError(f"{place}[{t}]", f"{name(d)} is {rows[t, d]}{addition}", remedy)
-
-
 def vector_length(value: np.ndarray, name: str, place: str) -> int:
     """The length of the array under ``name``, which must be a vector that is not empty."""
     if value.dtype.kind not in "fiub" or value.ndim != 1 or not len(value):
@@ -378,41 +356,25 @@ def vector_length(value: np.ndarray, name: str, place: str) -> int:
     return len(value)
 
 
-def as_vector(token: Mapping[str, Any], name: str, width: int, place: str) -> np.ndarray:
-    """(width,) the vector of a feature dict under ``name``.
-
-    A missing vector is an error and not read as zeros: most often its key is mistyped, and to a kernel
-    zeros are a place like any other."""
-    value = token.get(name)
-    if isinstance(value, np.ndarray) and vector_length(value, name, place) == width:
-        return value
-    problem = f"feature {name!r} is a {type(value).__name__}, but training had a vector"
-    if value is None:
-        problem = f"vector {name!r} is missing"
-    elif isinstance(value, np.ndarray):
-        problem = f"vector {name!r} has {len(value)} numbers, but the first in training had {width}"
-    raise InputError(place, problem, f"pass {width} numbers with every token, zeros where nothing is known")
-
-
 def check_dicts(x: Iterable[Any], place: str) -> None:
     """InputError for a token that is not a feature dict."""
     for t, token in enumerate(x):
         if not isinstance(token, Mapping):
             problem = f"expected a feature dict, got a {type(token).__name__}"
             raise InputError(f"{place}[{t}]", problem, "use one form throughout")
-        if set(map(type, token)) - {str}:
-            stray = next((key for key in token if not isinstance(key, str)), None)
-            if stray is not None:
-                problem = f"feature name {stray!r} is not a string"
-                raise InputError(f"{place}[{t}]", problem, "convert it with str()")
+        if set(map(type, token)) - {str} and (stray := [k for k in token if not isinstance(k, str)]):
+            problem = f"feature name {stray[0]!r} is not a string"
+            raise InputError(f"{place}[{t}]", problem, "convert it with str()")
 
 
 def check_strings(x: Iterable[Any], place: str) -> None:
-    """InputError for a token that is not a list or set."""
+    """InputError for a token that is not a list or set of strings."""
     for t, token in enumerate(x):
         if isinstance(token, str) or not isinstance(token, Sequence | np.ndarray | set | frozenset):
             problem = f"{token!r} is not a list of strings"
             raise InputError(f"{place}[{t}]", problem, "use one form throughout")
+        if stray := [value for value in token if not isinstance(value, str)]:
+            raise InputError(f"{place}[{t}]", f"{stray[0]!r} is not a string", "use strings throughout")
 
 
 def flatten(items: Iterable[tuple[str, Any]], place: str, prefix: str = "") -> dict[str, float]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 import torch
 
-from structgp.data.batch import Batch, by_length, pad
+from structgp.data.batch import UNUSED, Batch, by_length
 from structgp.data.encode import FeatureEncoder, entries
 from structgp.data.examples import LabelEncoder, check_obeyed
 from structgp.data.schemes import Allowed, allowed
@@ -75,10 +74,14 @@ class ShardBatches(Sequence[Batch]):
             counts = np.array(array(part(k, "sparse_counts"))[tokens])
             found = array(part(k, "sparse_ids"))[sparse], array(part(k, "sparse_values"))[sparse]
             rows.append(entries(counts, *found))
-        cuts = starts[1:-1, 0] - starts[0, 0]
-        x, y = (np.split(of, cuts) for of in (np.concatenate(rows, 1), array(part(k, "labels"))[tokens]))
-        numbers = torch.from_numpy(np.array(array(part(k, "numbers"))[begin:end]))
-        return replace(pad(x, y, shards.encoder.pad_row, range(len(x))), index=numbers)
+        lengths, flat, pad_row = np.diff(starts[:, 0]), np.concatenate(rows, 1), shards.encoder.pad_row
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        unused = np.tile(UNUSED, (flat.shape[1] - len(pad_row)) // 2)
+        x = np.tile(np.concatenate([pad_row, unused]), (*mask.shape, 1))
+        y = np.zeros(mask.shape, dtype=np.int64)
+        x[mask], y[mask] = flat, array(part(k, "labels"))[tokens]
+        numbers = np.array(array(part(k, "numbers"))[begin:end])
+        return Batch(*(torch.from_numpy(found) for found in (x, y, mask, numbers)))
 
 
 class ShardedExamples:
