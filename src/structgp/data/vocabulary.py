@@ -216,8 +216,8 @@ class Vocabulary(RowLayout):
         return list(zip(*x, strict=True))
 
     def sparse_features(self, x: Any, place: str) -> list[dict[str, float]]:
-        """The sparse features of each token: the strings of a bag, or what in a dict is neither a vector nor
-        the string of a template."""
+        """The sparse features of each token: the strings of a bag, or what in a dict is neither a vector
+        nor the string of a template."""
         if self.form == "dicts":
             found, vectors, templates = [], self.vectors, set(self.templates)
             for t, token in enumerate(x):

@@ -20,7 +20,7 @@ class ShardBatches(Sequence[Batch]):
     """Padded batches, read from the shards one at a time.
 
     The sequences of a shard are sorted by length, and a batch holds neighbours, so that there is little
-    padding. Memory is that of one batch, and three numbers per batch. ``counts`` : the number of
+    padding. Memory is that of one batch, and four numbers per batch. ``counts`` : the number of
     sequences per batch."""
 
     on_disk = True
@@ -30,9 +30,8 @@ class ShardBatches(Sequence[Batch]):
         places: list[tuple[int, int, int]] = []
         for k in range(shards.n_shards):
             lengths = np.diff(shards.array(part(k, "starts"))[:, 0]).tolist()
-            found = by_length(lengths, batch_tokens)
-            places += [(k, index[0], index[-1] + 1) for index in found]
-        self._places = np.array(places, dtype=np.int64).reshape(-1, 3)
+            places += [(k, index[0], index[-1] + 1) for index in by_length(lengths, batch_tokens)]
+        self._places, self.counts = places, [end - begin for _, begin, end in places]
         self._last: tuple[int, Batch] | None = None
         self._device = "cpu"
 
@@ -41,10 +40,6 @@ class ShardBatches(Sequence[Batch]):
         other = copy.copy(self)
         other._last, other._device = None, device
         return other
-
-    @property
-    def counts(self) -> list[int]:
-        return (self._places[:, 2] - self._places[:, 1]).tolist()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -59,7 +54,7 @@ class ShardBatches(Sequence[Batch]):
         i = range(len(self))[i]
         if self._last is None or self._last[0] != i:
             self._last = None
-            self._last = i, self._read(*self._places[i].tolist()).to(self._device)
+            self._last = i, self._read(*self._places[i]).to(self._device)
         return self._last[1]
 
     def _read(self, k: int, begin: int, end: int) -> Batch:

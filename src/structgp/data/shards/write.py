@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from structgp.data.batch import MISSING
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import check_labels, only_one_class
+from structgp.data.examples import UNSEEN, LabelEncoder, check_labels, only_one_class
 from structgp.data.shards.folder import ENCODER, MANIFEST, Folder, Shards, ours, part, read
 from structgp.errors import InputError, StructgpWarning
 
@@ -139,39 +138,28 @@ class _Sequence:
     sparse: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-@dataclass
 class _Writer:
-    folder: Folder
-    encoder: FeatureEncoder
-    classes: list[str]
-    shard_tokens: int
-    name: str
-    shards: list[dict[str, int]] = field(default_factory=list)
+    """Fills a folder shard by shard, and counts what the manifest says about the data."""
+
+    def __init__(
+        self, folder: Folder, encoder: FeatureEncoder, classes: list[str], shard_tokens: int, name: str
+    ) -> None:
+        self.folder, self.encoder, self.classes = folder, encoder, classes
+        self.shard_tokens, self.name = shard_tokens, name
+        self.value_counts = [np.zeros(max(1, len(known)), dtype=np.int64) for known in encoder.values]
+        self.label_counts = np.zeros(len(classes), dtype=np.int64)
+        self.some_missing, self.lengths_squared, self.sparse_squares = False, 0, 0.0
+        self.shards: list[dict[str, int]] = []
 
     def write(self, stream: _Stream, source: str) -> None:
-        encoder, length = self.encoder, stream.length
-        counts = [np.zeros(max(1, len(known)), dtype=np.int64) for known in encoder.values]
-        labels_seen = np.zeros(len(self.classes), dtype=np.int64)
-        index: dict[str | None, int] = {label: v for v, label in enumerate(self.classes)}
-        index[None] = MISSING
-        buffer: list[_Sequence] = []
-        held, squares, lengths_squared, missing = 0, 0.0, 0, False
+        length, labels_of, buffer, held = stream.length, LabelEncoder(self.classes), [], 0
         for n, (x, labels) in enumerate(stream.labelled()):
             if not labels:
                 continue
-            try:
-                y = np.array([index[label] for label in labels], dtype=np.int32)
-            except KeyError:
-                raise self._changed() from None
-            one = self._encoded(n, x, y)
-            for j, known in enumerate(counts):
-                column = one.rows[:, j]
-                np.add.at(known, column[column >= 0], 1)
-            labels_seen += np.bincount(y[y >= 0], minlength=len(labels_seen))
-            missing = missing or bool((y < 0).any())
-            squares += float(np.square(one.sparse[2]).sum())
-            lengths_squared += len(y) ** 2
-            buffer.append(one)
+            (y,) = labels_of.transform([labels])
+            if (y == UNSEEN).any():
+                raise self._changed()
+            buffer.append(self._encoded(n, x, y.astype(np.int32)))
             held += len(y)
             if held >= self.shard_tokens:
                 self._flush(buffer)
@@ -180,20 +168,20 @@ class _Writer:
             self._flush(buffer)
         if stream.length != length:
             raise self._changed()
-        for j, known in enumerate(counts):
+        for j, known in enumerate(self.value_counts):
             self.folder.save(f"counts-{j}", known)
-        self.folder.put(ENCODER, json.dumps(encoder.to_json()).encode())
+        self.folder.put(ENCODER, json.dumps(self.encoder.to_json()).encode())
+        about = {name: sum(shard[name] for shard in self.shards) for name in ("n_sequences", "n_tokens")}
         self.folder.finish(
             {
                 "source": source,
-                "n_sequences": sum(shard["n_sequences"] for shard in self.shards),
-                "n_tokens": sum(shard["n_tokens"] for shard in self.shards),
+                **about,
                 "n_given": length,
                 "classes": self.classes,
-                "label_counts": labels_seen.tolist(),
-                "some_missing": missing,
-                "lengths_squared": lengths_squared,
-                "sparse_squares": squares,
+                "label_counts": self.label_counts.tolist(),
+                "some_missing": self.some_missing,
+                "lengths_squared": self.lengths_squared,
+                "sparse_squares": self.sparse_squares,
                 "shards": self.shards,
             }
         )
@@ -218,8 +206,16 @@ class _Writer:
             "numbers": np.array([one.number for one in some], dtype=np.int64),
             "labels": np.concatenate([one.labels for one in some]),
         }
+        labels = arrays["labels"]
+        self.label_counts += np.bincount(labels[labels >= 0], minlength=len(self.classes))
+        self.some_missing |= bool((labels < 0).any())
+        self.lengths_squared += sum(size**2 for size, _ in sizes)
+        for one in buffer:
+            self.sparse_squares += float(np.square(one.sparse[2]).sum())
         if self.encoder.templates:
             arrays["values"] = np.concatenate([one.rows for one in some])
+            for known, column in zip(self.value_counts, arrays["values"].T, strict=True):
+                known += np.bincount(column[column >= 0], minlength=len(known))
         if self.encoder.has_sparse:
             for j, kind in enumerate(("sparse_counts", "sparse_ids", "sparse_values")):
                 arrays[kind] = np.concatenate([one.sparse[j] for one in some])
