@@ -69,7 +69,8 @@ def write(
     if stream.left_out:
         message = f"{stream.left_out} of {stream.length} sequences have no label at all and are left out"
         warnings.warn(message, StructgpWarning, stacklevel=2)
-    _Writer(Folder(path), encoder, labels, shard_tokens, name).write(stream, source)
+    about = {"source": source, "n_given": stream.length, "classes": labels}
+    _Writer(Folder(path), encoder, about, name).write(stream, shard_tokens)
     return read(path)
 
 
@@ -139,20 +140,17 @@ class _Sequence:
 
 
 class _Writer:
-    """Fills a folder shard by shard, and counts what the manifest says about the data."""
+    """Fills a folder shard by shard. about : what the manifest will say of the data."""
 
-    def __init__(
-        self, folder: Folder, encoder: FeatureEncoder, classes: list[str], shard_tokens: int, name: str
-    ) -> None:
-        self.folder, self.encoder, self.classes = folder, encoder, classes
-        self.shard_tokens, self.name = shard_tokens, name
+    def __init__(self, folder: Folder, encoder: FeatureEncoder, about: dict[str, Any], name: str) -> None:
+        self.folder, self.encoder, self.name = folder, encoder, name
         self.value_counts = [np.zeros(max(1, len(known)), dtype=np.int64) for known in encoder.values]
-        self.label_counts = np.zeros(len(classes), dtype=np.int64)
-        self.some_missing, self.lengths_squared, self.sparse_squares = False, 0, 0.0
-        self.shards: list[dict[str, int]] = []
+        self.label_counts = np.zeros(len(about["classes"]), dtype=np.int64)
+        sums = dict.fromkeys(("n_sequences", "n_tokens", "lengths_squared", "sparse_squares"), 0)
+        self.about: dict[str, Any] = {**about, **sums, "some_missing": False, "shards": []}
 
-    def write(self, stream: _Stream, source: str) -> None:
-        length, labels_of, buffer, held = stream.length, LabelEncoder(self.classes), [], 0
+    def write(self, stream: _Stream, shard_tokens: int) -> None:
+        labels_of, buffer, held = LabelEncoder(self.about["classes"]), [], 0
         for n, (x, labels) in enumerate(stream.labelled()):
             if not labels:
                 continue
@@ -161,30 +159,17 @@ class _Writer:
                 raise self._changed()
             buffer.append(self._encoded(n, x, y.astype(np.int32)))
             held += len(y)
-            if held >= self.shard_tokens:
+            if held >= shard_tokens:
                 self._flush(buffer)
                 buffer, held = [], 0
         if buffer:
             self._flush(buffer)
-        if stream.length != length:
+        if stream.length != self.about["n_given"]:
             raise self._changed()
         for j, known in enumerate(self.value_counts):
             self.folder.save(f"counts-{j}", known)
         self.folder.put(ENCODER, json.dumps(self.encoder.to_json()).encode())
-        about = {name: sum(shard[name] for shard in self.shards) for name in ("n_sequences", "n_tokens")}
-        self.folder.finish(
-            {
-                "source": source,
-                **about,
-                "n_given": length,
-                "classes": self.classes,
-                "label_counts": self.label_counts.tolist(),
-                "some_missing": self.some_missing,
-                "lengths_squared": self.lengths_squared,
-                "sparse_squares": self.sparse_squares,
-                "shards": self.shards,
-            }
-        )
+        self.folder.finish({**self.about, "label_counts": self.label_counts.tolist()})
 
     def _encoded(self, n: int, x: Any, y: np.ndarray) -> _Sequence:
         found, P = self.encoder.encode(x, f"X[{n}]"), len(self.encoder.templates)
@@ -198,20 +183,14 @@ class _Writer:
 
     def _flush(self, buffer: list[_Sequence]) -> None:
         """Write one shard, sorted by length; sequences of one length keep their order."""
-        k, some = len(self.shards), sorted(buffer, key=lambda one: len(one.labels))
+        some, about = sorted(buffer, key=lambda one: len(one.labels)), self.about
         sizes = [(len(one.labels), len(one.sparse[1])) for one in some]
-        starts = np.concatenate([np.zeros((1, 2), dtype=np.int64), np.cumsum(sizes, 0)])
+        labels = np.concatenate([one.labels for one in some])
         arrays = {
-            "starts": starts,
+            "starts": np.concatenate([np.zeros((1, 2), dtype=np.int64), np.cumsum(sizes, 0)]),
             "numbers": np.array([one.number for one in some], dtype=np.int64),
-            "labels": np.concatenate([one.labels for one in some]),
+            "labels": labels,
         }
-        labels = arrays["labels"]
-        self.label_counts += np.bincount(labels[labels >= 0], minlength=len(self.classes))
-        self.some_missing |= bool((labels < 0).any())
-        self.lengths_squared += sum(size**2 for size, _ in sizes)
-        for one in buffer:
-            self.sparse_squares += float(np.square(one.sparse[2]).sum())
         if self.encoder.templates:
             arrays["values"] = np.concatenate([one.rows for one in some])
             for known, column in zip(self.value_counts, arrays["values"].T, strict=True):
@@ -220,8 +199,15 @@ class _Writer:
             for j, kind in enumerate(("sparse_counts", "sparse_ids", "sparse_values")):
                 arrays[kind] = np.concatenate([one.sparse[j] for one in some])
         for kind, array in arrays.items():
-            self.folder.save(part(k, kind), array)
-        self.shards.append({"n_sequences": len(some), "n_tokens": int(starts[-1, 0])})
+            self.folder.save(part(len(about["shards"]), kind), array)
+        self.label_counts += np.bincount(labels[labels >= 0], minlength=len(self.label_counts))
+        about["some_missing"] |= bool((labels < 0).any())
+        about["shards"].append({"n_sequences": len(some), "n_tokens": len(labels)})
+        about["n_sequences"] += len(some)
+        about["n_tokens"] += len(labels)
+        for one in buffer:
+            about["lengths_squared"] += len(one.labels) ** 2
+            about["sparse_squares"] += float(np.square(one.sparse[2]).sum())
 
     def _changed(self) -> InputError:
         remedy = "pass the same ones each time, and do not change files while they are read"
