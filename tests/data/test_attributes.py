@@ -105,7 +105,8 @@ def escaped(name: str) -> str:
     return name.replace("\\", "\\\\").replace(":", "\\:")
 
 
-names = st.text(min_size=1, max_size=4).filter(lambda name: not set(name) & set("\t\n\r"))
+characters = st.characters(codec="utf-8", exclude_characters="\t\n\r")
+names = st.text(characters, min_size=1, max_size=4)
 labels = names.filter(lambda label: label[0] not in "@\ufeff" and bool(label.strip(" ")))
 values = st.floats(-1e9, 1e9)
 tokens = st.tuples(labels, st.dictionaries(names, values, max_size=3))
