@@ -213,7 +213,10 @@ def _check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> N
         raise InputError(f"{place}[{t}]", problem, remedy)
 
 
-def _ids_of(values: Iterable[Any], known: Mapping[str, int]) -> list[int]:
+def _ids_of(values: Sequence[Any], known: Mapping[str, int]) -> list[int]:
     """The id of each value; unknown ones count on from the known, and what is not a string has -1."""
-    unseen: dict[str, int] = defaultdict(count(len(known)).__next__)
-    return [(known[v] if v in known else unseen[v]) if isinstance(v, str) else -1 for v in values]
+    try:
+        return [known[value] for value in values]
+    except (KeyError, TypeError):
+        unseen: dict[str, int] = defaultdict(count(len(known)).__next__)
+        return [(known[v] if v in known else unseen[v]) if isinstance(v, str) else -1 for v in values]

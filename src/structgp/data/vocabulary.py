@@ -23,6 +23,9 @@ MAX_TEMPLATES = 64
 LARGEST = 1e100
 """Larger dense values cannot be squared in floating point, as kernels do."""
 
+LISTS = (Sequence, np.ndarray, set, frozenset)
+"""What a token that is a list of strings may be."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -42,8 +45,6 @@ class RowLayout:
     templates: list[str]
     dense_width: int
     has_sparse: bool
-    blocks: list[Block]
-    pad_row: np.ndarray
 
     def lay_out(self) -> None:
         """Set ``blocks`` and ``pad_row``."""
@@ -221,8 +222,11 @@ class Vocabulary(RowLayout):
         if self.form == "dicts":
             found, vectors, templates = [], self.vectors, set(self.templates)
             for t, token in enumerate(x):
-                rest = [(k, v) for k, v in token.items() if not (isinstance(v, str) and k in templates)]
-                loose = [(k, v) for k, v in rest if k not in vectors]
+                loose = [
+                    (key, value)
+                    for key, value in token.items()
+                    if not (key in templates and isinstance(value, str)) and key not in vectors
+                ]
                 found.append(flatten(loose, f"{place}[{t}]") if loose else {})
             return found
         check_strings(x, place)
@@ -255,8 +259,7 @@ class Vocabulary(RowLayout):
 
 
 def reads_columns(features: str, widths: set[int], ordered: bool) -> bool:
-    """Whether tokens with these numbers of strings are columns, not bags; ordered : none of them is a
-    set."""
+    """Whether tokens with these numbers of strings are columns, not bags; ordered : none is a set."""
     if features == "columns" and (len(widths) > 1 or widths == {0}):
         problem = f"tokens have {', '.join(map(str, sorted(widths)))} strings"
         raise InputError("X", problem, "give every token equally many, or use features='bag'")
@@ -286,9 +289,6 @@ def not_empty(X: Iterable[Any], form: str = "") -> Iterator[tuple[str, Any]]:
             yield place, x
 
 
-# -- forms -----------------------------------------------------------------------------------------
-
-
 def length(x: Any, place: str) -> int:
     if not (hasattr(x, "shape") and len(x.shape)) and not hasattr(x, "__len__"):
         raise _not_a_sequence(x, place)
@@ -314,7 +314,7 @@ def form_of(x: Any, place: str, expected: str = "") -> str:
         raise _not_a_sequence(x, place)
     elif isinstance(token := x[0], Mapping):
         form = "dicts"
-    elif isinstance(token, Sequence | np.ndarray | set | frozenset) and not isinstance(token, str):
+    elif isinstance(token, LISTS) and not isinstance(token, str):
         form = "strings" if issubclass(next((type(v) for v in token), str), str) else "dense"
     else:
         problem = f"expected the features of a token, got a {type(token).__name__}"
@@ -370,7 +370,7 @@ def check_dicts(x: Iterable[Any], place: str) -> None:
 def check_strings(x: Iterable[Any], place: str) -> None:
     """InputError for a token that is not a list or set of strings."""
     for t, token in enumerate(x):
-        if isinstance(token, str) or not isinstance(token, Sequence | np.ndarray | set | frozenset):
+        if isinstance(token, str) or not isinstance(token, LISTS):
             problem = f"{token!r} is not a list of strings"
             raise InputError(f"{place}[{t}]", problem, "use one form throughout")
         if stray := [value for value in token if not isinstance(value, str)]:
