@@ -46,7 +46,7 @@ def compare(task: str, k: int, data: str | None) -> dict[str, Any]:
     fold = load_fold(task, data, k)
     encoder, labels = FeatureEncoder().fit(fold.X), LabelEncoder().fit(fold.y)
     rows, y = encoder.transform(fold.X), labels.transform(fold.y)
-    tokens, V = flat_tokens(encoder, rows), len(labels.classes)
+    tokens, V = flat_tokens(rows), len(labels.classes)
     kernel, _ = choose_kernel(
         "relevance",
         encoder.blocks,

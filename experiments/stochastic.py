@@ -118,7 +118,7 @@ def build(task: str, data: str | None, structure: Structure) -> Problem:
     fold = load_fold(task, data, 0)
     encoder, labels = FeatureEncoder().fit(fold.X), LabelEncoder().fit(fold.y)
     rows, y = encoder.transform(fold.X), labels.transform(fold.y)
-    tokens = flat_tokens(encoder, rows)
+    tokens = flat_tokens(rows)
     kernel = build_kernel("linear", encoder.blocks, tokens, "auto").requires_grad_(False)
     chosen = pick_inducing(kernel, tokens, preset.n_inducing, seed=0)
     V = len(labels.classes)

@@ -79,7 +79,7 @@ def batch_of(index, extra: int = 0) -> Batch:
         rows.append(rng.standard_normal((n, W)))
         labels.append(rng.integers(0, V, n))
     chosen = [*index, len(LENGTHS)] if extra else list(index)
-    return pad(rows, labels, lambda width: np.zeros(width), chosen)
+    return pad(rows, labels, np.zeros(W), chosen)
 
 
 def gaussian_by_hand(q: Posterior, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

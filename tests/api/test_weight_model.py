@@ -399,7 +399,7 @@ def posterior() -> Posterior:
 def batch_of(index: list[int]) -> Batch:
     rng = np.random.default_rng(8)
     rows = [np.stack([rng.integers(-1, n + 2, T) for n in (3, 2)], -1).astype(float) for T in (3, 1, 4)]
-    return pad(rows, None, lambda width: np.full(width, -1.0), index)
+    return pad(rows, None, np.full(2, -1.0), index)
 
 
 def moments(posterior: Posterior, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -172,6 +172,6 @@ def test_unknown_text_encoding_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_other_modes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="mode 'a'"), atomic_write(tmp_path / "a", "a"):  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="mode 'a'"), atomic_write(tmp_path / "a", "a"):  # type: ignore[arg-type]
         pass
     assert os.listdir(tmp_path) == []

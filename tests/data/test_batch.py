@@ -34,7 +34,7 @@ def test_by_length(lengths: list[int], limit: int) -> None:
 def test_pad_rows_labels_and_mask() -> None:
     rows = [np.arange(6.0).reshape(3, 2), np.full((1, 2), 7.0), np.full((2, 2), 9.0)]
     labels = [np.array([1, 2, 3]), np.array([4]), np.array([5, 6])]
-    batch = pad(rows, labels, lambda width: np.full(width, -5.0), [2, 0])
+    batch = pad(rows, labels, np.full(2, -5.0), [2, 0])
     assert len(batch) == 2
     assert batch.x.tolist() == [[[9, 9], [9, 9], [-5, -5]], [[0, 1], [2, 3], [4, 5]]]
     assert batch.y.tolist() == [[5, 6, 0], [1, 2, 3]]
@@ -45,7 +45,7 @@ def test_pad_rows_labels_and_mask() -> None:
 
 
 def test_pad_without_labels() -> None:
-    batch = pad([np.ones((2, 1)), np.ones((1, 1))], None, np.zeros, [0, 1])
+    batch = pad([np.ones((2, 1)), np.ones((1, 1))], None, np.zeros(1), [0, 1])
     assert batch.y.tolist() == [[-1, -1], [-1, 0]]
     assert batch.mask.tolist() == [[True, True], [True, False]]
 
@@ -74,6 +74,6 @@ def test_an_empty_sequence_beside_others() -> None:
 
 def test_batches_leave_the_rows_alone() -> None:
     rows = [np.ones((2, 1)), np.ones((1, 1))]
-    batch = pad(rows, None, np.zeros, [0, 1])
+    batch = pad(rows, None, np.zeros(1), [0, 1])
     batch.x.zero_()
     assert all((r == 1).all() for r in rows)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from structgp.data import vocabulary
 from structgp.data.batch import MISSING
-from structgp.data.encode import Block, FeatureEncoder
+from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import UNSEEN, LabelEncoder, check_labels
+from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 
 INFINITE = "replace NaN and infinite values"
@@ -231,7 +232,7 @@ def test_vectors_stand_between_templates_and_attributes() -> None:
     ]
     (rows,) = encoder.transform(X)
     assert rows.tolist() == [[0, 1.5, -2, 7, 0, 2], [1, 0, 3, 1, -1, 0]]
-    assert encoder.pad_row(8).tolist() == [-1, 0, 0, 0, -1, 0, -1, 0]
+    assert encoder.pad_row.tolist() == [-1, 0, 0, 0]
     assert len(encoder.encode([])) == 0
 
 
@@ -332,10 +333,9 @@ def test_no_token_and_no_feature() -> None:
 
 def test_pad_row_holds_no_value() -> None:
     dicts = FeatureEncoder().fit([[{"w": "a", "v": "b", "n": 1}]])
-    assert dicts.pad_row(2).tolist() == [-1, -1]
-    assert dicts.pad_row(6).tolist() == [-1, -1, -1, 0, -1, 0]
-    assert FeatureEncoder().fit([np.ones((1, 3))]).pad_row(3).tolist() == [0, 0, 0]
-    assert FeatureEncoder().fit([[["a"], []]]).pad_row(4).tolist() == [-1, 0, -1, 0]
+    assert dicts.pad_row.tolist() == [-1, -1]
+    assert FeatureEncoder().fit([np.ones((1, 3))]).pad_row.tolist() == [0, 0, 0]
+    assert FeatureEncoder().fit([[["a"], []]]).pad_row.tolist() == []
 
 
 # -- mistakes --------------------------------------------------------------------------------------
@@ -392,13 +392,12 @@ def test_a_ragged_matrix() -> None:
     ("X", "message"),
     [
         ([[{"a": 1}, ["x"]]], "X[0][1]: expected a feature dict, got a list; "),
-        ([[{"a": 1}], [["x"]]], "X[1][0]: expected a feature dict, got a list; "),
+        ([[{"a": 1}], [["x"]]], "X[1]: tokens are strings, but training had dicts; "),
         ([[["a", "b"], "cd"]], "X[0][1]: 'cd' is not a list of strings; "),
         ([[["a", "b"], ["c"], "cd"]], "X[0][2]: 'cd' is not a list of strings; "),
         ([[["a", "b"], {"k": 1, "l": 2}]], "X[0][1]: {'k': 1, 'l': 2} is not a list of strings; "),
-        ([[["a", "b"]], [{"k": "v"}]], "X[1][0]: {'k': 'v'} is not a list of strings; "),
+        ([[["a", "b"]], [{"k": "v"}]], "X[1]: tokens are dicts, but training had strings; "),
         ([[["a", "b"], 5]], "X[0][1]: 5 is not a list of strings; "),
-        ([[["a", "b"], ["c", 1]]], "X[0][1]: ['c', 1] is not a list of strings; "),
         (
             [np.eye(2), scipy.sparse.csr_array(np.eye(2))],
             "X[1]: tokens are sparse, but training had dense; ",
@@ -414,9 +413,13 @@ def test_two_forms_in_one_data_set(X: Any, message: str) -> None:
     assert error_of(X) == f"{message}use one form throughout"
 
 
-def test_a_number_in_a_bag() -> None:
-    X = [[["a"], ["b", 3]]]
-    assert error_of(X) == "X[0][1]: 3 is not a string; use strings throughout"
+@pytest.mark.parametrize("token", [["b", 3], ["b", "c", 3], {3}, [3.5], ["b", None]])
+def test_a_token_that_is_not_all_strings(token: Any) -> None:
+    stray = next(value for value in token if value != "b" and value != "c")
+    message = f"X[0][1]: {stray!r} is not a string; use strings throughout"
+    for features in ("auto", "columns", "bag"):
+        assert error_of([[["a", "b"], token]], features=features) == message
+    assert error_of([[["a", "b"], token]], fitted_on=[[["a", "b"]]]) == message
 
 
 def test_another_form_than_in_training() -> None:
@@ -590,8 +593,9 @@ def test_some_templates_alone() -> None:
     assert view.values == [encoder.values[2], encoder.values[0]]
     assert (view.has_sparse, view.n_sparse, view.dense_width) == (False, 0, 0)
     assert (view.attributes, view.columns) == ({}, [])
-    assert [rows.tolist() for rows in view.transform(MIXED)] == [[[0, 0], [1, 1]], [[0, 0]]]
-    assert view.pad_row(2).tolist() == [-1, -1]
+    first, second = map(view.select, encoder.transform(MIXED))
+    assert (first.tolist(), second.tolist()) == ([[0, 0], [1, 1]], [[0, 0]])
+    assert view.pad_row.tolist() == [-1, -1]
     assert encoder.only([]).blocks == []
 
 
@@ -604,10 +608,9 @@ def test_all_but_some_templates() -> None:
     assert (view.has_sparse, view.n_sparse, view.dense_width) == (True, 2, 2)
     assert view.attributes == encoder.attributes
     rows = encoder.transform(MIXED)
-    for whole, some in zip(rows, view.transform(MIXED), strict=True):
+    for whole, some in zip(rows, map(view.select, rows), strict=True):
         assert some.tolist() == np.delete(whole, 1, axis=1).tolist()
-    width = rows[0].shape[1]
-    assert view.pad_row(width - 1).tolist() == np.delete(encoder.pad_row(width), 1).tolist()
+    assert view.pad_row.tolist() == np.delete(encoder.pad_row, 1).tolist()
     bare = encoder.without(["w", "s", "p"])
     assert [block.kind for block in bare.blocks] == ["dense", "sparse"]
 
@@ -637,8 +640,8 @@ def test_a_view_encodes_as_an_encoder_of_those_columns(
             few = [[tuple(token[int(name)] for name in view.templates) for token in tokens]]
             alone = FeatureEncoder("columns").fit(few)
             assert view.values == alone.values
-            assert view.transform([tokens])[0].tolist() == alone.transform(few)[0].tolist()
-            assert view.pad_row(len(kept)).tolist() == alone.pad_row(len(kept)).tolist()
+            assert view.select(encoder.encode(tokens)).tolist() == alone.transform(few)[0].tolist()
+            assert view.pad_row.tolist() == alone.pad_row.tolist()
 
 
 def test_columns_of_sparse_matrices_become_an_array_once() -> None:

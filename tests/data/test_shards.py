@@ -233,7 +233,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "dense": ([(np.zeros((2, 3)), ["A", "B"])], "dense features cannot be fitted"),
     "another form": (
         [([("a",), ("b",)], ["A", "B"]), ([{"w": "a"}], ["A"])],
-        "{'w': 'a'} is not a list of strings",
+        "tokens are dicts, but training had strings",
     ),
 }  # fmt: skip
 

@@ -35,8 +35,8 @@ def test_parse() -> None:
     assert template.text == text
     assert template.has_bigram
     first, second = template.unigrams
-    assert first == TemplateLine("U00", "U00:%x[-1,0]", 2, "U00:", "%s", first.macros)
-    assert second == TemplateLine("U01", "U01:%x[0,0]/%x[+1,1]", 5, "U01:", "%s/%s", second.macros)
+    assert first == TemplateLine("U00:%x[-1,0]", 2, "U00:", "%s", first.macros)
+    assert second == TemplateLine("U01:%x[0,0]/%x[+1,1]", 5, "U01:", "%s/%s", second.macros)
     assert [(m.row, m.column) for m in first.macros + second.macros] == [(-1, 0), (0, 0), (1, 1)]
     assert Template.parse(template.text) == template
     assert pickle.loads(pickle.dumps(template)) == template
@@ -45,12 +45,9 @@ def test_parse() -> None:
 
 def test_windows_line_ends_mark_and_no_final_newline() -> None:
     template = Template.parse("\ufeff# x\r\nU00:%x[0,0]\r\n\r\nU01:%x[0,1]\r\nB\r")
-    assert [(u.id, u.source, u.line) for u in template.unigrams] == [
-        ("U00", "U00:%x[0,0]", 2),
-        ("U01", "U01:%x[0,1]", 4),
-    ]
+    assert [(u.source, u.line) for u in template.unigrams] == [("U00:%x[0,0]", 2), ("U01:%x[0,1]", 4)]
     assert template.has_bigram
-    assert Template.parse("\ufeffU00:%x[0,0]").unigrams[0].id == "U00"
+    assert Template.parse("\ufeffU00:%x[0,0]").unigrams[0].source == "U00:%x[0,0]"
 
 
 def test_only_newline_ends_a_line() -> None:
@@ -233,15 +230,15 @@ def test_literal_text() -> None:
     ]
 
 
-def test_identity() -> None:
+def test_prefixes() -> None:
     """With no colon in front of the first macro, what stands before that macro is the prefix."""
     lines = Template.parse("U%x[0,0]\nU%x[0,0]:%x[0,1]\nU07x%x[0,0]\nU9\nU1:a:%x[0,0]").unigrams
-    assert [(line.id, line.prefix, line.pattern) for line in lines] == [
-        ("U%x[0,0]", "U", "%s"),
-        ("U%x[0,0]", "U", "%s:%s"),
-        ("U07x%x[0,0]", "U07x", "%s"),
-        ("U9", "U9", ""),
-        ("U1", "U1:", "a:%s"),
+    assert [(line.prefix, line.pattern) for line in lines] == [
+        ("U", "%s"),
+        ("U", "%s:%s"),
+        ("U07x", "%s"),
+        ("U9", ""),
+        ("U1:", "a:%s"),
     ]
 
 

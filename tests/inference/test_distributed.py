@@ -65,7 +65,7 @@ def test_shares_hold_every_sequence_once_and_under_its_number(n, size, batch_tok
     rows, labels = pieces(n)
 
     def numbers(together):
-        batches = make_batches(rows, labels, np.zeros, batch_tokens, together=together)
+        batches = make_batches(rows, labels, np.zeros(2), batch_tokens, together=together)
         found, before = {}, 0
         for batch in batches:
             here = torch.arange(before, before + len(batch))
@@ -85,7 +85,7 @@ def test_shares_hold_every_sequence_once_and_under_its_number(n, size, batch_tok
 def test_more_processes_than_sequences_are_refused():
     rows, labels = pieces(4)
     with pytest.raises(InputError, match="5 processes for 4 sequences"):
-        make_batches(rows, labels, np.zeros, 100, together=Processes(0, 5))
+        make_batches(rows, labels, np.zeros(2), 100, together=Processes(0, 5))
 
 
 def test_what_is_for_one_process_is_refused():

@@ -54,9 +54,8 @@ def weighted(contrast: bool, kernel: str = "both", seed: int = 1) -> Problem:
     sign = torch.from_numpy(rng.choice([-1.0, 1.0], q.factor.shape))
     q.factor.copy_(sign * torch.from_numpy(rng.uniform(0.3, 0.95, q.factor.shape)))
     labels = [rng.integers(0, V, len(r)) for r in rows]
-    empty = np.array([-1.0, -1, -1, 0, -1, 0])
     posterior = Posterior({"node": q, "next": Table((V, V))})
-    batches = make_batches(rows, labels, lambda width: empty[:width], 1000)
+    batches = make_batches(rows, labels, np.full(2, -1.0), 1000)
     return Problem(posterior, Chain(), batches)
 
 

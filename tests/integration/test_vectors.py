@@ -56,7 +56,7 @@ def test_each_kind_has_its_kernel(fitted: StructuredGPClassifier) -> None:
 
 def test_the_kernel_of_vectors_is_learned(fitted: StructuredGPClassifier) -> None:
     encoder = fitted.model_.encoder
-    tokens = structgp.plan.start.flat_tokens(encoder, encoder.transform(X))
+    tokens = structgp.plan.start.flat_tokens(encoder.transform(X))
     names = {"categorical": "relevance", "dense": "rbf", "sparse": "relevance"}
     start = build_kernel(names, encoder.blocks, tokens).requires_grad_(False).kernels[1]
     learned = fitted.model_.posterior.node.kernel.kernels[1]

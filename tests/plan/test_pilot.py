@@ -46,7 +46,7 @@ class Data:
         self.rows = self.encoder.transform(self.X)
         self.encoded = LabelEncoder(list(made.chain.labels))
         self.labels = self.encoded.transform(self.y)
-        self.tokens = flat_tokens(self.encoder, self.rows)
+        self.tokens = flat_tokens(self.rows)
 
     def kernel(self) -> RelevanceKernel:
         made = build_kernel("relevance", self.encoder.blocks, self.tokens)
@@ -68,7 +68,7 @@ def run(
 ) -> Pilot | None:
     examples = Examples(data.encoder, data.encoded, data.rows, data.labels, None, None)
     generator = generator or torch.Generator().manual_seed(seed)
-    tokens = flat_tokens(data.encoder, data.rows)
+    tokens = flat_tokens(data.rows)
     return run_pilot(kernel, examples, tokens, resolve(Options(), examples), basis, generator)
 
 
@@ -202,7 +202,7 @@ def test_relevances_are_left_for_the_fit() -> None:
     kernel, relaxation = choose_kernel(
         {"categorical": "relevance", "sparse": "rbf"},
         encoder.blocks,
-        flat_tokens(encoder, rows),
+        flat_tokens(rows),
         y,
         amplitude=None,
         learn=True,

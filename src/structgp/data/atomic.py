@@ -8,8 +8,8 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import IO, Any, BinaryIO, Literal, TextIO, overload
+from contextlib import contextmanager
+from typing import Any, Literal
 
 from structgp.errors import InputError
 
@@ -26,16 +26,10 @@ _REMEDIES = {
 }
 
 
-@overload
-def atomic_write(path: str | os.PathLike[str], mode: Literal["wb"]) -> AbstractContextManager[BinaryIO]: ...
-@overload
-def atomic_write(
-    path: str | os.PathLike[str], mode: Literal["w"], *, encoding: str = ...
-) -> AbstractContextManager[TextIO]: ...
-@contextmanager  # type: ignore[misc]
+@contextmanager
 def atomic_write(
     path: str | os.PathLike[str], mode: Literal["w", "wb"], *, encoding: str = "utf-8"
-) -> Iterator[IO[Any]]:
+) -> Iterator[Any]:
     """Open ``path`` for writing; the file appears there when the block ends without an error.
 
     The text goes to a temporary file in the same folder, which replaces ``path`` at the end (after
@@ -54,7 +48,7 @@ def atomic_write(
     target = os.path.realpath(place)
     temporary = os.path.join(os.path.dirname(target), f".structgp-{secrets.token_hex(8)}.tmp")
     try:
-        before = _stat(place)
+        before = os.stat(place) if os.path.exists(place) else None
         if before is not None and not stat.S_ISREG(before.st_mode):
             with open(place, mode, **text) as handle:  # type: ignore[call-overload]
                 yield handle
@@ -80,10 +74,3 @@ def atomic_write(
         reason = error.strerror or str(error)
         remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
         raise InputError(place, f"cannot be written ({reason})", remedy) from error
-
-
-def _stat(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except FileNotFoundError:
-        return None

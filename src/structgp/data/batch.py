@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,9 @@ from torch import Tensor
 
 MISSING = -1
 """The index of a missing label."""
+
+UNUSED = (-1.0, 0.0)
+"""An entry of the sparse block, id and value, that is not used."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +53,20 @@ class Batch:
 def pad(
     rows: Sequence[np.ndarray],
     labels: Sequence[np.ndarray] | None,
-    pad_row: Callable[[int], np.ndarray],
+    pad_row: np.ndarray,
     index: Sequence[int],
     weights: np.ndarray | None = None,
 ) -> Batch:
     """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,); None if all are missing)
     as one batch, with their ``weights`` (N,).
 
-    ``pad_row(width)`` is the row at padded positions; narrower rows are filled up with its end."""
+    pad_row : the row at padded positions, up to the sparse block. That block is filled up with unused
+    entries, there and in narrower rows."""
     lengths = [len(rows[i]) for i in index]
     B, T = len(index), max(lengths)
     width = max(rows[i].shape[1] for i in index)
-    x = np.broadcast_to(pad_row(width), (B, T, width)).copy()
+    unused = np.tile(UNUSED, (width - len(pad_row)) // 2)
+    x = np.tile(np.concatenate([pad_row, unused]), (B, T, 1))
     y = np.zeros((B, T), dtype=np.int64)
     for b, i in enumerate(index):
         x[b, : lengths[b], : rows[i].shape[1]] = rows[i]

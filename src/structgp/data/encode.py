@@ -16,58 +16,24 @@ two tokens of a new sentence that share an unknown word still agree in it."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from structgp.data import vocabulary
-from structgp.data.batch import Batch
-from structgp.data.vocabulary import Vocabulary
+from structgp.data.batch import UNUSED, Batch
+from structgp.data.vocabulary import LARGEST, RowLayout, Vocabulary
 from structgp.errors import InputError
 
 Rows = TypeVar("Rows", bound=Any)
 
 
-@dataclass(frozen=True)
-class Block:
-    """Columns ``start`` to ``stop`` of a row (None: to its end), all of one ``kind``."""
-
-    kind: str
-    start: int
-    stop: int | None
-    names: tuple[str, ...] = ()
-
-
-class RowLayout:
-    """What a row consists of: categorical templates, ``dense_width`` columns, and a sparse block or
-    none."""
-
-    templates: list[str]
-    dense_width: int
-    has_sparse: bool
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The blocks of a row, in order."""
-        blocks, P, dense = [], len(self.templates), self.dense_width
-        if P:
-            blocks.append(Block("categorical", 0, P, tuple(self.templates)))
-        if dense:
-            blocks.append(Block("dense", P, P + dense))
-        if self.has_sparse:
-            blocks.append(Block("sparse", P + dense, None))
-        return blocks
-
-    def pad_row(self, width: int) -> np.ndarray:
-        """(width,) the row at padded positions: no value anywhere."""
-        P, dense = len(self.templates), self.dense_width
-        unused = np.tile([-1.0, 0.0], (width - P - dense) // 2)
-        return np.concatenate([np.full(P, -1.0), np.zeros(dense), unused])
-
-
-class FeatureEncoder(RowLayout, Vocabulary):
+class FeatureEncoder(Vocabulary):
     """Learns from training sequences what their tokens look like; then encodes any sequence.
 
     Parameters and attributes are those of :class:`structgp.data.vocabulary.Vocabulary`."""
@@ -110,23 +76,27 @@ class FeatureEncoder(RowLayout, Vocabulary):
 
     def encode(self, x: Any, place: str = "x") -> np.ndarray:
         """(T, W) rows of one sequence; ``place`` names it in errors."""
-        if not vocabulary.length(x, place):
+        form = vocabulary.form_of(x, place, self.form)
+        if not form:
             return np.empty((0, len(self.templates)))
-        form = vocabulary.form_of(x, place)
-        if form != self.form:
-            problem = f"tokens are {form}, but training had {self.form}"
-            raise InputError(place, problem, "use one form throughout")
         if form == "dense":
             rows = vocabulary.as_dense(x, place)
             self._check_width(rows.shape[1], place)
-            vocabulary.check_finite(rows, place, lambda d: f"column {d}")
+            _check_finite(rows, place, lambda d: f"column {d}")
             return rows
         if form == "sparse":
             return self._encode_sparse(x, place)
-        parts = [self._encode_templates(x, place)] if self.templates else []
+        parts = []
+        if self.templates:
+            both = zip(self.template_columns(x, place), self.values, strict=True)
+            ids = [_ids_of(column, known) for column, known in both]
+            parts.append(np.array(ids, dtype=np.float64, order="F").T)
         parts += [self._encode_vectors(x, place, *vector) for vector in self.vectors.items()]
         if self.has_sparse:
-            parts.append(self._encode_attributes(x, place))
+            found = self.sparse_features(x, place)
+            names = _ids_of([name for token in found for name in token], self.attributes)
+            values = [value for token in found for value in token.values()]
+            parts.append(entries(np.array([len(token) for token in found]), names, values))
         return np.concatenate(parts, 1)
 
     def _encode_sparse(self, x: Any, place: str) -> np.ndarray:
@@ -149,49 +119,28 @@ class FeatureEncoder(RowLayout, Vocabulary):
         seen = known[np.minimum(place, len(known) - 1)] == columns
         return np.where(seen, place, len(known) + columns)
 
-    def _encode_templates(self, x: Sequence[Any], place: str) -> np.ndarray:
-        rows = np.full((len(x), len(self.templates)), -1.0)
-        unseen: list[dict[str, int]] = [{} for _ in self.templates]
-        columns = vocabulary.columns_of(x) if self.form == "strings" else None
-        if columns is not None and len(columns) == len(self.templates):
-            for p, (column, known) in enumerate(zip(columns, self.values, strict=True)):
-                found = [known.get(value, -1) for value in column]
-                for t in (t for t, number in enumerate(found) if number < 0):
-                    found[t] = _id_of(column[t], known, unseen[p])
-                rows[:, p] = found
-            return rows
-        for t, token in enumerate(x):
-            if self.form == "strings":
-                self.check_columns(token, f"{place}[{t}]")
-                items = token
-            else:
-                vocabulary.check_mapping(token, f"{place}[{t}]")
-                items = [token.get(key) for key in self.templates]
-            for p, value in enumerate(items):
-                if isinstance(value, str):
-                    rows[t, p] = _id_of(value, self.values[p], unseen[p])
-        return rows
-
     def _encode_vectors(self, x: Sequence[Any], place: str, name: str, width: int) -> np.ndarray:
-        """(T, width) the vectors of all tokens under one key."""
+        """(T, width) the vectors of all tokens under one key.
+
+        A missing vector is an error and not read as zeros: most often its key is mistyped, and to a kernel
+        zeros are a place like any other."""
         rows = np.empty((len(x), width))
         for t, token in enumerate(x):
-            vocabulary.check_mapping(token, f"{place}[{t}]")
-            rows[t] = vocabulary.as_vector(token, name, width, f"{place}[{t}]")
-        vocabulary.check_finite(rows, place, lambda d: f"{name}[{d}]")
+            value = token.get(name)
+            if isinstance(value, np.ndarray):
+                found = vocabulary.vector_length(value, name, f"{place}[{t}]")
+                problem = f"vector {name!r} has {found} numbers, but the first in training had {width}"
+            elif value is None:
+                found, problem = 0, f"vector {name!r} is missing"
+            else:
+                kind = type(value).__name__
+                found, problem = 0, f"feature {name!r} is a {kind}, but training had a vector"
+            if found != width:
+                remedy = f"pass {width} numbers with every token, zeros where nothing is known"
+                raise InputError(f"{place}[{t}]", problem, remedy)
+            rows[t] = value
+        _check_finite(rows, place, lambda d: f"{name}[{d}]")
         return rows
-
-    def _encode_attributes(self, x: Sequence[Any], place: str) -> np.ndarray:
-        unseen: dict[str, int] = {}
-        counts: list[int] = []
-        ids: list[int] = []
-        values: list[float] = []
-        for t, token in enumerate(x):
-            found = self.attributes_of(token, f"{place}[{t}]")
-            counts.append(len(found))
-            ids += [_id_of(name, self.attributes, unseen) for name in found]
-            values += found.values()
-        return entries(np.array(counts), np.array(ids), np.array(values))
 
     def _check_width(self, width: int, place: str) -> None:
         if width != self.width:
@@ -214,15 +163,12 @@ class EncoderView(RowLayout):
         self.has_sparse = whole and encoder.has_sparse
         self.n_sparse = encoder.n_sparse if whole else 0
         self.dense_width = encoder.dense_width if whole else 0
+        self.lay_out()
 
     def select(self, rows: Rows) -> Rows:
         """Rows (..., W) of the encoder, an array or a tensor -> the columns (..., W') that stay."""
         rest = range(len(self.encoder.templates), rows.shape[-1]) if self.whole else ()
         return rows[..., [*self.kept, *rest]]
-
-    def transform(self, X: Iterable[Any]) -> list[np.ndarray]:
-        """One (T, W') matrix per sequence."""
-        return [self.select(rows) for rows in self.encoder.transform(X)]
 
 
 class FeatureSplit:
@@ -235,26 +181,42 @@ class FeatureSplit:
     def __init__(self, encoder: FeatureEncoder, spec: Any) -> None:
         hidden, transition = spec.node.without, spec.next
         self.node = encoder.without(hidden) if hidden else encoder
+        self.is_whole = not hidden and not (transition and transition.features)
         self.next = encoder.only(transition.features) if transition and transition.features else None
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch of whole rows, with the columns of each template."""
+        if self.is_whole:
+            return batch
         edges = None if self.next is None else self.next.select(batch.x[:, 1:])
         return replace(batch, x=self.node.select(batch.x), edges=edges)
 
 
-def entries(counts: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
+def entries(counts: np.ndarray, ids: ArrayLike, values: ArrayLike) -> np.ndarray:
     """(n, 2A) the sparse block of n tokens: ids and values in turn, from those of all tokens in order;
     counts : (n,) how many each token has."""
-    rows = np.tile([-1.0, 0.0], (len(counts), max(1, int(counts.max(initial=0)))))
+    rows = np.tile(UNUSED, (len(counts), max(1, int(counts.max(initial=0)))))
     row = np.repeat(np.arange(len(counts)), counts)
     slot = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     rows[row, 2 * slot], rows[row, 2 * slot + 1] = ids, values
     return rows
 
 
-def _id_of(value: str, known: Mapping[str, int], unseen: dict[str, int]) -> int:
-    found = known.get(value)
-    if found is None:
-        found = unseen.setdefault(value, len(known) + len(unseen))
-    return found
+def _check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> None:
+    """InputError for a value of rows (T, D) that cannot be squared; ``name(d)`` is the name of column d."""
+    wrong = ~(np.abs(rows) <= LARGEST)
+    if wrong.any():
+        t, d = map(int, np.argwhere(wrong)[0])
+        problem, remedy = f"{name(d)} is {rows[t, d]}", "replace NaN and infinite values"
+        if np.isfinite(rows[t, d]):
+            problem, remedy = f"{problem}, too large", "rescale the feature"
+        raise InputError(f"{place}[{t}]", problem, remedy)
+
+
+def _ids_of(values: Sequence[Any], known: Mapping[str, int]) -> list[int]:
+    """The id of each value; unknown ones count on from the known, and what is not a string has -1."""
+    try:
+        return [known[value] for value in values]
+    except (KeyError, TypeError):
+        unseen: dict[str, int] = defaultdict(count(len(known)).__next__)
+        return [(known[v] if v in known else unseen[v]) if isinstance(v, str) else -1 for v in values]

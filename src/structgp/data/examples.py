@@ -46,29 +46,28 @@ def as_list(X: Iterable[Any]) -> list[Any]:
     return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
 
 
-def check_labels(X: Sequence[Any], y: Sequence[Any], name: str = "y") -> list[list[str | None]]:
-    """y as lists of labels, None where one is missing, after checking that each fits its sequence of X."""
+def check_labels(
+    X: Sequence[Any], y: Sequence[Any], name: str = "y", first: int = 0
+) -> list[list[str | None]]:
+    """y as lists of labels, None where one is missing, after checking that each fits its sequence of X.
+    first : number of the first sequence."""
     if len(X) != len(y):
         problem = f"{len(y)} label sequences for {len(X)} sequences of tokens"
         raise InputError(name, problem, "pass one per sequence")
-    return [check_sequence(x, labels, n, name) for n, (x, labels) in enumerate(zip(X, y, strict=True))]
-
-
-def check_sequence(x: Any, labels: Any, n: int, name: str = "y") -> list[str | None]:
-    """The labels of x, sequence number n, as a list, None where one is missing."""
-    place = f"{name}[{n}]"
-    if isinstance(labels, str) or not hasattr(labels, "__len__"):
-        kind = type(labels).__name__
-        raise InputError(place, f"expected a list of labels, got a {kind}", "pass a list")
-    n_tokens = length(x, f"X[{n}]")
-    if len(labels) != n_tokens:
-        problem = f"{len(labels)} labels for {n_tokens} tokens"
-        raise InputError(place, problem, "give every token one label, or None")
-    for t, label in enumerate(labels):
-        if label is not None and not isinstance(label, str):
-            remedy = "convert labels with str(); None stands for a missing label"
-            raise InputError(f"{place}[{t}]", f"label {label!r} is not a string", remedy)
-    return [None if label is None else str(label) for label in labels]
+    for n, (x, labels) in enumerate(zip(X, y, strict=True), first):
+        place = f"{name}[{n}]"
+        if isinstance(labels, str) or not hasattr(labels, "__len__"):
+            kind = type(labels).__name__
+            raise InputError(place, f"expected a list of labels, got a {kind}", "pass a list")
+        n_tokens = length(x, f"X[{n}]")
+        if len(labels) != n_tokens:
+            problem = f"{len(labels)} labels for {n_tokens} tokens"
+            raise InputError(place, problem, "give every token one label, or None")
+        for t, label in enumerate(labels):
+            if label is not None and not isinstance(label, str):
+                remedy = "convert labels with str(); None stands for a missing label"
+                raise InputError(f"{place}[{t}]", f"label {label!r} is not a string", remedy)
+    return [[None if label is None else str(label) for label in labels] for labels in y]
 
 
 def check_all_labelled(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:
@@ -171,7 +170,7 @@ def read_examples(
     if not any(labels_of):
         raise InputError("X", "no tokens", "pass at least one sequence with one token")
     known = classes if encoder is not None else ()
-    found = LabelEncoder().fit(labels_of).classes
+    found = {label for labels in labels_of for label in labels if label is not None}
     labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known))])
     encoder = FeatureEncoder(features).fit(X) if encoder is None else encoder.extended(X)
     if len(labels.classes) < 2:

@@ -4,7 +4,7 @@ their features."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,42 @@ MAX_TEMPLATES = 64
 LARGEST = 1e100
 """Larger dense values cannot be squared in floating point, as kernels do."""
 
+LISTS = (Sequence, np.ndarray, set, frozenset)
+"""What a token that is a list of strings may be."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Columns ``start`` to ``stop`` of a row (None: to its end), all of one ``kind``."""
+
+    kind: str
+    start: int
+    stop: int | None
+    names: tuple[str, ...] = ()
+
+
+class RowLayout:
+    """What a row consists of: categorical templates, ``dense_width`` columns, and a sparse block or none.
+
+    blocks : those of a row, in order; pad_row : the row at padded positions, up to the sparse block."""
+
+    templates: list[str]
+    dense_width: int
+    has_sparse: bool
+
+    def lay_out(self) -> None:
+        """Set ``blocks`` and ``pad_row``."""
+        P, dense = len(self.templates), self.dense_width
+        self.pad_row = np.repeat([-1.0, 0.0], [P, dense])
+        self.blocks = [Block("categorical", 0, P, tuple(self.templates))] if P else []
+        if dense:
+            self.blocks.append(Block("dense", P, P + dense))
+        if self.has_sparse:
+            self.blocks.append(Block("sparse", P + dense, None))
+
 
 @dataclass
-class Vocabulary:
+class Vocabulary(RowLayout):
     """Learned from training sequences by ``fit``.
 
     features : how a token that is a list of strings is read: 'columns' (place j is template j, every token
@@ -71,140 +104,133 @@ class Vocabulary:
         if self.features not in ("auto", "columns", "bag"):
             problem = f"{self.features!r} is not known"
             raise InputError("features", problem, "use 'auto', 'columns' or 'bag'")
-        n, first = next(not_empty(X), (0, None))
+        place, first = next(not_empty(X), ("", None))
         if first is None:
             raise InputError("X", "no tokens", "pass at least one sequence with one token")
-        self.form = form_of(first, f"X[{n}]")
+        self.form = form_of(first, place)
         if self.form == "dense":
-            self.width = self.dense_width = as_dense(first, f"X[{n}]").shape[1]
+            self.width = self.dense_width = as_dense(first, place).shape[1]
         elif self.form == "sparse":
             self.width, self.has_sparse = int(first.shape[1]), True
-            self._learn_columns(X)
+            self.learn_more(X)
         elif self.form == "strings":
             self._learn_strings(X)
         else:
             self._learn_dicts(X)
-        if not (self.templates or self.dense_width or self.has_sparse):
+        self.lay_out()
+        if not self.blocks:
             raise InputError("X", "no token has any feature", "pass at least one feature")
         return self
 
     def learn_more(self, X: Iterable[Any]) -> None:
-        """Add the values of X, whose form is known to fit, behind the known ones; templates stay."""
+        """Add the values of X behind the known ones; templates stay."""
         if self.form == "sparse":
             self._learn_columns(X)
         elif self.form != "dense":
-            self._learn_values(X)
-            if self.has_sparse:
-                self._learn_attributes(X)
+            for place, x in not_empty(X, self.form):
+                for known, column in zip(self.values, self.template_columns(x, place), strict=True):
+                    for value in column:
+                        if isinstance(value, str):
+                            known.setdefault(value, len(known))
+                for found in self.sparse_features(x, place) if self.has_sparse else ():
+                    for name in found:
+                        self.attributes.setdefault(name, len(self.attributes))
 
     def _learn_columns(self, X: Iterable[Any]) -> None:
         seen = np.zeros(self.width, dtype=bool)
         seen[self.column_array] = True
-        for n, x in not_empty(X):
-            # Sequences of another form or width are reported when they are encoded.
-            if form_of(x, f"X[{n}]") == "sparse" and x.shape[1] == self.width:
+        for _, x in not_empty(X, "sparse"):
+            if x.shape[1] == self.width:  # another width is reported when x is encoded
                 seen[as_csr(x).indices] = True
         self.column_array = np.flatnonzero(seen)
         self.columns = self.column_array.tolist()
 
     def _learn_strings(self, X: Iterable[Any]) -> None:
-        """Collect values by column for as long as tokens may be columns."""
-        widths, ordered, stray = set(), True, None
+        """Decide between columns and bags; the values of columns are collected on the way."""
+        widths: set[int] = set()
         values: list[dict[str, int]] = []
-        for n, x in not_empty(X):
+        ordered, regular = True, self.features != "bag"
+        for place, x in not_empty(X, "strings"):
             columns = columns_of(x)
-            if columns is not None and self.features != "bag" and ordered:
+            if columns is None:
+                check_strings(x, place)
+                widths.update(map(len, x))
+                ordered = ordered and not any(isinstance(token, set | frozenset) for token in x)
+            else:
                 widths.add(len(columns))
-                if len(widths) == 1:
-                    values = values or [{} for _ in columns]
-                    for known, column in zip(values, columns, strict=True):
-                        known.update(dict.fromkeys(column, 0))
-                    continue
-            for t, token in enumerate(x):
-                check_strings(token, f"X[{n}][{t}]")
-                widths.add(len(token))
-                ordered = ordered and not isinstance(token, set | frozenset)
-                if self.features == "bag" or not ordered or len(widths) > 1:
-                    values = []
-                elif not all(isinstance(value, str) for value in token):
-                    stray = stray or (token, f"X[{n}][{t}]")
-                else:
-                    values = values or [{} for _ in token]
-                    for known, value in zip(values, token, strict=True):
-                        known[value] = 0
-        if not reads_columns(self.features, widths, ordered):
-            self._learn_attributes(X)
-            return
-        self.templates = [str(p) for p in range(widths.pop())]
-        # Ids in the order in which values were seen.
-        self.values = [{value: i for i, value in enumerate(known)} for known in values]
-        if stray is not None:
-            self.check_columns(*stray)
-        if not ordered:
-            for n, x in not_empty(X):
-                for t, token in enumerate(x):
-                    self.check_columns(token, f"X[{n}][{t}]")
+            regular = regular and columns is not None and len(widths) == 1
+            if regular and columns is not None:
+                values = values or [{} for _ in columns]
+                for known, column in zip(values, columns, strict=True):
+                    known.update(dict.fromkeys(column, 0))
+        self.has_sparse = not reads_columns(self.features, widths, ordered)
+        if not self.has_sparse:
+            self.templates = [str(p) for p in range(widths.pop())]
+            # Ids in the order in which values were seen.
+            self.values = [{v: i for i, v in enumerate(known)} for known in values]
+        if self.has_sparse or not regular:
+            self.values = [{} for _ in self.templates]
+            self.learn_more(X)
+            self.has_sparse = bool(self.attributes)
 
     def _learn_dicts(self, X: Iterable[Any]) -> None:
-        keys: dict[str, None] = {}
-        for n, x in not_empty(X):
+        strings: dict[str, dict[str, int]] = {}
+        for place, x in not_empty(X, "dicts"):
             for t, token in enumerate(x):
-                check_mapping(token, place := f"X[{n}][{t}]")
-                keys.update({k: None for k, v in token.items() if isinstance(v, str)})
                 for key, value in token.items():
-                    if isinstance(value, np.ndarray) and key not in self.vectors:
-                        self.vectors[key] = vector_length(value, key, place)
+                    if isinstance(value, str):
+                        known = strings[key] if key in strings else strings.setdefault(key, {})
+                        known.setdefault(value, len(known))
+                    elif not isinstance(value, np.ndarray):
+                        for name in flatten(((key, value),), f"{place}[{t}]"):
+                            self.attributes.setdefault(name, len(self.attributes))
+                    elif key not in self.vectors:
+                        self.vectors[key] = vector_length(value, key, f"{place}[{t}]")
         self.dense_width = sum(self.vectors.values())
         # A key with both strings and vectors is a mistake, which is reported when it is encoded.
-        names = [k for k in keys if k not in self.vectors]
-        # All of them are templates or, if they are too many, none.
-        self.templates = names if len(names) <= MAX_TEMPLATES or self.features == "columns" else []
-        self.values = [{} for _ in self.templates]
-        if self.templates:
-            self._learn_values(X)
-        self._learn_attributes(X)
-
-    def _learn_values(self, X: Iterable[Any]) -> None:
-        for _, x in not_empty(X):
-            for token in x:
-                values = token if self.form == "strings" else map(token.get, self.templates)
-                for known, value in zip(self.values, values, strict=False):
-                    if isinstance(value, str):
-                        known.setdefault(value, len(known))
-
-    def _learn_attributes(self, X: Iterable[Any]) -> None:
-        for n, x in not_empty(X):
-            for t, token in enumerate(x):
-                for name in self.attributes_of(token, f"X[{n}][{t}]"):
-                    self.attributes.setdefault(name, len(self.attributes))
+        self.templates = [key for key in strings if key not in self.vectors]
+        if len(self.templates) > MAX_TEMPLATES and self.features != "columns":
+            # Too many: they are all read as sparse features.
+            self.templates, self.attributes, self.has_sparse = [], {}, True
+            self.learn_more(X)
+        self.values = [strings[key] for key in self.templates]
         self.has_sparse = bool(self.attributes)
 
-    def attributes_of(self, token: Any, place: str) -> dict[str, float]:
-        """The sparse features of a token: strings of a bag; numbers, flags, lists and dicts in a dict."""
-        if self.form != "strings":
-            vectors, templates = self.vectors, set(self.templates)
-            loose = (
-                (k, v)
-                for k, v in token.items()
-                if k not in vectors and not (k in templates and isinstance(v, str))
-            )
-            return flatten(loose, place)
-        check_strings(token, place)
-        stray = next((name for name in token if not isinstance(name, str)), None)
-        if stray is not None:
-            raise InputError(place, f"{stray!r} is not a string", "use strings throughout")
-        return dict.fromkeys(token, 1.0)
+    # -- reading -------------------------------------------------------------------------------
 
-    def check_columns(self, token: Any, place: str) -> None:
-        """InputError for a token that is not a list with one string per template."""
-        check_strings(token, place)
-        if isinstance(token, set | frozenset):
-            raise InputError(place, "a set has no columns", "pass a list, or use features='bag'")
-        if not all(isinstance(v, str) for v in token):
-            raise InputError(place, f"{token!r} is not a list of strings", "use one form throughout")
-        if len(token) != len(self.templates):
-            problem = f"{len(token)} strings, but training had {len(self.templates)}"
-            raise InputError(place, problem, "give every token equally many, or use features='bag'")
+    def template_columns(self, x: Any, place: str) -> Sequence[Sequence[Any]]:
+        """The values of all tokens under each template; InputError for a token with other columns."""
+        if self.form == "dicts":
+            return [[token.get(key) for token in x] for key in self.templates]
+        columns = columns_of(x) if self.templates else []
+        if columns is not None and len(columns) == len(self.templates):
+            return columns
+        check_strings(x, place)
+        for t, token in enumerate(x):
+            if isinstance(token, set | frozenset):
+                remedy = "pass a list, or use features='bag'"
+                raise InputError(f"{place}[{t}]", "a set has no columns", remedy)
+            if len(token) != len(self.templates):
+                problem = f"{len(token)} strings, but training had {len(self.templates)}"
+                remedy = "give every token equally many, or use features='bag'"
+                raise InputError(f"{place}[{t}]", problem, remedy)
+        return list(zip(*x, strict=True))
+
+    def sparse_features(self, x: Any, place: str) -> list[dict[str, float]]:
+        """The sparse features of each token: the strings of a bag, or what in a dict is neither a vector
+        nor the string of a template."""
+        if self.form == "dicts":
+            found, vectors, templates = [], self.vectors, set(self.templates)
+            for t, token in enumerate(x):
+                loose = [
+                    (key, value)
+                    for key, value in token.items()
+                    if not (key in templates and isinstance(value, str)) and key not in vectors
+                ]
+                found.append(flatten(loose, f"{place}[{t}]") if loose else {})
+            return found
+        check_strings(x, place)
+        return [dict.fromkeys(token, 1.0) for token in x]
 
     # -- saving --------------------------------------------------------------------------------
 
@@ -227,12 +253,13 @@ class Vocabulary:
             "vectors": vectors,
             "dense_width": state["width"] if state["form"] == "dense" else sum(vectors.values()),
         }
-        return cls(**given)
+        vocabulary = cls(**given)
+        vocabulary.lay_out()
+        return vocabulary
 
 
 def reads_columns(features: str, widths: set[int], ordered: bool) -> bool:
-    """Whether tokens with these numbers of strings are columns, not bags; ordered : none of them is a
-    set."""
+    """Whether tokens with these numbers of strings are columns, not bags; ordered : none is a set."""
     if features == "columns" and (len(widths) > 1 or widths == {0}):
         problem = f"tokens have {', '.join(map(str, sorted(widths)))} strings"
         raise InputError("X", problem, "give every token equally many, or use features='bag'")
@@ -255,14 +282,11 @@ def columns_of(x: Any) -> list[tuple[str, ...]] | None:
     return columns if all(set(map(type, c)) == {str} for c in columns) else None
 
 
-def not_empty(X: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """The sequences with tokens, and their numbers."""
+def not_empty(X: Iterable[Any], form: str = "") -> Iterator[tuple[str, Any]]:
+    """The sequences with tokens, all of one form, and what errors call them."""
     for n, x in enumerate(X):
-        if length(x, f"X[{n}]"):
-            yield n, x
-
-
-# -- forms -----------------------------------------------------------------------------------------
+        if form_of(x, place := f"X[{n}]", form):
+            yield place, x
 
 
 def length(x: Any, place: str) -> int:
@@ -272,33 +296,38 @@ def length(x: Any, place: str) -> int:
 
 
 def _not_a_sequence(x: Any, place: str) -> InputError:
-    return InputError(
-        place,
-        f"expected a sequence of tokens, got a {type(x).__name__}",
-        "pass a list of feature dicts, a list of lists of strings, or a 2-D array",
-    )
+    problem = f"expected a sequence of tokens, got a {type(x).__name__}"
+    remedy = "pass a list of feature dicts, a list of lists of strings, or a 2-D array"
+    return InputError(place, problem, remedy)
 
 
-def form_of(x: Any, place: str) -> str:
-    """'dicts', 'strings', 'dense' or 'sparse': the form of a sequence that is not empty."""
+def form_of(x: Any, place: str, expected: str = "") -> str:
+    """'dicts', 'strings', 'dense' or 'sparse': the form of a sequence, '' if it has no tokens. InputError
+    if it is not the expected one."""
+    if not length(x, place):
+        return ""
     if scipy.sparse.issparse(x):
-        if x.ndim != 2:
-            raise InputError(place, f"{x.ndim} dimensions", "pass a 2-D array, one row per token")
-        return "sparse"
-    if isinstance(x, np.ndarray) and x.dtype.kind in "fiub":
-        return "dense"
-    if isinstance(x, str) or not isinstance(x, Sequence | np.ndarray):
+        form = "sparse"
+    elif isinstance(x, np.ndarray) and x.dtype.kind in "fiub":
+        form = "dense"
+    elif isinstance(x, str) or not isinstance(x, Sequence | np.ndarray):
         raise _not_a_sequence(x, place)
-    token = x[0]
-    if isinstance(token, Mapping):
-        return "dicts"
-    if isinstance(token, Sequence | np.ndarray | set | frozenset) and not isinstance(token, str):
-        kind = next((type(v) for v in token), str)
-        return "strings" if issubclass(kind, str) else "dense"
-    problem = f"expected the features of a token, got a {type(token).__name__}"
-    raise InputError(
-        f"{place}[0]", problem, "make each token a dict, a list of strings, or a row of numbers"
-    )
+    elif isinstance(token := x[0], Mapping):
+        form = "dicts"
+    elif isinstance(token, LISTS) and not isinstance(token, str):
+        form = "strings" if issubclass(next((type(v) for v in token), str), str) else "dense"
+    else:
+        problem = f"expected the features of a token, got a {type(token).__name__}"
+        remedy = "make each token a dict, a list of strings, or a row of numbers"
+        raise InputError(f"{place}[0]", problem, remedy)
+    if expected not in ("", form):
+        problem = f"tokens are {form}, but training had {expected}"
+        raise InputError(place, problem, "use one form throughout")
+    if form == "sparse" and x.ndim != 2:
+        raise InputError(place, f"{x.ndim} dimensions", "pass a 2-D array, one row per token")
+    if form == "dicts":
+        check_dicts(x, place)
+    return form
 
 
 def as_csr(x: Any) -> Any:
@@ -319,18 +348,6 @@ def as_dense(x: Any, place: str) -> np.ndarray:
     return rows
 
 
-def check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> None:
-    """InputError for a value of rows (T, D) that cannot be squared; ``name(d)`` is the name of column d."""
-    bad, too_large = ~np.isfinite(rows), np.abs(rows) > LARGEST
-    for wrong, addition, remedy in (
-        (bad, "", "replace NaN and infinite values"),
-        (too_large, ", too large", "rescale the feature"),
-    ):
-        if wrong.any():
-            t, d = map(int, np.argwhere(wrong)[0])
-            raise InputError(f"{place}[{t}]", f"{name(d)} is {rows[t, d]}{addition}", remedy)
-
-
 def vector_length(value: np.ndarray, name: str, place: str) -> int:
     """The length of the array under ``name``, which must be a vector that is not empty."""
     if value.dtype.kind not in "fiub" or value.ndim != 1 or not len(value):
@@ -339,34 +356,25 @@ def vector_length(value: np.ndarray, name: str, place: str) -> int:
     return len(value)
 
 
-def as_vector(token: Mapping[str, Any], name: str, width: int, place: str) -> np.ndarray:
-    """(width,) the vector of a feature dict under ``name``.
-
-    A missing vector is an error and not read as zeros: most often its key is mistyped, and to a kernel
-    zeros are a place like any other."""
-    value = token.get(name)
-    if isinstance(value, np.ndarray) and vector_length(value, name, place) == width:
-        return value
-    problem = f"feature {name!r} is a {type(value).__name__}, but training had a vector"
-    if value is None:
-        problem = f"vector {name!r} is missing"
-    elif isinstance(value, np.ndarray):
-        problem = f"vector {name!r} has {len(value)} numbers, but the first in training had {width}"
-    raise InputError(place, problem, f"pass {width} numbers with every token, zeros where nothing is known")
+def check_dicts(x: Iterable[Any], place: str) -> None:
+    """InputError for a token that is not a feature dict."""
+    for t, token in enumerate(x):
+        if not isinstance(token, Mapping):
+            problem = f"expected a feature dict, got a {type(token).__name__}"
+            raise InputError(f"{place}[{t}]", problem, "use one form throughout")
+        if set(map(type, token)) - {str} and (stray := [k for k in token if not isinstance(k, str)]):
+            problem = f"feature name {stray[0]!r} is not a string"
+            raise InputError(f"{place}[{t}]", problem, "convert it with str()")
 
 
-def check_mapping(token: Any, place: str) -> None:
-    if not isinstance(token, Mapping):
-        problem = f"expected a feature dict, got a {type(token).__name__}"
-        raise InputError(place, problem, "use one form throughout")
-    stray = next((key for key in token if not isinstance(key, str)), None)
-    if stray is not None:
-        raise InputError(place, f"feature name {stray!r} is not a string", "convert it with str()")
-
-
-def check_strings(token: Any, place: str) -> None:
-    if isinstance(token, str) or not isinstance(token, Sequence | np.ndarray | set | frozenset):
-        raise InputError(place, f"{token!r} is not a list of strings", "use one form throughout")
+def check_strings(x: Iterable[Any], place: str) -> None:
+    """InputError for a token that is not a list or set of strings."""
+    for t, token in enumerate(x):
+        if isinstance(token, str) or not isinstance(token, LISTS):
+            problem = f"{token!r} is not a list of strings"
+            raise InputError(f"{place}[{t}]", problem, "use one form throughout")
+        if stray := [value for value in token if not isinstance(value, str)]:
+            raise InputError(f"{place}[{t}]", f"{stray[0]!r} is not a string", "use strings throughout")
 
 
 def flatten(items: Iterable[tuple[str, Any]], place: str, prefix: str = "") -> dict[str, float]:

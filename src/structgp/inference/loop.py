@@ -99,7 +99,7 @@ class Watch:
 def make_batches(
     rows: Sequence[np.ndarray],
     labels: Sequence[np.ndarray],
-    pad_row: Callable[[int], np.ndarray],
+    pad_row: np.ndarray,
     batch_tokens: int,
     weights: np.ndarray | None = None,
     together: Processes = ALONE,

@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 from gpytorch.kernels import Kernel
 
-from structgp.data.encode import Block
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
+from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 from structgp.gp import RANK
 from structgp.gp.kernels import RelevanceKernel, has_weights

@@ -15,9 +15,11 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from structgp.data.encode import Block, EncoderView, FeatureEncoder
+from structgp.data.batch import UNUSED
+from structgp.data.encode import EncoderView
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples, Shards
+from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 from structgp.gp import (
     Inducing,
@@ -68,7 +70,7 @@ def start_of(
     if isinstance(examples, ShardedExamples):
         kernel = sharded_kernel(plan.kernel.value, examples, amplitude)
         return Start(_posterior(Weights(kernel, (V,), basis), plan, examples), plan)
-    tokens = flat_tokens(view, [view.select(rows) for rows in examples.rows])
+    tokens = flat_tokens([view.select(rows) for rows in examples.rows])
     kernel, relaxation = choose_kernel(
         copy.deepcopy(plan.kernel.value),
         view.blocks,
@@ -112,10 +114,12 @@ def _posterior(
     return Posterior({"node": node, "next": Weights(kernel, (V, V))})
 
 
-def flat_tokens(view: EncoderView | FeatureEncoder, rows: Sequence[np.ndarray]) -> Tensor:
+def flat_tokens(rows: Sequence[np.ndarray]) -> Tensor:
     """(N, W) all tokens, one after the other; narrower rows filled up with unused places."""
-    pad_row = view.pad_row(max(r.shape[1] for r in rows))
-    wide = [np.concatenate([r, np.tile(pad_row[r.shape[1] :], (len(r), 1))], 1) for r in rows if len(r)]
+    rows = [r for r in rows if len(r)]
+    width = max(r.shape[1] for r in rows)
+    unused = [np.tile(UNUSED, (len(r), (width - r.shape[1]) // 2)) for r in rows]
+    wide = [np.concatenate(both, 1) for both in zip(rows, unused, strict=True)]
     return torch.from_numpy(np.concatenate(wide))
 
 
@@ -125,7 +129,7 @@ def edge_tokens(view: EncoderView, examples: Examples) -> Tensor:
     if not rows:
         problem = "transitions have features, and no sequence has two tokens"
         raise InputError("structure", problem, "use chain() without features, or pass longer sequences")
-    return flat_tokens(view, rows)
+    return flat_tokens(rows)
 
 
 # -- the prior -------------------------------------------------------------------------------------

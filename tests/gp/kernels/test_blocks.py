@@ -10,7 +10,8 @@ import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from structgp.data.encode import Block, FeatureEncoder
+from structgp.data.encode import FeatureEncoder
+from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 from structgp.gp.kernels import SparseLinearKernel, SparseRBFKernel, TemplateKernel, covariance, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from structgp.data.encode import Block, FeatureEncoder
+from structgp.data.encode import FeatureEncoder
+from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 from structgp.gp.kernels import RelevanceKernel, TemplateKernel, covariance, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from structgp.data.encode import Block
+from structgp.data.vocabulary import Block
 from structgp.gp.kernels import (
     RelevanceKernel,
     SparseLinearKernel,

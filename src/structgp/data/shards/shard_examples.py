@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from structgp.data.batch import Batch, by_length
+from structgp.data.batch import UNUSED, Batch, by_length
 from structgp.data.encode import FeatureEncoder, entries
 from structgp.data.examples import LabelEncoder, check_obeyed
 from structgp.data.schemes import Allowed, allowed
@@ -20,7 +20,7 @@ class ShardBatches(Sequence[Batch]):
     """Padded batches, read from the shards one at a time.
 
     The sequences of a shard are sorted by length, and a batch holds neighbours, so that there is little
-    padding. Memory is that of one batch, and three numbers per batch. ``counts`` : the number of
+    padding. Memory is that of one batch, and four numbers per batch. ``counts`` : the number of
     sequences per batch."""
 
     on_disk = True
@@ -30,9 +30,8 @@ class ShardBatches(Sequence[Batch]):
         places: list[tuple[int, int, int]] = []
         for k in range(shards.n_shards):
             lengths = np.diff(shards.array(part(k, "starts"))[:, 0]).tolist()
-            found = by_length(lengths, batch_tokens)
-            places += [(k, index[0], index[-1] + 1) for index in found]
-        self._places = np.array(places, dtype=np.int64).reshape(-1, 3)
+            places += [(k, index[0], index[-1] + 1) for index in by_length(lengths, batch_tokens)]
+        self._places, self.counts = places, [end - begin for _, begin, end in places]
         self._last: tuple[int, Batch] | None = None
         self._device = "cpu"
 
@@ -41,10 +40,6 @@ class ShardBatches(Sequence[Batch]):
         other = copy.copy(self)
         other._last, other._device = None, device
         return other
-
-    @property
-    def counts(self) -> list[int]:
-        return (self._places[:, 2] - self._places[:, 1]).tolist()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -59,15 +54,13 @@ class ShardBatches(Sequence[Batch]):
         i = range(len(self))[i]
         if self._last is None or self._last[0] != i:
             self._last = None
-            self._last = i, self._read(*self._places[i].tolist()).to(self._device)
+            self._last = i, self._read(*self._places[i]).to(self._device)
         return self._last[1]
 
     def _read(self, k: int, begin: int, end: int) -> Batch:
         shards, array = self.shards, self.shards.array
         starts = np.array(array(part(k, "starts"))[begin : end + 1])
         tokens = slice(int(starts[0, 0]), int(starts[-1, 0]))
-        lengths = np.diff(starts[:, 0])
-        mask = np.arange(lengths.max()) < lengths[:, None]
         rows = []
         if shards.has(part(k, "values")):
             rows.append(array(part(k, "values"))[tokens].astype(np.float64))
@@ -76,10 +69,12 @@ class ShardBatches(Sequence[Batch]):
             counts = np.array(array(part(k, "sparse_counts"))[tokens])
             found = array(part(k, "sparse_ids"))[sparse], array(part(k, "sparse_values"))[sparse]
             rows.append(entries(counts, *found))
-        tokens_rows = np.concatenate(rows, 1)
-        x = np.tile(shards.encoder.pad_row(tokens_rows.shape[1]), (*mask.shape, 1))
+        lengths, flat, pad_row = np.diff(starts[:, 0]), np.concatenate(rows, 1), shards.encoder.pad_row
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        unused = np.tile(UNUSED, (flat.shape[1] - len(pad_row)) // 2)
+        x = np.tile(np.concatenate([pad_row, unused]), (*mask.shape, 1))
         y = np.zeros(mask.shape, dtype=np.int64)
-        x[mask], y[mask] = tokens_rows, array(part(k, "labels"))[tokens]
+        x[mask], y[mask] = flat, array(part(k, "labels"))[tokens]
         numbers = np.array(array(part(k, "numbers"))[begin:end])
         return Batch(*(torch.from_numpy(found) for found in (x, y, mask, numbers)))
 

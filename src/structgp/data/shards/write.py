@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from structgp.data.batch import MISSING
 from structgp.data.encode import FeatureEncoder
-from structgp.data.examples import check_sequence, only_one_class
+from structgp.data.examples import UNSEEN, LabelEncoder, check_labels, only_one_class
 from structgp.data.shards.folder import ENCODER, MANIFEST, Folder, Shards, ours, part, read
 from structgp.errors import InputError, StructgpWarning
 
@@ -70,7 +69,8 @@ def write(
     if stream.left_out:
         message = f"{stream.left_out} of {stream.length} sequences have no label at all and are left out"
         warnings.warn(message, StructgpWarning, stacklevel=2)
-    _Writer(Folder(path), encoder, labels, shard_tokens, name).write(stream, source)
+    about = {"source": source, "n_given": stream.length, "classes": labels}
+    _Writer(Folder(path), encoder, about, name).write(stream, shard_tokens)
     return read(path)
 
 
@@ -118,7 +118,7 @@ class _Stream:
             if not isinstance(both, Sequence) or isinstance(both, str) or len(both) != 2:
                 raise InputError(f"{self.name}[{n}]", "not tokens and labels", "pass tuples (x, y)")
             x, y = both
-            labels = check_sequence(x, y, n)
+            (labels,) = check_labels([x], [y], first=n)
             known = {label for label in labels if label is not None}
             self.found |= known
             self.has_tokens = self.has_tokens or bool(labels)
@@ -139,64 +139,37 @@ class _Sequence:
     sparse: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-@dataclass
 class _Writer:
-    folder: Folder
-    encoder: FeatureEncoder
-    classes: list[str]
-    shard_tokens: int
-    name: str
-    shards: list[dict[str, int]] = field(default_factory=list)
+    """Fills a folder shard by shard. about : what the manifest will say of the data."""
 
-    def write(self, stream: _Stream, source: str) -> None:
-        encoder, length = self.encoder, stream.length
-        counts = [np.zeros(max(1, len(known)), dtype=np.int64) for known in encoder.values]
-        labels_seen = np.zeros(len(self.classes), dtype=np.int64)
-        index: dict[str | None, int] = {label: v for v, label in enumerate(self.classes)}
-        index[None] = MISSING
-        buffer: list[_Sequence] = []
-        held, squares, lengths_squared, missing = 0, 0.0, 0, False
+    def __init__(self, folder: Folder, encoder: FeatureEncoder, about: dict[str, Any], name: str) -> None:
+        self.folder, self.encoder, self.name = folder, encoder, name
+        self.value_counts = [np.zeros(max(1, len(known)), dtype=np.int64) for known in encoder.values]
+        self.label_counts = np.zeros(len(about["classes"]), dtype=np.int64)
+        sums = dict.fromkeys(("n_sequences", "n_tokens", "lengths_squared", "sparse_squares"), 0)
+        self.about: dict[str, Any] = {**about, **sums, "some_missing": False, "shards": []}
+
+    def write(self, stream: _Stream, shard_tokens: int) -> None:
+        labels_of, buffer, held = LabelEncoder(self.about["classes"]), [], 0
         for n, (x, labels) in enumerate(stream.labelled()):
             if not labels:
                 continue
-            try:
-                y = np.array([index[label] for label in labels], dtype=np.int32)
-            except KeyError:
-                raise self._changed() from None
-            one = self._encoded(n, x, y)
-            for j, known in enumerate(counts):
-                column = one.rows[:, j]
-                np.add.at(known, column[column >= 0], 1)
-            labels_seen += np.bincount(y[y >= 0], minlength=len(labels_seen))
-            missing = missing or bool((y < 0).any())
-            squares += float(np.square(one.sparse[2]).sum())
-            lengths_squared += len(y) ** 2
-            buffer.append(one)
+            (y,) = labels_of.transform([labels])
+            if (y == UNSEEN).any():
+                raise self._changed()
+            buffer.append(self._encoded(n, x, y.astype(np.int32)))
             held += len(y)
-            if held >= self.shard_tokens:
+            if held >= shard_tokens:
                 self._flush(buffer)
                 buffer, held = [], 0
         if buffer:
             self._flush(buffer)
-        if stream.length != length:
+        if stream.length != self.about["n_given"]:
             raise self._changed()
-        for j, known in enumerate(counts):
+        for j, known in enumerate(self.value_counts):
             self.folder.save(f"counts-{j}", known)
-        self.folder.put(ENCODER, json.dumps(encoder.to_json()).encode())
-        self.folder.finish(
-            {
-                "source": source,
-                "n_sequences": sum(shard["n_sequences"] for shard in self.shards),
-                "n_tokens": sum(shard["n_tokens"] for shard in self.shards),
-                "n_given": length,
-                "classes": self.classes,
-                "label_counts": labels_seen.tolist(),
-                "some_missing": missing,
-                "lengths_squared": lengths_squared,
-                "sparse_squares": squares,
-                "shards": self.shards,
-            }
-        )
+        self.folder.put(ENCODER, json.dumps(self.encoder.to_json()).encode())
+        self.folder.finish({**self.about, "label_counts": self.label_counts.tolist()})
 
     def _encoded(self, n: int, x: Any, y: np.ndarray) -> _Sequence:
         found, P = self.encoder.encode(x, f"X[{n}]"), len(self.encoder.templates)
@@ -210,22 +183,31 @@ class _Writer:
 
     def _flush(self, buffer: list[_Sequence]) -> None:
         """Write one shard, sorted by length; sequences of one length keep their order."""
-        k, some = len(self.shards), sorted(buffer, key=lambda one: len(one.labels))
+        some, about = sorted(buffer, key=lambda one: len(one.labels)), self.about
         sizes = [(len(one.labels), len(one.sparse[1])) for one in some]
-        starts = np.concatenate([np.zeros((1, 2), dtype=np.int64), np.cumsum(sizes, 0)])
+        labels = np.concatenate([one.labels for one in some])
         arrays = {
-            "starts": starts,
+            "starts": np.concatenate([np.zeros((1, 2), dtype=np.int64), np.cumsum(sizes, 0)]),
             "numbers": np.array([one.number for one in some], dtype=np.int64),
-            "labels": np.concatenate([one.labels for one in some]),
+            "labels": labels,
         }
         if self.encoder.templates:
             arrays["values"] = np.concatenate([one.rows for one in some])
+            for known, column in zip(self.value_counts, arrays["values"].T, strict=True):
+                known += np.bincount(column[column >= 0], minlength=len(known))
         if self.encoder.has_sparse:
             for j, kind in enumerate(("sparse_counts", "sparse_ids", "sparse_values")):
                 arrays[kind] = np.concatenate([one.sparse[j] for one in some])
         for kind, array in arrays.items():
-            self.folder.save(part(k, kind), array)
-        self.shards.append({"n_sequences": len(some), "n_tokens": int(starts[-1, 0])})
+            self.folder.save(part(len(about["shards"]), kind), array)
+        self.label_counts += np.bincount(labels[labels >= 0], minlength=len(self.label_counts))
+        about["some_missing"] |= bool((labels < 0).any())
+        about["shards"].append({"n_sequences": len(some), "n_tokens": len(labels)})
+        about["n_sequences"] += len(some)
+        about["n_tokens"] += len(labels)
+        for one in buffer:
+            about["lengths_squared"] += len(one.labels) ** 2
+            about["sparse_squares"] += float(np.square(one.sparse[2]).sum())
 
     def _changed(self) -> InputError:
         remedy = "pass the same ones each time, and do not change files while they are read"

@@ -11,10 +11,10 @@ beside them, an :class:`AttributeReader` CRFsuite's labels and attributes."""
 
 from structgp.data.sources.attributes import iter_attributes
 from structgp.data.sources.columns import iter_columns, read_columns, write_columns
+from structgp.data.sources.lines import FileSequence
 from structgp.data.sources.readers import (
     AttributeReader,
     ColumnReader,
-    FileSequence,
     Labelled,
     Reader,
     Stream,

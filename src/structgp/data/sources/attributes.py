@@ -13,28 +13,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from structgp.data.sources.lines import Source, iter_sequences, name_of, parse_number
+from structgp.data.sources.lines import FileSequence, Source, iter_sequences, name_of, parse_number
 from structgp.errors import InputError
 
 # An escaped colon or backslash, a colon, or text without either.
 _PIECE = re.compile(r"\\[:\\]|:|[^:\\]+|\\")
 
 
-@dataclass(frozen=True)
-class AttributeSequence:
-    """One sequence: a label and a dict from attribute to value per token, and the line of the first one in
-    the file, counted from 1."""
-
-    labels: list[str]
-    tokens: list[dict[str, float]]
-    line: int
-
-
 def iter_attributes(
     source: Source, *, encoding: str = "utf-8", name: str | None = None
-) -> Iterator[AttributeSequence]:
+) -> Iterator[FileSequence]:
     """Read sequences one by one, each as soon as the blank line after it has been read.
 
     Arguments are those of :func:`structgp.data.sources.iter_columns`. Values of an attribute that a
@@ -51,12 +40,11 @@ def iter_attributes(
     [{'w=two': 1.0}, {'w=eggs': 1.0, 'length': 4.0}]
     """
     place = name_of(source) if name is None else name
-
-    def parse(line: str, number: int) -> tuple[str, dict[str, float]]:
-        return _parse(line, f"{place}:{number}")
-
-    for found, line in iter_sequences(source, parse, encoding, place):
-        yield AttributeSequence([label for label, _ in found], [token for _, token in found], line)
+    found = iter_sequences(source, lambda line, n: _parse(line, f"{place}:{n}"), encoding, place)
+    for pairs, line in found:
+        labels, tokens = map(list, zip(*pairs, strict=True))
+        words = [next(iter(token), "") for token in tokens]
+        yield FileSequence([()] * len(tokens), tokens, words, labels, place, line)
 
 
 def format_attributes(labels: Sequence[str], tokens: Sequence[Mapping[str, float]]) -> str:

@@ -11,7 +11,8 @@ import errno
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
 from structgp.data.vocabulary import LARGEST
@@ -29,6 +30,22 @@ _CANNOT_OPEN = {
     errno.EACCES: "ask for the right to read it",
     errno.EPERM: "ask for the right to read it",
 }
+
+
+@dataclass(frozen=True)
+class FileSequence:
+    """One sequence of a file.
+
+    cells : its columns as written, the label included (CRFsuite's files: no cells); tokens : its features;
+    words : the text to show for each token; labels : as written, None if the file has no labels;
+    name, line : where it starts."""
+
+    cells: Sequence[Sequence[str]]
+    tokens: list[Any]
+    words: list[str]
+    labels: list[str] | None
+    name: str
+    line: int
 
 
 def iter_sequences(

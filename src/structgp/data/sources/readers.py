@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from structgp.data.sources.attributes import format_attributes, iter_attributes
 from structgp.data.sources.columns import ColumnFile, format_sequence, iter_columns
-from structgp.data.sources.lines import Source, digest_of_file, name_of, read_all
+from structgp.data.sources.lines import FileSequence, Source, digest_of_file, name_of, read_all
 from structgp.data.sources.templates import Template, columns_that_exist
 from structgp.data.sources.vectors import ColumnVectors, NumericColumns, WordVectors
 from structgp.errors import InputError
@@ -30,22 +30,6 @@ class Labelled:
     name: str
     X: list[Any]
     y: list[list[str | None]]
-
-
-@dataclass(frozen=True)
-class FileSequence:
-    """One sequence of a file.
-
-    cells : its columns as written, the label included (CRFsuite's files: no cells); tokens : its features;
-    words : the text to show for each token; labels : as written, None if the file has no labels;
-    name, line : where it starts."""
-
-    cells: Sequence[Sequence[str]]
-    tokens: list[Any]
-    words: list[str]
-    labels: list[str] | None
-    name: str
-    line: int
 
 
 class Reader(ABC):
@@ -202,11 +186,7 @@ class AttributeReader(Reader):
     def sequences(
         self, source: Any, *, encoding: str = "utf-8", name: str | None = None
     ) -> Iterator[FileSequence]:
-        name = name_of(source) if name is None else name
-        for found in iter_attributes(source, encoding=encoding, name=name):
-            cells: list[tuple[str, ...]] = [()] * len(found.tokens)
-            words = [next(iter(token), "") for token in found.tokens]
-            yield FileSequence(cells, found.tokens, words, found.labels, name, found.line)
+        return iter_attributes(source, encoding=encoding, name=name)
 
     def with_labels(self, sequence: FileSequence, labels: Sequence[str]) -> str:
         return format_attributes(labels, sequence.tokens)

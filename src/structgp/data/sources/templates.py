@@ -40,14 +40,10 @@ _STRAY = re.compile(r"%[^%\]]{0,30}\]?")
 class TemplateLine:
     """One line that makes a feature.
 
-    id : the text before the first ``:``, or the whole line without one; ``U00``. source : the line as
-    written.
-    line : its number in the file, from 1. prefix : the literal text that comes before the feature, up to
-    the first ``:`` or the first macro; ``U00:``. pattern : what follows, with ``%s`` for each macro;
-    ``%s/%s``.
-    macros : in order."""
+    source : the line as written. line : its number in the file, from 1. prefix : the literal text that
+    comes before the feature, up to the first ``:`` or the first macro; ``U00:``. pattern : what follows,
+    with ``%s`` for each macro; ``%s/%s``. macros : in order."""
 
-    id: str
     source: str
     line: int
     prefix: str
@@ -98,8 +94,8 @@ class Template:
                 raise InputError(place, f"the line starts with {kind!r}", f"start it with {rules.starts}")
             literals, macros = rules.split(line, place)
             head, colon, tail = literals[0].partition(":")
-            pattern, name_of_line = "%s".join([tail, *literals[1:]]), line.partition(":")[0]
-            made = TemplateLine(name_of_line, line, number, head + colon, pattern, tuple(macros))
+            pattern = "%s".join([tail, *literals[1:]])
+            made = TemplateLine(line, number, head + colon, pattern, tuple(macros))
             if kind not in "Bb":
                 unigrams.append(made)
             if kind in "Bb*":
@@ -175,8 +171,7 @@ def _macro(found: re.Match[str], place: str) -> Command:
 
 class _Dialect(NamedTuple):
     """How lines are read. strip : what counts of a line; command, read : what stands for a cell; noun,
-    remedy
-    : for errors about it; letters : what a line may start with."""
+    remedy : for errors about it; letters : what a line may start with."""
 
     strip: Callable[[str], str]
     command: re.Pattern[str]

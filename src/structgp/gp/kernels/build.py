@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import ConstantKernel, Kernel, LinearKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from structgp.data.encode import Block
+from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 from structgp.gp.kernels.block_sum import BlockSumKernel, covariance
 from structgp.gp.kernels.relevance import SELDOM, RelevanceKernel
