@@ -280,12 +280,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
                 assert isinstance(examples, Examples)
                 start = start_from(plan, before, examples)
             fit = Fit(options, examples, start, generator, **extras)
-            if logger.isEnabledFor(logging.INFO):
-                for line in plan_lines(start.plan.to_json()):
-                    logger.info(line)
+            heard = logger.isEnabledFor(logging.INFO)
+            for line in plan_lines(start.plan.to_json()) if heard else ():
+                logger.info(line)
             self._fitting = fit
             try:
-                self.model_, self.training_log_ = fit.run(report)
+                self.model_, self.training_log_ = fit.run(report if heard else callback)
             finally:
                 del self._fitting
         self.classes_ = np.array(examples.labels.classes)

@@ -134,10 +134,12 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
 
 
 def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, Any]:
-    """The structure and what follows from it, as fields of a plan: templates, what each of them sees of a
-    token, the sd of transitions, the structure that answers. A transition sd of 0 leaves transitions out."""
+    """The structure and what follows from it, as fields of a plan. A transition sd of 0 leaves transitions
+    out."""
     structure, sd = choices.structure_of(options, examples), float(options.prior.transition_sd)
-    spec, is_custom = structure.value.spec, isinstance(options.structure, Custom)
+    spec, predictor = structure.value.spec, None  # the chain itself answers
+    if isinstance(options.structure, Custom) or type(structure.value) is not Chain:
+        predictor = choices.predictor_of(options, structure.value)
     if sd == 0 and spec.next is not None and not spec.next.is_constant:
         problem = f"0 leaves transitions out, and {spec} gives them features"
         raise InputError("transition_sd", problem, "use a transition_sd above 0, or chain(order=0)")
@@ -153,10 +155,7 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
         "spec": spec,
         "split": split,
         "transition_sd": 0.0 if spec.next is None else sd,
-        # The chain itself answers.
-        "predictor": choices.predictor_of(options, structure.value)
-        if is_custom or type(structure.value) is not Chain
-        else None,
+        "predictor": predictor,
     }
 
 
