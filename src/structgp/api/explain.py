@@ -64,9 +64,9 @@ class Explanation:
     mean.
 
     features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided most
-    of ``left`` and ``right``, None at the ends. witnesses : training tokens, or inducing inputs, those for
-    the label first, those against it last. Over all inducing inputs they sum up to ``unary``; over training
-    tokens only roughly, since p_n is an average over draws.
+    of ``left`` and ``right``, None at the ends and where there are no transitions. witnesses : training
+    tokens, or inducing inputs, those for the label first, those against it last. Over all inducing inputs
+    they sum up to ``unary``; over training tokens only roughly, since p_n is an average over draws.
     """
 
     label: str
@@ -137,10 +137,11 @@ def explain(
     last = Chain(spec=fitted.spec).marginals(here.f, here.g, here.mask)[0, 0, t]
     left = float((last[a] / last[b]).log()) - unary
     before = after = None
-    if t > 0:
+    linked = fitted.constraints is not None or not fitted.posterior["next"].is_silent
+    if linked and t > 0:
         beside = (node[t - 1, :, None] * step[t - 1]).T
         before = _transition(fitted, rows[0][t], beside, a, b, after=False)
-    if t + 1 < T:
+    if linked and t + 1 < T:
         after = _transition(fitted, rows[0][t + 1], step[t], a, b, after=True)
     row = fitted.split.node.select(torch.from_numpy(rows[0][t : t + 1]))
     return Explanation(

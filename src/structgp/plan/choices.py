@@ -28,14 +28,15 @@ from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
 from structgp.structures import (
     BlackBox,
     Chain,
+    Custom,
     Differences,
     Piecewise,
     Rules,
     Spec,
     Structure,
     as_structure,
+    choose,
 )
-from structgp.structures.choose import Custom
 
 T = TypeVar("T")
 
@@ -83,7 +84,8 @@ def shown(value: Any) -> Any:
     if isinstance(value, Differences):
         return repr(value.inner)
     if type(value) in (Chain, Piecewise):
-        return repr(value.spec)
+        names = [name for name, spec in choose.NAMED.items() if spec == value.spec]
+        return names[0] if names else repr(value.spec)
     if isinstance(value, Family):
         return type(value).__name__.lower()
     named = getattr(value, "name", None)

@@ -106,15 +106,13 @@ Family: TypeAlias = Weights | Inducing | Mixture
 FAMILIES: dict[str, Family] = {"weights": Weights(), "inducing": Inducing()}
 
 
-@dataclass(frozen=True)
-class Options:
-    """All parameters of the estimator, see :class:`structgp.StructuredGPClassifier`, and what their names
-    stand for: family and optimizer, None where they are left open; preset, one of the paper's or None;
-    learns_kernel; torch_device. InputError for the first parameter that is not possible."""
+@dataclass(eq=False, repr=False)
+class Parameters:
+    """The parameters of :class:`structgp.StructuredGPClassifier`, which says what they mean."""
 
     structure: Any = "chain"
     kernel: KernelChoice = "auto"
-    prior: Prior = field(default_factory=Prior)
+    prior: Prior = Prior()
     posterior: str | Family = "auto"
     inference: str | Optimizer = "auto"
     features: str = "auto"
@@ -126,6 +124,14 @@ class Options:
     random_state: int = 0
     warm_start: bool = False
     verbose: bool = False
+
+
+@dataclass
+class Options(Parameters):
+    """Parameters, checked, and what their names stand for: family and optimizer, None where they are left
+    open; preset, one of the paper's or None; learns_kernel; torch_device. InputError for the first
+    parameter that is not possible."""
+
     family: Family | None = field(init=False)
     optimizer: Optimizer | None = field(init=False)
     preset: Preset | None = field(init=False)
@@ -141,14 +147,14 @@ class Options:
         if self.class_weight is not None:
             check_class_weight(self.class_weight)
         name = self.inference if isinstance(self.inference, str) else ""
-        preset, learn = PRESETS.get(name), self.prior.learn_kernel
-        vars(self).update(
-            family=FAMILIES.get(self.posterior) if isinstance(self.posterior, str) else self.posterior,
-            optimizer=(preset.optimizer if preset else NAMED.get(name)) if name else self.inference,
-            preset=preset,
-            learns_kernel=preset is None if learn == "auto" else bool(learn),
-            torch_device=self.device if self.device == "cpu" else device_of(self.device),
-        )
+        self.family = FAMILIES.get(self.posterior) if isinstance(self.posterior, str) else self.posterior
+        self.preset = PRESETS.get(name)
+        self.optimizer = NAMED.get(name) if isinstance(self.inference, str) else self.inference
+        if self.preset is not None:
+            self.optimizer = self.preset.optimizer
+        learn = self.prior.learn_kernel
+        self.learns_kernel = self.preset is None if learn == "auto" else bool(learn)
+        self.torch_device = self.device if self.device == "cpu" else device_of(self.device)
 
 
 # -- checks ----------------------------------------------------------------------------------------
