@@ -81,10 +81,6 @@ def _best(asked: Asked, n: int) -> list[list[float]]:
     return [[math.exp(value) for _, value in found] for found in asked.n_best(n)]
 
 
-def _least_confidence(asked: Asked) -> np.ndarray:
-    return np.array([1 - p[0] for p in _best(asked, 1)])
-
-
 def _margin(asked: Asked) -> np.ndarray:
     return np.array([1 - (p[0] - p[1]) for p in ([*found, 0.0] for found in _best(asked, 2))])
 
@@ -97,18 +93,14 @@ def _n_best_entropy(asked: Asked) -> np.ndarray:
     return np.array(scores)
 
 
-def _token_entropy(asked: Asked) -> np.ndarray:
-    return np.array([float(parts[:, 0].sum()) for parts in asked.token_uncertainty()])
-
-
 def _bald(asked: Asked) -> np.ndarray:
     return np.array([float((p[:, 0] - p[:, 1]).sum()) for p in asked.token_uncertainty()])
 
 
 STRATEGIES: dict[str, Scores] = {
-    "least-confidence": _least_confidence,
+    "least-confidence": lambda asked: np.array([1 - p[0] for p in _best(asked, 1)]),
     "margin": _margin,
-    "token-entropy": _token_entropy,
+    "token-entropy": lambda asked: np.array([float(u[:, 0].sum()) for u in asked.token_uncertainty()]),
     "n-best-entropy": _n_best_entropy,
     "bald": _bald,
 }

@@ -191,6 +191,9 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
             examples = read_examples(X, y, **given, **known)
             plan = resolve(options, examples, together)
             if before is not None and not can_go_on(plan, before, examples):
+                message = "warm_start: the earlier fit had other labels, other columns or another kind of "
+                message += "posterior; this one starts from the prior"
+                warnings.warn(message, StructgpWarning, stacklevel=2)
                 before, examples = None, read_examples(X, y, **given)
                 plan = resolve(options, examples, together)
         if together.size > 1:

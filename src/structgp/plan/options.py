@@ -228,26 +228,19 @@ def _check_fields(owner: Any) -> None:
             plain = bool(value) if isinstance(value, np.bool_) else value
             # 1 == True: numbers are not choices.
             if not any(plain is k or (isinstance(k, str) and plain == k) for k in known):
-                raise InputError(
-                    name, f"{value!r} is not known", f"use one of {', '.join(map(str, known))}"
-                )
+                remedy = f"use one of {', '.join(map(str, known))}"
+                raise InputError(name, f"{value!r} is not known", remedy)
         if is_optimizer and isinstance(value, int | float) and not isinstance(value, bool):
             zero = name in MAY_BE_ZERO or name.endswith("tolerance")
             if not (value >= 0 if zero else value > 0):
                 problem = f"{type(owner).__name__}({name}={value!r})"
-                raise InputError(
-                    "inference", problem, f"use a number {'of at least' if zero else 'above'} 0"
-                )
-    if isinstance(owner, Inducing | Mixture):
-        _check_inducing(owner)
-
-
-def _check_inducing(family: Inducing | Mixture) -> None:
-    if family.rank is not None and family.covariance != "low-rank":
-        problem = f"{family.rank} is given beside covariance={family.covariance!r}"
+                remedy = f"use a number {'of at least' if zero else 'above'} 0"
+                raise InputError("inference", problem, remedy)
+    if isinstance(owner, Inducing | Mixture) and owner.rank is not None and owner.covariance != "low-rank":
+        problem = f"{owner.rank} is given beside covariance={owner.covariance!r}"
         raise InputError("rank", problem, "use covariance='low-rank', or leave it out")
-    if isinstance(family, Mixture) and family.entropy == "exact" and family.n_components > 1:
-        problem = f"'exact' has no closed form with {family.n_components} components"
+    if isinstance(owner, Mixture) and owner.entropy == "exact" and owner.n_components > 1:
+        problem = f"'exact' has no closed form with {owner.n_components} components"
         raise InputError("entropy", problem, "use 'bhattacharyya' or 'jensen'")
 
 
@@ -275,11 +268,8 @@ def device_of(name: Any) -> str:
     try:
         torch.empty(0, device=torch.device(str(name)))
     except (RuntimeError, TypeError, AssertionError):
-        problem, remedy = (
-            f"{name!r} cannot be used here",
-            "use 'auto', 'cpu', or 'cuda' where there is a GPU",
-        )
-        raise InputError("device", problem, remedy) from None
+        remedy = "use 'auto', 'cpu', or 'cuda' where there is a GPU"
+        raise InputError("device", f"{name!r} cannot be used here", remedy) from None
     return str(name)
 
 
