@@ -27,7 +27,7 @@ from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem
 from structgp.inference.loop import make_batches
 from structgp.paper import Saga
-from structgp.plan.optimizers import ESTIMATORS, PRESETS
+from structgp.plan.options import ESTIMATORS, PRESETS
 from structgp.plan.start import flat_tokens, pick_inducing
 from structgp.structures import Chain, Piecewise, Structure
 

@@ -19,8 +19,16 @@ from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import History, train
 from structgp.paper import LbfgsBlocks, MixtureFit, Saga
 from structgp.plan.choices import gradient_of, learns_on_bound, optimizer_of
-from structgp.plan.optimizers import ESTIMATORS, GRADIENTS, INFERENCE, NAMED, PRESETS
-from structgp.plan.options import Inducing, Mixture, Options
+from structgp.plan.options import (
+    ESTIMATORS,
+    GRADIENTS,
+    INFERENCE,
+    NAMED,
+    PRESETS,
+    Inducing,
+    Mixture,
+    Options,
+)
 from structgp.structures import BlackBox, Chain, Piecewise, Structure
 
 V = 3

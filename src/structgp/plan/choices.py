@@ -23,8 +23,7 @@ from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer,
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.minibatch import MANY_TOKENS
 from structgp.paper import LbfgsBlocks, MixtureFit, Preset
-from structgp.plan.optimizers import ESTIMATORS, NAMED
-from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
+from structgp.plan.options import ESTIMATORS, NAMED, Family, Inducing, Mixture, Options, Weights
 from structgp.structures import (
     BlackBox,
     Chain,

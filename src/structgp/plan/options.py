@@ -1,4 +1,4 @@
-"""The parameters of a fit as plain data: option objects, their checks, and their JSON.
+"""The parameters of a fit as plain data: optimisers by name, option objects, their checks, and their JSON.
 
 Checks here need no data; ``resolve`` decides what depends on the data."""
 
@@ -16,10 +16,40 @@ import torch
 from structgp.errors import InputError
 from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import Adam, Minibatch, Natural, Optimizer, SecondOrder
-from structgp.paper import PRESETS, Preset
-from structgp.plan.optimizers import GRADIENTS, INFERENCE, NAMED
+from structgp.inference.estimators import Estimator, Pathwise, PathwiseSurrogate, Surrogate
+from structgp.paper import PRESETS, LbfgsBlocks, Preset, Saga, Score
 from structgp.structures import Spec, Structure
 from structgp.structures.choose import Custom
+
+ESTIMATORS: dict[str, Estimator] = {
+    e.name: e
+    for e in (
+        Pathwise(),
+        PathwiseSurrogate(),
+        Score("score", "iid", "none"),
+        Score("control-variate", "iid", "control-variate"),
+        Score("leave-one-out", "iid", "mean"),
+        Score("antithetic-orthogonal", "orthogonal", "mean"),
+        Score("sobol", "sobol", "mean"),
+        Surrogate("surrogate-piecewise", "piecewise", uses_memory=False),
+        Surrogate("surrogate-quadratic", None, uses_memory=True),
+        Surrogate("surrogate", "composite", uses_memory=True),
+    )
+}
+"""Gradient estimators by name."""
+
+NAMED: dict[str, Optimizer] = {
+    "second-order": SecondOrder(learn_scales="auto"),
+    "minibatch": Minibatch(learn_scales="auto"),
+    "natural": Natural(learn_scales="auto"),
+    "adam": Adam(learn_scales="auto"),
+    "saga": Saga(
+        mean_step=None, covariance_step=None, node_steps=None, transition_steps=None, learn_scales="auto"
+    ),
+    "lbfgs": LbfgsBlocks(learn_scales="auto"),
+}
+INFERENCE = ("auto", *NAMED, *PRESETS)
+GRADIENTS = ("auto", *ESTIMATORS)
 
 
 @dataclass(frozen=True)
@@ -200,14 +230,7 @@ _WORDS = {
 }
 """What a field must be, and what to use in its place."""
 
-MAY_BE_ZERO = (
-    "max_seconds",
-    "reductions",
-    "learning_rounds",
-    "node_steps",
-    "transition_steps",
-    "hyper_steps",
-)
+MAY_BE_0 = {"max_seconds", "reductions", "learning_rounds", "node_steps", "transition_steps", "hyper_steps"}
 """Numbers of an optimiser that may be 0, beside its tolerances."""
 
 
@@ -231,7 +254,7 @@ def _check_fields(owner: Any) -> None:
                 remedy = f"use one of {', '.join(map(str, known))}"
                 raise InputError(name, f"{value!r} is not known", remedy)
         if is_optimizer and isinstance(value, int | float) and not isinstance(value, bool):
-            zero = name in MAY_BE_ZERO or name.endswith("tolerance")
+            zero = name in MAY_BE_0 or name.endswith("tolerance")
             if not (value >= 0 if zero else value > 0):
                 problem = f"{type(owner).__name__}({name}={value!r})"
                 remedy = f"use a number {'of at least' if zero else 'above'} 0"
