@@ -59,7 +59,7 @@ def carried_over(model: Model, examples: Examples) -> Posterior:
     split, V, N = FeatureSplit(examples.encoder, model.spec), old.n_scores, examples.n_labels
     places = column_places(model.encoder, examples.encoder)
     moved = None if places is None else torch.from_numpy(places)
-    tokens = flat_tokens(split.node, examples.rows)
+    tokens = flat_tokens(split.node, [split.node.select(rows) for rows in examples.rows])
     kernel, place = grown(old.kernel, _sizes(split.node), tokens, moved)
     node = Weights(kernel, (N,), _extended_basis(old.basis, N))
     _copy(old, node, (torch.arange(old.n_functions)[:, None], place))

@@ -72,7 +72,8 @@ def start_of(
         kernel = sharded_kernel(plan.kernel.value, examples, amplitude)
     else:
         view, choice = plan.split.node, copy.deepcopy(plan.kernel.value)
-        kernel = build_kernel(choice, view.blocks, flat_tokens(view, examples.rows), amplitude)
+        tokens = flat_tokens(view, [view.select(rows) for rows in examples.rows])
+        kernel = build_kernel(choice, view.blocks, tokens, amplitude)
     node = Weights(kernel.requires_grad_(False), (examples.n_labels,), basis)
     return Start(_posterior(node, plan, examples), plan)
 
@@ -88,7 +89,7 @@ def _inducing_start(
     """The posterior over values at inducing inputs, with the kernel's shape learned, and its scales by a
     pilot if the fit learns them."""
     view, choice, relaxation = plan.split.node, copy.deepcopy(plan.kernel.value), None
-    tokens = flat_tokens(view, examples.rows)
+    tokens = flat_tokens(view, [view.select(rows) for rows in examples.rows])
     kernel = build_kernel(choice, view.blocks, tokens, amplitude)
     if options.learns_kernel:
         kernel, relaxation = learn_kernel(kernel, tokens, examples.y, plan.on_bound, generator)
@@ -128,9 +129,7 @@ def _posterior(
 
 
 def flat_tokens(view: EncoderView | FeatureEncoder, rows: Sequence[np.ndarray]) -> Tensor:
-    """(N, W) what the view sees of all tokens, one after the other; narrower rows filled up with unused
-    places."""
-    rows = [view.select(r) for r in rows]
+    """(N, W) all tokens, one after the other; narrower rows filled up with unused places."""
     pad_row = view.pad_row(max(r.shape[1] for r in rows))
     wide = [np.concatenate([r, np.tile(pad_row[r.shape[1] :], (len(r), 1))], 1) for r in rows if len(r)]
     return torch.from_numpy(np.concatenate(wide))
@@ -138,7 +137,7 @@ def flat_tokens(view: EncoderView | FeatureEncoder, rows: Sequence[np.ndarray]) 
 
 def edge_tokens(view: EncoderView, examples: Examples) -> Tensor:
     """(N, W) features of all transitions."""
-    rows = [rows[1:] for rows in examples.rows if len(rows) > 1]
+    rows = [view.select(rows[1:]) for rows in examples.rows if len(rows) > 1]
     if not rows:
         problem = "transitions have features, and no sequence has two tokens"
         raise InputError("structure", problem, "use chain() without features, or pass longer sequences")
