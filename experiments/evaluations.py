@@ -31,7 +31,7 @@ from experiments.data import (
 from structgp import Inducing, Prior, StructuredGPClassifier
 from structgp.inference import Optimizer, Problem, SecondOrder
 from structgp.paper import PRESETS
-from structgp.plan.optimizers import ESTIMATORS
+from structgp.plan.options import ESTIMATORS
 from structgp.structures import Chain
 
 N_INDUCING = 500

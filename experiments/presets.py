@@ -18,7 +18,7 @@ from experiments.data import arguments, keep, load_fold, run_command
 from structgp import Inducing, Prior, StructuredGPClassifier, metrics
 from structgp.inference import StepInfo
 from structgp.paper import PRESETS
-from structgp.plan.optimizers import GRADIENTS
+from structgp.plan.options import GRADIENTS
 
 
 def paper_model(

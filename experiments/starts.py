@@ -22,9 +22,10 @@ from experiments.data import arguments, bound_per_sequence, each_fold, load_fold
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, Weights, contrasts
+from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches, train
-from structgp.plan.start import choose_kernel, flat_tokens, pick_inducing
+from structgp.plan.start import flat_tokens, pick_inducing
 from structgp.structures import Chain
 
 SEEDS = range(5)
@@ -47,18 +48,9 @@ def compare(task: str, k: int, data: str | None) -> dict[str, Any]:
     encoder, labels = FeatureEncoder().fit(fold.X), LabelEncoder().fit(fold.y)
     rows, y = encoder.transform(fold.X), labels.transform(fold.y)
     tokens, V = flat_tokens(rows), len(labels.classes)
-    kernel, _ = choose_kernel(
-        "relevance",
-        encoder.blocks,
-        tokens,
-        y,
-        amplitude="auto",
-        learn=True,
-        on_bound=True,
-        generator=torch.Generator().manual_seed(0),
-    )
+    kernel = build_kernel("relevance", encoder.blocks, tokens).requires_grad_(False)
     counts = torch.bincount(torch.cat([torch.from_numpy(labels) for labels in y]), minlength=V)
-    inducing = pick_inducing(kernel, tokens, N_INDUCING, seed=0).rows
+    inducing, _ = pick_inducing(kernel, tokens, N_INDUCING, seed=0)
     row: dict[str, Any] = {"task": task, "fold": k}
     for family, most_tokens in BATCH_TOKENS.items():
         batches = make_batches(rows, y, encoder.pad_row, most_tokens)

@@ -27,7 +27,7 @@ from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem
 from structgp.inference.loop import make_batches
 from structgp.paper import Saga
-from structgp.plan.optimizers import ESTIMATORS, PRESETS
+from structgp.plan.options import ESTIMATORS, PRESETS
 from structgp.plan.start import flat_tokens, pick_inducing
 from structgp.structures import Chain, Piecewise, Structure
 
@@ -119,10 +119,10 @@ def build(task: str, data: str | None, structure: Structure) -> Problem:
     encoder, labels = FeatureEncoder().fit(fold.X), LabelEncoder().fit(fold.y)
     rows, y = encoder.transform(fold.X), labels.transform(fold.y)
     tokens = flat_tokens(rows)
-    kernel = build_kernel("linear", encoder.blocks, tokens, "auto").requires_grad_(False)
-    chosen = pick_inducing(kernel, tokens, preset.n_inducing, seed=0)
+    kernel = build_kernel("linear", encoder.blocks, tokens).requires_grad_(False)
+    inducing, _ = pick_inducing(kernel, tokens, preset.n_inducing, seed=0)
     V = len(labels.classes)
-    posterior = Posterior({"node": Inducing(kernel, chosen.rows, (V,)), "next": Table((V, V))})
+    posterior = Posterior({"node": Inducing(kernel, inducing, (V,)), "next": Table((V, V))})
     batches = make_batches(rows, y, encoder.pad_row, 1)
     estimator = ESTIMATORS[preset.optimizer.gradient].with_draws(preset.optimizer.n_draws or 1)
     return Problem(posterior, structure, batches, estimator)

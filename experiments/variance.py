@@ -22,7 +22,7 @@ from structgp import Inducing, StructuredGPClassifier
 from structgp.inference import Problem
 from structgp.inference.estimators import Estimator, Moments, Pathwise
 from structgp.inference.latents import Latents
-from structgp.plan.optimizers import ESTIMATORS
+from structgp.plan.options import ESTIMATORS
 from structgp.structures import Chain
 
 DOCS = Path(__file__).parent.parent / "docs" / "estimators.md"

@@ -97,6 +97,22 @@ def test_a_transition_is_the_difference_of_two_scores(model, data):
         assert later.score == pytest.approx(table.transitions[i, 0] - table.transitions[j, 1])
 
 
+@pytest.mark.parametrize(
+    "parameters", [{"structure": structgp.chain(order=0)}, {"prior": structgp.Prior(transition_sd=0)}]
+)
+def test_without_transitions_none_are_shown(parameters, data):
+    model = structgp.StructuredGPClassifier(n_draws=4, **parameters).fit(data.X, data.y)
+    assert "transitions" not in str(describe(model))
+    assert str(describe(model)).splitlines()[-1].lstrip().startswith("label frequency")
+    found = explain(model, longest(data), 1)
+    assert (found.before, found.after) == (None, None)
+    assert found.log_odds == pytest.approx(found.unary)
+    forbidden = {"forbidden": [("L0", "L0")]}
+    y = [["L0" if t % 2 else "L1" for t in range(len(x))] for x in data.X]
+    bound = structgp.StructuredGPClassifier(n_draws=4, constraints=forbidden, **parameters).fit(data.X, y)
+    assert explain(bound, longest(data), 1).before is not None
+
+
 def test_witnesses_are_tokens_like_this_one_with_labels_that_surprised(model, data):
     x = longest(data)
     found = explain(model, x, 0, "L0", "L1", X_train=data.X, y_train=data.y, n=5).witnesses

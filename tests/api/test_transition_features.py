@@ -226,6 +226,20 @@ def test_shards_cannot_have_them(data: Any, tmp_path: Path) -> None:
             StructuredGPClassifier(structure=SPEC, **parameters).fit(folder)
 
 
+def test_no_feature_is_left_for_nodes(data: Any) -> None:
+    structure = chain(features=["turn", "word"], shared=False)
+    with pytest.raises(InputError, match=r"^structure: .*leaves none for single tokens; use shared=True"):
+        StructuredGPClassifier(structure=structure).fit(*data)
+
+
+@pytest.mark.parametrize("basis", ["contrast", "label"])
+def test_a_basis_is_of_the_nodes_alone(basis: str, data: Any) -> None:
+    model = StructuredGPClassifier(structure=SPEC, posterior=Weights(basis=basis), n_draws=4).fit(*data)
+    posterior = model.model_.posterior
+    assert posterior.node.n_functions == (1 if basis == "contrast" else 2)
+    assert posterior["next"].has_own_functions
+
+
 def test_features_and_no_transitions(data: Any) -> None:
     with pytest.raises(InputError, match=r"^transition_sd: 0 leaves transitions out, and chain\(features"):
         StructuredGPClassifier(structure=SPEC, prior=Prior(transition_sd=0)).fit(*data)

@@ -22,8 +22,7 @@ from structgp.inference import Minibatch, Natural, Problem, SecondOrder
 from structgp.inference.loop import make_batches
 from structgp.inference.minibatch import _value
 from structgp.inference.second_order import Draws, _fit_covariances
-from structgp.plan.optimizers import ESTIMATORS
-from structgp.plan.options import Options
+from structgp.plan.options import ESTIMATORS, Options
 from structgp.plan.pilot import run_pilot
 from structgp.plan.resolve import resolve
 from structgp.structures import Chain, Structure

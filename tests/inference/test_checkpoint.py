@@ -33,7 +33,7 @@ from structgp.inference.natural import NaturalState
 from structgp.paper import PRESETS, LbfgsBlocks, Saga
 from structgp.paper.lbfgs_blocks import LbfgsBlocksState
 from structgp.paper.saga import SagaState
-from structgp.plan.optimizers import INFERENCE, NAMED
+from structgp.plan.options import INFERENCE, NAMED
 
 
 @pytest.fixture(scope="module")

@@ -817,7 +817,7 @@ def test_train_with_natural_gradients(files, tmp_path):
 
 def test_every_inference_can_be_asked_for():
     (option,) = (p for p in main.commands["train"].params if p.name == "inference")
-    assert tuple(option.type.choices) == structgp.plan.optimizers.INFERENCE
+    assert tuple(option.type.choices) == structgp.plan.options.INFERENCE
     (option,) = (p for p in main.commands["train"].params if p.name == "structure")
     assert option.type.choices == tuple(structgp.structures.choose.NAMED)
 

@@ -13,7 +13,7 @@ from benchmarks.generate import generate
 
 from structgp import Inducing, Mixture, Natural, SecondOrder, StructgpWarning, StructuredGPClassifier
 from structgp.inference.lbfgs import _on_device, minimize
-from structgp.plan.optimizers import NAMED
+from structgp.plan.options import NAMED
 
 WAYS = [minimize, _on_device]
 """On the host, and as on a device."""

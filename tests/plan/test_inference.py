@@ -18,9 +18,17 @@ from structgp.inference import Adam, Minibatch, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import History, train
 from structgp.paper import LbfgsBlocks, MixtureFit, Saga
-from structgp.plan.choices import first_stage, gradient_of, learns_on_bound, optimizer_of
-from structgp.plan.optimizers import ESTIMATORS, GRADIENTS, INFERENCE, NAMED, PRESETS
-from structgp.plan.options import Inducing, Mixture, Options
+from structgp.plan.choices import gradient_of, learns_on_bound, optimizer_of
+from structgp.plan.options import (
+    ESTIMATORS,
+    GRADIENTS,
+    INFERENCE,
+    NAMED,
+    PRESETS,
+    Inducing,
+    Mixture,
+    Options,
+)
 from structgp.structures import BlackBox, Chain, Piecewise, Structure
 
 V = 3
@@ -56,7 +64,9 @@ def chosen(inference: Any, likelihood: str | Structure, family: Any = None) -> C
     family = family or Inducing()
     options = Options(inference=inference, posterior=family)
     found = optimizer_of(options, structure, family, learns_on_bound(options, structure, ()))
-    return Chosen(found.value, gradient_of(first_stage(found.value), structure).value, found.reason)
+    return Chosen(
+        found.value, gradient_of(getattr(found.value, "first", found.value), structure).value, found.reason
+    )
 
 
 # -- 'auto' ----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from structgp.plan import start as starting
 from structgp.plan.options import Options
 from structgp.plan.pilot import Pilot, run_pilot
 from structgp.plan.resolve import resolve
-from structgp.plan.start import choose_kernel, flat_tokens, pick_inducing
+from structgp.plan.start import flat_tokens, learn_kernel, pick_inducing
 
 V = 3
 TOKENS = 60
@@ -178,13 +178,13 @@ def test_the_classifier_starts_from_its_pilot(monkeypatch: pytest.MonkeyPatch) -
     ((basis, transition_sd),) = started
     assert torch.equal(basis, found.basis)
     assert transition_sd == found.transition_sd
-    chosen = pick_inducing(kernel, data.tokens, 1000, seed=0, enough=0.2)
-    assert torch.equal(fitted.model_.posterior.node.inducing, chosen.rows)
-    everything = pick_inducing(kernel, data.tokens, 1000, seed=0)
-    assert len(chosen.rows) < len(everything.rows)
+    chosen, _ = pick_inducing(kernel, data.tokens, 1000, seed=0, enough=0.2)
+    assert torch.equal(fitted.model_.posterior.node.inducing, chosen)
+    everything, _ = pick_inducing(kernel, data.tokens, 1000, seed=0)
+    assert len(chosen) < len(everything)
     asked = StructuredGPClassifier(n_draws=8, posterior=Inducing(n_inducing=1000)).fit(X, y)
     assert len(seen) == 2
-    assert asked.model_.posterior.node.n_values == len(everything.rows)
+    assert asked.model_.posterior.node.n_values == len(everything)
     for changes in ({"inference": SecondOrder(learn_scales="transitions")}, {"inference": "natural"}):
         StructuredGPClassifier(n_draws=8, posterior=Inducing(n_inducing=5), **changes).fit(X, y)
     assert len(seen) == 2
@@ -199,23 +199,16 @@ def test_relevances_are_left_for_the_fit() -> None:
     X = [[{"a": f"v{rng.integers(3)}", "size": float(rng.normal())} for _ in range(6)] for _ in "1234"]
     encoder = FeatureEncoder().fit(X)
     rows, y = encoder.transform(X), [rng.integers(0, 2, 6) for _ in X]
-    kernel, relaxation = choose_kernel(
-        {"categorical": "relevance", "sparse": "rbf"},
-        encoder.blocks,
-        flat_tokens(rows),
-        y,
-        amplitude=None,
-        learn=True,
-        on_bound=True,
-        generator=torch.Generator().manual_seed(0),
-    )
+    tokens, choice = flat_tokens(rows), {"categorical": "relevance", "sparse": "rbf"}
+    made = build_kernel(choice, encoder.blocks, tokens)
+    kernel, relaxation = learn_kernel(made, tokens, y, True, torch.Generator().manual_seed(0))
     assert relaxation is not None
     assert isinstance(kernel, BlockSumKernel)
     columns, numbers = kernel.kernels
     assert isinstance(columns, RelevanceKernel)
     assert isinstance(numbers, ScaleKernel)
     assert all((p == 0).all() for p in columns.parameters())
-    assert not any(p.requires_grad for p in kernel.parameters())
+    assert not any(p.requires_grad for p in columns.parameters())
 
 
 # -- enough inducing inputs ----------------------------------------------------------------------------
@@ -246,9 +239,9 @@ def test_ends_at_the_first_choice_that_is_enough(enough: float) -> None:
     assert len(chosen) < len(whole)
     assert left_open(kernel, rows, chosen) <= enough < left_open(kernel, rows, chosen[:-1])
     assert found.residual == pytest.approx(left_open(kernel, rows, chosen), rel=1e-6)
-    picked = pick_inducing(kernel, rows, len(rows), seed=0, enough=enough)
-    assert torch.equal(picked.rows, rows[found.index])
-    assert picked.residual == found.residual
+    picked, residual = pick_inducing(kernel, rows, len(rows), seed=0, enough=enough)
+    assert torch.equal(picked, rows[found.index])
+    assert residual == found.residual
 
 
 def test_no_more_than_the_most() -> None:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.generate import Generated, generate
 
 import structgp
-from structgp import Inducing, Mixture, StructuredGPClassifier, Weights
+from structgp import Inducing, Mixture, StructuredGPClassifier, Weights, chain
 from structgp.data.examples import Examples, read_examples
 from structgp.inference.distributed import Processes
 from structgp.inference.minibatch import MANY_TOKENS
@@ -80,6 +80,11 @@ def test_no_auto_is_left(examples: Examples) -> None:
         ({"posterior": Mixture(2)}, "entropy", "bhattacharyya", "tighter than the paper's"),
         ({"posterior": Mixture(2)}, "posterior", "mixture", "asked for"),
         ({"device": "auto"}, "device", None, "the GPU where there is one"),
+        ({}, "device", "cpu", "default"),
+        ({}, "structure", "chain", "default"),
+        ({"structure": "piecewise"}, "structure", "piecewise", "asked for"),
+        ({"structure": chain(order=0)}, "structure", "chain(order=0)", "asked for"),
+        ({"structure": chain(["1"])}, "structure", "chain(features=('1',))", "asked for"),
     ],
 )
 def test_choices_and_reasons(
@@ -106,8 +111,10 @@ def test_the_plan_is_in_the_log_and_the_file(data: Generated, tmp_path: Path) ->
     assert plan["n_inducing"]["value"] == 5
     assert plan["covariance"]["value"] == "full"
     model.save(tmp_path / "model")
-    assert structgp.load(tmp_path / "model").model_.info["plan"] == plan
+    loaded = structgp.load(tmp_path / "model")
+    assert loaded.model_.info["plan"] == plan
     assert str(structgp.describe(model)).startswith("plan\n  structure")
+    assert str(structgp.describe(loaded)) == str(structgp.describe(model))  # in the same order
 
 
 def test_frozen(examples: Examples) -> None:

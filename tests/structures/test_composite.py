@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from structgp.plan.optimizers import ESTIMATORS
+from structgp.plan.options import ESTIMATORS
 from structgp.structures import PARTS, Chain, Piecewise
 from structgp.structures.composite import WIDTHS, composite_parts, piecewise_parts, windows
 

@@ -55,7 +55,7 @@ def save(model: Model, path: str | Path) -> None:
         "info": model.info,
         "extra": model.extra,
     }
-    text = json.dumps(header, sort_keys=True)
+    text = json.dumps(header)
     metadata = {"structgp": text, "digest": _digest(text, tensors)}
     content = safetensors.torch.save(tensors, metadata)
     with atomic_write(path, "wb") as file:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import entr
 from torch import Tensor
 
 from structgp.answers.ask import Asked
@@ -81,24 +82,8 @@ def _best(asked: Asked, n: int) -> list[list[float]]:
     return [[math.exp(value) for _, value in found] for found in asked.n_best(n)]
 
 
-def _least_confidence(asked: Asked) -> np.ndarray:
-    return np.array([1 - p[0] for p in _best(asked, 1)])
-
-
 def _margin(asked: Asked) -> np.ndarray:
     return np.array([1 - (p[0] - p[1]) for p in ([*found, 0.0] for found in _best(asked, 2))])
-
-
-def _n_best_entropy(asked: Asked) -> np.ndarray:
-    scores = []
-    for found in _best(asked, N_BEST):
-        p = np.array(found) / sum(found)
-        scores.append(-sum(q * math.log(q) for q in p if q > 0))
-    return np.array(scores)
-
-
-def _token_entropy(asked: Asked) -> np.ndarray:
-    return np.array([float(parts[:, 0].sum()) for parts in asked.token_uncertainty()])
 
 
 def _bald(asked: Asked) -> np.ndarray:
@@ -106,10 +91,12 @@ def _bald(asked: Asked) -> np.ndarray:
 
 
 STRATEGIES: dict[str, Scores] = {
-    "least-confidence": _least_confidence,
+    "least-confidence": lambda asked: np.array([1 - p[0] for p in _best(asked, 1)]),
     "margin": _margin,
-    "token-entropy": _token_entropy,
-    "n-best-entropy": _n_best_entropy,
+    "token-entropy": lambda asked: np.array([float(u[:, 0].sum()) for u in asked.token_uncertainty()]),
+    "n-best-entropy": lambda asked: np.array(
+        [entr(np.array(p) / sum(p)).sum() for p in _best(asked, N_BEST)]
+    ),
     "bald": _bald,
 }
 

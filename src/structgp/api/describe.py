@@ -18,7 +18,8 @@ class Summary:
     """templates : prior variance of a weight, by template; transition_templates : the same for features of
     transitions, empty where those have none; classes : the labels; transitions : (V, V) mean of the score
     of a label (row) followed by another (column), apart from features, and transition_sds : (V, V) its
-    posterior sd; plan : every choice of the fit, with its reason."""
+    posterior sd, all 0 where the model has no transitions; plan : every choice of the fit, with its
+    reason."""
 
     templates: dict[str, float]
     classes: list[str]
@@ -34,6 +35,8 @@ class Summary:
             if scales:
                 lines.append(f"{name} weights (prior variance)")
                 lines += [*(f"  {name:<{width}}  {value:8.3f}" for name, value in scales.items()), ""]
+        if not self.transition_sds.any():
+            return "\n".join(lines).rstrip()
         heads = "".join(f"{c:>14}" for c in self.classes)
         lines += ["transitions (mean, sd)", " " * (width + 2) + heads]
         for name, means, sds in zip(self.classes, self.transitions, self.transition_sds, strict=True):

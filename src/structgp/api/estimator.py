@@ -23,12 +23,11 @@ from structgp.api.questions import Answers, class_shift
 from structgp.data.examples import Examples, as_list, read_examples
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
-from structgp.gp.kernels.build import KernelChoice
-from structgp.inference import Optimizer, StepInfo
+from structgp.inference import StepInfo
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback
 from structgp.plan.grow_posterior import can_go_on, start_from
-from structgp.plan.options import Family, Options, Prior, check_class_weight, from_json, to_json
+from structgp.plan.options import Options, Parameters, check_class_weight, from_json, to_json
 from structgp.plan.resolve import Plan, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
@@ -37,7 +36,7 @@ from structgp.structures import Structure
 logger = logging.getLogger("structgp")
 
 
-class StructuredGPClassifier(Answers, BaseEstimator):
+class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
     """Sequence labelling with Gaussian-process potentials and a posterior over them.
 
     Each label has a node score per token, a latent function of its features with a GP prior; each label
@@ -117,38 +116,6 @@ class StructuredGPClassifier(Answers, BaseEstimator):
     its covariances are low-rank; and O(V T^2) for a sequence of T tokens.
     """
 
-    def __init__(
-        self,
-        structure: Any = "chain",
-        kernel: KernelChoice = "auto",
-        prior: Prior = Prior(),  # noqa: B008 (frozen)
-        posterior: str | Family = "auto",
-        inference: str | Optimizer = "auto",
-        features: str = "auto",
-        constraints: str | dict[str, Any] | None = None,
-        class_weight: str | dict[str, float] | None = None,
-        decode: str = "marginal",
-        n_draws: int = 128,
-        device: str = "cpu",
-        random_state: int = 0,
-        warm_start: bool = False,
-        verbose: bool = False,
-    ) -> None:
-        self.structure = structure
-        self.kernel = kernel
-        self.prior = prior
-        self.posterior = posterior
-        self.inference = inference
-        self.features = features
-        self.constraints = constraints
-        self.class_weight = class_weight
-        self.decode = decode
-        self.n_draws = n_draws
-        self.device = device
-        self.random_state = random_state
-        self.warm_start = warm_start
-        self.verbose = verbose
-
     # -- parameters --------------------------------------------------------------------------------
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -175,7 +142,7 @@ class StructuredGPClassifier(Answers, BaseEstimator):
 
     def _options(self) -> Options:
         """The parameters as they are now, checked."""
-        return Options(**{f.name: getattr(self, f.name) for f in fields(Options) if f.init})
+        return Options(**{f.name: getattr(self, f.name) for f in fields(Parameters)})
 
     # -- fitting -----------------------------------------------------------------------------------
 
@@ -218,11 +185,16 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         else:
             if y is None:
                 raise InputError("y", "no labels", "pass one list of labels per sequence, or shards")
-            data = as_list(X), list(y), sample_weight
-            examples = self._examples(*data, before)
+            X, y = as_list(X), list(y)
+            given = {"features": self.features, "constraints": self.constraints, "weights": sample_weight}
+            known = {} if before is None else {"encoder": before.encoder, "classes": before.labels.classes}
+            examples = read_examples(X, y, **given, **known)
             plan = resolve(options, examples, together)
             if before is not None and not can_go_on(plan, before, examples):
-                before, examples = None, self._examples(*data, None)
+                message = "warm_start: the earlier fit had other labels, other columns or another kind of "
+                message += "posterior; this one starts from the prior"
+                warnings.warn(message, StructgpWarning, stacklevel=2)
+                before, examples = None, read_examples(X, y, **given)
                 plan = resolve(options, examples, together)
         if together.size > 1:
             check_together(together, plan)
@@ -248,8 +220,11 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         if isinstance(X, Shards):
             raise InputError("partial_fit", "shards are fitted as a whole", "use fit, or pass X and y")
         before = getattr(self, "model_", None)
-        names = () if classes is None else [str(label) for label in classes]
-        examples = self._examples(as_list(X), list(y), sample_weight, before, names)
+        given = {"features": self.features, "constraints": self.constraints, "weights": sample_weight}
+        known: dict[str, Any] = {"classes": [] if classes is None else [str(label) for label in classes]}
+        if before is not None:
+            known = {"encoder": before.encoder, "classes": before.labels.classes}
+        examples = read_examples(as_list(X), list(y), **given, **known)
         if before is None:
             return self._run(options, examples, resolve(options, examples), None, callback)
         plan = going_on(options, examples, before.posterior)
@@ -280,12 +255,12 @@ class StructuredGPClassifier(Answers, BaseEstimator):
                 assert isinstance(examples, Examples)
                 start = start_from(plan, before, examples)
             fit = Fit(options, examples, start, generator, **extras)
-            if logger.isEnabledFor(logging.INFO):
-                for line in plan_lines(start.plan.to_json()):
-                    logger.info(line)
+            heard = logger.isEnabledFor(logging.INFO)
+            for line in plan_lines(start.plan.to_json()) if heard else ():
+                logger.info(line)
             self._fitting = fit
             try:
-                self.model_, self.training_log_ = fit.run(report)
+                self.model_, self.training_log_ = fit.run(report if heard else callback)
             finally:
                 del self._fitting
         self.classes_ = np.array(examples.labels.classes)
@@ -303,25 +278,6 @@ class StructuredGPClassifier(Answers, BaseEstimator):
         found.classes_ = np.array(fit.examples.labels.classes)
         found.training_log_, found.model_ = {}, fit.model_now()
         return found
-
-    def _examples(
-        self,
-        X: Sequence[Any],
-        y: Sequence[Any],
-        sample_weight: Any,
-        before: Model | None,
-        classes: Sequence[str] = (),
-    ) -> Examples:
-        """``classes`` : labels that are still to come."""
-        return read_examples(
-            X,
-            y,
-            features=self.features,
-            weights=sample_weight,
-            constraints=self.constraints,
-            encoder=None if before is None else before.encoder,
-            classes=classes if before is None else before.labels.classes,
-        )
 
     # -- asking ------------------------------------------------------------------------------------
 

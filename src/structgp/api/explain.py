@@ -64,9 +64,9 @@ class Explanation:
     mean.
 
     features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided most
-    of ``left`` and ``right``, None at the ends. witnesses : training tokens, or inducing inputs, those for
-    the label first, those against it last. Over all inducing inputs they sum up to ``unary``; over training
-    tokens only roughly, since p_n is an average over draws.
+    of ``left`` and ``right``, None at the ends and where there are no transitions. witnesses : training
+    tokens, or inducing inputs, those for the label first, those against it last. Over all inducing inputs
+    they sum up to ``unary``; over training tokens only roughly, since p_n is an average over draws.
     """
 
     label: str
@@ -137,12 +137,14 @@ def explain(
     last = Chain(spec=fitted.spec).marginals(here.f, here.g, here.mask)[0, 0, t]
     left = float((last[a] / last[b]).log()) - unary
     before = after = None
-    if t > 0:
+    linked = fitted.constraints is not None or not fitted.posterior["next"].is_silent
+    if linked and t > 0:
         beside = (node[t - 1, :, None] * step[t - 1]).T
         before = _transition(fitted, rows[0][t], beside, a, b, after=False)
-    if t + 1 < T:
+    if linked and t + 1 < T:
         after = _transition(fitted, rows[0][t + 1], step[t], a, b, after=True)
     row = fitted.split.node.select(torch.from_numpy(rows[0][t : t + 1]))
+    basis = fitted.posterior.node.basis
     return Explanation(
         classes[a],
         classes[b],
@@ -154,7 +156,7 @@ def explain(
         _features(asked, row, a, b)[: max(n, 1)],
         before,
         after,
-        _witnesses(model, fitted, row, a, b, X_train, y_train, n),
+        _witnesses(model, row, basis[a] - basis[b], X_train, y_train, n),
     )
 
 
@@ -262,50 +264,44 @@ def _without(fitted: Model, row: Tensor, dual: Tensor) -> list[tuple[str, str, f
 
 
 def _witnesses(
-    model: StructuredGPClassifier,
-    fitted: Model,
-    row: Tensor,
-    a: int,
-    b: int,
-    X: Iterable[Any] | None,
-    y: Iterable[Sequence[str | None]] | None,
-    n: int,
+    model: StructuredGPClassifier, row: Tensor, direction: Tensor, X: Any, y: Any, n: int
 ) -> list[Witness]:
-    q = fitted.posterior.node
+    """Tokens of the training data, or without it inducing inputs. direction : (R,) of label against
+    other."""
+    fitted, q = model.model_, model.model_.posterior.node
     if (X is None) != (y is None):
         raise InputError("X_train", "one of X_train and y_train is missing", "pass both or neither")
     if X is None or y is None:
-        return _inducing(fitted, row, a, b, n)
+        return _inducing(fitted, row, direction, n)
     X = as_list(X)
     labels, asked = check_labels(X, list(y)), model.ask(X)
     # (T, V) per sequence: 1[y] - p, where y is known
     surprise = [known - p for known, p in zip(asked.marginals(labels), asked.marginals(), strict=True)]
-    direction = (q.basis[a] - q.basis[b]) @ q.basis.T  # (V,)
-    scores, places = [], []
-    amplitude = float(q.log_amplitude.exp())
+    amplitude, scores, places = float(q.log_amplitude.exp()), [], []
     for i, rows in enumerate(asked.rows):
         if len(rows):
             with torch.no_grad():
                 k = covariance(q.kernel, row, fitted.split.node.select(torch.from_numpy(rows)))[0]
-            scores.append((amplitude * k * (torch.from_numpy(surprise[i]) @ direction)).numpy())
+            scores.append(
+                (amplitude * k * (torch.from_numpy(surprise[i]) @ (direction @ q.basis.T))).numpy()
+            )
             places += [(i, t) for t in range(len(rows))]
     flat = np.concatenate(scores) if scores else np.empty(0)
     found = [(*places[k], float(flat[k])) for k in _extremes(flat, n)]
     return [Witness(i, t, labels[i][t], score) for i, t, score in found]
 
 
-def _inducing(fitted: Model, row: Tensor, a: int, b: int, n: int) -> list[Witness]:
+def _inducing(fitted: Model, row: Tensor, direction: Tensor, n: int) -> list[Witness]:
     q = fitted.posterior.node
     dual = q.dual()
     if dual is None:
         return []
     with torch.no_grad():
-        scores = covariance(q.kernel, row, q.inducing)[0] * (dual @ (q.basis[a] - q.basis[b]))
-    flat = scores.numpy()
+        scores = (covariance(q.kernel, row, q.inducing)[0] * (dual @ direction)).numpy()
     found = []
-    for k in _extremes(flat, n):
-        names = _names(fitted, q.inducing[k : k + 1], slots=False)
-        found.append(Witness(None, None, None, float(flat[k]), tuple(value for _, value in names if value)))
+    for k in _extremes(scores, n):
+        values = tuple(v for _, v in _names(fitted, q.inducing[k : k + 1], slots=False) if v)
+        found.append(Witness(None, None, None, float(scores[k]), values))
     return found
 
 

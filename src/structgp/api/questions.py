@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from structgp.answers.ask import Asked, Known, Model
 from structgp.data.examples import as_list, check_all_labelled, check_labels
 from structgp.errors import InputError
 from structgp.evaluation import metrics
+
+Given: TypeAlias = Known | None
 
 
 class Span(NamedTuple):
@@ -70,7 +72,7 @@ class Answers:
 
     # -- labels ----------------------------------------------------------------------------------
 
-    def predict(self, X: Iterable[Any], known: Known | None = None) -> list[list[str]]:
+    def predict(self, X: Iterable[Any], known: Given = None) -> list[list[str]]:
         """Labels of every token of every sequence."""
         return self.labels_of(self.ask(X), known)
 
@@ -78,7 +80,7 @@ class Answers:
         """Labels of one sequence."""
         return self.predict([x])[0]
 
-    def predict_n_best(self, X: Iterable[Any], n: int, known: Known | None = None) -> list[list[Labelling]]:
+    def predict_n_best(self, X: Iterable[Any], n: int, known: Given = None) -> list[list[Labelling]]:
         """The n most probable whole labellings of each sequence, best first; fewer where there are not so
         many. Their probabilities are averaged exactly; candidates are the best labellings of the posterior
         mean and of each draw."""
@@ -86,29 +88,25 @@ class Answers:
         names, best = asked.model.labels.names, asked.n_best(n, known)
         return [[Labelling(names(y), math.exp(value)) for y, value in found] for found in best]
 
-    def sample_labellings(
-        self, X: Iterable[Any], n: int, known: Known | None = None
-    ) -> list[list[list[str]]]:
+    def sample_labellings(self, X: Iterable[Any], n: int, known: Given = None) -> list[list[list[str]]]:
         """n labellings of each sequence, drawn from the posterior: functions first, labels given them."""
         asked = self.ask(X)
         names = asked.model.labels.names
         return [[names(y) for y in drawn] for drawn in asked.samples(n, known)]
 
-    def labels_of(self, asked: Asked, known: Known | None = None) -> list[list[str]]:
+    def labels_of(self, asked: Asked, known: Given = None) -> list[list[str]]:
         """``predict`` for sequences that are encoded already."""
         best = asked.viterbi(known) if self.decode == "viterbi" else asked.best_tokens(known)
         return [asked.model.labels.names(indices) for indices in best]
 
     # -- probabilities ---------------------------------------------------------------------------
 
-    def predict_marginals(
-        self, X: Iterable[Any], known: Known | None = None
-    ) -> list[list[dict[str, float]]]:
+    def predict_marginals(self, X: Iterable[Any], known: Given = None) -> list[list[dict[str, float]]]:
         """For every token a dict from label to its probability."""
         return self.marginals_of(self.ask(X), known)
 
     @staticmethod
-    def marginals_of(asked: Asked, known: Known | None = None) -> list[list[dict[str, float]]]:
+    def marginals_of(asked: Asked, known: Given = None) -> list[list[dict[str, float]]]:
         """``predict_marginals`` for sequences that are encoded already."""
         classes, found = asked.model.labels.classes, asked.marginals(known)
         return [[dict(zip(classes, map(float, p), strict=True)) for p in sequence] for sequence in found]
@@ -117,9 +115,7 @@ class Answers:
         """For every token of one sequence a dict from label to its probability."""
         return self.predict_marginals([x])[0]
 
-    def predict_transition_marginals(
-        self, X: Iterable[Any], known: Known | None = None
-    ) -> list[np.ndarray]:
+    def predict_transition_marginals(self, X: Iterable[Any], known: Given = None) -> list[np.ndarray]:
         """(T - 1, V, V) probabilities of the labels of each two neighbouring tokens, in the order of
         ``classes_``."""
         return self.ask(X).transition_marginals(known)
@@ -147,7 +143,7 @@ class Answers:
         return self.ask([x]).span(start, stop, label, sense, None if known is None else [known])[0]
 
     def predict_spans(
-        self, X: Iterable[Any], threshold: float = 0.1, known: Known | None = None
+        self, X: Iterable[Any], threshold: float = 0.1, known: Given = None
     ) -> list[list[Span]]:
         """Spans of every sequence with at least this probability, with exactly these bounds and label, most
         probable first. They may overlap: they are alternatives."""
@@ -158,9 +154,7 @@ class Answers:
 
     # -- uncertainty -----------------------------------------------------------------------------
 
-    def predict_uncertainty(
-        self, X: Iterable[Any], of: str = "tokens", known: Known | None = None
-    ) -> Uncertainty:
+    def predict_uncertainty(self, X: Iterable[Any], of: str = "tokens", known: Given = None) -> Uncertainty:
         """Uncertainty of 'tokens' or of 'sequences' (whole labellings), and where it comes from."""
         if of == "tokens":
             both = self.ask(X).token_uncertainty(known)

@@ -140,12 +140,8 @@ def report(
 
 def _read(reader: Reader, path: str, encoding: str) -> tuple[Text, list[Any]]:
     """The text and its features, with labels where the file has them."""
-    sequences = list(reader.sequences(path, encoding=encoding))
-    if not sequences:
-        raise InputError(path, "no tokens", "give a file with at least one")
+    sequences = list(shared.sequences(reader, [path], encoding))
     found = [sequence.labels for sequence in sequences]
     labels = None if any(y is None for y in found) else [list(y or ()) for y in found]
-    words = [sequence.words for sequence in sequences]
-    lines = [sequence.line for sequence in sequences]
-    text = Text(os.path.basename(path), words, lines, labels)
+    text = Text(os.path.basename(path), [s.words for s in sequences], [s.line for s in sequences], labels)
     return text, [sequence.tokens for sequence in sequences]

@@ -14,8 +14,7 @@ from structgp.cli.flags import FEATURES, choice, combined, device_option, encodi
 from structgp.data import shards, sources
 from structgp.errors import InputError
 from structgp.inference.distributed import Processes, joined, n_started
-from structgp.plan.optimizers import INFERENCE
-from structgp.plan.options import Inducing, Prior, device_of
+from structgp.plan.options import INFERENCE, Inducing, Prior, device_of
 from structgp.plan.resolve import check_alone
 from structgp.structures import chain, piecewise
 

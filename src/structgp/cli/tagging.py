@@ -16,7 +16,7 @@ from structgp.answers.ask import Asked
 from structgp.api.active import STRATEGIES, select
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli.flags import choice, model_option, reading_options
-from structgp.cli.shared import load_with_reader, output_stream
+from structgp.cli.shared import load_with_reader, output_stream, sequences
 from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.columns import format_sequence
 from structgp.errors import InputError
@@ -95,7 +95,7 @@ def tag(
             raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
         estimator.device = local_device(device_of(device))  # each process its own
         # Sequences from a pipe are answered one by one.
-        parts = _chunks(_sequences(reader, given, encoding), _CHUNK if files else 1)
+        parts = _chunks(sequences(reader, given, encoding), _CHUNK if files else 1)
         with output_stream(output, encoding) if together.is_first else nullcontext() as out:
             for dealt in _chunks(parts, together.size):
                 own = [tagger.answer(chunk) for chunk in together.share(dealt)]
@@ -123,17 +123,6 @@ def _naming(chunk: Sequence[FileSequence]) -> Iterator[None]:
             raise
         at = chunk[int(number)]
         raise InputError(f"{at.name}:{at.line}", error.problem, "check its labels") from error
-
-
-def _sequences(reader: Reader, files: Sequence[Any], encoding: str) -> Iterator[FileSequence]:
-    for file in files:
-        name = file if isinstance(file, str) else "<stdin>"
-        empty = True
-        for sequence in reader.sequences(file, encoding=encoding, name=name):
-            empty = False
-            yield sequence
-        if empty and isinstance(file, str):
-            raise InputError(name, "no tokens", "give a file with at least one")
 
 
 @dataclass(frozen=True)
@@ -240,7 +229,7 @@ def next_command(
     They are written with the model's labels in the last column, to be corrected; the place of each in its
     file goes to standard error. Labels in POOL are ignored."""
     estimator, reader = load_with_reader(model_path, vectors_path, device)
-    pool = list(_sequences(reader, files, encoding))
+    pool = list(sequences(reader, files, encoding))
     X = [sequence.tokens for sequence in pool]
     chosen = select(estimator, X, number, strategy, cost=cost, random_state=seed)
     labels = estimator.predict([X[i] for i in chosen])

@@ -160,7 +160,7 @@ def read_examples(
     labelled = [i for i, of in enumerate(labels_of) if not of or any(v is not None for v in of)]
     if len(labelled) < len(X):
         message = f"{len(X) - len(labelled)} of {len(X)} sequences have no label at all and are left out"
-        warnings.warn(message, StructgpWarning, stacklevel=4)
+        warnings.warn(message, StructgpWarning, stacklevel=3)
     used = {i for i in labelled if counts is None or counts[i] > 0}
     # Empty sequences keep the places of the others, which errors name.
     X = [x if i in used else [] for i, x in enumerate(X)]

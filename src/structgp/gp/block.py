@@ -272,6 +272,20 @@ class Posterior(nn.Module):
         """All parameters as they are now, for ``load_state_dict`` later."""
         return {name: value.detach().clone() for name, value in self.state_dict().items()}
 
+    @torch.no_grad()
+    def summary(self, entropy: Entropy) -> dict[str, Any]:
+        """What a training log says of nodes and transitions, in plain numbers."""
+        node, transitions = self.blocks
+        return {
+            "function_scales": node.basis.square().sum(0).tolist(),
+            "effective_parameters": float(node.effective_parameters()),
+            "kl_inducing": float(node.kl(entropy)),
+            "kl_transitions": float(transitions.kl()),
+            "amplitude_factor": float(node.log_amplitude.exp()),
+            "transition_sd": transitions.prior_sd,
+            "n_inducing": node.m.shape[-1],
+        }
+
     def round_factor(self) -> None:
         """Rounds the spreads to what a file holds, in place."""
         for block in self.blocks:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gpytorch.kernels import Kernel
 
@@ -16,17 +16,26 @@ from structgp.data.shards import ShardedExamples
 from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 from structgp.gp import RANK
-from structgp.gp.kernels import RelevanceKernel, has_weights
+from structgp.gp.kernels import has_weights
 from structgp.gp.kernels.build import KernelChoice
 from structgp.gp.low_rank_fit import PASSES
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.minibatch import MANY_TOKENS
 from structgp.paper import LbfgsBlocks, MixtureFit, Preset
-from structgp.plan.optimizers import ESTIMATORS, NAMED
-from structgp.plan.options import Family, Inducing, Mixture, Options, Prior, Weights
-from structgp.structures import BlackBox, Chain, Differences, Rules, Spec, Structure, as_structure
-from structgp.structures.choose import Custom
+from structgp.plan.options import ESTIMATORS, NAMED, Family, Inducing, Mixture, Options, Weights
+from structgp.structures import (
+    BlackBox,
+    Chain,
+    Custom,
+    Differences,
+    Piecewise,
+    Rules,
+    Spec,
+    Structure,
+    as_structure,
+    choose,
+)
 
 T = TypeVar("T")
 
@@ -44,6 +53,7 @@ MOST_WORK = 2e12
 """Multiplications per round: a minute or two on one core."""
 
 ASKED = "asked for"
+DEFAULT = "default"
 PAPER = "as in the paper"
 
 LEARNED_KERNELS = {"categorical": "relevance", "sparse": "relevance", "dense": "rbf"}
@@ -64,6 +74,25 @@ UNCORRELATED = Choice("diagonal", "weights have no correlations")
 TIGHTER = Choice("bhattacharyya", "exact for one component, and tighter than the paper's for several")
 
 
+def shown(value: Any) -> Any:
+    """The value of a choice as JSON can hold it and as messages name it."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {k: shown(v) for k, v in value.items()}
+    if isinstance(value, Differences):
+        return repr(value.inner)
+    if type(value) in (Chain, Piecewise):
+        names = [name for name, spec in choose.NAMED.items() if spec == value.spec]
+        return names[0] if names else repr(value.spec)
+    if isinstance(value, Family):
+        return type(value).__name__.lower()
+    named = getattr(value, "name", None)
+    if isinstance(named, str):
+        return named
+    return type(value).__name__ if isinstance(value, Kernel | Structure) else repr(value)
+
+
 # -- the structure ---------------------------------------------------------------------------------
 
 
@@ -77,32 +106,19 @@ def structure_of(options: Options, examples: Examples | ShardedExamples) -> Choi
     if isinstance(structure, BlackBox):
         structure.probe(examples.n_labels)
     if examples.some_missing and not structure.handles_missing:
-        problem = f"labels are missing, and {name_of(structure)} does not say what to do with them"
+        problem = f"labels are missing, and {shown(structure)} does not say what to do with them"
         remedy = "set its attribute handles_missing if it knows -1 for a missing label, or use 'chain'"
         raise InputError("y", problem, remedy)
     if type(structure) is Chain:
-        allowed = examples.constraints
-        return Choice(Chain(None if allowed is None else Rules.of(allowed), structure.spec), ASKED)
-    if not isinstance(structure, BlackBox) or structure.has_gradient:
-        return Choice(structure, ASKED)
-    cost = Differences.evaluations(examples.typical_length, examples.n_labels)
-    if cost <= CHEAP_DIFFERENCES and _may_be_weights(options, examples.encoder.blocks):
-        return Choice(Differences(structure), "slopes by differences of values, which are cheap here")
+        reason = DEFAULT if structure.spec == Structure.spec else ASKED
+        if examples.constraints is not None:
+            structure = Chain(Rules.of(examples.constraints), structure.spec)
+        return Choice(structure, reason)
+    if isinstance(structure, BlackBox) and not structure.has_gradient:
+        cost = Differences.evaluations(examples.typical_length, examples.n_labels)
+        if cost <= CHEAP_DIFFERENCES and _may_be_weights(options, examples.encoder.blocks):
+            return Choice(Differences(structure), "slopes by differences of values, which are cheap here")
     return Choice(structure, ASKED)
-
-
-def name_of(structure: Structure) -> str:
-    return repr(structure.inner) if isinstance(structure, Differences) else type(structure).__name__
-
-
-def spec_of(structure: Structure, prior: Prior) -> Spec:
-    """The declared structure whose templates have potentials, and which answers unless a structure of the
-    user's own does. A transition sd of 0 leaves transitions out."""
-    spec, transition = structure.spec, structure.spec.next
-    if float(prior.transition_sd) > 0 or transition is None or transition.is_constant:
-        return spec if spec.likelihood == "exact" else Spec(spec.templates)
-    problem = f"0 leaves transitions out, and {spec} gives them features"
-    raise InputError("transition_sd", problem, "use a transition_sd above 0, or chain(order=0)")
 
 
 def check_transition_features(spec: Spec, optimizer: Optimizer, family: Family, on_disk: bool) -> None:
@@ -136,7 +152,7 @@ def predictor_of(options: Options, structure: Structure) -> Structure | None:
         return None
     if options.constraints is not None:
         remedy = "use structure=Custom(..., predict_with='chain')"
-        raise InputError("constraints", f"{name_of(asked)} does not know them", remedy)
+        raise InputError("constraints", f"{shown(asked)} does not know them", remedy)
     return asked
 
 
@@ -184,19 +200,13 @@ def kernel_of(choice: KernelChoice, blocks: Sequence[Block], on_bound: bool) -> 
     return Choice(given, reason if is_auto else ASKED)
 
 
-def _linear_in_weights(kernel: KernelChoice) -> bool:
-    if isinstance(kernel, Kernel):
-        return has_weights(kernel)
-    parts = kernel.values() if isinstance(kernel, Mapping) else [kernel]
-    return all(isinstance(k, RelevanceKernel) or (isinstance(k, str) and k == "relevance") for k in parts)
-
-
 def family_of(options: Options, kernel: KernelChoice, on_bound: bool) -> Choice[Family]:
     """Weights or inducing inputs; InputError if what is asked for does not go together."""
     asked = options.family
     if isinstance(asked, Inducing | Mixture):
         return Choice(asked, ASKED)
-    linear = _linear_in_weights(kernel)
+    parts = kernel.values() if isinstance(kernel, Mapping) else [kernel]
+    linear = all(part == "relevance" if isinstance(part, str) else has_weights(part) for part in parts)
     if asked is None and on_bound and linear:
         return Choice(Weights(), "the fit learns a kernel that is linear in features")
     if asked is None:
@@ -205,12 +215,9 @@ def family_of(options: Options, kernel: KernelChoice, on_bound: bool) -> Choice[
             reason = PAPER if options.preset else "the fit does not learn the kernel in closed form"
         return Choice(Inducing(), reason)
     if not on_bound:
-        problem = (
-            "'weights' is for the fit that learns the kernel in closed form, and inference, learn_scales, "
-        )
-        problem += (
-            "learn_kernel or transition_covariance ask for another, or the structure has no curvature"
-        )
+        problem = "'weights' is for the fit that learns the kernel in closed form, and inference, "
+        problem += "learn_scales, learn_kernel or transition_covariance ask for another, or the structure "
+        problem += "has no curvature"
         raise InputError("posterior", problem, "leave those at 'auto', or use posterior='inducing'")
     if not linear:
         problem = "'weights' needs a kernel that is linear in features that can be told apart"
@@ -222,7 +229,7 @@ def family_of(options: Options, kernel: KernelChoice, on_bound: bool) -> Choice[
 def basis_of(family: Family, structure: Structure, preset: Preset | None) -> Choice[str]:
     """'contrast' or 'label'."""
     if family.basis == "contrast" and not structure.ignores_shift:
-        problem = f"'contrast' leaves out a direction that {name_of(structure)} may depend on"
+        problem = f"'contrast' leaves out a direction that {shown(structure)} may depend on"
         remedy = "use 'auto' or 'label', or a structure whose ignores_shift is True"
         raise InputError("basis", problem, remedy)
     if family.basis != "auto":
@@ -234,17 +241,13 @@ def basis_of(family: Family, structure: Structure, preset: Preset | None) -> Cho
     return Choice("label", "the structure may depend on what all labels share")
 
 
-def inducing_of(family: Family, preset: Preset | None) -> tuple[Choice[int | None], Choice[str]]:
-    """Most inducing inputs, and the entropy of a mixture."""
-    most: Choice[int | None] = NO_INDUCING
-    if not isinstance(family, Weights):
-        most = Choice(N_INDUCING, "as many as tell the training tokens apart")
-        if family.n_inducing is not None:
-            most = Choice(int(family.n_inducing), ASKED)
-        elif preset is not None:
-            most = Choice(preset.n_inducing, PAPER)
-    jensen = isinstance(family, Mixture) and family.entropy == "jensen"
-    return most, Choice("jensen", ASKED) if jensen else TIGHTER
+def n_inducing_of(family: Inducing | Mixture, preset: Preset | None) -> Choice[int | None]:
+    """Most inducing inputs."""
+    if family.n_inducing is not None:
+        return Choice(int(family.n_inducing), ASKED)
+    if preset is not None:
+        return Choice(preset.n_inducing, PAPER)
+    return Choice(N_INDUCING, "as many as tell the training tokens apart")
 
 
 def covariance_of(
@@ -264,7 +267,7 @@ def covariance_of(
     forms.
     """
     assert isinstance(family, Inducing | Mixture)
-    first = first_stage(optimizer)
+    first = getattr(optimizer, "first", optimizer)
     rank = min(M, RANK if family.rank is None else int(family.rank))
     if family.covariance != "auto":
         return Choice(family.covariance, ASKED), rank if family.covariance == "low-rank" else 0
@@ -289,11 +292,6 @@ def covariance_of(
 # -- the optimiser ---------------------------------------------------------------------------------
 
 
-def first_stage(optimizer: Optimizer) -> Optimizer:
-    """The optimiser of one component, where a mixture starts from one."""
-    return first_stage(optimizer.first) if isinstance(optimizer, MixtureFit) else optimizer
-
-
 def optimizer_of(
     options: Options, structure: Structure, family: Family, on_bound: bool, n_tokens: int = 0
 ) -> Choice[Optimizer]:
@@ -305,7 +303,17 @@ def optimizer_of(
     fitted so, and goes on with Adam."""
     asked, reason = options.optimizer, ASKED if isinstance(options.inference, str) else "given"
     if asked is None:
-        asked, reason = _open_optimizer(structure, family, n_tokens)
+        weights = isinstance(family, Weights)
+        closed = structure.has_curvature and family.transition_covariance != "full"
+        closed = closed or (weights and structure.has_local_curvature)
+        asked, reason = NAMED["second-order"], "the structure gives its curvature"
+        if not closed:
+            asked = NAMED["natural"]
+            reason = "pathwise gradients" if structure.has_gradient else "gradients from values alone"
+        elif weights and n_tokens >= MANY_TOKENS:
+            asked, reason = NAMED["minibatch"], "there is much data"
+        elif isinstance(structure, Differences):
+            reason = "values alone, and few enough of them tell slope and curvature"
     if getattr(asked, "learn_scales", None) == "auto":
         scales: LearnScales = "all" if on_bound else "transitions"
         asked = replace(asked, learn_scales=scales)  # type: ignore[type-var]
@@ -315,21 +323,6 @@ def optimizer_of(
         after = Adam(0.01, learn_scales="transitions" if scales == "all" else scales)
         asked, reason = MixtureFit(asked, then=after), f"{reason}; a mixture starts from one component"
     return Choice(asked, reason)
-
-
-def _open_optimizer(structure: Structure, family: Family, n_tokens: int) -> tuple[Optimizer, str]:
-    """The optimiser where the user leaves it open."""
-    weights = isinstance(family, Weights)
-    closed = structure.has_curvature and family.transition_covariance != "full"
-    closed = closed or (weights and structure.has_local_curvature)
-    if weights and closed and n_tokens >= MANY_TOKENS:
-        return NAMED["minibatch"], "there is much data"
-    if closed and isinstance(structure, Differences):
-        return NAMED["second-order"], "values alone, and few enough of them tell slope and curvature"
-    if closed:
-        return NAMED["second-order"], "the structure gives its curvature"
-    how = "pathwise gradients" if structure.has_gradient else "gradients from values alone"
-    return NAMED["natural"], how
 
 
 def gradient_of(first: Optimizer, structure: Structure) -> Choice[Estimator]:

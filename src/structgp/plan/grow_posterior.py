@@ -6,7 +6,6 @@ ones begin at their prior."""
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from structgp.answers.ask import Model
 from structgp.data.encode import EncoderView, FeatureEncoder, FeatureSplit
 from structgp.data.examples import Examples
 from structgp.data.vocabulary import column_places
-from structgp.errors import StructgpWarning
 from structgp.gp import Posterior, Table, Weights
 from structgp.gp.kernels.relevance import grown
 from structgp.plan.resolve import Plan
@@ -25,19 +23,6 @@ from structgp.plan.start import Start, edge_tokens, flat_tokens
 
 
 def can_go_on(plan: Plan, before: Model, examples: Examples) -> bool:
-    """Whether the fit can start from the earlier posterior; warns where it cannot."""
-    possible = _fits(plan, before, examples)
-    if not possible:
-        warnings.warn(
-            "warm_start: the earlier fit had other labels, other columns or another kind of posterior; "
-            "this one starts from the prior",
-            StructgpWarning,
-            stacklevel=3,
-        )
-    return possible
-
-
-def _fits(plan: Plan, before: Model, examples: Examples) -> bool:
     """Whether the earlier posterior is of the kind that the plan asks for."""
     old, transitions = before.posterior.node, before.posterior["next"]
     shift = old.has_own_functions or plan.structure.value.ignores_shift
@@ -85,9 +70,8 @@ def carried_over(model: Model, examples: Examples) -> Posterior:
         wide: Table | Weights = Table((N, N), transitions.prior_sd)
         _copy(transitions, wide, functions)
     else:
-        kernel, place = grown(
-            transitions.kernel, _sizes(split.next), edge_tokens(split.next, examples), None
-        )
+        tokens = edge_tokens(split.next, examples)
+        kernel, place = grown(transitions.kernel, _sizes(split.next), tokens, None)
         wide = Weights(kernel, (N, N))
         _copy(transitions, wide, (functions[:, None], place))
     return Posterior({"node": node, "next": wide})

@@ -1,4 +1,4 @@
-"""The parameters of a fit as plain data: option objects, their checks, and their JSON.
+"""The parameters of a fit as plain data: optimisers by name, option objects, their checks, and their JSON.
 
 Checks here need no data; ``resolve`` decides what depends on the data."""
 
@@ -16,10 +16,40 @@ import torch
 from structgp.errors import InputError
 from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import Adam, Minibatch, Natural, Optimizer, SecondOrder
-from structgp.paper import PRESETS, Preset
-from structgp.plan.optimizers import GRADIENTS, INFERENCE, NAMED
+from structgp.inference.estimators import Estimator, Pathwise, PathwiseSurrogate, Surrogate
+from structgp.paper import PRESETS, LbfgsBlocks, Preset, Saga, Score
 from structgp.structures import Spec, Structure
 from structgp.structures.choose import Custom
+
+ESTIMATORS: dict[str, Estimator] = {
+    e.name: e
+    for e in (
+        Pathwise(),
+        PathwiseSurrogate(),
+        Score("score", "iid", "none"),
+        Score("control-variate", "iid", "control-variate"),
+        Score("leave-one-out", "iid", "mean"),
+        Score("antithetic-orthogonal", "orthogonal", "mean"),
+        Score("sobol", "sobol", "mean"),
+        Surrogate("surrogate-piecewise", "piecewise", uses_memory=False),
+        Surrogate("surrogate-quadratic", None, uses_memory=True),
+        Surrogate("surrogate", "composite", uses_memory=True),
+    )
+}
+"""Gradient estimators by name."""
+
+NAMED: dict[str, Optimizer] = {
+    "second-order": SecondOrder(learn_scales="auto"),
+    "minibatch": Minibatch(learn_scales="auto"),
+    "natural": Natural(learn_scales="auto"),
+    "adam": Adam(learn_scales="auto"),
+    "saga": Saga(
+        mean_step=None, covariance_step=None, node_steps=None, transition_steps=None, learn_scales="auto"
+    ),
+    "lbfgs": LbfgsBlocks(learn_scales="auto"),
+}
+INFERENCE = ("auto", *NAMED, *PRESETS)
+GRADIENTS = ("auto", *ESTIMATORS)
 
 
 @dataclass(frozen=True)
@@ -106,15 +136,13 @@ Family: TypeAlias = Weights | Inducing | Mixture
 FAMILIES: dict[str, Family] = {"weights": Weights(), "inducing": Inducing()}
 
 
-@dataclass(frozen=True)
-class Options:
-    """All parameters of the estimator, see :class:`structgp.StructuredGPClassifier`, and what their names
-    stand for: family and optimizer, None where they are left open; preset, one of the paper's or None;
-    learns_kernel; torch_device. InputError for the first parameter that is not possible."""
+@dataclass(eq=False, repr=False)
+class Parameters:
+    """The parameters of :class:`structgp.StructuredGPClassifier`, which says what they mean."""
 
     structure: Any = "chain"
     kernel: KernelChoice = "auto"
-    prior: Prior = field(default_factory=Prior)
+    prior: Prior = Prior()
     posterior: str | Family = "auto"
     inference: str | Optimizer = "auto"
     features: str = "auto"
@@ -126,6 +154,14 @@ class Options:
     random_state: int = 0
     warm_start: bool = False
     verbose: bool = False
+
+
+@dataclass
+class Options(Parameters):
+    """Parameters, checked, and what their names stand for: family and optimizer, None where they are left
+    open; preset, one of the paper's or None; learns_kernel; torch_device. InputError for the first
+    parameter that is not possible."""
+
     family: Family | None = field(init=False)
     optimizer: Optimizer | None = field(init=False)
     preset: Preset | None = field(init=False)
@@ -141,14 +177,14 @@ class Options:
         if self.class_weight is not None:
             check_class_weight(self.class_weight)
         name = self.inference if isinstance(self.inference, str) else ""
-        preset, learn = PRESETS.get(name), self.prior.learn_kernel
-        vars(self).update(
-            family=FAMILIES.get(self.posterior) if isinstance(self.posterior, str) else self.posterior,
-            optimizer=(preset.optimizer if preset else NAMED.get(name)) if name else self.inference,
-            preset=preset,
-            learns_kernel=preset is None if learn == "auto" else bool(learn),
-            torch_device=self.device if self.device == "cpu" else device_of(self.device),
-        )
+        self.family = FAMILIES.get(self.posterior) if isinstance(self.posterior, str) else self.posterior
+        self.preset = PRESETS.get(name)
+        self.optimizer = NAMED.get(name) if isinstance(self.inference, str) else self.inference
+        if self.preset is not None:
+            self.optimizer = self.preset.optimizer
+        learn = self.prior.learn_kernel
+        self.learns_kernel = self.preset is None if learn == "auto" else bool(learn)
+        self.torch_device = self.device if self.device == "cpu" else device_of(self.device)
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -194,14 +230,7 @@ _WORDS = {
 }
 """What a field must be, and what to use in its place."""
 
-MAY_BE_ZERO = (
-    "max_seconds",
-    "reductions",
-    "learning_rounds",
-    "node_steps",
-    "transition_steps",
-    "hyper_steps",
-)
+MAY_BE_0 = {"max_seconds", "reductions", "learning_rounds", "node_steps", "transition_steps", "hyper_steps"}
 """Numbers of an optimiser that may be 0, beside its tolerances."""
 
 
@@ -222,26 +251,19 @@ def _check_fields(owner: Any) -> None:
             plain = bool(value) if isinstance(value, np.bool_) else value
             # 1 == True: numbers are not choices.
             if not any(plain is k or (isinstance(k, str) and plain == k) for k in known):
-                raise InputError(
-                    name, f"{value!r} is not known", f"use one of {', '.join(map(str, known))}"
-                )
+                remedy = f"use one of {', '.join(map(str, known))}"
+                raise InputError(name, f"{value!r} is not known", remedy)
         if is_optimizer and isinstance(value, int | float) and not isinstance(value, bool):
-            zero = name in MAY_BE_ZERO or name.endswith("tolerance")
+            zero = name in MAY_BE_0 or name.endswith("tolerance")
             if not (value >= 0 if zero else value > 0):
                 problem = f"{type(owner).__name__}({name}={value!r})"
-                raise InputError(
-                    "inference", problem, f"use a number {'of at least' if zero else 'above'} 0"
-                )
-    if isinstance(owner, Inducing | Mixture):
-        _check_inducing(owner)
-
-
-def _check_inducing(family: Inducing | Mixture) -> None:
-    if family.rank is not None and family.covariance != "low-rank":
-        problem = f"{family.rank} is given beside covariance={family.covariance!r}"
+                remedy = f"use a number {'of at least' if zero else 'above'} 0"
+                raise InputError("inference", problem, remedy)
+    if isinstance(owner, Inducing | Mixture) and owner.rank is not None and owner.covariance != "low-rank":
+        problem = f"{owner.rank} is given beside covariance={owner.covariance!r}"
         raise InputError("rank", problem, "use covariance='low-rank', or leave it out")
-    if isinstance(family, Mixture) and family.entropy == "exact" and family.n_components > 1:
-        problem = f"'exact' has no closed form with {family.n_components} components"
+    if isinstance(owner, Mixture) and owner.entropy == "exact" and owner.n_components > 1:
+        problem = f"'exact' has no closed form with {owner.n_components} components"
         raise InputError("entropy", problem, "use 'bhattacharyya' or 'jensen'")
 
 
@@ -269,11 +291,8 @@ def device_of(name: Any) -> str:
     try:
         torch.empty(0, device=torch.device(str(name)))
     except (RuntimeError, TypeError, AssertionError):
-        problem, remedy = (
-            f"{name!r} cannot be used here",
-            "use 'auto', 'cpu', or 'cuda' where there is a GPU",
-        )
-        raise InputError("device", problem, remedy) from None
+        remedy = "use 'auto', 'cpu', or 'cuda' where there is a GPU"
+        raise InputError("device", f"{name!r} cannot be used here", remedy) from None
     return str(name)
 
 

@@ -6,9 +6,9 @@ few hundred tokens tell the scales well enough to choose inducing inputs under t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
@@ -57,8 +57,10 @@ def run_pilot(
     if examples.n_tokens <= WORTH_IT * TOKENS:
         return None
     lengths = [len(r) for r in examples.rows]
-    some = _some_sequences(lengths, generator)
-    parts = tokens.split(lengths)
+    there = [i for i, length in enumerate(lengths) if length]
+    order = [there[n] for n in torch.randperm(len(there), generator=generator).tolist()]
+    enough = int(np.searchsorted(np.cumsum([lengths[i] for i in order]), TOKENS)) + 1
+    some, parts = sorted(order[:enough]), tokens.split(lengths)
     tokens = torch.cat([parts[i] for i in some])
     chosen = choose_inducing(kernel, tokens, len(tokens))
     V = examples.n_labels
@@ -70,14 +72,3 @@ def run_pilot(
     posterior = Posterior({"node": node, "next": table})
     history = train(posterior, plan.structure.value, batches, OPTIMIZER, "a pilot", generator=generator)
     return Pilot(None if basis is None else node.basis, table.prior_sd, len(tokens), history)
-
-
-def _some_sequences(lengths: Sequence[int], generator: torch.Generator) -> list[int]:
-    chosen, total = [], 0
-    there = [i for i, length in enumerate(lengths) if length]
-    for n in torch.randperm(len(there), generator=generator).tolist():
-        if total >= TOKENS:
-            break
-        chosen.append(there[n])
-        total += lengths[there[n]]
-    return sorted(chosen)

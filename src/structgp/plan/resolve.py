@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from gpytorch.kernels import Kernel
-
 from structgp.data.encode import FeatureSplit
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
@@ -24,7 +22,7 @@ from structgp.paper import Preset
 from structgp.plan import choices
 from structgp.plan.choices import ASKED, Choice
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
-from structgp.structures import Spec, Structure
+from structgp.structures import Chain, Custom, Spec, Structure
 
 LATER_LEARNING_ROUNDS = 1
 """How often the kernel moves in a ``partial_fit`` after the first."""
@@ -79,7 +77,7 @@ class Plan:
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Each choice with its reason, as plain values."""
         found = {
-            f.name: {"value": _plain(choice.value), "reason": choice.reason}
+            f.name: {"value": choices.shown(choice.value), "reason": choice.reason}
             for f in fields(self)
             if isinstance(choice := getattr(self, f.name), Choice)
         }
@@ -94,38 +92,22 @@ def plan_lines(plan: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"{k.replace('_', ' '):<{width}}  {c['value']} ({c['reason']})" for k, c in plan.items()]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, Family):
-        return type(value).__name__.lower()
-    named = getattr(value, "name", None)
-    if isinstance(named, str):
-        return named
-    if isinstance(value, Kernel | Structure):
-        return type(value).__name__ if isinstance(value, Kernel) else choices.name_of(value)
-    return repr(value)
-
-
 # -- the whole -------------------------------------------------------------------------------------
 
 
 def resolve(options: Options, examples: Examples | ShardedExamples, together: Processes = ALONE) -> Plan:
     """The plan for these parameters and examples; InputError where they do not go together."""
     asked, on_disk = options.optimizer, isinstance(examples, ShardedExamples)
-    structure = choices.structure_of(options, examples)
-    spec = choices.spec_of(structure.value, options.prior)
-    split = FeatureSplit(examples.encoder, spec)
+    model = _model(options, examples)
+    structure, blocks = model["structure"].value, model["split"].node.blocks
     options = _for_shards(options) if on_disk else options
-    on_bound = choices.learns_on_bound(options, structure.value, split.node.blocks)
-    kernel = choices.kernel_of(options.kernel, split.node.blocks, on_bound)
+    on_bound = choices.learns_on_bound(options, structure, blocks)
+    kernel = choices.kernel_of(options.kernel, blocks, on_bound)
     family = choices.family_of(options, kernel.value, on_bound)
     n_tokens = examples.n_tokens
     if not on_disk and (together.size > 1 or not examples.in_many_parts):  # type: ignore[union-attr]
         n_tokens = 0
-    optimizer = choices.optimizer_of(options, structure.value, family.value, on_bound, n_tokens)
+    optimizer = choices.optimizer_of(options, structure, family.value, on_bound, n_tokens)
     if on_disk and asked is None:
         optimizer = replace(optimizer, reason="the data is on disk, and this way needs a batch at a time")
     if isinstance(optimizer.value, Minibatch):
@@ -133,24 +115,48 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
     scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"
     if getattr(asked, "learn_scales", "auto") != "auto":
         scales = choices.PAPER if options.preset else "given"
-    if split.next is not None:
-        choices.check_transition_features(spec, optimizer.value, family.value, on_disk)
-    n_inducing, entropy = choices.inducing_of(family.value, options.preset)
+    if model["split"].next is not None:
+        choices.check_transition_features(model["spec"], optimizer.value, family.value, on_disk)
+    if not isinstance(family.value, Weights):
+        model["n_inducing"] = choices.n_inducing_of(family.value, options.preset)
+    if getattr(family.value, "entropy", None) == "jensen":
+        model["entropy"] = Choice("jensen", ASKED)
     return Plan(
-        structure=structure,
+        **model,
         kernel=kernel,
         posterior=family,
-        basis=choices.basis_of(family.value, structure.value, options.preset),
-        n_inducing=n_inducing,
-        entropy=entropy,
-        spec=spec,
-        split=split,
-        predictor=choices.predictor_of(options, structure.value),
+        basis=choices.basis_of(family.value, structure, options.preset),
         has_weights=isinstance(family.value, Weights),
         on_bound=on_bound,
         preset=options.preset,
-        **_settings(options, spec, optimizer, structure.value, scales),
+        **_settings(options, optimizer, structure, scales),
     )
+
+
+def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, Any]:
+    """The structure and what follows from it, as fields of a plan. A transition sd of 0 leaves transitions
+    out."""
+    structure, sd = choices.structure_of(options, examples), float(options.prior.transition_sd)
+    spec, predictor = structure.value.spec, None  # the chain itself answers
+    if isinstance(options.structure, Custom) or type(structure.value) is not Chain:
+        predictor = choices.predictor_of(options, structure.value)
+    if sd == 0 and spec.next is not None and not spec.next.is_constant:
+        problem = f"0 leaves transitions out, and {spec} gives them features"
+        raise InputError("transition_sd", problem, "use a transition_sd above 0, or chain(order=0)")
+    spec = spec if spec.likelihood == "exact" else Spec(spec.templates)
+    split = FeatureSplit(examples.encoder, spec)
+    if not split.node.blocks:
+        problem = f"{spec} gives all features to transitions and leaves none for single tokens"
+        raise InputError(
+            "structure", problem, "use shared=True, or add features that transitions do not use"
+        )
+    return {
+        "structure": structure,
+        "spec": spec,
+        "split": split,
+        "transition_sd": 0.0 if spec.next is None else sd,
+        "predictor": predictor,
+    }
 
 
 def all_at_once(plan: Plan, options: Options) -> Plan:
@@ -161,7 +167,7 @@ def all_at_once(plan: Plan, options: Options) -> Plan:
     structure = plan.structure.value
     optimizer = choices.optimizer_of(options, structure, plan.posterior.value, plan.on_bound)
     reason = plan.learn_scales.reason
-    return replace(plan, **_settings(options, plan.spec, optimizer, structure, reason))
+    return replace(plan, **_settings(options, optimizer, structure, reason))
 
 
 def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
@@ -169,47 +175,43 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
     if not old.node.takes_minibatches:
         remedy = "use categorical or sparse features and the default fit, or fit all data with warm_start"
         raise InputError("partial_fit", "the model has inducing inputs, not weights", remedy)
-    structure = choices.structure_of(options, examples).value
+    model = _model(options, examples)
+    structure = model["structure"].value
     shift = old.node.has_own_functions or structure.ignores_shift
     if not structure.has_local_curvature or not shift:
         lacks = "offers no curvature" if shift else "may depend on a direction that was left out"
-        raise InputError("partial_fit", f"{choices.name_of(structure)} {lacks}", "fit all data at once")
-    before, spec = "as before", choices.spec_of(structure, options.prior)
+        raise InputError("partial_fit", f"{choices.shown(structure)} {lacks}", "fit all data at once")
+    before = "as before"
     onward = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS).paced(examples.n_tokens)
-    optimizer: Choice[Optimizer] = Choice(
-        onward, "the earlier data are known through their posterior alone"
-    )
+    reason = "the earlier data are known through their posterior alone"
+    optimizer: Choice[Optimizer] = Choice(onward, reason)
     return Plan(
-        structure=Choice(structure, ASKED),
+        **model,
         kernel=Choice("relevance", before),
         posterior=Choice(Weights(), before),
         basis=Choice("label" if old.node.has_own_functions else "contrast", before),
-        spec=spec,
-        split=FeatureSplit(examples.encoder, spec),
-        predictor=choices.predictor_of(options, structure),
         has_weights=True,
         on_bound=True,
-        **_settings(options, spec, optimizer, structure, "the kernel moves once more"),
+        **_settings(options, optimizer, structure, "the kernel moves once more"),
     )
 
 
 def _settings(
-    options: Options, spec: Spec, optimizer: Choice[Optimizer], structure: Structure, scales: str
+    options: Options, optimizer: Choice[Optimizer], structure: Structure, scales: str
 ) -> dict[str, Any]:
-    """The optimiser and what follows from it, the device and the sd of transitions, as fields of a plan.
-    scales : why those scales are learned."""
-    first = choices.first_stage(optimizer.value)
+    """The optimiser and what follows from it, and the device, as fields of a plan. scales : why those
+    scales are learned."""
+    first = getattr(optimizer.value, "first", optimizer.value)
     precision = Choice("float64", "Cholesky factors and sums need it")
     if isinstance(optimizer.value, Minibatch) and optimizer.value.single:
         precision = Choice("float32 visits, float64 sums", "there is much data")
-    where = "the GPU where there is one" if options.device == "auto" else ASKED
+    where = {"auto": "the GPU where there is one", Options.device: choices.DEFAULT}
     return {
         "optimizer": optimizer,
         "gradient": choices.gradient_of(first, structure),
         "learn_scales": Choice(getattr(first, "learn_scales", False), scales),
         "precision": precision,
-        "device": Choice(options.torch_device, where),
-        "transition_sd": 0.0 if spec.next is None else float(options.prior.transition_sd),
+        "device": Choice(options.torch_device, where.get(options.device, ASKED)),
     }
 
 

@@ -7,7 +7,7 @@ import hashlib
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class Fit:
     checkpoint: str | Path | None = None
     together: Processes = ALONE
 
-    def run(self, callback: Callback) -> tuple[Model, dict[str, Any]]:
+    def run(self, callback: Callback | None) -> tuple[Model, dict[str, Any]]:
         """Fits the posterior in place; returns the model and the log."""
         kept, plan = (None, self.start.plan) if self.checkpoint is None else self._kept()
         on_disk = isinstance(self.examples, ShardedExamples)
@@ -113,24 +113,32 @@ class Fit:
         if kept is not None and self.together.is_first:
             kept.remove()
         info = {k: v for k, v in log.items() if k != "steps"}
-        return self.model(info | self._seen() | {"version": __version__}), log
+        return self.model(info | {"version": __version__}), log
 
     def model_now(self) -> Model:
         """The model with a copy of the posterior as it is now. Cost: that copy."""
-        return self.model(self._seen(), copy.deepcopy(self.start.posterior).to("cpu"))
+        return self.model({}, copy.deepcopy(self.start.posterior).to("cpu"))
 
     def model(self, info: dict[str, Any], posterior: Any = None) -> Model:
+        """The model, with the counts of the data in its ``info``; those of the model before count too."""
+        examples, posterior = self.examples, self.start.posterior if posterior is None else posterior
+        counts = dict(zip(examples.labels.classes, examples.label_counts.tolist(), strict=True))
+        seen = {"n_sequences": examples.n_sequences, "n_tokens": examples.n_tokens}
+        if self.seen_before is not None:
+            for label, count in self.seen_before.info["label_counts"].items():
+                counts[label] += count
+            seen = {name: count + self.seen_before.info[name] for name, count in seen.items()}
         return Model(
-            self.examples.encoder,
-            self.examples.labels,
-            (self.start.posterior if posterior is None else posterior).requires_grad_(False),
+            examples.encoder,
+            examples.labels,
+            posterior.requires_grad_(False),
             self.start.plan.spec,
             int(self.options.n_draws),
             int(self.options.random_state),
-            info,
+            info | seen | {"label_counts": counts},
             {} if self.seen_before is None else dict(self.seen_before.extra),
             predictor=self.start.plan.predictor,
-            constraints=self.examples.constraints,
+            constraints=examples.constraints,
         )
 
     def _batches(self, plan: Plan) -> Sequence[Batch]:
@@ -197,64 +205,42 @@ class Fit:
         optimizer = plan.optimizer.value
         if not isinstance(optimizer, Minibatch) or optimizer.sites_folder is not None:
             yield plan
-        elif self.checkpoint is not None:
+            return
+        with ExitStack() as stack:
             folder = f"{self.checkpoint}.sites"
-            yield _with_folder(plan, optimizer, folder)
-            remove_sites(folder)
-        else:
-            shards = self.examples.shards
-            try:
-                made = tempfile.TemporaryDirectory(prefix=".sites-", dir=shards.folder)
-            except OSError as error:
-                problem = f"the sites of the fit cannot be written there ({error.strerror})"
-                remedy = "name a checkpoint in another place: they are kept beside it"
-                raise InputError(str(shards.folder), problem, remedy) from error
-            with made as folder:
-                yield _with_folder(plan, optimizer, folder)
+            if self.checkpoint is None:
+                beside = self.examples.shards.folder
+                try:
+                    made = tempfile.TemporaryDirectory(prefix=".sites-", dir=beside)
+                except OSError as error:
+                    problem = f"the sites of the fit cannot be written there ({error.strerror})"
+                    remedy = "name a checkpoint in another place: they are kept beside it"
+                    raise InputError(str(beside), problem, remedy) from error
+                folder = stack.enter_context(made)
+            placed = replace(optimizer, sites_folder=folder)
+            yield replace(plan, optimizer=replace(plan.optimizer, value=placed))
+            if self.checkpoint is not None:
+                remove_sites(folder)
 
     # -- the log -----------------------------------------------------------------------------------
-
-    def _seen(self) -> dict[str, Any]:
-        """Counts of the data, with those of the model before."""
-        examples = self.examples
-        counts = dict(zip(examples.labels.classes, examples.label_counts.tolist(), strict=True))
-        seen = {"n_sequences": examples.n_sequences, "n_tokens": examples.n_tokens}
-        if self.seen_before is not None:
-            for label, count in self.seen_before.info["label_counts"].items():
-                counts[label] += count
-            seen = {name: count + self.seen_before.info[name] for name, count in seen.items()}
-        return seen | {"label_counts": counts}
 
     def _log(self, history: History, plan: Plan) -> dict[str, Any]:
         """``training_log_``."""
         start, pilot = self.start, self.start.pilot
-        node, transitions = start.posterior.node, start.posterior["next"]
         named = ("optimizer", "reason", "gradient", "stopped", "steps", "trace", "elbo", "fresh_elbo")
         log = {"plan": plan.to_json()} | {name: getattr(history, name) for name in named}
         log["evaluations"] = history.evaluations + (pilot.history.evaluations if pilot else 0)
         if isinstance(plan.structure.value, Differences):
             log |= {"gradient": "differences", "evaluations": plan.structure.value.n_values}
-        with torch.no_grad():
-            return log | {
-                "relaxation": None if start.relaxation is None else vars(start.relaxation),
-                "pilot": None if pilot is None else pilot.summary,
-                "posterior": "weights" if plan.has_weights else "inducing",
-                "covariance": plan.covariance.value,
-                "covariance_rank": plan.rank,
-                "covariance_reason": plan.covariance.reason,
-                "inducing_residual": start.residual,
-                "seconds": history.seconds + (pilot.history.seconds if pilot else 0.0),
-                "kernel_scales": kernel_scales(node.kernel, plan.split.node.blocks),
-                "function_scales": node.basis.square().sum(0).tolist(),
-                "effective_parameters": float(node.effective_parameters()),
-                "kl_inducing": float(node.kl(plan.entropy.value)),
-                "kl_transitions": float(transitions.kl()),
-                "amplitude_factor": float(node.log_amplitude.exp()),
-                "transition_sd": transitions.prior_sd,
-                "n_inducing": node.n_values,
-            }
-
-
-def _with_folder(plan: Plan, optimizer: Minibatch, folder: str) -> Plan:
-    placed = replace(optimizer, sites_folder=folder)
-    return replace(plan, optimizer=replace(plan.optimizer, value=placed))
+        return log | {
+            "relaxation": None if start.relaxation is None else vars(start.relaxation),
+            "pilot": None if pilot is None else pilot.summary,
+            "posterior": "weights" if plan.has_weights else "inducing",
+            "covariance": plan.covariance.value,
+            "covariance_rank": plan.rank,
+            "covariance_reason": plan.covariance.reason,
+            "inducing_residual": start.residual,
+            "seconds": history.seconds + (pilot.history.seconds if pilot else 0.0),
+            "kernel_scales": kernel_scales(start.posterior.node.kernel, plan.split.node.blocks),
+            **start.posterior.summary(plan.entropy.value),  # type: ignore[arg-type]
+        }

@@ -63,41 +63,56 @@ def start_of(
     options: Options, plan: Plan, examples: Examples | ShardedExamples, generator: torch.Generator
 ) -> Start:
     """The posterior that the fit starts from, and how it came about."""
-    V, view, basis, given = examples.n_labels, plan.split.node, None, options.prior.amplitude
+    basis, given = None, options.prior.amplitude
     amplitude = None if isinstance(given, str) else float(given)
     if plan.basis.value == "contrast":
         basis = contrasts(torch.from_numpy(examples.label_counts))
+    if not plan.has_weights:
+        assert isinstance(examples, Examples)
+        return _inducing_start(options, plan, examples, amplitude, basis, generator)
     if isinstance(examples, ShardedExamples):
         kernel = sharded_kernel(plan.kernel.value, examples, amplitude)
-        return Start(_posterior(Weights(kernel, (V,), basis), plan, examples), plan)
+    else:
+        view, choice = plan.split.node, copy.deepcopy(plan.kernel.value)
+        tokens = flat_tokens([view.select(rows) for rows in examples.rows])
+        kernel = build_kernel(choice, view.blocks, tokens, amplitude)
+    node = Weights(kernel.requires_grad_(False), (examples.n_labels,), basis)
+    return Start(_posterior(node, plan, examples), plan)
+
+
+def _inducing_start(
+    options: Options,
+    plan: Plan,
+    examples: Examples,
+    amplitude: float | None,
+    basis: Tensor | None,
+    generator: torch.Generator,
+) -> Start:
+    """The posterior over values at inducing inputs, with the kernel's shape learned, and its scales by a
+    pilot if the fit learns them."""
+    view, choice, relaxation = plan.split.node, copy.deepcopy(plan.kernel.value), None
     tokens = flat_tokens([view.select(rows) for rows in examples.rows])
-    kernel, relaxation = choose_kernel(
-        copy.deepcopy(plan.kernel.value),
-        view.blocks,
-        tokens,
-        examples.y,
-        amplitude=amplitude,
-        learn=options.learns_kernel,
-        on_bound=plan.on_bound,
-        generator=generator,
-    )
-    if plan.has_weights:
-        return Start(_posterior(Weights(kernel, (V,), basis), plan, examples), plan, relaxation)
-    pilot = None
+    kernel = build_kernel(choice, view.blocks, tokens, amplitude)
+    if options.learns_kernel:
+        kernel, relaxation = learn_kernel(kernel, tokens, examples.y, plan.on_bound, generator)
+    kernel.requires_grad_(False)
+    V, pilot, sd = examples.n_labels, None, plan.transition_sd
     if plan.on_bound and plan.split.next is None:
         pilot = run_pilot(kernel, examples, tokens, plan, basis, generator)
     open_number = getattr(plan.posterior.value, "n_inducing", None) is None
     enough = ENOUGH if open_number and pilot is not None else 0.0
     assert plan.n_inducing.value is not None
-    chosen = pick_inducing(kernel, tokens, plan.n_inducing.value, seed=options.random_state, enough=enough)
-    plan = plan.with_covariance(V if basis is None else basis.shape[1], len(chosen.rows), len(tokens))
-    basis = basis if pilot is None else pilot.basis
+    rows, residual = pick_inducing(
+        kernel, tokens, plan.n_inducing.value, seed=options.random_state, enough=enough
+    )
+    plan = plan.with_covariance(V if basis is None else basis.shape[1], len(rows), len(tokens))
+    if pilot is not None:
+        basis, sd = pilot.basis, pilot.transition_sd
     form: dict[str, Any] = {"covariance": plan.covariance.value, "rank": plan.rank, "basis": basis}
-    node: Any = Inducing(kernel, chosen.rows, (V,), **form)
+    node: Any = Inducing(kernel, rows, (V,), **form)
     if plan.n_components > 1:
-        node = Mixture(kernel, chosen.rows, (V,), n_components=plan.n_components, **form)
-    posterior = _posterior(node, plan, examples, None if pilot is None else pilot.transition_sd)
-    return Start(posterior, plan, relaxation, pilot, chosen.residual)
+        node = Mixture(kernel, rows, (V,), n_components=plan.n_components, **form)
+    return Start(_posterior(node, plan, examples, sd), plan, relaxation, pilot, residual)
 
 
 def _posterior(
@@ -106,9 +121,10 @@ def _posterior(
     """Nodes, and transitions: a table of scores, or with features one weight per feature. sd : prior
     standard deviation of a transition score, None for the plan's."""
     V, sd = node.n_scores, plan.transition_sd if sd is None else sd
-    if plan.split.next is None or isinstance(examples, ShardedExamples):
+    if plan.split.next is None:
         full = plan.posterior.value.transition_covariance == "full"
         return Posterior({"node": node, "next": Table((V, V), sd, full)})
+    assert isinstance(examples, Examples)
     tokens = edge_tokens(plan.split.next, examples)
     kernel = build_kernel("relevance", plan.split.next.blocks, tokens, sd**2).requires_grad_(False)
     return Posterior({"node": node, "next": Weights(kernel, (V, V))})
@@ -135,27 +151,18 @@ def edge_tokens(view: EncoderView, examples: Examples) -> Tensor:
 # -- the prior -------------------------------------------------------------------------------------
 
 
-def choose_kernel(
-    choice: KernelChoice,
-    blocks: Sequence[Block],
-    tokens: Tensor,
-    labels: Sequence[np.ndarray],
-    *,
-    amplitude: float | None,
-    learn: bool,
-    on_bound: bool = False,
-    generator: torch.Generator,
+def learn_kernel(
+    kernel: Kernel, tokens: Tensor, labels: Sequence[np.ndarray], on_bound: bool, generator: torch.Generator
 ) -> tuple[Kernel, Relaxation | None]:
-    """The kernel, its shape learned if ``learn`` and if it has any, at the amplitude it started with.
-    on_bound : whether the fit will go on learning what each feature is worth. tokens : (N, W), sequence
-    after sequence; labels : one (T,) array per sequence."""
-    kernel = build_kernel(choice, blocks, tokens, amplitude)
+    """The kernel, its shape learned if it has any, at the amplitude it started with. on_bound : whether the
+    fit will go on learning what each feature is worth. tokens : (N, W), sequence after sequence; labels :
+    one (T,) array per sequence."""
     for part in kernel.modules():
         if isinstance(part, RelevanceKernel):
             # A thousand parameters are not for the relaxation.
             part.requires_grad_(False)
-    if not learn or not has_shape(kernel):
-        return kernel.requires_grad_(False), None
+    if not has_shape(kernel):
+        return kernel, None
     y = [torch.from_numpy(sequence) for sequence in labels if len(sequence)]
     known = torch.cat(y) >= 0
     some = tokens[:: max(1, len(tokens) // 1000)]
@@ -164,28 +171,22 @@ def choose_kernel(
     relaxation = learn_shape(kernel, x, [s[s >= 0] for s in y], generator)
     if on_bound and isinstance(kernel, BlockSumKernel):
         # The fit will balance its parts, and has to see them.
-        return kernel.requires_grad_(False), relaxation
+        return kernel, relaxation
     after = float(variance(kernel, some).detach().mean())
-    return rescale(kernel, before / after if after > 0 else 1.0).requires_grad_(False), relaxation
+    return rescale(kernel, before / after if after > 0 else 1.0), relaxation
 
 
-@dataclass(frozen=True)
-class Picked:
-    """rows : (M, W) inducing inputs; residual : share of the prior variance that they leave open."""
-
-    rows: Tensor
-    residual: float
-
-
-def pick_inducing(kernel: Kernel, tokens: Tensor, most: int, *, seed: int, enough: float = 0.0) -> Picked:
-    """At most ``most`` inducing inputs among the tokens (N, W), fewer where those leave no more than the
-    share ``enough`` of the prior variance open."""
+def pick_inducing(
+    kernel: Kernel, tokens: Tensor, most: int, *, seed: int, enough: float = 0.0
+) -> tuple[Tensor, float]:
+    """(M, W) at most ``most`` inducing inputs among the tokens (N, W), fewer if those leave no more than
+    the share ``enough`` of the prior variance open; and the share that they leave open."""
     if len(tokens) > INDUCING_CANDIDATES:
         rng = np.random.default_rng(seed)
         some = rng.choice(len(tokens), INDUCING_CANDIDATES, replace=False)
         tokens = tokens[torch.from_numpy(some)]
     chosen = choose_inducing(kernel, tokens, most, enough=enough)
-    return Picked(tokens[chosen.index], chosen.residual)
+    return tokens[chosen.index], chosen.residual
 
 
 def sharded_kernel(choice: KernelChoice, examples: ShardedExamples, amplitude: float | None) -> Kernel:
