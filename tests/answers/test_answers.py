@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from structgp import answers as predict
 from structgp.structures import Chain, Rules
+from structgp.structures.program import draws_at_once
 
 CLOSE = 1e-8
 SETTINGS = [
@@ -33,6 +33,11 @@ under_all = pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def make(oracles: ModuleType, mixtures: ModuleType) -> Any:
     """A random mixture."""
     return lambda seed=0, **given: mixtures.mixture(oracles, seed, **given)
+
+
+def best_labelling(at: predict.Potentials) -> torch.Tensor:
+    """(B, T) under the first draw."""
+    return at.structure.decode(at.f, at.g, at.mask)[0]
 
 
 # -- what is known ------------------------------------------------------------------------------------
@@ -54,8 +59,7 @@ def test_without_known_labels_draws_count_alike(make: Any) -> None:
 def test_a_shift_is_added_before_anything_is_known(make: Any) -> None:
     case = make(known=0.4)
     shift = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
-    posterior: Any = None
-    at = predict.potentials(posterior, Chain(), case.draws(), case.batch, shift)
+    at = case.at(shift)
     shifted = replace(case, f=case.f + shift.numpy()).at()
     torch.testing.assert_close(at.f, shifted.f)
     torch.testing.assert_close(at.share, shifted.share)
@@ -96,15 +100,13 @@ def test_some_draws_at_a_time_are_all_of_them(make: Any, monkeypatch: pytest.Mon
     case = make(2, S=5, known=0.3)
 
     def everything() -> list[torch.Tensor]:
-        at, generator = case.at(), torch.Generator().manual_seed(0)
+        at = case.at()
         found = predict.sequence_uncertainty(at, 20, torch.Generator().manual_seed(1))
-        drawn = predict.sample_labellings(at, 50, generator)
-        return [predict.transition_marginals(at), drawn, found.total, found.data]
+        return [predict.transition_marginals(at), found.data, *predict.n_best(at, case.at(mean=True), 5)]
 
     at_once = everything()
-    module = import_module("structgp.answers.potentials")  # the package has a function of that name
-    monkeypatch.setattr(module, "TRANSITIONS_AT_ONCE", 2 * 4 * 4 * 9)
-    assert [some for some, *_ in case.at().walks()] == [slice(0, 2), slice(2, 4), slice(4, 6)]
+    monkeypatch.setattr("structgp.structures.program.TRANSITIONS_AT_ONCE", 2 * 4 * 4 * 9)
+    assert draws_at_once(case.at().f) == 2
     for one, other in zip(at_once, everything(), strict=True):
         torch.testing.assert_close(one, other)
     monkeypatch.setattr("structgp.structures.program.TRANSITIONS_AT_ONCE", 1)
@@ -119,12 +121,11 @@ def test_some_draws_at_a_time_are_all_of_them(make: Any, monkeypatch: pytest.Mon
 @under_all
 def test_log_prob_of_what_is_known(make: Any, setting: Any) -> None:
     case = make(3, **setting)
-    posterior: Any = None
-    values = predict.log_prob(posterior, Chain(case.rules), case.draws(), case.batch)
+    values = predict.log_prob(case.unconditional(), case.batch.y)
     expected = [np.log(case.by_hand(b).joint.sum(1).mean()) for b in range(4)]
     np.testing.assert_allclose(values, expected, rtol=1e-10, atol=CLOSE)
     shift = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
-    values = predict.log_prob(posterior, Chain(case.rules), case.draws(), case.batch, shift)
+    values = predict.log_prob(case.unconditional(shift), case.batch.y)
     shifted = replace(case, f=case.f + shift.numpy())
     expected = [np.log(shifted.by_hand(b).joint.sum(1).mean()) for b in range(4)]
     np.testing.assert_allclose(values, expected, rtol=1e-10, atol=CLOSE)
@@ -189,7 +190,7 @@ def test_the_best_of_any_draw_is_a_candidate(make: Any) -> None:
 @under_all
 def test_viterbi_is_the_best_under_the_mean(make: Any, setting: Any) -> None:
     case = make(6, **setting)
-    best = predict.viterbi(case.at(mean=True)).numpy()
+    best = best_labelling(case.at(mean=True)).numpy()
     for b, n in enumerate(case.lengths):
         table = case.by_hand(b, mean=True)
         assert table.prob[table.of(best[b, :n])] == pytest.approx(table.prob.max(), abs=1e-12)
@@ -281,7 +282,7 @@ def test_no_labelling_breaks_a_rule_or_forgets_what_is_known(
     p = at.marginals()
     for b, n in enumerate(lengths):
         found = [
-            predict.viterbi(plugged)[b],
+            best_labelling(plugged)[b],
             predict.best_tokens(p, case.mask, case.rules)[b],
             *labels[b, values[b] > -torch.inf],
             *drawn[:, b],

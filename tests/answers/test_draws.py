@@ -18,17 +18,27 @@ from structgp.structures import Chain
 
 def marginals(posterior, structure, draws, batch):
     unknown = replace(batch, y=torch.full_like(batch.y, -1))
-    return predict.potentials(posterior, structure, draws, unknown).marginals()
+    return draws.potentials(structure, unknown).marginals()
 
 
 def viterbi(posterior, structure, draws, batch):
-    unknown = replace(batch, y=torch.full_like(batch.y, -1))
-    return predict.viterbi(predict.potentials(posterior, structure, draws, unknown))
+    at = draws.potentials(structure, batch)
+    return structure.decode(at.f, at.g, at.mask)[0]
+
+
+def log_prob_of(posterior, structure, draws, batch):
+    return predict.log_prob(draws.potentials(structure, batch), batch.y)
+
+
+def scores(draws, batch):
+    """(S, B, T, V) of nodes and (S, V, V) of transitions."""
+    at = draws.potentials(Chain(), batch)
+    return at.f, at.g
 
 
 def nodes(draws, posterior, batch):
     """(S, B, T, V)."""
-    return draws.scores(posterior, batch)[0]
+    return draws.potentials(Chain(), batch).f
 
 
 def values(draws):
@@ -122,7 +132,7 @@ def test_draws_have_the_moments_of_the_posterior(posterior, batch):
 
 def test_marginals_are_the_average_of_the_draws_marginals(posterior, batch, oracles):
     draws = predict.sample(posterior, 6, seed=4)
-    f, g = (part.numpy() for part in draws.scores(posterior, batch))
+    f, g = (part.numpy() for part in scores(draws, batch))
     p = marginals(posterior, Chain(), draws, batch).numpy()
     assert p.shape == (len(LENGTHS), max(LENGTHS), V)
     for b, n in enumerate(LENGTHS):
@@ -136,8 +146,8 @@ def test_marginals_are_the_average_of_the_draws_marginals(posterior, batch, orac
 
 def test_log_prob_is_the_log_of_the_average_probability(posterior, batch, oracles):
     draws = predict.sample(posterior, 6, seed=4)
-    f, g = (part.numpy() for part in draws.scores(posterior, batch))
-    found = predict.log_prob(posterior, Chain(), draws, batch).numpy()
+    f, g = (part.numpy() for part in scores(draws, batch))
+    found = log_prob_of(posterior, Chain(), draws, batch).numpy()
     for b, n in enumerate(LENGTHS):
         y = sequence(batch, b)[1]
         probabilities = []
@@ -154,7 +164,7 @@ def test_labelling_probabilities_sum_to_one(posterior, batch, oracles):
     total = 0.0
     for y in oracles.labellings(LENGTHS[0], V):
         labelled = replace(only, y=torch.from_numpy(y)[None])
-        total += float(predict.log_prob(posterior, Chain(), draws, labelled).exp())
+        total += float(log_prob_of(posterior, Chain(), draws, labelled).exp())
     assert total == pytest.approx(1, abs=1e-12)
 
 
@@ -162,7 +172,7 @@ def test_plug_in_mean(posterior, batch, oracles):
     draws = predict.mean(posterior)
     assert values(draws).shape == (1, V, M)
     p = marginals(posterior, Chain(), draws, batch).numpy()
-    log_prob = predict.log_prob(posterior, Chain(), draws, batch).numpy()
+    log_prob = log_prob_of(posterior, Chain(), draws, batch).numpy()
     best = viterbi(posterior, Chain(), draws, batch).numpy()
     for b, n in enumerate(LENGTHS):
         x, y = sequence(batch, b)
@@ -194,8 +204,8 @@ def test_padding_changes_nothing(posterior, batch, make, extra):
     torch.testing.assert_close(q[:, :T], p, rtol=0, atol=1e-14)
     assert not q[:, T:].any()
     torch.testing.assert_close(
-        predict.log_prob(posterior, Chain(), draws, wider)[:-1],
-        predict.log_prob(posterior, Chain(), draws, batch),
+        log_prob_of(posterior, Chain(), draws, wider)[:-1],
+        log_prob_of(posterior, Chain(), draws, batch),
         rtol=1e-14,
         atol=1e-14,
     )
@@ -206,7 +216,7 @@ def test_what_stands_in_the_padding_changes_nothing(posterior, batch):
     x = torch.where(batch.mask[..., None], batch.x, 12.5)
     y = torch.where(batch.mask, batch.y, 2)
     other = replace(batch, x=x, y=y)
-    for ask in (marginals, predict.log_prob):
+    for ask in (marginals, log_prob_of):
         # To rounding: GPyTorch's RBF centres all rows it is given before it takes distances.
         torch.testing.assert_close(
             ask(posterior, Chain(), draws, other),
@@ -236,8 +246,8 @@ def test_with_a_kernel_of_ours_padding_changes_not_one_bit(posterior, batch):
     T = max(LENGTHS)
     p = marginals(q, Chain(), draws, short)
     assert torch.equal(marginals(q, Chain(), draws, wide)[:-1, :T], p)
-    log_prob = predict.log_prob(q, Chain(), draws, short)
-    assert torch.equal(predict.log_prob(q, Chain(), draws, wide)[:-1], log_prob)
+    log_prob = log_prob_of(q, Chain(), draws, short)
+    assert torch.equal(log_prob_of(q, Chain(), draws, wide)[:-1], log_prob)
 
 
 def test_neighbours_in_the_batch_and_their_order_change_nothing(posterior, batch):
@@ -253,7 +263,7 @@ def test_neighbours_in_the_batch_and_their_order_change_nothing(posterior, batch
 def test_no_transition_scores(posterior, batch):
     q = Posterior({"node": posterior.node, "next": Table((V, V), 0.0)}).requires_grad_(False)
     draws = predict.sample(q, 6, seed=4)
-    f, g = draws.scores(q, batch)
+    f, g = scores(draws, batch)
     assert not g.any()
     p = marginals(q, Chain(), draws, batch)
     by_hand = f.softmax(-1).mean(0)

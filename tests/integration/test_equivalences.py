@@ -137,7 +137,7 @@ def assert_same(
 
 def answers(posterior: Posterior, draws: predict.Draws, batch: Batch) -> torch.Tensor:
     unknown = replace(batch, y=torch.full_like(batch.y, -1))
-    return predict.potentials(posterior, Chain(), draws, unknown).marginals()
+    return draws.potentials(Chain(), unknown).marginals()
 
 
 def marginals(posterior: Posterior, data: Data, batch_tokens: int = 1000) -> list[np.ndarray]:
@@ -168,7 +168,7 @@ def test_without_transition_scores_marginals_are_softmax() -> None:
     for i, (mean, covariance) in enumerate(at_sequences(posterior, data)):
         batch = pad(data.rows, data.labels, data.encoder.pad_row, [i])
         found = answers(posterior, draws, batch)[0].numpy()
-        f = draws.scores(posterior, batch)[0][:, 0].numpy()
+        f = draws.potentials(Chain(), batch).f[:, 0].numpy()
         np.testing.assert_allclose(found, softmax(f, -1).mean(0), rtol=0, atol=1e-10)
         sd = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2)).T  # (T, V)
         exact = np.einsum("n,ntv->tv", weight, softmax(mean + sd * grid[:, None], -1))

@@ -6,9 +6,8 @@ from structgp.answers.labellings import (
     n_best,
     sample_labellings,
     transition_marginals,
-    viterbi,
 )
-from structgp.answers.potentials import Draws, Potentials, mean, potentials, sample
+from structgp.answers.potentials import Draws, Potentials, mean, sample
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
 
@@ -24,12 +23,10 @@ __all__ = [
     "log_prob",
     "mean",
     "n_best",
-    "potentials",
     "sample",
     "sample_labellings",
     "sequence_uncertainty",
     "span_probability",
     "token_uncertainty",
     "transition_marginals",
-    "viterbi",
 ]
