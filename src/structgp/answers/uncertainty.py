@@ -10,7 +10,7 @@ labels would remove. In nats.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from structgp.answers.labellings import sample_labellings
 from structgp.answers.potentials import Potentials
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """total = data + model, all of one shape."""
 
     total: Tensor

@@ -57,8 +57,8 @@ class TokenUncertainty:
 
 @dataclass(frozen=True)
 class Findings:
-    """``templates`` : names of the keys of ``log['kernel_scales']``; ``uncertainties`` : the one to begin
-    with first."""
+    """``templates`` : names of the keys of ``kernel_scales`` in the log of the fit; ``uncertainties`` : the
+    one to begin with first."""
 
     estimator: StructuredGPClassifier
     model_name: str
@@ -68,11 +68,6 @@ class Findings:
     marginals: list[list[dict[str, float]]]
     uncertainties: list[TokenUncertainty]
     truth: Truth | None
-
-    @property
-    def log(self) -> dict[str, Any]:
-        """What the model keeps of its fit."""
-        return self.estimator.model_.info
 
 
 def examine(

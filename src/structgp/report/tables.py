@@ -88,7 +88,7 @@ def weights(scales: Sequence[tuple[str, float]]) -> Markup:
         tag(
             "tr",
             tag("th", tag("code", name), scope="row"),
-            tag("td", tag("span", class_="gauge", style=f"width:{100 * value / top:.1f}%")),
+            tag("td", tag("span", class_="gauge", style=f"width:{100 * math.sqrt(value / top):.1f}%")),
             tag("td", decimal(value, 2), class_="number"),
         )
         for name, value in sorted(scales, key=lambda item: (-item[1], item[0]))
