@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.answers import Draws, Potentials
+from structgp.answers.potentials import Draws, Potentials
 from structgp.data.batch import Batch
 from structgp.structures import Chain, Rules
 

@@ -15,7 +15,7 @@ from scipy.stats import entropy
 
 import structgp
 from structgp import Inducing, InputError, Mixture, Prior, SecondOrder, StructuredGPClassifier, Weights
-from structgp import answers as predict
+from structgp.answers import potentials
 from structgp.answers.ask import Question
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
@@ -412,7 +412,7 @@ def moments(posterior: Posterior, batch: Batch) -> tuple[torch.Tensor, torch.Ten
 
 
 def test_the_plug_in_is_the_posterior_mean(posterior: Posterior) -> None:
-    batch, draws = batch_of([0, 1, 2]), predict.mean(posterior)
+    batch, draws = batch_of([0, 1, 2]), potentials.mean(posterior)
     at = draws.potentials(Chain(), batch)
     torch.testing.assert_close(at.f[0], moments(posterior, batch)[0])
     torch.testing.assert_close(at.g[0], posterior["next"].constant_scores()[0])
@@ -425,7 +425,7 @@ def test_draws_have_the_moments_of_the_posterior(posterior: Posterior) -> None:
     table_mean, table_sd = posterior["next"].constant_scores()
     total, squares, rounds = torch.zeros_like(expected), 0.0, 4
     for seed in range(rounds):
-        at = predict.sample(posterior, 2 * half, seed).potentials(Chain(), batch)
+        at = potentials.sample(posterior, 2 * half, seed).potentials(Chain(), batch)
         away, apart = at.f - mean, at.g - table_mean
         torch.testing.assert_close(away[:half], -away[half:])
         torch.testing.assert_close(apart[:half], -apart[half:])
@@ -439,7 +439,7 @@ def test_draws_have_the_moments_of_the_posterior(posterior: Posterior) -> None:
 
 
 def test_every_sequence_meets_the_same_functions(posterior: Posterior) -> None:
-    draws = predict.sample(posterior, 6, seed=4)
+    draws = potentials.sample(posterior, 6, seed=4)
     whole = draws.potentials(Chain(), batch_of([0, 1, 2])).f
     for b, T in enumerate((3, 1, 4)):
         alone = draws.potentials(Chain(), batch_of([b])).f
@@ -451,7 +451,7 @@ def test_every_sequence_meets_the_same_functions(posterior: Posterior) -> None:
 def test_seed_and_number(posterior: Posterior) -> None:
     batch = batch_of([0, 2])
     one, again, other = (
-        predict.sample(posterior, 5, seed).potentials(Chain(), batch) for seed in (2, 2, 3)
+        potentials.sample(posterior, 5, seed).potentials(Chain(), batch) for seed in (2, 2, 3)
     )
     assert one.f.shape == (6, 2, 4, V)
     assert one.g.shape == (6, V, V)

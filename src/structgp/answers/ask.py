@@ -100,8 +100,7 @@ class Model:
 
     def ask(self, X: Sequence[Any], question: Question | None = None) -> Asked:
         """The sequences X, encoded once, to be asked several questions under the same settings."""
-        asked = Question(self.n_draws) if question is None else question
-        return Asked(self, asked, self.encoder.transform(X))
+        return Asked(self, question or Question(self.n_draws), self.encoder.transform(X))
 
     def draws(self, n_draws: int, device: str = "cpu") -> Draws:
         """Joint draws of all potentials, or for 0 draws the posterior mean. Kept for the next question: a

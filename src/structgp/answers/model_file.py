@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,7 @@ def save(model: Model, path: str | Path) -> None:
         k: v.detach().clone(memory_format=torch.contiguous_format)
         for k, v in posterior.state_dict().items()
     }
-    for name in posterior.names:
-        for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
-            if key in tensors:
-                tensors[key] = _pack(tensors[key], posterior[name])
+    _recode(tensors, posterior, _pack)
     header = {
         "format": FORMAT,
         "version": __version__,
@@ -79,7 +77,18 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         if family not in FAMILIES:
             problem = f"a posterior of family {family!r}, which structgp {__version__} does not know"
             raise ModelFileError(place, problem, f"update structgp (it was written by {header['version']})")
-    return _from_parts(header, tensors, structure)
+    return Model(
+        encoder=FeatureEncoder.from_json(header["encoder"]),
+        labels=LabelEncoder(header["labels"]),
+        posterior=_posterior_from_json(header["posterior"], tensors),
+        spec=Spec.from_json(header["structure"]),
+        n_draws=header["n_draws"],
+        seed=header["seed"],
+        info=header["info"],
+        extra=header["extra"],
+        predictor=structure,
+        constraints=Allowed.from_json(header["constraints"]),
+    )
 
 
 def _read(place: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -119,27 +128,11 @@ def _name_of(structure: Structure | None) -> str | None:
     return None if structure is None else f"{type(structure).__module__}.{type(structure).__qualname__}"
 
 
-def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor], structure: Structure | None) -> Model:
-    posterior = Posterior(
-        {state["template"]: _block_from_json(state, tensors) for state in header["posterior"]}
-    )
-    for name, block in zip(posterior.names, posterior.blocks, strict=True):
-        for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
-            if key in tensors:
-                tensors[key] = _unpack(tensors[key], block)
+def _posterior_from_json(states: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Posterior:
+    posterior = Posterior({state["template"]: _block_from_json(state, tensors) for state in states})
+    _recode(tensors, posterior, _unpack)
     posterior.load_state_dict(tensors)
-    return Model(
-        encoder=FeatureEncoder.from_json(header["encoder"]),
-        labels=LabelEncoder(header["labels"]),
-        posterior=posterior,
-        spec=Spec.from_json(header["structure"]),
-        n_draws=header["n_draws"],
-        seed=header["seed"],
-        info=header["info"],
-        extra=header["extra"],
-        predictor=structure,
-        constraints=Allowed.from_json(header["constraints"]),
-    )
+    return posterior
 
 
 def _block_to_json(template: str, block: Any) -> dict[str, Any]:
@@ -160,6 +153,16 @@ def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     rows = () if inducing is None else (inducing,)
     basis = tensors[prefix + "basis"]
     return family(rebuild(state["kernel"]), *rows, state["labels"], basis=basis, **options)
+
+
+def _recode(
+    tensors: dict[str, Tensor], posterior: Posterior, code: Callable[[Tensor, Any], Tensor]
+) -> None:
+    """Packs or unpacks what says how far each block of the posterior spreads, in place."""
+    for name in posterior.names:
+        for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
+            if key in tensors:
+                tensors[key] = code(tensors[key], posterior[name])
 
 
 def _pack(spread: Tensor, block: Any) -> Tensor:

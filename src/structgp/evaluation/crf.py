@@ -261,12 +261,7 @@ def _items(x: Any, place: str) -> list[Item]:
 
 def _token_item(token: Any, place: str) -> Item:
     if isinstance(token, Mapping):
-        for name, value in token.items():
-            if not isinstance(name, str):
-                raise InputError(place, f"the feature name {name!r} is not a string", "use strings")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(place, f"feature {name!r} is {value}", "use finite numbers")
-        return {name: _nested(value, name, place) for name, value in token.items()}
+        return {name: _checked_value(name, value, place) for name, value in token.items()}
     if issparse(token):
         return _matrix_items(csr_array(token.reshape((1, -1))), place)[0]
     remedy = "give a list of strings, a feature dict or a row of numbers"
@@ -282,13 +277,14 @@ def _token_item(token: Any, place: str) -> Item:
     return _matrix_items(csr_array(row), place)[0]
 
 
-def _nested(value: Any, name: str, place: str) -> Any:
+def _checked_value(name: Any, value: Any, place: str) -> Any:
     """A vector as a dict from place to number, which python-crfsuite takes; anything else as it is."""
-    if not isinstance(value, np.ndarray):
-        return value
-    if not np.isfinite(value).all():
-        raise InputError(place, f"feature {name!r} is not finite", "use finite numbers")
-    return {str(i): float(v) for i, v in enumerate(value)}
+    if not isinstance(name, str):
+        raise InputError(place, f"the feature name {name!r} is not a string", "use strings")
+    if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
+        raise InputError(place, f"feature {name!r} is {value}", "use finite numbers")
+    is_vector = isinstance(value, np.ndarray)
+    return {str(i): float(v) for i, v in enumerate(value)} if is_vector else value
 
 
 def _matrix_items(matrix: csr_array, place: str) -> list[Item]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -112,12 +113,11 @@ def _compare(
     marginals: list[list[dict[str, float]]],
 ) -> Truth:
     log_probs = asked.log_probs(labels)
-    tokens = (zip(truth, guess, strict=True) for truth, guess in zip(labels, predicted, strict=True))
     return Truth(
         labels,
         log_probs,
         metrics.evaluate(labels, predicted, marginals, log_probs),
         metrics.calibration(labels, marginals),
         metrics.risk_coverage(labels, marginals),
-        Counter(both for sequence in tokens for both in sequence),
+        Counter(zip(chain(*labels), chain(*predicted), strict=True)),
     )

@@ -101,7 +101,7 @@ def _reliability(calibration: Calibration) -> Markup:
         charts.reliability(calibration),
         charts.confidence_counts(calibration),
         tag("figcaption", said),
-        _details("Figures of the bins", tables.figures(head, rows, text_columns=1)),
+        tag("details", tag("summary", "Figures of the bins"), tables.figures(head, rows, text_columns=1)),
     )
 
 
@@ -111,12 +111,13 @@ def _risk(risk: RiskCoverage) -> Markup:
         "Error among the tokens that the model is most confident of. "
         f"Area under the curve {decimal(risk.area, 4)}; lower is better."
     )
+    table = tables.figures(("most confident", "error"), rows)
     return tag(
         "figure",
         tag("h3", "What if it answers only where it is sure?"),
         charts.risk_curve(risk),
         tag("figcaption", said),
-        _details("Figures of the curve", tables.figures(("most confident", "error"), rows)),
+        tag("details", tag("summary", "Figures of the curve"), table),
     )
 
 
@@ -159,7 +160,7 @@ def weights(findings: Findings) -> Markup:
     if not scales:
         return _note("The kernel has no weights by template.")
     named = [(findings.templates.get(key, key), value) for key, value in scales.items()]
-    said = "Prior variance of a weight in each template, learned on the evidence bound. Bars: its root."
+    said = "Prior variance of a weight in each template, learned on the evidence bound; bars show its root."
     return join((_note(said), tables.weights(named)))
 
 
@@ -200,7 +201,3 @@ def _enlarged_from(trace: list[list[float]], last: float, fresh: float) -> int |
 
 def _note(text: str) -> Markup:
     return tag("p", text, class_="note")
-
-
-def _details(summary: str, table: Markup) -> Markup:
-    return tag("details", tag("summary", summary), table)
