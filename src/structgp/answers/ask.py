@@ -85,7 +85,7 @@ class Model:
         """The structure that answers."""
         if self.predictor is not None:
             return self.predictor
-        return Chain(None if self.constraints is None else self.rules, self.spec)
+        return Chain(None if self.constraints is None else Rules.of(self.constraints), self.spec)
 
     @cached_property
     def split(self) -> FeatureSplit:
@@ -133,8 +133,7 @@ class Asked:
 
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
-        empty = np.empty((0, len(self.model.labels.classes)))
-        return self._each(known, empty, Potentials.marginals)
+        return self._each(known, np.empty((0, len(self.model.labels.classes))), Potentials.marginals)
 
     def best_tokens(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the most tokens right in expectation, of those that the

@@ -1,7 +1,6 @@
 """A model file: one safetensors file, with the tensors, and under the metadata key ``structgp`` a JSON
 object with everything else. It holds no code and is read without pickle. A digest over both says whether
-the file is still what was written.
-"""
+the file is still what was written."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ product of its transition matrices, restricted to the labels that agree with the
 
     'covers' : tokens start to stop all belong to one span, which may be longer;
     'bounds' : a span of any label begins at start and ends before stop;
-    'exact'  : the same, with the label that is asked for.
-"""
+    'exact'  : the same, with the label that is asked for."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
 
 E averages over the posterior. The data's part would remain if the functions were known: tokens that are
 ambiguous in themselves. The model's part, the mutual information of label and functions, is what more
-labels would remove. In nats.
-"""
+labels would remove. In nats."""
 
 from __future__ import annotations
 

@@ -211,18 +211,12 @@ def calibration(y_true: Labels, marginals: Marginals, n_bins: int = 15) -> Calib
         raise InputError("n_bins", f"must be 1 or more, got {n_bins}", "leave it out for 15")
     confidence, right = _confidences(y_true, marginals)
     which = np.minimum((confidence * n_bins).astype(np.int64), n_bins - 1)
-    bins = tuple(
-        CalibrationBin(
-            low=b / n_bins,
-            high=(b + 1) / n_bins,
-            confidence=float(confidence[which == b].mean()),
-            accuracy=float(right[which == b].mean()),
-            count=int((which == b).sum()),
-        )
-        for b in np.unique(which).tolist()
-    )
+    bins = []
+    for b in np.unique(which).tolist():
+        means = float(confidence[which == b].mean()), float(right[which == b].mean())
+        bins.append(CalibrationBin(b / n_bins, (b + 1) / n_bins, *means, int((which == b).sum())))
     ece = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / len(confidence)
-    return Calibration(ece=float(ece), bins=bins)
+    return Calibration(float(ece), tuple(bins))
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,8 @@ from structgp.evaluation import metrics
 
 @dataclass(frozen=True)
 class Text:
-    """Sequences as the reader knows them.
-
-    name : of the file. words : one string per token. lines : where each sequence begins in the file.
-    labels : the true ones, None where the file has none.
-    """
+    """Sequences as the reader knows them. name : of the file. words : one string per token. lines : where
+    each sequence begins in the file. labels : the true ones, None where the file has none."""
 
     name: str
     words: list[list[str]]
@@ -98,11 +95,13 @@ def token_uncertainties(asked: Asked) -> list[TokenUncertainty]:
     total, model = [u[:, 0] for u in both], [u[:, 0] - u[:, 1] for u in both]
     # More than eight equally probable labels hardly occur, however many labels there are.
     full = math.log(min(8, max(2, len(asked.model.labels.classes))))
+    entropy, removable = (
+        "entropy of a token's label probabilities",
+        "the part that more labels would remove",
+    )
     return [
-        TokenUncertainty("total", "uncertainty", "entropy of a token's label probabilities", total, full),
-        TokenUncertainty(
-            "model", "uncertainty of the model", "the part that more labels would remove", model, full / 2
-        ),
+        TokenUncertainty("total", "uncertainty", entropy, total, full),
+        TokenUncertainty("model", "uncertainty of the model", removable, model, full / 2),
     ]
 
 

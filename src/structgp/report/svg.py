@@ -1,8 +1,7 @@
 """A small plot: two linear axes, and lines, dots and bars in the coordinates of the data.
 
 Plots are narrow, so that their text is as large on a phone as on a desktop; colours are classes, which the
-page's style sheet defines for both themes.
-"""
+page's style sheet defines for both themes."""
 
 from __future__ import annotations
 
