@@ -32,7 +32,7 @@ Known: TypeAlias = Sequence[Sequence[str | None]]
 KEPT_DRAWS = 4
 """Sets of draws that a model keeps for the next question, those asked for last."""
 
-BATCH_TOKENS, BATCH_NUMBERS = 2_000, 800_000
+BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
 """Most tokens of a batch, and most node scores of all its draws, so that they fit into a cache."""
 
 ENTROPY_SAMPLES = 64
@@ -312,8 +312,8 @@ class Asked:
         n_labels = len(model.labels.classes)
         if model.split.next is not None:  # a table of scores for each token
             most = max(1, most // n_labels)
-        if device == "cpu":
-            most = min(most, max(1, BATCH_NUMBERS // (n_labels * max(1, n_draws))))
+        if device == "cpu" and labels is None:  # given labels, rounding depends on how they are padded
+            most = min(most, max(1, CACHED_NUMBERS // (n_labels * max(1, n_draws))))
         for index in by_length(lengths, most):
             batch = model.split(pad(self.rows, labels, model.encoder.pad_row, index))
             yield batch if device == "cpu" else batch.to(device)
