@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from structgp import answers as predict
-from structgp.answers import Draws, Potentials
+from structgp.answers.potentials import Draws, Potentials
 from structgp.data.batch import Batch
 from structgp.structures import Chain, Rules
 
 
 @dataclass(frozen=True)
-class Fixed(Draws):
-    """Scores that are given: f (S, B, T, V) of nodes and g (S, V, V) of transitions."""
+class Fixed:
+    """Scores that are given."""
 
-    def scores(self, posterior: Any, batch: Batch) -> tuple[Tensor, ...]:
-        return self.parts
+    scores: Tensor
+
+    def at(self, block: Any, rows: Any, mask: Tensor) -> Tensor:
+        return self.scores
 
 
 @dataclass(frozen=True)
@@ -83,17 +84,17 @@ class Mixture:
         y = torch.where(self.mask, torch.tensor(self.y), 0)
         return Batch(torch.zeros(B, T, 1), y, self.mask, torch.arange(B))
 
-    def draws(self, *, mean: bool = False) -> Fixed:
+    def unconditional(self, shift: Tensor | None = None, *, mean: bool = False) -> Potentials:
+        """What the library makes of it before anything is known."""
         f, g = torch.tensor(self.f), torch.tensor(self.g)
         if mean:
             f, g = f.mean(0, keepdim=True), g.mean(0, keepdim=True)
-        return Fixed((f, g))
+        posterior: Any = SimpleNamespace(blocks=(None, None))
+        return Draws(posterior, (Fixed(f), Fixed(g))).potentials(Chain(self.rules), self.batch, shift)
 
-    def at(self, *, mean: bool = False) -> Potentials:
-        """What the library makes of it."""
-        posterior: Any = None
-        draws = self.draws(mean=mean)
-        return predict.potentials(posterior, Chain(self.rules), draws, self.batch)
+    def at(self, shift: Tensor | None = None, *, mean: bool = False) -> Potentials:
+        """The same given the labels that are known."""
+        return self.unconditional(shift, mean=mean).given(self.batch.y)
 
     def alone(self, b: int, *, mean: bool = False) -> Potentials:
         """Of one sequence, without padding."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -13,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structgp import answers as predict
+from structgp.answers import labellings, potentials, uncertainty
 from structgp.structures import Chain, Rules
+from structgp.structures.program import draws_at_once
 
 CLOSE = 1e-8
 SETTINGS = [
@@ -33,6 +33,11 @@ under_all = pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def make(oracles: ModuleType, mixtures: ModuleType) -> Any:
     """A random mixture."""
     return lambda seed=0, **given: mixtures.mixture(oracles, seed, **given)
+
+
+def best_labelling(at: potentials.Potentials) -> torch.Tensor:
+    """(B, T) under the first draw."""
+    return at.structure.decode(at.f, at.g, at.mask)[0]
 
 
 # -- what is known ------------------------------------------------------------------------------------
@@ -54,8 +59,7 @@ def test_without_known_labels_draws_count_alike(make: Any) -> None:
 def test_a_shift_is_added_before_anything_is_known(make: Any) -> None:
     case = make(known=0.4)
     shift = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
-    posterior: Any = None
-    at = predict.potentials(posterior, Chain(), case.draws(), case.batch, shift)
+    at = case.at(shift)
     shifted = replace(case, f=case.f + shift.numpy()).at()
     torch.testing.assert_close(at.f, shifted.f)
     torch.testing.assert_close(at.share, shifted.share)
@@ -77,7 +81,7 @@ def test_neighbours_that_know_nothing(make: Any) -> None:
 def test_marginals_and_pairs(make: Any, setting: Any) -> None:
     case = make(1, **setting)
     p, pairs = (
-        ask(case.at()).numpy() for ask in (predict.Potentials.marginals, predict.transition_marginals)
+        ask(case.at()).numpy() for ask in (potentials.Potentials.marginals, labellings.transition_marginals)
     )
     assert pairs.shape == (4, 3, 3, 3)
     for b, n in enumerate(case.lengths):
@@ -96,15 +100,17 @@ def test_some_draws_at_a_time_are_all_of_them(make: Any, monkeypatch: pytest.Mon
     case = make(2, S=5, known=0.3)
 
     def everything() -> list[torch.Tensor]:
-        at, generator = case.at(), torch.Generator().manual_seed(0)
-        found = predict.sequence_uncertainty(at, 20, torch.Generator().manual_seed(1))
-        drawn = predict.sample_labellings(at, 50, generator)
-        return [predict.transition_marginals(at), drawn, found.total, found.data]
+        at = case.at()
+        found = uncertainty.sequence_uncertainty(at, 20, torch.Generator().manual_seed(1))
+        return [
+            labellings.transition_marginals(at),
+            found.data,
+            *labellings.n_best(at, case.at(mean=True), 5),
+        ]
 
     at_once = everything()
-    module = import_module("structgp.answers.potentials")  # the package has a function of that name
-    monkeypatch.setattr(module, "TRANSITIONS_AT_ONCE", 2 * 4 * 4 * 9)
-    assert [some for some, *_ in case.at().walks()] == [slice(0, 2), slice(2, 4), slice(4, 6)]
+    monkeypatch.setattr("structgp.structures.program.TRANSITIONS_AT_ONCE", 2 * 4 * 4 * 9)
+    assert draws_at_once(case.at().f) == 2
     for one, other in zip(at_once, everything(), strict=True):
         torch.testing.assert_close(one, other)
     monkeypatch.setattr("structgp.structures.program.TRANSITIONS_AT_ONCE", 1)
@@ -119,12 +125,11 @@ def test_some_draws_at_a_time_are_all_of_them(make: Any, monkeypatch: pytest.Mon
 @under_all
 def test_log_prob_of_what_is_known(make: Any, setting: Any) -> None:
     case = make(3, **setting)
-    posterior: Any = None
-    values = predict.log_prob(posterior, Chain(case.rules), case.draws(), case.batch)
+    values = labellings.log_prob(case.unconditional(), case.batch.y)
     expected = [np.log(case.by_hand(b).joint.sum(1).mean()) for b in range(4)]
     np.testing.assert_allclose(values, expected, rtol=1e-10, atol=CLOSE)
     shift = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
-    values = predict.log_prob(posterior, Chain(case.rules), case.draws(), case.batch, shift)
+    values = labellings.log_prob(case.unconditional(shift), case.batch.y)
     shifted = replace(case, f=case.f + shift.numpy())
     expected = [np.log(shifted.by_hand(b).joint.sum(1).mean()) for b in range(4)]
     np.testing.assert_allclose(values, expected, rtol=1e-10, atol=CLOSE)
@@ -136,7 +141,7 @@ def test_log_prob_of_what_is_known(make: Any, setting: Any) -> None:
 def assert_best(case: Any, n: int, *, mean: bool, exactly: bool) -> None:
     """The probabilities of ``n_best`` are those of its labellings; ``exactly``, the largest there are."""
     plugged = case.at(mean=True)
-    labels, values = predict.n_best(plugged if mean else case.at(), plugged, n)
+    labels, values = labellings.n_best(plugged if mean else case.at(), plugged, n)
     assert labels.shape == (len(case.lengths), n, case.f.shape[2])
     for b, length in enumerate(case.lengths):
         table = case.by_hand(b, mean=mean)
@@ -180,7 +185,7 @@ def test_the_best_of_any_draw_is_a_candidate(make: Any) -> None:
     """Two labellings of even draws; the mean of the scores is for two others."""
     case = make(0, lengths=(1,), V=4, S=2)
     case.f[:, 0, 0] = [[50.0, 0.0, 30.0, 29.0], [0.0, 50.0, 30.0, 29.0]]
-    labels, values = predict.n_best(case.at(), case.at(mean=True), 1)
+    labels, values = labellings.n_best(case.at(), case.at(mean=True), 1)
     assert int(case.at(mean=True).f.argmax()) == 2
     assert int(labels[0, 0, 0]) in (0, 1)
     assert float(values[0, 0].exp()) == pytest.approx(0.5, abs=1e-6)
@@ -189,7 +194,7 @@ def test_the_best_of_any_draw_is_a_candidate(make: Any) -> None:
 @under_all
 def test_viterbi_is_the_best_under_the_mean(make: Any, setting: Any) -> None:
     case = make(6, **setting)
-    best = predict.viterbi(case.at(mean=True)).numpy()
+    best = best_labelling(case.at(mean=True)).numpy()
     for b, n in enumerate(case.lengths):
         table = case.by_hand(b, mean=True)
         assert table.prob[table.of(best[b, :n])] == pytest.approx(table.prob.max(), abs=1e-12)
@@ -201,7 +206,7 @@ def test_best_tokens_get_the_most_right(make: Any, setting: Any) -> None:
     """In expectation, of all labellings that are allowed."""
     case = make(7, **setting)
     p = case.at().marginals()
-    best = predict.best_tokens(p, case.mask, case.rules).numpy()
+    best = labellings.best_tokens(p, case.mask, case.rules).numpy()
     for b, n in enumerate(case.lengths):
         table = case.by_hand(b)
         right = p[b].numpy()[np.arange(n), table.labels].sum(-1)
@@ -217,15 +222,15 @@ def test_best_tokens_are_no_marginal_modes_where_those_are_forbidden() -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
     follows = torch.tensor([[False, True], [True, True]])
     rules = Rules(follows, torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool))
-    assert predict.best_tokens(p, mask, None).tolist() == [[0, 0]]
-    assert sorted(predict.best_tokens(p, mask, rules)[0].tolist()) == [0, 1]
+    assert labellings.best_tokens(p, mask, None).tolist() == [[0, 0]]
+    assert sorted(labellings.best_tokens(p, mask, rules)[0].tolist()) == [0, 1]
 
 
 @pytest.mark.parametrize("setting", [{}, {"known": 0.4, "bans": 0.2}], ids=str)
 def test_labellings_are_drawn_as_often_as_they_are_probable(make: Any, setting: Any) -> None:
     """20,000 of them, within four standard errors."""
     case, n = make(8, lengths=(3, 1, 2), **setting), 20_000
-    drawn = predict.sample_labellings(case.at(), n, torch.Generator().manual_seed(0)).numpy()
+    drawn = labellings.sample_labellings(case.at(), n, torch.Generator().manual_seed(0)).numpy()
     assert drawn.shape == (n, 3, 3)
     for b, length in enumerate(case.lengths):
         table = case.by_hand(b)
@@ -241,14 +246,14 @@ def test_one_draw_of_labellings_is_of_one_function(make: Any) -> None:
     case = make(0, lengths=(3,), V=2, S=2)
     case.g[:] = 0
     case.f[0], case.f[1] = [50.0, 0.0], [0.0, 50.0]
-    drawn = predict.sample_labellings(case.at(), 40, torch.Generator().manual_seed(0))[:, 0]
+    drawn = labellings.sample_labellings(case.at(), 40, torch.Generator().manual_seed(0))[:, 0]
     assert set(map(tuple, drawn.tolist())) == {(0, 0, 0), (1, 1, 1)}
 
 
 def test_the_seed_decides(make: Any) -> None:
     at = make(9).at()
     one, again, other = (
-        predict.sample_labellings(at, 30, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+        labellings.sample_labellings(at, 30, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
     )
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
@@ -276,13 +281,13 @@ def test_no_labelling_breaks_a_rule_or_forgets_what_is_known(
 ) -> None:
     case = mixtures.mixture(oracles, seed, lengths, S=2, known=known, bans=bans, size=size)
     at, plugged = case.at(), case.at(mean=True)
-    labels, values = predict.n_best(at, plugged, 5)
-    drawn = predict.sample_labellings(at, 20, torch.Generator().manual_seed(0))
+    labels, values = labellings.n_best(at, plugged, 5)
+    drawn = labellings.sample_labellings(at, 20, torch.Generator().manual_seed(0))
     p = at.marginals()
     for b, n in enumerate(lengths):
         found = [
-            predict.viterbi(plugged)[b],
-            predict.best_tokens(p, case.mask, case.rules)[b],
+            best_labelling(plugged)[b],
+            labellings.best_tokens(p, case.mask, case.rules)[b],
             *labels[b, values[b] > -torch.inf],
             *drawn[:, b],
         ]
@@ -296,17 +301,17 @@ def test_no_labelling_breaks_a_rule_or_forgets_what_is_known(
 def test_answers_do_not_depend_on_the_batch(make: Any, setting: Any) -> None:
     case = make(10, **setting)
     at, plugged = case.at(), case.at(mean=True)
-    n_best = predict.n_best(at, plugged, 4)
+    n_best = labellings.n_best(at, plugged, 4)
     for b, n in enumerate(case.lengths):
         alone, one = case.alone(b), slice(b, b + 1)
         torch.testing.assert_close(at.marginals()[one, :n], alone.marginals(), rtol=0, atol=1e-10)
         torch.testing.assert_close(
-            predict.transition_marginals(at)[one, : n - 1],
-            predict.transition_marginals(alone),
+            labellings.transition_marginals(at)[one, : n - 1],
+            labellings.transition_marginals(alone),
             rtol=0,
             atol=1e-10,
         )
-        labels, values = predict.n_best(alone, case.alone(b, mean=True), 4)
+        labels, values = labellings.n_best(alone, case.alone(b, mean=True), 4)
         np.testing.assert_allclose(n_best[1][one].exp(), values.exp(), rtol=0, atol=1e-10)
         likely = values[0] > np.log(1e-6)
         assert torch.equal(n_best[0][b, likely, :n], labels[0, likely])

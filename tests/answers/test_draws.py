@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
-from structgp import answers as predict
+from structgp.answers import labellings, potentials
 from structgp.data.batch import Batch, pad
 from structgp.gp import Inducing, Mixture, Posterior, Table
 from structgp.gp.kernels import TemplateKernel
@@ -18,17 +18,27 @@ from structgp.structures import Chain
 
 def marginals(posterior, structure, draws, batch):
     unknown = replace(batch, y=torch.full_like(batch.y, -1))
-    return predict.potentials(posterior, structure, draws, unknown).marginals()
+    return draws.potentials(structure, unknown).marginals()
 
 
 def viterbi(posterior, structure, draws, batch):
-    unknown = replace(batch, y=torch.full_like(batch.y, -1))
-    return predict.viterbi(predict.potentials(posterior, structure, draws, unknown))
+    at = draws.potentials(structure, batch)
+    return structure.decode(at.f, at.g, at.mask)[0]
+
+
+def log_prob_of(posterior, structure, draws, batch):
+    return labellings.log_prob(draws.potentials(structure, batch), batch.y)
+
+
+def scores(draws, batch):
+    """(S, B, T, V) of nodes and (S, V, V) of transitions."""
+    at = draws.potentials(Chain(), batch)
+    return at.f, at.g
 
 
 def nodes(draws, posterior, batch):
     """(S, B, T, V)."""
-    return draws.scores(posterior, batch)[0]
+    return draws.potentials(Chain(), batch).f
 
 
 def values(draws):
@@ -105,7 +115,7 @@ def sequence(batch: Batch, b: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_draws_have_the_moments_of_the_posterior(posterior, batch):
-    draws = predict.sample(posterior, 40_000, seed=0)
+    draws = potentials.sample(posterior, 40_000, seed=0)
     f = nodes(draws, posterior, batch).numpy()
     for b, n in enumerate(LENGTHS):
         mean, covariance = gaussian_by_hand(posterior, sequence(batch, b)[0])
@@ -121,8 +131,8 @@ def test_draws_have_the_moments_of_the_posterior(posterior, batch):
 
 
 def test_marginals_are_the_average_of_the_draws_marginals(posterior, batch, oracles):
-    draws = predict.sample(posterior, 6, seed=4)
-    f, g = (part.numpy() for part in draws.scores(posterior, batch))
+    draws = potentials.sample(posterior, 6, seed=4)
+    f, g = (part.numpy() for part in scores(draws, batch))
     p = marginals(posterior, Chain(), draws, batch).numpy()
     assert p.shape == (len(LENGTHS), max(LENGTHS), V)
     for b, n in enumerate(LENGTHS):
@@ -135,9 +145,9 @@ def test_marginals_are_the_average_of_the_draws_marginals(posterior, batch, orac
 
 
 def test_log_prob_is_the_log_of_the_average_probability(posterior, batch, oracles):
-    draws = predict.sample(posterior, 6, seed=4)
-    f, g = (part.numpy() for part in draws.scores(posterior, batch))
-    found = predict.log_prob(posterior, Chain(), draws, batch).numpy()
+    draws = potentials.sample(posterior, 6, seed=4)
+    f, g = (part.numpy() for part in scores(draws, batch))
+    found = log_prob_of(posterior, Chain(), draws, batch).numpy()
     for b, n in enumerate(LENGTHS):
         y = sequence(batch, b)[1]
         probabilities = []
@@ -149,20 +159,20 @@ def test_log_prob_is_the_log_of_the_average_probability(posterior, batch, oracle
 
 
 def test_labelling_probabilities_sum_to_one(posterior, batch, oracles):
-    draws = predict.sample(posterior, 4, seed=1)
+    draws = potentials.sample(posterior, 4, seed=1)
     only = batch_of([0])
     total = 0.0
     for y in oracles.labellings(LENGTHS[0], V):
         labelled = replace(only, y=torch.from_numpy(y)[None])
-        total += float(predict.log_prob(posterior, Chain(), draws, labelled).exp())
+        total += float(log_prob_of(posterior, Chain(), draws, labelled).exp())
     assert total == pytest.approx(1, abs=1e-12)
 
 
 def test_plug_in_mean(posterior, batch, oracles):
-    draws = predict.mean(posterior)
+    draws = potentials.mean(posterior)
     assert values(draws).shape == (1, V, M)
     p = marginals(posterior, Chain(), draws, batch).numpy()
-    log_prob = predict.log_prob(posterior, Chain(), draws, batch).numpy()
+    log_prob = log_prob_of(posterior, Chain(), draws, batch).numpy()
     best = viterbi(posterior, Chain(), draws, batch).numpy()
     for b, n in enumerate(LENGTHS):
         x, y = sequence(batch, b)
@@ -175,14 +185,14 @@ def test_plug_in_mean(posterior, batch, oracles):
 
 
 def test_the_mean_is_a_copy(posterior):
-    draws = predict.mean(posterior)
+    draws = potentials.mean(posterior)
     values(draws).zero_()
     transitions(draws).zero_()
     assert posterior.node.m.abs().min() > 0
     assert posterior["next"].m.abs().min() > 0
 
 
-@pytest.mark.parametrize("make", [lambda q: predict.sample(q, 6, seed=4), predict.mean])
+@pytest.mark.parametrize("make", [lambda q: potentials.sample(q, 6, seed=4), potentials.mean])
 @pytest.mark.parametrize("extra", [1, 6])
 def test_padding_changes_nothing(posterior, batch, make, extra):
     draws = make(posterior)
@@ -194,19 +204,19 @@ def test_padding_changes_nothing(posterior, batch, make, extra):
     torch.testing.assert_close(q[:, :T], p, rtol=0, atol=1e-14)
     assert not q[:, T:].any()
     torch.testing.assert_close(
-        predict.log_prob(posterior, Chain(), draws, wider)[:-1],
-        predict.log_prob(posterior, Chain(), draws, batch),
+        log_prob_of(posterior, Chain(), draws, wider)[:-1],
+        log_prob_of(posterior, Chain(), draws, batch),
         rtol=1e-14,
         atol=1e-14,
     )
 
 
 def test_what_stands_in_the_padding_changes_nothing(posterior, batch):
-    draws = predict.sample(posterior, 6, seed=4)
+    draws = potentials.sample(posterior, 6, seed=4)
     x = torch.where(batch.mask[..., None], batch.x, 12.5)
     y = torch.where(batch.mask, batch.y, 2)
     other = replace(batch, x=x, y=y)
-    for ask in (marginals, predict.log_prob):
+    for ask in (marginals, log_prob_of):
         # To rounding: GPyTorch's RBF centres all rows it is given before it takes distances.
         torch.testing.assert_close(
             ask(posterior, Chain(), draws, other),
@@ -215,8 +225,8 @@ def test_what_stands_in_the_padding_changes_nothing(posterior, batch):
             atol=1e-13,
         )
     assert torch.equal(
-        viterbi(posterior, Chain(), predict.mean(posterior), batch),
-        viterbi(posterior, Chain(), predict.mean(posterior), other),
+        viterbi(posterior, Chain(), potentials.mean(posterior), batch),
+        viterbi(posterior, Chain(), potentials.mean(posterior), other),
     )
 
 
@@ -227,7 +237,7 @@ def test_with_a_kernel_of_ours_padding_changes_not_one_bit(posterior, batch):
         for name in ("m", "factor", "log_amplitude"):
             getattr(node, name).copy_(getattr(posterior.node, name))
     q = Posterior({"node": node, "next": posterior["next"]})
-    draws = predict.sample(q, 6, seed=4)
+    draws = potentials.sample(q, 6, seed=4)
 
     def rounded(batch: Batch) -> Batch:
         return replace(batch, x=torch.where(batch.mask[..., None], batch.x.round(), -1))
@@ -236,12 +246,12 @@ def test_with_a_kernel_of_ours_padding_changes_not_one_bit(posterior, batch):
     T = max(LENGTHS)
     p = marginals(q, Chain(), draws, short)
     assert torch.equal(marginals(q, Chain(), draws, wide)[:-1, :T], p)
-    log_prob = predict.log_prob(q, Chain(), draws, short)
-    assert torch.equal(predict.log_prob(q, Chain(), draws, wide)[:-1], log_prob)
+    log_prob = log_prob_of(q, Chain(), draws, short)
+    assert torch.equal(log_prob_of(q, Chain(), draws, wide)[:-1], log_prob)
 
 
 def test_neighbours_in_the_batch_and_their_order_change_nothing(posterior, batch):
-    draws = predict.sample(posterior, 6, seed=4)
+    draws = potentials.sample(posterior, 6, seed=4)
     p = marginals(posterior, Chain(), draws, batch)
     backwards = marginals(posterior, Chain(), draws, batch_of([3, 2, 1, 0]))
     for b, n in enumerate(LENGTHS):
@@ -252,8 +262,8 @@ def test_neighbours_in_the_batch_and_their_order_change_nothing(posterior, batch
 
 def test_no_transition_scores(posterior, batch):
     q = Posterior({"node": posterior.node, "next": Table((V, V), 0.0)}).requires_grad_(False)
-    draws = predict.sample(q, 6, seed=4)
-    f, g = draws.scores(q, batch)
+    draws = potentials.sample(q, 6, seed=4)
+    f, g = scores(draws, batch)
     assert not g.any()
     p = marginals(q, Chain(), draws, batch)
     by_hand = f.softmax(-1).mean(0)
@@ -261,10 +271,10 @@ def test_no_transition_scores(posterior, batch):
 
 
 def test_seed_and_number(posterior):
-    draws = predict.sample(posterior, 5, seed=2)
+    draws = potentials.sample(posterior, 5, seed=2)
     assert values(draws).shape == (6, V, M)
     assert transitions(draws).shape == (6, V, V)
-    again, other = predict.sample(posterior, 5, seed=2), predict.sample(posterior, 5, seed=3)
+    again, other = potentials.sample(posterior, 5, seed=2), potentials.sample(posterior, 5, seed=3)
     for part in (values, transitions):
         assert torch.equal(part(draws), part(again))
         assert not torch.equal(part(draws), part(other))
@@ -273,7 +283,7 @@ def test_seed_and_number(posterior):
 def test_blocks_are_drawn_independently(posterior):
     """What nodes and transitions are drawn from has nothing in common: correlations over 4,000 draws are
     within five standard errors of 0, between all of their numbers."""
-    draws = predict.sample(posterior, 4000, seed=0)
+    draws = potentials.sample(posterior, 4000, seed=0)
     half = 2000
     v = values(draws)[:half].flatten(1)
     g = transitions(draws)[:half].flatten(1)
@@ -286,12 +296,12 @@ def test_more_inducing_values_leave_the_drawn_transitions_alone(posterior):
     node = posterior.node
     more = torch.cat([node.inducing, node.inducing + 0.5])
     wider = Posterior({"node": Inducing(node.kernel, more, (V,)), "next": posterior["next"]})
-    one, other = (predict.sample(q, 6, seed=1) for q in (posterior, wider))
+    one, other = (potentials.sample(q, 6, seed=1) for q in (posterior, wider))
     assert torch.equal(transitions(one), transitions(other))
 
 
 def test_seed_decides_what_the_inducing_values_leave_open(posterior, batch):
-    draws = predict.sample(posterior, 4, seed=2)
+    draws = potentials.sample(posterior, 4, seed=2)
     node, table = draws.parts
     other = replace(draws, parts=(replace(node, seed=3), table))
     f, g = nodes(draws, posterior, batch), nodes(other, posterior, batch)
@@ -336,7 +346,7 @@ def test_draws_from_a_mixture_have_its_moments(covariance, full):
     """10,000 draws with their mirror images, 0.7 and 0.3 of them from each component: the mean is exact."""
     n = 10_000
     q = mixture(covariance, full)
-    draws = predict.sample(q, n, seed=0)
+    draws = potentials.sample(q, n, seed=0)
     assert values(draws).shape == (n, V, M)
     weights = q.mixing.numpy()
     flat = q.node.m.reshape(2, -1).numpy()
@@ -376,17 +386,17 @@ def test_mirror_images_are_of_one_component_and_components_unbiased():
     """Ten draws are five with mirror images: 3.5 and 1.5 of them in expectation, so 3 or 4 and 1 or 2.
     Over 400 seeds the mean has a standard error of 0.5 / sqrt 400."""
     q = mixture()
-    counts = [int((components_of(predict.sample(q, 10, s), q) == 1).sum()) for s in range(400)]
+    counts = [int((components_of(potentials.sample(q, 10, s), q) == 1).sum()) for s in range(400)]
     assert set(counts) == {1, 2}
     assert np.mean(counts) == pytest.approx(1.5, abs=4 * 0.5 / 20)
 
 
 def test_the_seed_decides_the_components_too():
     q = mixture()
-    drawn = [components_of(predict.sample(q, 10, seed), q).tolist() for seed in range(8)]
+    drawn = [components_of(potentials.sample(q, 10, seed), q).tolist() for seed in range(8)]
     assert len({tuple(d) for d in drawn}) > 1
-    assert drawn == [components_of(predict.sample(q, 10, seed), q).tolist() for seed in range(8)]
-    one, again = predict.sample(q, 10, 3), predict.sample(q, 10, 3)
+    assert drawn == [components_of(potentials.sample(q, 10, seed), q).tolist() for seed in range(8)]
+    one, again = potentials.sample(q, 10, 3), potentials.sample(q, 10, 3)
     assert torch.equal(values(one), values(again))
 
 
@@ -394,7 +404,7 @@ def test_a_component_of_no_weight_is_never_drawn():
     q = mixture()
     with torch.no_grad():
         q.node.weight_logits.copy_(torch.tensor([-1000.0, 0.0]))
-    assert (components_of(predict.sample(q, 200, 0), q) == 1).all()
+    assert (components_of(potentials.sample(q, 200, 0), q) == 1).all()
 
 
 def test_equal_components_are_one():
@@ -402,14 +412,14 @@ def test_equal_components_are_one():
     q = mixture()
     one = component(q, 0)
     q.node.copy_from(one.node)
-    draws, others = predict.sample(q, 6, 1), predict.sample(one, 6, 1)
+    draws, others = potentials.sample(q, 6, 1), potentials.sample(one, 6, 1)
     torch.testing.assert_close(values(draws), values(others), rtol=0, atol=1e-14)
     assert torch.equal(transitions(draws), transitions(others))
 
 
 def test_the_mean_of_a_mixture(batch):
     q = mixture()
-    draws = predict.mean(q)
+    draws = potentials.mean(q)
     torch.testing.assert_close(values(draws)[0], 0.7 * q.node.m[0] + 0.3 * q.node.m[1])
     conditional = q.node.conditional(batch.x, batch.mask, q.node.prior_factor())
     expected = torch.tensordot(q.mixing, q.node.gaussian(conditional)[0], 1)
@@ -419,9 +429,9 @@ def test_the_mean_of_a_mixture(batch):
 def test_marginals_of_a_mixture_are_the_mixture_of_marginals(batch):
     """10,000 draws on each side, so four standard errors of a probability are at most 0.03."""
     q = mixture()
-    found = marginals(q, Chain(), predict.sample(q, 10_000, 0), batch)
+    found = marginals(q, Chain(), potentials.sample(q, 10_000, 0), batch)
     parts = [component(q, k) for k in range(2)]
-    each = [marginals(part, Chain(), predict.sample(part, 10_000, 1), batch) for part in parts]
+    each = [marginals(part, Chain(), potentials.sample(part, 10_000, 1), batch) for part in parts]
     expected = 0.7 * each[0] + 0.3 * each[1]
     torch.testing.assert_close(found, expected, rtol=0, atol=0.03)
     assert (each[0] - each[1]).abs().max() > 0.3

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from structgp import answers as predict
 from structgp import metrics
-from structgp.answers import Boundaries
+from structgp.answers.spans import Boundaries, likely_spans, span_probability
 
 CLOSE = 1e-8
 LABELS = {
@@ -61,7 +60,7 @@ def test_probability_of_every_span(make: Any, classes: list[str], setting: Any) 
         for start in range(4):
             for stop in range(start + 1, 5):
                 there = np.array([has(found, start, stop, sense, kind) for found in spans])
-                p = predict.span_probability(at, boundaries, start, stop, sense, which)
+                p = span_probability(at, boundaries, start, stop, sense, which)
                 np.testing.assert_allclose(p, table.each @ there, rtol=0, atol=CLOSE)
                 averaged = float(at.average(p[:, None])[0])
                 assert averaged == pytest.approx(table.prob @ there, abs=CLOSE)
@@ -77,7 +76,7 @@ def test_all_spans_that_are_likely(make: Any, classes: list[str], setting: Any, 
     for y, p in zip(table.labels, table.prob, strict=True):
         for span in metrics.chunks([classes[i] for i in y]):
             expected[span] = expected.get(span, 0.0) + p
-    found = predict.likely_spans(case.alone(0), boundaries, least)
+    found = likely_spans(case.alone(0), boundaries, least)
     by_span = {(start, stop, boundaries.kinds[k]): p for start, stop, k, p in found}
     assert len(by_span) == len(found)
     assert set(by_span) == {span for span, p in expected.items() if p >= least}
@@ -91,7 +90,7 @@ def test_one_token(make: Any) -> None:
     case = make(LABELS["BIO"], T=1)
     boundaries, table = Boundaries.of(LABELS["BIO"]), case.by_hand(0)
     p = table.prob[0] + table.prob[2]  # B-X, and an I-X that begins a span
-    found = predict.span_probability(case.alone(0), boundaries, 0, 1, "exact", 0)
+    found = span_probability(case.alone(0), boundaries, 0, 1, "exact", 0)
     assert float(case.alone(0).average(found[:, None])[0]) == pytest.approx(p, abs=CLOSE)
 
 
@@ -101,7 +100,7 @@ def test_long_spans_are_followed_while_they_are_likely(make: Any) -> None:
     case = make(classes, T=6)
     case.f[:], case.g[:] = 0, 0
     case.f[:, 0, 0, 0] = case.f[:, 0, 1:, 1] = 20
-    found = predict.likely_spans(case.alone(0), Boundaries.of(classes), 0.5)
+    found = likely_spans(case.alone(0), Boundaries.of(classes), 0.5)
     assert [span[:3] for span in found] == [(0, 6, 0)]
 
 
@@ -110,8 +109,8 @@ def test_labels_without_any_span(make: Any) -> None:
     assert boundaries.kinds == []
     assert boundaries.inside.shape == (0, 2)
     case = make([".", "O"])
-    assert predict.likely_spans(case.alone(0), boundaries, 0.01) == []
-    p = predict.span_probability(case.alone(0), boundaries, 0, 2, "bounds", None)
+    assert likely_spans(case.alone(0), boundaries, 0.01) == []
+    p = span_probability(case.alone(0), boundaries, 0, 2, "bounds", None)
     assert not p.any()
 
 
@@ -121,5 +120,4 @@ def test_boundaries_of_bio() -> None:
     assert found.inside.int().tolist() == [[1, 1, 0, 0], [0, 0, 1, 0]]
     joined = torch.zeros(4, 4, dtype=torch.bool)
     joined[[0, 1, 2], [1, 1, 2]] = True
-    assert torch.equal(found.joined, joined)
     assert torch.equal(found.parts, ~joined)

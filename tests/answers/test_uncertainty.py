@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import entropy
 
-from structgp import answers as predict
+from structgp.answers import uncertainty
 
 CLOSE = 1e-8
 SETTINGS = [{}, {"known": 0.4}, {"known": 0.4, "bans": 0.2}]
@@ -26,7 +26,7 @@ def make(oracles: ModuleType, mixtures: ModuleType) -> Any:
 @under_all
 def test_uncertainty_of_tokens(make: Any, setting: Any) -> None:
     case = make(0, **setting)
-    found = predict.token_uncertainty(case.at())
+    found = uncertainty.token_uncertainty(case.at())
     for b, n in enumerate(case.lengths):
         table = case.by_hand(b)
         total = entropy(table.marginals(table.prob, 3), axis=-1)
@@ -41,7 +41,7 @@ def test_uncertainty_of_tokens(make: Any, setting: Any) -> None:
 
 def test_uncertainty_of_an_event() -> None:
     p, share = np.array([0.2, 0.9, 0.0]), np.array([0.5, 0.2, 0.3])
-    found = predict.event_uncertainty(torch.tensor(p), torch.tensor(share))
+    found = uncertainty.event_uncertainty(torch.tensor(p), torch.tensor(share))
     assert float(found.total) == pytest.approx(entropy([p @ share, 1 - p @ share]), abs=1e-12)
     each = entropy(np.stack([p, 1 - p]), axis=0)
     assert float(found.data) == pytest.approx(each @ share, abs=1e-12)
@@ -50,7 +50,7 @@ def test_uncertainty_of_an_event() -> None:
 
 def test_an_event_that_rounding_makes_too_probable() -> None:
     p = torch.tensor([1 + 1e-15, -1e-17], dtype=torch.float64)
-    found = predict.event_uncertainty(p, torch.tensor([1.0, 0.0], dtype=torch.float64))
+    found = uncertainty.event_uncertainty(p, torch.tensor([1.0, 0.0], dtype=torch.float64))
     assert float(found.total) == pytest.approx(0, abs=1e-12)
     assert float(found.data) == pytest.approx(0, abs=1e-12)
 
@@ -59,7 +59,7 @@ def test_an_event_that_rounding_makes_too_probable() -> None:
 def test_uncertainty_of_sequences(make: Any, setting: Any) -> None:
     """The model's part from 1,000 labellings, within four standard errors."""
     case, n = make(1, **setting), 1_000
-    found = predict.sequence_uncertainty(case.at(), n, torch.Generator().manual_seed(0))
+    found = uncertainty.sequence_uncertainty(case.at(), n, torch.Generator().manual_seed(0))
     for b in range(4):
         table = case.by_hand(b)
         data = table.share @ entropy(table.each, axis=-1)
@@ -79,18 +79,18 @@ def test_uncertainty_of_sequences(make: Any, setting: Any) -> None:
 def test_one_draw_is_exact(make: Any, setting: Any) -> None:
     case = make(2, S=1, **setting)
     for at, mean in ((case.at(), False), (case.at(mean=True), True)):
-        found = predict.sequence_uncertainty(at, 1, torch.Generator().manual_seed(0))
+        found = uncertainty.sequence_uncertainty(at, 1, torch.Generator().manual_seed(0))
         for b in range(4):
             expected = entropy(case.by_hand(b, mean=mean).prob)
             assert float(found.total[b]) == pytest.approx(expected, abs=CLOSE)
         assert not found.model.any()
-        assert predict.token_uncertainty(at).model.abs().max() < 1e-12
+        assert uncertainty.token_uncertainty(at).model.abs().max() < 1e-12
 
 
 def test_draws_that_agree_leave_the_model_no_uncertainty(make: Any) -> None:
     case = make(3, S=4)
     case.f[:], case.g[:] = case.f[:1], case.g[:1]
-    found = predict.sequence_uncertainty(case.at(), 16, torch.Generator().manual_seed(0))
+    found = uncertainty.sequence_uncertainty(case.at(), 16, torch.Generator().manual_seed(0))
     assert found.model.abs().max() < 1e-12
     assert (found.data > 0.1).all()
 
@@ -101,8 +101,8 @@ def test_draws_that_are_sure_of_different_labellings(make: Any) -> None:
     case.g[:] = 0
     case.f[0], case.f[1] = [60.0, 0.0], [0.0, 60.0]
     for found in (
-        predict.token_uncertainty(case.at()),
-        predict.sequence_uncertainty(case.at(), 8, torch.Generator().manual_seed(0)),
+        uncertainty.token_uncertainty(case.at()),
+        uncertainty.sequence_uncertainty(case.at(), 8, torch.Generator().manual_seed(0)),
     ):
         np.testing.assert_allclose(found.model, np.log(2), rtol=0, atol=1e-12)
         assert found.data.abs().max() < 1e-12

@@ -68,7 +68,8 @@ class Average:
         batch = pad(rows, None, model.encoder.pad_row, [0])
         rules = model.constraints
         joint = []
-        for f, g in zip(*draws.scores(model.posterior, batch), strict=True):
+        at = draws.potentials(model.structure, batch)
+        for f, g in zip(at.f, at.g, strict=True):
             table = oracles.chain_table(f[0].numpy(), g.numpy())
             keep = np.array(
                 [oracles.obeys(y, rules.follows, rules.starts, rules.ends) for y in table.labels]

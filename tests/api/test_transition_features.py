@@ -96,7 +96,8 @@ def test_explanations(fitted: StructuredGPClassifier, oracles: ModuleType) -> No
     x = [{"turn": "n", "word": "a"}, {"turn": "y", "word": "b"}, {"turn": "n", "word": "b"}]
     model, table = fitted.model_, fitted.model_.posterior["next"]
     rows = torch.from_numpy(model.encoder.encode(x))
-    f, g = model.draws(0).scores(model.posterior, next(model.ask([x])._batches(None)))
+    ((_, at),) = model.ask([x]).one_by_one(n_draws=0)
+    f, g = at.f, at.g
     scores, _ = table.scores_at(model.split.next.select(rows[1:]))
     torch.testing.assert_close(g[0, 0], scores)
     p = oracles.chain_table(f[0, 0].numpy(), scores.numpy()).nodes.astype(float)

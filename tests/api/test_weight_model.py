@@ -15,13 +15,14 @@ from scipy.stats import entropy
 
 import structgp
 from structgp import Inducing, InputError, Mixture, Prior, SecondOrder, StructuredGPClassifier, Weights
-from structgp import answers as predict
+from structgp.answers import potentials
 from structgp.answers.ask import Question
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
 from structgp.gp import Posterior, Table, contrasts
 from structgp.gp import Weights as WeightBlock
 from structgp.gp.kernels import RelevanceKernel, weight_variances
+from structgp.structures import Chain
 
 Sequences = list[Any]
 
@@ -411,10 +412,10 @@ def moments(posterior: Posterior, batch: Batch) -> tuple[torch.Tensor, torch.Ten
 
 
 def test_the_plug_in_is_the_posterior_mean(posterior: Posterior) -> None:
-    batch, draws = batch_of([0, 1, 2]), predict.mean(posterior)
-    f, g = draws.scores(posterior, batch)
-    torch.testing.assert_close(f[0], moments(posterior, batch)[0])
-    torch.testing.assert_close(g[0], posterior["next"].constant_scores()[0])
+    batch, draws = batch_of([0, 1, 2]), potentials.mean(posterior)
+    at = draws.potentials(Chain(), batch)
+    torch.testing.assert_close(at.f[0], moments(posterior, batch)[0])
+    torch.testing.assert_close(at.g[0], posterior["next"].constant_scores()[0])
 
 
 def test_draws_have_the_moments_of_the_posterior(posterior: Posterior) -> None:
@@ -424,8 +425,8 @@ def test_draws_have_the_moments_of_the_posterior(posterior: Posterior) -> None:
     table_mean, table_sd = posterior["next"].constant_scores()
     total, squares, rounds = torch.zeros_like(expected), 0.0, 4
     for seed in range(rounds):
-        f, g = predict.sample(posterior, 2 * half, seed).scores(posterior, batch)
-        away, apart = f - mean, g - table_mean
+        at = potentials.sample(posterior, 2 * half, seed).potentials(Chain(), batch)
+        away, apart = at.f - mean, at.g - table_mean
         torch.testing.assert_close(away[:half], -away[half:])
         torch.testing.assert_close(apart[:half], -apart[half:])
         total += torch.einsum("sbtv,sbuw->btvuw", away[:half], away[:half]) / (half * rounds)
@@ -438,23 +439,23 @@ def test_draws_have_the_moments_of_the_posterior(posterior: Posterior) -> None:
 
 
 def test_every_sequence_meets_the_same_functions(posterior: Posterior) -> None:
-    draws = predict.sample(posterior, 6, seed=4)
-    whole = draws.scores(posterior, batch_of([0, 1, 2]))[0]
+    draws = potentials.sample(posterior, 6, seed=4)
+    whole = draws.potentials(Chain(), batch_of([0, 1, 2])).f
     for b, T in enumerate((3, 1, 4)):
-        alone = draws.scores(posterior, batch_of([b]))[0]
+        alone = draws.potentials(Chain(), batch_of([b])).f
         torch.testing.assert_close(alone[:, 0], whole[:, b, :T], rtol=0, atol=1e-14)
-    twice = draws.scores(posterior, batch_of([2, 0, 2]))[0]
+    twice = draws.potentials(Chain(), batch_of([2, 0, 2])).f
     assert torch.equal(twice[:, 0], twice[:, 2])
 
 
 def test_seed_and_number(posterior: Posterior) -> None:
     batch = batch_of([0, 2])
-    (f, g), again, other = (
-        predict.sample(posterior, 5, seed).scores(posterior, batch) for seed in (2, 2, 3)
+    one, again, other = (
+        potentials.sample(posterior, 5, seed).potentials(Chain(), batch) for seed in (2, 2, 3)
     )
-    assert f.shape == (6, 2, 4, V)
-    assert g.shape == (6, V, V)
-    assert torch.equal(f, again[0])
-    assert torch.equal(g, again[1])
-    assert ((f - other[0])[:, batch.mask].abs() > 1e-6).all()
-    assert not torch.equal(g, other[1])
+    assert one.f.shape == (6, 2, 4, V)
+    assert one.g.shape == (6, V, V)
+    assert torch.equal(one.f, again.f)
+    assert torch.equal(one.g, again.g)
+    assert ((one.f - other.f)[:, batch.mask].abs() > 1e-6).all()
+    assert not torch.equal(one.g, other.g)

@@ -183,7 +183,7 @@ def variational_mean(model, X):
     rows = fitted.encoder.transform(X)
     batch = pad(rows, None, fitted.encoder.pad_row, range(len(X)))
     with torch.no_grad():
-        f, _ = fitted.draws(0).scores(fitted.posterior, batch)
+        f = fitted.draws(0).potentials(fitted.structure, batch).f
     return (f[0, ..., 1] - f[0, ..., 0])[batch.mask].numpy()
 
 

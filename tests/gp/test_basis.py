@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from structgp import answers
+from structgp.answers import potentials
 from structgp.data.batch import Batch
 from structgp.gp import Inducing, Mixture, Posterior, Table, contrasts
 from structgp.inference import Natural, Problem, SecondOrder
@@ -163,13 +163,13 @@ def test_draws_for_predictions_have_the_same_law() -> None:
     problem = problem_in(basis, 3, away=0.4)
     q, batch = problem.posterior, problem.batches[0]
     mean, covariance = (part[0] for part in law_by_hand(problem))
-    f = answers.sample(q, 40_000, 1).scores(q, batch)[0]
+    f = potentials.sample(q, 40_000, 1).potentials(Chain(), batch).f
     f = torch.where(batch.mask[..., None], f, 0).flatten(2)
     torch.testing.assert_close(f.mean(0), mean, rtol=0, atol=1e-9)  # antithetic
     found = torch.einsum("sbi,sbj->bij", f - mean, f - mean) / len(f)
     size = float(covariance.abs().max())
     torch.testing.assert_close(found, covariance, rtol=0, atol=0.04 * size)
-    plugged = answers.mean(q).scores(q, batch)[0][0]
+    plugged = potentials.mean(q).potentials(Chain(), batch).f[0]
     plugged = torch.where(batch.mask[..., None], plugged, 0).flatten(1)
     torch.testing.assert_close(plugged, mean, rtol=0, atol=1e-9)
 
@@ -180,7 +180,9 @@ def test_contrasts_sum_to_zero_in_every_draw() -> None:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(50, 2, 3, 2, generator=generator, dtype=torch.float64)
     drawn, _ = latent.place((noise, torch.zeros(50, 9, dtype=torch.float64)))
-    both = [draws.scores(q, batch)[0] for draws in (answers.sample(q, 50, 0), answers.mean(q))]
+    both = [
+        draws.potentials(Chain(), batch).f for draws in (potentials.sample(q, 50, 0), potentials.mean(q))
+    ]
     for f in (drawn, *both):
         assert f.shape[-1] == 3
         assert f.abs().max() > 0.1

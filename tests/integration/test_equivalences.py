@@ -13,7 +13,7 @@ from benchmarks.generate import generate
 from scipy.special import softmax
 from torch import Tensor
 
-from structgp import answers as predict
+from structgp.answers import potentials
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import LabelEncoder
@@ -135,13 +135,13 @@ def assert_same(
         np.testing.assert_allclose(covariance, other_covariance, rtol=0, atol=atol)
 
 
-def answers(posterior: Posterior, draws: predict.Draws, batch: Batch) -> torch.Tensor:
+def answers(posterior: Posterior, draws: potentials.Draws, batch: Batch) -> torch.Tensor:
     unknown = replace(batch, y=torch.full_like(batch.y, -1))
-    return predict.potentials(posterior, Chain(), draws, unknown).marginals()
+    return draws.potentials(Chain(), unknown).marginals()
 
 
 def marginals(posterior: Posterior, data: Data, batch_tokens: int = 1000) -> list[np.ndarray]:
-    draws = predict.sample(posterior, 64, 0)
+    draws = potentials.sample(posterior, 64, 0)
     answer: list[np.ndarray] = [np.empty(0)] * len(data.rows)
     for batch in batches_of(data, batch_tokens):
         p = answers(posterior, draws, batch).numpy()
@@ -160,7 +160,7 @@ def test_without_transition_scores_marginals_are_softmax() -> None:
     fit(posterior, batches_of(data), Dice.roll(data, 32), learn_scales=False)
     with torch.no_grad():
         posterior.node.m *= 4  # six sequences teach little
-    draws = predict.sample(posterior, 20_000, 0)
+    draws = potentials.sample(posterior, 20_000, 0)
     nodes, weights = np.polynomial.hermite_e.hermegauss(16)
     grid = np.stack(np.meshgrid(nodes, nodes, nodes, indexing="ij"), -1).reshape(-1, V)
     weight = np.einsum("i,j,k->ijk", weights, weights, weights).ravel() / weights.sum() ** 3
@@ -168,7 +168,7 @@ def test_without_transition_scores_marginals_are_softmax() -> None:
     for i, (mean, covariance) in enumerate(at_sequences(posterior, data)):
         batch = pad(data.rows, data.labels, data.encoder.pad_row, [i])
         found = answers(posterior, draws, batch)[0].numpy()
-        f = draws.scores(posterior, batch)[0][:, 0].numpy()
+        f = draws.potentials(Chain(), batch).f[:, 0].numpy()
         np.testing.assert_allclose(found, softmax(f, -1).mean(0), rtol=0, atol=1e-10)
         sd = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2)).T  # (T, V)
         exact = np.einsum("n,ntv->tv", weight, softmax(mean + sd * grid[:, None], -1))

@@ -160,7 +160,7 @@ def test_a_label_that_training_never_saw(fitted, corpus, parse):
     words = [[row[0] for row in sequence] for sequence in rows]
     X = [corpus.template.expand(sequence) for sequence in rows]
     page = parse(render(examine(fitted, X, Text("t", words, [1, 2, 3], y), model_name="m", templates=None)))
-    assert "3 tokens with labels new to it left out" in page.text[""]
+    assert "3 tokens with unseen labels left out" in page.text[""]
     data = data_of(page)
     assert "B-NEW" in data["labels"]
     assert [s[1] for s in data["sequences"]] == [None] * 3

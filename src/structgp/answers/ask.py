@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from structgp.answers import labellings
-from structgp.answers.potentials import Draws, Potentials, mean, potentials, sample
+from structgp.answers.potentials import Draws, Potentials, mean, sample
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
 from structgp.data.batch import Batch, by_length, pad
@@ -32,7 +32,9 @@ Known: TypeAlias = Sequence[Sequence[str | None]]
 KEPT_DRAWS = 4
 """Sets of draws that a model keeps for the next question, those asked for last."""
 
-BATCH_TOKENS = 2_000
+BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
+"""Most tokens of a batch, and most node scores of all its draws, so that they fit into a cache."""
+
 ENTROPY_SAMPLES = 64
 
 
@@ -81,7 +83,9 @@ class Model:
     @cached_property
     def structure(self) -> Structure:
         """The structure that answers."""
-        return Chain(self.rules, self.spec) if self.predictor is None else self.predictor
+        if self.predictor is not None:
+            return self.predictor
+        return Chain(None if self.constraints is None else Rules.of(self.constraints), self.spec)
 
     @cached_property
     def split(self) -> FeatureSplit:
@@ -96,17 +100,7 @@ class Model:
 
     def ask(self, X: Sequence[Any], question: Question | None = None) -> Asked:
         """The sequences X, encoded once, to be asked several questions under the same settings."""
-        asked = Question(self.n_draws) if question is None else question
-        return Asked(self, asked, self.encoder.transform(X))
-
-    def placed(self, device: str) -> Posterior:
-        """The posterior, or a copy of it on the device where answers are computed."""
-        if torch.device(device).type == "cpu":
-            return self.posterior
-        with self._lock:
-            if device not in self._placed:
-                self._placed[device] = copy.deepcopy(self.posterior).to(device)
-            return self._placed[device]
+        return Asked(self, question or Question(self.n_draws), self.encoder.transform(X))
 
     def draws(self, n_draws: int, device: str = "cpu") -> Draws:
         """Joint draws of all potentials, or for 0 draws the posterior mean. Kept for the next question: a
@@ -114,7 +108,11 @@ class Model:
         with self._lock:
             found = self._kept.pop((n_draws, device), None)
             if found is None:
-                here = self.placed(device)
+                if device not in self._placed:
+                    on_host = torch.device(device).type == "cpu"
+                    there = self.posterior if on_host else copy.deepcopy(self.posterior).to(device)
+                    self._placed[device] = there
+                here = self._placed[device]
                 found = sample(here, n_draws, self.seed) if n_draws else mean(here)
             self._kept[n_draws, device] = found  # the latest comes last
             while len(self._kept) > KEPT_DRAWS:
@@ -135,36 +133,33 @@ class Asked:
 
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
-        empty = np.empty((0, len(self.model.labels.classes)))
-        return self._each(known, empty, Potentials.marginals)
+        return self._each(known, np.empty((0, len(self.model.labels.classes))), Potentials.marginals)
 
     def best_tokens(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
         constraints allow."""
-        rules = self.model.rules
-
-        def ask(at: Potentials) -> Tensor:
-            return labellings.best_tokens(at.marginals(), at.mask, rules)
-
-        return self._each(known, np.empty(0, dtype=np.int64), ask)
+        rules, none = self.model.rules, np.empty(0, dtype=np.int64)
+        return self._each(known, none, lambda at: labellings.best_tokens(at.marginals(), at.mask, rules))
 
     def viterbi(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of the best whole labelling of each sequence, under the posterior mean."""
-        self.require("has_decoder", "decoder", ("decode", "use 'marginal'"))
-        return self._each(known, np.empty(0, dtype=np.int64), labellings.viterbi, n_draws=0)
+        self.require("has_decoder", "decoder", "decode", "marginal")
+        none = np.empty(0, dtype=np.int64)
+        return self._each(known, none, lambda at: at.structure.decode(at.f, at.g, at.mask)[0], n_draws=0)
 
     def n_best(self, n: int, known: Known | None = None) -> list[list[tuple[np.ndarray, float]]]:
         """The n most probable labellings of each sequence with their log-probabilities, best first; fewer
         where there are not so many."""
         _check_number(n)
         self.require("has_n_best", "n best labellings")
-        found: list[list[tuple[np.ndarray, float]]] = [
-            [] if len(r) else [(np.empty(0, dtype=np.int64), 0.0)] for r in self.rows
-        ]
-        for batch in self._batches(known):
-            plugged = self._potentials(batch, 0).on_host()
-            at = self._potentials(batch).on_host() if self.question.n_draws else plugged
-            labels, values = labellings.n_best(at, plugged, n)
+        model, question = self.model, self.question
+        found = [[] if len(r) else [(np.empty(0, dtype=np.int64), 0.0)] for r in self.rows]
+        for batch, at in self._potentials(known):
+            plugged = at
+            if question.n_draws:
+                mean_draw = model.draws(0, question.device)
+                plugged = mean_draw.potentials(model.structure, batch, question.shift).given(batch.y)
+            labels, values = labellings.n_best(at.on_host(), plugged.on_host(), n)
             for b, i in enumerate(batch.index.tolist()):
                 found[i] = [
                     (y[: len(self.rows[i])].numpy(), float(value))
@@ -200,12 +195,12 @@ class Asked:
         encoded = model.labels.transform(y)
         if any((e == MISSING).any() for e in encoded):
             self.require("handles_missing", "answers where labels are missing")
-        draws = model.draws(question.n_draws, question.device)
         answers: list[float | None] = [0.0 if not len(r) else None for r in self.rows]
         known = [len(r) * bool((e > UNSEEN).all()) for r, e in zip(self.rows, encoded, strict=True)]
-        posterior, structure = model.placed(question.device), model.structure
-        for batch in self._padded(known, encoded):
-            values = labellings.log_prob(posterior, structure, draws, batch, question.shift)
+        draws = model.draws(question.n_draws, question.device)
+        for batch in self._batches(known, encoded, question.n_draws):
+            at = draws.potentials(model.structure, batch, question.shift)
+            values = labellings.log_prob(at, batch.y)
             for i, value in zip(batch.index.tolist(), values.tolist(), strict=True):
                 answers[i] = value
         return answers
@@ -223,10 +218,8 @@ class Asked:
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
         for i, at in self.one_by_one(known):
-            found[i] = [
-                (start, stop, boundaries.kinds[k], p)
-                for start, stop, k, p in likely_spans(at, boundaries, least)
-            ]
+            spans = likely_spans(at, boundaries, least)
+            found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
         return found
 
     def span(
@@ -256,12 +249,7 @@ class Asked:
 
     def token_uncertainty(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, 2) total uncertainty of each token, and the part that is the data's, in nats."""
-
-        def ask(at: Potentials) -> Tensor:
-            parts = token_uncertainty(at)
-            return torch.stack([parts.total, parts.data], -1)
-
-        return self._each(known, np.empty((0, 2)), ask)
+        return self._each(known, np.empty((0, 2)), lambda at: torch.stack(token_uncertainty(at), -1))
 
     def sequence_uncertainty(self, known: Known | None = None) -> np.ndarray:
         """(N, 2) the same for each whole labelling."""
@@ -269,8 +257,7 @@ class Asked:
         found = np.zeros((len(self.rows), 2))
         for i, at in self.one_by_one(known):
             generator = torch.Generator().manual_seed(self.model.seed)
-            parts = sequence_uncertainty(at, ENTROPY_SAMPLES, generator)
-            found[i] = float(parts.total[0]), float(parts.data[0])
+            found[i] = [float(part[0]) for part in sequence_uncertainty(at, ENTROPY_SAMPLES, generator)]
         return found
 
     # -- how ---------------------------------------------------------------------------------------
@@ -279,25 +266,16 @@ class Asked:
         self, known: Known | None = None, n_draws: int | None = None
     ) -> Iterator[tuple[int, Potentials]]:
         """The potentials of each sequence that has tokens, without padding, with its place."""
-        for batch in self._batches(known):
-            at = self._potentials(batch, n_draws).on_host()
+        for batch, at in self._potentials(known, n_draws):
+            at = at.on_host()
             for b, i in enumerate(batch.index.tolist()):
                 yield i, at.one(b, len(self.rows[i]))
 
-    def require(
-        self, ability: str, what: str, mend: tuple[str, str] = ("predict_with", "use 'chain'")
-    ) -> None:
+    def require(self, ability: str, what: str, place: str = "predict_with", use: str = "chain") -> None:
         """InputError where the structure that answers lacks an ability."""
-        structure: Structure = self.model.structure
-        if not getattr(structure, ability):
-            place, remedy = mend
-            raise InputError(place, f"{type(structure).__name__} offers no {what}", remedy)
-
-    def _potentials(self, batch: Batch, n_draws: int | None = None) -> Potentials:
-        model, question = self.model, self.question
-        draws = model.draws(question.n_draws if n_draws is None else n_draws, question.device)
-        here = model.placed(question.device)
-        return potentials(here, model.structure, draws, batch, question.shift)
+        if not getattr(self.model.structure, ability):
+            problem = f"{type(self.model.structure).__name__} offers no {what}"
+            raise InputError(place, problem, f"use {use!r}")
 
     def _each(
         self,
@@ -307,35 +285,54 @@ class Asked:
         n_draws: int | None = None,
     ) -> list[np.ndarray]:
         answers = [empty] * len(self.rows)
-        for batch in self._batches(known):
-            values = ask(self._potentials(batch, n_draws)).cpu().numpy()
+        for batch, at in self._potentials(known, n_draws):
+            values = ask(at).cpu().numpy()
             for b, i in enumerate(batch.index.tolist()):
                 answers[i] = values[b, : len(self.rows[i])]
         return answers
 
-    def _batches(self, known: Known | None) -> Iterator[Batch]:
-        encoded = None if known is None else self._known(known)
-        if self.model.rules is not None:
-            self._check_possible(encoded)
-        yield from self._padded([len(r) for r in self.rows], encoded)
+    def _potentials(
+        self, known: Known | None, n_draws: int | None = None
+    ) -> Iterator[tuple[Batch, Potentials]]:
+        """Batch after batch, given the labels that are known, with its potentials. n_draws : None for as
+        many as the question says."""
+        model, question, labels = self.model, self.question, None
+        if known is not None or model.constraints is not None:
+            labels = self._checked(known)
+        n_draws = question.n_draws if n_draws is None else n_draws
+        draws = model.draws(n_draws, question.device)
+        for batch in self._batches([len(r) for r in self.rows], labels, n_draws):
+            at = draws.potentials(model.structure, batch, question.shift)
+            yield batch, at if labels is None else at.given(batch.y)
 
-    def _padded(self, lengths: Sequence[int], labels: Sequence[np.ndarray] | None) -> Iterator[Batch]:
-        model, most = self.model, BATCH_TOKENS
+    def _batches(
+        self, lengths: Sequence[int], labels: Sequence[np.ndarray] | None, n_draws: int
+    ) -> Iterator[Batch]:
+        model, most, device = self.model, BATCH_TOKENS, self.question.device
+        n_labels = len(model.labels.classes)
         if model.split.next is not None:  # a table of scores for each token
-            most = max(1, most // len(model.labels.classes))
+            most = max(1, most // n_labels)
+        if device == "cpu" and labels is None:  # given labels, rounding depends on how they are padded
+            most = min(most, max(1, CACHED_NUMBERS // (n_labels * max(1, n_draws))))
         for index in by_length(lengths, most):
-            whole = pad(self.rows, labels, model.encoder.pad_row, index)
-            yield model.split(whole).to(self.question.device)
+            batch = model.split(pad(self.rows, labels, model.encoder.pad_row, index))
+            yield batch if device == "cpu" else batch.to(device)
 
-    def _known(self, known: Known) -> list[np.ndarray]:
-        self.require("handles_missing", "answers where labels are known")
-        encoded = self.model.labels.transform(check_labels(self.rows, known, "known"))
-        for n, labels in enumerate(encoded):
-            if (labels == UNSEEN).any():
-                t = int((labels == UNSEEN).argmax())
-                problem = f"{known[n][t]!r} is not a label of the training data"
-                remedy = f"use None, or one of {', '.join(self.model.labels.classes)}"
-                raise InputError(f"known[{n}][{t}]", problem, remedy)
+    def _checked(self, known: Known | None) -> list[np.ndarray] | None:
+        """The labels that are known, as numbers. InputError where they or the constraints leave a sequence
+        without labelling."""
+        model, encoded = self.model, None
+        if known is not None:
+            self.require("handles_missing", "answers where labels are known")
+            encoded = model.labels.transform(check_labels(self.rows, known, "known"))
+            for n, labels in enumerate(encoded):
+                if (labels == UNSEEN).any():
+                    t = int((labels == UNSEEN).argmax())
+                    problem = f"{known[n][t]!r} is not a label of the training data"
+                    remedy = f"use None, or one of {', '.join(model.labels.classes)}"
+                    raise InputError(f"known[{n}][{t}]", problem, remedy)
+        if model.rules is not None:
+            self._check_possible(encoded)
         return encoded
 
     def _check_possible(self, known: Sequence[np.ndarray] | None) -> None:

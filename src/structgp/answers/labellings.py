@@ -7,30 +7,27 @@ import math
 import torch
 from torch import Tensor
 
-from structgp.answers.potentials import TRANSITIONS_AT_ONCE, Draws, Potentials
-from structgp.data.batch import Batch
-from structgp.gp import Posterior
-from structgp.structures import Chain, Rules, Structure
+from structgp.answers.potentials import Potentials
+from structgp.structures import Chain, Rules
+from structgp.structures.program import draws_at_once
 
 
 def transition_marginals(at: Potentials) -> Tensor:
     """(B, T-1, V, V) probabilities of each label with the next one; 0 at padding."""
     B, T, V = at.f.shape[1:]
     total = at.f.new_zeros((B, T - 1, V, V))
-    for some, node, step in at.walks():
-        total += torch.einsum("sb,sbti,sbtij->btij", at.share[some], node[:, :, :-1], step)
+    # Some draws at a time: there is a transition matrix for each position of each draw.
+    for f, g, share in zip(*(x.split(draws_at_once(at.f)) for x in (at.f, at.g, at.share)), strict=True):
+        node, step = at.structure.walk(f, g, at.mask)
+        total += torch.einsum("sb,sbti,sbtij->btij", share, node[:, :, :-1], step)
     return total
 
 
-def log_prob(
-    posterior: Posterior, structure: Structure, draws: Draws, batch: Batch, shift: Tensor | None = None
-) -> Tensor:
-    """(B,) log of the probability of labelling ``batch.y``, averaged over draws; of its known labels where
+def log_prob(at: Potentials, y: Tensor) -> Tensor:
+    """(B,) log of the probability of labelling y (B, T), averaged over draws; of its known labels where
     some are missing."""
     with torch.no_grad():
-        f, g = draws.scores(posterior, batch)
-        f = f if shift is None else f + shift.to(f)
-        values = structure.log_prob(f, g, batch.y, batch.mask)
+        values = at.structure.log_prob(at.f, at.g, y, at.mask)
         return torch.logsumexp(values, 0) - math.log(len(values))
 
 
@@ -78,7 +75,7 @@ def _averaged(at: Potentials, labels: Tensor) -> Tensor:
     """(C,) log-probabilities, averaged over draws, of labellings (C, T) of the only sequence, some at a
     time."""
     values = []
-    for some in labels.split(max(1, TRANSITIONS_AT_ONCE // max(1, at.f.numel() * at.f.shape[-1]))):
+    for some in labels.split(draws_at_once(at.f[None])):
         C = len(some)
         g = at.g if at.g.dim() == 3 else at.g.expand(-1, C, -1, -1, -1)
         values.append(at.structure.log_prob(at.f.expand(-1, C, -1, -1), g, some, at.mask.expand(C, -1)))
@@ -91,8 +88,3 @@ def sample_labellings(at: Potentials, n: int, generator: torch.Generator) -> Ten
     which = torch.multinomial(at.share.T, n, replacement=True, generator=generator)  # (B, n)
     some = [at.one(b, at.mask.shape[1], draws) for b, draws in enumerate(which)]
     return torch.cat([at.structure.sample(one.f, one.g, one.mask, generator) for one in some], 1)
-
-
-def viterbi(plugged: Potentials) -> Tensor:
-    """(B, T) the best whole labelling under the posterior mean, of which ``plugged`` is the one draw."""
-    return plugged.structure.decode(plugged.f, plugged.g, plugged.mask)[0]

@@ -1,12 +1,12 @@
 """A model file: one safetensors file, with the tensors, and under the metadata key ``structgp`` a JSON
 object with everything else. It holds no code and is read without pickle. A digest over both says whether
-the file is still what was written.
-"""
+the file is still what was written."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,7 @@ def save(model: Model, path: str | Path) -> None:
         k: v.detach().clone(memory_format=torch.contiguous_format)
         for k, v in posterior.state_dict().items()
     }
-    for name in posterior.names:
-        for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
-            if key in tensors:
-                tensors[key] = _pack(tensors[key], posterior[name])
+    _recode(tensors, posterior, _pack)
     header = {
         "format": FORMAT,
         "version": __version__,
@@ -68,20 +65,29 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
     place = str(path)
     header, tensors = _read(place)
     name, given = header["predictor"], _name_of(structure)
-    short = None if name is None else name.split(".")[-1]
-    if short is None and given is not None:
+    short, given_short = (n and n.split(".")[-1] for n in (name, given))
+    if name is None and given is not None:
         raise ModelFileError(place, "answers by the chain", "leave structure out")
-    if short is not None and (given is None or given.split(".")[-1] != short):
+    if short != given_short:
         problem = f"answers by {name}, which a file does not hold"
         problem += "" if given is None else f", and was given {given}"
         raise ModelFileError(place, problem, f"pass it: load(path, structure={short}())")
-    for block in header["posterior"]:
-        if block["family"] not in FAMILIES:
-            problem = (
-                f"a posterior of family {block['family']!r}, which structgp {__version__} does not know"
-            )
+    for family in (block["family"] for block in header["posterior"]):
+        if family not in FAMILIES:
+            problem = f"a posterior of family {family!r}, which structgp {__version__} does not know"
             raise ModelFileError(place, problem, f"update structgp (it was written by {header['version']})")
-    return _from_parts(header, tensors, structure)
+    return Model(
+        encoder=FeatureEncoder.from_json(header["encoder"]),
+        labels=LabelEncoder(header["labels"]),
+        posterior=_posterior_from_json(header["posterior"], tensors),
+        spec=Spec.from_json(header["structure"]),
+        n_draws=header["n_draws"],
+        seed=header["seed"],
+        info=header["info"],
+        extra=header["extra"],
+        predictor=structure,
+        constraints=Allowed.from_json(header["constraints"]),
+    )
 
 
 def _read(place: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -121,28 +127,11 @@ def _name_of(structure: Structure | None) -> str | None:
     return None if structure is None else f"{type(structure).__module__}.{type(structure).__qualname__}"
 
 
-def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor], structure: Structure | None) -> Model:
-    posterior = Posterior(
-        {state["template"]: _block_from_json(state, tensors) for state in header["posterior"]}
-    )
-    for name in posterior.names:
-        block = posterior[name]
-        for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
-            if key in tensors:
-                tensors[key] = _unpack(tensors[key], block)
+def _posterior_from_json(states: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Posterior:
+    posterior = Posterior({state["template"]: _block_from_json(state, tensors) for state in states})
+    _recode(tensors, posterior, _unpack)
     posterior.load_state_dict(tensors)
-    return Model(
-        encoder=FeatureEncoder.from_json(header["encoder"]),
-        labels=LabelEncoder(header["labels"]),
-        posterior=posterior,
-        spec=Spec.from_json(header["structure"]),
-        n_draws=header["n_draws"],
-        seed=header["seed"],
-        info=header["info"],
-        extra=header["extra"],
-        predictor=structure,
-        constraints=Allowed.from_json(header["constraints"]),
-    )
+    return posterior
 
 
 def _block_to_json(template: str, block: Any) -> dict[str, Any]:
@@ -163,6 +152,16 @@ def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     rows = () if inducing is None else (inducing,)
     basis = tensors[prefix + "basis"]
     return family(rebuild(state["kernel"]), *rows, state["labels"], basis=basis, **options)
+
+
+def _recode(
+    tensors: dict[str, Tensor], posterior: Posterior, code: Callable[[Tensor, Any], Tensor]
+) -> None:
+    """Packs or unpacks what says how far each block of the posterior spreads, in place."""
+    for name in posterior.names:
+        for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
+            if key in tensors:
+                tensors[key] = code(tensors[key], posterior[name])
 
 
 def _pack(spread: Tensor, block: Any) -> Tensor:

@@ -6,8 +6,7 @@ depend on what else is in the batch, on the order, or on padding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,21 +19,23 @@ from structgp.structures import Structure, keep_known
 SALT = 1_000_003
 """Between the seeds of one block and of the next: what their draws leave open has nothing in common."""
 
-TRANSITIONS_AT_ONCE = 1 << 23
-
 
 @dataclass(frozen=True)
 class Draws:
-    """S draws, each with its mirror image, one part per block; or the posterior mean as the only one."""
+    """S draws from a posterior, each with its mirror image, one part per block; or the posterior mean as
+    the only one."""
 
+    posterior: Posterior
     parts: tuple[Any, ...]
 
-    def scores(self, posterior: Posterior, batch: Batch) -> tuple[Tensor, ...]:
-        """The scores of every template at the rows of a batch, joint over its tuples: (S, B, T, V) of
-        nodes, (S, V, V) or (S, B, T - 1, V, V) of transitions."""
-        found = zip(self.parts, posterior.blocks, batch.rows, batch.masks, strict=True)
+    def potentials(self, structure: Structure, batch: Batch, shift: Tensor | None = None) -> Potentials:
+        """The scores of every template at the rows of a batch, joint over its tuples. shift : (V,), added
+        to the scores of each position."""
+        found = zip(self.parts, self.posterior.blocks, batch.rows, batch.masks, strict=True)
         with torch.no_grad():
-            return tuple(part.at(block, rows, mask) for part, block, rows, mask in found)
+            f, g = (part.at(block, rows, mask) for part, block, rows, mask in found)
+        f = f if shift is None else f + shift.to(f)
+        return Potentials(structure, f, g, batch.mask, f.new_full(f.shape[:2], 1 / len(f)))
 
 
 def sample(posterior: Posterior, n: int, seed: int) -> Draws:
@@ -45,28 +46,34 @@ def sample(posterior: Posterior, n: int, seed: int) -> Draws:
         # What all examples share is drawn first: a larger vocabulary then leaves it as it is.
         for k in sorted(range(len(blocks)), key=lambda k: not blocks[k].shared):
             found[k] = blocks[k].draws(n, seed + SALT * k, generator)
-    return Draws(tuple(found[k] for k in range(len(blocks))))
+    return Draws(posterior, tuple(found[k] for k in range(len(blocks))))
 
 
 def mean(posterior: Posterior) -> Draws:
     """The posterior mean as one 'draw'."""
     with torch.no_grad():
-        return Draws(tuple(block.mean_draw() for block in posterior.blocks))
+        return Draws(posterior, tuple(block.mean_draw() for block in posterior.blocks))
 
 
 @dataclass(frozen=True)
 class Potentials:
     """f : (S, B, T, V), -inf at labels that are known not to be; g : (S, V, V), or (S, B, T - 1, V, V);
-    mask : (B, T); share : (S, B), how much each draw counts, which sums to 1 over draws.
-
-    Where labels are known, an answer is its probability together with them, divided by theirs: a draw
-    counts as much as it expected what is known."""
+    mask : (B, T); share : (S, B), how much each draw counts, which sums to 1 over draws."""
 
     structure: Structure
     f: Tensor
     g: Tensor
     mask: Tensor
     share: Tensor
+
+    def given(self, y: Tensor) -> Potentials:
+        """The same given labels y (B, T) that are known, negative where none is: an answer is then its
+        probability together with them, divided by theirs, and a draw counts as much as it expected them."""
+        if not bool(((y >= 0) & self.mask).any()):
+            return self
+        with torch.no_grad():
+            share = self.structure.log_prob(self.f, self.g, y, self.mask).softmax(0)
+            return replace(self, f=keep_known(self.f, y, self.mask), share=share)
 
     def on_host(self) -> Potentials:
         return Potentials(self.structure, *(x.cpu() for x in (self.f, self.g, self.mask, self.share)))
@@ -85,26 +92,3 @@ class Potentials:
     def average(self, values: Tensor) -> Tensor:
         """(B, ...) mean over draws of values (S, B, ...)."""
         return torch.einsum("sb...,sb->b...", values, self.share)
-
-    def walks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """``Structure.walk`` of some draws at a time, with which ones: there is a transition matrix for
-        each position of each draw."""
-        at_once = max(1, TRANSITIONS_AT_ONCE // max(1, self.f[0].numel() * self.f.shape[-1]))
-        for start in range(0, len(self.f), at_once):
-            some = slice(start, start + at_once)
-            yield some, *self.structure.walk(self.f[some], self.g[some], self.mask)
-
-
-def potentials(
-    posterior: Posterior, structure: Structure, draws: Draws, batch: Batch, shift: Tensor | None = None
-) -> Potentials:
-    """Those of a batch whose y has the labels that are known, and negative numbers where none is. shift :
-    (V,), added to the scores of each position."""
-    with torch.no_grad():
-        f, g = draws.scores(posterior, batch)
-        f = f if shift is None else f + shift.to(f)
-        share = f.new_full(f.shape[:2], 1 / len(f))
-        if bool(((batch.y >= 0) & batch.mask).any()):
-            share = structure.log_prob(f, g, batch.y, batch.mask).softmax(0)
-            f = keep_known(f, batch.y, batch.mask)
-        return Potentials(structure, f, g, batch.mask, share)

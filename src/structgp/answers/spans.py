@@ -6,8 +6,7 @@ product of its transition matrices, restricted to the labels that agree with the
 
     'covers' : tokens start to stop all belong to one span, which may be longer;
     'bounds' : a span of any label begins at start and ends before stop;
-    'exact'  : the same, with the label that is asked for.
-"""
+    'exact'  : the same, with the label that is asked for."""
 
 from __future__ import annotations
 
@@ -38,16 +37,8 @@ class Boundaries:
         kinds = sorted({kind for spans in alone for *_, kind in spans})
         inside = [[(0, 1, kind) in spans for spans in alone] for kind in kinds]
         parts = [[(0, 2) not in [s[:2] for s in metrics.chunks([i, j])] for j in classes] for i in classes]
-        return Boundaries(
-            kinds,
-            torch.tensor(inside, dtype=torch.bool).view(len(kinds), len(classes)),
-            torch.tensor(parts),
-        )
-
-    @property
-    def joined(self) -> Tensor:
-        """(V, V), whether one span goes on from one label to the next; never outside of spans."""
-        return ~self.parts
+        whether = torch.tensor(inside, dtype=torch.bool).view(len(kinds), len(classes))
+        return Boundaries(kinds, whether, torch.tensor(parts))
 
 
 def span_probability(
@@ -61,7 +52,7 @@ def span_probability(
     inside = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
     here = _enter(node[:, 0], step[:, 0], boundaries, start, bounded) * inside.to(node)
     for t in range(start, stop - 1):
-        here = torch.einsum("si,sij->sj", here, step[:, 0, t] * boundaries.joined.to(here))
+        here = torch.einsum("si,sij->sj", here, step[:, 0, t] * (~boundaries.parts).to(here))
     if not bounded or stop == node.shape[2]:
         return here.sum(-1)
     return torch.einsum("si,sij->s", here, step[:, 0, stop - 1] * boundaries.parts.to(here))
@@ -79,7 +70,7 @@ def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> list[t
     that probability, most probable first. Cost O(S T L K V^2) for spans up to L tokens and K types; a span
     that is not covered with that probability is not extended."""
     node, step = at.structure.walk(at.f, at.g, at.mask)
-    joined, parts = boundaries.joined.to(node), boundaries.parts.to(node)
+    joined, parts = (~boundaries.parts).to(node), boundaries.parts.to(node)
     share, T = at.share[:, 0], node.shape[2]
     found: list[tuple[int, int, int, float]] = []
     for start in range(T if boundaries.kinds else 0):

@@ -5,12 +5,11 @@
 
 E averages over the posterior. The data's part would remain if the functions were known: tokens that are
 ambiguous in themselves. The model's part, the mutual information of label and functions, is what more
-labels would remove. In nats.
-"""
+labels would remove. In nats."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +18,7 @@ from structgp.answers.labellings import sample_labellings
 from structgp.answers.potentials import Potentials
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """total = data + model, all of one shape."""
 
     total: Tensor

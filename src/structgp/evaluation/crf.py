@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from operator import ne
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from joblib import Parallel, delayed
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, issparse
 from scipy.special import logsumexp
@@ -38,7 +40,7 @@ class LinearCRF:
     - a list of tokens that are lists or tuples of strings: the string s in place j is the attribute
       ``j=s``, so that columns are told apart;
     - a (T, D) scipy-sparse or dense array, or a list of T rows of one: attribute ``d`` has the value in
-    column d;
+      column d;
     - a list of feature dicts, as python-crfsuite takes them; number i of an array under the key k is the
       attribute ``k:i``.
 
@@ -48,7 +50,7 @@ class LinearCRF:
         cross-validation is taken, and among equally good ones the largest, the simplest model. With a
         single training sequence nothing can be held out, and the middle one is taken.
     n_folds : folds of that cross-validation (fewer if there are fewer sequences), split at random by
-    sequence.
+        sequence.
     decode : 'viterbi', the most probable labelling of the sequence, or 'marginal', the most probable label
         of each token; the cross-validation uses it too.
     random_state : seed of the folds.
@@ -105,11 +107,8 @@ class LinearCRF:
         """p(y_t = label | x) as a dict label -> probability for each token of each sequence."""
         self._check_fitted()
         tagger = _tagger(self.model_)
-        numbers = list(map(str, range(len(self.classes_))))
-        return [
-            [dict(zip(self.classes_, row, strict=True)) for row in _marginals(tagger, x, numbers)]
-            for x in _all_items(X)
-        ]
+        found = (_marginals(tagger, x, len(self.classes_)).tolist() for x in _all_items(X))
+        return [[dict(zip(self.classes_, row, strict=True)) for row in rows] for rows in found]
 
     def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[Any]]) -> list[float | None]:
         """log p(y | x) of each sequence; None where y has a label never seen in training.
@@ -119,15 +118,19 @@ class LinearCRF:
         self._check_fitted()
         items, labels = _all_items(X), [list(labels) for labels in y]
         check_lengths(items, labels, "y", "X")
-        number = {label: v for v, label in enumerate(self.classes_)}
-        tagger = _tagger(self.model_)
-        transition = _transition_scores(tagger, len(number))
-        return [
-            _log_prob(_node_scores(tagger, x, len(number)), transition, [number[v] for v in path])
-            if number.keys() >= set(path)
-            else None
-            for x, path in zip(items, labels, strict=True)
-        ]
+        number, tagger = {label: v for v, label in enumerate(self.classes_)}, _tagger(self.model_)
+        # A sequence of one token has p(y | x) proportional to exp(node score), and two tokens without
+        # attributes exp(transition score): so CRFsuite's probabilities of such short sequences give its
+        # scores up to constants, which cancel in log p(y | x).
+        tagger.set([{}, {}])
+        names = list(map(str, number.values()))
+        transition = _log(np.array([[tagger.probability([a, b]) for b in names] for a in names]))
+        found: list[float | None] = [None] * len(items)
+        for i, (x, path) in enumerate(zip(items, labels, strict=True)):
+            if number.keys() >= set(path):
+                node = _log(np.array([_marginals(tagger, [token], len(number))[0] for token in x]))
+                found[i] = _log_prob(node, transition, [number[v] for v in path])
+        return found
 
     def _checked_grid(self) -> list[float]:
         grid = sorted({float(c2) for c2 in np.atleast_1d(np.asarray(self.c2, dtype=np.float64))})
@@ -148,24 +151,16 @@ class LinearCRF:
         if len(grid) == 1 or len(examples) == 1:
             return grid[len(grid) // 2], {}
         order = np.random.default_rng(self.random_state).permutation(len(examples))
-        tasks = []
-        for held_out in np.array_split(order, min(self.n_folds, len(examples))):
-            rest = np.setdiff1d(order, held_out)
-            tasks.append(([examples[i] for i in rest], [examples[i] for i in held_out]))
-        if self.n_jobs in (None, 1):
-            wrong = [_count_errors(*task, grid, self.decode) for task in tasks]
-        else:
-            # joblib's workers are fresh processes: no forked locks of torch's threads, and a caller's
-            # script needs no __main__ guard. max_nbytes keeps joblib from writing files.
-            from joblib import Parallel, delayed
-
-            wrong = Parallel(n_jobs=self.n_jobs, max_nbytes=None)(
-                delayed(_count_errors)(*task, grid, self.decode) for task in tasks
-            )
-        totals = np.sum(wrong, axis=0)
-        n_tokens = sum(len(x) for x, _ in examples)
-        scores = {c2: float(total / n_tokens) for c2, total in zip(grid, totals, strict=True)}
-        return max(c2 for c2 in grid if scores[c2] == min(scores.values())), scores
+        folds = np.array_split(order, min(self.n_folds, len(examples)))
+        parts = ((np.setdiff1d(order, held_out), held_out) for held_out in folds)
+        tasks = [[[examples[i] for i in part] for part in both] for both in parts]
+        # joblib's workers are fresh processes: no forked locks of torch's threads, and a caller's script
+        # needs no __main__ guard. max_nbytes keeps joblib from writing files.
+        jobs = (delayed(_count_errors)(*task, grid, self.decode) for task in tasks)
+        wrong = Parallel(n_jobs=self.n_jobs or 1, max_nbytes=None)(jobs)
+        errors = np.sum(wrong, axis=0) / sum(len(x) for x, _ in examples)
+        scores = dict(zip(grid, errors.tolist(), strict=True))
+        return max(c2 for c2 in grid if scores[c2] == min(errors)), scores
 
 
 # --- CRFsuite --------------------------------------------------------------------------------
@@ -210,47 +205,27 @@ def _decode(model: bytes, items: Iterable[list[Item]], decode: str) -> list[list
     if decode == "viterbi":
         return [tagger.tag(x) if x else [] for x in items]
     labels = sorted(tagger.labels(), key=int)
-    return [
-        [labels[v] for v in np.argmax(_marginals(tagger, x, labels), axis=1)] if x else [] for x in items
-    ]
+    return [[labels[v] for v in _marginals(tagger, x, len(labels)).argmax(1)] for x in items]
 
 
-def _marginals(tagger: Any, x: list[Item], labels: Sequence[str]) -> list[list[float]]:
-    """p(y_t = label | x) of one sequence, T rows with one value per label."""
-    if not x:
-        return []
-    tagger.set(x)
-    return [[tagger.marginal(label, t) for label in labels] for t in range(len(x))]
+def _marginals(tagger: Any, x: list[Item], n_labels: int) -> NDArray[np.float64]:
+    """(T, V) p(y_t = label | x) of one sequence."""
+    if x:
+        tagger.set(x)
+    found = [tagger.marginal(str(v), t) for t in range(len(x)) for v in range(n_labels)]
+    return np.array(found).reshape(len(x), n_labels)
 
 
 def _count_errors(
     train: list[Example], held_out: list[Example], grid: Sequence[float], decode: str
 ) -> list[int]:
     """Wrong tokens in ``held_out`` for each c2, trained on ``train``."""
-    truth = [v for _, path in held_out for v in path]
-    counts = []
-    for model in _train(train, grid):
-        found = (v for path in _decode(model, [x for x, _ in held_out], decode) for v in path)
-        counts.append(sum(a != b for a, b in zip(truth, found, strict=True)))
-    return counts
+    items, truth = [x for x, _ in held_out], [v for _, path in held_out for v in path]
+    decoded = (_decode(model, items, decode) for model in _train(train, grid))
+    return [sum(map(ne, truth, (v for path in paths for v in path))) for paths in decoded]
 
 
-# A sequence of one token has p(y | x) proportional to exp(node score), and two tokens without attributes
-# exp(transition score): so CRFsuite's probabilities of such short sequences give its scores up to
-# constants, which cancel in log p(y | x).
-
-
-def _node_scores(tagger: Any, x: list[Item], n_labels: int) -> NDArray[np.float64]:
-    labels = list(map(str, range(n_labels)))
-    p = np.array([_marginals(tagger, [token], labels)[0] for token in x]).reshape(-1, n_labels)
-    with np.errstate(divide="ignore"):
-        return np.log(p)
-
-
-def _transition_scores(tagger: Any, n_labels: int) -> NDArray[np.float64]:
-    labels = list(map(str, range(n_labels)))
-    tagger.set([{}, {}])
-    p = np.array([[tagger.probability([a, b]) for b in labels] for a in labels])
+def _log(p: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(divide="ignore"):
         return np.log(p)
 
@@ -286,12 +261,7 @@ def _items(x: Any, place: str) -> list[Item]:
 
 def _token_item(token: Any, place: str) -> Item:
     if isinstance(token, Mapping):
-        for name, value in token.items():
-            if not isinstance(name, str):
-                raise InputError(place, f"the feature name {name!r} is not a string", "use strings")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(place, f"feature {name!r} is {value}", "use finite numbers")
-        return {name: _nested(value, name, place) for name, value in token.items()}
+        return {name: _checked_value(name, value, place) for name, value in token.items()}
     if issparse(token):
         return _matrix_items(csr_array(token.reshape((1, -1))), place)[0]
     remedy = "give a list of strings, a feature dict or a row of numbers"
@@ -307,13 +277,14 @@ def _token_item(token: Any, place: str) -> Item:
     return _matrix_items(csr_array(row), place)[0]
 
 
-def _nested(value: Any, name: str, place: str) -> Any:
+def _checked_value(name: Any, value: Any, place: str) -> Any:
     """A vector as a dict from place to number, which python-crfsuite takes; anything else as it is."""
-    if not isinstance(value, np.ndarray):
-        return value
-    if not np.isfinite(value).all():
-        raise InputError(place, f"feature {name!r} is not finite", "use finite numbers")
-    return {str(i): float(v) for i, v in enumerate(value)}
+    if not isinstance(name, str):
+        raise InputError(place, f"the feature name {name!r} is not a string", "use strings")
+    if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
+        raise InputError(place, f"feature {name!r} is {value}", "use finite numbers")
+    is_vector = isinstance(value, np.ndarray)
+    return {str(i): float(v) for i, v in enumerate(value)} if is_vector else value
 
 
 def _matrix_items(matrix: csr_array, place: str) -> list[Item]:

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,7 @@ def check_lengths(
 def _tokens(y_true: Labels, other: Sequence[Sequence[Any]], name: str) -> list[tuple[str, Any]]:
     """The true label of every token, with its entry in ``other``."""
     check_lengths(y_true, other, name)
-    both = (zip(truth, given, strict=True) for truth, given in zip(y_true, other, strict=True))
-    return [token for sequence in both for token in sequence]
+    return list(zip(chain(*y_true), chain(*other), strict=True))
 
 
 def token_error(y_true: Labels, y_pred: Labels) -> float:
@@ -141,23 +141,10 @@ def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
     Without an ``O`` in the label set every token is in a chunk: for word segmentation with B and I chunks
     are words; for labels without prefix every token is its own chunk and F1 is the token accuracy."""
     check_lengths(y_true, y_pred, "y_pred")
-    n_true: Counter[str] = Counter()
-    n_pred: Counter[str] = Counter()
-    n_correct: Counter[str] = Counter()
-    for truth, guess in zip(y_true, y_pred, strict=True):
-        true_chunks, pred_chunks = set(chunks(truth)), set(chunks(guess))
-        n_true.update(kind for *_, kind in true_chunks)
-        n_pred.update(kind for *_, kind in pred_chunks)
-        n_correct.update(kind for *_, kind in true_chunks & pred_chunks)
-    return SpanScores(
-        n_true.total(),
-        n_pred.total(),
-        n_correct.total(),
-        by_type={
-            kind: SpanCounts(n_true[kind], n_pred[kind], n_correct[kind])
-            for kind in sorted(n_true.keys() | n_pred.keys())
-        },
-    )
+    true, pred = ({(i, *c) for i, labels in enumerate(y) for c in chunks(labels)} for y in (y_true, y_pred))
+    counts = [Counter(kind for *_, kind in found) for found in (true, pred, true & pred)]
+    by_type = {kind: SpanCounts(*(n[kind] for n in counts)) for kind in sorted(counts[0] | counts[1])}
+    return SpanScores(len(true), len(pred), len(true & pred), by_type)
 
 
 # --- likelihood ------------------------------------------------------------------------------
@@ -224,18 +211,12 @@ def calibration(y_true: Labels, marginals: Marginals, n_bins: int = 15) -> Calib
         raise InputError("n_bins", f"must be 1 or more, got {n_bins}", "leave it out for 15")
     confidence, right = _confidences(y_true, marginals)
     which = np.minimum((confidence * n_bins).astype(np.int64), n_bins - 1)
-    bins = tuple(
-        CalibrationBin(
-            low=b / n_bins,
-            high=(b + 1) / n_bins,
-            confidence=float(confidence[which == b].mean()),
-            accuracy=float(right[which == b].mean()),
-            count=int((which == b).sum()),
-        )
-        for b in np.unique(which).tolist()
-    )
+    bins = []
+    for b in np.unique(which).tolist():
+        means = float(confidence[which == b].mean()), float(right[which == b].mean())
+        bins.append(CalibrationBin(b / n_bins, (b + 1) / n_bins, *means, int((which == b).sum())))
     ece = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / len(confidence)
-    return Calibration(ece=float(ece), bins=bins)
+    return Calibration(float(ece), tuple(bins))
 
 
 @dataclass(frozen=True)
@@ -263,9 +244,9 @@ def risk_coverage(y_true: Labels, marginals: Marginals) -> RiskCoverage:
 
 def _confidences(y_true: Labels, marginals: Marginals) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The confidence of every token, and 1 where its most probable label is the true one, else 0."""
-    check_lengths(y_true, marginals, "marginals")
-    tops: list[list[str]] = []
-    confidences: list[float] = []
+    tokens = _tokens(y_true, marginals, "marginals")
+    if not tokens:
+        raise InputError("y_true", "no tokens", "give at least one labelled token")
     for i, dists in enumerate(marginals):
         for t, dist in enumerate(dists):
             if not dist:
@@ -273,12 +254,9 @@ def _confidences(y_true: Labels, marginals: Marginals) -> tuple[NDArray[np.float
             if not -_ROUNDING <= max(dist.values()) <= 1 + _ROUNDING:
                 problem = f"{max(dist.values())} is not in [0, 1]"
                 raise InputError(f"marginals[{i}][{t}]", problem, "pass probabilities")
-            confidences.append(max(dist.values()))
-        tops.append([max(dist, key=dist.__getitem__) for dist in dists])
-    if not confidences:
-        raise InputError("y_true", "no tokens", "give at least one labelled token")
-    right = [top == label for label, top in _tokens(y_true, tops, "marginals")]
-    return np.clip(np.array(confidences), 0.0, 1.0), np.array(right, dtype=np.float64)
+    right = [max(dist, key=dist.__getitem__) == label for label, dist in tokens]
+    confidence = np.array([max(dist.values()) for _, dist in tokens])
+    return np.clip(confidence, 0.0, 1.0), np.array(right, dtype=np.float64)
 
 
 # --- all of them -----------------------------------------------------------------------------

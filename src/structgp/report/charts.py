@@ -35,16 +35,12 @@ def learning_curve(trace: Sequence[Sequence[float]], fresh: float, *, from_step:
         for step, bound in steps:
             plot.dot((step, bound), "point", 3, f"step {count(step)}: {decimal(bound, 1)}")
     if math.isfinite(fresh):
-        _bracket(plot, last_step, last, fresh)
+        pixel = (x[1] - x[0]) / (plot.right - plot.left)
+        near, far = last_step + 8 * pixel, last_step + 14 * pixel
+        points = [(near, last), (far, last), (far, fresh), (near, fresh)]
+        plot.line(points, "bracket", f"last step {decimal(last, 1)}, fresh draws {decimal(fresh, 1)}")
+        plot.dot((last_step, fresh), "fresh", 4, f"fresh draws: {decimal(fresh, 1)}")
     return plot.svg("Evidence bound by step" if from_step <= 1 else "Evidence bound, last steps")
-
-
-def _bracket(plot: Plot, step: float, last: float, fresh: float) -> None:
-    across = (plot.x[1] - plot.x[0]) / (plot.right - plot.left)
-    near, far = step + 8 * across, step + 14 * across
-    points = [(near, last), (far, last), (far, fresh), (near, fresh)]
-    plot.line(points, "bracket", f"last step {decimal(last, 1)}, fresh draws {decimal(fresh, 1)}")
-    plot.dot((step, fresh), "fresh", 4, f"fresh draws: {decimal(fresh, 1)}")
 
 
 def reliability(calibration: Calibration) -> Markup:
@@ -92,20 +88,17 @@ def risk_curve(risk: RiskCoverage) -> Markup:
     plot.x_axis("most confident share of the tokens", _FIFTHS, lambda v: percent(v, 0))
     plot.area(points, "under")
     plot.line(points, "curve")
-    full = float(risk.risk[-1])
-    plot.dot((1, full), "point", 4, f"all tokens: {percent(full)} wrong")
-    for share in (0.5, 0.8):
+    for share in (0.5, 0.8, 1.0):
         error = error_at(risk, share)
-        plot.dot((share, error), "point", 4, f"most confident {percent(share, 0)}: {percent(error)} wrong")
+        said = "all tokens" if share == 1 else f"most confident {percent(share, 0)}"
+        plot.dot((share, error), "point", 4, f"{said}: {percent(error)} wrong")
         plot.note((share, error), percent(error), "end", (-4, -9))
-    plot.note((1, full), percent(full), "end", (-4, -9))
     return plot.svg(f"Risk and coverage: area under the curve {decimal(risk.area, 4)}")
 
 
 def error_at(risk: RiskCoverage, share: float) -> float:
     """Error of the most confident ``share``, at least one token."""
-    n = len(risk.risk)
-    return float(risk.risk[max(1, round(share * n)) - 1])
+    return float(risk.risk[max(1, round(share * len(risk.risk))) - 1])
 
 
 def _interval(b: CalibrationBin) -> Range:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,8 @@ from structgp.evaluation import metrics
 
 @dataclass(frozen=True)
 class Text:
-    """Sequences as the reader knows them.
-
-    name : of the file. words : one string per token. lines : where each sequence begins in the file.
-    labels : the true ones, None where the file has none.
-    """
+    """Sequences as the reader knows them. name : of the file. words : one string per token. lines : where
+    each sequence begins in the file. labels : the true ones, None where the file has none."""
 
     name: str
     words: list[list[str]]
@@ -57,8 +55,8 @@ class TokenUncertainty:
 
 @dataclass(frozen=True)
 class Findings:
-    """``templates`` : names of the keys of ``log['kernel_scales']``; ``uncertainties`` : the one to begin
-    with first."""
+    """``templates`` : names of the keys of ``kernel_scales`` in the log of the fit; ``uncertainties`` : the
+    one to begin with first."""
 
     estimator: StructuredGPClassifier
     model_name: str
@@ -68,11 +66,6 @@ class Findings:
     marginals: list[list[dict[str, float]]]
     uncertainties: list[TokenUncertainty]
     truth: Truth | None
-
-    @property
-    def log(self) -> dict[str, Any]:
-        """What the model keeps of its fit."""
-        return self.estimator.model_.info
 
 
 def examine(
@@ -102,11 +95,13 @@ def token_uncertainties(asked: Asked) -> list[TokenUncertainty]:
     total, model = [u[:, 0] for u in both], [u[:, 0] - u[:, 1] for u in both]
     # More than eight equally probable labels hardly occur, however many labels there are.
     full = math.log(min(8, max(2, len(asked.model.labels.classes))))
+    entropy, removable = (
+        "entropy of a token's label probabilities",
+        "the part that more labels would remove",
+    )
     return [
-        TokenUncertainty("total", "uncertainty", "entropy of a token's label probabilities", total, full),
-        TokenUncertainty(
-            "model", "uncertainty of the model", "the part that more labels would remove", model, full / 2
-        ),
+        TokenUncertainty("total", "uncertainty", entropy, total, full),
+        TokenUncertainty("model", "uncertainty of the model", removable, model, full / 2),
     ]
 
 
@@ -117,12 +112,11 @@ def _compare(
     marginals: list[list[dict[str, float]]],
 ) -> Truth:
     log_probs = asked.log_probs(labels)
-    tokens = (zip(truth, guess, strict=True) for truth, guess in zip(labels, predicted, strict=True))
     return Truth(
         labels,
         log_probs,
         metrics.evaluate(labels, predicted, marginals, log_probs),
         metrics.calibration(labels, marginals),
         metrics.risk_coverage(labels, marginals),
-        Counter(both for sequence in tokens for both in sequence),
+        Counter(zip(chain(*labels), chain(*predicted), strict=True)),
     )

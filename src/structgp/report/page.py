@@ -17,6 +17,7 @@ import base64
 import hashlib
 import json
 from importlib import resources
+from itertools import chain
 from string import Template
 from typing import Any
 
@@ -54,10 +55,8 @@ def _asset(name: str) -> str:
 
 def _payload(findings: Findings) -> Markup:
     """JSON that can stand in a script element whatever the tokens are."""
-    names = set(findings.estimator.classes_.tolist())
-    if findings.truth is not None:
-        names.update(label for labels in findings.truth.labels for label in labels)
-    labels = sorted(names)
+    truths = () if findings.truth is None else chain(*findings.truth.labels)
+    labels = sorted({*findings.estimator.classes_.tolist(), *truths})
     number = {label: i for i, label in enumerate(labels)}
     content = {
         "labels": labels,
@@ -80,21 +79,15 @@ def _sequence(findings: Findings, i: int, number: dict[str, int]) -> list[Any]:
         truths, log_prob = findings.truth.labels[i], findings.truth.log_probs[i]
         # JSON has no infinity.
         surprise = None if log_prob is None else min(round(-log_prob + 0.0, 2), 1e9)
-    errors: list[int] = []
-    for t, (guess, truth) in enumerate(zip(guesses, truths, strict=True)):
-        if guess != truth:
-            errors += [t, number[truth]]
+    tokens = list(zip(findings.marginals[i], guesses, truths, strict=True))
     return [
         findings.text.lines[i],
         surprise,
         findings.text.words[i],
         [number[guess] for guess in guesses],
-        errors,
+        [v for t, (_, guess, truth) in enumerate(tokens) if guess != truth for v in (t, number[truth])],
         [(1000 * u.values[i]).round().astype(int).tolist() for u in findings.uncertainties],
-        [
-            _alternatives(p, {guess, truth}, number)
-            for p, guess, truth in zip(findings.marginals[i], guesses, truths, strict=True)
-        ],
+        [_alternatives(p, {guess, truth}, number) for p, guess, truth in tokens],
     ]
 
 

@@ -17,9 +17,6 @@ _ENLARGED = 0.25
 """A bracket lower than this share of the curve gets an enlargement."""
 
 
-# -- headline ----------------------------------------------------------------------------------
-
-
 def headline(findings: Findings) -> Markup:
     tiles = _unlabelled_tiles(findings) if findings.truth is None else _tiles(findings.truth)
     return join((tag("div", *tiles, class_="tiles"), _facts(findings)))
@@ -32,7 +29,7 @@ def _tiles(truth: Truth) -> list[Markup]:
     spans = f"precision {percent(scores.span_precision)}, recall {percent(scores.span_recall)}"
     whole = f"{decimal(scores.sequence_nll, 2)} per sequence"
     if scores.n_unseen_tokens:
-        whole += f"; {plural(scores.n_unseen_tokens, 'token')} with labels new to it left out"
+        whole += f"; {plural(scores.n_unseen_tokens, 'token')} with unseen labels left out"
     return [
         _tile("Token error", percent(scores.token_error), f"{count(wrong)} of {sizes}"),
         _tile("Span F1", percent(scores.span_f1), spans),
@@ -59,20 +56,18 @@ def _tile(name: str, figure: str, below: str) -> Markup:
 
 
 def _facts(findings: Findings) -> Markup:
-    log, model = findings.log, findings.estimator.model_
-    trace = log.get("trace")
-    posterior = f"{count(log['n_inducing'])} "
-    posterior += "weights" if log["posterior"] == "weights" else "inducing inputs per function"
+    model, log = findings.estimator.model_, findings.estimator.model_.info
+    unit = "weights" if log["posterior"] == "weights" else "inducing inputs per function"
     fitted = f"{log['optimizer']}, {log['stopped']}"
-    if trace:
+    if trace := log.get("trace"):
         fitted += f" after {plural(int(trace[-1][0]), 'step')}"
-    sizes = (log["n_sequences"], "sequence"), (log["n_tokens"], "token")
-    trained = ", ".join(plural(*size) for size in (*sizes, (len(model.labels.classes), "label")))
+    sizes = log["n_sequences"], log["n_tokens"], len(model.labels.classes)
+    trained = ", ".join(map(plural, sizes, ("sequence", "token", "label")))
     draws = plural(n, "draw") if (n := findings.estimator.n_draws) else "the mean"
     facts = (
         ("Trained on", trained),
         ("Structure", str(model.spec)),
-        ("Posterior", posterior),
+        ("Posterior", f"{count(log['n_inducing'])} {unit}"),
         ("Effective parameters", count(log["effective_parameters"])),
         ("Fit", f"{fitted}, {decimal(log['seconds'], 1)} s"),
         ("Evidence bound", decimal(log["elbo"], 1)),
@@ -83,26 +78,18 @@ def _facts(findings: Findings) -> Markup:
     return tag("dl", *entries, class_="facts")
 
 
-# -- confidence --------------------------------------------------------------------------------
-
-
 def confidence(findings: Findings) -> Markup:
     truth = findings.truth
     if truth is None:
-        return _needs_labels("Whether confidence is deserved")
+        return _note("Only true labels show whether confidence is deserved; this file has none.")
     return tag("div", _reliability(truth.calibration), _risk(truth.risk), class_="halves")
 
 
 def _reliability(calibration: Calibration) -> Markup:
-    rows = (
-        (
-            f"{decimal(b.low, 2)}\N{EN DASH}{decimal(b.high, 2)}",
-            count(b.count),
-            decimal(b.confidence, 3),
-            decimal(b.accuracy, 3),
-        )
-        for b in calibration.bins
-    )
+    rows = []
+    for b in calibration.bins:
+        span = f"{decimal(b.low, 2)}\N{EN DASH}{decimal(b.high, 2)}"
+        rows.append((span, count(b.count), decimal(b.confidence, 3), decimal(b.accuracy, 3)))
     said = (
         "On the dashed line confidence equals accuracy; below it the model claims too much. "
         f"Upright lines: two standard errors. Expected calibration error {decimal(calibration.ece, 4)}."
@@ -114,7 +101,7 @@ def _reliability(calibration: Calibration) -> Markup:
         charts.reliability(calibration),
         charts.confidence_counts(calibration),
         tag("figcaption", said),
-        _details("Figures of the bins", tables.figures(head, rows, text_columns=1)),
+        tag("details", tag("summary", "Figures of the bins"), tables.figures(head, rows, text_columns=1)),
     )
 
 
@@ -124,28 +111,23 @@ def _risk(risk: RiskCoverage) -> Markup:
         "Error among the tokens that the model is most confident of. "
         f"Area under the curve {decimal(risk.area, 4)}; lower is better."
     )
+    table = tables.figures(("most confident", "error"), rows)
     return tag(
         "figure",
         tag("h3", "What if it answers only where it is sure?"),
         charts.risk_curve(risk),
         tag("figcaption", said),
-        _details("Figures of the curve", tables.figures(("most confident", "error"), rows)),
+        tag("details", tag("summary", "Figures of the curve"), table),
     )
-
-
-# -- labels ------------------------------------------------------------------------------------
 
 
 def confusions(findings: Findings) -> Markup:
     if findings.truth is None:
-        return _needs_labels("What is taken for what")
+        return _note("Only true labels show what is taken for what; this file has none.")
     counts = findings.truth.confusion
     table, left_out = tables.confusion(counts)
-    parts = [
-        tag("h3", "What is taken for what"),
-        _note("Numbers of tokens, shaded by their share of the true label's."),
-        table,
-    ]
+    said = _note("Numbers of tokens, shaded by their share of the true label's.")
+    parts = [tag("h3", "What is taken for what"), said, table]
     if left_out:
         parts.append(_note(f"The {plural(left_out, 'label')} with the fewest tokens left out."))
     columns = [tag("div", *parts)]
@@ -174,19 +156,16 @@ def transitions(findings: Findings) -> Markup:
 
 
 def weights(findings: Findings) -> Markup:
-    scales = findings.log.get("kernel_scales") or {}
+    scales = findings.estimator.model_.info.get("kernel_scales") or {}
     if not scales:
         return _note("The kernel has no weights by template.")
     named = [(findings.templates.get(key, key), value) for key, value in scales.items()]
-    said = "Prior variance of a weight in each template, learned on the evidence bound."
+    said = "Prior variance of a weight in each template, learned on the evidence bound; bars show its root."
     return join((_note(said), tables.weights(named)))
 
 
-# -- the fit -----------------------------------------------------------------------------------
-
-
 def fit(findings: Findings) -> Markup:
-    log = findings.log
+    log = findings.estimator.model_.info
     trace = [[s, v] for s, v in log.get("trace") or [] if math.isfinite(v)]
     last, fresh = log["elbo"], log["fresh_elbo"]
     if not trace:
@@ -220,13 +199,5 @@ def _enlarged_from(trace: list[list[float]], last: float, fresh: float) -> int |
     return int(trace[first][0]) if first > 0 else None
 
 
-def _needs_labels(what: str) -> Markup:
-    return _note(f"{what} is known only where the data has labels; this file has none.")
-
-
 def _note(text: str) -> Markup:
     return tag("p", text, class_="note")
-
-
-def _details(summary: str, table: Markup) -> Markup:
-    return tag("details", tag("summary", summary), table)

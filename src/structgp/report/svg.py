@@ -1,15 +1,14 @@
 """A small plot: two linear axes, and lines, dots and bars in the coordinates of the data.
 
 Plots are narrow, so that their text is as large on a phone as on a desktop; colours are classes, which the
-page's style sheet defines for both themes.
-"""
+page's style sheet defines for both themes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from structgp.report.markup import Markup, join, tag
+from structgp.report.markup import Markup, tag
 
 WIDTH = 420
 Point = tuple[float, float]
@@ -65,23 +64,21 @@ class Plot:
             self._text(self.left - 8, y + 4, form(value), "tick", "end")
         self._text(0, self.top - 14, label, "label", "start")
 
-    def line(self, points: Sequence[Point], kind: str, title: str | None = None) -> None:
-        self._parts.append(tag("polyline", _title(title), points=self._path(points), class_=kind))
+    def line(self, points: Sequence[Point], kind: str, title: str = "") -> None:
+        self._draw("polyline", title, points=self._path(points), class_=kind)
 
     def area(self, points: Sequence[Point], kind: str) -> None:
         """What lies between the line and the horizontal axis."""
         floor = [(points[-1][0], self.y[0]), (points[0][0], self.y[0])]
-        self._parts.append(tag("polygon", points=self._path([*points, *floor]), class_=kind))
+        self._draw("polygon", points=self._path([*points, *floor]), class_=kind)
 
-    def dot(self, point: Point, kind: str, radius: float = 3.5, title: str | None = None) -> None:
+    def dot(self, point: Point, kind: str, radius: float, title: str) -> None:
         x, y = self.at(*point)
-        self._parts.append(tag("circle", _title(title), cx=x, cy=y, r=radius, class_=kind))
+        self._draw("circle", title, cx=x, cy=y, r=radius, class_=kind)
 
-    def box(self, low: Point, high: Point, kind: str, title: str | None = None) -> None:
+    def box(self, low: Point, high: Point, kind: str, title: str) -> None:
         (x0, y0), (x1, y1) = self.at(*low), self.at(*high)
-        self._parts.append(
-            tag("rect", _title(title), x=x0, y=y1, width=x1 - x0, height=y0 - y1, class_=kind)
-        )
+        self._draw("rect", title, x=x0, y=y1, width=x1 - x0, height=y0 - y1, class_=kind)
 
     def note(self, point: Point, text: str, anchor: str = "start", shift: Point = (0.0, 0.0)) -> None:
         """Text at a point, ``shift`` pixels away."""
@@ -95,12 +92,11 @@ class Plot:
     def _path(self, points: Sequence[Point]) -> str:
         return " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*point) for point in points))
 
+    def _draw(self, name: str, title: str = "", **attributes: object) -> None:
+        self._parts.append(tag(name, title and tag("title", title), **attributes))
+
     def _rule(self, x0: float, y0: float, x1: float, y1: float, kind: str) -> None:
-        self._parts.append(tag("line", x1=x0, y1=y0, x2=x1, y2=y1, class_=kind))
+        self._draw("line", x1=x0, y1=y0, x2=x1, y2=y1, class_=kind)
 
     def _text(self, x: float, y: float, text: str, kind: str, anchor: str) -> None:
         self._parts.append(tag("text", text, x=x, y=y, class_=kind, text_anchor=anchor))
-
-
-def _title(text: str | None) -> Markup:
-    return join(()) if text is None else tag("title", text)

@@ -84,15 +84,11 @@ def worst_confusions(counts: Counter[tuple[str, str]], most: int = 8) -> Markup:
 def weights(scales: Sequence[tuple[str, float]]) -> Markup:
     """The weight of each template, the heaviest first, with a bar."""
     top = max(value for _, value in scales) or 1.0
-    rows = [
-        tag(
-            "tr",
-            tag("th", tag("code", name), scope="row"),
-            tag("td", tag("span", class_="gauge", style=f"width:{100 * value / top:.1f}%")),
-            tag("td", decimal(value, 2), class_="number"),
-        )
-        for name, value in sorted(scales, key=lambda item: (-item[1], item[0]))
-    ]
+    rows = []
+    for name, value in sorted(scales, key=lambda item: (-item[1], item[0])):
+        gauge = tag("span", class_="gauge", style=f"width:{100 * math.sqrt(value / top):.1f}%")
+        number = tag("td", decimal(value, 2), class_="number")
+        rows.append(tag("tr", tag("th", tag("code", name), scope="row"), tag("td", gauge), number))
     weight = tag("th", tag("span", "weight", class_="unseen"), scope="col")
     variance = tag("th", "variance", scope="col", class_="number")
     head = tag("thead", tag("tr", tag("th", "template", scope="col"), weight, variance))

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from structgp import answers
+from structgp.answers import potentials
 from structgp.data.batch import Batch
 from structgp.gp import Inducing, Posterior, Table, Weights
 from structgp.gp.kernels import RelevanceKernel, covariance, weight_variances
 from structgp.gp.weight_rows import WeightConditional
 from structgp.inference.latents import Latents
 from structgp.inference.problem import conditionals
+from structgp.structures import Chain
 
 V, P = 2, 4
 SIZES = [3, 2]
@@ -125,7 +126,7 @@ def test_mean_and_covariance_at_the_prior_are_the_kernels() -> None:
 def test_mean_scores_against_dense_features() -> None:
     """Score (i, j) of a transition is of function 2 i + j."""
     block, batch = somewhere(), make_batch()
-    scores = answers.mean(posterior(block)).scores(posterior(block), batch)[1]
+    scores = potentials.mean(posterior(block)).potentials(Chain(), batch).g
     assert scores.shape == (1, B, T - 1, V, V)
     A, m = dense(block, batch), block.m.numpy()
     for i, j in np.ndindex(V, V):
@@ -139,7 +140,7 @@ def test_draws_are_joint_over_the_transitions_of_an_example() -> None:
     images."""
     block, batch, n = somewhere(), make_batch(), 8000
     q = posterior(block)
-    drawn = answers.sample(q, n, 0).scores(q, batch)[1]
+    drawn = potentials.sample(q, n, 0).potentials(Chain(), batch).g
     assert drawn.shape == (n, B, T - 1, V, V)
     mean, expected = (part[0] for part in block.gaussian(here(block, batch)))
     mean = mean.view(B, T - 1, P)
@@ -162,8 +163,8 @@ def test_draws_do_not_depend_on_padding_or_neighbours() -> None:
     block, batch = somewhere(), make_batch()
     assert batch.edges is not None
     q = posterior(block)
-    draws = answers.sample(q, 4, 1)
-    together = draws.scores(q, batch)[1]
+    draws = potentials.sample(q, 4, 1)
+    together = draws.potentials(Chain(), batch).g
     for b, length in enumerate(LENGTHS):
         some = slice(b, b + 1)
         alone = Batch(
@@ -173,7 +174,7 @@ def test_draws_do_not_depend_on_padding_or_neighbours() -> None:
             batch.index[some],
             edges=batch.edges[some, : length - 1],
         )
-        found = draws.scores(q, alone)[1]
+        found = draws.potentials(Chain(), alone).g
         torch.testing.assert_close(found[:, 0], together[:, b, : length - 1])
 
 
@@ -185,8 +186,8 @@ def test_what_inducing_values_leave_open_is_drawn_for_each_template() -> None:
     q = Posterior({"node": Inducing(kernel, far, (P,)), "next": Inducing(kernel, far, (V, V))})
     batch = Batch(normal(1, 3, 1), torch.zeros(1, 3).long(), torch.ones(1, 3).bool(), torch.arange(1))
     batch = replace(batch, edges=normal(1, 2, 1, seed=1))
-    nodes, scores = answers.sample(q, 4000, 0).scores(q, batch)
-    half = torch.cat([nodes[:2000].flatten(1), scores[:2000].flatten(1)], 1)
+    at = potentials.sample(q, 4000, 0).potentials(Chain(), batch)
+    half = torch.cat([at.f[:2000].flatten(1), at.g[:2000].flatten(1)], 1)
     found = torch.corrcoef(half.T)[: 3 * P, 3 * P :]
     assert found.abs().max() < 5 / 2000**0.5
 
@@ -315,8 +316,8 @@ def test_a_table_is_weights_of_the_constant() -> None:
     (table, weights), batch = twins(), constant_batch()
     torch.testing.assert_close(table.kl(), weights.kl())
     torch.testing.assert_close(table.effective_parameters(), weights.effective_parameters())
-    one = answers.mean(posterior(table)).scores(posterior(table), batch)[1]
-    other = answers.mean(posterior(weights)).scores(posterior(weights), batch)[1]
+    one = potentials.mean(posterior(table)).potentials(Chain(), batch).g
+    other = potentials.mean(posterior(weights)).potentials(Chain(), batch).g
     assert one.shape == (1, V, V)
     real = batch.masks[1]
     torch.testing.assert_close(other[0][real], one.expand(int(real.sum()), V, V))
@@ -357,7 +358,7 @@ def test_examples_of_one_token_have_no_transitions(family: str) -> None:
         block = Inducing(make_kernel(), torch.zeros(1, 2, dtype=torch.float64), (V, V))
     q = posterior(block)
     with torch.no_grad():
-        found = answers.sample(q, 4, 0).scores(q, batch)[1]
+        found = potentials.sample(q, 4, 0).potentials(Chain(), batch).g
         assert found.shape == (4, 2, 0, V, V)
         latents = Latents.of(q, conditionals(q, batch), batch.masks)
         scores = latents.place([torch.zeros(g.shape(3)).double() for g in latents.groups])[1]

@@ -89,7 +89,7 @@
       facts.push(sequence.surprise === null
         ? "a label that training never saw" : `surprise ${number(sequence.surprise, 1)}`);
     }
-    facts.push(`uncertainty ${number(sequence.sums[shade], 1)}`);
+    facts.push(`${data.uncertainties[shade].title} ${number(sequence.sums[shade], 1)}`);
     item.append(element("p", "about", facts.join(" \u00b7 ")), tokens);
     sequence.words.forEach((word, t) => tokens.append(drawToken(sequence, word, t)));
     item.sequence = sequence;
