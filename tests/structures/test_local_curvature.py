@@ -14,7 +14,7 @@ from torch import Tensor
 
 from structgp.gp import contrasts
 from structgp.structures import Chain, Piecewise
-from structgp.structures.base import LocalCurvature
+from structgp.structures.base import Curvature
 
 V = 3
 
@@ -74,7 +74,7 @@ def test_by_default_it_is_read_off_the_whole(basis: str) -> None:
     given = some_scores((4, 2, 1), seed=6)
     whole = Piecewise().curvature(*given, BASES[basis])
     found = Piecewise().local_curvature(*given, BASES[basis])
-    assert type(found) is LocalCurvature
+    assert type(found) is Curvature
     assert found.node.shape == (3, 5, V if basis == "labels" else V - 1)
     assert torch.equal(found.node, torch.einsum("brtt->btr", whole.node))
     assert torch.equal(found.next, whole.next)

@@ -26,11 +26,12 @@ OPTIONAL = {
 
 
 @dataclass(frozen=True)
-class LocalCurvature:
-    """Minus the second derivatives of log p(y | f, g), averaged over draws, position by position.
+class Curvature:
+    """Minus the second derivatives of log p(y | f, g), averaged over draws.
 
-    node : (B, T, R), not negative. next : (B, V, V), for each label with the next one; (B, T-1, V, V) where
-    g has a table per position.
+    node : (B, R, T, T), for each direction over the positions of its sequence, positive semi-definite; its
+    diagonal (B, T, R), not negative, if it is the local one. next : (B, V, V), for each label with the next
+    one; (B, T-1, V, V) where g has a table per position.
     """
 
     node: Tensor
@@ -40,12 +41,6 @@ class LocalCurvature:
         if self.next.dim() not in (3, 4):  # (V, V) would be broadcast over the batch without an error
             shape = tuple(self.next.shape)
             raise ValueError(f"curvature of next has shape {shape}; return (B, V, V), or (B, T-1, V, V)")
-
-
-@dataclass(frozen=True)
-class Curvature(LocalCurvature):
-    """The same with what positions have in common. node : (B, R, T, T), for each direction over the
-    positions of its sequence; positive semi-definite."""
 
 
 class Structure(ABC):
@@ -131,11 +126,11 @@ class Structure(ABC):
 
     def local_curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
-    ) -> LocalCurvature:
+    ) -> Curvature:
         """``curvature`` without what positions have in common, which a structure may know at less cost; its
         ``next`` may then leave it out as well."""
         whole = self.curvature(f, g, y, mask, *(() if basis is None else (basis,)))
-        return LocalCurvature(whole.node.diagonal(dim1=-1, dim2=-2).mT, whole.next)
+        return Curvature(whole.node.diagonal(dim1=-1, dim2=-2).mT, whole.next)
 
 
 def all_finite(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from structgp.errors import InputError
-from structgp.structures.base import Curvature, LocalCurvature, Structure
+from structgp.structures.base import Curvature, Structure
 from structgp.structures.linear_chain.messages import log_partition, node_marginals, pass_messages
 from structgp.structures.linear_chain.second_moments import chain_curvature
 from structgp.structures.masks import Rules, keep_known
@@ -90,7 +90,7 @@ class Chain(Structure):
 
     def local_curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
-    ) -> LocalCurvature:
+    ) -> Curvature:
         """Variances of each label, and of each label with the next one. With labels missing, what those
         variances lose by the labels that are known; what they gain counts as flat."""
         with torch.no_grad():
@@ -103,7 +103,7 @@ class Chain(Structure):
                 node, transition = node - node_left, transition - left
             if self.spec.next is None:
                 transition = torch.zeros_like(transition)
-            return LocalCurvature(node.clamp(min=0), transition.clamp(min=0))
+            return Curvature(node.clamp(min=0), transition.clamp(min=0))
 
 
 class ChainProgram(Program):

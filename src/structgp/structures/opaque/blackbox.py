@@ -70,13 +70,11 @@ class BlackBox(Structure):
         the first call, which also sets ``ignores_shift``. Warns if the function carries a gradient that
         differences of its values contradict; that gradient is not used."""
         if self._kind is None:
-            found = find_kind(self._caller, n_labels)
-            self._kind, self.ignores_shift = found.kind, found.ignores_shift
-            self.gradient_problem = found.gradient_problem
-            if found.gradient_problem:
+            self._kind, self.gradient_problem, self.ignores_shift = find_kind(self._caller, n_labels)
+            if self.gradient_problem:
                 warnings.warn(
                     f"{self._caller.place}: the gradient it carries is incomplete or wrong"
-                    f" ({found.gradient_problem}); only its values are used",
+                    f" ({self.gradient_problem}); only its values are used",
                     StructgpWarning,
                     stacklevel=2,
                 )

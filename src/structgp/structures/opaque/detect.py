@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
@@ -28,29 +27,20 @@ STEP = 1e-3
 CLOSE = 2e-3
 
 
-@dataclass(frozen=True)
-class Found:
-    """kind : what the function works with. gradient_problem : why the gradient that it carries is not used;
-    None if it is right, or there is none. ignores_shift : True if adding a number to all labels of a
-    position changed no trial."""
+def find_kind(caller: Caller, n_labels: int) -> tuple[Kind, str | None, bool]:
+    """What the function works with; why the gradient that it carries is not used, None if it is or there is
+    none; and whether adding a number to all labels of a position changed no trial.
 
-    kind: Kind
-    gradient_problem: str | None
-    ignores_shift: bool
-
-
-def find_kind(caller: Caller, n_labels: int) -> Found:
-    """Tries, in this order, tensors that require grad, NumPy arrays, and plain tensors.
-
-    The gradient of a differentiable result is compared with differences of the values, along random
-    directions of f and of g. A shift of all labels is tried as well. About 24 calls with S < 6, T = 3.
+    Tries, in this order, tensors that require grad, NumPy arrays, and plain tensors. The gradient of a
+    differentiable result is compared with differences of the values, along random directions of f and of g.
+    A shift of all labels is tried as well. About 24 calls with S < 6, T = 3.
     """
     with warnings.catch_warnings(), torch.enable_grad():
         # NumPy code warns of tensors that it was never meant for.
         warnings.simplefilter("ignore")
         example = Example(caller, n_labels)
         kind, problem = example.kind()
-        return Found(kind, problem, example.ignores_shift(kind))
+        return kind, problem, example.ignores_shift(kind)
 
 
 class Example:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from structgp.structures.base import LocalCurvature, Structure, all_finite
+from structgp.structures.base import Curvature, Structure, all_finite
 from structgp.structures.opaque.user_function import one_table
 
 SLOPE_STEP = 1e-2
@@ -56,7 +56,7 @@ class Differences(Structure):
 
     def local_curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
-    ) -> LocalCurvature:
+    ) -> Curvature:
         one_table(g)
         with torch.no_grad():
             basis = torch.eye(f.shape[-1]).to(f) if basis is None else basis
@@ -67,7 +67,7 @@ class Differences(Structure):
                 bend = [(2 * middle - up - down).mean(0) / BEND_STEP**2 for up, down in moved]
                 bends.append(torch.stack(bend, -1).clamp(min=0))
             node = bends[0].view(len(mask), f.shape[2], basis.shape[1])  # (B, T, R)
-            return LocalCurvature(node * mask[..., None], bends[1].view(len(mask), *g.shape[1:]))
+            return Curvature(node * mask[..., None], bends[1].view(len(mask), *g.shape[1:]))
 
     def _finite(self, y: Tensor, mask: Tensor, f: Tensor, g: Tensor) -> Tensor:
         found = self.inner.log_prob(f, g, y, mask)
