@@ -20,12 +20,11 @@ from structgp.inference.latents import Latents
 
 @dataclass(frozen=True)
 class Bound:
-    """elbo = expected_log_prob - divergence, all scalars, differentiable; estimate : where the first term
-    comes from."""
+    """elbo : expected_log_prob less the divergence; both (), differentiable. estimate : where
+    expected_log_prob comes from."""
 
     elbo: Tensor
     expected_log_prob: Tensor
-    divergence: Tensor
     estimate: Estimate
 
 
@@ -51,9 +50,7 @@ def evidence_lower_bound(
     """The bound from B examples, differentiable in the posterior; ``scale`` = N / B makes a batch stand for
     all N of them."""
     expected = scale * latent.expand(estimate.moments, posterior.mixing)  # eq:ellhat
-    divergence = posterior.divergence(entropy)
-    elbo = lower_bound(expected, posterior, divergence=divergence)
-    return Bound(elbo, expected, divergence, estimate)
+    return Bound(lower_bound(expected, posterior, entropy), expected, estimate)
 
 
 @dataclass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,35 +33,26 @@ PATIENCE = 2
 """Steps in a row that may fail to lower the loss on dev data."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class History:
     """How a fit went.
 
     optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry per
-    step. elbo : of the last step. fresh_elbo : the bound on draws that nothing was fitted to; in
+    step. trace : [number from 1, bound] of every step, or of as many evenly spaced ones as a model file
+    should hold, the first and the last among them. evaluations : likelihoods computed, sequences times
+    draws. elbo : of the last step. fresh_elbo : the bound on draws that nothing was fitted to; in
     expectation the two bracket the optimum. stopped : 'converged', 'limit' or 'interrupted'."""
 
     optimizer: str
     reason: str
-    gradient: str = "pathwise"
-    steps: list[StepInfo] = field(default_factory=list)
-    elbo: float = float("nan")
-    fresh_elbo: float = float("nan")
-    seconds: float = 0.0
-    stopped: str = "limit"
-
-    @property
-    def trace(self) -> list[list[float]]:
-        """[number from 1, bound] of every step, or of as many evenly spaced ones as a model file should
-        hold, the first and the last among them."""
-        n = len(self.steps)
-        kept = np.unique(np.linspace(0, n - 1, min(n, TRACE_POINTS)).round().astype(int))
-        return [[self.steps[i].iteration + 1, float(self.steps[i].elbo)] for i in kept.tolist()]
-
-    @property
-    def evaluations(self) -> int:
-        """Likelihoods computed: sequences times draws, over all steps."""
-        return sum(step.evaluations for step in self.steps)
+    gradient: str
+    steps: list[StepInfo]
+    trace: list[list[float]]
+    evaluations: int
+    elbo: float
+    fresh_elbo: float
+    seconds: float
+    stopped: str
 
 
 @dataclass
@@ -131,30 +122,30 @@ def _placed(posterior: Posterior, batches: Sequence[Batch], device: str) -> Sequ
     return batches.to(device) if isinstance(batches, ShardBatches) else [b.to(device) for b in batches]
 
 
-class OneThreadForVectors(ContextDecorator):
+_lock = threading.Lock()
+_limits: list[Any] = []
+"""One entry per fit that runs now, all the same: what the first of them found."""
+
+
+@contextmanager
+def one_thread_for_vectors() -> Iterator[None]:
     """SciPy's L-BFGS adds and multiplies vectors in OpenBLAS, whose threads spin while they wait: several
     times the work where cores are shared. torch has a BLAS of its own.
 
     Fits may overlap, in threads of the caller's: the last to end sets back what the first one found."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
-        self._limit: Any = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._limit = ThreadpoolController().select(internal_api="openblas").limit(limits=1)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._limit.restore_original_limits()
+    with _lock:
+        openblas = ThreadpoolController().select(internal_api="openblas")
+        _limits.append(_limits[0] if _limits else openblas.limit(limits=1))
+    try:
+        yield
+    finally:
+        with _lock:
+            limit = _limits.pop()
+            if not _limits:
+                limit.restore_original_limits()
 
 
-@OneThreadForVectors()
+@one_thread_for_vectors()
 def train(
     posterior: Posterior,
     structure: Structure,
@@ -182,16 +173,15 @@ def train(
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, together=together)
-    history = History(optimizer.name, reason, problem.estimator.name)
     if saved is None:
-        state = optimizer.start(problem, generator)
+        state, steps = optimizer.start(problem, generator), list[StepInfo]()
     else:
-        state, history.steps, problem.memory = saved.state, saved.steps, saved.memory
+        state, steps, problem.memory = saved.state, saved.steps, saved.memory
         if watch is not None and saved.best is not None:
             watch.best = saved.best
     while True:
         state, info = optimizer.step(problem, state)
-        history.steps.append(info)
+        steps.append(info)
         # A batch of many says little of whether the fit as a whole gets better.
         within_pass = isinstance(state, MinibatchState) and bool(state.order)
         stop = watch is not None and not within_pass and watch.enough()
@@ -201,17 +191,28 @@ def train(
         written = True
         if checkpoint is not None and together.rank == 0:
             best, elapsed = None if watch is None else watch.best, time.monotonic() - began
-            reached = Reached(state, history.steps, elapsed, problem.memory, best)
+            reached = Reached(state, steps, elapsed, problem.memory, best)
             written = checkpoint.write(posterior, generator, reached)
         if written and isinstance(state, MinibatchState):
             state.sites.release()
-    history.stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
     if watch is not None:
         watch.restore()
+    if watch is not None or not info.finished:  # a kernel may have moved since the conditionals were made
         problem.refresh()
-    history.fresh_elbo = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
+    fresh = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
     if isinstance(optimizer, Minibatch):
-        history.fresh_elbo += optimizer.known_value(problem, state)
+        fresh += optimizer.known_value(problem, state)
     posterior.to(home)
-    history.elbo, history.seconds = info.elbo, time.monotonic() - began
-    return history
+    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), TRACE_POINTS)).round().astype(int))
+    return History(
+        optimizer.name,
+        reason,
+        problem.estimator.name,
+        steps,
+        trace=[[steps[i].iteration + 1, float(steps[i].elbo)] for i in kept.tolist()],
+        evaluations=sum(step.evaluations for step in steps),
+        elbo=info.elbo,
+        fresh_elbo=fresh,
+        seconds=time.monotonic() - began,
+        stopped=("converged" if info.converged else "limit") if info.finished else "interrupted",
+    )

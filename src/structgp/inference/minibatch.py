@@ -25,7 +25,7 @@ from structgp.gp import Posterior
 from structgp.inference.batch_sites import Site, SitesInMemory, SitesOnDisk
 from structgp.inference.bound import lower_bound
 from structgp.inference.dual_lbfgs import Prior, climb
-from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables
+from structgp.inference.problem import LearnScales, Problem, StepInfo
 
 SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
@@ -203,7 +203,8 @@ class Minibatch:
     def _end_pass(self, problem: Problem, state: MinibatchState, elbo: float) -> bool:
         """Whether it is over."""
         if self.learn_scales:
-            fit_tables(problem.posterior)
+            for block in problem.posterior.blocks:
+                block.fit_amplitude()
         learns = self.learn_scales == "all" and state.learned < self.learning_rounds
         state.bounds.append(elbo)
         state.moved = learns and len(state.bounds) >= 2

@@ -20,7 +20,7 @@ from torch import Tensor
 from structgp.errors import InputError
 from structgp.inference.bound import Plateau, lower_bound
 from structgp.inference.latents import ExampleLatent, Latents, Sensitivity, SharedLatent, Sites
-from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables, refuse_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, refuse_kernel
 
 UPWARD_SHARES = (0.5, -1.0)
 """What is used of the part that bends up where all of it leaves no posterior. -1 turns it round: a
@@ -157,7 +157,8 @@ class Natural:
         if self.learn_scales in (True, "all"):
             self._move_amplitude(problem, state, look.amplitude_slope)
         if self.learn_scales:
-            fit_tables(problem.posterior)
+            for block in problem.posterior.blocks:
+                block.fit_amplitude()
 
     def _move_amplitude(self, problem: Problem, state: NaturalState, slope: float) -> None:
         """One step of Adam, shorter as the rate is."""

@@ -26,7 +26,7 @@ from structgp.errors import InputError
 from structgp.gp import Posterior
 from structgp.inference.bound import lower_bound
 from structgp.inference.lbfgs import minimize
-from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo, fit_tables
+from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo
 from structgp.structures import Structure
 
 FIRST_STEPS = 15
@@ -102,7 +102,8 @@ class SecondOrder:
             goes_on = learns and was_learning and not settled
             slopes, extra = _fit_covariances(draws, wants_slopes=goes_on)
             if self.learn_scales:
-                fit_tables(problem.posterior)
+                for block in problem.posterior.blocks:
+                    block.fit_amplitude()
         converged = change < self.tolerance and not goes_on and state.slopes is None
         finished = converged or done >= self.max_rounds
         evaluations += state.evaluations + extra

@@ -23,7 +23,7 @@ from structgp.errors import InputError, LikelihoodError
 from structgp.inference.bound import Plateau, lower_bound
 from structgp.inference.latents import Sensitivity
 from structgp.inference.natural import amplitude_slope
-from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables, refuse_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, refuse_kernel
 from structgp.paper.mixture_fit import separate
 
 MOST_FALLS = 20
@@ -162,7 +162,8 @@ class Saga:
 
     def _look(self, problem: Problem, state: SagaState) -> None:
         if self.learn_scales:
-            fit_tables(problem.posterior)
+            for block in problem.posterior.blocks:
+                block.fit_amplitude()
         plateau, n = state.plateau, len(problem.batches)
         # The mean of a window may be high and its end, where the parameters are, low.
         ends = (plateau.recent, plateau.recent[-n:])
