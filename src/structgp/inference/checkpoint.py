@@ -29,7 +29,7 @@ from structgp.errors import InputError, StructgpWarning
 from structgp.inference import StepInfo
 from structgp.inference.latents import Sites
 
-FORMAT = 2
+FORMAT = 3
 
 LARGEST_SHARE = 0.05
 """Share of the time that writing checkpoints may take."""
@@ -109,9 +109,8 @@ class Checkpoint:
         if tree["format"] != FORMAT:
             raise InputError(str(self.path), "a checkpoint of another version", "remove it")
         if tree["fingerprint"] != self.fingerprint:
-            raise InputError(
-                str(self.path), "of other data or other parameters", "remove it, or name another file"
-            )
+            remedy = "remove it, or name another file"
+            raise InputError(str(self.path), "of other data or other parameters", remedy)
         unpack = _Unpack(tensors, dict(posterior.named_parameters()), generator)
         posterior.load_state_dict(unpack(tree["posterior"]))
         reached: Reached = unpack(tree["reached"])

@@ -17,11 +17,12 @@ from structgp.data.batch import Batch, by_length, pad
 from structgp.data.shards import ShardBatches
 from structgp.errors import InputError
 from structgp.gp import Entropy, Posterior
-from structgp.inference import Minibatch, Optimizer, Problem, StepInfo
+from structgp.inference import Optimizer, Problem, StepInfo
+from structgp.inference.batch_sites import SitesOnDisk
 from structgp.inference.checkpoint import Checkpoint, Reached
 from structgp.inference.distributed import ALONE, Processes, local_device
 from structgp.inference.estimators import Estimator, Pathwise
-from structgp.inference.minibatch import MinibatchState
+from structgp.inference.minibatch import MinibatchState, known_value
 from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
@@ -115,13 +116,6 @@ def make_batches(
     return found
 
 
-def _placed(posterior: Posterior, batches: Sequence[Batch], device: str) -> Sequence[Batch]:
-    """Moves the posterior, and the batches; those on disk stay there, and go to the device when they are
-    read."""
-    posterior.to(device)
-    return batches.to(device) if isinstance(batches, ShardBatches) else [b.to(device) for b in batches]
-
-
 _lock = threading.Lock()
 _limits: list[Any] = []
 """One entry per fit that runs now, all the same: what the first of them found."""
@@ -169,7 +163,10 @@ def train(
     posterior. together : the other processes, with other batches."""
     home = posterior.like.device
     if torch.device(device).type != "cpu":
-        batches = _placed(posterior, batches, local_device(device))
+        device = local_device(device)
+        posterior.to(device)
+        on_disk = isinstance(batches, ShardBatches)  # those stay there, and move when they are read
+        batches = batches.to(device) if on_disk else [b.to(device) for b in batches]
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, together=together)
@@ -193,15 +190,16 @@ def train(
             best, elapsed = None if watch is None else watch.best, time.monotonic() - began
             reached = Reached(state, steps, elapsed, problem.memory, best)
             written = checkpoint.write(posterior, generator, reached)
-        if written and isinstance(state, MinibatchState):
+        if written and isinstance(getattr(state, "sites", None), SitesOnDisk):
             state.sites.release()
     if watch is not None:
         watch.restore()
     if watch is not None or not info.finished:  # a kernel may have moved since the conditionals were made
         problem.refresh()
     fresh = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
-    if isinstance(optimizer, Minibatch):
-        fresh += optimizer.known_value(problem, state)
+    if isinstance(state, MinibatchState):
+        # With both, the divergence from the prior is one from the posterior at the start.
+        fresh += known_value(posterior, state) - state.known_at_start
     posterior.to(home)
     kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), TRACE_POINTS)).round().astype(int))
     return History(

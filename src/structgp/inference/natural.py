@@ -99,11 +99,8 @@ class Natural:
 
     def start(self, problem: Problem, generator: torch.Generator) -> NaturalState:
         if not all(block.takes_sites for block in problem.posterior.blocks):
-            raise InputError(
-                "inference",
-                "'natural' fits one Gaussian of inducing values",
-                "use inference='adam' for a mixture, 'second-order' for weights",
-            )
+            remedy = "use inference='adam' for a mixture, 'second-order' for weights"
+            raise InputError("inference", "'natural' fits one Gaussian of inducing values", remedy)
         refuse_kernel(self.learn_scales, self.name)
         plateau = Plateau(self.window, self.tolerance * problem.n_sequences)
         return NaturalState(generator, plateau, self.rate, [None] * len(problem.batches))
@@ -142,7 +139,7 @@ class Natural:
         scales."""
         # The first sites of all come from nothing: quadratics of zero.
         moved = [
-            (new.nothing() if old is None else old).towards(new, state.rate * state.trust)
+            (new.map(torch.zeros_like) if old is None else old).towards(new, state.rate * state.trust)
             for old, new in zip(state.sites, look.targets, strict=True)
         ]
         if not set_posterior(problem, moved):

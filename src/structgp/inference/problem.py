@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from structgp.data.batch import Batch
 from structgp.errors import InputError, LikelihoodError
@@ -203,9 +203,8 @@ class Problem:
         def log_prob(noise: Noise) -> Tensor:
             scores = latent.place(noise)
             if not all(bool((x.detach().abs() < LARGEST_LATENT).all()) for x in scores):
-                raise torch.linalg.LinAlgError(
-                    "latent values are out of all bounds: the steps of the optimiser are too long"
-                )
+                problem = "latent values are out of all bounds: the steps of the optimiser are too long"
+                raise torch.linalg.LinAlgError(problem)
             return self.log_prob(i, scores).to(scores[0])
 
         def parts(noise: Noise) -> Tensor:
@@ -216,16 +215,12 @@ class Problem:
 
         ours = not isinstance(self.structure, BlackBox)
         single = ours and not estimator.needs_gradient and estimator.n_draws >= MANY_DRAWS
-        return Target(
-            log_prob,
-            latent.groups,
-            q.mixing.detach().repeat_interleave(len(batch)),
-            None if functions is None else parts,
-            torch.float32 if single else torch.float64,
-        )
+        mixing, kind = q.mixing.detach(), torch.float32 if single else torch.float64
+        given = None if functions is None else parts
+        return Target(log_prob, latent.groups, mixing.repeat_interleave(len(batch)), given, kind)
 
     def estimate(
-        self, i: int, latent: Latents, generator: torch.Generator, memory: Sites | None = None
+        self, i: int, latent: Latents, generator: Generator, memory: Sites | None = None
     ) -> Estimate:
         """E[log p] of batch i with slope and bend, in the posterior's precision. ``memory`` : what is known
         of it already; by default the running quadratic of earlier estimates."""
@@ -239,7 +234,7 @@ class Problem:
             self.memory[i] = new if known is None else known.towards(new, MEMORY_RATE)
         return Estimate(moments, variance, found.spread.to(like), found.evaluations)
 
-    def bound(self, i: int, generator: torch.Generator, *, move_kernel: bool = False) -> Bound:
+    def bound(self, i: int, generator: Generator, *, move_kernel: bool = False) -> Bound:
         """The bound estimated from batch i alone, differentiable in the posterior.
 
         Unbiased over batches that come equally often, however many examples each has: a batch stands for as
@@ -248,7 +243,7 @@ class Problem:
         found, n = self.estimate(i, latent, generator), len(self.batches)
         return evidence_lower_bound(self.posterior, latent, found, scale=n, entropy=self.entropy)
 
-    def fresh_bound(self, n_draws: int, generator: torch.Generator) -> float:
+    def fresh_bound(self, n_draws: int, generator: Generator) -> float:
         """The bound on draws that nothing was fitted to: unbiased, so in expectation at most the
         optimum."""
         q, half = self.posterior, max(1, n_draws // 2)
@@ -275,12 +270,11 @@ class Problem:
                 (total,) = self.together.sum(total)
             return float(lower_bound(total, q, self.entropy))
 
-    def fixed_noise(self, half: int, generator: torch.Generator) -> list[Any]:
+    def fixed_noise(self, half: int, generator: Generator) -> list[Any]:
         """Random numbers of 2 x half draws, mirrored, one entry per block."""
-        return [
-            block.fixed_noise(half, [batch.masks[k] for batch in self.batches], generator)
-            for k, block in enumerate(self.posterior.blocks)
-        ]
+        masks = zip(*(batch.masks for batch in self.batches), strict=True)
+        blocks = zip(self.posterior.blocks, masks, strict=True)
+        return [block.fixed_noise(half, list(of_block), generator) for block, of_block in blocks]
 
     # -- scales of the prior -----------------------------------------------------------------------
 
@@ -326,11 +320,9 @@ def hyper_parameters(q: Posterior, learn: LearnScales) -> list[nn.Parameter]:
 
 def refuse_kernel(learn: LearnScales, name: str) -> None:
     if learn == "all":
-        raise InputError(
-            "learn_scales",
-            f"{name!r} inference cannot move the kernel, which 'all' asks for",
-            "use inference='adam' or 'paper-batch', or another learn_scales",
-        )
+        problem = f"{name!r} inference cannot move the kernel, which 'all' asks for"
+        remedy = "use inference='adam' or 'paper-batch', or another learn_scales"
+        raise InputError("learn_scales", problem, remedy)
 
 
 @dataclass(frozen=True)
@@ -353,6 +345,6 @@ class Optimizer(Protocol):
     @property
     def name(self) -> str: ...
 
-    def start(self, problem: Problem, generator: torch.Generator) -> Any: ...
+    def start(self, problem: Problem, generator: Generator) -> Any: ...
 
     def step(self, problem: Problem, state: Any) -> tuple[Any, StepInfo]: ...

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,13 +72,11 @@ class SecondOrder:
     def start(self, problem: Problem, generator: torch.Generator) -> SecondOrderState:
         q = problem.posterior
         _check(q, problem.structure)
-        n_draws = self.n_draws
-        if n_draws is None:
-            n_draws = 32 if q.node.n_functions <= 2 else 16
+        n_draws = (32 if q.node.n_functions <= 2 else 16) if self.n_draws is None else self.n_draws
         noise = problem.fixed_noise(max(1, n_draws // 2), generator)
         with torch.no_grad():
             at_mean = Draws(problem, None)
-            _, evaluations = _fit_means(at_mean, steps=FIRST_STEPS, tolerance=1e-4)
+            _, evaluations = _fit_means(at_mean, FIRST_STEPS, tolerance=1e-4)
             _fit_covariances(at_mean)
         return SecondOrderState(noise, evaluations=evaluations)
 
@@ -90,10 +88,8 @@ class SecondOrder:
         with torch.no_grad():
             if state.slopes is not None:
                 problem.learn_prior(self.learn_scales, state.slopes)
-            draws = Draws(problem, state.noise)
-            expected, evaluations = _fit_means(
-                draws, steps=FIRST_STEPS if learns else 50, tolerance=min(1e-5, 5e-4 * self.tolerance)
-            )
+            draws, tolerance = Draws(problem, state.noise), min(1e-5, 5e-4 * self.tolerance)
+            expected, evaluations = _fit_means(draws, FIRST_STEPS if learns else 50, tolerance)
             elbo = float(lower_bound(expected, problem.posterior, problem.entropy))
             done = state.iteration + 1
             change = abs(elbo - state.elbo) / problem.n_sequences
@@ -107,20 +103,16 @@ class SecondOrder:
         converged = change < self.tolerance and not goes_on and state.slopes is None
         finished = converged or done >= self.max_rounds
         evaluations += state.evaluations + extra
-        info = StepInfo(state.iteration, elbo, evaluations, finished, converged)
-        after = replace(state, slopes=slopes if goes_on else None, iteration=done, elbo=elbo)
-        return replace(after, evaluations=0), info
+        after = SecondOrderState(state.noise, slopes if goes_on else None, done, elbo)
+        return after, StepInfo(state.iteration, elbo, evaluations, finished, converged)
 
 
 def _check(q: Posterior, structure: Structure) -> None:
     """Every block has closed forms, and the structure gives the curvature that they ask for."""
     joint = any(block.joint_curvature for block in q.blocks)
     if not (structure.has_curvature if joint else structure.has_local_curvature):
-        raise InputError(
-            "inference",
-            f"'second-order' needs the curvature, and {type(structure).__name__} offers none",
-            "use 'natural'",
-        )
+        problem = f"'second-order' needs the curvature, and {type(structure).__name__} offers none"
+        raise InputError("inference", problem, "use 'natural'")
     what = None
     if q.n_components > 1:
         what = f"a mixture of {q.n_components} components"
@@ -169,7 +161,7 @@ class Draws:
         return value, grads
 
 
-def _fit_means(draws: Draws, *, steps: int, tolerance: float) -> tuple[Tensor, int]:
+def _fit_means(draws: Draws, steps: int, tolerance: float) -> tuple[Tensor, int]:
     """Maximises the bound over the means of all blocks, in place: at most ``steps`` L-BFGS steps, until one
     gains less than ``tolerance`` of the value. Returns the expected log-likelihood of the draws, and the
     number of likelihoods computed."""
@@ -204,8 +196,7 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
     problem, blocks = draws.problem, draws.blocks
     joint = any(block.joint_curvature for block in blocks)
     sums, found = [block.curvature_sum() for block in blocks], [Slopes() for _ in blocks]
-    # Weights are learned from less.
-    wants_slopes = wants_slopes and joint
+    wants_slopes = wants_slopes and joint  # weights are learned from less
     for i in range(len(problem.batches)):
         bends, here = problem.bends(i, draws.scores(i), joint), problem.conditional(i)
         slopes = problem.slopes(i, draws.scores(i))[1] if wants_slopes else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from structgp.inference.estimators.designs import Design, draw, replicate_sizes
 from structgp.inference.estimators.moments import (
@@ -45,9 +45,7 @@ class Score(Estimator):
     baseline: Baseline
     n_draws: int = 1024
 
-    def __call__(
-        self, target: Target, generator: torch.Generator, memory: Moments | None = None
-    ) -> Estimate:
+    def __call__(self, target: Target, generator: Generator, memory: Moments | None = None) -> Estimate:
         """Cost: S likelihoods of every sequence, and O(S B V T^2). ``memory`` is not used."""
         tenths = self.baseline == "control-variate"
         sizes = replicate_sizes(self.n_draws, TENTHS if tenths else REPLICATES, self.design)
