@@ -163,7 +163,7 @@ def test_what_estimators_see(name: str, data: Generated) -> None:
     shapes = [group.shape(4) for group in targets[0].groups]
     draws = tuple(torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
     one = problem(data, TIMES)
-    times = one.weight(0)
+    times = one.weights[0]
     assert times.tolist() == TIMES[one.batches[0].index].tolist()
     plain, weighted = (target.log_prob(draws) for target in targets)
     close(weighted, times * plain)

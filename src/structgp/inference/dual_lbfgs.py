@@ -61,9 +61,9 @@ def climb(
     steps: int,
     unsure: bool = False,
 ) -> tuple[list[Tensor], list[Tensor], int]:
-    """Towards the most probable weights, from a as in ``start``, or if ``unsure`` from a part of it. Returns
-    a (N, R) of each block, the functions (N, R) of each block there, and the calls of the likelihood. Cost
-    of a step: a likelihood, O((nnz + F) R) products, and O(MEMORY N R)."""
+    """Towards the most probable weights, from a as in ``start``, or if ``unsure`` from a part of it.
+    Returns a (N, R) of each block, the functions (N, R) of each block there, and the calls of the
+    likelihood. Cost of a step: a likelihood, O((nnz + F) R) products, and O(MEMORY N R)."""
     search = _Search(likelihood, priors, start)
     x = search.vector(start)
     x, value, slopes = search.nearest(x) if unsure else (x, *search.look(x))

@@ -34,26 +34,32 @@ PATIENCE = 2
 """Steps in a row that may fail to lower the loss on dev data."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class History:
     """How a fit went.
 
     optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry per
-    step. trace : [number from 1, bound] of every step, or of as many evenly spaced ones as a model file
-    should hold, the first and the last among them. evaluations : likelihoods computed, sequences times
-    draws. elbo : of the last step. fresh_elbo : the bound on draws that nothing was fitted to; in
-    expectation the two bracket the optimum. stopped : 'converged', 'limit' or 'interrupted'."""
+    step. elbo : of the last step. fresh_elbo : the bound on draws that nothing was fitted to; in
+    expectation the two bracket the optimum. stopped : 'converged', 'limit' or 'interrupted'. evaluations :
+    likelihoods computed, sequences times draws, over all steps. trace : [number from 1, bound] of every
+    step, or of as many evenly spaced ones as a model file should hold, with the first and the last."""
 
     optimizer: str
     reason: str
     gradient: str
     steps: list[StepInfo]
-    trace: list[list[float]]
-    evaluations: int
     elbo: float
     fresh_elbo: float
     seconds: float
     stopped: str
+    evaluations: int = field(init=False)
+    trace: list[list[float]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        n = len(self.steps)
+        kept = np.unique(np.linspace(0, n - 1, min(n, TRACE_POINTS)).round().astype(int))
+        self.trace = [[self.steps[i].iteration + 1, float(self.steps[i].elbo)] for i in kept.tolist()]
+        self.evaluations = sum(step.evaluations for step in self.steps)
 
 
 @dataclass
@@ -116,6 +122,12 @@ def make_batches(
     return found
 
 
+def _placed(posterior: Posterior, batches: Sequence[Batch], device: str) -> Sequence[Batch]:
+    """Moves the posterior, and the batches; those on disk stay there, and move when they are read."""
+    posterior.to(device)
+    return batches.to(device) if isinstance(batches, ShardBatches) else [b.to(device) for b in batches]
+
+
 _lock = threading.Lock()
 _limits: list[Any] = []
 """One entry per fit that runs now, all the same: what the first of them found."""
@@ -163,10 +175,7 @@ def train(
     posterior. together : the other processes, with other batches."""
     home = posterior.like.device
     if torch.device(device).type != "cpu":
-        device = local_device(device)
-        posterior.to(device)
-        on_disk = isinstance(batches, ShardBatches)  # those stay there, and move when they are read
-        batches = batches.to(device) if on_disk else [b.to(device) for b in batches]
+        batches = _placed(posterior, batches, local_device(device))
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, together=together)
@@ -185,32 +194,19 @@ def train(
         stop = (callback is not None and bool(callback(info))) or stop
         if info.finished or (together.any(stop) if together.size > 1 else stop):
             break
-        written = True
-        if checkpoint is not None and together.rank == 0:
-            best, elapsed = None if watch is None else watch.best, time.monotonic() - began
-            reached = Reached(state, steps, elapsed, problem.memory, best)
-            written = checkpoint.write(posterior, generator, reached)
+        best, elapsed = None if watch is None else watch.best, time.monotonic() - began
+        reached, is_first = Reached(state, steps, elapsed, problem.memory, best), together.rank == 0
+        written = checkpoint.write(posterior, generator, reached) if checkpoint and is_first else True
         if written and isinstance(getattr(state, "sites", None), SitesOnDisk):
             state.sites.release()
     if watch is not None:
         watch.restore()
-    if watch is not None or not info.finished:  # a kernel may have moved since the conditionals were made
+    if watch is not None or not info.finished:  # a kernel may have moved since the last refresh
         problem.refresh()
     fresh = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
     if isinstance(state, MinibatchState):
-        # With both, the divergence from the prior is one from the posterior at the start.
         fresh += known_value(posterior, state) - state.known_at_start
     posterior.to(home)
-    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), TRACE_POINTS)).round().astype(int))
-    return History(
-        optimizer.name,
-        reason,
-        problem.estimator.name,
-        steps,
-        trace=[[steps[i].iteration + 1, float(steps[i].elbo)] for i in kept.tolist()],
-        evaluations=sum(step.evaluations for step in steps),
-        elbo=info.elbo,
-        fresh_elbo=fresh,
-        seconds=time.monotonic() - began,
-        stopped=("converged" if info.converged else "limit") if info.finished else "interrupted",
-    )
+    stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
+    names, seconds = (optimizer.name, reason, problem.estimator.name), time.monotonic() - began
+    return History(*names, steps, info.elbo, fresh, seconds, stopped)

@@ -38,9 +38,9 @@ MANY_TOKENS = 50_000
 
 
 class Local:
-    """The posterior of the F weights of one block that occur in one batch: precision, linear, sd (F, R), and
-    prior_precision (F, 1). sums : precision and linear (M, R), what all sites together say; index, prior_sd :
-    (F,)."""
+    """The posterior of the F weights of one block that occur in one batch: precision, linear, sd (F, R),
+    and prior_precision (F, 1). sums : precision and linear (M, R), what all sites together say; index,
+    prior_sd : (F,)."""
 
     def __init__(self, sums: tuple[Tensor, Tensor], index: Tensor, prior_sd: Tensor) -> None:
         self.prior_precision = prior_sd.square().reciprocal()[:, None]
@@ -68,13 +68,13 @@ def _expected(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -
 
 @dataclass
 class MinibatchState:
-    """sites : of each batch, one per block; None before its first visit. precision, linear : (M, R) of each
-    block, of all sites together; known : the same of what the posterior knew at the start, which stays. values : (n,) E[log p] of each batch at its last visit, nan
-    before the first. scale : (R,) of each block, by how much the functions' variances have grown.
-    divergence : from the prior, less what was known. moved : whether the kernel has since the last pass.
-    order : batches still to come in this pass. bounds : at the end of each pass since the kernel last
-    moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound is of the new
-    data."""
+    """sites : of each batch, one per block; None before its first visit. precision, linear : (M, R) of
+    each block, of all sites together; known : the same of what the posterior knew at the start, which
+    stays. values : (n,) E[log p] of each batch at its last visit, nan before the first. scale : (R,) of
+    each block, by how much the functions' variances have grown. divergence : from the prior, less what was
+    known. moved : whether the kernel has since the last pass. order : batches still to come in this pass.
+    bounds : at the end of each pass since the kernel last moved. known_at_start : log of what ``known``
+    makes of the prior's mass, so that the bound is of the new data."""
 
     generator: torch.Generator
     noise: list[Tensor]
@@ -138,8 +138,14 @@ class Minibatch:
         )
 
     def start(self, problem: Problem, generator: torch.Generator) -> MinibatchState:
-        _check(problem)
-        q, n = problem.posterior, len(problem.batches)
+        q, structure, n = problem.posterior, problem.structure, len(problem.batches)
+        if not all(block.takes_minibatches for block in q.blocks):
+            what = "'minibatch' fits one Gaussian of weights, with independent transition scores"
+            remedy = "use kernel='relevance' and posterior='weights', or inference='saga'"
+            raise InputError("inference", what, remedy)
+        if not structure.has_local_curvature:
+            what = f"'minibatch' needs the curvature, and {type(structure).__name__} offers none"
+            raise InputError("inference", what, "use 'saga' or 'adam'")
         half = max(1, (self.n_draws or FEW[2]) // 2)
         noise = [block.visit_noise(half, generator) for block in q.blocks]
         sites: list[list[Site] | None] | SitesOnDisk = [None] * n
@@ -312,14 +318,3 @@ def _place(q: Posterior, state: MinibatchState) -> None:
         prior_sd = block.prior_sds()
         index = torch.arange(len(prior_sd), device=prior_sd.device)
         block.place(precision, linear, prior_sd, index)
-
-
-def _check(problem: Problem) -> None:
-    structure = problem.structure
-    if not all(block.takes_minibatches for block in problem.posterior.blocks):
-        what = "'minibatch' fits one Gaussian of weights, with independent transition scores"
-        remedy = "use kernel='relevance' and posterior='weights', or inference='saga'"
-        raise InputError("inference", what, remedy)
-    if not structure.has_local_curvature:
-        what = f"'minibatch' needs the curvature, and {type(structure).__name__} offers none"
-        raise InputError("inference", what, "use 'saga' or 'adam'")

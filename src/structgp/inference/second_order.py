@@ -23,11 +23,9 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.gp import Posterior
 from structgp.inference.bound import lower_bound
 from structgp.inference.lbfgs import minimize
 from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo
-from structgp.structures import Structure
 
 FIRST_STEPS = 15
 """L-BFGS steps of the first fit, at the mean alone, and of rounds in which scales move."""
@@ -70,8 +68,19 @@ class SecondOrder:
     name = "second-order"
 
     def start(self, problem: Problem, generator: torch.Generator) -> SecondOrderState:
-        q = problem.posterior
-        _check(q, problem.structure)
+        q, structure, what = problem.posterior, problem.structure, None
+        joint = any(block.joint_curvature for block in q.blocks)
+        if not (structure.has_curvature if joint else structure.has_local_curvature):
+            what = f"'second-order' needs the curvature, and {type(structure).__name__} offers none"
+            raise InputError("inference", what, "use 'natural'")
+        if q.n_components > 1:
+            what = f"a mixture of {q.n_components} components"
+        elif not all(block.takes_curvature for block in q.blocks):
+            what = "a full covariance of the transition scores"
+        elif any(block.joint_curvature for block in q.blocks[1:]):
+            what = "transitions at inducing inputs"  # structures give their curvature one by one
+        if what is not None:
+            raise InputError("inference", f"'second-order' cannot fit {what}", "use 'adam'")
         n_draws = (32 if q.node.n_functions <= 2 else 16) if self.n_draws is None else self.n_draws
         noise = problem.fixed_noise(max(1, n_draws // 2), generator)
         with torch.no_grad():
@@ -105,23 +114,6 @@ class SecondOrder:
         evaluations += state.evaluations + extra
         after = SecondOrderState(state.noise, slopes if goes_on else None, done, elbo)
         return after, StepInfo(state.iteration, elbo, evaluations, finished, converged)
-
-
-def _check(q: Posterior, structure: Structure) -> None:
-    """Every block has closed forms, and the structure gives the curvature that they ask for."""
-    joint = any(block.joint_curvature for block in q.blocks)
-    if not (structure.has_curvature if joint else structure.has_local_curvature):
-        problem = f"'second-order' needs the curvature, and {type(structure).__name__} offers none"
-        raise InputError("inference", problem, "use 'natural'")
-    what = None
-    if q.n_components > 1:
-        what = f"a mixture of {q.n_components} components"
-    elif not all(block.takes_curvature for block in q.blocks):
-        what = "a full covariance of the transition scores"
-    elif any(block.joint_curvature for block in q.blocks[1:]):
-        what = "transitions at inducing inputs"  # structures give their curvature one by one
-    if what is not None:
-        raise InputError("inference", f"'second-order' cannot fit {what}", "use 'adam'")
 
 
 class Draws:
