@@ -342,12 +342,12 @@ def test_components_come_one_after_another_in_an_error() -> None:
     assert len(batch) > 1
     problem = Problem(posterior, Chain(), batches)
     for row in range(2 * len(batch)):
-        with pytest.raises(LikelihoodError) as found, problem.locating(i):
-            raise LikelihoodError("place", "problem", "remedy", row)
+        with pytest.raises(LikelihoodError) as found:
+            problem._fail(i, LikelihoodError("place", "problem", "remedy", row))
         assert found.value.sequence == int(batch.index[row % len(batch)])
     unknown = LikelihoodError("place", "problem", "remedy")
-    with pytest.raises(LikelihoodError) as found, problem.locating(i):
-        raise unknown
+    with pytest.raises(LikelihoodError) as found:
+        problem._fail(i, unknown)
     assert found.value is unknown
 
 
