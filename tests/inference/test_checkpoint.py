@@ -77,7 +77,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "saga, filling": ({"inference": "saga"} | FEW, 3, 12),
     "lbfgs": ({"inference": LbfgsBlocks(**SHORT, learn_scales="transitions")} | FEW, 1, 2),
     "paper-batch": (
-        {"inference": replace(BATCH, **SHORT | dict.fromkeys(STEPS, 1), n_draws=10)} | FEW, 1, 2,
+        {"inference": replace(BATCH, **SHORT | dict.fromkeys(STEPS, 1), n_draws=4)} | FEW, 1, 2,
     ),
     "paper-stochastic": (
         {"inference": replace(PRESETS["paper-stochastic"].optimizer, n_draws=30)} | FEW, 9, 15,

@@ -232,7 +232,7 @@ class Problem:
         if uses and memory is None:
             new = Sites.of(latent, latent.sensitivity(moments))
             self.memory[i] = new if known is None else known.towards(new, MEMORY_RATE)
-        return Estimate(moments, variance, found.spread.to(like), found.evaluations)
+        return Estimate(moments, variance, found.evaluations)
 
     def bound(self, i: int, generator: Generator, *, move_kernel: bool = False) -> Bound:
         """The bound estimated from batch i alone, differentiable in the posterior.

@@ -55,13 +55,11 @@ def _points(group: Group, design: Design, size: int, generator: Generator, dtype
     return torch.cat([points, -points])
 
 
-def split(noise: Noise, sizes: list[int], design: Design) -> Iterator[Noise]:
-    """One replicate in parts of the given sizes, mirrored points kept together."""
-    mirrored = design not in ("iid", "sobol")
-    half = len(noise[0]) // 2 if mirrored else len(noise[0])
-    parts = [eps[:half].split([size // 2 for size in sizes] if mirrored else sizes) for eps in noise]
+def split(noise: Noise, sizes: list[int]) -> Iterator[Noise]:
+    """One replicate of mirrored points in parts of the given sizes, mirror images kept together."""
+    parts = [eps[: len(eps) // 2].split([size // 2 for size in sizes]) for eps in noise]
     for some in zip(*parts, strict=True):
-        yield tuple(torch.cat([eps, -eps]) if mirrored else eps for eps in some)
+        yield tuple(torch.cat([eps, -eps]) for eps in some)
 
 
 def _orthogonal(count: int, B: int, n: int, generator: Generator, dtype: torch.dtype) -> Tensor:

@@ -113,12 +113,10 @@ class Moments(Entries):
 @dataclass(frozen=True)
 class Estimate:
     """moments : the estimate. variance : its variance, entry by entry, from independent replicates within
-    it; nan where there was only one. spread : (B,) standard deviation of l over the draws. evaluations :
-    likelihoods computed, examples times draws."""
+    it; nan where there was only one. evaluations : likelihoods computed, examples times draws."""
 
     moments: Moments
     variance: Moments
-    spread: Tensor
     evaluations: int
 
     @staticmethod
@@ -133,7 +131,7 @@ class Estimate:
         (mean, variance), every = combine(parts, sizes), torch.cat(list(values))
         mean = replace(mean, value=every.mean(0))
         variance = variance if scatter is None else replace(variance, value=scatter)
-        return Estimate(mean, variance, every.std(0, correction=0), every.numel())
+        return Estimate(mean, variance, every.numel())
 
 
 class Estimator(ABC):

@@ -48,22 +48,19 @@ replicate will do, but not fewer than 64."""
 
 @dataclass(frozen=True)
 class Pathwise(Estimator):
-    """E[grad l] and E[sym(eps grad l^T)] over draws.
+    """E[grad l] and E[sym(eps grad l^T)] over draws, in orthogonal directions from 32 draws on, else
+    antithetic. All draws are one replicate, since the more directions are orthogonal the better; parts of
+    it give the variance, which is then if anything too large."""
 
-    design : None takes orthogonal directions from 32 draws on, else antithetic ones. All draws are one
-    replicate of it, since the more directions are orthogonal the better; parts of it give the variance,
-    which is then if anything too large."""
-
-    name: str = "pathwise"
-    design: Design | None = None
     n_draws: int = 8
+    name = "pathwise"
     needs_gradient = True
 
     def __call__(self, target: Target, generator: Generator, memory: Moments | None = None) -> Estimate:
         """Cost: S likelihoods of every sequence with their gradient. ``memory`` is not used."""
-        design = self.design or ("orthogonal" if self.n_draws >= MANY_DRAWS else "antithetic")
+        design: Design = "orthogonal" if self.n_draws >= MANY_DRAWS else "antithetic"
         sizes = replicate_sizes(self.n_draws, REPLICATES, design)
-        draws = split(next(draw(target, design, [sum(sizes)], generator)), sizes, design)
+        draws = split(next(draw(target, design, [sum(sizes)], generator)), sizes)
         moments, values = zip(*(path_moments(target, d, target.log_prob) for d in draws), strict=True)
         return Estimate.of(moments, sizes, values)
 
@@ -101,10 +98,10 @@ class PathwiseSurrogate(Estimator):
 
     n_draws : S, of the likelihood; the stand-ins are computed at ``more`` draws besides."""
 
-    name: str = "pathwise-surrogate"
     n_draws: int = 16
     more: int = 2048
     parts: Parts = "composite"
+    name = "pathwise-surrogate"
     needs_gradient = True
 
     def __call__(self, target: Target, generator: Generator, memory: Moments | None = None) -> Estimate:
@@ -113,7 +110,7 @@ class PathwiseSurrogate(Estimator):
         sizes = replicate_sizes(self.n_draws, REPLICATES, "antithetic")
         more = replicate_sizes(self.more, len(sizes), "antithetic")
         (whole,) = draw(target, "orthogonal", [sum(sizes)], generator)
-        near = list(split(whole, sizes, "orthogonal"))
+        near = list(split(whole, sizes))
         far = draw(target, "antithetic", more, generator)
         moments, values = zip(*(path_moments(target, d, target.log_prob) for d in near), strict=True)
         fits = _regressions(values, [_features(target, d, None) for d in near])
