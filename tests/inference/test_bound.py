@@ -31,7 +31,7 @@ from torch import Tensor
 from structgp.data.batch import Batch
 from structgp.gp import Inducing, Posterior, Table
 from structgp.gp.kernels import TemplateKernel
-from structgp.inference.bound import Bound, evidence_lower_bound
+from structgp.inference.bound import Bound, lower_bound
 from structgp.inference.estimators import Estimate, Moments, Noise, Target
 from structgp.inference.estimators.moments import path_moments
 from structgp.inference.latents import Latents
@@ -64,12 +64,16 @@ def bound_at(
     noise: Noise,
     log_prob: LogProb,
     conditional: list[Any] | None = None,
-    **options: Any,
+    *,
+    scale: float = 1.0,
+    entropy: Any = "bhattacharyya",
 ) -> Bound:
+    """As ``Problem.bound``, at draws that are given; ``scale`` makes a batch stand for more."""
     here = conditionals(posterior, batch) if conditional is None else conditional
     latent = Latents.of(posterior, here, batch.masks)
     estimate = estimate_at(posterior, latent, batch, log_prob, noise)
-    return evidence_lower_bound(posterior, latent, estimate, **options)
+    expected = scale * latent.expand(estimate.moments, posterior.mixing)
+    return Bound(lower_bound(expected, posterior, entropy), expected, estimate)
 
 
 def part_of(batch: Batch, index: list[int]) -> Batch:

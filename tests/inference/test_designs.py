@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from structgp.inference.estimators import Group, Noise, Target, designs
+from structgp.inference.estimators import Noise, Target, designs
 from structgp.inference.estimators.designs import Design, draw, replicate_sizes, split
+from structgp.inference.estimators.moments import Group
 
 DESIGNS: tuple[Any, ...] = get_args(Design)
 

@@ -20,7 +20,6 @@ from structgp.inference import Problem
 from structgp.inference.estimators import (
     Estimate,
     Estimator,
-    Group,
     Moments,
     Noise,
     Pathwise,
@@ -28,7 +27,7 @@ from structgp.inference.estimators import (
     Surrogate,
     Target,
 )
-from structgp.inference.estimators.moments import combine
+from structgp.inference.estimators.moments import Group, combine
 from structgp.inference.latents import Latents
 from structgp.paper import Score
 from structgp.structures import Chain, Structure

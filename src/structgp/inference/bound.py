@@ -15,13 +15,12 @@ from torch import Tensor
 
 from structgp.gp import Entropy, Posterior
 from structgp.inference.estimators import Estimate
-from structgp.inference.latents import Latents
 
 
 @dataclass(frozen=True)
 class Bound:
-    """elbo : expected_log_prob less the divergence; both (), differentiable. estimate : where
-    expected_log_prob comes from."""
+    """elbo : expected_log_prob less the divergence; both (), differentiable in the posterior. estimate :
+    where expected_log_prob comes from."""
 
     elbo: Tensor
     expected_log_prob: Tensor
@@ -37,20 +36,6 @@ def lower_bound(
     """() the bound from the expected log-likelihood of all data. ``divergence`` : of the posterior from the
     prior, where it is at hand."""
     return expected - (posterior.divergence(entropy) if divergence is None else divergence)
-
-
-def evidence_lower_bound(
-    posterior: Posterior,
-    latent: Latents,
-    estimate: Estimate,
-    *,
-    scale: float = 1.0,
-    entropy: Entropy = "bhattacharyya",
-) -> Bound:
-    """The bound from B examples, differentiable in the posterior; ``scale`` = N / B makes a batch stand for
-    all N of them."""
-    expected = scale * latent.expand(estimate.moments, posterior.mixing)  # eq:ellhat
-    return Bound(lower_bound(expected, posterior, entropy), expected, estimate)
 
 
 @dataclass

@@ -128,14 +128,9 @@ class Minibatch:
     def paced(self, n_tokens: int) -> Minibatch:
         """The same, with what was left open as it suits so many tokens."""
         many = n_tokens >= MANY_TOKENS
-        batch_tokens, steps, n_draws = MANY if many else FEW
-        return replace(
-            self,
-            batch_tokens=self.batch_tokens or batch_tokens,
-            steps=self.steps or steps,
-            n_draws=self.n_draws or n_draws,
-            single=many if self.single is None else self.single,
-        )
+        suits = dict(zip(("batch_tokens", "steps", "n_draws"), MANY if many else FEW, strict=True))
+        given = {name: getattr(self, name) or value for name, value in suits.items()}
+        return replace(self, **given, single=many if self.single is None else self.single)
 
     def start(self, problem: Problem, generator: torch.Generator) -> MinibatchState:
         q, structure, n = problem.posterior, problem.structure, len(problem.batches)

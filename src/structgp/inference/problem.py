@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from structgp.data.batch import Batch
 from structgp.errors import InputError, LikelihoodError
 from structgp.gp import Entropy, Posterior, Seen
-from structgp.inference.bound import Bound, evidence_lower_bound, lower_bound
+from structgp.inference.bound import Bound, lower_bound
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.estimators import Estimate, Estimator, Noise, Pathwise, Target
 from structgp.inference.latents import Latents, Sites
@@ -240,8 +240,9 @@ class Problem:
         Unbiased over batches that come equally often, however many examples each has: a batch stands for as
         many times itself as there are batches."""
         latent = self.latents(i, move_kernel=move_kernel)
-        found, n = self.estimate(i, latent, generator), len(self.batches)
-        return evidence_lower_bound(self.posterior, latent, found, scale=n, entropy=self.entropy)
+        found, q = self.estimate(i, latent, generator), self.posterior
+        expected = len(self.batches) * latent.expand(found.moments, q.mixing)  # eq:ellhat
+        return Bound(lower_bound(expected, q, self.entropy), expected, found)
 
     def fresh_bound(self, n_draws: int, generator: Generator) -> float:
         """The bound on draws that nothing was fitted to: unbiased, so in expectation at most the

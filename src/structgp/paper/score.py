@@ -68,10 +68,8 @@ class Score(Estimator):
         elif self.baseline == "mean" and len(sizes) > 1:
             parts = self._less_mean(target, values, with_values, with_ones)
         # Points of a replicate that depend on one another say little of each other's scatter.
-        independent = self.design == "iid"
-        scatter = (
-            variance_of_mean(torch.cat(values)) if independent else combine(with_values, sizes)[1].value
-        )
+        every, iid = torch.cat(values), self.design == "iid"
+        scatter = variance_of_mean(every) if iid else combine(with_values, sizes)[1].value
         return Estimate.of(parts, sizes, values, scatter)
 
     def _less_mean(
