@@ -95,7 +95,8 @@ class SharedLatent:
 
     @staticmethod
     def of(block: Any, conditional: Any, mask: Tensor) -> SharedLatent:
-        return SharedLatent(block, *block.gaussian(conditional), (block.scale * block.spread).detach())
+        mean, covariance = block.gaussian(conditional)
+        return SharedLatent(block, mean, covariance, (block.scale * block.spread).detach())
 
     @property
     def is_full(self) -> bool:

@@ -128,9 +128,10 @@ class Minibatch:
     def paced(self, n_tokens: int) -> Minibatch:
         """The same, with what was left open as it suits so many tokens."""
         many = n_tokens >= MANY_TOKENS
-        suits = dict(zip(("batch_tokens", "steps", "n_draws"), MANY if many else FEW, strict=True))
-        given = {name: getattr(self, name) or value for name, value in suits.items()}
-        return replace(self, **given, single=many if self.single is None else self.single)
+        tokens, steps, n_draws = MANY if many else FEW
+        tokens, steps = self.batch_tokens or tokens, self.steps or steps
+        n_draws, single = self.n_draws or n_draws, many if self.single is None else self.single
+        return replace(self, batch_tokens=tokens, steps=steps, n_draws=n_draws, single=single)
 
     def start(self, problem: Problem, generator: torch.Generator) -> MinibatchState:
         q, structure, n = problem.posterior, problem.structure, len(problem.batches)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Generator, Tensor
@@ -29,6 +29,8 @@ Noise: TypeAlias = tuple[Tensor, ...]
 
 Function: TypeAlias = Callable[[Noise], Tensor]
 """-> (S, B), or (S, B, C) for C functions."""
+
+E = TypeVar("E", bound="Entries")
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -69,7 +71,7 @@ class Entries:
     def entries(self) -> tuple[Tensor, ...]:
         return tuple(a for v in vars(self).values() for a in (v if isinstance(v, tuple) else (v,)))
 
-    def map(self, function: Callable[..., Tensor], *others: Self) -> Self:
+    def map(self: E, function: Callable[..., Tensor], *others: E) -> E:
         """``function`` of each entry, with the same entries of ``others``."""
 
         def each(*values: Any) -> Any:
@@ -77,7 +79,7 @@ class Entries:
 
         return type(self)(*map(each, *(vars(e).values() for e in (self, *others))))
 
-    def plus(self, other: Self, times: float = 1.0) -> Self:
+    def plus(self: E, other: E, times: float = 1.0) -> E:
         return self.map(lambda a, b: a + times * b, other)
 
 
