@@ -14,6 +14,7 @@ from gpytorch.kernels import RBFKernel
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from tests.inference.random_posteriors import conditionals
 from torch import Tensor
 
 from structgp.answers import potentials
@@ -21,7 +22,6 @@ from structgp.data.batch import Batch
 from structgp.gp import Inducing, Mixture, Posterior, Table, contrasts
 from structgp.inference import Natural, Problem, SecondOrder
 from structgp.inference.estimators import Estimator, Pathwise, Surrogate
-from structgp.inference.problem import conditionals
 from structgp.paper import Score
 from structgp.structures import Chain
 

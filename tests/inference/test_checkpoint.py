@@ -59,6 +59,7 @@ def numpy_softmax(f: Any, g: Any, y: Any) -> Any:
 
 
 FEW: dict[str, Any] = {"prior": Prior(learn_kernel=False), "posterior": Inducing(n_inducing=5)}
+STEPS = ("node_steps", "transition_steps", "hyper_steps")
 SHORT: dict[str, Any] = {
     "node_steps": 4, "transition_steps": 2, "hyper_steps": 2,
     "objective_tolerance": 0.0, "parameter_tolerance": 0.0,
@@ -76,7 +77,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "saga, filling": ({"inference": "saga"} | FEW, 3, 12),
     "lbfgs": ({"inference": LbfgsBlocks(**SHORT, learn_scales="transitions")} | FEW, 1, 2),
     "paper-batch": (
-        {"inference": replace(BATCH, **SHORT | {"node_steps": 1}, n_draws=30)} | FEW, 1, 2,
+        {"inference": replace(BATCH, **SHORT | dict.fromkeys(STEPS, 1), n_draws=4)} | FEW, 1, 2,
     ),
     "paper-stochastic": (
         {"inference": replace(PRESETS["paper-stochastic"].optimizer, n_draws=30)} | FEW, 9, 15,

@@ -13,7 +13,7 @@ from torch import Tensor
 from structgp.errors import LikelihoodError
 from structgp.gp.families.table import OneRow
 from structgp.gp.weight_rows import SparseRows
-from structgp.inference.dual_lbfgs import Found, Likelihood, Prior, climb
+from structgp.inference.dual_lbfgs import Likelihood, Prior, climb
 
 N, F, R, P = 7, 12, 2, 9
 
@@ -76,8 +76,8 @@ def weights_of(prior: Prior, a: Tensor) -> Tensor:
 @settings(max_examples=15, deadline=None)
 def test_the_best_weights_are_found_from_anywhere(seed: int, unsure: bool) -> None:
     priors, likelihood, best = problem(seed)
-    found = climb(likelihood, priors, start(3.0, seed), steps=150, unsure=unsure)
-    for prior, a, functions, expected in zip(priors, found.a, found.functions, best, strict=True):
+    duals, values, _ = climb(likelihood, priors, start(3.0, seed), steps=150, unsure=unsure)
+    for prior, a, functions, expected in zip(priors, duals, values, best, strict=True):
         weights = weights_of(prior, a)
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(prior.rows.times(weights), functions)
@@ -87,10 +87,10 @@ def test_a_block_that_its_prior_holds_stays_where_it_is() -> None:
     """As a silent table does; the others are found as if it were not there."""
     priors, likelihood, best = problem(3)
     held = Prior(priors[1].rows, torch.full((1, P), 1e200, dtype=torch.float64), priors[1].mean)
-    found = climb(likelihood, [priors[0], held, priors[2]], start(), steps=150)
-    torch.testing.assert_close(found.functions[1], held.mean)
+    duals, functions, _ = climb(likelihood, [priors[0], held, priors[2]], start(), steps=150)
+    torch.testing.assert_close(functions[1], held.mean)
     for k in (0, 2):
-        weights = weights_of(priors[k], found.a[k])
+        weights = weights_of(priors[k], duals[k])
         torch.testing.assert_close(weights, best[k], rtol=1e-5, atol=1e-5)
 
 
@@ -103,20 +103,21 @@ def test_single_precision_comes_close() -> None:
         return value, [s.float() for s in slopes]
 
     singles = [prior.single for prior in priors]
-    found = climb(narrow, singles, [a.float() for a in start()], steps=60)
-    for prior, a, expected in zip(singles, found.a, best, strict=True):
+    duals, _, _ = climb(narrow, singles, [a.float() for a in start()], steps=60)
+    for prior, a, expected in zip(singles, duals, best, strict=True):
         torch.testing.assert_close(weights_of(prior, a).double(), expected, rtol=0.01, atol=0.01)
 
 
 def test_a_start_that_has_become_far_too_much_is_shortened() -> None:
     priors, likelihood, _ = problem(1)
 
-    def value(found: Found) -> float:
+    def value(found: tuple[list[Tensor], list[Tensor], int]) -> float:
+        duals, values, _ = found
         spent = sum(
             float((a * (functions - prior.rows.times(prior.mean))).sum())
-            for prior, a, functions in zip(priors, found.a, found.functions, strict=True)
+            for prior, a, functions in zip(priors, duals, values, strict=True)
         )
-        return likelihood(found.functions)[0] - 0.5 * spent
+        return likelihood(values)[0] - 0.5 * spent
 
     from_home = value(climb(likelihood, priors, start(), steps=0))
     assert value(climb(likelihood, priors, start(1e6), steps=0)) < from_home - 1e6
@@ -134,9 +135,9 @@ def test_where_there_is_no_value_the_steps_are_shorter() -> None:
             raise LikelihoodError("likelihood", "log p is -inf", "check it")
         return likelihood(functions)
 
-    found = climb(holes, priors, start(), steps=150)
+    duals, _, _ = climb(holes, priors, start(), steps=150)
     assert refused
-    weights = weights_of(priors[0], found.a[0])
+    weights = weights_of(priors[0], duals[0])
     torch.testing.assert_close(weights, best[0], rtol=1e-5, atol=1e-5)
 
 
@@ -149,7 +150,7 @@ def test_calls_are_counted() -> None:
         calls += 1
         return likelihood(functions)
 
-    assert climb(counted, priors, start(1.0), steps=5, unsure=True).calls == calls > 5
+    assert climb(counted, priors, start(1.0), steps=5, unsure=True)[2] == calls > 5
 
 
 def test_a_likelihood_without_any_value_is_told() -> None:

@@ -23,8 +23,8 @@ from structgp.gp import Inducing, Mixture, Posterior, Table, choose_inducing
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Adam, Natural, Optimizer, Problem, SecondOrder, StepInfo
 from structgp.inference import problem as base
-from structgp.inference.loop import TRACE_POINTS, History, OneThreadForVectors, make_batches, train
-from structgp.inference.problem import conditionals
+from structgp.inference.loop import TRACE_POINTS, History, make_batches, one_thread_for_vectors, train
+from structgp.inference.second_order import Draws
 from structgp.paper import LbfgsBlocks, Saga
 from structgp.structures import Chain, Structure
 
@@ -135,13 +135,26 @@ def test_callback_sees_every_step(name: str, fitted: Callable[[str], Fitted]) ->
         assert history.evaluations == 8 * 6 * len(history.steps) / n_batches
 
 
-def test_the_trace_has_the_bound_of_every_step_or_of_some() -> None:
-    few = History("any", "a test", steps=[StepInfo(i, -10.0 / (i + 1), 1) for i in range(3)])
-    assert few.trace == [[1, -10.0], [2, -5.0], [3, -10 / 3]]
-    many = History("any", "a test", steps=[StepInfo(i, float(i), 1) for i in range(5000)])
-    assert len(many.trace) == TRACE_POINTS
-    assert (many.trace[0], many.trace[-1]) == ([1, 0.0], [5000, 4999.0])
-    assert History("any", "a test").trace == []
+@dataclass(frozen=True)
+class Counting:
+    """An optimiser that does nothing, so often."""
+
+    n: int
+    name = "any"
+
+    def start(self, problem: Problem, generator: torch.Generator) -> int:
+        return 0
+
+    def step(self, problem: Problem, state: int) -> tuple[int, StepInfo]:
+        return state + 1, StepInfo(state, -10.0 / (state + 1), 1, state + 1 == self.n)
+
+
+@pytest.mark.parametrize("n", [1, 3, 5000])
+def test_the_trace_has_the_bound_of_every_step_or_of_some(n: int) -> None:
+    trace = fit(Counting(n))[1].trace
+    assert len(trace) == min(n, TRACE_POINTS)
+    assert (trace[0], trace[-1]) == ([1, -10.0], [n, -10 / n])
+    assert n != 3 or trace[1] == [2, -5.0]
 
 
 @every_optimizer
@@ -206,7 +219,8 @@ def test_fresh_bound_against_quadrature() -> None:
     disturb(posterior)
     assert len({len(batch) for batch in batches}) > 1
     with torch.no_grad():
-        kept = [conditionals(posterior, batch)[0] for batch in batches]
+        problem = Problem(posterior, Chain(), batches)
+        kept = [problem.conditional(i)[0] for i in range(len(batches))]
         nodes, weights = np.polynomial.hermite_e.hermegauss(60)
         exact = -float(posterior.divergence())
         for batch, conditional in zip(batches, kept, strict=True):
@@ -216,7 +230,6 @@ def test_fresh_bound_against_quadrature() -> None:
             sign = np.where(batch.y[batch.mask].numpy() == 0, 1, -1)
             margin = sign[:, None] * (away[:, None] + np.sqrt(variances)[:, None] * nodes)
             exact -= float((np.logaddexp(0, -margin) @ (weights / weights.sum())).sum())
-    problem = Problem(posterior, Chain(), batches)
     generator = torch.Generator().manual_seed(0)
     few = [problem.fresh_bound(4, generator) for _ in range(200)]
     error = np.std(few) / np.sqrt(len(few))
@@ -257,11 +270,10 @@ def test_fitted_and_fresh_bounds_bracket_the_optimum() -> None:
     gains = []
     for seed in range(6):
         found, history = fit(SecondOrder(n_draws=2, learn_scales=False), seed)
-        noise = problem.fixed_noise(1, torch.Generator().manual_seed(seed))
         with torch.no_grad():
-            scores = (problem.drawn_scores(i, noise) for i in range(len(batches)))
-            values = [problem.log_prob(i, s).mean(0).sum() for i, s in enumerate(scores)]
-            gains.append(history.elbo - float(sum(values) - best.divergence()))
+            draws = Draws(problem, problem.fixed_noise(1, torch.Generator().manual_seed(seed)))
+            value = draws.value_and_gradients()[0]
+            gains.append(history.elbo - float(value - best.divergence()))
         fresh = Problem(found, Chain(), batches).fresh_bound(4000, torch.Generator().manual_seed(1))
         assert fresh < optimum + 0.02
     # Its variances are those that the curvature asks for, which on two draws are not quite the best.
@@ -330,12 +342,12 @@ def test_components_come_one_after_another_in_an_error() -> None:
     assert len(batch) > 1
     problem = Problem(posterior, Chain(), batches)
     for row in range(2 * len(batch)):
-        with pytest.raises(LikelihoodError) as found, problem.locating(i):
-            raise LikelihoodError("place", "problem", "remedy", row)
+        with pytest.raises(LikelihoodError) as found:
+            problem._fail(i, LikelihoodError("place", "problem", "remedy", row))
         assert found.value.sequence == int(batch.index[row % len(batch)])
     unknown = LikelihoodError("place", "problem", "remedy")
-    with pytest.raises(LikelihoodError) as found, problem.locating(i):
-        raise unknown
+    with pytest.raises(LikelihoodError) as found:
+        problem._fail(i, unknown)
     assert found.value is unknown
 
 
@@ -378,13 +390,13 @@ def test_vectors_have_one_thread_while_a_fit_lasts(two_threads: None) -> None:
 
 
 def test_fits_that_overlap_set_the_threads_back_once(two_threads: None) -> None:
-    limit = OneThreadForVectors()
-    limit.__enter__()
-    limit.__enter__()  # a second fit begins
-    limit.__exit__()  # the first one ends
+    first, second = one_thread_for_vectors(), one_thread_for_vectors()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
     assert blas_threads() == {1}
-    limit.__exit__()
+    second.__exit__(None, None, None)
     assert blas_threads() == {2}
-    with limit:
+    with one_thread_for_vectors():
         assert blas_threads() == {1}
     assert blas_threads() == {2}

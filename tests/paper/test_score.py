@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from structgp.inference.estimators import Group, Moments, Surrogate, Target
+from structgp.inference.estimators import Moments, Surrogate, Target
 from structgp.inference.estimators.designs import draw, replicate_sizes
-from structgp.inference.estimators.moments import Function, Noise
+from structgp.inference.estimators.moments import Function, Group, Noise
 from structgp.paper import Score
 from structgp.paper.score import REPLICATES, TENTHS
 

@@ -9,14 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from structgp.inference.bound import Plateau
-from structgp.inference.problem import (
-    LearnScales,
-    Problem,
-    StepInfo,
-    fit_tables,
-    hyper_parameters,
-    open_low_rank,
-)
+from structgp.inference.problem import LearnScales, Problem, StepInfo, hyper_parameters, open_low_rank
 
 
 @dataclass
@@ -99,4 +92,5 @@ class Adam:
             for group in state.optimizer.param_groups:
                 group["lr"] *= 0.3
         if self.learn_scales:
-            fit_tables(problem.posterior)
+            for block in problem.posterior.blocks:
+                block.fit_amplitude()

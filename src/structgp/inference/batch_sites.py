@@ -1,4 +1,4 @@
-"""Where the sites of minibatches are: in memory, or in files that only grow.
+"""Sites of minibatches, and the files that hold them where memory does not.
 
 A site is a precision and a linear term for each weight of one batch, one per block, numbers that are
 rounded to single precision where that can hold them. The posterior is made of what is rounded, so that
@@ -58,34 +58,11 @@ class Site:
 
 
 @dataclass
-class SitesInMemory:
-    """The sites of each batch, one per block; None before its first visit."""
-
-    sites: list[list[Site] | None]
-
-    @staticmethod
-    def of(n_batches: int) -> SitesInMemory:
-        return SitesInMemory([None] * n_batches)
-
-    def __getitem__(self, i: int) -> list[Site] | None:
-        return self.sites[i]
-
-    def __setitem__(self, i: int, sites: list[Site]) -> None:
-        self.sites[i] = sites
-
-    def next_pass(self) -> None:
-        """Sites of the pass that has ended are the old ones now."""
-
-    def release(self) -> None:
-        """Nothing will ask any more for what there was before the sites as they are now."""
-
-
-@dataclass
 class SitesOnDisk:
-    """The same in files. n_functions : R of each block. table : (n, 3 + 3 per block), of each batch the
-    file of its sites (-1 before the first visit), from which byte on, a checksum, and for each block the
-    weights F, the rows N and the bytes of a number. length : bytes of the file ``current``, to which sites
-    of this pass are appended."""
+    """The sites of each batch, one per block, in files; None before its first visit. n_functions : R of
+    each block. table : (n, 3 + 3 per block), of each batch the file of its sites (-1 before the first
+    visit), from which byte on, a checksum, and for each block the weights F, the rows N and the bytes of a
+    number. length : bytes of the file ``current``, to which sites of this pass are appended."""
 
     folder: str
     n_functions: list[int]
@@ -126,7 +103,7 @@ class SitesOnDisk:
         number, offset, checksum, *sizes = self.table[i].tolist()
         if number < 0:
             return None
-        shapes = list(zip(sizes[0::3], sizes[1::3], sizes[2::3], self.n_functions, strict=True))
+        shapes = [(*sizes[3 * k : 3 * k + 3], R) for k, R in enumerate(self.n_functions)]
         size = sum(((2 * F + N) * width + 8) * R for F, N, width, R in shapes)
         path = self._file(number)
         try:
@@ -163,11 +140,13 @@ class SitesOnDisk:
         self.length += len(content)
 
     def next_pass(self) -> None:
+        """Sites of the pass that has ended are the old ones now."""
         self.current, self.length = self.current + 1, 0
         self._file(self.current).touch()
 
     def release(self) -> None:
-        """Files that no site is in any more are removed."""
+        """Nothing will ask any more for what there was before the sites as they are now: files that no
+        site is in are removed."""
         used = min(int(self.table[:, 0].min()), self.current)
         if used < 0:
             return
@@ -181,7 +160,5 @@ def remove_sites(folder: str | os.PathLike[str]) -> None:
 
 
 def _cannot(place: str, error: OSError) -> InputError:
-    reason = error.strerror or str(error)
-    return InputError(
-        place, f"cannot hold the sites of the fit ({reason})", "choose a disk with room for them"
-    )
+    problem = f"cannot hold the sites of the fit ({error.strerror or error})"
+    return InputError(place, problem, "choose a disk with room for them")

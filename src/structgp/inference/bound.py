@@ -15,17 +15,15 @@ from torch import Tensor
 
 from structgp.gp import Entropy, Posterior
 from structgp.inference.estimators import Estimate
-from structgp.inference.latents import Latents
 
 
 @dataclass(frozen=True)
 class Bound:
-    """elbo = expected_log_prob - divergence, all scalars, differentiable; estimate : where the first term
-    comes from."""
+    """elbo : expected_log_prob less the divergence; both (), differentiable in the posterior. estimate :
+    where expected_log_prob comes from."""
 
     elbo: Tensor
     expected_log_prob: Tensor
-    divergence: Tensor
     estimate: Estimate
 
 
@@ -38,22 +36,6 @@ def lower_bound(
     """() the bound from the expected log-likelihood of all data. ``divergence`` : of the posterior from the
     prior, where it is at hand."""
     return expected - (posterior.divergence(entropy) if divergence is None else divergence)
-
-
-def evidence_lower_bound(
-    posterior: Posterior,
-    latent: Latents,
-    estimate: Estimate,
-    *,
-    scale: float = 1.0,
-    entropy: Entropy = "bhattacharyya",
-) -> Bound:
-    """The bound from B examples, differentiable in the posterior; ``scale`` = N / B makes a batch stand for
-    all N of them."""
-    expected = scale * latent.expand(estimate.moments, posterior.mixing)  # eq:ellhat
-    divergence = posterior.divergence(entropy)
-    elbo = lower_bound(expected, posterior, divergence=divergence)
-    return Bound(elbo, expected, divergence, estimate)
 
 
 @dataclass

@@ -29,7 +29,7 @@ from structgp.errors import InputError, StructgpWarning
 from structgp.inference import StepInfo
 from structgp.inference.latents import Sites
 
-FORMAT = 2
+FORMAT = 3
 
 LARGEST_SHARE = 0.05
 """Share of the time that writing checkpoints may take."""
@@ -109,9 +109,8 @@ class Checkpoint:
         if tree["format"] != FORMAT:
             raise InputError(str(self.path), "a checkpoint of another version", "remove it")
         if tree["fingerprint"] != self.fingerprint:
-            raise InputError(
-                str(self.path), "of other data or other parameters", "remove it, or name another file"
-            )
+            remedy = "remove it, or name another file"
+            raise InputError(str(self.path), "of other data or other parameters", remedy)
         unpack = _Unpack(tensors, dict(posterior.named_parameters()), generator)
         posterior.load_state_dict(unpack(tree["posterior"]))
         reached: Reached = unpack(tree["reached"])
@@ -148,9 +147,9 @@ def _pack(value: Any, tensors: dict[str, Tensor], names: dict[int, str]) -> Any:
             return {"dict": [[inner(k), inner(v)] for k, v in value.items()]}
         if isinstance(value, torch.Generator):
             return {"generator": keep(value.get_state())}
-        if isinstance(value, torch.optim.Optimizer):
+        if isinstance(value, torch.optim.Adam):
             groups = [[names[id(p)] for p in g["params"]] for g in value.param_groups]
-            return {"optimizer": [type(value).__name__, groups, inner(value.state_dict())]}
+            return {"optimizer": [groups, inner(value.state_dict())]}
         if not dataclasses.is_dataclass(value):
             raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
         kind, fields = type(value), {}
@@ -191,11 +190,11 @@ class _Unpack:
             return self.generator.set_state(self.tensors[value].to(torch.uint8))
         return self._optimizer(*value) if kind == "optimizer" else self._dataclass(*value)
 
-    def _optimizer(self, name: str, names: list[list[str]], state: Any) -> torch.optim.Optimizer:
+    def _optimizer(self, names: list[list[str]], state: Any) -> torch.optim.Adam:
         groups = [{"params": [self.parameters[n] for n in group]} for group in names]
         for parameter in (p for group in groups for p in group["params"]):
             parameter.requires_grad_(True)  # a kernel's do not, until an optimiser moves them
-        made = {"Adam": torch.optim.Adam, "SGD": torch.optim.SGD}[name](groups, lr=0.1)
+        made = torch.optim.Adam(groups, lr=0.1)
         made.load_state_dict(self(state))
         return made
 

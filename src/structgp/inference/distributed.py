@@ -45,11 +45,7 @@ class Processes:
 
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` is true in any process."""
-        if self.size == 1:
-            return flag
-        flags: list[Any] = [None] * self.size
-        dist.all_gather_object(flags, bool(flag))
-        return any(flags)
+        return bool(self.sum(torch.tensor([float(flag)]))[0])
 
     def gather(self, item: Any) -> list[Any]:
         """The items of all processes, in order, to the first one; nothing to the others."""

@@ -54,25 +54,17 @@ class Prior:
         return self.rows.times(self.rows.transposed_times(a) / self.precision)
 
 
-@dataclass(frozen=True)
-class Found:
-    """a : (N, R) of each block; functions : (N, R) of each block there; calls : of the likelihood."""
-
-    a: list[Tensor]
-    functions: list[Tensor]
-    calls: int
-
-
 def climb(
     likelihood: Likelihood,
     priors: Sequence[Prior],
     start: Sequence[Tensor],
     steps: int,
     unsure: bool = False,
-) -> Found:
-    """Towards the most probable weights, from a as in ``start``, or if ``unsure`` from a part of it. Cost
-    of a step: a likelihood, O((nnz + F) R) products, and O(MEMORY N R)."""
-    search = _Search(likelihood, priors, [a.shape for a in start])
+) -> tuple[list[Tensor], list[Tensor], int]:
+    """Towards the most probable weights, from a as in ``start``, or if ``unsure`` from a part of it.
+    Returns a (N, R) of each block, the functions (N, R) of each block there, and the calls of the
+    likelihood. Cost of a step: a likelihood, O((nnz + F) R) products, and O(MEMORY N R)."""
+    search = _Search(likelihood, priors, start)
     x = search.vector(start)
     x, value, slopes = search.nearest(x) if unsure else (x, *search.look(x))
     slope, history = search.gradient(x, slopes), list[Step]()
@@ -91,18 +83,16 @@ def climb(
         if curve > 0:
             history = [*history[1 - MEMORY :], (new - x, new_slope - slope, 1 / curve)]
         x, slope = new, new_slope
-    return Found(search.apart(x[0]), search.functions(x), search.calls)
+    return search.apart(x[0]), search.functions(x), search.calls
 
 
 class _Search:
     """Minus the log posterior, at vectors (2, n): the numbers a of all blocks, one after another, and their
     images under K, which are the functions less those at the prior's mean."""
 
-    def __init__(
-        self, likelihood: Likelihood, priors: Sequence[Prior], shapes: Sequence[torch.Size]
-    ) -> None:
-        self.likelihood, self.priors, self.shapes = likelihood, priors, shapes
-        self.sizes, self.calls = [shape.numel() for shape in shapes], 0
+    def __init__(self, likelihood: Likelihood, priors: Sequence[Prior], start: Sequence[Tensor]) -> None:
+        self.likelihood, self.priors, self.calls = likelihood, priors, 0
+        self.shapes, self.sizes = [a.shape for a in start], [a.numel() for a in start]
         self.home = [prior.rows.times(prior.mean) for prior in priors]
 
     def apart(self, flat: Tensor) -> list[Tensor]:

@@ -14,7 +14,7 @@ mixture's K components come component after component, as one batch of K B examp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from structgp.gp import Posterior
 from structgp.gp.linalg import cholesky
-from structgp.inference.estimators import Group, Moments
+from structgp.inference.estimators.moments import Entries, Group, Moments
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Entries):
     """Gradients of the expected log-likelihood, one entry per block. mean : (K, B, T, R), or (P,) if
     shared. covariance : (K, B, R, T, T), symmetric, or (P,) of the variances or (P, P) if shared. What is
     shared is summed over examples, and over components with their weights."""
@@ -57,6 +57,10 @@ class ExampleLatent:
         scale = torch.where(mask.any(-1)[:, None], scale, 1)
         fill = torch.diag_embed(scale[..., None] * ~mask[:, None])
         return ExampleLatent(block, mean, covariance, cholesky(detached + fill), mask)
+
+    @property
+    def group(self) -> Group:
+        return Group(self.mask.repeat(len(self.mean), 1), self.block.n_functions)
 
     def place(self, noise: Tensor) -> Tensor:
         """(S, K B, T, *labels) scores from standard normal numbers (S, K B, T, R). Cost O(S K B T R (T +
@@ -91,13 +95,16 @@ class SharedLatent:
 
     @staticmethod
     def of(block: Any, conditional: Any, mask: Tensor) -> SharedLatent:
-        factor = (block.scale * block.spread).detach()
         mean, covariance = block.gaussian(conditional)
-        return SharedLatent(block, mean, covariance, factor)
+        return SharedLatent(block, mean, covariance, (block.scale * block.spread).detach())
 
     @property
     def is_full(self) -> bool:
         return self.factor.dim() == 2
+
+    @property
+    def group(self) -> Group:
+        return Group(None, self.block.n_functions, self.is_full)
 
     def place(self, noise: Tensor) -> Tensor:
         """(S, *labels) scores from standard normal numbers (S, P)."""
@@ -128,20 +135,12 @@ class Latents:
 
     @staticmethod
     def of(posterior: Posterior, conditionals: Sequence[Any], masks: Sequence[Tensor]) -> Latents:
-        found: list[ExampleLatent | SharedLatent] = []
-        for block, conditional, mask in zip(posterior.blocks, conditionals, masks, strict=True):
-            kind = SharedLatent if block.shared else ExampleLatent
-            found.append(kind.of(block, conditional, mask))
-        return Latents(tuple(found))
+        parts = zip(posterior.blocks, conditionals, masks, strict=True)
+        return Latents(tuple((SharedLatent if p[0].shared else ExampleLatent).of(*p) for p in parts))
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return tuple(
-            Group(None, part.block.n_functions, part.is_full)
-            if isinstance(part, SharedLatent)
-            else Group(part.mask.repeat(len(part.mean), 1), part.block.n_functions)
-            for part in self.parts
-        )
+        return tuple(part.group for part in self.parts)
 
     @property
     def means(self) -> tuple[Tensor, ...]:
@@ -183,7 +182,7 @@ class Latents:
 
 
 @dataclass(frozen=True)
-class Sites:
+class Sites(Entries):
     """A log-likelihood as a quadratic in the functions: what a batch of examples has to say.
 
     log p(y | h) is replaced by r^T h - h^T Lambda h / 2 for each function, so that it has the sensitivities
@@ -201,33 +200,18 @@ class Sites:
     def of(latent: Latents, at: Sensitivity) -> Sites:
         """The quadratic with sensitivities ``at`` under ``latent``."""
         precision = tuple(-2 * c for c in at.covariance)
-        moved = (apply(p, m) for p, m in zip(precision, latent.means, strict=True))
-        linear = tuple(slope + p for slope, p in zip(at.mean, moved, strict=True))
-        return Sites(linear, precision)
+        parts = zip(at.mean, precision, latent.means, strict=True)
+        return Sites(tuple(slope + apply(p, m) for slope, p, m in parts), precision)
 
     def sensitivity(self, latent: Latents) -> Sensitivity:
         """What the quadratic's expectation does when ``latent`` moves."""
-        moved = (apply(p, m) for p, m in zip(self.precision, latent.means, strict=True))
-        mean = tuple(r - p for r, p in zip(self.linear, moved, strict=True))
+        parts = zip(self.linear, self.precision, latent.means, strict=True)
+        mean = tuple(r - apply(p, m) for r, p, m in parts)
         return Sensitivity(mean, tuple(-0.5 * p for p in self.precision))
-
-    def map(self, function: Callable[..., Tensor], *others: Sites) -> Sites:
-        """``function`` of each entry, with the same entries of ``others``."""
-        every = (self, *others)
-        linear = zip(*(s.linear for s in every), strict=True)
-        precision = zip(*(s.precision for s in every), strict=True)
-        return Sites(tuple(function(*a) for a in linear), tuple(function(*a) for a in precision))
-
-    def plus(self, other: Sites, times: float) -> Sites:
-        return self.map(lambda a, b: a + times * b, other)
 
     def towards(self, other: Sites, rate: float) -> Sites:
         """(1 - rate) of this and rate of the other."""
         return self.map(lambda a, b: a.lerp(b, rate), other)
-
-    def nothing(self) -> Sites:
-        """The quadratic 0."""
-        return self.map(torch.zeros_like)
 
 
 def apply(precision: Tensor, mean: Tensor) -> Tensor:

@@ -29,12 +29,9 @@ def minimize(
         value, gradient = objective(torch.from_numpy(x))
         return value, gradient.numpy()
 
+    options = {"maxcor": memory, "maxiter": steps, "ftol": tolerance}
     found: Any = scipy.optimize.minimize(
-        of_array,
-        start.numpy(),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxcor": memory, "maxiter": steps, "ftol": tolerance},
+        of_array, start.numpy(), jac=True, method="L-BFGS-B", options=options
     )
     return torch.from_numpy(found.x), float(found.fun)
 
@@ -43,12 +40,8 @@ def _on_device(
     objective: Objective, start: Tensor, steps: int, memory: int, tolerance: float
 ) -> tuple[Tensor, float]:
     x = start.clone().requires_grad_()
-    rules: dict[str, Any] = {
-        "tolerance_grad": 0.0,
-        "tolerance_change": 0.0,
-        "line_search_fn": "strong_wolfe",
-    }
-    search = torch.optim.LBFGS([x], max_iter=1, history_size=memory, **rules)
+    never: dict[str, Any] = {"tolerance_grad": 0.0, "tolerance_change": 0.0}
+    search = torch.optim.LBFGS([x], max_iter=1, history_size=memory, line_search_fn="strong_wolfe", **never)
     last: tuple[Tensor, float, Tensor] | None = None
     graded = torch.is_grad_enabled()  # torch's optimisers turn it on for their closures
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,11 +17,12 @@ from structgp.data.batch import Batch, by_length, pad
 from structgp.data.shards import ShardBatches
 from structgp.errors import InputError
 from structgp.gp import Entropy, Posterior
-from structgp.inference import Minibatch, Optimizer, Problem, StepInfo
+from structgp.inference import Optimizer, Problem, StepInfo
+from structgp.inference.batch_sites import SitesOnDisk
 from structgp.inference.checkpoint import Checkpoint, Reached
 from structgp.inference.distributed import ALONE, Processes, local_device
 from structgp.inference.estimators import Estimator, Pathwise
-from structgp.inference.minibatch import MinibatchState
+from structgp.inference.minibatch import MinibatchState, known_value
 from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
@@ -39,29 +40,26 @@ class History:
 
     optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry per
     step. elbo : of the last step. fresh_elbo : the bound on draws that nothing was fitted to; in
-    expectation the two bracket the optimum. stopped : 'converged', 'limit' or 'interrupted'."""
+    expectation the two bracket the optimum. stopped : 'converged', 'limit' or 'interrupted'. evaluations :
+    likelihoods computed, sequences times draws, over all steps. trace : [number from 1, bound] of every
+    step, or of as many evenly spaced ones as a model file should hold, with the first and the last."""
 
     optimizer: str
     reason: str
-    gradient: str = "pathwise"
-    steps: list[StepInfo] = field(default_factory=list)
-    elbo: float = float("nan")
-    fresh_elbo: float = float("nan")
-    seconds: float = 0.0
-    stopped: str = "limit"
+    gradient: str
+    steps: list[StepInfo]
+    elbo: float
+    fresh_elbo: float
+    seconds: float
+    stopped: str
+    evaluations: int = field(init=False)
+    trace: list[list[float]] = field(init=False)
 
-    @property
-    def trace(self) -> list[list[float]]:
-        """[number from 1, bound] of every step, or of as many evenly spaced ones as a model file should
-        hold, the first and the last among them."""
+    def __post_init__(self) -> None:
         n = len(self.steps)
         kept = np.unique(np.linspace(0, n - 1, min(n, TRACE_POINTS)).round().astype(int))
-        return [[self.steps[i].iteration + 1, float(self.steps[i].elbo)] for i in kept.tolist()]
-
-    @property
-    def evaluations(self) -> int:
-        """Likelihoods computed: sequences times draws, over all steps."""
-        return sum(step.evaluations for step in self.steps)
+        self.trace = [[self.steps[i].iteration + 1, float(self.steps[i].elbo)] for i in kept.tolist()]
+        self.evaluations = sum(step.evaluations for step in self.steps)
 
 
 @dataclass
@@ -125,36 +123,35 @@ def make_batches(
 
 
 def _placed(posterior: Posterior, batches: Sequence[Batch], device: str) -> Sequence[Batch]:
-    """Moves the posterior, and the batches; those on disk stay there, and go to the device when they are
-    read."""
+    """Moves the posterior, and the batches; those on disk stay there, and move when they are read."""
     posterior.to(device)
     return batches.to(device) if isinstance(batches, ShardBatches) else [b.to(device) for b in batches]
 
 
-class OneThreadForVectors(ContextDecorator):
+_lock = threading.Lock()
+_limits: list[Any] = []
+"""One entry per fit that runs now, all the same: what the first of them found."""
+
+
+@contextmanager
+def one_thread_for_vectors() -> Iterator[None]:
     """SciPy's L-BFGS adds and multiplies vectors in OpenBLAS, whose threads spin while they wait: several
     times the work where cores are shared. torch has a BLAS of its own.
 
     Fits may overlap, in threads of the caller's: the last to end sets back what the first one found."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
-        self._limit: Any = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._limit = ThreadpoolController().select(internal_api="openblas").limit(limits=1)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._limit.restore_original_limits()
+    with _lock:
+        openblas = ThreadpoolController().select(internal_api="openblas")
+        _limits.append(_limits[0] if _limits else openblas.limit(limits=1))
+    try:
+        yield
+    finally:
+        with _lock:
+            limit = _limits.pop()
+            if not _limits:
+                limit.restore_original_limits()
 
 
-@OneThreadForVectors()
+@one_thread_for_vectors()
 def train(
     posterior: Posterior,
     structure: Structure,
@@ -182,36 +179,34 @@ def train(
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, together=together)
-    history = History(optimizer.name, reason, problem.estimator.name)
     if saved is None:
-        state = optimizer.start(problem, generator)
+        state, steps = optimizer.start(problem, generator), list[StepInfo]()
     else:
-        state, history.steps, problem.memory = saved.state, saved.steps, saved.memory
+        state, steps, problem.memory = saved.state, saved.steps, saved.memory
         if watch is not None and saved.best is not None:
             watch.best = saved.best
     while True:
         state, info = optimizer.step(problem, state)
-        history.steps.append(info)
+        steps.append(info)
         # A batch of many says little of whether the fit as a whole gets better.
         within_pass = isinstance(state, MinibatchState) and bool(state.order)
         stop = watch is not None and not within_pass and watch.enough()
         stop = (callback is not None and bool(callback(info))) or stop
         if info.finished or (together.any(stop) if together.size > 1 else stop):
             break
-        written = True
-        if checkpoint is not None and together.rank == 0:
-            best, elapsed = None if watch is None else watch.best, time.monotonic() - began
-            reached = Reached(state, history.steps, elapsed, problem.memory, best)
-            written = checkpoint.write(posterior, generator, reached)
-        if written and isinstance(state, MinibatchState):
+        best, elapsed = None if watch is None else watch.best, time.monotonic() - began
+        reached, is_first = Reached(state, steps, elapsed, problem.memory, best), together.rank == 0
+        written = checkpoint.write(posterior, generator, reached) if checkpoint and is_first else True
+        if written and isinstance(getattr(state, "sites", None), SitesOnDisk):
             state.sites.release()
-    history.stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
     if watch is not None:
         watch.restore()
+    if watch is not None or not info.finished:  # a kernel may have moved since the last refresh
         problem.refresh()
-    history.fresh_elbo = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
-    if isinstance(optimizer, Minibatch):
-        history.fresh_elbo += optimizer.known_value(problem, state)
+    fresh = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
+    if isinstance(state, MinibatchState):
+        fresh += known_value(posterior, state) - state.known_at_start
     posterior.to(home)
-    history.elbo, history.seconds = info.elbo, time.monotonic() - began
-    return history
+    stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
+    names, seconds = (optimizer.name, reason, problem.estimator.name), time.monotonic() - began
+    return History(*names, steps, info.elbo, fresh, seconds, stopped)

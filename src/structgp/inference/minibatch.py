@@ -22,10 +22,10 @@ from torch import Tensor, maximum
 
 from structgp.errors import InputError
 from structgp.gp import Posterior
-from structgp.inference.batch_sites import Site, SitesInMemory, SitesOnDisk
+from structgp.inference.batch_sites import Site, SitesOnDisk
 from structgp.inference.bound import lower_bound
 from structgp.inference.dual_lbfgs import Prior, climb
-from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables
+from structgp.inference.problem import LearnScales, Problem, StepInfo
 
 SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
@@ -37,26 +37,15 @@ to change before a batch's own is worth knowing well."""
 MANY_TOKENS = 50_000
 
 
-@dataclass(frozen=True)
 class Local:
-    """The posterior of the weights of one block in one batch. precision, linear, sd : (F, R); prior_sd :
-    (F,)."""
+    """The posterior of the F weights of one block that occur in one batch: precision, linear, sd (F, R),
+    and prior_precision (F, 1). sums : precision and linear (M, R), what all sites together say; index,
+    prior_sd : (F,)."""
 
-    precision: Tensor
-    linear: Tensor
-    sd: Tensor
-    prior_sd: Tensor
-
-    @staticmethod
-    def of(precision: Tensor, linear: Tensor, index: Tensor, prior_sd: Tensor) -> Local:
-        """precision, linear : (M, R), what all sites together say; index, prior_sd : (F,)."""
-        here = precision[index].clamp_(min=0).add_(prior_sd.square().reciprocal()[:, None])
-        return Local(here, linear[index], here.rsqrt(), prior_sd)
-
-    @property
-    def prior_precision(self) -> Tensor:
-        """(F, 1)."""
-        return self.prior_sd.square().reciprocal()[:, None]
+    def __init__(self, sums: tuple[Tensor, Tensor], index: Tensor, prior_sd: Tensor) -> None:
+        self.prior_precision = prior_sd.square().reciprocal()[:, None]
+        self.precision = sums[0][index].clamp_(min=0).add_(self.prior_precision)
+        self.linear, self.sd = sums[1][index], self.precision.rsqrt()
 
     def without(self, site: Site) -> tuple[Tensor, Tensor]:
         """Precision and mean (F, R) of what is left when a site is taken out."""
@@ -79,17 +68,17 @@ def _expected(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -
 
 @dataclass
 class MinibatchState:
-    """precision, linear : (M, R) of each block, of all sites together; known : the same of what the
-    posterior knew at the start, which stays. values : (n,) E[log p] of each batch at its last visit, nan
-    before the first. scale : (R,) of each block, by how much the functions' variances have grown.
-    divergence : from the prior, less what was known. moved : whether the kernel has since the last pass.
-    order : batches still to come in this pass. bounds : at the end of each pass since the kernel last
-    moved. known_at_start : log of what ``known`` makes of the prior's mass, so that the bound is of the new
-    data."""
+    """sites : of each batch, one per block; None before its first visit. precision, linear : (M, R) of
+    each block, of all sites together; known : the same of what the posterior knew at the start, which
+    stays. values : (n,) E[log p] of each batch at its last visit, nan before the first. scale : (R,) of
+    each block, by how much the functions' variances have grown. divergence : from the prior, less what was
+    known. moved : whether the kernel has since the last pass. order : batches still to come in this pass.
+    bounds : at the end of each pass since the kernel last moved. known_at_start : log of what ``known``
+    makes of the prior's mass, so that the bound is of the new data."""
 
     generator: torch.Generator
     noise: list[Tensor]
-    sites: SitesInMemory | SitesOnDisk
+    sites: list[list[Site] | None] | SitesOnDisk
     values: Tensor
     scale: list[Tensor]
     precision: list[Tensor]
@@ -139,21 +128,23 @@ class Minibatch:
     def paced(self, n_tokens: int) -> Minibatch:
         """The same, with what was left open as it suits so many tokens."""
         many = n_tokens >= MANY_TOKENS
-        batch_tokens, steps, n_draws = MANY if many else FEW
-        return replace(
-            self,
-            batch_tokens=self.batch_tokens or batch_tokens,
-            steps=self.steps or steps,
-            n_draws=self.n_draws or n_draws,
-            single=many if self.single is None else self.single,
-        )
+        tokens, steps, n_draws = MANY if many else FEW
+        tokens, steps = self.batch_tokens or tokens, self.steps or steps
+        n_draws, single = self.n_draws or n_draws, many if self.single is None else self.single
+        return replace(self, batch_tokens=tokens, steps=steps, n_draws=n_draws, single=single)
 
     def start(self, problem: Problem, generator: torch.Generator) -> MinibatchState:
-        _check(problem)
-        q, n = problem.posterior, len(problem.batches)
+        q, structure, n = problem.posterior, problem.structure, len(problem.batches)
+        if not all(block.takes_minibatches for block in q.blocks):
+            what = "'minibatch' fits one Gaussian of weights, with independent transition scores"
+            remedy = "use kernel='relevance' and posterior='weights', or inference='saga'"
+            raise InputError("inference", what, remedy)
+        if not structure.has_local_curvature:
+            what = f"'minibatch' needs the curvature, and {type(structure).__name__} offers none"
+            raise InputError("inference", what, "use 'saga' or 'adam'")
         half = max(1, (self.n_draws or FEW[2]) // 2)
         noise = [block.visit_noise(half, generator) for block in q.blocks]
-        sites: SitesInMemory | SitesOnDisk = SitesInMemory.of(n)
+        sites: list[list[Site] | None] | SitesOnDisk = [None] * n
         if self.sites_folder is not None:
             sites = SitesOnDisk.new(self.sites_folder, n, [b.n_functions for b in q.blocks])
         shapes = [(len(block.prior_sds()), block.n_functions) for block in q.blocks]
@@ -172,11 +163,12 @@ class Minibatch:
         """One visit. Cost O(steps S B T (V^2 + A R)); O(M R) more at the end of a pass."""
         if not state.order:
             state.order = torch.randperm(len(problem.batches), generator=state.generator).tolist()
-        i = state.order.pop()
         settled = False
         with torch.no_grad():
-            evaluations = self._visit(problem, state, i)
-            value = _value(problem, state) - state.known_at_start
+            evaluations = self._visit(problem, state, state.order.pop())
+            seen = ~state.values.isnan()  # in the first pass, batches to come stand as the others do
+            share = problem.sizes[seen].sum() / problem.sizes.sum()
+            value = state.values[seen].sum() / share - state.known_at_start
             divergence = value.new_tensor(state.divergence)
             elbo = float(lower_bound(value, problem.posterior, divergence=divergence))
             if not state.order:
@@ -186,24 +178,20 @@ class Minibatch:
         finished = settled or (state.passes >= self.max_passes and not state.order)
         return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, settled)
 
-    def known_value(self, problem: Problem, state: MinibatchState) -> float:
-        """What the bound has beside E[log p] and the divergence from the prior: with both, the divergence
-        is from the posterior at the start."""
-        with torch.no_grad():
-            return _known_value(problem.posterior, state) - state.known_at_start
-
     def _visit(self, problem: Problem, state: MinibatchState, i: int) -> int:
         """Takes the sites of batch i out and puts new ones in. Returns likelihoods computed."""
         visit = _Visit(problem, state, i, bool(self.single) and problem.structure.takes_single)
         unsure = visit.is_again and (state.moved or not self.single)
-        found = climb(visit.likelihood, visit.priors, visit.duals, self.steps or FEW[1], unsure)
-        visit.put_back(found.a, found.functions)
-        return (found.calls + 1) * visit.n_draws * len(problem.batches[i])
+        steps = self.steps or FEW[1]
+        duals, functions, calls = climb(visit.likelihood, visit.priors, visit.duals, steps, unsure)
+        visit.put_back(duals, functions)
+        return (calls + 1) * visit.n_draws * len(problem.batches[i])
 
     def _end_pass(self, problem: Problem, state: MinibatchState, elbo: float) -> bool:
         """Whether it is over."""
         if self.learn_scales:
-            fit_tables(problem.posterior)
+            for block in problem.posterior.blocks:
+                block.fit_amplitude()
         learns = self.learn_scales == "all" and state.learned < self.learning_rounds
         state.bounds.append(elbo)
         state.moved = learns and len(state.bounds) >= 2
@@ -219,10 +207,10 @@ class Minibatch:
             state.learned, state.bounds = state.learned + 1, []
         _place(problem.posterior, state)  # under the scales as they are now
         state.divergence = _divergence(problem, state)
-        state.sites.next_pass()
-        if len(state.bounds) < 2:
-            return False
-        return abs(state.bounds[-1] - state.bounds[-2]) < self.tolerance * problem.n_sequences
+        if isinstance(state.sites, SitesOnDisk):
+            state.sites.next_pass()
+        settles = self.tolerance * problem.n_sequences
+        return len(state.bounds) >= 2 and abs(state.bounds[-1] - state.bounds[-2]) < settles
 
 
 class _Visit:
@@ -232,13 +220,12 @@ class _Visit:
     def __init__(self, problem: Problem, state: MinibatchState, i: int, single: bool) -> None:
         self.problem, self.state, self.i = problem, state, i
         self.blocks, self.batch = problem.posterior.blocks, problem.batches[i]
-        parts = zip(self.blocks, problem.conditional(i), strict=True)
-        found = [block.compact(conditional) for block, conditional in parts]
+        found = [b.compact(here) for b, here in zip(self.blocks, problem.conditional(i), strict=True)]
         self.index, self.here = zip(*found, strict=True)
         kept = state.sites[i]
         self.is_again = kept is not None
-        self.sites = [self._site(k, kept) for k in range(len(self.blocks))]
-        self.before = [self._local(k) for k in range(len(self.blocks))]
+        self.sites = [self._site(k, kept) for k in range(len(found))]
+        self.before = [self._local(k) for k in range(len(found))]
         keys = problem.numbers(i) + SALT * (state.passes + 1)
         self.priors, self.offsets, self.duals = [], [], []
         for k, (block, local) in enumerate(zip(self.blocks, self.before, strict=True)):
@@ -259,14 +246,12 @@ class _Visit:
 
     def _local(self, k: int) -> Local:
         sums = self.state.precision[k], self.state.linear[k]
-        return Local.of(*sums, self.index[k], self.here[k].prior_sd)
+        return Local(sums, self.index[k], self.here[k].prior_sd)
 
     def scores(self, functions: list[Tensor]) -> list[Tensor]:
         """The scores of every template at the draws, from mean functions (N, R) of each block."""
-        return [
-            block.scores(h.view(offset.shape[1:]) + offset)
-            for block, h, offset in zip(self.blocks, functions, self.offsets, strict=True)
-        ]
+        parts = zip(self.blocks, functions, self.offsets, strict=True)
+        return [block.scores(h.view(offset.shape[1:]) + offset) for block, h, offset in parts]
 
     def likelihood(self, functions: list[Tensor]) -> tuple[float, list[Tensor]]:
         total, slopes = self.problem.slopes(self.i, self.scores(functions))
@@ -304,20 +289,14 @@ class _Visit:
         return Site(precision, linear, self.state.scale[k], dual).rounded()
 
 
-def _value(problem: Problem, state: MinibatchState) -> Tensor:
-    """() E[log p] of all data; in the first pass, batches to come stand as the others do."""
-    seen = ~state.values.isnan()
-    share = problem.sizes[seen].sum() / problem.sizes.sum()
-    return state.values[seen].sum() / share
-
-
 def _divergence(problem: Problem, state: MinibatchState) -> float:
     """From the prior, less what was known at the start: all of it anew, so that the rounding of one pass
     does not go on into the next. Cost O(M R)."""
-    return float(problem.posterior.divergence(problem.entropy)) - _known_value(problem.posterior, state)
+    return float(problem.posterior.divergence(problem.entropy)) - known_value(problem.posterior, state)
 
 
-def _known_value(q: Posterior, state: MinibatchState) -> float:
+@torch.no_grad()
+def known_value(q: Posterior, state: MinibatchState) -> float:
     """E of the log of what was known at the start, up to a constant."""
     total = 0.0
     for block, known in zip(q.blocks, state.known or [], strict=state.known is not None):
@@ -335,19 +314,3 @@ def _place(q: Posterior, state: MinibatchState) -> None:
         prior_sd = block.prior_sds()
         index = torch.arange(len(prior_sd), device=prior_sd.device)
         block.place(precision, linear, prior_sd, index)
-
-
-def _check(problem: Problem) -> None:
-    q, structure = problem.posterior, problem.structure
-    if not all(block.takes_minibatches for block in q.blocks):
-        raise InputError(
-            "inference",
-            "'minibatch' fits one Gaussian of weights, with independent transition scores",
-            "use kernel='relevance' and posterior='weights', or inference='saga'",
-        )
-    if not structure.has_local_curvature:
-        raise InputError(
-            "inference",
-            f"'minibatch' needs the curvature, and {type(structure).__name__} offers none",
-            "use 'saga' or 'adam'",
-        )

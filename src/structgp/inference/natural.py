@@ -20,7 +20,7 @@ from torch import Tensor
 from structgp.errors import InputError
 from structgp.inference.bound import Plateau, lower_bound
 from structgp.inference.latents import ExampleLatent, Latents, Sensitivity, SharedLatent, Sites
-from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables, refuse_kernel
+from structgp.inference.problem import LearnScales, Problem, StepInfo, refuse_kernel
 
 UPWARD_SHARES = (0.5, -1.0)
 """What is used of the part that bends up where all of it leaves no posterior. -1 turns it round: a
@@ -99,11 +99,8 @@ class Natural:
 
     def start(self, problem: Problem, generator: torch.Generator) -> NaturalState:
         if not all(block.takes_sites for block in problem.posterior.blocks):
-            raise InputError(
-                "inference",
-                "'natural' fits one Gaussian of inducing values",
-                "use inference='adam' for a mixture, 'second-order' for weights",
-            )
+            remedy = "use inference='adam' for a mixture, 'second-order' for weights"
+            raise InputError("inference", "'natural' fits one Gaussian of inducing values", remedy)
         refuse_kernel(self.learn_scales, self.name)
         plateau = Plateau(self.window, self.tolerance * problem.n_sequences)
         return NaturalState(generator, plateau, self.rate, [None] * len(problem.batches))
@@ -142,7 +139,7 @@ class Natural:
         scales."""
         # The first sites of all come from nothing: quadratics of zero.
         moved = [
-            (new.nothing() if old is None else old).towards(new, state.rate * state.trust)
+            (new.map(torch.zeros_like) if old is None else old).towards(new, state.rate * state.trust)
             for old, new in zip(state.sites, look.targets, strict=True)
         ]
         if not set_posterior(problem, moved):
@@ -157,7 +154,8 @@ class Natural:
         if self.learn_scales in (True, "all"):
             self._move_amplitude(problem, state, look.amplitude_slope)
         if self.learn_scales:
-            fit_tables(problem.posterior)
+            for block in problem.posterior.blocks:
+                block.fit_amplitude()
 
     def _move_amplitude(self, problem: Problem, state: NaturalState, slope: float) -> None:
         """One step of Adam, shorter as the rate is."""

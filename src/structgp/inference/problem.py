@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from structgp.data.batch import Batch
 from structgp.errors import InputError, LikelihoodError
 from structgp.gp import Entropy, Posterior, Seen
-from structgp.inference.bound import Bound, evidence_lower_bound, lower_bound
+from structgp.inference.bound import Bound, lower_bound
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.estimators import Estimate, Estimator, Noise, Pathwise, Target
 from structgp.inference.latents import Latents, Sites
@@ -49,16 +48,6 @@ class Slopes:
     bend: list[Tensor] = field(default_factory=list)
 
 
-def conditionals(
-    posterior: Posterior, batch: Batch, prior_factors: Sequence[Tensor] | None = None
-) -> list[Any]:
-    """p(h | values) of every block on a batch, differentiable in the kernels' parameters."""
-    if prior_factors is None:
-        prior_factors = [block.prior_factor() for block in posterior.blocks]
-    parts = zip(posterior.blocks, batch.rows, batch.masks, prior_factors, strict=True)
-    return [block.conditional(rows, mask, factor) for block, rows, mask, factor in parts]
-
-
 @dataclass
 class Problem:
     """All the training data, against which a posterior is fitted.
@@ -66,7 +55,8 @@ class Problem:
     estimator : of the expected log-likelihood and its gradients. entropy : of a mixture. memory : the
     running quadratic of each batch, for estimators that use it. All of it is on one device, the
     posterior's. together : with which other processes; batches are the share of this one. n_sequences :
-    examples of all processes; starts : (n + 1) examples before each batch, and in all, of this one."""
+    examples of all processes; starts : (n + 1) examples before each batch, and in all, of this one;
+    weights : of each batch, (B,) how often each example counts."""
 
     posterior: Posterior
     structure: Structure
@@ -77,43 +67,55 @@ class Problem:
     together: Processes = ALONE
     n_sequences: int = field(init=False)
     starts: list[int] = field(init=False)
+    weights: list[Tensor] = field(init=False)
     prior_factors: list[Tensor] = field(init=False)
-    _kept: list[list[Any]] | None = field(init=False)
-    _last: tuple[int, list[Any]] | None = field(init=False)
+    _kept: dict[int, list[Any]] = field(init=False)
+    _has_room: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        counts = getattr(self.batches, "counts", None)  # data on disk knows without being read
-        self.starts = [0, *accumulate([len(b) for b in self.batches] if counts is None else counts)]
+        like, counts, numbers = self.posterior.like, getattr(self.batches, "counts", None), 0
+        if counts is not None:  # of data on disk, which are not read for it: all examples count once
+            self.weights = [like.new_ones(()).expand(n) for n in counts]
+        else:
+            given = [(len(batch), batch.weight) for batch in self.batches]
+            self.weights = [like.new_ones(n) if w is None else w.to(like) for n, w in given]
+            for batch in self.batches:
+                for block, rows, mask in zip(self.posterior.blocks, batch.rows, batch.masks, strict=True):
+                    numbers += block.conditional_size(mask, 0 if rows is None else rows.shape[-1])
+        self._has_room = counts is None and numbers * 8 <= CACHE_BYTES
+        self.starts = [0, *accumulate(len(w) for w in self.weights)]
         self.n_sequences = self.starts[-1]
         if self.together.size > 1:
-            self.n_sequences = int(self.together.sum(self.posterior.like.new_tensor(self.n_sequences))[0])
+            self.n_sequences = int(self.together.sum(like.new_tensor(self.n_sequences))[0])
         self.refresh()
 
     # -- p(h | values) -----------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Computes the conditionals of all blocks anew, where there is room for them: whenever a kernel has
-        moved. For batches that are read from disk, only the last one is kept."""
-        numbers, on_disk = 0, getattr(self.batches, "on_disk", False)
-        for batch in () if on_disk else self.batches:
-            for block, rows, mask in zip(self.posterior.blocks, batch.rows, batch.masks, strict=True):
-                numbers += block.conditional_size(mask, 0 if rows is None else rows.shape[-1])
+        """Forgets the conditionals, which have to be computed anew whenever a kernel has moved."""
+        self._kept = {}
         with torch.no_grad():
             self.prior_factors = [block.prior_factor() for block in self.posterior.blocks]
-            self._last = self._kept = None
-            if not on_disk and numbers * 8 <= CACHE_BYTES:
-                self._kept = [conditionals(self.posterior, b, self.prior_factors) for b in self.batches]
 
-    def conditional(self, i: int) -> list[Any]:
-        """The conditionals of batch i, one per block, under the kernels as they were at the last
-        refresh."""
-        if self._kept is not None:
+    def conditional(self, i: int, *, move_kernel: bool = False) -> list[Any]:
+        """p(h | values) of every block on batch i, under the kernels as they were at the last refresh; or
+        if ``move_kernel`` under the kernels as they are, and differentiable in their parameters. Kept where
+        there is room for those of all batches; the last one is kept in any case."""
+        factors = self.prior_factors
+        if move_kernel:
+            factors = [block.prior_factor() for block in self.posterior.blocks]
+        elif i in self._kept:
             return self._kept[i]
-        if self._last is None or self._last[0] != i:
-            self._last = None  # the old one goes before there is a new one
-            with torch.no_grad():
-                self._last = i, conditionals(self.posterior, self.batches[i], self.prior_factors)
-        return self._last[1]
+        elif not self._has_room:
+            self._kept.clear()  # the old one goes before there is a new one
+        parts = zip(
+            self.posterior.blocks, self.batches[i].rows, self.batches[i].masks, factors, strict=True
+        )
+        with torch.set_grad_enabled(move_kernel):
+            found = [block.conditional(rows, mask, factor) for block, rows, mask, factor in parts]
+        if not move_kernel:
+            self._kept[i] = found
+        return found
 
     # -- the data ----------------------------------------------------------------------------------
 
@@ -124,37 +126,31 @@ class Problem:
             return torch.arange(*self.starts[i : i + 2], device=self.posterior.like.device)
         return number
 
-    def weight(self, i: int) -> Tensor:
-        """(B,) how often each example of batch i counts."""
-        batch = self.batches[i]
-        ones = self.posterior.like.new_ones(len(batch))
-        return ones if batch.weight is None else batch.weight.to(ones)
-
     @cached_property
     def sizes(self) -> Tensor:
         """(n,) how many examples each batch counts as."""
-        on_disk, like = getattr(self.batches, "on_disk", False), self.posterior.like
-        if on_disk:
-            return torch.tensor(self.starts).diff().to(like)
-        return like.new_tensor([float(self.weight(i).sum()) for i in range(len(self.batches))])
+        return self.posterior.like.new_tensor([float(weight.sum()) for weight in self.weights])
 
     def of_block(self, k: int) -> list[tuple[Any, Tensor, Tensor]]:
         """For every batch, the conditional of block k, the mask of its tuples, and the examples'
         weights."""
-        return [(self.conditional(i)[k], b.masks[k], self.weight(i)) for i, b in enumerate(self.batches)]
+        parts = enumerate(zip(self.batches, self.weights, strict=True))
+        return [(self.conditional(i)[k], batch.masks[k], weight) for i, (batch, weight) in parts]
 
     # -- the likelihood ----------------------------------------------------------------------------
 
     def log_prob(self, i: int, scores: Sequence[Tensor]) -> Tensor:
         """(S, K B) log p of batch i at the scores of every template, those of K components one after
         another; checked to be finite, and times how often each example counts."""
-        batch, weight = self.batches[i], self.weight(i)
+        batch, weight = self.batches[i], self.weights[i]
         y, mask, K = batch.y, batch.mask, scores[0].shape[1] // len(batch)
         if K > 1:
             y, mask, weight = y.repeat(K, 1), mask.repeat(K, 1), weight.repeat(K)
         log_prob: Callable[..., Tensor] = self.structure.log_prob
-        with self.locating(i):
+        try:
             return all_finite(log_prob(*scores, y, mask)) * weight
+        except LikelihoodError as error:
+            self._fail(i, error)
 
     def slopes(self, i: int, scores: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The log-likelihood of batch i, averaged over draws and summed over examples, and its derivatives
@@ -174,32 +170,30 @@ class Problem:
         batch, along, structure = self.batches[i], self.posterior.node.directions_of_scores, self.structure
         curvature: Callable[..., Any] = structure.curvature if joint else structure.local_curvature
         extra = () if along is None else (along.to(scores[0]),)
-        with self.locating(i):
+        try:
             found = curvature(*scores, batch.y, batch.mask, *extra)
-        weight = self.weight(i).to(found.node)
+        except LikelihoodError as error:
+            self._fail(i, error)
+        weight = self.weights[i].to(found.node)
         return [weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in (found.node, found.next)]
 
-    @contextmanager
-    def locating(self, i: int) -> Iterator[None]:
-        """Errors of the likelihood on batch i name the sequence of the data they happened on."""
-        try:
-            yield
-        except LikelihoodError as error:
-            if error.sequence is None:
-                raise
-            batch = self.batches[i]
-            b = error.sequence % len(batch)
-            n, length = int(batch.index[b]), int(batch.mask[b].sum())
-            place = f"{error.place}, training sequence {n + 1} ({length} tokens)"
-            raise LikelihoodError(place, error.problem, error.remedy, n) from error
+    def _fail(self, i: int, error: LikelihoodError) -> NoReturn:
+        """Raises an error of the likelihood on batch i, with the training sequence that it happened on."""
+        if error.sequence is None:
+            raise error
+        batch = self.batches[i]
+        b = error.sequence % len(batch)
+        n, length = int(batch.index[b]), int(batch.mask[b].sum())
+        place = f"{error.place}, training sequence {n + 1} ({length} tokens)"
+        raise LikelihoodError(place, error.problem, error.remedy, n) from error
 
     # -- the expected log-likelihood ---------------------------------------------------------------
 
     def latents(self, i: int, *, move_kernel: bool = False) -> Latents:
         """q of the functions on batch i; differentiable in the kernel's parameters too if
         ``move_kernel``."""
-        batch, q = self.batches[i], self.posterior
-        return Latents.of(q, conditionals(q, batch) if move_kernel else self.conditional(i), batch.masks)
+        here = self.conditional(i, move_kernel=move_kernel)
+        return Latents.of(self.posterior, here, self.batches[i].masks)
 
     def target(self, i: int, latent: Latents) -> Target:
         """log p of batch i as a function of standard normal numbers, components one after another."""
@@ -209,29 +203,24 @@ class Problem:
         def log_prob(noise: Noise) -> Tensor:
             scores = latent.place(noise)
             if not all(bool((x.detach().abs() < LARGEST_LATENT).all()) for x in scores):
-                raise torch.linalg.LinAlgError(
-                    "latent values are out of all bounds: the steps of the optimiser are too long"
-                )
+                problem = "latent values are out of all bounds: the steps of the optimiser are too long"
+                raise torch.linalg.LinAlgError(problem)
             return self.log_prob(i, scores).to(scores[0])
 
         def parts(noise: Noise) -> Tensor:
             assert functions is not None
             scores, K = latent.place(noise), q.n_components
             values = functions(*scores, batch.y.repeat(K, 1), batch.mask.repeat(K, 1))
-            return values * self.weight(i).repeat(K).to(values)[:, None]
+            return values * self.weights[i].repeat(K).to(values)[:, None]
 
         ours = not isinstance(self.structure, BlackBox)
         single = ours and not estimator.needs_gradient and estimator.n_draws >= MANY_DRAWS
-        return Target(
-            log_prob,
-            latent.groups,
-            q.mixing.detach().repeat_interleave(len(batch)),
-            None if functions is None else parts,
-            torch.float32 if single else torch.float64,
-        )
+        mixing, kind = q.mixing.detach(), torch.float32 if single else torch.float64
+        given = None if functions is None else parts
+        return Target(log_prob, latent.groups, mixing.repeat_interleave(len(batch)), given, kind)
 
     def estimate(
-        self, i: int, latent: Latents, generator: torch.Generator, memory: Sites | None = None
+        self, i: int, latent: Latents, generator: Generator, memory: Sites | None = None
     ) -> Estimate:
         """E[log p] of batch i with slope and bend, in the posterior's precision. ``memory`` : what is known
         of it already; by default the running quadratic of earlier estimates."""
@@ -243,18 +232,19 @@ class Problem:
         if uses and memory is None:
             new = Sites.of(latent, latent.sensitivity(moments))
             self.memory[i] = new if known is None else known.towards(new, MEMORY_RATE)
-        return Estimate(moments, variance, found.spread.to(like), found.evaluations)
+        return Estimate(moments, variance, found.evaluations)
 
-    def bound(self, i: int, generator: torch.Generator, *, move_kernel: bool = False) -> Bound:
+    def bound(self, i: int, generator: Generator, *, move_kernel: bool = False) -> Bound:
         """The bound estimated from batch i alone, differentiable in the posterior.
 
         Unbiased over batches that come equally often, however many examples each has: a batch stands for as
         many times itself as there are batches."""
         latent = self.latents(i, move_kernel=move_kernel)
-        found, n = self.estimate(i, latent, generator), len(self.batches)
-        return evidence_lower_bound(self.posterior, latent, found, scale=n, entropy=self.entropy)
+        found, q = self.estimate(i, latent, generator), self.posterior
+        expected = len(self.batches) * latent.expand(found.moments, q.mixing)  # eq:ellhat
+        return Bound(lower_bound(expected, q, self.entropy), expected, found)
 
-    def fresh_bound(self, n_draws: int, generator: torch.Generator) -> float:
+    def fresh_bound(self, n_draws: int, generator: Generator) -> float:
         """The bound on draws that nothing was fitted to: unbiased, so in expectation at most the
         optimum."""
         q, half = self.posterior, max(1, n_draws // 2)
@@ -270,25 +260,22 @@ class Problem:
             else:
                 noise_of = self.fixed_noise(half, generator)
                 for i in range(len(self.batches)):
-                    total += self.log_prob(i, self.drawn_scores(i, noise_of)).mean(0).sum()
+                    parts, numbers = (
+                        zip(q.blocks, self.conditional(i), noise_of, strict=True),
+                        self.numbers(i),
+                    )
+                    drawn = [(b, b.drawn_functions(here, eps, i, numbers)) for b, here, eps in parts]
+                    scores = [block.scores(block.scale * functions) for block, functions in drawn]
+                    total += self.log_prob(i, scores).mean(0).sum()
             if self.together.size > 1:
                 (total,) = self.together.sum(total)
             return float(lower_bound(total, q, self.entropy))
 
-    def fixed_noise(self, half: int, generator: torch.Generator) -> list[Any]:
+    def fixed_noise(self, half: int, generator: Generator) -> list[Any]:
         """Random numbers of 2 x half draws, mirrored, one entry per block."""
-        return [
-            block.fixed_noise(half, [batch.masks[k] for batch in self.batches], generator)
-            for k, block in enumerate(self.posterior.blocks)
-        ]
-
-    def drawn_scores(self, i: int, noise: Sequence[Any]) -> list[Tensor]:
-        """The scores of every template on batch i at the draws that ``fixed_noise`` stands for."""
-        parts, numbers = (
-            zip(self.posterior.blocks, self.conditional(i), noise, strict=True),
-            self.numbers(i),
-        )
-        return [b.scores(b.scale * b.drawn_functions(here, eps, i, numbers)) for b, here, eps in parts]
+        masks = zip(*(batch.masks for batch in self.batches), strict=True)
+        blocks = zip(self.posterior.blocks, masks, strict=True)
+        return [block.fixed_noise(half, list(of_block), generator) for block, of_block in blocks]
 
     # -- scales of the prior -----------------------------------------------------------------------
 
@@ -320,12 +307,6 @@ def open_low_rank(problem: Problem) -> None:
         block.open_directions(problem.of_block(k))
 
 
-def fit_tables(q: Posterior) -> None:
-    """Moves the scale of every table towards where the bound is largest."""
-    for block in q.blocks:
-        block.fit_amplitude()
-
-
 def hyper_parameters(q: Posterior, learn: LearnScales) -> list[nn.Parameter]:
     """Those that ``learn`` stands for; the kernels' are made to take gradients."""
     chosen = []
@@ -340,11 +321,9 @@ def hyper_parameters(q: Posterior, learn: LearnScales) -> list[nn.Parameter]:
 
 def refuse_kernel(learn: LearnScales, name: str) -> None:
     if learn == "all":
-        raise InputError(
-            "learn_scales",
-            f"{name!r} inference cannot move the kernel, which 'all' asks for",
-            "use inference='adam' or 'paper-batch', or another learn_scales",
-        )
+        problem = f"{name!r} inference cannot move the kernel, which 'all' asks for"
+        remedy = "use inference='adam' or 'paper-batch', or another learn_scales"
+        raise InputError("learn_scales", problem, remedy)
 
 
 @dataclass(frozen=True)
@@ -367,6 +346,6 @@ class Optimizer(Protocol):
     @property
     def name(self) -> str: ...
 
-    def start(self, problem: Problem, generator: torch.Generator) -> Any: ...
+    def start(self, problem: Problem, generator: Generator) -> Any: ...
 
     def step(self, problem: Problem, state: Any) -> tuple[Any, StepInfo]: ...

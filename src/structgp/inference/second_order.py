@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.gp import Posterior
 from structgp.inference.bound import lower_bound
 from structgp.inference.lbfgs import minimize
-from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo, fit_tables
-from structgp.structures import Structure
+from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo
 
 FIRST_STEPS = 15
 """L-BFGS steps of the first fit, at the mean alone, and of rounds in which scales move."""
@@ -70,15 +68,24 @@ class SecondOrder:
     name = "second-order"
 
     def start(self, problem: Problem, generator: torch.Generator) -> SecondOrderState:
-        q = problem.posterior
-        _check(q, problem.structure)
-        n_draws = self.n_draws
-        if n_draws is None:
-            n_draws = 32 if q.node.n_functions <= 2 else 16
+        q, structure, what = problem.posterior, problem.structure, None
+        joint = any(block.joint_curvature for block in q.blocks)
+        if not (structure.has_curvature if joint else structure.has_local_curvature):
+            what = f"'second-order' needs the curvature, and {type(structure).__name__} offers none"
+            raise InputError("inference", what, "use 'natural'")
+        if q.n_components > 1:
+            what = f"a mixture of {q.n_components} components"
+        elif not all(block.takes_curvature for block in q.blocks):
+            what = "a full covariance of the transition scores"
+        elif any(block.joint_curvature for block in q.blocks[1:]):
+            what = "transitions at inducing inputs"  # structures give their curvature one by one
+        if what is not None:
+            raise InputError("inference", f"'second-order' cannot fit {what}", "use 'adam'")
+        n_draws = (32 if q.node.n_functions <= 2 else 16) if self.n_draws is None else self.n_draws
         noise = problem.fixed_noise(max(1, n_draws // 2), generator)
         with torch.no_grad():
             at_mean = Draws(problem, None)
-            _, evaluations = _fit_means(at_mean, steps=FIRST_STEPS, tolerance=1e-4)
+            _, evaluations = _fit_means(at_mean, FIRST_STEPS, tolerance=1e-4)
             _fit_covariances(at_mean)
         return SecondOrderState(noise, evaluations=evaluations)
 
@@ -90,10 +97,8 @@ class SecondOrder:
         with torch.no_grad():
             if state.slopes is not None:
                 problem.learn_prior(self.learn_scales, state.slopes)
-            draws = Draws(problem, state.noise)
-            expected, evaluations = _fit_means(
-                draws, steps=FIRST_STEPS if learns else 50, tolerance=min(1e-5, 5e-4 * self.tolerance)
-            )
+            draws, tolerance = Draws(problem, state.noise), min(1e-5, 5e-4 * self.tolerance)
+            expected, evaluations = _fit_means(draws, FIRST_STEPS if learns else 50, tolerance)
             elbo = float(lower_bound(expected, problem.posterior, problem.entropy))
             done = state.iteration + 1
             change = abs(elbo - state.elbo) / problem.n_sequences
@@ -102,33 +107,13 @@ class SecondOrder:
             goes_on = learns and was_learning and not settled
             slopes, extra = _fit_covariances(draws, wants_slopes=goes_on)
             if self.learn_scales:
-                fit_tables(problem.posterior)
+                for block in problem.posterior.blocks:
+                    block.fit_amplitude()
         converged = change < self.tolerance and not goes_on and state.slopes is None
         finished = converged or done >= self.max_rounds
         evaluations += state.evaluations + extra
-        info = StepInfo(state.iteration, elbo, evaluations, finished, converged)
-        after = replace(state, slopes=slopes if goes_on else None, iteration=done, elbo=elbo)
-        return replace(after, evaluations=0), info
-
-
-def _check(q: Posterior, structure: Structure) -> None:
-    """Every block has closed forms, and the structure gives the curvature that they ask for."""
-    joint = any(block.joint_curvature for block in q.blocks)
-    if not (structure.has_curvature if joint else structure.has_local_curvature):
-        raise InputError(
-            "inference",
-            f"'second-order' needs the curvature, and {type(structure).__name__} offers none",
-            "use 'natural'",
-        )
-    what = None
-    if q.n_components > 1:
-        what = f"a mixture of {q.n_components} components"
-    elif not all(block.takes_curvature for block in q.blocks):
-        what = "a full covariance of the transition scores"
-    elif any(block.joint_curvature for block in q.blocks[1:]):
-        what = "transitions at inducing inputs"  # structures give their curvature one by one
-    if what is not None:
-        raise InputError("inference", f"'second-order' cannot fit {what}", "use 'adam'")
+        after = SecondOrderState(state.noise, slopes if goes_on else None, done, elbo)
+        return after, StepInfo(state.iteration, elbo, evaluations, finished, converged)
 
 
 class Draws:
@@ -168,7 +153,7 @@ class Draws:
         return value, grads
 
 
-def _fit_means(draws: Draws, *, steps: int, tolerance: float) -> tuple[Tensor, int]:
+def _fit_means(draws: Draws, steps: int, tolerance: float) -> tuple[Tensor, int]:
     """Maximises the bound over the means of all blocks, in place: at most ``steps`` L-BFGS steps, until one
     gains less than ``tolerance`` of the value. Returns the expected log-likelihood of the draws, and the
     number of likelihoods computed."""
@@ -203,8 +188,7 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
     problem, blocks = draws.problem, draws.blocks
     joint = any(block.joint_curvature for block in blocks)
     sums, found = [block.curvature_sum() for block in blocks], [Slopes() for _ in blocks]
-    # Weights are learned from less.
-    wants_slopes = wants_slopes and joint
+    wants_slopes = wants_slopes and joint  # weights are learned from less
     for i in range(len(problem.batches)):
         bends, here = problem.bends(i, draws.scores(i), joint), problem.conditional(i)
         slopes = problem.slopes(i, draws.scores(i))[1] if wants_slopes else None

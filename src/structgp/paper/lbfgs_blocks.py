@@ -24,7 +24,7 @@ from torch import Tensor
 from structgp.gp import Posterior
 from structgp.inference.lbfgs import minimize
 from structgp.inference.problem import LearnScales, Problem, StepInfo, hyper_parameters, open_low_rank
-from structgp.paper.mixture_fit import separate
+from structgp.paper.mixture_fit import SPREAD
 
 
 @dataclass
@@ -71,7 +71,8 @@ class LbfgsBlocks:
     def start(self, problem: Problem, generator: torch.Generator) -> LbfgsBlocksState:
         seed = int(torch.randint(2**31, (), generator=generator))
         open_low_rank(problem)
-        separate(problem, generator)
+        if problem.posterior.n_components > 1:
+            problem.posterior.node.separate(generator, SPREAD)
         return LbfgsBlocksState(seed, problem.posterior.snapshot(), time.monotonic())
 
     def step(self, problem: Problem, state: LbfgsBlocksState) -> tuple[LbfgsBlocksState, StepInfo]:

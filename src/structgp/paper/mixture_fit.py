@@ -18,6 +18,9 @@ from structgp.inference.problem import Optimizer, Problem, StepInfo
 
 JUDGE_DRAWS = 64
 
+SPREAD = 0.1
+"""Posterior standard deviations by which components are moved apart."""
+
 
 @dataclass
 class MixtureState:
@@ -41,7 +44,7 @@ class MixtureFit:
     then : Adam for the K components."""
 
     first: Optimizer
-    spread: float = 0.1
+    spread: float = SPREAD
     then: Adam = field(default_factory=lambda: Adam(learning_rate=0.01))
 
     @property
@@ -63,30 +66,19 @@ class MixtureFit:
         copies, elbo = q.snapshot(), _judge(problem, seed)
         mixture.separate(generator, self.spread)
         adam = self.then.start(problem, generator)
-        return MixtureState(adam, copies, elbo, seed, evaluations + _judging(problem))
+        judged = JUDGE_DRAWS * q.n_components * problem.n_sequences
+        return MixtureState(adam, copies, elbo, seed, evaluations + judged)
 
     def step(self, problem: Problem, state: MixtureState) -> tuple[MixtureState, StepInfo]:
         state.adam, info = self.then.step(problem, state.adam)
-        extra = state.evaluations + (_judging(problem) if info.finished else 0)
-        info = replace(info, evaluations=info.evaluations + extra)
-        state.evaluations = 0
-        if info.finished and _judge(problem, state.seed) < state.one_elbo:
-            problem.posterior.load_state_dict(state.one)
-            problem.refresh()
-        return state, info
-
-
-def separate(problem: Problem, generator: torch.Generator, by: float = 0.1) -> None:
-    """Moves the means of a mixture's components apart, at random, by so many posterior standard deviations;
-    does nothing to one component."""
-    if problem.posterior.n_components > 1:
-        problem.posterior.node.separate(generator, by)
+        extra, state.evaluations = state.evaluations, 0
+        if info.finished:
+            extra += JUDGE_DRAWS * problem.posterior.n_components * problem.n_sequences
+            if _judge(problem, state.seed) < state.one_elbo:
+                problem.posterior.load_state_dict(state.one)
+                problem.refresh()
+        return state, replace(info, evaluations=info.evaluations + extra)
 
 
 def _judge(problem: Problem, seed: int) -> float:
     return problem.fresh_bound(JUDGE_DRAWS, torch.Generator().manual_seed(seed))
-
-
-def _judging(problem: Problem) -> int:
-    """Likelihoods that a judgement takes."""
-    return JUDGE_DRAWS * problem.posterior.n_components * problem.n_sequences

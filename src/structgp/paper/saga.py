@@ -21,16 +21,17 @@ from torch import Tensor
 
 from structgp.errors import InputError, LikelihoodError
 from structgp.inference.bound import Plateau, lower_bound
+from structgp.inference.estimators.moments import Entries
 from structgp.inference.latents import Sensitivity
 from structgp.inference.natural import amplitude_slope
-from structgp.inference.problem import LearnScales, Problem, StepInfo, fit_tables, refuse_kernel
-from structgp.paper.mixture_fit import separate
+from structgp.inference.problem import LearnScales, Problem, StepInfo, refuse_kernel
+from structgp.paper.mixture_fit import SPREAD
 
 MOST_FALLS = 20
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(Entries):
     """Gradient of the expected log-likelihood. value : (K,), in each component; m and covariance, of each
     block, shaped as its ``m`` and ``factor``, or as stored in mean and covariance of the batch's functions;
     amplitude (), of nodes."""
@@ -39,13 +40,6 @@ class Gradient:
     m: tuple[Tensor, ...]
     covariance: tuple[Tensor, ...]
     amplitude: Tensor
-
-    def plus(self, other: Gradient, times: float = 1.0) -> Gradient:
-        def sums(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return tuple(x + times * y for x, y in zip(a, b, strict=True))
-
-        value, amplitude = sums((self.value, self.amplitude), (other.value, other.amplitude))
-        return Gradient(value, sums(self.m, other.m), sums(self.covariance, other.covariance), amplitude)
 
 
 @dataclass
@@ -68,8 +62,7 @@ class SagaState:
 
     @property
     def memory_bytes(self) -> int:
-        kept = [t for s in self.stored.values() for t in (s.value, *s.m, *s.covariance, s.amplitude)]
-        return sum(t.numel() * t.element_size() for t in kept)
+        return sum(t.numel() * t.element_size() for s in self.stored.values() for t in s.entries)
 
 
 @dataclass(frozen=True)
@@ -107,18 +100,14 @@ class Saga:
         refuse_kernel(self.learn_scales, self.name)
         q = problem.posterior
         if not all(hasattr(block, "project") for block in q.blocks):
-            raise InputError(
-                "inference",
-                f"{self.name!r} stores gradients at inducing inputs, not those of weights",
-                "use inference='minibatch', or posterior='inducing'",
-            )
+            what = f"{self.name!r} stores gradients at inducing inputs, not those of weights"
+            raise InputError("inference", what, "use inference='minibatch', or posterior='inducing'")
         if getattr(q.node, "form", None) == "low-rank":
-            raise InputError(
-                "covariance",
-                f"{self.name!r} sums gradients in the covariance itself, which 'low-rank' never holds",
-                "use inference='second-order' or 'adam', or covariance='full' or 'diagonal'",
-            )
-        separate(problem, generator)
+            what = f"{self.name!r} sums gradients in the covariance itself, which 'low-rank' never holds"
+            remedy = "use inference='second-order' or 'adam', or covariance='full' or 'diagonal'"
+            raise InputError("covariance", what, remedy)
+        if problem.posterior.n_components > 1:
+            problem.posterior.node.separate(generator, SPREAD)
         turns = sum(self._turns) if self._turns else 10 * len(problem.batches)
         plateau = Plateau(turns, self.tolerance * problem.n_sequences)
         fast, slow = ([step or 0.0] * len(q.blocks) for step in (self.mean_step, self.covariance_step))
@@ -162,7 +151,8 @@ class Saga:
 
     def _look(self, problem: Problem, state: SagaState) -> None:
         if self.learn_scales:
-            fit_tables(problem.posterior)
+            for block in problem.posterior.blocks:
+                block.fit_amplitude()
         plateau, n = state.plateau, len(problem.batches)
         # The mean of a window may be high and its end, where the parameters are, low.
         ends = (plateau.recent, plateau.recent[-n:])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from structgp.inference.estimators.designs import Design, draw, replicate_sizes
 from structgp.inference.estimators.moments import (
@@ -45,9 +45,7 @@ class Score(Estimator):
     baseline: Baseline
     n_draws: int = 1024
 
-    def __call__(
-        self, target: Target, generator: torch.Generator, memory: Moments | None = None
-    ) -> Estimate:
+    def __call__(self, target: Target, generator: Generator, memory: Moments | None = None) -> Estimate:
         """Cost: S likelihoods of every sequence, and O(S B V T^2). ``memory`` is not used."""
         tenths = self.baseline == "control-variate"
         sizes = replicate_sizes(self.n_draws, TENTHS if tenths else REPLICATES, self.design)
@@ -70,10 +68,8 @@ class Score(Estimator):
         elif self.baseline == "mean" and len(sizes) > 1:
             parts = self._less_mean(target, values, with_values, with_ones)
         # Points of a replicate that depend on one another say little of each other's scatter.
-        independent = self.design == "iid"
-        scatter = (
-            variance_of_mean(torch.cat(values)) if independent else combine(with_values, sizes)[1].value
-        )
+        every, iid = torch.cat(values), self.design == "iid"
+        scatter = variance_of_mean(every) if iid else combine(with_values, sizes)[1].value
         return Estimate.of(parts, sizes, values, scatter)
 
     def _less_mean(

@@ -12,6 +12,7 @@ import torch
 from gpytorch.kernels import RBFKernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.inference.random_posteriors import conditionals
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
@@ -21,7 +22,6 @@ from structgp.gp import Inducing, Posterior, Table, Weights
 from structgp.gp.kernels import RelevanceKernel, covariance, weight_variances
 from structgp.gp.weight_rows import WeightConditional
 from structgp.inference.latents import Latents
-from structgp.inference.problem import conditionals
 from structgp.structures import Chain
 
 V, P = 2, 4

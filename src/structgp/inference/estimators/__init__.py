@@ -3,13 +3,12 @@
 An estimator sees a function of standard normal numbers (a ``Target``), never a structure or a posterior,
 and returns an ``Estimate`` of its mean, slope and bend with a variance of each."""
 
-from structgp.inference.estimators.moments import Estimate, Estimator, Group, Moments, Noise, Target
+from structgp.inference.estimators.moments import Estimate, Estimator, Moments, Noise, Target
 from structgp.inference.estimators.surrogate import Pathwise, PathwiseSurrogate, Surrogate
 
 __all__ = [
     "Estimate",
     "Estimator",
-    "Group",
     "Moments",
     "Noise",
     "Pathwise",

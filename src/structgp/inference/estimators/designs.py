@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.quasirandom import SobolEngine
 
 from structgp.inference.estimators.moments import Group, Noise, Target
@@ -32,16 +32,14 @@ def replicate_sizes(n_draws: int, replicates: int, design: Design) -> list[int]:
     return [unit * (units // count + (r < units % count)) for r in range(count)]
 
 
-def draw(target: Target, design: Design, sizes: list[int], generator: torch.Generator) -> Iterator[Noise]:
+def draw(target: Target, design: Design, sizes: list[int], generator: Generator) -> Iterator[Noise]:
     """The random numbers of one replicate after the other, each computed when it is asked for."""
     generator = _on_device(generator, target.weight.device)
     for size in sizes:
         yield tuple(_points(group, design, size, generator, target.dtype) for group in target.groups)
 
 
-def _points(
-    group: Group, design: Design, size: int, generator: torch.Generator, dtype: torch.dtype
-) -> Tensor:
+def _points(group: Group, design: Design, size: int, generator: Generator, dtype: torch.dtype) -> Tensor:
     """(S, B, T, R), or (S, R) if shared."""
     B = 1 if group.mask is None else len(group.mask)
     n = math.prod(group.shape(1)) // B  # numbers per example
@@ -57,16 +55,14 @@ def _points(
     return torch.cat([points, -points])
 
 
-def split(noise: Noise, sizes: list[int], design: Design) -> Iterator[Noise]:
-    """One replicate in parts of the given sizes, mirrored points kept together."""
-    mirrored = design not in ("iid", "sobol")
-    half = len(noise[0]) // 2 if mirrored else len(noise[0])
-    parts = [eps[:half].split([size // 2 for size in sizes] if mirrored else sizes) for eps in noise]
+def split(noise: Noise, sizes: list[int]) -> Iterator[Noise]:
+    """One replicate of mirrored points in parts of the given sizes, mirror images kept together."""
+    parts = [eps[: len(eps) // 2].split([size // 2 for size in sizes]) for eps in noise]
     for some in zip(*parts, strict=True):
-        yield tuple(torch.cat([eps, -eps]) if mirrored else eps for eps in some)
+        yield tuple(torch.cat([eps, -eps]) for eps in some)
 
 
-def _orthogonal(count: int, B: int, n: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+def _orthogonal(count: int, B: int, n: int, generator: Generator, dtype: torch.dtype) -> Tensor:
     """(count, B, n): for each b, blocks of n directions at right angles to one another, each as long as a
     normal vector is. Cost O(B n count min(n, count))."""
     blocks = []
@@ -81,7 +77,7 @@ def _orthogonal(count: int, B: int, n: int, generator: torch.Generator, dtype: t
     return torch.cat(blocks)
 
 
-def _sobol(count: int, B: int, n: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+def _sobol(count: int, B: int, n: int, generator: Generator, dtype: torch.dtype) -> Tensor:
     """(count, B, n): one scrambled set of points, its digits shifted by a vector of its own for each b,
     which leaves the estimates of different sequences uncorrelated. Dimensions beyond what Sobol's table has
     are independent normal numbers."""
@@ -95,16 +91,16 @@ def _sobol(count: int, B: int, n: int, generator: torch.Generator, dtype: torch.
     return torch.cat([normal, _normal((count, B, n - known), generator, dtype)], -1)
 
 
-def _normal(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+def _normal(shape: tuple[int, ...], generator: Generator, dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
 
 
-def _seed(generator: torch.Generator) -> int:
+def _seed(generator: Generator) -> int:
     return int(torch.randint(2**31, (), generator=generator, device=generator.device))
 
 
-def _on_device(generator: torch.Generator, device: torch.device) -> torch.Generator:
+def _on_device(generator: Generator, device: torch.device) -> Generator:
     """The generator, or one that follows from it where the numbers are needed elsewhere."""
     if generator.device.type == device.type:
         return generator
-    return torch.Generator(device).manual_seed(_seed(generator))
+    return Generator(device).manual_seed(_seed(generator))

@@ -19,16 +19,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 Noise: TypeAlias = tuple[Tensor, ...]
 """Standard normal numbers, one array per group: (S, B, T, R), or (S, R) for a shared one."""
 
 Function: TypeAlias = Callable[[Noise], Tensor]
 """-> (S, B), or (S, B, C) for C functions."""
+
+E = TypeVar("E", bound="Entries")
+
+Change: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,27 @@ class Target:
     dtype: torch.dtype = torch.float64
 
 
+class Entries:
+    """A dataclass of tensors and tuples of tensors, computed with entry by entry."""
+
+    @property
+    def entries(self) -> tuple[Tensor, ...]:
+        return tuple(a for v in vars(self).values() for a in (v if isinstance(v, tuple) else (v,)))
+
+    def map(self: E, function: Callable[..., Tensor], *others: E) -> E:
+        """``function`` of each entry, with the same entries of ``others``."""
+
+        def each(*values: Any) -> Any:
+            return tuple(map(each, *values)) if isinstance(values[0], tuple) else function(*values)
+
+        return type(self)(*map(each, *(vars(e).values() for e in (self, *others))))
+
+    def plus(self: E, other: E, times: float = 1.0) -> E:
+        return self.map(lambda a, b: a + times * b, other)
+
+
 @dataclass(frozen=True)
-class Moments:
+class Moments(Entries):
     """value : (B,) E[l]. slopes : of each group, (B, T, R) E[dl / deps]; bends : (B, R, T, T) second
     derivatives within each function. Of a shared group, slope (R,) and bend (R,) or (R, R), summed over
     examples with their weights."""
@@ -81,23 +104,7 @@ class Moments:
             return self.map(torch.mul, other)
         return self.map(lambda a: a * other)
 
-    @property
-    def entries(self) -> tuple[Tensor, ...]:
-        return (self.value, *self.slopes, *self.bends)
-
-    def map(self, function: Callable[..., Tensor], *others: Moments) -> Moments:
-        """``function`` of each entry, with the same entries of ``others``."""
-        columns = zip(*(m.entries for m in (self, *others)), strict=True)
-        value, *rest = [function(*column) for column in columns]
-        n = len(self.slopes)
-        return Moments(value, tuple(rest[:n]), tuple(rest[n:]))
-
-    def map_groups(
-        self,
-        groups: Sequence[Group],
-        example: Callable[[Tensor], Tensor],
-        shared: Callable[[Tensor], Tensor],
-    ) -> Moments:
+    def map_groups(self, groups: Sequence[Group], example: Change, shared: Change) -> Moments:
         """``example`` of what is per example, ``shared`` of what is summed over examples."""
         kinds = [shared if g.mask is None else example for g in groups]
         slopes = tuple(k(a) for k, a in zip(kinds, self.slopes, strict=True))
@@ -108,12 +115,10 @@ class Moments:
 @dataclass(frozen=True)
 class Estimate:
     """moments : the estimate. variance : its variance, entry by entry, from independent replicates within
-    it; nan where there was only one. spread : (B,) standard deviation of l over the draws. evaluations :
-    likelihoods computed, examples times draws."""
+    it; nan where there was only one. evaluations : likelihoods computed, examples times draws."""
 
     moments: Moments
     variance: Moments
-    spread: Tensor
     evaluations: int
 
     @staticmethod
@@ -125,13 +130,10 @@ class Estimate:
     ) -> Estimate:
         """From independent estimates of so many draws each, and the values (S, B) at all draws, whose mean
         is E[l]. scatter : (B,) variance of that mean; by default that of the parts."""
-        mean, variance = combine(parts, sizes)
-        every = torch.cat(list(values))
-        if scatter is not None:
-            variance = replace(variance, value=scatter)
-        return Estimate(
-            replace(mean, value=every.mean(0)), variance, every.std(0, correction=0), every.numel()
-        )
+        (mean, variance), every = combine(parts, sizes), torch.cat(list(values))
+        mean = replace(mean, value=every.mean(0))
+        variance = variance if scatter is None else replace(variance, value=scatter)
+        return Estimate(mean, variance, every.numel())
 
 
 class Estimator(ABC):
@@ -148,9 +150,7 @@ class Estimator(ABC):
         return replace(self, n_draws=n_draws)  # type: ignore[type-var]
 
     @abstractmethod
-    def __call__(
-        self, target: Target, generator: torch.Generator, memory: Moments | None = None
-    ) -> Estimate:
+    def __call__(self, target: Target, generator: Generator, memory: Moments | None = None) -> Estimate:
         """memory : slope and bend of l as earlier estimates have them; its value is not used."""
 
 
@@ -231,12 +231,9 @@ def path_moments(target: Target, noise: Noise, function: Function) -> tuple[Mome
 
 def masked(target: Target, moments: Moments) -> Moments:
     """Nothing at padding."""
-    slopes, bends = [], []
-    for group, slope, bend in zip(target.groups, moments.slopes, moments.bends, strict=True):
-        mask = group.mask
+    slopes, bends = list(moments.slopes), list(moments.bends)
+    for k, mask in enumerate(group.mask for group in target.groups):
         if mask is not None:
             both = mask[:, None, :, None] & mask[:, None, None, :]
-            slope, bend = torch.where(mask[..., None], slope, 0), torch.where(both, bend, 0)
-        slopes.append(slope)
-        bends.append(bend)
+            slopes[k], bends[k] = torch.where(mask[..., None], slopes[k], 0), torch.where(both, bends[k], 0)
     return Moments(moments.value, tuple(slopes), tuple(bends))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from structgp.inference.estimators.designs import Design, draw, replicate_sizes, split
 from structgp.inference.estimators.moments import (
@@ -48,26 +48,21 @@ replicate will do, but not fewer than 64."""
 
 @dataclass(frozen=True)
 class Pathwise(Estimator):
-    """E[grad l] and E[sym(eps grad l^T)] over draws.
+    """E[grad l] and E[sym(eps grad l^T)] over draws, in orthogonal directions from 32 draws on, else
+    antithetic. All draws are one replicate, since the more directions are orthogonal the better; parts of
+    it give the variance, which is then if anything too large."""
 
-    design : None takes orthogonal directions from 32 draws on, else antithetic ones. All draws are one
-    replicate of it, since the more directions are orthogonal the better; parts of it give the variance,
-    which is then if anything too large."""
-
-    name: str = "pathwise"
-    design: Design | None = None
     n_draws: int = 8
+    name = "pathwise"
     needs_gradient = True
 
-    def __call__(
-        self, target: Target, generator: torch.Generator, memory: Moments | None = None
-    ) -> Estimate:
+    def __call__(self, target: Target, generator: Generator, memory: Moments | None = None) -> Estimate:
         """Cost: S likelihoods of every sequence with their gradient. ``memory`` is not used."""
-        design = self.design or ("orthogonal" if self.n_draws >= MANY_DRAWS else "antithetic")
+        design: Design = "orthogonal" if self.n_draws >= MANY_DRAWS else "antithetic"
         sizes = replicate_sizes(self.n_draws, REPLICATES, design)
-        draws = split(next(draw(target, design, [sum(sizes)], generator)), sizes, design)
-        found = [path_moments(target, noise, target.log_prob) for noise in draws]
-        return Estimate.of([moments for moments, _ in found], sizes, [l for _, l in found])
+        draws = split(next(draw(target, design, [sum(sizes)], generator)), sizes)
+        moments, values = zip(*(path_moments(target, d, target.log_prob) for d in draws), strict=True)
+        return Estimate.of(moments, sizes, values)
 
 
 @dataclass(frozen=True)
@@ -80,9 +75,7 @@ class Surrogate(Estimator):
     uses_memory: bool
     n_draws: int = 512
 
-    def __call__(
-        self, target: Target, generator: torch.Generator, memory: Moments | None = None
-    ) -> Estimate:
+    def __call__(self, target: Target, generator: Generator, memory: Moments | None = None) -> Estimate:
         """Cost: S likelihoods of every sequence; of the parts S, and half of S with gradient."""
         sizes = replicate_sizes(self.n_draws, REPLICATES, "iid")
         quadratic = _Quadratic(target, memory) if memory is not None and self.uses_memory else None
@@ -90,9 +83,8 @@ class Surrogate(Estimator):
         values = [target.log_prob(d) for d in draws]
         features = [_features(target, d, quadratic) for d in draws]
         estimates = []
-        for d, l, c, (less, beta) in zip(
-            draws, values, features, _regressions(values, features), strict=True
-        ):
+        fits = _regressions(values, features)
+        for d, l, c, (less, beta) in zip(draws, values, features, fits, strict=True):
             residual = score_moments(target, d, l - less - (c * beta).sum(-1))
             some = tuple(eps[: max(len(l) // PATHWISE_SHARE, LEAST_PATHWISE)] for eps in d)
             estimates.append(residual + _surrogate_moments(target, some, beta, quadratic))
@@ -106,21 +98,19 @@ class PathwiseSurrogate(Estimator):
 
     n_draws : S, of the likelihood; the stand-ins are computed at ``more`` draws besides."""
 
-    name: str = "pathwise-surrogate"
     n_draws: int = 16
     more: int = 2048
     parts: Parts = "composite"
+    name = "pathwise-surrogate"
     needs_gradient = True
 
-    def __call__(
-        self, target: Target, generator: torch.Generator, memory: Moments | None = None
-    ) -> Estimate:
+    def __call__(self, target: Target, generator: Generator, memory: Moments | None = None) -> Estimate:
         """Cost: S likelihoods of every sequence with their gradient, and of the parts S + ``more``.
         ``memory`` is not used."""
         sizes = replicate_sizes(self.n_draws, REPLICATES, "antithetic")
         more = replicate_sizes(self.more, len(sizes), "antithetic")
         (whole,) = draw(target, "orthogonal", [sum(sizes)], generator)
-        near = list(split(whole, sizes, "orthogonal"))
+        near = list(split(whole, sizes))
         far = draw(target, "antithetic", more, generator)
         moments, values = zip(*(path_moments(target, d, target.log_prob) for d in near), strict=True)
         fits = _regressions(values, [_features(target, d, None) for d in near])
@@ -151,12 +141,9 @@ class _Quadratic:
         found, known = [], self.memory
         for group, eps, slope, bend in zip(self.groups, noise, known.slopes, known.bends, strict=True):
             if group.mask is None:
-                linear = eps @ slope
-                if group.full:
-                    square = 0.5 * (((eps @ bend) * eps).sum(-1) - bend.trace())
-                else:
-                    square = 0.5 * (eps.square() - 1) @ bend
-                found += [p[:, None] * self.share for p in (linear, square)]
+                full, square = group.full, eps.square() - 1
+                bent = ((eps @ bend) * eps).sum(-1) - bend.trace() if full else square @ bend
+                found += [p[:, None] * self.share for p in (eps @ slope, 0.5 * bent)]
             else:
                 trace = bend.diagonal(dim1=-1, dim2=-2).sum((-1, -2))
                 bent = torch.einsum("bvtu,sbuv->sbtv", bend, eps)
@@ -181,14 +168,13 @@ class _Quadratic:
 
 def _features(target: Target, noise: Noise, quadratic: _Quadratic | None) -> Tensor:
     """(S, B, C): the parts, then those of the quadratic."""
-    found = []
+    found = [noise[0].new_zeros(len(noise[0]), len(target.weight), 0)]
     if target.parts is not None:
         with torch.no_grad():
             found.append(target.parts(noise))
     if quadratic is not None:
         found.append(quadratic(noise))
-    shape = (len(noise[0]), len(target.weight), 0)
-    return torch.cat(found, -1) if found else noise[0].new_zeros(shape)
+    return torch.cat(found, -1)
 
 
 def _regressions(values: Sequence[Tensor], features: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -218,13 +204,8 @@ def _surrogate_moments(target: Target, noise: Noise, beta: Tensor, quadratic: _Q
     """Slope and bend of beta c: the parts pathwise at the draws, the quadratic exactly."""
     total = score_moments(target, noise, noise[0].new_zeros(len(noise[0]), len(beta)))
     if target.parts is not None:
-        functions = target.parts
-        some = beta[:, : beta.shape[1] - (0 if quadratic is None else quadratic.count)]
-
-        def combined(noise: Noise) -> Tensor:
-            return (functions(noise) * some).sum(-1)
-
-        total = total + path_moments(target, noise, combined)[0]
+        functions, some = target.parts, beta[:, : beta.shape[1] - (quadratic.count if quadratic else 0)]
+        total = total + path_moments(target, noise, lambda eps: (functions(eps) * some).sum(-1))[0]
     if quadratic is not None:
         total = total + quadratic.moments(target, beta[:, -quadratic.count :])
     return total
