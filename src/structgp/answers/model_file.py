@@ -26,7 +26,7 @@ from structgp.gp import FAMILIES, Posterior
 from structgp.gp.kernels.kernel_json import describe, rebuild
 from structgp.structures import Spec, Structure
 
-FORMAT = 6
+FORMAT = 7
 
 
 def save(model: Model, path: str | Path) -> None:
@@ -37,16 +37,16 @@ def save(model: Model, path: str | Path) -> None:
         k: v.detach().clone(memory_format=torch.contiguous_format)
         for k, v in posterior.state_dict().items()
     }
-    for name in posterior.names:
-        for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
+    for name, block in posterior.items():
+        for key in (f"{name}.factor", f"{name}.directions"):
             if key in tensors:
-                tensors[key] = _pack(tensors[key], posterior[name])
+                tensors[key] = _pack(tensors[key], block)
     header = {
         "format": FORMAT,
         "version": __version__,
         "structure": model.spec.to_json(),
         "predictor": _name_of(model.predictor),
-        "posterior": [_block_to_json(name, posterior[name]) for name in posterior.names],
+        "posterior": [_block_to_json(name, block) for name, block in posterior.items()],
         "encoder": model.encoder.to_json(),
         "labels": model.labels.classes,
         "constraints": None if model.constraints is None else model.constraints.to_json(),
@@ -125,9 +125,8 @@ def _from_parts(header: dict[str, Any], tensors: dict[str, Tensor], structure: S
     posterior = Posterior(
         {state["template"]: _block_from_json(state, tensors) for state in header["posterior"]}
     )
-    for name in posterior.names:
-        block = posterior[name]
-        for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
+    for name, block in posterior.items():
+        for key in (f"{name}.factor", f"{name}.directions"):
             if key in tensors:
                 tensors[key] = _unpack(tensors[key], block)
     posterior.load_state_dict(tensors)
@@ -149,8 +148,7 @@ def _block_to_json(template: str, block: Any) -> dict[str, Any]:
     """What a block has to be built from for its tensors to fit."""
     state = {"template": template, "family": block.name, "labels": list(block.labels)}
     state["options"] = block.options()
-    kernel = getattr(block, "kernel", None)
-    return state if kernel is None else state | {"kernel": describe(kernel)}
+    return state if block.kernel is None else state | {"kernel": describe(block.kernel)}
 
 
 def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
@@ -158,7 +156,7 @@ def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     options = state["options"]
     if "kernel" not in state:
         return family(state["labels"], **options)
-    prefix = f"_blocks.{state['template']}."
+    prefix = f"{state['template']}."
     inducing = tensors.get(prefix + "inducing")
     rows = () if inducing is None else (inducing,)
     basis = tensors[prefix + "basis"]

@@ -232,8 +232,7 @@ class _Visit:
     def __init__(self, problem: Problem, state: MinibatchState, i: int, single: bool) -> None:
         self.problem, self.state, self.i = problem, state, i
         self.blocks, self.batch = problem.posterior.blocks, problem.batches[i]
-        parts = zip(self.blocks, problem.conditional(i), strict=True)
-        found = [block.compact(conditional) for block, conditional in parts]
+        found = (conditional.compact for conditional in problem.conditional(i))
         self.index, self.here = zip(*found, strict=True)
         kept = state.sites[i]
         self.is_again = kept is not None
@@ -323,8 +322,7 @@ def _known_value(q: Posterior, state: MinibatchState) -> float:
     for block, known in zip(q.blocks, state.known or [], strict=state.known is not None):
         if not block.is_silent:
             prior_sd = block.prior_sds()[:, None]
-            mean = prior_sd * block.m.reshape(block.n_functions, -1).T
-            sd = prior_sd * block.factor.reshape(block.n_functions, -1).T
+            mean, sd = prior_sd * block.m.T, prior_sd * block.factor.T
             total += _expected(*known, mean, mean.square() + sd.square())
     return total
 

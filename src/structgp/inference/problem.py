@@ -171,9 +171,9 @@ class Problem:
         """Minus the second derivatives of log p of batch i in the functions of each block, averaged over
         draws and times how often each example counts. joint : whether between the nodes of an example
         too."""
-        batch, along, structure = self.batches[i], self.posterior.node.directions_of_scores, self.structure
+        batch, node, structure = self.batches[i], self.posterior.node, self.structure
         curvature: Callable[..., Any] = structure.curvature if joint else structure.local_curvature
-        extra = () if along is None else (along.to(scores[0]),)
+        extra = () if node.has_own_functions else (node.basis.to(scores[0]),)
         with self.locating(i):
             found = curvature(*scores, batch.y, batch.mask, *extra)
         weight = self.weight(i).to(found.node)
@@ -323,7 +323,8 @@ def open_low_rank(problem: Problem) -> None:
 def fit_tables(q: Posterior) -> None:
     """Moves the scale of every table towards where the bound is largest."""
     for block in q.blocks:
-        block.fit_amplitude()
+        if block.shared:
+            block.fit_amplitude()
 
 
 def hyper_parameters(q: Posterior, learn: LearnScales) -> list[nn.Parameter]:

@@ -279,6 +279,6 @@ def _turned(plateau: Plateau, n: int) -> bool:
 def _through_factor(covariance: Tensor, factor: Tensor, m: Tensor) -> Tensor:
     """From the gradient in S = L L^T to that in L, or in standard deviations where those are all there
     is."""
-    if factor.dim() == m.dim():
+    if factor.shape == m.shape:
         return 2 * covariance * factor
     return (2 * covariance @ factor.tril()).tril()

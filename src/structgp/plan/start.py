@@ -20,6 +20,7 @@ from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples, Shards
 from structgp.errors import InputError
 from structgp.gp import (
+    FullTable,
     Inducing,
     Mixture,
     Posterior,
@@ -105,8 +106,8 @@ def _posterior(
     standard deviation of a transition score, None for the plan's."""
     V, sd = node.n_scores, plan.transition_sd if sd is None else sd
     if plan.split.next is None or isinstance(examples, ShardedExamples):
-        full = plan.posterior.value.transition_covariance == "full"
-        return Posterior({"node": node, "next": Table((V, V), sd, full)})
+        family = FullTable if plan.posterior.value.transition_covariance == "full" else Table
+        return Posterior({"node": node, "next": family((V, V), sd)})
     tokens = edge_tokens(plan.split.next, examples)
     kernel = build_kernel("relevance", plan.split.next.blocks, tokens, sd**2).requires_grad_(False)
     return Posterior({"node": node, "next": Weights(kernel, (V, V))})

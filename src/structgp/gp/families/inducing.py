@@ -51,7 +51,7 @@ class Inducing(InducingBlock):
 
     def gaussian(self, conditional: Projection) -> tuple[Tensor, Tensor]:
         """Mean (1, B, T, R) and covariance (1, B, R, T, T) of the functions."""
-        mean, covariance = gaussian_of(self.amplified(conditional), self.m, self.spread)
+        mean, covariance = gaussian_of(conditional.scaled(self.scale), self.m, self.spread)
         return mean[None], covariance[None]
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
@@ -80,6 +80,13 @@ class Inducing(InducingBlock):
             noise = torch.randn(shape, generator=generator, dtype=self.m.dtype)
             found.append(torch.cat([noise, -noise]).to(self.m))
         return found
+
+    def drawn_functions(
+        self, conditional: Projection, noise: list[Tensor], i: int, numbers: Tensor
+    ) -> Tensor:
+        """(S, B, T, R), without the amplitude: functions of batch i at the draws that ``fixed_noise`` stands
+        for."""
+        return conditional.times(self.m) + self.offsets(conditional, noise, i, numbers)
 
     def offsets(self, conditional: Projection, noise: list[Tensor], i: int, numbers: Tensor) -> Tensor:
         """(S, B, T, R) what each draw adds to the mean, JOINT over tuples, without the amplitude. Cost
@@ -130,7 +137,7 @@ class InducingDraws:
 
     def at(self, block: InducingBlock, rows: Tensor, mask: Tensor) -> Tensor:
         """(S, B, T, *labels) scores, joint over the tuples of an example."""
-        conditional = block.amplified(block.conditional(rows, mask, self.prior_factor))
+        conditional = block.conditional(rows, mask, self.prior_factor).scaled(block.scale)
         h = torch.einsum("btm,srm->sbtr", conditional.projection.to(self.values), self.values)
         if self.seed is not None:
             S, R = self.values.shape[:2]

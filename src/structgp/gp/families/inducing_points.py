@@ -38,7 +38,7 @@ class InducingBlock(Block):
 
     joint_curvature = True
     inducing: Tensor
-    factor: nn.Parameter
+    kernel: Kernel
     directions: nn.Parameter
 
     def __init__(
@@ -59,25 +59,16 @@ class InducingBlock(Block):
             raise InputError("covariance", f"{covariance!r} is not known", f"use one of {known}")
         if rank < 0:
             raise InputError("rank", f"must be 0 or more, got {rank}", "use 0 or more")
-        self.kernel = kernel
+        self.kernel, self.form, self.n_values = kernel, covariance, len(inducing)
         self.register_buffer("inducing", inducing)
-        M, dtype, shape = len(inducing), torch.float64, (*components, self.n_functions)
+        M, dtype, shape = self.n_values, torch.float64, (*components, self.n_functions)
+        self.rank = min(rank, M) if covariance == "low-rank" else 0
+        """Directions of a low-rank covariance; 0 for the other forms."""
         self.m = nn.Parameter(torch.zeros(*shape, M, dtype=dtype))
         prior = torch.eye(M, dtype=dtype) if covariance == "full" else torch.ones(M, dtype=dtype)
         self.factor = nn.Parameter(prior.expand(*shape, *prior.shape).clone())
         if covariance == "low-rank":
-            self.directions = nn.Parameter(torch.zeros(*shape, M, min(rank, M), dtype=dtype))
-
-    @property
-    def form(self) -> CovarianceForm:
-        if hasattr(self, "directions"):
-            return "low-rank"
-        return "diagonal" if self.factor.dim() == self.m.dim() else "full"
-
-    @property
-    def rank(self) -> int:
-        """Directions of a low-rank covariance; 0 for the other forms."""
-        return self.directions.shape[-1] if self.form == "low-rank" else 0
+            self.directions = nn.Parameter(torch.zeros(*shape, M, self.rank, dtype=dtype))
 
     @property
     def spread(self) -> Spread:
@@ -104,23 +95,13 @@ class InducingBlock(Block):
         """About how many numbers ``conditional`` holds."""
         return mask.numel() * (self.n_values + mask.shape[1])
 
-    def amplified(self, conditional: Projection) -> Projection:
-        return conditional.scaled(self.scale)
-
     def spread_parameters(self) -> list[nn.Parameter]:
         return [self.factor] + ([self.directions] if self.form == "low-rank" else [])
 
-    def kernel_parameters(self) -> list[nn.Parameter]:
-        self.kernel.requires_grad_(True)
-        return list(self.kernel.parameters())
-
     def round_factor(self) -> None:
-        """Rounds the spread to single precision, in place: a file may then hold it in half the space and
-        still give the same answers to the last bit."""
-        with torch.no_grad():
-            lower = self.factor.tril() if self.form == "full" else self.factor
-            self.factor.copy_(lower.float())
-            if self.form == "low-rank":
+        super().round_factor()
+        if self.form == "low-rank":
+            with torch.no_grad():
                 self.directions.copy_(self.directions.float())
 
     def project(self, conditional: Projection, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:

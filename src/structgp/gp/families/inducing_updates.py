@@ -18,14 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structgp.gp.block import LEAST_PRECISION
 from structgp.gp.inducing_inputs import Projection
 from structgp.gp.linalg import factor_of_inverse
 from structgp.gp.low_rank_fit import fit_low_rank, leading_directions
 from structgp.gp.spreads import LowRank
-
-LEAST_PRECISION = 0.25
-"""Under a likelihood that is not concave a posterior may be wider than its prior, but at most by
-1 / sqrt(this)."""
 
 
 @dataclass

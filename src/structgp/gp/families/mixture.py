@@ -30,6 +30,8 @@ class Mixture(InducingBlock):
     they have to be moved apart (``separate``), since equal components have equal gradients."""
 
     name = "mixture"
+    takes_curvature = False
+    takes_sites = False
 
     def __init__(
         self,
@@ -53,30 +55,19 @@ class Mixture(InducingBlock):
             basis=basis,
             components=(n_components,),
         )
+        self.n_components = n_components
         self.weight_logits = nn.Parameter(torch.zeros(n_components, dtype=torch.float64))
-
-    @property
-    def n_components(self) -> int:
-        return len(self.weight_logits)
 
     @property
     def mixing(self) -> Tensor:
         return self.weight_logits.softmax(0)
-
-    @property
-    def takes_curvature(self) -> bool:
-        return False
-
-    @property
-    def takes_sites(self) -> bool:
-        return False
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"n_components": self.n_components}
 
     def gaussian(self, conditional: Projection) -> tuple[Tensor, Tensor]:
         """Means (K, B, T, R) and covariances (K, B, R, T, T) of the functions in each component."""
-        here = self.amplified(conditional)
+        here = conditional.scaled(self.scale)
         parts = [gaussian_of(here, m, self.spread[k]) for k, m in enumerate(self.m)]
         means, covariances = zip(*parts, strict=True)
         return torch.stack(means), torch.stack(covariances)

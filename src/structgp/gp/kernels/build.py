@@ -195,11 +195,11 @@ def kernel_scales(kernel: Kernel, blocks: Sequence[Block]) -> dict[str, float]:
     found: dict[str, float] = {}
     for part, block in zip(parts, blocks, strict=True):
         if isinstance(part, RelevanceKernel):
-            scales = part.scales(block.names or (block.kind,))
-            scales = {name: factor * scale for name, scale in scales.items()}
+            *scales, constant = (factor * scale for scale in part.log_scale.detach().exp().tolist())
             # Two kinds of features have two constants, which add up.
-            constant = scales.pop("label frequency") + found.pop("label frequency", 0.0)
-            found |= scales | {"label frequency": constant}
+            constant += found.pop("label frequency", 0.0)
+            found |= zip(block.names or (block.kind,), scales, strict=True)
+            found["label frequency"] = constant
         elif isinstance(part, ScaleKernel):
             found[block.kind] = factor * float(part.outputscale.detach())
     return found
