@@ -98,7 +98,7 @@ def problem_in(
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name, p in q.named_parameters():
-            if name != "_blocks.next.log_amplitude":
+            if name != "next.log_amplitude":
                 p += away * torch.randn(p.shape, generator=generator, dtype=p.dtype)
     return Problem(q, Chain(), [two_sequences()])
 
@@ -267,8 +267,8 @@ def by_quadrature(problem: Problem, oracles: ModuleType) -> Tensor:
     node, table = q.node, q["next"]
     means, covariances = node.gaussian(conditionals(q, batch)[0])
     size = 0 if table.is_silent else table.n_scores
-    table_mean = (table.scale * table.m)[:size]
-    table_covariance = (table.scale * table.factor).square().diag()[:size, :size]
+    table_mean = (table.scale * table.m[:, 0])[:size]
+    table_covariance = (table.scale * table.factor[:, 0]).square().diag()[:size, :size]
     answer = []
     for mean, covariance in zip(means, covariances, strict=True):
         for b, T in enumerate(batch.mask.sum(-1).tolist()):
@@ -309,7 +309,7 @@ def test_estimators_are_unbiased(
     are small: all together a tenth or a fifth of the gradient's length."""
     problem = small_problem(case, estimator)
     q, R = problem.posterior, problem.posterior.node.n_functions
-    silent = "_blocks.next." if q["next"].is_silent else "none"
+    silent = "next." if q["next"].is_silent else "none"
     named = {name: p for name, p in q.named_parameters() if not name.startswith(silent)}
     exact = by_quadrature(problem, oracles)
     wanted = torch.autograd.grad((q.mixing @ exact).sum(), list(named.values()))

@@ -15,7 +15,7 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from structgp.data.batch import Batch
-from structgp.gp import Inducing, Mixture, Posterior, Table
+from structgp.gp import FullTable, Inducing, Mixture, Posterior, Table
 from structgp.gp.kernels import TemplateKernel
 from structgp.inference.bound import Bound, evidence_lower_bound
 from structgp.inference.estimators import Estimate, Noise, Target
@@ -64,7 +64,7 @@ def random_posterior(inducing: Tensor, form: str = "one full") -> Posterior:
     options = dict(FORMS[form])
     full, featured = options.pop("full_table", False), options.pop("featured", False)
     family: Any = Mixture if "n_components" in options else Inducing
-    after: Any = Table((V, V), TRANSITION_SD, full)
+    after: Any = (FullTable if full else Table)((V, V), TRANSITION_SD)
     if featured:
         after = Inducing(kernel(), normal(3, 1, seed=6), (V, V))
     posterior = Posterior({"node": family(kernel(), inducing, (V,), **options), "next": after})
@@ -165,15 +165,15 @@ def test_inducing_at_x_is_the_full_gaussian_process(oracles: ModuleType) -> None
     assert posterior.node.kl().item() == pytest.approx(kl, rel=1e-6)
 
     table = posterior["next"]
-    mean = TRANSITION_SD * table.m.detach().numpy()
-    sd = TRANSITION_SD * np.abs(table.factor.detach().numpy())
+    mean = TRANSITION_SD * table.m[:, 0].detach().numpy()
+    sd = TRANSITION_SD * np.abs(table.factor[:, 0].detach().numpy())
     prior = TRANSITION_SD**2 * np.eye(V * V)
     kl_table = log_normal_ratio(mean, np.diag(sd**2), prior)
     assert bound.divergence.item() == pytest.approx(kl + kl_table, rel=1e-6)
 
     expected = 0.0
     starts = np.cumsum((0, *LENGTHS))
-    signed = TRANSITION_SD * table.factor.detach().numpy()
+    signed = TRANSITION_SD * table.factor[:, 0].detach().numpy()
     for n in range(B):
         here = slice(starts[n], starts[n + 1])
         spread = [np.linalg.cholesky(covariance[j][here, here]) for j in range(V)]

@@ -250,8 +250,8 @@ def test_a_step_is_the_ratio_of_energy_to_what_is_determined(form: str, n_induci
     K = covariance(kernel, q.inducing, q.inducing)
     dual = torch.linalg.solve(K + 1e-8 * K.diagonal().mean() * torch.eye(len(K)), q.prior_factor())
     dual = dual @ q.m.T  # (M, R)
-    spent = kernel.weights * (features(kernel, q.inducing).T @ dual).square().sum(-1)
-    group = kernel.group
+    spent = kernel.variances[:-1] * (features(kernel, q.inducing).T @ dual).square().sum(-1)
+    group = kernel.group[:-1]
     learn(problem, at)
 
     G = len(kernel.sizes)

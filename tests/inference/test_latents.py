@@ -12,7 +12,7 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from structgp.data.batch import Batch
-from structgp.gp import Inducing, Mixture, Posterior, Table
+from structgp.gp import FullTable, Inducing, Mixture, Posterior, Table
 from structgp.inference.estimators import Noise
 from structgp.inference.latents import Latents, Sensitivity
 from structgp.inference.problem import conditionals
@@ -54,7 +54,7 @@ def random_posterior(inducing: Tensor, form: str = "one full") -> Posterior:
     options = dict(FORMS[form])
     full, featured = options.pop("full_table", False), options.pop("featured", False)
     family: Any = Mixture if "n_components" in options else Inducing
-    after: Any = Table((V, V), TRANSITION_SD, full)
+    after: Any = (FullTable if full else Table)((V, V), TRANSITION_SD)
     if featured:
         after = Inducing(kernel(), normal(3, 1, seed=6), (V, V))
     posterior = Posterior({"node": family(kernel(), inducing, (V,), **options), "next": after})
@@ -141,10 +141,9 @@ def test_scores_of_all_blocks_are_placed(form: str) -> None:
     assert f.shape == (5, B * posterior.n_components, T, V)
     after = posterior["next"]
     if after.shared:
-        expected = after.constant_scores()[0] + (after.scale * after.root_times(noise[1])).detach().view(
-            5, V, V
-        )
-        torch.testing.assert_close(g, expected)
+        here = after.conditional(None, None, after.prior_factor())
+        away = (after.scale * here.spread(after.factor, noise[1])).detach().view(5, V, V)
+        torch.testing.assert_close(g, after.constant_scores()[0] + away)
     else:
         assert g.shape == (5, B, T - 1, V, V)
     narrow = latent.place(tuple(eps.float() for eps in noise))

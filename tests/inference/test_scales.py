@@ -57,7 +57,7 @@ def test_against_finite_differences_of_an_exact_bound(form: dict[str, Any], case
     )
     cases.disturb(problem.posterior)
     parameters = named(problem)
-    assert {"_blocks.node.log_amplitude", "_blocks.next.log_amplitude"} < set(parameters)
+    assert {"node.log_amplitude", "next.log_amplitude"} < set(parameters)
     assert sum("node.kernel." in name for name in parameters) >= 2
     grads = torch.autograd.grad(total(problem), list(parameters.values()))
     for (name, p), grad in zip(parameters.items(), grads, strict=True):

@@ -201,6 +201,7 @@ class Posterior(nn.ModuleDict):
     their methods."""
 
     node: Any
+    __getitem__: Any
 
     def __init__(self, blocks: Mapping[str, Any]) -> None:
         super().__init__(blocks)

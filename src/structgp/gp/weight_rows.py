@@ -95,8 +95,8 @@ class WeightConditional:
         """(2 n, B, T, R) draws of h around its mean, joint over tuples: a feature has one deviation for
         each draw and function, wherever it occurs. The second n mirror the first.
 
-        sd : (R, M) of the whitened weights, of either sign. table : (rows, R, n) standard normal numbers. keys :
-        (B,) numbers that give each example weights of its own; None for the same in all of them.
+        sd : (R, M) of the whitened weights, of either sign. table : (rows, R, n) standard normal numbers.
+        keys : (B,) numbers that give each example weights of its own; None for the same in all of them.
         Cost O(n B T A R).
         """
         found, total = self.features, None

@@ -84,8 +84,8 @@ class Inducing(InducingBlock):
     def drawn_functions(
         self, conditional: Projection, noise: list[Tensor], i: int, numbers: Tensor
     ) -> Tensor:
-        """(S, B, T, R), without the amplitude: functions of batch i at the draws that ``fixed_noise`` stands
-        for."""
+        """(S, B, T, R) functions of batch i at the draws that ``fixed_noise`` stands for, without the
+        amplitude."""
         return conditional.times(self.m) + self.offsets(conditional, noise, i, numbers)
 
     def offsets(self, conditional: Projection, noise: list[Tensor], i: int, numbers: Tensor) -> Tensor:

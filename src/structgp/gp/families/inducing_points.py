@@ -99,10 +99,12 @@ class InducingBlock(Block):
         return [self.factor] + ([self.directions] if self.form == "low-rank" else [])
 
     def round_factor(self) -> None:
-        super().round_factor()
-        if self.form == "low-rank":
-            with torch.no_grad():
+        with torch.no_grad():
+            if self.form == "full":
+                self.factor.tril_()
+            if self.form == "low-rank":
                 self.directions.copy_(self.directions.float())
+        super().round_factor()
 
     def project(self, conditional: Projection, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
         """A gradient in mean (..., B, T, R) and covariance (..., B, R, T, T) of the functions, as one in

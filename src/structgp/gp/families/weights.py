@@ -19,15 +19,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
-from structgp.gp.block import (
-    AXIS_PRIOR_COUNT,
-    LARGEST_FACTOR,
-    LEAST_PRECISION,
-    Block,
-    Entropy,
-    Seen,
-    ratio,
-)
+from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, LEAST_PRECISION, Block, Entropy, Seen, ratio
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
 from structgp.gp.kernels.relevance import degrees_of_freedom
 from structgp.gp.weight_rows import Constant, WeightConditional, noise_table
