@@ -257,7 +257,7 @@ def many_draw_bound(problem: Problem, n_draws: int = 20_000, seed: int = 99) -> 
 
 def numbers(posterior: Posterior) -> dict[str, Tensor]:
     """Copies of everything an optimiser may move, or must not, by template: 'node.m', 'next.factor'."""
-    return {name.removeprefix(""): p for name, p in posterior.snapshot().items()}
+    return posterior.snapshot()
 
 
 @dataclass(frozen=True)

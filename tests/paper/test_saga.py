@@ -93,7 +93,7 @@ def assert_equal(first: Gradient, second: Gradient, rtol: float = 1e-9) -> None:
 
 
 def through(covariance: Tensor, factor: Tensor, m: Tensor) -> Tensor:
-    diagonal = factor.dim() == m.dim()
+    diagonal = factor.shape == m.shape
     return 2 * covariance * factor if diagonal else (2 * covariance @ factor.tril()).tril()
 
 
