@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
-from structgp.gp.block import LEAST_PRECISION
 
 from structgp.errors import InputError
 from structgp.gp import Inducing, Posterior
+from structgp.gp.block import LEAST_PRECISION
 from structgp.inference import Natural, Problem, SecondOrder
 from structgp.inference.estimators import Estimate, Pathwise, Surrogate
 from structgp.inference.latents import Sites

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from structgp.gp.families.weights import PRIOR_SCORES
 from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.gp import FullTable, Inducing, Posterior, Table, Weights
+from structgp.gp.families.weights import PRIOR_SCORES
 from structgp.gp.kernels import RelevanceKernel
 from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.inference import Problem, SecondOrder

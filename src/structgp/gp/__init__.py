@@ -4,7 +4,7 @@ from structgp.gp.block import Block, CovarianceForm, Entropy, Posterior, Seen, c
 from structgp.gp.families import FAMILIES, FullTable, Inducing, Mixture, Table, Weights
 from structgp.gp.families.inducing_points import RANK
 from structgp.gp.inducing_inputs import InducingChoice, choose_inducing
-from structgp.gp.relaxation import Relaxation, has_shape, learn_shape
+from structgp.gp.relaxation import Relaxation, learn_shape, shape_parameters
 
 __all__ = [
     "FAMILIES",
@@ -23,6 +23,6 @@ __all__ = [
     "Weights",
     "choose_inducing",
     "contrasts",
-    "has_shape",
     "learn_shape",
+    "shape_parameters",
 ]

@@ -29,8 +29,8 @@ from structgp.gp import (
     Weights,
     choose_inducing,
     contrasts,
-    has_shape,
     learn_shape,
+    shape_parameters,
 )
 from structgp.gp.kernels import RelevanceKernel, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel
@@ -151,7 +151,7 @@ def choose_kernel(
         if isinstance(part, RelevanceKernel):
             # A thousand parameters are not for the relaxation.
             part.requires_grad_(False)
-    if not learn or not has_shape(kernel):
+    if not learn or not shape_parameters(kernel):
         return kernel.requires_grad_(False), None
     y = [torch.from_numpy(sequence) for sequence in labels if len(sequence)]
     known = torch.cat(y) >= 0

@@ -67,7 +67,7 @@ def test_new_features_begin_with_what_their_group_has_taught(
     fresh[place] = False
     assert int(fresh.sum()) == sum(now) - sum(n)
     scale = new.log_scale.exp()[new.group[:-1]]
-    torch.testing.assert_close(new.variances[:-1][fresh[:-1]], scale[fresh[:-1]])
+    torch.testing.assert_close(weight_variances(new)[:-1][fresh[:-1]], scale[fresh[:-1]])
     assert not any(p.requires_grad for p in new.parameters())
 
 

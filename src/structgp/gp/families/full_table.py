@@ -35,10 +35,6 @@ class FullTable(Table):
         """(P, P)."""
         return self.factor.tril()
 
-    @property
-    def variances(self) -> Tensor:
-        return self.spread.square().sum(-1)
-
     def gaussian(self, conditional: Constant) -> tuple[Tensor, Tensor]:
         """Mean (P,) and covariance (P, P) of the scores."""
         root = self.scale * self.spread
@@ -49,11 +45,12 @@ class FullTable(Table):
         return kl_whitened(self.m[:, 0], self.spread)
 
     def effective_parameters(self) -> Tensor:
-        return self.n_scores - self.variances.sum()
+        return self.n_scores - self.spread.square().sum()
 
     def constant_scores(self) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            return self.scores(self.scale * self.m[:, 0]), self.scores(self.scale * self.variances.sqrt())
+            sd = self.scale * self.spread.norm(dim=-1)
+            return self.scores(self.scale * self.m[:, 0]), self.scores(sd)
 
     def solve_sites(
         self, conditionals: Sequence[Constant], linear: Sequence[Tensor], bends: Sequence[Tensor]

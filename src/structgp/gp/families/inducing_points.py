@@ -47,10 +47,10 @@ class InducingBlock(Block):
         inducing: Tensor,
         labels: Sequence[int],
         *,
-        covariance: CovarianceForm,
-        rank: int,
-        basis: Tensor | None,
-        components: tuple[int, ...],
+        covariance: CovarianceForm = "full",
+        rank: int = RANK,
+        basis: Tensor | None = None,
+        components: tuple[int, ...] = (),
     ) -> None:
         """components : leading dimensions of all parameters, () or (K,)."""
         super().__init__(labels, basis)
@@ -122,12 +122,23 @@ class InducingBlock(Block):
         m = torch.einsum("k,krm->rm", self.mixing, self.m.reshape(-1, *self.m.shape[-2:]))
         return self.scale * torch.linalg.solve_triangular(self.prior_factor().T, m.T, upper=True)
 
+    def first_directions(
+        self, conditionals: Sequence[Projection], weights: Sequence[Tensor] | None = None
+    ) -> Tensor:
+        """(..., M, rank) directions of a low-rank covariance; where none is narrowed, those along which the
+        inputs differ most. weights : (B,) of the examples of each batch."""
+        if bool(self.directions.any()):
+            return self.directions
+        inputs = [conditional.projection for conditional in conditionals]
+        weights = [A.new_ones(len(A)) for A in inputs] if weights is None else weights
+        products = list(zip(inputs, weights, strict=True))
+        return leading_directions(products, self.n_values, self.rank).expand_as(self.directions)
+
     def open_directions(self, batches: Sequence[tuple[Projection, Tensor, Tensor]]) -> None:
         if self.form == "low-rank" and not bool(self.directions.any()):
-            products = [(conditional.projection, weight) for conditional, _, weight in batches]
-            found = leading_directions(products, self.n_values, self.rank)
+            conditionals, _, weights = zip(*batches, strict=True)
             with torch.no_grad():
-                self.directions.copy_(OPENING * found.expand_as(self.directions))
+                self.directions.copy_(OPENING * self.first_directions(conditionals, weights))
 
     def curvature_bound(self, batches: Sequence[tuple[Projection, Tensor, Tensor]]) -> float:
         """Largest curvature of the bound in a whitened mean if each tuple bends by at most 1/4, as a

@@ -17,7 +17,12 @@ from torch import Tensor
 from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, Seen, ratio
 from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
-from structgp.gp.kernels.relevance import ActiveFeatures, RelevanceKernel, degrees_of_freedom
+from structgp.gp.kernels.relevance import (
+    ActiveFeatures,
+    RelevanceKernel,
+    degrees_of_freedom,
+    weight_variances,
+)
 from structgp.gp.spreads import LowRank, Spread, traces
 
 PRIOR_COUNT = 1.0
@@ -39,9 +44,10 @@ class KernelGradient:
 
 
 def learn_scales(block: Any, seen: Sequence[Seen], prior_factor: Tensor) -> Tensor:
-    """One step for the scales of the kernel's parts, of their features and of the functions. Returns by
-    how much the variance of each function has grown, (R,). Cost O(R N M^2 + M^3), and O(N M A) for A
-    active features per row."""
+    """One step for the scales of the kernel's parts, of their features and of the functions. ``seen`` : at
+    the posterior as it is, which should be about the best under the kernel as it is. Returns by how much
+    the variance of each function has grown, (R,). Cost O(R N M^2 + M^3), and O(N M A) for A active features
+    per row."""
     with torch.no_grad():
         gradient = _gradient(block, seen, prior_factor)
         axes = _axes(block, seen)
@@ -142,7 +148,7 @@ def _learn_relevance(
 ) -> None:
     """Scales of groups, relevances of features and the bias. A relevance has the prior of a
     Student-t, nu degrees of freedom's worth at 1: r <- (nu + r E) / (nu + gamma)."""
-    group, weights, dual = kernel.group[:-1], kernel.variances[:-1], gradient.dual
+    group, weights, dual = kernel.group[:-1], weight_variances(kernel)[:-1], gradient.dual
     D, nu = len(weights), degrees_of_freedom(dual.shape[1])
     at_z, found = kernel.active(inducing), [kernel.active(x) for x in rows]
     slope, seen = torch.zeros_like(weights), torch.zeros_like(weights)

@@ -263,11 +263,6 @@ class Table(Weights):
         """(P,) standard deviations of the scores, whitened."""
         return self.factor[:, 0]
 
-    @property
-    def variances(self) -> Tensor:
-        """(P,) of the scores, whitened."""
-        return self.factor[:, 0].square()
-
     def gaussian(self, conditional: Constant) -> tuple[Tensor, Tensor]:
         """Mean and variances (P,) of the scores."""
         return self.scale * self.m[:, 0], (self.scale * self.spread).square()
@@ -323,7 +318,7 @@ class Table(Weights):
             return
         with torch.no_grad():
             prior = self.scale.square()
-            variance = prior * self.variances
+            variance = prior * self.spread.square().view(self.n_scores, -1).sum(-1)
             second = (prior * self.m[:, 0].square() + variance).sum() + PRIOR_SCORES
             best = second / (self.n_scores + PRIOR_SCORES)
             untouched = (variance / prior).mean().clamp(max=1)

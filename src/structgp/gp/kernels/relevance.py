@@ -86,11 +86,6 @@ class RelevanceKernel(Kernel):
         self.register_parameter("log_scale", torch.nn.Parameter(torch.zeros(len(groups))))
         self.register_parameter("log_relevance", torch.nn.Parameter(torch.zeros(len(group) - 1)))
 
-    @property
-    def variances(self) -> Tensor:
-        """(D + 1,) prior variances of the weights of all known features and of the constant."""
-        return (self.log_scale[self.group] + pad(self.log_relevance, (0, 1))).exp()
-
     def active(self, x: Tensor) -> ActiveFeatures:
         """What rows hold. Names are below 0 where there is no feature; ``unseen`` is (A,)."""
         scale = self.log_scale[:-1].exp()
@@ -153,7 +148,8 @@ def weight_parts(kernel: Kernel) -> Iterator[tuple[RelevanceKernel, slice, slice
 
 def weight_variances(kernel: Kernel) -> Tensor:
     """(M,) prior variance of each weight."""
-    return torch.cat([part.variances for part, _, _ in weight_parts(kernel)])
+    parts = (part for part, _, _ in weight_parts(kernel))
+    return torch.cat([(p.log_scale[p.group] + pad(p.log_relevance, (0, 1))).exp() for p in parts])
 
 
 def active_features(kernel: Kernel, x: Tensor) -> ActiveFeatures:
