@@ -171,6 +171,21 @@ def test_the_amplitude_is_learned_where_the_scores_stay(full: bool) -> None:
 
 
 @both_forms
+@torch.no_grad()
+def test_the_amplitude_settles_under_a_posterior_wider_than_its_prior(full: bool) -> None:
+    """All scores have standard deviation 3: the best prior is narrower, being drawn towards 1."""
+    block = (FullTable if full else Table)((V, V), 1.0)
+    block.factor *= 3
+    found = []
+    for _ in range(200):
+        block.fit_amplitude()
+        found.append(block.prior_sd)
+    best = ((9 * P + PRIOR_SCORES) / (P + PRIOR_SCORES)) ** 0.5
+    assert best < 3
+    assert found[-2:] == pytest.approx([best] * 2, rel=1e-9)
+
+
+@both_forms
 def test_the_divergence_falls_towards_the_learned_amplitude(full: bool) -> None:
     """With the scores held, it is least where the amplitude is their mean second moment."""
     block = somewhere(full)

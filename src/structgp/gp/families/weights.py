@@ -313,7 +313,8 @@ class Table(Weights):
         """Moves the prior's scale towards where the bound is largest, the scores' posterior held. That is
         known in closed form: it is the root of the scores' mean second moment. Over-relaxed by as much as
         the posterior is still the prior: to that extent it follows the scale, and plain fixed-point
-        iteration would creep."""
+        iteration would creep. A posterior wider than its prior has moved away from it too: stepping twice as
+        far there would swing about the best scale for ever."""
         if self.is_silent:
             return
         with torch.no_grad():
@@ -321,7 +322,8 @@ class Table(Weights):
             variance = prior * self.spread.square().view(self.n_scores, -1).sum(-1)
             second = (prior * self.m[:, 0].square() + variance).sum() + PRIOR_SCORES
             best = second / (self.n_scores + PRIOR_SCORES)
-            untouched = (variance / prior).mean().clamp(max=1)
+            share = variance / prior
+            untouched = torch.minimum(share, share.reciprocal()).mean()
             growth = (1 + untouched) * (best / prior).log()
             self.log_amplitude.add_(growth)
             shrink = (-0.5 * growth).exp()
