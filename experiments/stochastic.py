@@ -102,7 +102,7 @@ def step_times(task: str, data: str | None) -> dict[str, object]:
 
 def _likelihood_seconds(problem: Problem, i: int) -> float:
     """Of the values of batch i at the paper's draws, the draws being there."""
-    batch, V = problem.batches[i], problem.posterior.n_labels
+    batch, V = problem.batches[i], problem.posterior.node.n_scores
     S = problem.estimator.n_draws // 10  # as many at a time as the estimator takes
     f = torch.randn(S, *batch.mask.shape, V)
     g = torch.randn(S, V, V)

@@ -53,7 +53,7 @@ def table(task: str, data: str | None, repeats: int, device: str) -> list[str]:
     problem = one_sequence(task, data, device)
     (batch,), latent = problem.batches, problem.latents(0)
     truth = _truth(problem, latent)
-    T, V = batch.mask.shape[1], problem.posterior.n_labels
+    T, V = batch.mask.shape[1], problem.posterior.node.n_scores
     lines = [
         f"### {task}: {T} tokens, {V} labels",
         "",

@@ -182,8 +182,9 @@ def _table(posterior: Posterior) -> tuple[Tensor, Tensor]:
     if table.is_silent:
         return table.m.new_zeros(0), table.m.new_zeros(0, 0)
     variance = table.log_amplitude.exp()
-    S = _square(table.factor.tril()) if table.is_full else table.factor.square().diag()
-    return variance.sqrt() * table.m, variance * S
+    full = table.factor.shape[1] > 1
+    S = _square(table.factor.tril()) if full else table.factor[:, 0].square().diag()
+    return variance.sqrt() * table.m[:, 0], variance * S
 
 
 def _at_nodes(mean: Tensor, covariance: Tensor, y: Tensor, V: int, nodes: int) -> tuple[Tensor, Tensor]:

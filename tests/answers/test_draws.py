@@ -11,7 +11,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from structgp.answers import labellings, potentials
 from structgp.data.batch import Batch, pad
-from structgp.gp import Inducing, Mixture, Posterior, Table
+from structgp.gp import FullTable, Inducing, Mixture, Posterior, Table
 from structgp.gp.kernels import TemplateKernel
 from structgp.structures import Chain
 
@@ -46,9 +46,9 @@ def values(draws):
     return draws.parts[0].values
 
 
-def transitions(draws):
+def transitions(draws, posterior):
     """(S, V, V)."""
-    return draws.parts[1].functions.unflatten(-1, (V, V))
+    return draws.parts[1].at(posterior["next"], None, None)
 
 
 LENGTHS = (3, 1, 4, 2)
@@ -70,8 +70,8 @@ def posterior() -> Posterior:
         q.node.m.copy_(normal(V, M))
         q.node.factor.copy_(torch.eye(M) + 0.3 * normal(V, M, M))
         q.node.log_amplitude.fill_(0.4)
-        q["next"].m.copy_(normal(V * V) / 0.9)
-        q["next"].factor.copy_((0.3 * normal(V * V) - 0.5).exp() / 0.9)
+        q["next"].m.copy_(normal(V * V, 1) / 0.9)
+        q["next"].factor.copy_((0.3 * normal(V * V, 1) - 0.5).exp() / 0.9)
     return q.requires_grad_(False)
 
 
@@ -126,8 +126,8 @@ def test_draws_have_the_moments_of_the_posterior(posterior, batch):
         np.testing.assert_allclose(found, covariance, atol=0.06 * covariance.max())
     table = posterior["next"]
     table_mean, table_sd = table.constant_scores()
-    np.testing.assert_allclose(transitions(draws).mean(0), table_mean, atol=1e-6)
-    np.testing.assert_allclose(transitions(draws).std(0), table_sd, rtol=0.03, atol=0)
+    np.testing.assert_allclose(transitions(draws, posterior).mean(0), table_mean, atol=1e-6)
+    np.testing.assert_allclose(transitions(draws, posterior).std(0), table_sd, rtol=0.03, atol=0)
 
 
 def test_marginals_are_the_average_of_the_draws_marginals(posterior, batch, oracles):
@@ -187,7 +187,7 @@ def test_plug_in_mean(posterior, batch, oracles):
 def test_the_mean_is_a_copy(posterior):
     draws = potentials.mean(posterior)
     values(draws).zero_()
-    transitions(draws).zero_()
+    transitions(draws, posterior).zero_()
     assert posterior.node.m.abs().min() > 0
     assert posterior["next"].m.abs().min() > 0
 
@@ -273,9 +273,9 @@ def test_no_transition_scores(posterior, batch):
 def test_seed_and_number(posterior):
     draws = potentials.sample(posterior, 5, seed=2)
     assert values(draws).shape == (6, V, M)
-    assert transitions(draws).shape == (6, V, V)
+    assert transitions(draws, posterior).shape == (6, V, V)
     again, other = potentials.sample(posterior, 5, seed=2), potentials.sample(posterior, 5, seed=3)
-    for part in (values, transitions):
+    for part in (values, lambda draws: transitions(draws, posterior)):
         assert torch.equal(part(draws), part(again))
         assert not torch.equal(part(draws), part(other))
 
@@ -286,7 +286,7 @@ def test_blocks_are_drawn_independently(posterior):
     draws = potentials.sample(posterior, 4000, seed=0)
     half = 2000
     v = values(draws)[:half].flatten(1)
-    g = transitions(draws)[:half].flatten(1)
+    g = transitions(draws, posterior)[:half].flatten(1)
     found = torch.corrcoef(torch.cat([v, g], 1).T)[: v.shape[1], v.shape[1] :]
     assert found.abs().max() < 5 / half**0.5
 
@@ -297,7 +297,7 @@ def test_more_inducing_values_leave_the_drawn_transitions_alone(posterior):
     more = torch.cat([node.inducing, node.inducing + 0.5])
     wider = Posterior({"node": Inducing(node.kernel, more, (V,)), "next": posterior["next"]})
     one, other = (potentials.sample(q, 6, seed=1) for q in (posterior, wider))
-    assert torch.equal(transitions(one), transitions(other))
+    assert torch.equal(transitions(one, posterior), transitions(other, wider))
 
 
 def test_seed_decides_what_the_inducing_values_leave_open(posterior, batch):
@@ -322,12 +322,12 @@ def mixture(covariance="full", full=False) -> Posterior:
     kernel = ScaleKernel(RBFKernel()).double()
     kernel.outputscale, kernel.base_kernel.lengthscale = 1.7, 0.8
     node = Mixture(kernel, normal(M, W), (V,), n_components=2, covariance=covariance)
-    table = Table((V, V), 0.9, full)
+    table = (FullTable if full else Table)((V, V), 0.9)
     with torch.no_grad():
         node.m.copy_(1.5 * normal(*node.m.shape))
         node.factor += 0.4 * normal(*node.factor.shape)
         node.weight_logits.copy_(torch.tensor([0.7, 0.3], dtype=torch.float64).log())
-        table.m.copy_(normal(V * V))
+        table.m.copy_(normal(V * V, 1))
         if full:
             table.factor.copy_(0.5 * normal(V * V, V * V))
     return Posterior({"node": node, "next": table}).requires_grad_(False)
@@ -365,8 +365,8 @@ def test_draws_from_a_mixture_have_its_moments(covariance, full):
     assert (np.abs(products.mean(0) - expected) <= 4 * error).all()
 
     table = q["next"]
-    g = (transitions(draws) - table.constant_scores()[0]).reshape(n, -1).numpy()
-    root = 0.9 * (table.factor.tril() if full else table.factor.diag()).numpy()
+    g = (transitions(draws, q) - table.constant_scores()[0]).reshape(n, -1).numpy()
+    root = 0.9 * (table.factor.tril() if full else table.factor[:, 0].diag()).numpy()
     expected = root @ root.T
     sd = np.sqrt(expected.diagonal())
     error = np.sqrt((np.outer(sd, sd) ** 2 + expected**2) / (n / 2))
@@ -414,7 +414,7 @@ def test_equal_components_are_one():
     q.node.copy_from(one.node)
     draws, others = potentials.sample(q, 6, 1), potentials.sample(one, 6, 1)
     torch.testing.assert_close(values(draws), values(others), rtol=0, atol=1e-14)
-    assert torch.equal(transitions(draws), transitions(others))
+    assert torch.equal(transitions(draws, q), transitions(others, one))
 
 
 def test_the_mean_of_a_mixture(batch):

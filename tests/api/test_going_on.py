@@ -251,11 +251,11 @@ def test_what_new_data_says_nothing_about_stays(data: Generated) -> None:
     free[touched] = False
     assert 5 < int(free.sum()) < q.node.n_values
     for name in ("m", "factor"):
-        now, was = getattr(q.node, name).detach(), before[f"_blocks.node.{name}"]
+        now, was = getattr(q.node, name).detach(), before[f"node.{name}"]
         torch.testing.assert_close(now[..., free], was[..., free], rtol=1e-9, atol=1e-9)
         assert not torch.allclose(now[..., ~free], was[..., ~free], atol=1e-4)
     # Of a transition that does not come, only that is learned.
-    assert not torch.allclose(q["next"].m.detach()[:V], before["_blocks.next.m"][:V], atol=1e-4)
+    assert not torch.allclose(q["next"].m.detach()[:V], before["next.m"][:V], atol=1e-4)
 
 
 def test_what_was_known_moves_along_where_the_kernel_learns(data: Generated) -> None:
@@ -275,7 +275,7 @@ def test_what_was_known_moves_along_where_the_kernel_learns(data: Generated) -> 
     for k, block in enumerate(q.blocks):
         precision, linear = (x.clone() for x in going.known[k])
         for i in range(len(batches)):
-            index = block.compact(problem.conditional(i)[k])[0]
+            index = problem.conditional(i)[k].compact[0]
             site = going.sites[i][k].at(going.scale[k])
             precision[index] += site.precision
             linear[index] += site.linear

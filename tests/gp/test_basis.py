@@ -98,7 +98,7 @@ def problem_in(
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name, p in q.named_parameters():
-            if name != "_blocks.next.log_amplitude":
+            if name != "next.log_amplitude":
                 p += away * torch.randn(p.shape, generator=generator, dtype=p.dtype)
     return Problem(q, Chain(), [two_sequences()])
 
@@ -113,7 +113,7 @@ def law_of_labels(problem: Problem) -> tuple[Tensor, Tensor]:
     standard normal numbers to them, which is affine."""
     latent = problem.latents(0)
     K, B, T, R = latent.parts[0].mean.shape
-    V = problem.posterior.n_labels
+    V = problem.posterior.node.n_scores
     units = torch.eye(T * R, dtype=torch.float64).reshape(-1, 1, T, R).expand(-1, K * B, -1, -1)
     noise = torch.cat([torch.zeros_like(units[:1]), units])
     f, _ = latent.place((noise, torch.zeros(len(noise), V * V, dtype=torch.float64)))
@@ -153,7 +153,7 @@ def test_labels_are_sums_of_functions(n_functions: int, form: dict[str, Any]) ->
     """Under a basis with columns of different lengths, away from the prior."""
     basis = rotation(3)[:, :n_functions] * torch.tensor([0.6, 1.7, 1.0])[:n_functions]
     problem = problem_in(basis, 3, away=0.4, **form)
-    assert (problem.posterior.n_labels, problem.posterior.node.n_functions) == (3, n_functions)
+    assert (problem.posterior.node.n_scores, problem.posterior.node.n_functions) == (3, n_functions)
     assert_same_law(law_of_labels(problem), law_by_hand(problem))
 
 
@@ -269,8 +269,8 @@ def by_quadrature(problem: Problem, oracles: ModuleType) -> Tensor:
     node, table = q.node, q["next"]
     means, covariances = node.gaussian(conditionals(q, batch)[0])
     size = 0 if table.is_silent else table.n_scores
-    table_mean = (table.scale * table.m)[:size]
-    table_covariance = (table.scale * table.factor).square().diag()[:size, :size]
+    table_mean = (table.scale * table.m[:, 0])[:size]
+    table_covariance = (table.scale * table.factor[:, 0]).square().diag()[:size, :size]
     answer = []
     for mean, covariance in zip(means, covariances, strict=True):
         for b, T in enumerate(batch.mask.sum(-1).tolist()):
@@ -282,7 +282,7 @@ def by_quadrature(problem: Problem, oracles: ModuleType) -> Tensor:
                 torch.cat([f, table_mean]),
                 torch.block_diag(spread, table_covariance),
                 batch.y[b, :T],
-                q.n_labels,
+                q.node.n_scores,
                 14,
             )
             answer.append(weight @ log_p)
@@ -311,13 +311,13 @@ def test_estimators_are_unbiased(
     are small: all together a tenth or a fifth of the gradient's length."""
     problem = small_problem(case, estimator)
     q, R = problem.posterior, problem.posterior.node.n_functions
-    silent = "_blocks.next." if q["next"].is_silent else "none"
+    silent = "next." if q["next"].is_silent else "none"
     named = {name: p for name, p in q.named_parameters() if not name.startswith(silent)}
     exact = by_quadrature(problem, oracles)
     wanted = torch.autograd.grad((q.mixing @ exact).sum(), list(named.values()))
     latent = problem.latents(0, move_kernel=True)
     target = problem.target(0, latent)
-    assert target.groups[0].n_functions == R == q.n_labels - 1
+    assert target.groups[0].n_functions == R == q.node.n_scores - 1
     generator = torch.Generator().manual_seed(0)
     found, values = [], []
     for _ in range(40):

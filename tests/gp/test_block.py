@@ -69,9 +69,9 @@ def test_a_posterior_is_the_sum_of_its_blocks() -> None:
             "skip": Table((3, 3), 0.7),
         }
     )
-    assert q.names == ["node", "next", "skip"]
+    assert list(q) == ["node", "next", "skip"]
     assert q.blocks == [q.node, q["next"], q["skip"]]
-    assert (q.n_labels, q.n_components) == (3, 1)
+    assert (q.node.n_scores, q.n_components) == (3, 1)
     assert q.mixing.tolist() == [1.0]
     with torch.no_grad():
         assert float(q.divergence()) == 0
@@ -82,7 +82,8 @@ def test_a_posterior_is_the_sum_of_its_blocks() -> None:
         for entropy in ("bhattacharyya", "jensen"):
             expected = sum(block.kl(entropy) for block in q.blocks)
             torch.testing.assert_close(q.divergence(entropy), expected)
-        q.round_factor()
+        for block in q.blocks:
+            block.round_factor()
         assert q.node.m[0, 0] == 1
         q.load_state_dict(before)
         assert float(q.divergence()) == 0

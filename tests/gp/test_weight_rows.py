@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from structgp.gp.weight_rows import NOISE_NUMBERS, NOISE_ROWS, SparseRows, _row, noise_table
+from structgp.gp.kernels import ActiveFeatures
+from structgp.gp.weight_rows import NOISE_NUMBERS, NOISE_ROWS, WeightConditional, _row, noise_table
 
 
 def test_sparse_rows() -> None:
@@ -14,7 +15,8 @@ def test_sparse_rows() -> None:
     place = torch.tensor([[0, 2, 0], [-1, 1, 2], [-1, -1, -1]])
     value = torch.tensor([[1.0, 2, 3], [5, 0, -1], [1, 1, 1]], dtype=torch.float64)
     expected = np.array([[4.0, 0, 2, 0], [0, 0, -1, 0], [0, 0, 0, 0]])
-    rows, rng = SparseRows(place, value, 4), np.random.default_rng(0)
+    features = ActiveFeatures(place[None], value[None], place[None], value[None])
+    rows, rng = WeightConditional(features, torch.ones(4)).rows, np.random.default_rng(0)
     right, left = rng.normal(size=(4, 2)), rng.normal(size=(3, 2))
     np.testing.assert_allclose(rows.times(torch.from_numpy(right)), expected @ right)
     h = torch.from_numpy(left)

@@ -14,7 +14,16 @@ from torch import Tensor
 
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import LabelEncoder
-from structgp.gp import CovarianceForm, Entropy, Inducing, Mixture, Posterior, Table, choose_inducing
+from structgp.gp import (
+    CovarianceForm,
+    Entropy,
+    FullTable,
+    Inducing,
+    Mixture,
+    Posterior,
+    Table,
+    choose_inducing,
+)
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, StepInfo
 from structgp.inference.estimators import Estimate, Estimator, Moments, Pathwise, Target
@@ -198,7 +207,7 @@ def make_problem(
     if n_components > 1:
         family, options["n_components"] = Mixture, n_components
     node = family(kernel, tokens[chosen.index], (n_labels,), **options)
-    table = Table((n_labels, n_labels), transition_sd, full_table)
+    table = (FullTable if full_table else Table)((n_labels, n_labels), transition_sd)
     posterior = Posterior({"node": node, "next": table})
     batches = make_batches(rows, labels, encoder.pad_row, batch_tokens)
     return Problem(posterior, structure or Chain(), batches, estimator or Pathwise(), entropy)
@@ -222,7 +231,9 @@ def disturb(posterior: Posterior, seed: int = 5) -> None:
         if not table.is_silent:
             table.m += 0.5 * noise(table.m)
             spread = 0.3 * noise(table.factor)
-            table.factor.copy_(table.factor + spread.tril() if table.is_full else spread.exp())
+            table.factor.copy_(
+                table.factor + spread.tril() if isinstance(table, FullTable) else spread.exp()
+            )
         node.log_amplitude += 0.4
         if node.n_components > 1:
             node.weight_logits += 0.5 * noise(node.weight_logits)
@@ -246,7 +257,7 @@ def many_draw_bound(problem: Problem, n_draws: int = 20_000, seed: int = 99) -> 
 
 def numbers(posterior: Posterior) -> dict[str, Tensor]:
     """Copies of everything an optimiser may move, or must not, by template: 'node.m', 'next.factor'."""
-    return {name.removeprefix("_blocks."): p for name, p in posterior.snapshot().items()}
+    return posterior.snapshot()
 
 
 @dataclass(frozen=True)

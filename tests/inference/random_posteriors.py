@@ -10,7 +10,7 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from structgp.data.batch import Batch
-from structgp.gp import Inducing, Mixture, Posterior, Table
+from structgp.gp import FullTable, Inducing, Mixture, Posterior, Table
 from structgp.inference import Problem
 from structgp.inference.estimators import Noise
 from structgp.inference.latents import Latents
@@ -53,7 +53,7 @@ def random_posterior(inducing: Tensor, form: str = "one full") -> Posterior:
     options = dict(FORMS[form])
     full, featured = options.pop("full_table", False), options.pop("featured", False)
     family: Any = Mixture if "n_components" in options else Inducing
-    after: Any = Table((V, V), TRANSITION_SD, full)
+    after: Any = (FullTable if full else Table)((V, V), TRANSITION_SD)
     if featured:
         after = Inducing(kernel(), normal(3, 1, seed=6), (V, V))
     posterior = Posterior({"node": family(kernel(), inducing, (V,), **options), "next": after})

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from structgp.errors import LikelihoodError
-from structgp.gp.families.table import OneRow
-from structgp.gp.weight_rows import SparseRows
+from structgp.gp.weight_rows import OneRow, SparseRows
 from structgp.inference.dual_lbfgs import Likelihood, Prior, climb
 
 N, F, R, P = 7, 12, 2, 9
@@ -34,7 +34,7 @@ def one_block(seed: int, shape: Shape) -> tuple[Prior, Tensor]:
         x, rows = torch.ones(1, 1).double(), OneRow()
     else:
         x = numbers(seed, n, F) * (numbers(seed + 1, n, F) > 0.3)
-        rows = SparseRows(torch.arange(F).expand(n, F), x, F)
+        rows = SparseRows(scipy.sparse.csr_array(x.numpy()), x.device)
     width = x.shape[1]
     return Prior(rows, numbers(seed + 2, width, functions).exp(), numbers(seed + 3, width, functions)), x
 

@@ -15,7 +15,7 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from structgp.data.batch import Batch
-from structgp.gp import Inducing, Mixture, Posterior, Table
+from structgp.gp import FullTable, Inducing, Mixture, Posterior, Table
 from structgp.inference import Problem
 from structgp.inference.estimators import (
     Estimate,
@@ -109,7 +109,7 @@ def make_case(form: str, structure: str = "chain", parts: str | None = None) -> 
     options, full = FORMS[form]
     family: Any = Mixture if "n_components" in options else Inducing
     node = family(RBFKernel().double(), inducing, (2,), **options)
-    posterior = Posterior({"node": node, "next": Table((2, 2), 0.8, full)})
+    posterior = Posterior({"node": node, "next": (FullTable if full else Table)((2, 2), 0.8)})
     with torch.no_grad():
         for name, p in posterior.named_parameters():
             if "next.log_amplitude" not in name:

@@ -24,7 +24,7 @@ from structgp.gp.families import inducing_scales
 from structgp.gp.families.inducing_scales import PRIOR_COUNT, KernelGradient, _axes, _gradient
 from structgp.gp.kernels import RelevanceKernel, TemplateKernel, covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
-from structgp.gp.kernels.relevance import degrees_of_freedom
+from structgp.gp.kernels.relevance import degrees_of_freedom, weight_variances
 from structgp.gp.kernels.sparse import pack
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
@@ -250,8 +250,8 @@ def test_a_step_is_the_ratio_of_energy_to_what_is_determined(form: str, n_induci
     K = covariance(kernel, q.inducing, q.inducing)
     dual = torch.linalg.solve(K + 1e-8 * K.diagonal().mean() * torch.eye(len(K)), q.prior_factor())
     dual = dual @ q.m.T  # (M, R)
-    spent = kernel.weights * (features(kernel, q.inducing).T @ dual).square().sum(-1)
-    group = kernel.group
+    spent = weight_variances(kernel)[:-1] * (features(kernel, q.inducing).T @ dual).square().sum(-1)
+    group = kernel.group[:-1]
     learn(problem, at)
 
     G = len(kernel.sizes)

@@ -91,10 +91,9 @@ def test_scores_of_all_blocks_are_placed(form: str) -> None:
     assert f.shape == (5, B * posterior.n_components, T, V)
     after = posterior["next"]
     if after.shared:
-        expected = after.constant_scores()[0] + (after.scale * after.root_times(noise[1])).detach().view(
-            5, V, V
-        )
-        torch.testing.assert_close(g, expected)
+        here = after.conditional(None, None, after.prior_factor())
+        away = (after.scale * here.spread(after.factor, noise[1])).detach().view(5, V, V)
+        torch.testing.assert_close(g, after.constant_scores()[0] + away)
     else:
         assert g.shape == (5, B, T - 1, V, V)
     narrow = latent.place(tuple(eps.float() for eps in noise))

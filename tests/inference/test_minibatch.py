@@ -17,7 +17,7 @@ from structgp import StructuredGPClassifier
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import LabelEncoder
 from structgp.errors import InputError
-from structgp.gp import Inducing, Posterior, Table, Weights, contrasts
+from structgp.gp import FullTable, Inducing, Posterior, Table, Weights, contrasts
 from structgp.gp.kernels import RelevanceKernel
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Minibatch, Problem, SecondOrder
@@ -84,7 +84,7 @@ def assert_prior_times_sites(problem: Problem, state: MinibatchState) -> None:
         for i in range(n):
             kept = state.sites[i]
             assert kept is not None
-            index, _ = block.compact(problem.conditional(i)[k])
+            index, _ = problem.conditional(i)[k].compact
             site = kept[k].at(state.scale[k])
             precision[index] += site.precision
             linear[index] += site.linear
@@ -240,8 +240,8 @@ def test_a_table_is_a_block_of_weights_with_one_constant_feature(optimizer: Any,
         found[name] = made
     weights, table = blocks["weights"], blocks["table"]
     assert (weights.m[:, :-1] == 0).all()  # the value that no transition has
-    torch.testing.assert_close(weights.m[:, -1], table.m, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(weights.factor[:, -1], table.factor, rtol=1e-6, atol=0)
+    torch.testing.assert_close(weights.m[:, -1:], table.m, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weights.factor[:, -1:], table.factor, rtol=1e-6, atol=0)
     torch.testing.assert_close(weights.kl(), table.kl(), rtol=1e-5, atol=0)
     assert table.m.abs().max() > 0.3
 
@@ -300,7 +300,7 @@ def test_what_it_cannot_fit() -> None:
     problem = Problem(Posterior({"node": node, "next": Table((2, 2))}), Chain(), [])
     with pytest.raises(InputError, match="'minibatch' fits one Gaussian of weights"):
         Minibatch().start(problem, torch.Generator())
-    full = Posterior({"node": make_problem().posterior.node, "next": Table((V, V), full=True)})
+    full = Posterior({"node": make_problem().posterior.node, "next": FullTable((V, V))})
     with pytest.raises(InputError, match="with independent transition scores"):
         Minibatch().start(Problem(full, Chain(), []), torch.Generator())
     problem = make_problem(BlackBox(lambda f, g, y: f.sum((1, 2))))

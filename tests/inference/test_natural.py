@@ -13,7 +13,7 @@ from gpytorch.kernels import RBFKernel
 
 from structgp.errors import InputError
 from structgp.gp import Inducing, Posterior
-from structgp.gp.families.table import LEAST_PRECISION
+from structgp.gp.block import LEAST_PRECISION
 from structgp.inference import Natural, Problem, SecondOrder
 from structgp.inference.estimators import Estimate, Pathwise, Surrogate
 from structgp.inference.latents import Sites

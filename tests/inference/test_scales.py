@@ -57,7 +57,7 @@ def test_against_finite_differences_of_an_exact_bound(form: dict[str, Any], case
     )
     cases.disturb(problem.posterior)
     parameters = named(problem)
-    assert {"_blocks.node.log_amplitude", "_blocks.next.log_amplitude"} < set(parameters)
+    assert {"node.log_amplitude", "next.log_amplitude"} < set(parameters)
     assert sum("node.kernel." in name for name in parameters) >= 2
     grads = torch.autograd.grad(total(problem), list(parameters.values()))
     for (name, p), grad in zip(parameters.items(), grads, strict=True):
@@ -110,7 +110,7 @@ def test_kept_conditionals_give_the_same_gradient_in_the_amplitude(cases: Module
 def test_what_each_choice_moves(learn: Any, names: set[str], cases: ModuleType) -> None:
     for transition_sd in (1.0, 0.0):
         q = cases.make_problem(transition_sd=transition_sd).posterior
-        of = {id(p): ".".join(name.split(".")[1:3]) for name, p in q.named_parameters()}
+        of = {id(p): ".".join(name.split(".")[:2]) for name, p in q.named_parameters()}
         found = {of[id(p)] for p in hyper_parameters(q, learn)}
         assert found == (names if transition_sd else names - {"next.log_amplitude"})
         assert all(p.requires_grad == ("node.kernel" in names) for p in q.node.kernel.parameters())

@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
-from structgp.gp import Inducing, Mixture, Posterior, Table
+from structgp.gp import FullTable, Inducing, Mixture, Posterior, Table
 from structgp.inference.latents import Latents, Sensitivity, Sites
 
 B, T, V = 3, 3, 2
@@ -27,7 +27,7 @@ def posterior_of(form: str) -> Posterior:
     Z = normal(2, 1, seed=90)
     if form == "two diagonal":
         node: Any = Mixture(RBFKernel().double(), Z, (V,), n_components=2, covariance="diagonal")
-        return Posterior({"node": node, "next": Table((V, V), full=True)})
+        return Posterior({"node": node, "next": FullTable((V, V))})
     node = Inducing(RBFKernel().double(), Z, (V,))
     featured = form == "transitions with features"
     after = Inducing(RBFKernel().double(), Z, (V, V)) if featured else Table((V, V))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from structgp.errors import InputError, LikelihoodError
-from structgp.gp import Inducing, Posterior, Weights
+from structgp.gp import FullTable, Inducing, Posterior, Weights
 from structgp.gp.kernels import RelevanceKernel
 from structgp.inference import Natural, Problem
 from structgp.inference.bound import Plateau
@@ -93,7 +93,7 @@ def assert_equal(first: Gradient, second: Gradient, rtol: float = 1e-9) -> None:
 
 
 def through(covariance: Tensor, factor: Tensor, m: Tensor) -> Tensor:
-    diagonal = factor.dim() == m.dim()
+    diagonal = factor.shape == m.shape
     return 2 * covariance * factor if diagonal else (2 * covariance @ factor.tril()).tril()
 
 
@@ -189,8 +189,8 @@ def test_memory_is_as_counted(form: dict[str, Any], cases: ModuleType) -> None:
     assert state.memory_bytes == 0
     fill(SAGA, problem, state)
     q = problem.posterior
-    K, V = q.n_components, q.n_labels
-    table = V**2 + (V**4 if q["next"].is_full else V**2)
+    K, V = q.n_components, q.node.n_scores
+    table = V**2 + (V**4 if isinstance(q["next"], FullTable) else V**2)
     lengths = [batch.mask.shape[1] for batch in problem.batches]
     assert len(set(lengths)) > 1
     numbers = sum(K * (T * V + V * T * T) + table + K + 1 for T in lengths)
@@ -362,12 +362,12 @@ def hessian_norms(problem: Problem) -> tuple[float, float]:
     scores, by the chain's closed form."""
     q = problem.posterior
     M = q.node.n_values
-    zero = torch.zeros(1, q.n_labels, q.n_labels, dtype=torch.float64)
-    node = torch.eye(M, dtype=torch.float64).repeat(q.n_labels, 1, 1)
+    zero = torch.zeros(1, q.node.n_scores, q.node.n_scores, dtype=torch.float64)
+    node = torch.eye(M, dtype=torch.float64).repeat(q.node.n_scores, 1, 1)
     table = torch.zeros_like(zero[0])
     scale = float(q.node.log_amplitude.detach().exp())
     for i, batch in enumerate(problem.batches):
-        f = torch.zeros(1, *batch.mask.shape, q.n_labels, dtype=torch.float64)
+        f = torch.zeros(1, *batch.mask.shape, q.node.n_scores, dtype=torch.float64)
         bend = Chain().curvature(f, zero, batch.y, batch.mask)
         A = problem.conditional(i)[0].projection
         node += scale * torch.einsum("btm,bvtu,bun->vmn", A, bend.node, A)

@@ -26,7 +26,7 @@ from structgp.gp import FAMILIES, Posterior
 from structgp.gp.kernels.kernel_json import describe, rebuild
 from structgp.structures import Spec, Structure
 
-FORMAT = 6
+FORMAT = 7
 
 
 def save(model: Model, path: str | Path) -> None:
@@ -43,7 +43,7 @@ def save(model: Model, path: str | Path) -> None:
         "version": __version__,
         "structure": model.spec.to_json(),
         "predictor": _name_of(model.predictor),
-        "posterior": [_block_to_json(name, posterior[name]) for name in posterior.names],
+        "posterior": [_block_to_json(name, block) for name, block in posterior.items()],
         "encoder": model.encoder.to_json(),
         "labels": model.labels.classes,
         "constraints": None if model.constraints is None else model.constraints.to_json(),
@@ -138,8 +138,7 @@ def _block_to_json(template: str, block: Any) -> dict[str, Any]:
     """What a block has to be built from for its tensors to fit."""
     state = {"template": template, "family": block.name, "labels": list(block.labels)}
     state["options"] = block.options()
-    kernel = getattr(block, "kernel", None)
-    return state if kernel is None else state | {"kernel": describe(kernel)}
+    return state if block.kernel is None else state | {"kernel": describe(block.kernel)}
 
 
 def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
@@ -147,7 +146,7 @@ def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     options = state["options"]
     if "kernel" not in state:
         return family(state["labels"], **options)
-    prefix = f"_blocks.{state['template']}."
+    prefix = f"{state['template']}."
     inducing = tensors.get(prefix + "inducing")
     rows = () if inducing is None else (inducing,)
     basis = tensors[prefix + "basis"]
@@ -158,10 +157,10 @@ def _recode(
     tensors: dict[str, Tensor], posterior: Posterior, code: Callable[[Tensor, Any], Tensor]
 ) -> None:
     """Packs or unpacks what says how far each block of the posterior spreads, in place."""
-    for name in posterior.names:
-        for key in (f"_blocks.{name}.factor", f"_blocks.{name}.directions"):
+    for name, block in posterior.items():
+        for key in (f"{name}.factor", f"{name}.directions"):
             if key in tensors:
-                tensors[key] = code(tensors[key], posterior[name])
+                tensors[key] = code(tensors[key], block)
 
 
 def _pack(spread: Tensor, block: Any) -> Tensor:

@@ -1,10 +1,10 @@
 """Gaussian processes: kernels, inducing inputs, and posteriors of the potentials of templates."""
 
 from structgp.gp.block import Block, CovarianceForm, Entropy, Posterior, Seen, contrasts
-from structgp.gp.families import FAMILIES, Inducing, Mixture, Table, Weights
+from structgp.gp.families import FAMILIES, FullTable, Inducing, Mixture, Table, Weights
 from structgp.gp.families.inducing_points import RANK
 from structgp.gp.inducing_inputs import InducingChoice, choose_inducing
-from structgp.gp.relaxation import Relaxation, has_shape, learn_shape
+from structgp.gp.relaxation import Relaxation, learn_shape, shape_parameters
 
 __all__ = [
     "FAMILIES",
@@ -12,6 +12,7 @@ __all__ = [
     "Block",
     "CovarianceForm",
     "Entropy",
+    "FullTable",
     "Inducing",
     "InducingChoice",
     "Mixture",
@@ -22,6 +23,6 @@ __all__ = [
     "Weights",
     "choose_inducing",
     "contrasts",
-    "has_shape",
     "learn_shape",
+    "shape_parameters",
 ]

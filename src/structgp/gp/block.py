@@ -1,6 +1,6 @@
 """One template's potentials: R functions of a tuple's features, and the scores that they add up to.
 
-The scores of a tuple's joint labels are sums of R functions, scores = B h (``gp.basis``): with R = P and
+The scores of a tuple's joint labels are sums of R functions, scores = B h: with R = P and
 B = I each score has a function of its own. A block holds the prior of those functions, their variational
 posterior, and every closed form that an optimiser asks for. How the posterior is parametrised is the
 family's business (``gp.families``); nobody else asks which family it is.
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
+from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from structgp.errors import InputError
@@ -31,12 +32,15 @@ from structgp.errors import InputError
 CovarianceForm: TypeAlias = Literal["full", "low-rank", "diagonal"]
 Entropy: TypeAlias = Literal["bhattacharyya", "jensen"]
 
-
 AXIS_PRIOR_COUNT = 2.0
 """Parameters' worth of prior that the amplitude of one function is right as it is."""
 
 LARGEST_FACTOR = 4.0
 """By which one step may change a scale."""
+
+LEAST_PRECISION = 0.25
+"""Under a likelihood that is not concave a posterior may be wider than its prior, but at most by
+1 / sqrt(this)."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,19 @@ class Block(nn.Module):
     labels : shape of a tuple's joint labels, (V,) for nodes and (V, V) for transitions. basis : (P, R),
     None for one function per score. amplitude : factor on the prior variance of all functions; its
     logarithm is the parameter ``log_amplitude``, -inf where the block is silent (all scores 0). ``m`` :
-    whitened means.
+    whitened means, ``factor`` : of their covariance.
 
     What a family offers beside the methods below: ``prior_factor()`` and ``conditional(rows, mask,
     factor)``, the functions of a batch given the whitened values v that the posterior is of, h = A v plus
     what v leaves open, with ``times(v)`` and ``transposed_times(h)``; ``gaussian(conditional)``;
     ``kl(entropy)``; ``root_times`` and its transpose, C v with C C^T the posterior's covariance;
-    ``fixed_noise`` and ``offsets`` for draws that optimisers hold fixed; ``draws`` and ``mean_draw`` for
-    answers; ``curvature_sum()``, which collects curvature batch by batch (``add``), lets processes sum it
-    (``tensors``) and sets the spread (``finish``); ``solve_sites``; ``options()`` for model files."""
+    ``fixed_noise`` and ``offsets``, what each draw adds to the mean, for draws that optimisers hold fixed;
+    ``draws`` and ``mean_draw`` for answers; ``curvature_sum()``, which collects curvature batch by batch
+    (``add``), lets processes sum it (``tensors``) and sets the spread (``finish``); ``solve_sites``;
+    ``learn_scales(seen, prior_factor)``, one step on the bound for all scales of the prior, in closed form,
+    which returns by how much the variance of each function has grown, (R,); ``effective_parameters()``, how
+    many parameters the data determine; ``constant_scores()`` and ``scores_at(rows)`` for people to look at;
+    ``options()`` for model files."""
 
     shared: ClassVar[bool] = False
     """Whether all tuples of all examples have the same scores."""
@@ -81,9 +89,26 @@ class Block(nn.Module):
     """Whether ``curvature_sum`` wants (B, R, T, T), the curvature between tuples of an example, and not
     just (B, T, R)."""
 
+    takes_curvature: ClassVar[bool] = True
+    """Whether ``curvature_sum`` exists: what second-order inference asks."""
+
+    takes_sites: ClassVar[bool] = True
+    """Whether ``solve_sites`` exists: what natural gradients ask."""
+
+    takes_minibatches: ClassVar[bool] = False
+    """Whether the posterior can be fitted batch by batch (``inference.minibatch``)."""
+
     name: ClassVar[str]
+    n_components: int = 1
+    """K of a mixture."""
+
+    n_values: int
+    """M."""
+
+    kernel: Kernel | None
     basis: Tensor
     m: nn.Parameter
+    factor: nn.Parameter
 
     def __init__(self, labels: Sequence[int], basis: Tensor | None = None, amplitude: float = 1.0) -> None:
         super().__init__()
@@ -101,34 +126,9 @@ class Block(nn.Module):
         self.log_amplitude = nn.Parameter(torch.tensor(amplitude, dtype=torch.float64).log())
 
     @property
-    def n_values(self) -> int:
-        """M."""
-        return self.m.shape[-1]
-
-    @property
-    def n_components(self) -> int:
-        """K of a mixture."""
-        return 1
-
-    @property
     def mixing(self) -> Tensor:
         """(K,) weights of the mixture's components, which sum to 1."""
         return self.m.new_ones(1)
-
-    @property
-    def takes_curvature(self) -> bool:
-        """Whether ``curvature_sum`` exists: what second-order inference asks."""
-        return True
-
-    @property
-    def takes_sites(self) -> bool:
-        """Whether ``solve_sites`` exists: what natural gradients ask."""
-        return True
-
-    @property
-    def takes_minibatches(self) -> bool:
-        """Whether the posterior can be fitted batch by batch (``inference.minibatch``)."""
-        return False
 
     @property
     def scale(self) -> Tensor:
@@ -150,34 +150,8 @@ class Block(nn.Module):
         flat = slope.flatten(-len(self.labels))
         return flat if self.has_own_functions else flat @ self.basis.to(flat)
 
-    @property
-    def directions_of_scores(self) -> Tensor | None:
-        """(P, R), None where each score moves by itself: along what curvature is asked for."""
-        return None if self.has_own_functions else self.basis
-
-    def drawn_functions(self, conditional: Any, noise: Any, i: int, numbers: Tensor) -> Tensor:
-        """(S, B, T, R), or (S, P) if shared, without the amplitude: functions of batch i at the draws
-        that ``fixed_noise`` stands for. numbers : (B,) that name the examples."""
-        return conditional.times(self.m) + self.offsets(conditional, noise, i, numbers)
-
-    def offsets(self, conditional: Any, noise: Any, i: int, numbers: Tensor) -> Tensor:
-        """What each draw adds to the mean, without the amplitude."""
-        raise NotImplementedError
-
-    def open_directions(self, batches: Sequence[tuple[Any, Tensor, Tensor]]) -> None:
-        """Where no direction of a low-rank posterior is narrowed, none has a gradient: narrows some a
-        little, in place. batches : conditional, mask (B, T) of the tuples, weight (B,) of the
-        examples."""
-
-    # -- scales of the prior ----------------------------------------------------------------------------
-
-    def learn_scales(self, seen: Sequence[Seen], prior_factor: Tensor) -> Tensor:
-        """One step on the bound for all scales of the prior, in closed form. Returns by how much the
-        variance of each function has grown, (R,)."""
-        raise NotImplementedError
-
     def learn_amplitude(self, seen: Sequence[Seen]) -> Tensor:
-        """The same for the amplitude alone."""
+        """As ``learn_scales``, for the amplitude alone."""
         energy, determined = self.m.square().sum(), self.effective_parameters()
         for s in seen:
             residual = s.conditional.residual
@@ -188,19 +162,18 @@ class Block(nn.Module):
         return growth.expand(self.n_functions)
 
     def effective_parameters(self) -> Tensor:
-        """() how many parameters the data determine: the sum of 1 - variance / prior variance,
-        whitened."""
         raise NotImplementedError
 
-    def fit_amplitude(self) -> None:
-        """Moves the amplitude of a table towards where the bound is largest; nothing for other
-        families."""
+    def round_factor(self) -> None:
+        """Rounds the spread to single precision, in place: a file may then hold it in half the space and
+        still give the same answers to the last bit."""
+        with torch.no_grad():
+            self.factor.copy_(self.factor.float())
 
-    # -- what a person is shown --------------------------------------------------------------------
-
-    def constant_scores(self) -> tuple[Tensor, Tensor]:
-        """(*labels) posterior mean and standard deviation of the scores of a tuple without features."""
-        raise NotImplementedError
+    def open_directions(self, batches: Sequence[tuple[Any, Tensor, Tensor]]) -> None:
+        """Where no direction of a low-rank posterior is narrowed, none has a gradient: narrows some a
+        little, in place. batches : conditional, mask (B, T) of the tuples, weight (B,) of the
+        examples."""
 
     def dual(self) -> Tensor | None:
         """(M, R), of which the mean functions are k(., Z) dual; None where there are no inducing inputs
@@ -213,42 +186,28 @@ class Block(nn.Module):
         return [] if self.is_silent else [self.m]
 
     def spread_parameters(self) -> list[nn.Parameter]:
-        raise NotImplementedError
+        return [] if self.is_silent else [self.factor]
 
     def kernel_parameters(self) -> list[nn.Parameter]:
         """Those of the kernel, made to take gradients; none where there is no kernel."""
-        return []
+        return [] if self.kernel is None else list(self.kernel.requires_grad_(True).parameters())
 
 
-class Posterior(nn.Module):
+class Posterior(nn.ModuleDict):
     """blocks : by the template's name, in the order in which the structure takes their scores; 'node'
     first.
 
     Blocks are of the families in ``gp.families``. Nobody outside asks which: what an optimiser needs are
     their methods."""
 
+    node: Any
+    __getitem__: Any
+
     def __init__(self, blocks: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._blocks = nn.ModuleDict(blocks)
+        super().__init__(blocks)
         self.blocks: list[Any] = list(blocks.values())
-        self.names = list(blocks)
-        """Of the templates."""
-
-    def __getitem__(self, template: str) -> Any:
-        return self._blocks[template]
-
-    @property
-    def node(self) -> Any:
-        return self._blocks["node"]
-
-    @property
-    def n_labels(self) -> int:
-        return self.node.n_scores
-
-    @property
-    def n_components(self) -> int:
+        self.n_components: int = self.node.n_components
         """K of a mixture, 1 for other families."""
-        return self.node.n_components
 
     @property
     def mixing(self) -> Tensor:
@@ -260,13 +219,15 @@ class Posterior(nn.Module):
         """A tensor of the posterior's precision and device."""
         return self.node.m
 
-    @property
-    def device(self) -> torch.device:
-        return self.like.device
-
     def divergence(self, entropy: Entropy = "bhattacharyya") -> Tensor:
         """sum_b KL(q_b || p_b), or with a mixture a bound above it (``klun``, ``klbin``)."""
         return torch.stack([block.kl(entropy) for block in self.blocks]).sum()
+
+    def fit_tables(self) -> None:
+        """Moves the amplitude of every table towards where the bound is largest."""
+        for block in self.blocks:
+            if block.shared:
+                block.fit_amplitude()
 
     def snapshot(self) -> dict[str, Tensor]:
         """All parameters as they are now, for ``load_state_dict`` later."""
@@ -285,16 +246,6 @@ class Posterior(nn.Module):
             "transition_sd": transitions.prior_sd,
             "n_inducing": node.m.shape[-1],
         }
-
-    def round_factor(self) -> None:
-        """Rounds the spreads to what a file holds, in place."""
-        for block in self.blocks:
-            block.round_factor()
-
-
-def kl_diagonal(m: Tensor, sd: Tensor) -> Tensor:
-    """sum KL(N(m, sd^2) || N(0, 1))."""
-    return 0.5 * (m.square() + sd.square() - 1).sum() - sd.abs().log().sum()
 
 
 def contrasts(frequency: Tensor) -> Tensor:

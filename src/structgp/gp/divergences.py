@@ -8,6 +8,7 @@ has no closed form; both bounds here are below it, so that a bound on the eviden
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,54 +90,52 @@ def entropy_bhattacharyya(log_weights: Tensor, mean: Tensor, factor: Spread) -> 
 def _between(mean: Tensor, factor: Spread) -> tuple[Tensor, Tensor]:
     """(K, K) (m_k - m_l)^T C^-1 (m_k - m_l) and log det C with C = (S_k + S_l) / 2, both summed over
     labels."""
-    if isinstance(factor, LowRank):
-        return _between_low_rank(mean, factor)
-    if factor.dim() == mean.dim():
+    if not isinstance(factor, LowRank) and factor.dim() == mean.dim():
         variance = 0.5 * (factor.square()[:, None] + factor.square())
         apart = (mean[:, None] - mean).square() / variance
         return apart.sum((-1, -2)), variance.log().sum((-1, -2))
-    K, M = len(mean), mean.shape[-1]
-    own = 2 * half_log_dets(mean, factor).sum(-1)
+    K, own = len(mean), 2 * half_log_dets(mean, factor).sum(-1)
     distance = [[mean.new_zeros(())] * K for _ in range(K)]
     log_det = [[own[k]] * K for k in range(K)]
-    eye = torch.eye(M, dtype=mean.dtype, device=mean.device)
+    of_two: Any = _of_two_low_rank if isinstance(factor, LowRank) else _of_two_full
     for k in range(K):
         for l in range(k):
-            # In the coordinates that make S_k the identity, C has no eigenvalue below 1/2 and needs
-            # no jitter; where both components are the same it is the identity.
-            apart = torch.cat([factor[l], (mean[k] - mean[l])[..., None]], -1)
-            apart = torch.linalg.solve_triangular(factor[k], apart, upper=False)
-            root, apart = apart.split([M, 1], -1)
-            middle = 0.5 * (eye + root @ root.mT)
-            lower, failed = torch.linalg.cholesky_ex(middle)
-            lower = cholesky(middle) if bool((failed > 0).any()) else lower
-            apart = torch.linalg.solve_triangular(lower, apart, upper=False)
-            distance[k][l] = distance[l][k] = apart.square().sum()
-            log_det[k][l] = log_det[l][k] = own[k] + 2 * half_log_dets(apart[..., 0], lower).sum()
-    return _stacked(distance), _stacked(log_det)
-
-
-def _between_low_rank(mean: Tensor, spread: LowRank) -> tuple[Tensor, Tensor]:
-    """The same where both covariances are a diagonal less a low rank, and so is their mean: C = E - Z Z^T
-    with E = (s_k^2 + s_l^2) / 2 and Z = (Y_k, Y_l) / sqrt 2. Cost O(K^2 V M r^2)."""
-    K, own = len(mean), 2 * spread.half_log_det.sum(-1)
-    distance = [[mean.new_zeros(())] * K for _ in range(K)]
-    log_det = [[own[k]] * K for k in range(K)]
-    for k in range(K):
-        for l in range(k):
-            diagonal = 0.5 * (spread.sd[k].square() + spread.sd[l].square())
-            Z = 0.5**0.5 * torch.cat([spread.narrowing[k], spread.narrowing[l]], -1)
-            Z = Z / diagonal.sqrt()[..., None]
-            eye = torch.eye(Z.shape[-1], dtype=Z.dtype, device=Z.device)
-            middle = eye - Z.mT @ Z
-            inner, failed = torch.linalg.cholesky_ex(middle)
-            inner = cholesky(middle) if bool((failed > 0).any()) else inner
-            apart = (mean[k] - mean[l]) / diagonal.sqrt()
-            along = torch.linalg.solve_triangular(inner, Z.mT @ apart[..., None], upper=False)
-            distance[k][l] = distance[l][k] = apart.square().sum() + along.square().sum()
-            both = diagonal.log().sum() + 2 * half_log_dets(apart, inner).sum()
+            apart, both = of_two(mean[k] - mean[l], factor, k, l, own[k])
+            distance[k][l] = distance[l][k] = apart
             log_det[k][l] = log_det[l][k] = both
     return _stacked(distance), _stacked(log_det)
+
+
+def _of_two_full(apart: Tensor, factor: Tensor, k: int, l: int, own: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for two components whose means are ``apart`` (V, M). own : log det S_k."""
+    # In the coordinates that make S_k the identity, C has no eigenvalue below 1/2 and needs no jitter;
+    # where both components are the same it is the identity.
+    M = apart.shape[-1]
+    moved = torch.cat([factor[l], apart[..., None]], -1)
+    moved = torch.linalg.solve_triangular(factor[k], moved, upper=False)
+    root, apart = moved.split([M, 1], -1)
+    lower = _lower(0.5 * (torch.eye(M).to(apart) + root @ root.mT))
+    apart = torch.linalg.solve_triangular(lower, apart, upper=False)
+    return apart.square().sum(), own + 2 * half_log_dets(apart[..., 0], lower).sum()
+
+
+def _of_two_low_rank(apart: Tensor, spread: LowRank, k: int, l: int, _: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where both covariances are a diagonal less a low rank, and so is their mean: C = E - Z Z^T
+    with E = (s_k^2 + s_l^2) / 2 and Z = (Y_k, Y_l) / sqrt 2. Cost O(V M r^2)."""
+    diagonal = 0.5 * (spread.sd[k].square() + spread.sd[l].square())
+    Z = 0.5**0.5 * torch.cat([spread.narrowing[k], spread.narrowing[l]], -1)
+    Z = Z / diagonal.sqrt()[..., None]
+    inner = _lower(torch.eye(Z.shape[-1]).to(Z) - Z.mT @ Z)
+    apart = apart / diagonal.sqrt()
+    along = torch.linalg.solve_triangular(inner, Z.mT @ apart[..., None], upper=False)
+    log_det = diagonal.log().sum() + 2 * half_log_dets(apart, inner).sum()
+    return apart.square().sum() + along.square().sum(), log_det
+
+
+def _lower(matrix: Tensor) -> Tensor:
+    """The Cholesky factor, without jitter where it exists."""
+    lower, failed = torch.linalg.cholesky_ex(matrix)
+    return cholesky(matrix) if bool((failed > 0).any()) else lower
 
 
 def _stacked(rows: list[list[Tensor]]) -> Tensor:

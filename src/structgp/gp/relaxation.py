@@ -25,6 +25,7 @@ import scipy.optimize
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from structgp.gp.kernels import covariance, variance
 from structgp.gp.linalg import cholesky
@@ -49,9 +50,10 @@ class Relaxation:
     tokens: int
 
 
-def has_shape(kernel: Kernel) -> bool:
-    """Whether the kernel has parameters beyond a factor on the whole of it."""
-    return len(_learnable(kernel)) > 0
+def shape_parameters(kernel: Kernel) -> list[nn.Parameter]:
+    """All parameters that may move, but for a factor on the whole of the kernel."""
+    named = kernel.named_parameters()
+    return [p for name, p in named if name != "raw_outputscale" and p.requires_grad]
 
 
 def learn_shape(
@@ -74,26 +76,23 @@ def learn_shape(
         size = float(variance(kernel, x).mean())
     scale = nn.Parameter(x.new_tensor(math.log(0.5 / max(size, 1e-12))))
     noise = nn.Parameter(x.new_tensor(0.0))
-    parameters = [*_learnable(kernel), scale, noise]
-    start = _flatten([p.detach() for p in parameters])
+    parameters = [*shape_parameters(kernel), scale, noise]
+    start = parameters_to_vector(parameters).detach().numpy()
 
     def negative(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        _place(parameters, flat)
+        vector_to_parameters(torch.tensor(flat), parameters)
         noise_variance = NOISE_FLOOR + (1 - NOISE_FLOOR) * noise.sigmoid()
         evidence = _log_evidence(kernel, x, targets, scale.exp(), noise_variance)
-        grads = torch.autograd.grad(evidence, parameters, allow_unused=True)
-        flat_grads = [
-            torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)
-        ]
+        grads = torch.autograd.grad(evidence, parameters, allow_unused=True, materialize_grads=True)
         away = (flat - start) / PRIOR_SD
         value = float(evidence.detach()) - 0.5 * float(away @ away)
-        return -value, -_flatten(flat_grads) + away / PRIOR_SD
+        return -value, -parameters_to_vector(grads).numpy() + away / PRIOR_SD
 
     before = -negative(start)[0]
     result = scipy.optimize.minimize(
         negative, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_STEPS}
     )
-    _place(parameters, result.x)
+    vector_to_parameters(torch.tensor(result.x), parameters)
     away = (result.x - start) / PRIOR_SD
     after = -float(result.fun) + 0.5 * float(away @ away)
     return Relaxation((before, after), int(result.nfev), len(x))
@@ -120,22 +119,3 @@ def _some_tokens(
     chosen.sort()
     x, y = torch.cat([rows[i] for i in chosen]), torch.cat([labels[i] for i in chosen])
     return x[:MAX_TOKENS], y[:MAX_TOKENS]  # one sequence alone may be longer
-
-
-def _learnable(kernel: Kernel) -> list[nn.Parameter]:
-    """All parameters that may move but the outermost factor, which ``scale`` stands for."""
-    named = kernel.named_parameters()
-    return [p for name, p in named if name != "raw_outputscale" and p.requires_grad]
-
-
-def _place(parameters: Sequence[nn.Parameter], flat: np.ndarray) -> None:
-    with torch.no_grad():
-        offset = 0
-        for p in parameters:
-            piece = torch.from_numpy(flat[offset : offset + p.numel()])
-            p.copy_(piece.view_as(p))
-            offset += p.numel()
-
-
-def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
-    return torch.cat([t.reshape(-1) for t in tensors]).double().numpy()

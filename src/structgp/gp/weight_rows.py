@@ -6,8 +6,9 @@ Letters as in ``gp.block``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -24,38 +25,20 @@ features of one tuple share a row, and with it their noise, once in so many case
 
 class SparseRows:
     """X (N, M), what N rows hold of each of M features, to be multiplied with from both sides: by SciPy
-    on the host, by torch on the device that its entries came from."""
+    on the host, by torch on the device.
 
-    def __init__(self, place: Tensor, value: Tensor, n_weights: int) -> None:
-        """place, value : (N, A); negative places are left out."""
-        there = (place >= 0) & (value != 0)
-        counts = there.sum(1).cpu().numpy()
-        bounds = np.concatenate([[0], np.cumsum(counts)])
-        entries = value[there].cpu().numpy(), place[there].cpu().numpy(), bounds
-        self._set(scipy.sparse.csr_array(entries, shape=(len(place), n_weights)), value.device)
+    ``times`` : X weights, (N, R) from (M, R). ``transposed_times`` : X^T values, (M, R) from (N, R).
+    ``squares_times`` : the same with the entries of X squared."""
 
-    def _set(self, x: scipy.sparse.csr_array, device: torch.device) -> None:
+    def __init__(self, x: scipy.sparse.csr_array, device: torch.device) -> None:
         self._x, self._device, xt = x, device, x.T.tocsr()
-        self._by = [_multiplier(a, device) for a in (x, xt, xt.multiply(xt).tocsr())]
+        self.times, self.transposed_times = _multiplier(x, device), _multiplier(xt, device)
+        self.squares_times = _multiplier(xt.multiply(xt).tocsr(), device)
 
     @cached_property
     def single(self) -> SparseRows:
         """The same in single precision."""
-        made = SparseRows.__new__(SparseRows)
-        made._set(self._x.astype(np.float32), self._device)
-        return made
-
-    def times(self, weights: Tensor) -> Tensor:
-        """X weights, (N, R) from (M, R)."""
-        return self._by[0](weights)
-
-    def transposed_times(self, values: Tensor) -> Tensor:
-        """X^T values, (M, R) from (N, R)."""
-        return self._by[1](values)
-
-    def squares_times(self, values: Tensor) -> Tensor:
-        """The same with the entries of X squared."""
-        return self._by[2](values)
+        return SparseRows(self._x.astype(np.float32), self._device)
 
 
 def _multiplier(x: scipy.sparse.csr_array, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -71,21 +54,19 @@ def _multiplier(x: scipy.sparse.csr_array, device: torch.device) -> Callable[[Te
 class WeightConditional:
     """h given the weights, on a batch: h = X beta, plus the weights of features never seen.
 
-    features : of (B, T) rows, value 0 at padding. prior_sd : (M,). factor : on all of h.
-    """
+    features : of (B, T) rows, value 0 at padding. prior_sd : (M,)."""
 
     features: ActiveFeatures
     prior_sd: Tensor
-    factor: Tensor = field(default_factory=lambda: torch.ones(()))
-
-    def scaled(self, factor: Tensor) -> WeightConditional:
-        """The same under a kernel whose amplitude is ``factor`` squared times as large."""
-        return replace(self, factor=self.factor * factor)
 
     @cached_property
     def rows(self) -> SparseRows:
-        place, value = self.features.place, self.features.value
-        return SparseRows(place.flatten(0, 1), value.flatten(0, 1), len(self.prior_sd))
+        place, value = self.features.place.flatten(0, 1), self.features.value.flatten(0, 1)
+        there = (place >= 0) & (value != 0)
+        bounds = np.concatenate([[0], np.cumsum(there.sum(1).cpu().numpy())])
+        entries = value[there].cpu().numpy(), place[there].cpu().numpy(), bounds
+        shape = len(place), len(self.prior_sd)
+        return SparseRows(scipy.sparse.csr_array(entries, shape=shape), value.device)
 
     @cached_property
     def compact(self) -> tuple[Tensor, WeightConditional]:
@@ -99,28 +80,27 @@ class WeightConditional:
     def times(self, m: Tensor) -> Tensor:
         """(B, T, R) A m of whitened weights (R, M)."""
         flat = self.rows.times((self.prior_sd * m).T.contiguous())
-        return self.factor * flat.unflatten(0, self.features.value.shape[:2])
+        return flat.unflatten(0, self.features.value.shape[:2])
 
     def transposed_times(self, values: Tensor) -> Tensor:
         """(R, M) A^T values, of (B, T, R)."""
-        return self.factor * self.prior_sd * self.rows.transposed_times(values.flatten(0, 1)).T
+        return self.prior_sd * self.rows.transposed_times(values.flatten(0, 1)).T
 
     def squares_times(self, values: Tensor) -> Tensor:
-        """(R, M) the same with the entries of A squared: what position by position precisions (B, T, R)
-        say of each weight."""
-        scale = (self.factor * self.prior_sd).square()
-        return scale * self.rows.squares_times(values.flatten(0, 1)).T
+        """(R, M) the same with the entries of A squared: what position by position precisions (B, T, R),
+        or (B, T, *labels), say of each weight."""
+        return self.prior_sd.square() * self.rows.squares_times(values.flatten(2).flatten(0, 1)).T
 
     def spread(self, sd: Tensor, table: Tensor, keys: Tensor | None = None) -> Tensor:
         """(2 n, B, T, R) draws of h around its mean, joint over tuples: a feature has one deviation for
         each draw and function, wherever it occurs. The second n mirror the first.
 
-        sd : (R, M) of the whitened weights. table : (rows, R, n) standard normal numbers. keys :
-        (B,) numbers that give each example weights of its own; None for the same in all of them.
+        sd : (R, M) of the whitened weights, of either sign. table : (rows, R, n) standard normal numbers.
+        keys : (B,) numbers that give each example weights of its own; None for the same in all of them.
         Cost O(n B T A R).
         """
         found, total = self.features, None
-        deviation = torch.cat([(self.prior_sd * sd).T, sd.new_zeros((1, len(sd)))])  # (M + 1, R)
+        deviation = torch.cat([(self.prior_sd * sd.abs()).T, sd.new_zeros((1, len(sd)))])  # (M + 1, R)
         for a in range(found.place.shape[-1]):
             place = found.place[..., a]
             own = deviation[place]  # place -1 is the last row, of zeros
@@ -129,14 +109,14 @@ class WeightConditional:
             part = own[..., None] * table[_row(found.name[..., a], keys, len(table))]
             total = part if total is None else total.add_(part)
         assert total is not None
-        half = self.factor * total.permute(3, 0, 1, 2)
+        half = total.permute(3, 0, 1, 2)
         return torch.cat([half, -half])
 
     def mean(self, m: Tensor) -> Tensor:
         """(B, T, R) of whitened weights m (R, M), differentiable in them. Cost O(B T A R)."""
         found = self.features
         place = found.place.clamp(min=0)
-        value = self.factor * found.value * self.prior_sd[place] * (found.place >= 0)
+        value = found.value * self.prior_sd[place] * (found.place >= 0)
         return (value[..., None] * m[..., place].permute(1, 2, 3, 0)).sum(-2)
 
     def covariance(self, sd: Tensor) -> Tensor:
@@ -146,9 +126,52 @@ class WeightConditional:
         place = found.place.clamp(min=0)
         known = self.prior_sd[place] * sd[..., place]  # (R, B, T, A)
         deviation = torch.where(found.place >= 0, known, found.unseen.sqrt())
-        deviation = self.factor * found.value * deviation
-        packed = [pack(found.name.to(d.dtype), d) for d in deviation]
+        packed = [pack(found.name, d) for d in found.value * deviation]
         return torch.stack([inner_product(p, p) for p in packed], 1)
+
+
+class OneRow:
+    """The matrix 1, in the place of a batch's features."""
+
+    def times(self, values: Tensor) -> Tensor:
+        return values
+
+    transposed_times = squares_times = times
+
+    @property
+    def single(self) -> OneRow:
+        return self
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same for a table, whose scores (P,) are its weights (P, 1) themselves, whatever the batch."""
+
+    table: Any
+    rows = OneRow()
+
+    @property
+    def prior_sd(self) -> Tensor:
+        """(1,), under the table's amplitude as it is now."""
+        return self.table.prior_sds()
+
+    @property
+    def compact(self) -> tuple[Tensor, Constant]:
+        return torch.zeros(1, dtype=torch.int64, device=self.table.m.device), self
+
+    def times(self, m: Tensor) -> Tensor:
+        return m[:, 0]
+
+    def transposed_times(self, values: Tensor) -> Tensor:
+        return values[:, None]
+
+    def squares_times(self, values: Tensor) -> Tensor:
+        """(P, 1) of (B, *labels), precisions summed over each example's tuples."""
+        return values.sum(0).reshape(-1, 1)
+
+    def spread(self, sd: Tensor, noise: Tensor, keys: Tensor | None = None) -> Tensor:
+        """(S, P), of noise (S, P)."""
+        return sd[:, 0] * noise
 
 
 def _row(name: Tensor, keys: Tensor | None, rows: int) -> Tensor:

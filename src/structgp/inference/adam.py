@@ -92,5 +92,4 @@ class Adam:
             for group in state.optimizer.param_groups:
                 group["lr"] *= 0.3
         if self.learn_scales:
-            for block in problem.posterior.blocks:
-                block.fit_amplitude()
+            problem.posterior.fit_tables()

@@ -173,7 +173,7 @@ def train(
     stops and keeps what it has reached. checkpoint : if its file exists the fit goes on from it; it is
     written after steps, and the caller removes it. watch : may end the fit, and has the last word on the
     posterior. together : the other processes, with other batches."""
-    home = posterior.like.device
+    home = posterior.node.m.device
     if torch.device(device).type != "cpu":
         batches = _placed(posterior, batches, local_device(device))
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)

@@ -190,8 +190,7 @@ class Minibatch:
     def _end_pass(self, problem: Problem, state: MinibatchState, elbo: float) -> bool:
         """Whether it is over."""
         if self.learn_scales:
-            for block in problem.posterior.blocks:
-                block.fit_amplitude()
+            problem.posterior.fit_tables()
         learns = self.learn_scales == "all" and state.learned < self.learning_rounds
         state.bounds.append(elbo)
         state.moved = learns and len(state.bounds) >= 2
@@ -220,7 +219,7 @@ class _Visit:
     def __init__(self, problem: Problem, state: MinibatchState, i: int, single: bool) -> None:
         self.problem, self.state, self.i = problem, state, i
         self.blocks, self.batch = problem.posterior.blocks, problem.batches[i]
-        found = [b.compact(here) for b, here in zip(self.blocks, problem.conditional(i), strict=True)]
+        found = [conditional.compact for conditional in problem.conditional(i)]
         self.index, self.here = zip(*found, strict=True)
         kept = state.sites[i]
         self.is_again = kept is not None
@@ -302,8 +301,7 @@ def known_value(q: Posterior, state: MinibatchState) -> float:
     for block, known in zip(q.blocks, state.known or [], strict=state.known is not None):
         if not block.is_silent:
             prior_sd = block.prior_sds()[:, None]
-            mean = prior_sd * block.m.reshape(block.n_functions, -1).T
-            sd = prior_sd * block.factor.reshape(block.n_functions, -1).T
+            mean, sd = prior_sd * block.m.T, prior_sd * block.factor.T
             total += _expected(*known, mean, mean.square() + sd.square())
     return total
 

@@ -154,8 +154,7 @@ class Natural:
         if self.learn_scales in (True, "all"):
             self._move_amplitude(problem, state, look.amplitude_slope)
         if self.learn_scales:
-            for block in problem.posterior.blocks:
-                block.fit_amplitude()
+            problem.posterior.fit_tables()
 
     def _move_amplitude(self, problem: Problem, state: NaturalState, slope: float) -> None:
         """One step of Adam, shorter as the rate is."""

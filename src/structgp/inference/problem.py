@@ -167,9 +167,9 @@ class Problem:
         """Minus the second derivatives of log p of batch i in the functions of each block, averaged over
         draws and times how often each example counts. joint : whether between the nodes of an example
         too."""
-        batch, along, structure = self.batches[i], self.posterior.node.directions_of_scores, self.structure
+        batch, node, structure = self.batches[i], self.posterior.node, self.structure
         curvature: Callable[..., Any] = structure.curvature if joint else structure.local_curvature
-        extra = () if along is None else (along.to(scores[0]),)
+        extra = () if node.has_own_functions else (node.basis.to(scores[0]),)
         try:
             found = curvature(*scores, batch.y, batch.mask, *extra)
         except LikelihoodError as error:

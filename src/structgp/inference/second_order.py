@@ -107,8 +107,7 @@ class SecondOrder:
             goes_on = learns and was_learning and not settled
             slopes, extra = _fit_covariances(draws, wants_slopes=goes_on)
             if self.learn_scales:
-                for block in problem.posterior.blocks:
-                    block.fit_amplitude()
+                problem.posterior.fit_tables()
         converged = change < self.tolerance and not goes_on and state.slopes is None
         finished = converged or done >= self.max_rounds
         evaluations += state.evaluations + extra

@@ -54,7 +54,7 @@ class MixtureFit:
     def start(self, problem: Problem, generator: torch.Generator) -> MixtureState:
         q, mixture = problem.posterior, problem.posterior.node
         alone = mixture.alone()
-        one = Posterior({"node": alone} | {name: q[name] for name in q.names[1:]})
+        one = Posterior(dict(q.items()) | {"node": alone})
         single = Problem(one, problem.structure, problem.batches, problem.estimator)
         state, info, evaluations = self.first.start(single, generator), None, 0
         while info is None or not info.finished:

@@ -151,8 +151,7 @@ class Saga:
 
     def _look(self, problem: Problem, state: SagaState) -> None:
         if self.learn_scales:
-            for block in problem.posterior.blocks:
-                block.fit_amplitude()
+            problem.posterior.fit_tables()
         plateau, n = state.plateau, len(problem.batches)
         # The mean of a window may be high and its end, where the parameters are, low.
         ends = (plateau.recent, plateau.recent[-n:])
@@ -269,6 +268,6 @@ def _turned(plateau: Plateau, n: int) -> bool:
 def _through_factor(covariance: Tensor, factor: Tensor, m: Tensor) -> Tensor:
     """From the gradient in S = L L^T to that in L, or in standard deviations where those are all there
     is."""
-    if factor.dim() == m.dim():
+    if factor.shape == m.shape:
         return 2 * covariance * factor
     return (2 * covariance @ factor.tril()).tril()

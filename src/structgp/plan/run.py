@@ -108,7 +108,8 @@ class Fit:
                 StructgpWarning,
                 stacklevel=4,
             )
-        self.start.posterior.round_factor()
+        for block in self.start.posterior.blocks:
+            block.round_factor()
         log = self._log(history, plan)
         if kept is not None and self.together.is_first:
             kept.remove()

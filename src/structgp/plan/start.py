@@ -22,6 +22,7 @@ from structgp.data.shards import ShardedExamples, Shards
 from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 from structgp.gp import (
+    FullTable,
     Inducing,
     Mixture,
     Posterior,
@@ -30,8 +31,8 @@ from structgp.gp import (
     Weights,
     choose_inducing,
     contrasts,
-    has_shape,
     learn_shape,
+    shape_parameters,
 )
 from structgp.gp.kernels import RelevanceKernel, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel
@@ -122,8 +123,8 @@ def _posterior(
     standard deviation of a transition score, None for the plan's."""
     V, sd = node.n_scores, plan.transition_sd if sd is None else sd
     if plan.split.next is None:
-        full = plan.posterior.value.transition_covariance == "full"
-        return Posterior({"node": node, "next": Table((V, V), sd, full)})
+        family = FullTable if plan.posterior.value.transition_covariance == "full" else Table
+        return Posterior({"node": node, "next": family((V, V), sd)})
     assert isinstance(examples, Examples)
     tokens = edge_tokens(plan.split.next, examples)
     kernel = build_kernel("relevance", plan.split.next.blocks, tokens, sd**2).requires_grad_(False)
@@ -161,7 +162,7 @@ def learn_kernel(
         if isinstance(part, RelevanceKernel):
             # A thousand parameters are not for the relaxation.
             part.requires_grad_(False)
-    if not has_shape(kernel):
+    if not shape_parameters(kernel):
         return kernel, None
     y = [torch.from_numpy(sequence) for sequence in labels if len(sequence)]
     known = torch.cat(y) >= 0

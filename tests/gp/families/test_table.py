@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from structgp.gp import Table
-from structgp.gp.families.table import LEAST_PRECISION, PRIOR_SCORES, Constant
+from structgp.gp import FullTable, Table
+from structgp.gp.block import LEAST_PRECISION
+from structgp.gp.families.weights import PRIOR_SCORES
+from structgp.gp.weight_rows import Constant
 
 V, P, SD = 2, 4, 0.8
 
@@ -20,7 +22,7 @@ both_forms = pytest.mark.parametrize("full", [False, True], ids=["diagonal", "fu
 def somewhere(full: bool, sd: float = SD) -> Table:
     """Not at its prior; standard deviations of either sign."""
     generator = torch.Generator().manual_seed(1)
-    block = Table((V, V), sd, full)
+    block = (FullTable if full else Table)((V, V), sd)
     for p in (block.m, block.factor):
         p += torch.randn(p.shape, generator=generator, dtype=torch.float64)
     return block
@@ -35,19 +37,20 @@ def here(block: Table) -> Constant:
 def law(block: Table) -> tuple[Tensor, Tensor]:
     """Mean (P,) and covariance (P, P) of the scores."""
     mean, covariance = block.gaussian(here(block))
-    return mean, covariance if block.is_full else covariance.diag()
+    return mean, covariance if isinstance(block, FullTable) else covariance.diag()
 
 
 @both_forms
 def test_mean_and_covariance_by_their_definition(full: bool) -> None:
     block = somewhere(full)
     mean, covariance = law(block)
-    lower = block.factor.detach().tril() if full else block.factor.detach().diag()
-    torch.testing.assert_close(mean, SD * block.m.detach())
+    lower = block.factor.detach().tril() if full else block.factor[:, 0].detach().diag()
+    torch.testing.assert_close(mean, SD * block.m[:, 0].detach())
     torch.testing.assert_close(covariance, SD**2 * lower @ lower.T)
     assert (covariance.tril(-1).abs().max() > 0.1) == full
-    torch.testing.assert_close(block.mean_scores.detach(), mean.view(V, V))
-    torch.testing.assert_close(block.score_sds.detach().flatten(), covariance.diagonal().sqrt())
+    scores, sds = block.constant_scores()
+    torch.testing.assert_close(scores, mean.view(V, V))
+    torch.testing.assert_close(sds.flatten(), covariance.diagonal().sqrt())
 
 
 @both_forms
@@ -61,12 +64,14 @@ def test_draws_are_linear_in_their_noise(full: bool) -> None:
     torch.testing.assert_close(offsets.T @ offsets, covariance)
     doubled = block.scale * block.offsets(here(block), 2 * unit, 0, torch.arange(1))
     torch.testing.assert_close(doubled, 2 * offsets)
-    drawn = block.draws(5, 0, torch.Generator().manual_seed(0)).functions
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    drawn = block.draws(5, 0, torch.Generator().manual_seed(0)).at(block, None, mask).flatten(1)
     torch.testing.assert_close(drawn[:3] + drawn[3:], (2 * mean).expand(3, P))
-    torch.testing.assert_close(block.mean_draw().functions, mean[None])
-    v = torch.randn(3, P, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    twice = block.root_times(block.root_transposed_times(v))
-    torch.testing.assert_close(SD**2 * twice, v @ covariance)
+    torch.testing.assert_close(block.mean_draw().at(block, None, mask).flatten(1), mean[None])
+    if not full:
+        v = torch.randn(3, P, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        twice = block.root_times(block.root_transposed_times(v))
+        torch.testing.assert_close(SD**2 * twice, covariance @ v)
 
 
 @both_forms
@@ -82,20 +87,20 @@ def test_divergence_against_torch(full: bool) -> None:
         torch.testing.assert_close(block.kl(entropy).detach(), expected)
     expected_count = P - covariance.trace() / SD**2
     torch.testing.assert_close(block.effective_parameters().detach(), expected_count)
-    assert Table((V, V), 2.0, full).kl().item() == 0
+    assert (FullTable if full else Table)((V, V), 2.0).kl().item() == 0
 
 
 @both_forms
 def test_only_the_lower_triangle_counts(full: bool) -> None:
     block = somewhere(full)
-    before = *law(block), block.kl().detach(), block.score_sds.detach()
+    before = *law(block), block.kl().detach(), block.constant_scores()[1]
     with torch.no_grad():
         if full:
             block.factor += 5 * torch.ones(P, P, dtype=torch.float64).triu(1)
-    for one, other in zip(before, (*law(block), block.kl(), block.score_sds), strict=True):
+    for one, other in zip(before, (*law(block), block.kl(), block.constant_scores()[1]), strict=True):
         torch.testing.assert_close(one, other.detach())
     block.round_factor()
-    assert torch.equal(block.factor, block.spread.float().double())
+    assert torch.equal(block.spread, block.spread.float().double())
 
 
 @both_forms
@@ -166,6 +171,21 @@ def test_the_amplitude_is_learned_where_the_scores_stay(full: bool) -> None:
 
 
 @both_forms
+@torch.no_grad()
+def test_the_amplitude_settles_under_a_posterior_wider_than_its_prior(full: bool) -> None:
+    """All scores have standard deviation 3: the best prior is narrower, being drawn towards 1."""
+    block = (FullTable if full else Table)((V, V), 1.0)
+    block.factor *= 3
+    found = []
+    for _ in range(200):
+        block.fit_amplitude()
+        found.append(block.prior_sd)
+    best = ((9 * P + PRIOR_SCORES) / (P + PRIOR_SCORES)) ** 0.5
+    assert best < 3
+    assert found[-2:] == pytest.approx([best] * 2, rel=1e-9)
+
+
+@both_forms
 def test_the_divergence_falls_towards_the_learned_amplitude(full: bool) -> None:
     """With the scores held, it is least where the amplitude is their mean second moment."""
     block = somewhere(full)
@@ -174,10 +194,10 @@ def test_the_divergence_falls_towards_the_learned_amplitude(full: bool) -> None:
 
     def cost(log_amplitude: float) -> float:
         size = np.exp(0.5 * log_amplitude)
-        moved = Table((V, V), size, full)
+        moved = (FullTable if full else Table)((V, V), size)
         with torch.no_grad():
-            moved.m.copy_(mean / size)
-            moved.factor.copy_(block.spread * SD / size)
+            moved.m.copy_(mean[:, None] / size)
+            moved.factor.copy_(block.factor * SD / size)
         return moved.kl().item()
 
     best = np.log(second / P)
@@ -187,8 +207,9 @@ def test_the_divergence_falls_towards_the_learned_amplitude(full: bool) -> None:
 def test_the_amplitude_has_a_gradient() -> None:
     """Through the scores: the whitened posterior has none of its own."""
     block = somewhere(False)
-    (found,) = torch.autograd.grad(block.mean_scores.sum(), block.log_amplitude)
-    torch.testing.assert_close(found, 0.5 * block.mean_scores.detach().sum())
+    total = block.gaussian(here(block))[0].sum()
+    (found,) = torch.autograd.grad(total, block.log_amplitude)
+    torch.testing.assert_close(found, 0.5 * total.detach())
 
 
 # -- silence -----------------------------------------------------------------------------------------
@@ -198,25 +219,26 @@ def test_the_amplitude_has_a_gradient() -> None:
 @torch.no_grad()
 def test_a_scale_of_zero_silences_the_scores(full: bool) -> None:
     """From the start, or later on, when q is somewhere else already."""
-    never, later = Table((V, V), 0.0, full), somewhere(full)
+    never, later = (FullTable if full else Table)((V, V), 0.0), somewhere(full)
     later.log_amplitude.fill_(-torch.inf)
     for block in (never, later):
         assert block.is_silent
         assert block.prior_sd == 0
         assert not block.mean_parameters()
         assert not block.spread_parameters()
-        assert not block.draws(4, 0, torch.Generator().manual_seed(0)).functions.any()
-        for part in (*law(block), block.mean_scores, block.score_sds):
+        draws = block.draws(4, 0, torch.Generator().manual_seed(0))
+        assert not draws.at(block, None, torch.ones(1, 3, dtype=torch.bool)).any()
+        for part in (*law(block), *block.constant_scores()):
             assert (part == 0).all()
     assert never.kl().item() == 0
-    assert not Table((V, V), 1e-3, full).is_silent
+    assert not (FullTable if full else Table)((V, V), 1e-3).is_silent
 
 
 @both_forms
 @torch.no_grad()
 def test_nothing_moves_a_silent_block(full: bool) -> None:
     """Sites, curvature and knowledge of batches leave it at its prior."""
-    block = Table((V, V), 0.0, full)
+    block = (FullTable if full else Table)((V, V), 0.0)
     before = {name: value.clone() for name, value in block.state_dict().items()}
     ones = torch.ones(P, dtype=torch.float64)
     assert block.solve_sites([here(block)], [ones], [ones.diag() if full else ones])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -199,9 +200,6 @@ def test_an_amplitude_is_a_factor_on_the_kernel() -> None:
             p += np.log(AMPLITUDE)
     for one, other in zip(at(q), at(scaled), strict=True):
         torch.testing.assert_close(one, other)
-    here = conditional(q, *make_rows())
-    twice = here.scaled(torch.tensor(2.0)).scaled(torch.tensor(3.0))
-    torch.testing.assert_close(twice.times(q.m), 6 * here.times(q.m))
 
 
 @torch.no_grad()
@@ -230,10 +228,10 @@ def whole(q: Weights) -> np.ndarray:
 @torch.no_grad()
 def test_products_against_dense_ones() -> None:
     q, rng = somewhere(), np.random.default_rng(4)
-    A, here = whole(q), q.amplified(conditional(q, *make_rows()))
+    A, here = whole(q) / AMPLITUDE**0.5, conditional(q, *make_rows())
     h = rng.normal(size=(B, T, R))
     np.testing.assert_allclose(here.times(q.m), A @ q.m.numpy().T, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(here.times(q.m), at(q)[0])
+    torch.testing.assert_close(q.scale * here.times(q.m), at(q)[0])
     found = here.transposed_times(torch.from_numpy(h))
     np.testing.assert_allclose(found, np.einsum("btm,btr->rm", A, h), rtol=1e-10, atol=1e-12)
     found = here.squares_times(torch.from_numpy(h))
@@ -243,7 +241,7 @@ def test_products_against_dense_ones() -> None:
 @torch.no_grad()
 def test_products_are_adjoint() -> None:
     q, rng = somewhere(), np.random.default_rng(5)
-    here = q.amplified(conditional(q, *make_rows()))
+    here = conditional(q, *make_rows())
     h = torch.from_numpy(rng.normal(size=(B, T, R)))
     left = (here.times(q.m) * h).sum()
     right = (q.m * here.transposed_times(h)).sum()
@@ -284,10 +282,10 @@ def unit_table(here: WeightConditional, keys: Tensor | None = None) -> Tensor:
 def test_draws_have_the_covariance_exactly(keys: Tensor | None) -> None:
     """Of noise whose second moments are exact; between sequences too, where they share their weights."""
     q, (x, _) = somewhere(), make_rows()
-    here = q.amplified(conditional(q, *make_rows()))
+    here = conditional(q, *make_rows())
     table = unit_table(here, keys)
     n = table.shape[-1]
-    draws = here.spread(q.factor, table, keys)
+    draws = q.scale * here.spread(q.factor, table, keys)
     assert draws.shape == (2 * n, B, T, R)
     assert torch.equal(draws[n:], -draws[:n])
     found = torch.einsum("sbtr,sbur->brtu", draws, draws) / (2 * n)
@@ -306,13 +304,13 @@ def test_draws_have_the_covariance_of_the_posterior() -> None:
     sequences have nothing to do with each other."""
     n, rounds = 400, 10
     q, expected = somewhere(), at(somewhere())[1]
-    here = q.amplified(conditional(q, *make_rows()))
+    here = conditional(q, *make_rows())
     total = torch.zeros(B, T, R, dtype=torch.float64)
     found, sequences = torch.zeros_like(expected), torch.zeros_like(expected[0])
     functions = torch.zeros_like(expected[:, 0])
     for seed in range(rounds):
         table = noise_table(R, n, torch.Generator().manual_seed(seed))
-        draws = here.spread(q.factor.abs(), table, KEYS)
+        draws = q.scale * here.spread(q.factor.abs(), table, KEYS)
         total += draws.sum(0)
         half = draws[:n]
         found += torch.einsum("sbtr,sbur->brtu", half, half) / (n * rounds)
@@ -394,12 +392,11 @@ def test_weights_that_do_not_occur_are_not_asked() -> None:
 
 @torch.no_grad()
 def test_draws_scale_with_the_amplitude() -> None:
-    q = somewhere()
-    here = conditional(q, *make_rows())
-    table = noise_table(R, 2, torch.Generator().manual_seed(0))
-    draws = here.spread(q.factor, table)
-    amplified = q.amplified(here).spread(q.factor, table)
-    torch.testing.assert_close(amplified, AMPLITUDE**0.5 * draws)
+    q, rows = somewhere(), make_rows()
+    draws = q.draws(4, 0, torch.Generator().manual_seed(0))
+    before = draws.at(q, *rows)
+    q.log_amplitude += 1.0
+    torch.testing.assert_close(draws.at(q, *rows), math.exp(0.5) * before)
 
 
 @torch.no_grad()

@@ -66,8 +66,8 @@ def test_new_features_begin_with_what_their_group_has_taught(
     fresh = torch.ones(len(weight_variances(new)), dtype=torch.bool)
     fresh[place] = False
     assert int(fresh.sum()) == sum(now) - sum(n)
-    scale = new.log_scale.exp()[new.group]
-    torch.testing.assert_close(new.weights[fresh[:-1]], scale[fresh[:-1]])
+    scale = new.log_scale.exp()[new.group[:-1]]
+    torch.testing.assert_close(weight_variances(new)[:-1][fresh[:-1]], scale[fresh[:-1]])
     assert not any(p.requires_grad for p in new.parameters())
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from structgp.data.encode import FeatureEncoder
 from structgp.data.vocabulary import Block
 from structgp.errors import InputError
-from structgp.gp.kernels import RelevanceKernel, TemplateKernel, covariance, variance
+from structgp.gp.kernels import RelevanceKernel, TemplateKernel, covariance, variance, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import build_kernel
 from structgp.gp.kernels.kernel_json import describe, rebuild
@@ -170,7 +170,7 @@ def test_unseen_values_weigh_what_their_group_does() -> None:
 def test_missing_agrees_with_nothing() -> None:
     kernel = categorical()
     x = torch.tensor([[-1.0, -1.0, -1.0], [-1.0, 0.0, -1.0]], dtype=torch.float64)
-    bias, one = kernel.log_scale[-1].exp(), kernel.weights[3]
+    bias, one = kernel.log_scale[-1].exp(), weight_variances(kernel)[3]
     expected = torch.stack([bias, bias, bias, bias + one]).view(2, 2)
     torch.testing.assert_close(covariance(kernel, x, x), expected)
     torch.testing.assert_close(covariance(kernel, x[None], x[None])[0], expected)
@@ -197,20 +197,21 @@ def test_rows_of_different_widths() -> None:
 def test_sizes_and_groups() -> None:
     kernel = categorical()
     assert (kernel.sizes, kernel.sparse) == (SIZES, False)
-    assert kernel.group.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
+    assert kernel.group.tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 3]
     assert kernel.log_scale.shape == (4,)
     assert kernel.log_relevance.shape == (8,)
     scale, relevance = kernel.log_scale.exp(), kernel.log_relevance.exp()
-    torch.testing.assert_close(kernel.weights, scale[kernel.group] * relevance)
-    place, value = kernel.known(torch.tensor([[2.0, 0.0, 3.0], [3.0, -1.0, 0.0]]).double())
-    assert place.tolist() == [[2, 3, 7], [-1, -1, 4]]
-    assert value.tolist() == [[1, 1, 1], [1, 0, 1]]
+    torch.testing.assert_close(weight_variances(kernel)[:-1], scale[kernel.group[:-1]] * relevance)
+    assert weight_variances(kernel)[-1] == scale[-1]
+    found = kernel.active(torch.tensor([[2.0, 0.0, 3.0], [3.0, -1.0, 0.0]]).double())
+    assert found.place.tolist() == [[2, 3, 7], [-1, -1, 4]]
+    assert found.value.tolist() == [[1, 1, 1], [1, 0, 1]]
     bag = sparse()
-    assert bag.group.tolist() == [0] * 8
+    assert bag.group.tolist() == [0] * 8 + [1]
     assert bag.log_scale.shape == (2,)
-    place, value = bag.known(torch.tensor([[7.0, 0.5, 8.0, 2.0, -1.0, 0.0]]).double())
-    assert place.tolist() == [[7, -1, -1]]
-    assert value.tolist() == [[0.5, 2, 0]]
+    found = bag.active(torch.tensor([[7.0, 0.5, 8.0, 2.0, -1.0, 0.0]]).double())
+    assert found.place.tolist() == [[7, -1, -1]]
+    assert found.value.tolist() == [[0.5, 2, 0]]
 
 
 def test_starts_as_the_plain_inner_product() -> None:
@@ -296,7 +297,7 @@ def test_amplitude_is_the_variance_of_a_latent_value() -> None:
         columns, bag = kernel.kernels
         assert float(variance(columns, rows[:, :2]).mean()) == pytest.approx(amplitude / 2, rel=1e-6)
         assert float(variance(bag, rows[:, 2:]).mean()) == pytest.approx(amplitude / 2, rel=1e-6)
-    weight = build_kernel("relevance", encoder.blocks, rows).kernels[1].weights
+    weight = weight_variances(build_kernel("relevance", encoder.blocks, rows).kernels[1])[:-1]
     torch.testing.assert_close(weight, torch.ones_like(weight))
     assert unpack(rows[:, 2:])[1].square().sum(-1).mean() > 1
 

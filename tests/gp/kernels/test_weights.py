@@ -180,7 +180,7 @@ def test_parts_share_out_the_weights(form: str) -> None:
     assert places == list(range(len(weight_variances(kernel))))
     for part, _, span in weight_parts(kernel):
         own = weight_variances(kernel)[span]
-        torch.testing.assert_close(own[:-1], part.weights)
+        torch.testing.assert_close(own, weight_variances(part))
         torch.testing.assert_close(own[-1], part.log_scale[-1].exp())
 
 
@@ -286,13 +286,14 @@ def test_sizes_groups_and_places_with_rare() -> None:
     kernel = columns(rare=True)
     kernel.seldom.copy_(torch.tensor([True, False, False, False, False, False, False, True]))
     assert kernel.log_relevance.shape == (sum(SIZES) + len(SIZES),)
-    assert kernel.group.tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 0, 1, 2]
+    assert kernel.group.tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 0, 1, 2, 3]
     scale = kernel.log_scale.exp()
-    torch.testing.assert_close(kernel.slot_scales, scale[[0, 1, 2, 0, 1, 2]])
-    torch.testing.assert_close(kernel.weights, scale[kernel.group] * kernel.log_relevance.exp())
-    place, value = kernel.known(torch.tensor([[0.0, 0, 3], [2, 5, -1]]).double())
-    assert place.tolist() == [[0, 3, 7, 8, -1, 10], [2, -1, -1, -1, 9, -1]]
-    assert value.tolist() == [[1, 1, 1, 1, 0, 1], [1, 1, 0, 0, 1, 0]]
+    relevance = torch.cat([kernel.log_relevance.exp(), torch.ones(1)])
+    torch.testing.assert_close(weight_variances(kernel), scale[kernel.group] * relevance)
+    found = kernel.active(torch.tensor([[0.0, 0, 3], [2, 5, -1]]).double())
+    torch.testing.assert_close(found.unseen, scale[[0, 1, 2, 0, 1, 2]])
+    assert found.place.tolist() == [[0, 3, 7, 8, -1, 10], [2, -1, -1, -1, 9, -1]]
+    assert found.value.tolist() == [[1, 1, 1, 1, 0, 1], [1, 1, 0, 0, 1, 0]]
 
 
 def test_no_rare_attributes() -> None:

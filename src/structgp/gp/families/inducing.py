@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from structgp.gp.block import CovarianceForm, Entropy, Seen
+from structgp.gp.block import Entropy
 from structgp.gp.divergences import divergence
-from structgp.gp.families.inducing_points import RANK, InducingBlock
+from structgp.gp.families.inducing_points import InducingBlock
 from structgp.gp.families.inducing_scales import learn_scales
 from structgp.gp.families.inducing_updates import InducingCurvature, solve_sites
 from structgp.gp.inducing_inputs import Projection, gaussian_of
@@ -35,23 +34,9 @@ class Inducing(InducingBlock):
 
     name = "inducing"
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        inducing: Tensor,
-        labels: Sequence[int],
-        *,
-        covariance: CovarianceForm = "full",
-        rank: int = RANK,
-        basis: Tensor | None = None,
-    ) -> None:
-        super().__init__(
-            kernel, inducing, labels, covariance=covariance, rank=rank, basis=basis, components=()
-        )
-
     def gaussian(self, conditional: Projection) -> tuple[Tensor, Tensor]:
         """Mean (1, B, T, R) and covariance (1, B, R, T, T) of the functions."""
-        mean, covariance = gaussian_of(self.amplified(conditional), self.m, self.spread)
+        mean, covariance = gaussian_of(conditional.scaled(self.scale), self.m, self.spread)
         return mean[None], covariance[None]
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
@@ -81,6 +66,13 @@ class Inducing(InducingBlock):
             found.append(torch.cat([noise, -noise]).to(self.m))
         return found
 
+    def drawn_functions(
+        self, conditional: Projection, noise: list[Tensor], i: int, numbers: Tensor
+    ) -> Tensor:
+        """(S, B, T, R) functions of batch i at the draws that ``fixed_noise`` stands for, without the
+        amplitude."""
+        return conditional.times(self.m) + self.offsets(conditional, noise, i, numbers)
+
     def offsets(self, conditional: Projection, noise: list[Tensor], i: int, numbers: Tensor) -> Tensor:
         """(S, B, T, R) what each draw adds to the mean, JOINT over tuples, without the amplitude. Cost
         O(B R T M (M + T))."""
@@ -101,22 +93,9 @@ class Inducing(InducingBlock):
 
     # -- closed forms ------------------------------------------------------------------------------
 
-    def curvature_sum(self) -> InducingCurvature:
-        return InducingCurvature.of(self)
-
-    def solve_sites(
-        self, conditionals: Sequence[Projection], linear: Sequence[Tensor], bends: Sequence[Tensor]
-    ) -> bool:
-        """The exact posterior for quadratics r^T h - h^T Lambda h / 2, one linear term r (B, T, R) and
-        precision Lambda (B, R, T, T) per batch, in place; False, and nothing moved, if there is none."""
-        return solve_sites(self, conditionals, linear, bends)
-
-    def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Tensor | None = None) -> Tensor:
-        """One step for the scales of the kernel's parts and features, and for the functions' amplitudes.
-        ``seen`` : at the posterior as it is, which is to be about the best under the kernel as it is.
-        Returns by how much the variance of each function has grown, (R,)."""
-        assert prior_factor is not None
-        return learn_scales(self, seen, prior_factor)
+    curvature_sum = InducingCurvature.of
+    solve_sites = solve_sites
+    learn_scales = learn_scales
 
 
 @dataclass(frozen=True)
@@ -130,7 +109,7 @@ class InducingDraws:
 
     def at(self, block: InducingBlock, rows: Tensor, mask: Tensor) -> Tensor:
         """(S, B, T, *labels) scores, joint over the tuples of an example."""
-        conditional = block.amplified(block.conditional(rows, mask, self.prior_factor))
+        conditional = block.conditional(rows, mask, self.prior_factor).scaled(block.scale)
         h = torch.einsum("btm,srm->sbtr", conditional.projection.to(self.values), self.values)
         if self.seed is not None:
             S, R = self.values.shape[:2]

@@ -38,7 +38,7 @@ class InducingBlock(Block):
 
     joint_curvature = True
     inducing: Tensor
-    factor: nn.Parameter
+    kernel: Kernel
     directions: nn.Parameter
 
     def __init__(
@@ -47,10 +47,10 @@ class InducingBlock(Block):
         inducing: Tensor,
         labels: Sequence[int],
         *,
-        covariance: CovarianceForm,
-        rank: int,
-        basis: Tensor | None,
-        components: tuple[int, ...],
+        covariance: CovarianceForm = "full",
+        rank: int = RANK,
+        basis: Tensor | None = None,
+        components: tuple[int, ...] = (),
     ) -> None:
         """components : leading dimensions of all parameters, () or (K,)."""
         super().__init__(labels, basis)
@@ -59,25 +59,16 @@ class InducingBlock(Block):
             raise InputError("covariance", f"{covariance!r} is not known", f"use one of {known}")
         if rank < 0:
             raise InputError("rank", f"must be 0 or more, got {rank}", "use 0 or more")
-        self.kernel = kernel
+        self.kernel, self.form, self.n_values = kernel, covariance, len(inducing)
         self.register_buffer("inducing", inducing)
-        M, dtype, shape = len(inducing), torch.float64, (*components, self.n_functions)
+        M, dtype, shape = self.n_values, torch.float64, (*components, self.n_functions)
+        self.rank = min(rank, M) if covariance == "low-rank" else 0
+        """Directions of a low-rank covariance; 0 for the other forms."""
         self.m = nn.Parameter(torch.zeros(*shape, M, dtype=dtype))
         prior = torch.eye(M, dtype=dtype) if covariance == "full" else torch.ones(M, dtype=dtype)
         self.factor = nn.Parameter(prior.expand(*shape, *prior.shape).clone())
         if covariance == "low-rank":
-            self.directions = nn.Parameter(torch.zeros(*shape, M, min(rank, M), dtype=dtype))
-
-    @property
-    def form(self) -> CovarianceForm:
-        if hasattr(self, "directions"):
-            return "low-rank"
-        return "diagonal" if self.factor.dim() == self.m.dim() else "full"
-
-    @property
-    def rank(self) -> int:
-        """Directions of a low-rank covariance; 0 for the other forms."""
-        return self.directions.shape[-1] if self.form == "low-rank" else 0
+            self.directions = nn.Parameter(torch.zeros(*shape, M, self.rank, dtype=dtype))
 
     @property
     def spread(self) -> Spread:
@@ -104,24 +95,16 @@ class InducingBlock(Block):
         """About how many numbers ``conditional`` holds."""
         return mask.numel() * (self.n_values + mask.shape[1])
 
-    def amplified(self, conditional: Projection) -> Projection:
-        return conditional.scaled(self.scale)
-
     def spread_parameters(self) -> list[nn.Parameter]:
         return [self.factor] + ([self.directions] if self.form == "low-rank" else [])
 
-    def kernel_parameters(self) -> list[nn.Parameter]:
-        self.kernel.requires_grad_(True)
-        return list(self.kernel.parameters())
-
     def round_factor(self) -> None:
-        """Rounds the spread to single precision, in place: a file may then hold it in half the space and
-        still give the same answers to the last bit."""
         with torch.no_grad():
-            lower = self.factor.tril() if self.form == "full" else self.factor
-            self.factor.copy_(lower.float())
+            if self.form == "full":
+                self.factor.tril_()
             if self.form == "low-rank":
                 self.directions.copy_(self.directions.float())
+        super().round_factor()
 
     def project(self, conditional: Projection, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
         """A gradient in mean (..., B, T, R) and covariance (..., B, R, T, T) of the functions, as one in
@@ -139,12 +122,23 @@ class InducingBlock(Block):
         m = torch.einsum("k,krm->rm", self.mixing, self.m.reshape(-1, *self.m.shape[-2:]))
         return self.scale * torch.linalg.solve_triangular(self.prior_factor().T, m.T, upper=True)
 
+    def first_directions(
+        self, conditionals: Sequence[Projection], weights: Sequence[Tensor] | None = None
+    ) -> Tensor:
+        """(..., M, rank) directions of a low-rank covariance; where none is narrowed, those along which the
+        inputs differ most. weights : (B,) of the examples of each batch."""
+        if bool(self.directions.any()):
+            return self.directions
+        inputs = [conditional.projection for conditional in conditionals]
+        weights = [A.new_ones(len(A)) for A in inputs] if weights is None else weights
+        products = list(zip(inputs, weights, strict=True))
+        return leading_directions(products, self.n_values, self.rank).expand_as(self.directions)
+
     def open_directions(self, batches: Sequence[tuple[Projection, Tensor, Tensor]]) -> None:
         if self.form == "low-rank" and not bool(self.directions.any()):
-            products = [(conditional.projection, weight) for conditional, _, weight in batches]
-            found = leading_directions(products, self.n_values, self.rank)
+            conditionals, _, weights = zip(*batches, strict=True)
             with torch.no_grad():
-                self.directions.copy_(OPENING * found.expand_as(self.directions))
+                self.directions.copy_(OPENING * self.first_directions(conditionals, weights))
 
     def curvature_bound(self, batches: Sequence[tuple[Projection, Tensor, Tensor]]) -> float:
         """Largest curvature of the bound in a whitened mean if each tuple bends by at most 1/4, as a

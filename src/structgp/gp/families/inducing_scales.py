@@ -1,4 +1,4 @@
-"""Scales of a kernel on the bound, for a posterior at inducing inputs (``gp.scale_steps``).
+"""Scales of a kernel on the bound, for a posterior at inducing inputs (``gp.block``).
 
 All of it comes from the gradient of the bound in the kernel matrices, which costs about as much as the
 covariances of the posterior do.
@@ -17,7 +17,12 @@ from torch import Tensor
 from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, Seen, ratio
 from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
-from structgp.gp.kernels.relevance import RelevanceKernel, degrees_of_freedom
+from structgp.gp.kernels.relevance import (
+    ActiveFeatures,
+    RelevanceKernel,
+    degrees_of_freedom,
+    weight_variances,
+)
 from structgp.gp.spreads import LowRank, Spread, traces
 
 PRIOR_COUNT = 1.0
@@ -39,9 +44,10 @@ class KernelGradient:
 
 
 def learn_scales(block: Any, seen: Sequence[Seen], prior_factor: Tensor) -> Tensor:
-    """One step for the scales of the kernel's parts, of their features and of the functions. Returns by
-    how much the variance of each function has grown, (R,). Cost O(R N M^2 + M^3), and O(N M A) for A
-    active features per row."""
+    """One step for the scales of the kernel's parts, of their features and of the functions. ``seen`` : at
+    the posterior as it is, which should be about the best under the kernel as it is. Returns by how much
+    the variance of each function has grown, (R,). Cost O(R N M^2 + M^3), and O(N M A) for A active features
+    per row."""
     with torch.no_grad():
         gradient = _gradient(block, seen, prior_factor)
         axes = _axes(block, seen)
@@ -142,28 +148,23 @@ def _learn_relevance(
 ) -> None:
     """Scales of groups, relevances of features and the bias. A relevance has the prior of a
     Student-t, nu degrees of freedom's worth at 1: r <- (nu + r E) / (nu + gamma)."""
-    group, weights, dual = kernel.group, kernel.weights, gradient.dual
+    group, weights, dual = kernel.group[:-1], weight_variances(kernel)[:-1], gradient.dual
     D, nu = len(weights), degrees_of_freedom(dual.shape[1])
-    place_z, value_z = kernel.known(inducing)
-    places = [kernel.known(x.flatten(0, 1)) for x in rows]
+    at_z, found = kernel.active(inducing), [kernel.active(x) for x in rows]
     slope, seen = torch.zeros_like(weights), torch.zeros_like(weights)
     bias_slope = slope.new_zeros(())
-    for left, matrix in zip(
-        [*places, (place_z, value_z)], [*gradient.cross, gradient.inducing], strict=True
-    ):
-        slope += _agreements(left, (place_z, value_z), matrix, D)
+    for left, matrix in zip([*found, at_z], [*gradient.cross, gradient.inducing], strict=True):
+        slope += _agreements(left, at_z, matrix, D)
         bias_slope = bias_slope + matrix.sum()
-    for (place, v), shape, within in zip(places, masks, gradient.within, strict=True):
-        B, T = shape.shape
-        mask = shape.flatten()
-        seen.index_add_(0, place[mask].clamp(min=0).flatten(), (place[mask] >= 0).double().flatten())
+    for left, mask, within in zip(found, masks, gradient.within, strict=True):
+        place = left.place[mask]
+        seen.index_add_(0, place.clamp(min=0).flatten(), (place >= 0).double().flatten())
         bias_slope = bias_slope + within.sum()
-        shaped = place.reshape(B, T, -1), v.reshape(B, T, -1)
-        for b, length in enumerate(shape.sum(-1).tolist()):
-            there = shaped[0][b, :length], shaped[1][b, :length]
+        for b, length in enumerate(mask.sum(-1).tolist()):
+            there = left.place[b, :length], left.value[b, :length]
             _add_agreements_within(slope, *there, within[b, :length, :length])
     norm = dual.new_zeros((D, dual.shape[1]))
-    _scatter(norm, place_z, value_z, dual)
+    _scatter(norm, at_z, dual)
     energy = weights * norm.square().sum(-1)
     determined = (energy - 2 * weights * slope).clamp(min=0)
     by_group = torch.zeros_like(kernel.log_scale[:-1])
@@ -180,25 +181,24 @@ def _learn_relevance(
     kernel.log_relevance.copy_(torch.where(seen > 0, new, 1).log())
 
 
-def _scatter(total: Tensor, place: Tensor, value: Tensor, rows: Tensor) -> None:
+def _scatter(total: Tensor, found: ActiveFeatures, rows: Tensor) -> None:
     """total[d] += sum over rows n with feature d of value times rows[n]; total (D, W)."""
+    place, value = found.place.flatten(0, -2), found.value.flatten(0, -2)
     for a in range(place.shape[1]):
         known = place[:, a] >= 0
         total.index_add_(0, place[known, a], value[known, a, None] * rows[known])
 
 
-def _agreements(
-    left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], matrix: Tensor, D: int
-) -> Tensor:
-    """(D,) for each feature d, sum_nm matrix[n, m] x_nd z_md. left, right : places and values of active
-    features, (N, A) and (M, A); matrix (N, M)."""
+def _agreements(left: ActiveFeatures, right: ActiveFeatures, matrix: Tensor, D: int) -> Tensor:
+    """(D,) for each feature d, sum_nm matrix[n, m] x_nd z_md. left, right : of N and M rows; matrix (N,
+    M)."""
     found = matrix.new_zeros(D)
     width = max(1, NUMBERS_AT_ONCE // max(D, 1))
     for start in range(0, len(matrix.T), width):
         part = slice(start, start + width)
         total = matrix.new_zeros((D, matrix[:, part].shape[1]))
-        _scatter(total, *left, matrix[:, part])
-        place, value = right[0][part], right[1][part]
+        _scatter(total, left, matrix[:, part])
+        place, value = right.place[part], right.value[part]
         column = torch.arange(len(place), device=place.device)[:, None].expand_as(place)
         known = place >= 0
         picked = total[place[known], column[known]] * value[known]

@@ -18,14 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structgp.gp.block import LEAST_PRECISION
 from structgp.gp.inducing_inputs import Projection
 from structgp.gp.linalg import factor_of_inverse
-from structgp.gp.low_rank_fit import fit_low_rank, leading_directions
+from structgp.gp.low_rank_fit import fit_low_rank
 from structgp.gp.spreads import LowRank
-
-LEAST_PRECISION = 0.25
-"""Under a likelihood that is not concave a posterior may be wider than its prior, but at most by
-1 / sqrt(this)."""
 
 
 @dataclass
@@ -67,11 +64,7 @@ class InducingCurvature:
         elif block.form == "diagonal":
             block.factor.copy_(self.precision.rsqrt())
         else:
-            start = LowRank(block.factor, block.directions)
-            if not bool(block.directions.any()):
-                products = [(c.projection, c.projection.new_ones(len(b))) for c, b in self.seen]
-                opened = leading_directions(products, block.n_values, block.rank)
-                start = LowRank(block.factor, opened.expand_as(block.directions))
+            start = LowRank(block.factor, block.first_directions([c for c, _ in self.seen]))
             found = fit_low_rank(self._times, self.precision, start)
             block.factor.copy_(found.sd)
             block.directions.copy_(found.directions)
@@ -93,17 +86,15 @@ class InducingCurvature:
 def solve_sites(
     block: Any, conditionals: Sequence[Projection], linear: Sequence[Tensor], bends: Sequence[Tensor]
 ) -> bool:
-    """The posterior for quadratic sites, in place; False, and nothing moved, if there is none. Where
-    covariances are not full the means are still exact, and the covariances the closest of their form.
+    """The posterior for quadratics r^T h - h^T Lambda h / 2, one linear term r (B, T, R) and precision
+    Lambda (B, R, T, T) per batch, in place; False, and nothing moved, if there is none. Where covariances
+    are not full the means are still exact, and the covariances the closest of their form.
     Cost O(R (N M^2 + M^3)) time, O(M^2) memory beside the posterior itself."""
     scale = block.scale.detach()
     total = torch.zeros_like(block.m)
     for conditional, r in zip(conditionals, linear, strict=True):
         total += scale * conditional.transposed_times(r)
-    opened = None
-    if block.form == "low-rank" and not bool(block.directions.any()):
-        products = [(c.projection, c.projection.new_ones(len(c.projection))) for c in conditionals]
-        opened = leading_directions(products, block.n_values, block.rank)
+    first: Any = block.first_directions(conditionals) if block.form == "low-rank" else None
     means, factors, directions = [], [], []
     # One function at a time: of R precisions, each may be as large as memory has room for.
     for j in range(block.n_functions):
@@ -119,8 +110,7 @@ def solve_sites(
             # Of all diagonal covariances the one with the precision's diagonal is closest.
             factors.append(precision.diagonal().rsqrt())
         else:
-            first = block.directions[j] if opened is None else opened
-            start = LowRank(block.factor[j][None], first[None])
+            start = LowRank(block.factor[j][None], first[j][None])
             found = fit_low_rank(precision.matmul, precision.diagonal()[None], start)[0]
             factors.append(found.sd)
             directions.append(found.directions)

@@ -16,10 +16,10 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from structgp.errors import InputError
-from structgp.gp.block import CovarianceForm, Entropy
+from structgp.gp.block import Entropy
 from structgp.gp.divergences import divergence
 from structgp.gp.families.inducing import Inducing, InducingDraws
-from structgp.gp.families.inducing_points import RANK, InducingBlock
+from structgp.gp.families.inducing_points import InducingBlock
 from structgp.gp.inducing_inputs import Projection, gaussian_of
 from structgp.gp.spreads import root_times, traces
 
@@ -30,53 +30,28 @@ class Mixture(InducingBlock):
     they have to be moved apart (``separate``), since equal components have equal gradients."""
 
     name = "mixture"
+    takes_curvature = False
+    takes_sites = False
 
     def __init__(
-        self,
-        kernel: Kernel,
-        inducing: Tensor,
-        labels: Sequence[int],
-        *,
-        n_components: int = 2,
-        covariance: CovarianceForm = "full",
-        rank: int = RANK,
-        basis: Tensor | None = None,
+        self, kernel: Kernel, inducing: Tensor, labels: Sequence[int], *, n_components: int = 2, **form: Any
     ) -> None:
         if n_components < 1:
             raise InputError("n_components", f"must be 1 or more, got {n_components}", "use 1")
-        super().__init__(
-            kernel,
-            inducing,
-            labels,
-            covariance=covariance,
-            rank=rank,
-            basis=basis,
-            components=(n_components,),
-        )
+        super().__init__(kernel, inducing, labels, components=(n_components,), **form)
+        self.n_components = n_components
         self.weight_logits = nn.Parameter(torch.zeros(n_components, dtype=torch.float64))
-
-    @property
-    def n_components(self) -> int:
-        return len(self.weight_logits)
 
     @property
     def mixing(self) -> Tensor:
         return self.weight_logits.softmax(0)
-
-    @property
-    def takes_curvature(self) -> bool:
-        return False
-
-    @property
-    def takes_sites(self) -> bool:
-        return False
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"n_components": self.n_components}
 
     def gaussian(self, conditional: Projection) -> tuple[Tensor, Tensor]:
         """Means (K, B, T, R) and covariances (K, B, R, T, T) of the functions in each component."""
-        here = self.amplified(conditional)
+        here = conditional.scaled(self.scale)
         parts = [gaussian_of(here, m, self.spread[k]) for k, m in enumerate(self.m)]
         means, covariances = zip(*parts, strict=True)
         return torch.stack(means), torch.stack(covariances)
@@ -117,10 +92,8 @@ class Mixture(InducingBlock):
 
     def alone(self) -> Inducing:
         """A posterior with one component under the same prior."""
-        form, rank = self.form, self.rank
-        made = Inducing(
-            self.kernel, self.inducing, self.labels, covariance=form, rank=rank, basis=self.basis
-        ).to(self.m.device)
+        place = self.kernel, self.inducing, self.labels
+        made = Inducing(*place, basis=self.basis, **super().options()).to(self.m.device)
         with torch.no_grad():
             made.log_amplitude.copy_(self.log_amplitude)
         return made

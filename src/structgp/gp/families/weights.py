@@ -1,4 +1,5 @@
-"""A posterior of independent weights, for kernels that are linear in features.
+"""Posteriors of independent weights, for kernels that are linear in features, and of a table of scores,
+whose only feature is the constant 1.
 
 A sparse GP may be conditioned on any linear functionals of its functions in the place of values at
 inducing inputs. Here they are the weights themselves: their prior covariance is diagonal, they leave
@@ -18,38 +19,43 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
-from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, Block, Entropy, Seen, kl_diagonal, ratio
+from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, LEAST_PRECISION, Block, Entropy, Seen, ratio
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
 from structgp.gp.kernels.relevance import degrees_of_freedom
-from structgp.gp.weight_rows import WeightConditional, noise_table
+from structgp.gp.weight_rows import Constant, WeightConditional, noise_table
 
 PRIOR_COUNT = 10.0
 """Parameters' worth of prior that a scale is right as it is. Without correlations a posterior is too sure
 of what it has found, so this is more than for inducing values."""
 
+PRIOR_SCORES = 4.0
+"""Scores of size 1 that the prior of a table's amplitude is worth: it keeps the scale in place where there
+are few scores. Not chosen on data."""
+
 
 class Weights(Block):
-    """kernel : one that ``has_weights``. Parameters ``m`` and ``factor``, standard deviations of either
-    sign, both (R, M), whitened."""
+    """kernel : one that ``has_weights``; None for the constant 1 alone, with a weight of variance 1.
+    Parameters ``m`` and ``factor``, standard deviations of either sign, both (R, M), whitened."""
 
     name = "weights"
+    takes_sites = False
+    takes_minibatches = True
 
-    def __init__(self, kernel: Kernel, labels: Sequence[int], basis: Tensor | None = None) -> None:
-        super().__init__(labels, basis)
+    def __init__(
+        self,
+        kernel: Kernel | None,
+        labels: Sequence[int],
+        basis: Tensor | None = None,
+        amplitude: float = 1.0,
+    ) -> None:
+        super().__init__(labels, basis, amplitude)
         self.kernel = kernel
-        with torch.no_grad():
-            M = len(weight_variances(kernel))
-        shape = (self.n_functions, M)
+        ends = [1] if kernel is None else [span.stop for _, _, span in weight_parts(kernel)]
+        self.n_values, self.constants = ends[-1], [end - 1 for end in ends]
+        """M, and which of the weights are of constants."""
+        shape = (self.n_functions, self.n_values)
         self.m = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
         self.factor = nn.Parameter(torch.ones(shape, dtype=torch.float64))
-
-    @property
-    def takes_sites(self) -> bool:
-        return False
-
-    @property
-    def spread(self) -> Tensor:
-        return self.factor
 
     def options(self) -> dict[str, Any]:
         return {}
@@ -57,28 +63,27 @@ class Weights(Block):
     # -- what the posterior says of a batch --------------------------------------------------------
 
     def prior_factor(self) -> Tensor:
-        """(M,) prior standard deviations of the weights."""
+        """(M,) prior standard deviations of the weights, before the amplitude."""
         return weight_variances(self.kernel).sqrt()
 
-    def conditional(self, rows: Tensor, mask: Tensor, factor: Tensor) -> WeightConditional:
+    def conditional(self, rows: Tensor, mask: Tensor, factor: Tensor) -> WeightConditional | Constant:
         """h given the weights at rows (B, T, W). Cost O(B T W)."""
         found = active_features(self.kernel, rows)
         found = replace(found, value=torch.where(mask[..., None], found.value, 0))
-        return WeightConditional(found, factor, factor.new_ones(()))
+        return WeightConditional(found, factor)
 
     def conditional_size(self, mask: Tensor, width: int) -> int:
         return 16 * mask.numel() * width
 
-    def amplified(self, conditional: WeightConditional) -> WeightConditional:
-        return conditional.scaled(self.scale)
-
-    def gaussian(self, conditional: WeightConditional) -> tuple[Tensor, Tensor]:
+    def gaussian(self, conditional: Any) -> tuple[Tensor, Tensor]:
         """Mean (1, B, T, R) and covariance (1, B, R, T, T) of the functions."""
-        here = self.amplified(conditional)
-        return here.mean(self.m)[None], here.covariance(self.factor)[None]
+        mean, covariance = conditional.mean(self.m), conditional.covariance(self.factor)
+        return (self.scale * mean)[None], (self.scale.square() * covariance)[None]
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
-        return kl_diagonal(self.m, self.factor)
+        """KL(q || p), exact."""
+        square = self.m.square() + self.factor.square() - 1
+        return 0.5 * square.sum() - self.factor.abs().log().sum()
 
     def effective_parameters(self) -> Tensor:
         """() how many weights the data determine: the sum of 1 - variance / prior variance."""
@@ -89,46 +94,32 @@ class Weights(Block):
 
     root_transposed_times = root_times
 
-    def spread_parameters(self) -> list[nn.Parameter]:
-        return [self.factor]
-
-    def kernel_parameters(self) -> list[nn.Parameter]:
-        self.kernel.requires_grad_(True)
-        return list(self.kernel.parameters())
-
-    def round_factor(self) -> None:
-        """Rounds the spread to single precision, in place: a file may then hold it in half the space and
-        still give the same answers to the last bit."""
-        with torch.no_grad():
-            self.factor.copy_(self.factor.float())
+    # -- what a person is shown --------------------------------------------------------------------
 
     @property
     def prior_sd(self) -> float:
         """Prior standard deviation of the score of a tuple without features."""
-        constants = [span.stop - 1 for _, _, span in weight_parts(self.kernel)]
-        return float((self.scale * self.prior_factor()[constants].square().sum().sqrt()).detach())
+        sds = self.prior_factor()[self.constants]
+        return float((self.scale * sds.square().sum().sqrt()).detach())
 
-    # -- what a person is shown --------------------------------------------------------------------
+    def constant_scores(self) -> tuple[Tensor, Tensor]:
+        """(*labels) posterior mean and standard deviation of the scores of a tuple without features."""
+        with torch.no_grad():
+            sd = (self.scale * self.prior_factor())[self.constants]  # (C,)
+            mean = (self.m[:, self.constants] * sd).sum(-1)
+            variance = (self.factor[:, self.constants] * sd).square().sum(-1)
+            square = variance if self.has_own_functions else self.basis.square() @ variance
+            return self.scores(mean), square.sqrt().view(self.labels)
 
     def scores_at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(N, *labels) posterior mean and standard deviation of the scores of tuples with features (N,
         W)."""
         with torch.no_grad():
             mask = torch.ones(1, len(rows), dtype=torch.bool, device=rows.device)
-            here = self.amplified(self.conditional(rows[None], mask, self.prior_factor()))
-            variance = here.covariance(self.factor).diagonal(dim1=-1, dim2=-2)[0].T  # (N, R)
+            mean, covariance = self.gaussian(self.conditional(rows[None], mask, self.prior_factor()))
+            variance = covariance[0, 0].diagonal(dim1=-1, dim2=-2).T  # (N, R)
             square = variance if self.has_own_functions else variance @ self.basis.T.square()
-            sd = square.sqrt().unflatten(-1, self.labels)
-            return self.scores(here.mean(self.m)[0]), sd
-
-    def constant_scores(self) -> tuple[Tensor, Tensor]:
-        constants = [span.stop - 1 for _, _, span in weight_parts(self.kernel)]
-        with torch.no_grad():
-            sd = (self.scale * self.prior_factor())[constants]  # (C,)
-            mean = (self.m[:, constants] * sd).sum(-1)
-            variance = (self.factor[:, constants] * sd).square().sum(-1)
-            square = variance if self.has_own_functions else self.basis.square() @ variance
-            return self.scores(mean), square.sqrt().view(self.labels)
+            return self.scores(mean[0, 0]), square.sqrt().unflatten(-1, self.labels)
 
     def feature_scores(self, row: Tensor, direction: Tensor) -> Tensor:
         """(A,) what each active feature of a row (1, W) adds to the score along ``direction`` (R,)."""
@@ -143,22 +134,22 @@ class Weights(Block):
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         return noise_table(self.n_functions, half, generator).to(self.m)
 
-    def offsets(self, conditional: WeightConditional, noise: Tensor, i: int, numbers: Tensor) -> Tensor:
-        """(S, B, T, R) what each draw adds to the mean. Examples are independent given the shared tables:
-        with draws of its own in each, what one draw happens to say of a feature is not said by all of
-        them."""
-        return conditional.spread(self.factor.abs(), noise, numbers)
+    def offsets(self, conditional: Any, noise: Tensor, i: int, numbers: Tensor) -> Tensor:
+        """(S, B, T, R), or (S, P) if shared: what each draw adds to the mean, without the amplitude.
+        Examples are independent given the shared tables: with draws of its own in each, what one draw
+        happens to say of a feature is not said by all of them."""
+        return conditional.spread(self.factor, noise, numbers)
 
-    def drawn_functions(
-        self, conditional: WeightConditional, noise: Tensor, i: int, numbers: Tensor
-    ) -> Tensor:
+    def drawn_functions(self, conditional: Any, noise: Tensor, i: int, numbers: Tensor) -> Tensor:
+        """Functions of batch i at the draws that ``fixed_noise`` stands for, as of ``offsets``. numbers :
+        (B,) that name the examples."""
         # Through the weights that occur in the batch alone: there may be many times as many.
         index, here = conditional.compact
-        return here.times(self.m[:, index]) + here.spread(self.factor[:, index].abs(), noise, numbers)
+        return here.times(self.m[:, index]) + here.spread(self.factor[:, index], noise, numbers)
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> WeightDraws:
-        table = noise_table(self.n_functions, (n + 1) // 2, generator).to(self.m)
-        return WeightDraws(self.prior_factor(), table)
+        """n draws, rounded up to mirrored ones."""
+        return WeightDraws(self.prior_factor(), self.fixed_noise((n + 1) // 2, (), generator))
 
     def mean_draw(self) -> WeightDraws:
         return WeightDraws(self.prior_factor(), None)
@@ -168,38 +159,67 @@ class Weights(Block):
     def curvature_sum(self) -> WeightCurvature:
         return WeightCurvature(self, torch.zeros_like(self.m))
 
-    # -- sites of minibatches, in the weights themselves (``inference.minibatch``) -----------------
+    def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Tensor | None = None) -> Tensor:
+        """One step for the amplitudes of the functions, then the scales of feature groups, then the
+        relevances, each given the ones before: what one has explained is not explained again. The mean
+        weights stay what they are, and what the data say of their precision. Returns by how much the
+        variance of each function has grown, (R,). Cost O(R M).
 
-    @property
-    def takes_minibatches(self) -> bool:
-        return True
+        Whitened, the energy of a weight is m^2 and what the data determine of it 1 - s^2
+        (``gp.block``)."""
+        before, axes = weight_variances(self.kernel), self.m.new_ones((self.n_functions, 1))
+        energy = self.m.square()
+        determined = (1 - self.factor.square()).clamp(min=0)
+        if not self.has_own_functions:
+            axes = ratio(energy.sum(1), determined.sum(1), AXIS_PRIOR_COUNT)[:, None]
+            self.basis.mul_(axes.sqrt().T)
+            energy = energy / axes
+        nu = degrees_of_freedom(self.n_functions)
+        for part, _, span in weight_parts(self.kernel):
+            spent, used = energy[:, span].sum(0), determined[:, span].sum(0)
+            by_group = torch.zeros_like(part.log_scale)
+            growth = ratio(
+                by_group.index_add(0, part.group, spent),
+                by_group.index_add(0, part.group, used),
+                PRIOR_COUNT,
+            )
+            part.log_scale.add_(growth.log())
+            old, left = part.log_relevance.exp(), (spent / growth[part.group])[:-1]
+            new = (nu + old * left) / (nu + used[:-1])
+            new = torch.minimum(torch.maximum(new, old / LARGEST_FACTOR), old * LARGEST_FACTOR)
+            part.log_relevance.copy_(new.log())
+        grown = axes * weight_variances(self.kernel) / before
+        self.m.div_(grown.sqrt())
+        precision = (self.factor.square().reciprocal() - 1).clamp(min=0)
+        self.factor.copy_((1 + grown * precision).rsqrt())
+        return axes[:, 0]
+
+    # -- sites of minibatches, in the weights themselves (``inference.minibatch``) -----------------
 
     def prior_sds(self) -> Tensor:
         """(M,)."""
         return self.prior_factor()
 
-    def compact(self, conditional: WeightConditional) -> tuple[Tensor, WeightConditional]:
-        """(F,) the weights that occur in a batch, and the conditional of those alone."""
-        return conditional.compact
-
     def knowledge(self) -> tuple[Tensor, Tensor]:
         """Precision and linear term (M, R) of what q says beyond its prior."""
-        prior_sd, m, s = self.prior_factor()[:, None], self.m.T, self.factor.T.square()
+        prior_sd, m, s = self.prior_sds()[:, None], self.m.T, self.factor.T.square()
         return (s.reciprocal() - 1).clamp(min=0) / prior_sd.square(), m / (s * prior_sd)
 
     def place(self, precision: Tensor, linear: Tensor, prior_sd: Tensor, index: Tensor) -> None:
         """Sets q to prior times sites with precision and linear term (F, R), at the weights ``index``
         (F,) whose prior standard deviations are ``prior_sd`` (F,)."""
+        if self.is_silent:
+            return
         prior_sd = prior_sd[:, None]
         total = 1 + prior_sd.square() * precision.clamp(min=0)
         self.m[:, index] = (prior_sd * linear / total).T
         self.factor[:, index] = total.rsqrt().T
 
     def visit_noise(self, half: int, generator: torch.Generator) -> Tensor:
-        return noise_table(self.n_functions, half, generator).to(self.m)
+        return self.fixed_noise(half, (), generator)
 
     def visit_offsets(
-        self, here: WeightConditional, sd: Tensor, noise: Tensor, keys: Tensor, seed: int, single: bool
+        self, here: Any, sd: Tensor, noise: Tensor, keys: Tensor, seed: int, single: bool
     ) -> Tensor:
         """(S, B, T, R) what draws of the weights in a batch add to the mean. sd : (F, R) of the weights;
         noise : as of ``visit_noise``; keys : (B,). If ``single``, in single precision with one draw of a
@@ -215,73 +235,148 @@ class Weights(Block):
             drawn.append(rows.times(eps.mul_(sd)).unflatten(0, here.features.value.shape[:2]))
         return torch.stack(drawn + [-x for x in drawn])
 
-    def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Tensor | None = None) -> Tensor:
-        """One step for the amplitudes of the functions, then the scales of feature groups, then the
-        relevances, each given the ones before: what one has explained is not explained again. The mean
-        weights stay what they are, and what the data say of their precision. Returns by how much the
-        variance of each function has grown, (R,). Cost O(R M).
 
-        Whitened, the energy of a weight is m^2 and what the data determine of it 1 - s^2
-        (``gp.scale_steps``)."""
-        before, axes = weight_variances(self.kernel), self.m.new_ones((self.n_functions, 1))
-        energy = self.m.square()
-        determined = (1 - self.factor.square()).clamp(min=0)
-        if not self.has_own_functions:
-            axes = ratio(energy.sum(1), determined.sum(1), AXIS_PRIOR_COUNT)[:, None]
-            self.basis.mul_(axes.sqrt().T)
-            energy = energy / axes
-        nu = degrees_of_freedom(self.n_functions)
-        for part, _, span in weight_parts(self.kernel):
-            spent, used = energy[:, span].sum(0), determined[:, span].sum(0)
-            constant = part.group.new_full((1,), len(part.sizes))
-            group = torch.cat([part.group, constant])
-            by_group = torch.zeros_like(part.log_scale)
-            growth = ratio(
-                by_group.index_add(0, group, spent), by_group.index_add(0, group, used), PRIOR_COUNT
-            )
-            part.log_scale.add_(growth.log())
-            old, left = part.log_relevance.exp(), (spent / growth[group])[:-1]
-            new = (nu + old * left) / (nu + used[:-1])
-            new = torch.minimum(torch.maximum(new, old / LARGEST_FACTOR), old * LARGEST_FACTOR)
-            part.log_relevance.copy_(new.log())
-        grown = axes * weight_variances(self.kernel) / before
-        self.m.div_(grown.sqrt())
-        precision = (self.factor.square().reciprocal() - 1).clamp(min=0)
-        self.factor.copy_((1 + grown * precision).rsqrt())
-        return axes[:, 0]
+class Table(Weights):
+    """Scores that do not depend on features, one weight per joint label: g = sqrt(amplitude) v.
+
+    labels : (V, V) for transitions. sd : prior standard deviation of a score; 0 silences the block. What is
+    said of a batch has the shape of one table, (P,), and not of its tuples."""
+
+    name = "table"
+    shared = True
+    takes_sites = True
+
+    def __init__(self, labels: Sequence[int], sd: float = 1.0) -> None:
+        super().__init__(None, labels, amplitude=float(sd) ** 2)
+
+    def prior_factor(self) -> Tensor:
+        return self.m.new_ones(1)
+
+    def prior_sds(self) -> Tensor:
+        return self.scale.detach().clamp(min=1e-150).reshape(1)
+
+    def conditional(self, rows: Tensor | None, mask: Tensor, factor: Tensor) -> Constant:
+        return Constant(self)
+
+    @property
+    def spread(self) -> Tensor:
+        """(P,) standard deviations of the scores, whitened."""
+        return self.factor[:, 0]
+
+    def gaussian(self, conditional: Constant) -> tuple[Tensor, Tensor]:
+        """Mean and variances (P,) of the scores."""
+        return self.scale * self.m[:, 0], (self.scale * self.spread).square()
+
+    def scores_at(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        n = 1 if rows is None else len(rows)
+        mean, sd = self.constant_scores()
+        return mean.expand(n, *self.labels), sd.expand(n, *self.labels)
+
+    # -- draws -------------------------------------------------------------------------------------
+
+    def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+        """(2 half, P) standard normal numbers, the second half mirrors the first."""
+        noise = torch.randn(half, self.n_scores, generator=generator, dtype=self.m.dtype).to(self.m)
+        return torch.cat([noise, -noise])
+
+    def visit_noise(self, half: int, generator: torch.Generator) -> Tensor:
+        return self.m.new_empty(0, half)
+
+    def visit_offsets(
+        self, here: Constant, sd: Tensor, noise: Tensor, keys: Tensor, seed: int, single: bool
+    ) -> Tensor:
+        """(S, P), from numbers that only the seed decides."""
+        found = sd[0] * self.fixed_noise(noise.shape[-1], (), torch.Generator().manual_seed(seed))
+        return found.float() if single else found
+
+    # -- closed forms ------------------------------------------------------------------------------
+
+    def solve_sites(
+        self, conditionals: Sequence[Constant], linear: Sequence[Tensor], bends: Sequence[Tensor]
+    ) -> bool:
+        """The exact posterior for quadratics r^T g - g^T Lambda g / 2 with linear terms r (P,) and
+        precisions Lambda (P,), one per batch; False, and nothing moved, if there is none."""
+        precision = 1.0 + self.scale.square() * torch.stack(list(bends)).sum(0)
+        if bool((precision <= LEAST_PRECISION).any()):
+            return False
+        self.m.copy_((self.scale * torch.stack(list(linear)).sum(0) / precision)[:, None])
+        self.factor.copy_(precision.rsqrt()[:, None])
+        return True
+
+    def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Tensor | None = None) -> Tensor:
+        """The amplitude is learned after every round, by ``fit_amplitude``."""
+        return self.m.new_ones(self.n_functions)
+
+    learn_amplitude = learn_scales
+
+    def fit_amplitude(self) -> None:
+        """Moves the prior's scale towards where the bound is largest, the scores' posterior held. That is
+        known in closed form: it is the root of the scores' mean second moment. Over-relaxed by as much as
+        the posterior is still the prior: to that extent it follows the scale, and plain fixed-point
+        iteration would creep. Not where the posterior is wider than its prior: stepping twice as far there
+        would swing about the best scale for ever."""
+        if self.is_silent:
+            return
+        with torch.no_grad():
+            prior = self.scale.square()
+            variance = prior * self.spread.square().view(self.n_scores, -1).sum(-1)
+            second = (prior * self.m[:, 0].square() + variance).sum() + PRIOR_SCORES
+            best = second / (self.n_scores + PRIOR_SCORES)
+            share = variance / prior
+            untouched = torch.minimum(share, share.reciprocal()).mean()
+            growth = (1 + untouched) * (best / prior).log()
+            self.log_amplitude.add_(growth)
+            shrink = (-0.5 * growth).exp()
+            self.m.mul_(shrink)
+            self.factor.mul_(shrink)
+
+    # -- what the paper's optimisers ask -----------------------------------------------------------
+
+    def curvature_bound(self, batches: Sequence[tuple[Constant, Tensor, Tensor]]) -> float:
+        """Largest curvature of the bound in a whitened score, if it bends by at most 1/4 each time its
+        tuple occurs. batches : conditional, mask (B, T) of the tuples, weight (B,) of the examples."""
+        tuples = sum(float(weight @ mask.sum(-1).to(weight)) for _, mask, weight in batches)
+        return 1 + 0.25 * float(self.scale.detach().square()) * tuples
+
+    def project(self, conditional: Constant, slope: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
+        """A gradient in mean and covariance of the scores, as one in ``m`` and in S, without the
+        amplitude."""
+        return slope[:, None], bend.reshape(self.factor.shape)
 
 
 @dataclass(frozen=True)
 class WeightDraws:
     """Draws of weights, each looked up in a table of noise when its feature is met: no memory grows with
-    the number of features. prior_sd : (M,); table : (rows, R, S / 2), None for the posterior mean."""
+    the number of features. prior_factor : (M,); noise : as of ``fixed_noise``, None for the mean."""
 
-    prior_sd: Tensor
-    table: Tensor | None
+    prior_factor: Tensor
+    noise: Tensor | None
 
     def at(self, block: Weights, rows: Tensor, mask: Tensor) -> Tensor:
-        """(S, B, T, *labels) scores, joint over the tuples of an example."""
-        here = block.amplified(block.conditional(rows, mask, self.prior_sd))
+        """(S, B, T, *labels) scores, joint over the tuples of an example; (S, *labels) if shared."""
+        here = block.conditional(rows, mask, self.prior_factor)
         h = here.times(block.m)[None]
-        if self.table is not None:
-            h = h + here.spread(block.factor.abs(), self.table)
-        return block.scores(h)
+        if self.noise is not None:
+            h = h + here.spread(block.factor, self.noise)
+        return block.scores(block.scale * h)
 
 
 @dataclass
 class WeightCurvature:
-    """precision : (R, M), what the data say of each whitened weight. Curvature is taken tuple by tuple:
-    where a feature comes twice in an example, what its places have in common is left out."""
+    """precision : (R, M), what the data say of each weight, whitened but for the amplitude. Curvature is
+    taken tuple by tuple: where a feature comes twice in an example, what its places have in common is left
+    out."""
 
     block: Weights
     precision: Tensor
 
-    def add(self, conditional: WeightConditional, bend: Tensor) -> None:
-        """bend : (B, T, R), or (B, T, *labels) where each score has its function."""
-        self.precision += conditional.squares_times(self.block.scale.square() * bend.flatten(2))
+    def add(self, conditional: Any, bend: Tensor) -> None:
+        """bend : (B, T, R), or (B, T, *labels) where each score has its function; (B, *labels), summed over
+        an example's tuples, if shared."""
+        self.precision += conditional.squares_times(bend)
 
     def tensors(self) -> list[Tensor]:
         return [self.precision]
 
     def finish(self) -> None:
-        self.block.factor.copy_((1 + self.precision).rsqrt())
+        self.block.factor.copy_((1 + self.block.scale.square() * self.precision).rsqrt())

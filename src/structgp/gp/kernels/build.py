@@ -55,15 +55,8 @@ def build_kernel(
     stray = sorted(set(choice) - set(kinds))
     if stray:
         raise InputError("kernel", f"no {stray[0]} features in the data", f"name only: {', '.join(kinds)}")
-    parts = [
-        _block_kernel(
-            choice[b.kind],
-            b,
-            rows[:, b.start : b.stop],
-            None if amplitude is None else amplitude / len(blocks),
-        )
-        for b in blocks
-    ]
+    share = None if amplitude is None else amplitude / len(blocks)
+    parts = [_block_kernel(choice[b.kind], b, rows[:, b.start : b.stop], share) for b in blocks]
     whole = parts[0]
     if len(parts) > 1:
         whole = BlockSumKernel(parts, [(b.start, b.stop) for b in blocks])
@@ -100,7 +93,7 @@ def _check_kind(kernel: Kernel, block: Block) -> None:
     }.get(block.kind)
     if ours is None:
         return
-    leaves = [k for k in kernel.modules() if isinstance(k, Kernel) and not _parts(k)]
+    leaves = [k for k in (kernel, *kernel.sub_kernels()) if not any(True for _ in k.sub_kernels())]
     wrong = [k for k in leaves if isinstance(k, RelevanceKernel) and k.sparse != (block.kind == "sparse")]
     if wrong:
         raise InputError(
@@ -116,10 +109,6 @@ def _check_kind(kernel: Kernel, block: Block) -> None:
                 f"a {type(leaf).__name__} on {block.kind} features, whose rows hold ids",
                 f"use {names}, or pass dense arrays",
             )
-
-
-def _parts(kernel: Kernel) -> list[Kernel]:
-    return [k for k in kernel.modules() if isinstance(k, Kernel) and k is not kernel]
 
 
 def _block_kernel(choice: str | Kernel, block: Block, rows: Tensor, amplitude: float | None) -> Kernel:
@@ -195,11 +184,11 @@ def kernel_scales(kernel: Kernel, blocks: Sequence[Block]) -> dict[str, float]:
     found: dict[str, float] = {}
     for part, block in zip(parts, blocks, strict=True):
         if isinstance(part, RelevanceKernel):
-            scales = part.scales(block.names or (block.kind,))
-            scales = {name: factor * scale for name, scale in scales.items()}
+            *scales, constant = (factor * scale for scale in part.log_scale.detach().exp().tolist())
             # Two kinds of features have two constants, which add up.
-            constant = scales.pop("label frequency") + found.pop("label frequency", 0.0)
-            found |= scales | {"label frequency": constant}
+            constant += found.pop("label frequency", 0.0)
+            found |= zip(block.names or (block.kind,), scales, strict=True)
+            found["label frequency"] = constant
         elif isinstance(part, ScaleKernel):
             found[block.kind] = factor * float(part.outputscale.detach())
     return found

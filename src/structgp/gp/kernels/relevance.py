@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
+from torch.nn.functional import pad
 
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.sparse import inner_product, pack, row_products, unpack
@@ -39,6 +40,18 @@ def degrees_of_freedom(n_functions: int) -> float:
     return tried.get(n_functions, 1 + 24 / n_functions**2)
 
 
+@dataclass(frozen=True)
+class ActiveFeatures:
+    """What rows (..., W) hold, A features each: place (..., A), which of the M weights, -1 for a feature
+    that was never seen; value (..., A), 0 where there is none; name (..., A), a number that tells
+    features apart, seen or not; unseen (..., A), prior variance of the weight where place is -1."""
+
+    place: Tensor
+    value: Tensor
+    name: Tensor
+    unseen: Tensor
+
+
 class RelevanceKernel(Kernel):
     """Rows are P value ids (``sizes`` has P entries: how many values of each template are known), or
     with ``sparse`` packed pairs of feature id and value (``sizes`` has one entry).
@@ -46,11 +59,12 @@ class RelevanceKernel(Kernel):
     Parameters ``log_scale`` (G + 1,), the last is the bias's; ``log_relevance`` (D,), of the known
     features, group after group. A feature that was never seen has relevance 1: what its group has taught
     of features. With ``rare``, each template has one feature more, behind all others: to be among the
-    values that the buffer ``seldom`` marks, or unknown. Cost of n x m values with A active features a
-    row: O(n m A).
+    values that the buffer ``seldom`` marks, or unknown. ``group`` : (D + 1,), which scale each feature and
+    the constant have. Cost of n x m values with A active features per row: O(n m A).
     """
 
     seldom: Tensor
+    group: Tensor
 
     has_lengthscale = False
 
@@ -63,68 +77,36 @@ class RelevanceKernel(Kernel):
         if sparse and len(sizes) != 1:
             raise ValueError(f"sparse features are one group, not {len(sizes)}")
         self.sizes, self.sparse, self.rare = [int(n) for n in sizes], bool(sparse), bool(rare)
-        G, D = len(self.sizes), sum(self.sizes)
+        groups = torch.arange(len(self.sizes) + 1)
+        known = groups[:-1].repeat_interleave(torch.tensor(self.sizes, dtype=torch.int64))
         if rare:
-            self.register_buffer("seldom", torch.zeros(D, dtype=torch.bool))
-            D += G
-        self.register_parameter("log_scale", torch.nn.Parameter(torch.zeros(G + 1)))
-        self.register_parameter("log_relevance", torch.nn.Parameter(torch.zeros(D)))
+            self.register_buffer("seldom", torch.zeros(len(known), dtype=torch.bool))
+        group = torch.cat([known, groups if rare else groups[-1:]])
+        self.register_buffer("group", group, persistent=False)
+        self.register_parameter("log_scale", torch.nn.Parameter(torch.zeros(len(groups))))
+        self.register_parameter("log_relevance", torch.nn.Parameter(torch.zeros(len(group) - 1)))
 
-    @property
-    def group(self) -> Tensor:
-        """(D,) which group a feature belongs to."""
-        sizes = torch.tensor(self.sizes, dtype=torch.int64, device=self.log_scale.device)
-        groups = torch.arange(len(sizes), device=sizes.device)
-        found = torch.repeat_interleave(groups, sizes)
-        return torch.cat([found, groups]) if self.rare else found
-
-    @property
-    def slot_scales(self) -> Tensor:
-        """(A,) the scale of the group that the features in each place of ``known`` belong to; (1,) with
-        ``sparse``."""
+    def active(self, x: Tensor) -> ActiveFeatures:
+        """What rows hold. Names are below 0 where there is no feature; ``unseen`` is (A,)."""
         scale = self.log_scale[:-1].exp()
-        return torch.cat([scale, scale]) if self.rare else scale
-
-    @property
-    def weights(self) -> Tensor:
-        """(D,) prior variance of the weight of each known feature."""
-        return (self.log_scale[self.group] + self.log_relevance).exp()
-
-    def scales(self, names: Sequence[str]) -> dict[str, float]:
-        """The scale of each group, and of the label frequencies."""
-        found = self.log_scale.detach().exp().tolist()
-        return dict(zip([*names, "label frequency"], found, strict=True))
-
-    def known(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., A) place of each active feature among the D known ones, -1 for others, and (..., A) its
-        value."""
         if self.sparse:
             ids, values = unpack(x)
-            n = self.sizes[0]
-            return torch.where(ids < n, ids, -1.0).long(), values
-        if x.shape[-1] != len(self.sizes):
-            raise ValueError(f"rows of {x.shape[-1]} columns for {len(self.sizes)} templates")
+            place = torch.where(ids < self.sizes[0], ids, -1.0).long()
+            return ActiveFeatures(place, values, ids.long(), scale)
+        P = len(self.sizes)
+        if x.shape[-1] != P:
+            raise ValueError(f"rows of {x.shape[-1]} columns for {P} templates")
         sizes = torch.tensor(self.sizes, dtype=x.dtype, device=x.device)
-        start = sizes.cumsum(0) - sizes
-        place = torch.where((x != MISSING) & (x < sizes), x + start, -1.0).long()
-        there = x != MISSING
+        there, slot = x != MISSING, torch.arange(P, device=x.device)
+        place = torch.where(there & (x < sizes), x + sizes.cumsum(0) - sizes, -1.0).long()
+        # The first P names are for being rare.
+        name = torch.where(there, (x.long() + 1) * P + slot, -1)
         if self.rare:
             rare = there & torch.where(place >= 0, self.seldom[place.clamp(min=0)], True)
-            own = torch.arange(len(sizes), device=x.device) + len(self.seldom)
-            place = torch.cat([place, torch.where(rare, own, -1)], -1)
-            there = torch.cat([there, rare], -1)
-        return place, there.to(x.dtype)
-
-    def ids(self, x: Tensor) -> Tensor:
-        """(..., A) a number for each active feature, seen or not, below 0 where there is none; features
-        of different templates have different ones."""
-        if self.sparse:
-            return unpack(x)[0].long()
-        P = len(self.sizes)
-        place = torch.arange(P, device=x.device)
-        # The first P numbers are for being rare.
-        found = torch.where(x == MISSING, -1, (x.long() + 1) * P + place)
-        return torch.cat([found, place.expand_as(found)], -1) if self.rare else found
+            place = torch.cat([place, torch.where(rare, slot + len(self.seldom), -1)], -1)
+            name = torch.cat([name, slot.expand_as(name)], -1)
+            there, scale = torch.cat([there, rare], -1), torch.cat([scale, scale])
+        return ActiveFeatures(place, there.to(x.dtype), name, scale)
 
     def forward(
         self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **_: Any
@@ -137,25 +119,10 @@ class RelevanceKernel(Kernel):
 
     def _weighted(self, x: Tensor) -> Tensor:
         """Packed rows whose inner product is the kernel, but for the bias."""
-        place, values = self.known(x)
+        found = self.active(x)
         root = (0.5 * self.log_relevance).exp()
-        relevance = torch.where(place >= 0, root[place.clamp(min=0)], 1.0)
-        scale = self.slot_scales.sqrt()
-        if self.sparse:
-            return pack(unpack(x)[0], values * relevance * scale)
-        return pack(self.ids(x).to(x.dtype), values * relevance * scale)
-
-
-@dataclass(frozen=True)
-class ActiveFeatures:
-    """What rows (..., W) hold, A features each: place (..., A), which of the M weights, -1 for a feature
-    that was never seen; value (..., A), 0 where there is none; name (..., A), a number that tells
-    features apart, seen or not; unseen (..., A), prior variance of the weight where place is -1."""
-
-    place: Tensor
-    value: Tensor
-    name: Tensor
-    unseen: Tensor
+        relevance = torch.where(found.place >= 0, root[found.place.clamp(min=0)], 1.0)
+        return pack(found.name, found.value * relevance * found.unseen.sqrt())
 
 
 def has_weights(kernel: Kernel) -> bool:
@@ -181,9 +148,8 @@ def weight_parts(kernel: Kernel) -> Iterator[tuple[RelevanceKernel, slice, slice
 
 def weight_variances(kernel: Kernel) -> Tensor:
     """(M,) prior variance of each weight."""
-    return torch.cat(
-        [torch.cat([part.weights, part.log_scale[-1:].exp()]) for part, _, _ in weight_parts(kernel)]
-    )
+    parts = (part for part, _, _ in weight_parts(kernel))
+    return torch.cat([(p.log_scale[p.group] + pad(p.log_relevance, (0, 1))).exp() for p in parts])
 
 
 def active_features(kernel: Kernel, x: Tensor) -> ActiveFeatures:
@@ -191,15 +157,14 @@ def active_features(kernel: Kernel, x: Tensor) -> ActiveFeatures:
     places, values, names, unseen = [], [], [], []
     parts = list(weight_parts(kernel))
     for i, (part, columns, span) in enumerate(parts):
-        here = x[..., columns]
-        place, value = part.known(here)
-        one = value.new_ones(*value.shape[:-1], 1)
+        found = part.active(x[..., columns])
+        one = found.value.new_ones(*found.value.shape[:-1], 1)
         constant = (span.stop - 1) * one.long()
-        places += [torch.where(place >= 0, place + span.start, -1), constant]
-        values += [value, one]
-        # Ids of one part never meet those of another; where there is no feature, its value is 0.
-        names += [(part.ids(here) + 1) * len(parts) + i, i * torch.ones_like(constant)]
-        unseen += [part.slot_scales.expand_as(value), torch.zeros_like(one)]
+        places += [torch.where(found.place >= 0, found.place + span.start, -1), constant]
+        values += [found.value, one]
+        # Names of one part never meet those of another; where there is no feature, its value is 0.
+        names += [(found.name + 1) * len(parts) + i, i * torch.ones_like(constant)]
+        unseen += [found.unseen.expand_as(found.value), torch.zeros_like(one)]
     return ActiveFeatures(*(torch.cat(found, -1) for found in (places, values, names, unseen)))
 
 
@@ -207,8 +172,7 @@ def grown(
     kernel: Kernel, sizes: Sequence[Sequence[int]], rows: Tensor, moved: Tensor | None = None
 ) -> tuple[Kernel, Tensor]:
     """The kernel with ``sizes`` values in each template of each part, and where each of the M old weights
-    is
-    among the new ones, (M,).
+    is among the new ones, (M,).
 
     New features have relevance 1; whether a value is seldom is told by rows (N, W), of the new data.
     ``moved`` : (D,), new ids of the sparse features, where they have not stayed.
@@ -221,7 +185,7 @@ def grown(
             new.log_scale.copy_(part.log_scale)
             new.log_relevance[place[:-1]] = part.log_relevance
         if part.rare:
-            found = new.known(rows[:, columns])[0][:, : len(new.sizes)]
+            found = new.active(rows[:, columns]).place[:, : len(new.sizes)]
             counts = torch.bincount(found[found >= 0], minlength=len(new.seldom))
             was_common = torch.zeros_like(new.seldom)
             was_common[place[: len(part.seldom)]] = ~part.seldom
