@@ -18,7 +18,7 @@ from structgp.inference.bound import Bound, lower_bound
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.estimators import Estimate, Estimator, Noise, Pathwise, Target
 from structgp.inference.latents import Latents, Sites
-from structgp.structures import PARTS, BlackBox, Structure, all_finite
+from structgp.structures import PARTS, BlackBox, Structure, refuse
 
 LearnScales: TypeAlias = bool | Literal["transitions", "all", "auto"]
 """What moves during a fit: nothing (False), the scale of tables of transitions, the amplitude of nodes too
@@ -77,7 +77,7 @@ class Problem:
         if counts is not None:  # of data on disk, which are not read for it: all examples count once
             self.weights = [like.new_ones(()).expand(n) for n in counts]
         else:
-            given = [(len(batch), batch.weight) for batch in self.batches]
+            given = [(len(batch.index), batch.weight) for batch in self.batches]
             self.weights = [like.new_ones(n) if w is None else w.to(like) for n, w in given]
             for batch in self.batches:
                 for block, rows, mask in zip(self.posterior.blocks, batch.rows, batch.masks, strict=True):
@@ -143,14 +143,17 @@ class Problem:
         """(S, K B) log p of batch i at the scores of every template, those of K components one after
         another; checked to be finite, and times how often each example counts."""
         batch, weight = self.batches[i], self.weights[i]
-        y, mask, K = batch.y, batch.mask, scores[0].shape[1] // len(batch)
+        y, mask, K = batch.y, batch.mask, scores[0].shape[1] // len(weight)
         if K > 1:
             y, mask, weight = y.repeat(K, 1), mask.repeat(K, 1), weight.repeat(K)
         log_prob: Callable[..., Tensor] = self.structure.log_prob
         try:
-            return all_finite(log_prob(*scores, y, mask)) * weight
+            found = log_prob(*scores, y, mask)
+            if not bool(found.detach().isfinite().all()):
+                refuse(found)
         except LikelihoodError as error:
             self._fail(i, error)
+        return found * weight
 
     def slopes(self, i: int, scores: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The log-likelihood of batch i, averaged over draws and summed over examples, and its derivatives

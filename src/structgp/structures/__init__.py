@@ -1,7 +1,7 @@
 """Structures: templates as plain data, the programs that sum over labellings, and likelihoods p(y | f, g),
 of which the engine sees values only."""
 
-from structgp.structures.base import Curvature, Structure, all_finite
+from structgp.structures.base import Curvature, Structure, refuse
 from structgp.structures.choose import Custom, as_structure
 from structgp.structures.composite import PARTS
 from structgp.structures.linear_chain.chain import Chain
@@ -26,10 +26,10 @@ __all__ = [
     "Spec",
     "Structure",
     "Template",
-    "all_finite",
     "as_structure",
     "chain",
     "compile",
     "keep_known",
     "piecewise",
+    "refuse",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Generator, Tensor
 
@@ -133,12 +133,10 @@ class Structure(ABC):
         return Curvature(whole.node.diagonal(dim1=-1, dim2=-2).mT, whole.next)
 
 
-def all_finite(values: Tensor) -> Tensor:
-    """``values`` (S, B) unchanged; LikelihoodError, naming a sequence of the batch, if one of them is not
-    finite: the bound needs the expectation of a log-likelihood of training data."""
+def refuse(values: Tensor) -> NoReturn:
+    """LikelihoodError for values (S, B) that are not all finite, naming a sequence of the batch: the bound
+    needs the expectation of a log-likelihood of training data."""
     bad = ~values.detach().isfinite()
-    if not bool(bad.any()):
-        return values
     draw, row = bad.nonzero()[0].tolist()
     share = 100 * float(bad[:, row].double().mean())
     raise LikelihoodError(

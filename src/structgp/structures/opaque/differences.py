@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from structgp.structures.base import Curvature, Structure, all_finite
+from structgp.structures.base import Curvature, Structure, refuse
 from structgp.structures.opaque.user_function import one_table
 
 SLOPE_STEP = 1e-2
@@ -72,7 +72,9 @@ class Differences(Structure):
     def _finite(self, y: Tensor, mask: Tensor, f: Tensor, g: Tensor) -> Tensor:
         found = self.inner.log_prob(f, g, y, mask)
         self.n_values += found.numel()
-        return all_finite(found)
+        if not bool(found.isfinite().all()):
+            refuse(found)
+        return found
 
 
 class _Values(torch.autograd.Function):
