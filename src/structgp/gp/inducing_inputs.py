@@ -16,7 +16,6 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from structgp.gp.kernels import covariance, variance
-from structgp.gp.linalg import cholesky
 from structgp.gp.spreads import LowRank, Spread, weighted_gram
 
 
@@ -42,28 +41,6 @@ class Projection:
     def scaled(self, factor: Tensor) -> Projection:
         """The same under a kernel whose amplitude is ``factor`` squared times as large."""
         return Projection(factor * self.projection, factor * self.residual)
-
-
-def condition(kernel: Kernel, inducing: Tensor, rows: Tensor, mask: Tensor, factor: Tensor) -> Projection:
-    """At rows (B, T, W), with factor (M, M) L_zz. Cost O(B T M (W + M) + B T^3), in float64."""
-    B, T, W = rows.shape
-    cross = covariance(kernel, rows.reshape(B * T, W), inducing)
-    projection = torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
-    projection = projection.reshape(B, T, len(inducing)) * mask[..., None]
-    if T == 0:
-        return Projection(projection, projection.new_zeros(B, 0, 0))
-    prior = covariance(kernel, rows, rows)
-    both = mask[:, :, None] & mask[:, None, :]
-    open_part = torch.where(both, prior - projection @ projection.mT, 0)
-    # The jitter is a share of the PRIOR variance: with Z = X nothing is left open, and a share of nothing
-    # would not make the factor exist. Each example has its own, whatever else is in the batch.
-    size = torch.where(mask, prior.diagonal(dim1=-1, dim2=-2), 0).amax(-1).clamp(min=1e-12)
-    open_part = open_part + torch.diag_embed(1e-8 * size[:, None] * mask)
-    # Padding gets the mean of the diagonal, which leaves the jitter of `cholesky` as it is.
-    mean = open_part.diagonal(dim1=-1, dim2=-2).sum(-1) / mask.sum(-1).clamp(min=1)
-    mean = torch.where(mask.any(-1), mean, 1).detach()
-    residual = cholesky(open_part + torch.diag_embed(mean[:, None] * ~mask))
-    return Projection(projection, torch.where(both, residual, 0))
 
 
 def gaussian_of(conditional: Projection, m: Tensor, spread: Spread) -> tuple[Tensor, Tensor]:

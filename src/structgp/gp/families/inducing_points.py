@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from structgp.errors import InputError
 from structgp.gp.block import Block, CovarianceForm
-from structgp.gp.inducing_inputs import Projection, condition
+from structgp.gp.inducing_inputs import Projection
 from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.gp.linalg import cholesky
 from structgp.gp.low_rank_fit import leading_directions
@@ -89,7 +89,24 @@ class InducingBlock(Block):
     def conditional(self, rows: Tensor, mask: Tensor, factor: Tensor) -> Projection:
         """p(h | u) at rows (B, T, W) under the kernel as it is, before the amplitude. ``factor`` is
         ``prior_factor()``. Cost O(B T M (W + M) + B T^3), in float64."""
-        return condition(self.kernel, self.inducing, rows, mask, factor)
+        B, T, W = rows.shape
+        cross = kernel_matrix(self.kernel, rows.reshape(B * T, W), self.inducing)
+        projection = torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
+        projection = projection.reshape(B, T, self.n_values) * mask[..., None]
+        if T == 0:
+            return Projection(projection, projection.new_zeros(B, 0, 0))
+        prior = kernel_matrix(self.kernel, rows, rows)
+        both = mask[:, :, None] & mask[:, None, :]
+        open_part = torch.where(both, prior - projection @ projection.mT, 0)
+        # The jitter is a share of the PRIOR variance: with Z = X nothing is left open, and a share of
+        # nothing would not make the factor exist. Each example has its own, whatever else is in the batch.
+        size = torch.where(mask, prior.diagonal(dim1=-1, dim2=-2), 0).amax(-1).clamp(min=1e-12)
+        open_part = open_part + torch.diag_embed(1e-8 * size[:, None] * mask)
+        # Padding gets the mean of the diagonal, which leaves the jitter of `cholesky` as it is.
+        mean = open_part.diagonal(dim1=-1, dim2=-2).sum(-1) / mask.sum(-1).clamp(min=1)
+        mean = torch.where(mask.any(-1), mean, 1).detach()
+        residual = cholesky(open_part + torch.diag_embed(mean[:, None] * ~mask))
+        return Projection(projection, torch.where(both, residual, 0))
 
     def conditional_size(self, mask: Tensor, width: int) -> int:
         """About how many numbers ``conditional`` holds."""

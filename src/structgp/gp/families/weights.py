@@ -313,8 +313,8 @@ class Table(Weights):
         """Moves the prior's scale towards where the bound is largest, the scores' posterior held. That is
         known in closed form: it is the root of the scores' mean second moment. Over-relaxed by as much as
         the posterior is still the prior: to that extent it follows the scale, and plain fixed-point
-        iteration would creep. Not where the posterior is wider than its prior: stepping twice as far there
-        would swing about the best scale for ever."""
+        iteration would creep. A posterior wider than its prior is not the prior either: twice the step
+        would swing about the best scale forever."""
         if self.is_silent:
             return
         with torch.no_grad():
