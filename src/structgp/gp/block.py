@@ -214,11 +214,6 @@ class Posterior(nn.ModuleDict):
         """(K,) weights of the mixture's components."""
         return self.node.mixing
 
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the posterior's precision and device."""
-        return self.node.m
-
     def divergence(self, entropy: Entropy = "bhattacharyya") -> Tensor:
         """sum_b KL(q_b || p_b), or with a mixture a bound above it (``klun``, ``klbin``)."""
         return torch.stack([block.kl(entropy) for block in self.blocks]).sum()

@@ -148,8 +148,8 @@ class Minibatch:
         if self.sites_folder is not None:
             sites = SitesOnDisk.new(self.sites_folder, n, [b.n_functions for b in q.blocks])
         shapes = [(len(block.prior_sds()), block.n_functions) for block in q.blocks]
-        values, scale = q.like.new_full((n,), torch.nan), [q.like.new_ones(R) for _, R in shapes]
-        precision, linear = ([q.like.new_zeros(shape) for shape in shapes] for _ in range(2))
+        values, scale = q.node.m.new_full((n,), torch.nan), [q.node.m.new_ones(R) for _, R in shapes]
+        precision, linear = ([q.node.m.new_zeros(shape) for shape in shapes] for _ in range(2))
         state = MinibatchState(generator, noise, sites, values, scale, precision, linear)
         if self.goes_on:
             with torch.no_grad():

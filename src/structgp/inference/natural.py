@@ -169,7 +169,7 @@ class Natural:
 
 def _look(problem: Problem, state: NaturalState) -> Look:
     q = problem.posterior
-    expected = q.like.new_zeros(())
+    expected = q.node.m.new_zeros(())
     variance, slope, evaluations = 0.0, 0.0, 0
     targets, latents = [], []
     for i, known in enumerate(state.sites):

@@ -73,7 +73,7 @@ class Problem:
     _has_room: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        like, counts, numbers = self.posterior.like, getattr(self.batches, "counts", None), 0
+        like, counts, numbers = self.posterior.node.m, getattr(self.batches, "counts", None), 0
         if counts is not None:  # of data on disk, which are not read for it: all examples count once
             self.weights = [like.new_ones(()).expand(n) for n in counts]
         else:
@@ -123,13 +123,13 @@ class Problem:
         """(B,) the examples of batch i, numbered through all batches."""
         number = self.batches[i].number
         if number is None:
-            return torch.arange(*self.starts[i : i + 2], device=self.posterior.like.device)
+            return torch.arange(*self.starts[i : i + 2], device=self.posterior.node.m.device)
         return number
 
     @cached_property
     def sizes(self) -> Tensor:
         """(n,) how many examples each batch counts as."""
-        return self.posterior.like.new_tensor([float(weight.sum()) for weight in self.weights])
+        return self.posterior.node.m.new_tensor([float(weight.sum()) for weight in self.weights])
 
     def of_block(self, k: int) -> list[tuple[Any, Tensor, Tensor]]:
         """For every batch, the conditional of block k, the mask of its tuples, and the examples'
@@ -227,7 +227,7 @@ class Problem:
     ) -> Estimate:
         """E[log p] of batch i with slope and bend, in the posterior's precision. ``memory`` : what is known
         of it already; by default the running quadratic of earlier estimates."""
-        uses, like = self.estimator.uses_memory, self.posterior.like
+        uses, like = self.estimator.uses_memory, self.posterior.node.m
         known = (self.memory.get(i) if memory is None else memory) if uses else None
         about = None if known is None else latent.moments(known.sensitivity(latent))
         found = self.estimator(self.target(i, latent), generator, about)
@@ -251,14 +251,14 @@ class Problem:
         """The bound on draws that nothing was fitted to: unbiased, so in expectation at most the
         optimum."""
         q, half = self.posterior, max(1, n_draws // 2)
-        total = q.like.new_zeros(())
+        total = q.node.m.new_zeros(())
         with torch.no_grad():
             if q.n_components > 1:
                 for i in range(len(self.batches)):
                     target = self.target(i, self.latents(i))
                     shapes = [group.shape(half) for group in target.groups]
-                    noise = [torch.randn(s, generator=generator, dtype=q.like.dtype) for s in shapes]
-                    mirrored = tuple(torch.cat([eps, -eps]).to(q.like) for eps in noise)
+                    noise = [torch.randn(s, generator=generator, dtype=q.node.m.dtype) for s in shapes]
+                    mirrored = tuple(torch.cat([eps, -eps]).to(q.node.m) for eps in noise)
                     total += target.log_prob(mirrored).mean(0) @ target.weight
             else:
                 noise_of = self.fixed_noise(half, generator)

@@ -139,7 +139,7 @@ class Draws:
 
     def value_and_gradients(self) -> tuple[Tensor, list[Tensor]]:
         """The expected log-likelihood and its gradients in the means of each block."""
-        value = self.problem.posterior.like.new_zeros(())
+        value = self.problem.posterior.node.m.new_zeros(())
         grads = [torch.zeros_like(block.m) for block in self.blocks]
         for i in range(len(self.offsets)):
             total, slopes = self.problem.slopes(i, self.scores(i))

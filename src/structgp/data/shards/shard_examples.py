@@ -23,7 +23,6 @@ class ShardBatches(Sequence[Batch]):
     padding. Memory is that of one batch, and four numbers per batch. ``counts`` : the number of
     sequences per batch."""
 
-
     def __init__(self, shards: Shards, batch_tokens: int) -> None:
         self.shards = shards
         places: list[tuple[int, int, int]] = []
