@@ -113,10 +113,7 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
     in its log, and as its ``kernel`` the fitted one if it was not given by name.
 
     Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, or O(V M r) if
-    its covariances are low-rank; and O(V T^2) for a sequence of T tokens.
-    """
-
-    # -- parameters --------------------------------------------------------------------------------
+    its covariances are low-rank; and O(V T^2) for a sequence of T tokens."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters; with ``deep``, fields of option objects too, as in ``prior__transition_sd``."""
@@ -143,8 +140,6 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
     def _options(self) -> Options:
         """The parameters as they are now, checked."""
         return Options(**{f.name: getattr(self, f.name) for f in fields(Parameters)})
-
-    # -- fitting -----------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -279,8 +274,6 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         found.training_log_, found.model_ = {}, fit.model_now()
         return found
 
-    # -- asking ------------------------------------------------------------------------------------
-
     def ask(self, X: Iterable[Any]) -> Asked:
         """X, encoded once, to be asked several questions under the parameters as they are now. Answers are
         arrays of label indices, see :class:`structgp.answers.ask.Asked`."""
@@ -291,8 +284,6 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
             check_class_weight(options.class_weight, model.labels.classes)
             shift = class_shift(options.class_weight, model)
         return model.ask(as_list(X), Question(int(options.n_draws), shift, options.torch_device))
-
-    # -- files -------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, extra: dict[str, Any] | None = None) -> None:
         """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``. ``extra`` :

@@ -66,8 +66,7 @@ class Explanation:
     features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided most
     of ``left`` and ``right``, None at the ends and where there are no transitions. witnesses : training
     tokens, or inducing inputs, those for the label first, those against it last. Over all inducing inputs
-    they sum up to ``unary``; over training tokens only roughly, since p_n is an average over draws.
-    """
+    they sum up to ``unary``; over training tokens only roughly, since p_n is an average over draws."""
 
     label: str
     other: str
@@ -116,8 +115,7 @@ def explain(
     than ``other`` (by default the next).
 
     With training data, ``n`` of its tokens that speak for the label and against it; without, inducing
-    inputs where the model has them.
-    """
+    inputs where the model has them."""
     asked = model.ask([x])
     asked.require("has_walk", "neighbours")
     fitted, rows = asked.model, asked.rows
@@ -184,9 +182,6 @@ def _transition(
     names = fitted.labels.classes
     score, spread = mean[a, i] - mean[b, j], (sd[a, i].square() + sd[b, j].square()).sqrt()
     return Transition(names[i], names[j], float(score), float(spread))
-
-
-# -- features --------------------------------------------------------------------------------------
 
 
 def _features(asked: Asked, row: Tensor, a: int, b: int) -> list[Part]:
@@ -258,9 +253,6 @@ def _without(fitted: Model, row: Tensor, dual: Tensor) -> list[tuple[str, str, f
                 found.append((block.kind, "", factor * float(k @ dual)))
     rest = whole - sum(score for *_, score in found)
     return [*found, ("the rest", "", rest)] if abs(rest) > 1e-9 else found
-
-
-# -- tokens ----------------------------------------------------------------------------------------
 
 
 def _witnesses(

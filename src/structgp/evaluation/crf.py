@@ -61,8 +61,7 @@ class LinearCRF:
     classes_ : labels seen in training, sorted.
     c2_ : the regulariser used.
     cv_scores_ : c2 -> token error over all held-out tokens; empty if there was no choice to make.
-    model_ : the trained model, in CRFsuite's file format.
-    """
+    model_ : the trained model, in CRFsuite's file format."""
 
     classes_: list[Any]
     c2_: float
@@ -163,9 +162,6 @@ class LinearCRF:
         return max(c2 for c2 in grid if scores[c2] == min(errors)), scores
 
 
-# --- CRFsuite --------------------------------------------------------------------------------
-
-
 def _crfsuite() -> Any:
     """python-crfsuite, imported only when a CRF is used: it is an optional extra."""
     try:
@@ -239,9 +235,6 @@ def _log_prob(node: NDArray[np.float64], transition: NDArray[np.float64], path: 
         score = score + transition[path[t - 1], path[t]] + node[t, path[t]]
         ahead = logsumexp(ahead[:, None] + transition, axis=0) + node[t]
     return float(score - logsumexp(ahead))
-
-
-# --- what users pass -> what CRFsuite reads ---------------------------------------------------
 
 
 def _all_items(X: Iterable[Any]) -> list[list[Item]]:

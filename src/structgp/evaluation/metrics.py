@@ -53,9 +53,6 @@ def token_error(y_true: Labels, y_pred: Labels) -> float:
     return sum(truth != guess for truth, guess in tokens) / len(tokens)
 
 
-# --- spans -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SpanCounts:
     """Numbers of true, predicted and correctly predicted chunks, and what follows from them.
@@ -147,9 +144,6 @@ def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
     return SpanScores(len(true), len(pred), len(true & pred), by_type)
 
 
-# --- likelihood ------------------------------------------------------------------------------
-
-
 def token_nll(y_true: Labels, marginals: Marginals) -> float:
     """Mean of -log p(y_t) in nats, over the tokens whose true label is in their dict.
 
@@ -174,9 +168,6 @@ def sequence_nll(log_probs: Sequence[float | None]) -> float:
     if any(math.isnan(v) for v in known):
         raise InputError("log_probs", "a log-probability is not a number", "check the model")
     return math.fsum(-v for v in known) / len(known)
-
-
-# --- calibration -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -257,9 +248,6 @@ def _confidences(y_true: Labels, marginals: Marginals) -> tuple[NDArray[np.float
     right = [max(dist, key=dist.__getitem__) == label for label, dist in tokens]
     confidence = np.array([max(dist.values()) for _, dist in tokens])
     return np.clip(confidence, 0.0, 1.0), np.array(right, dtype=np.float64)
-
-
-# --- all of them -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
