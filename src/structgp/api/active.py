@@ -109,8 +109,7 @@ def _batch(asked: Asked, n: int, price: np.ndarray) -> list[int]:
         if not len(questions):
             questions = question.new_empty((len(likely), len(question)))
         questions[i] = question
-    order = _greedy(torch.from_numpy(alone[likely]), questions, n)
-    return [likely[k] for k in order]
+    return [likely[k] for k in _greedy(torch.from_numpy(alone[likely]), questions, n)]
 
 
 def _question(p: Tensor) -> Tensor:

@@ -86,8 +86,7 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
     verbose : report the plan and every step through the logger 'structgp', to standard error if nothing
         else listens.
 
-    Fields of option objects have nested names, as in scikit-learn:
-    ``set_params(prior__transition_sd=1.0)``.
+    Fields of option objects have nested names as in scikit-learn: ``set_params(prior__transition_sd=1.0)``.
 
     Attributes
     ----------
@@ -131,9 +130,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
             name, _, own = key.partition("__")
             option: Any = getattr(self, name, None)
             if not _is_option(option) or own not in {f.name for f in fields(option)}:
-                raise ValueError(
-                    f"Invalid parameter {key!r}: {name} is {option!r}, which has no field {own!r}"
-                )
+                problem = f"{name} is {option!r}, which has no field {own!r}"
+                raise ValueError(f"Invalid parameter {key!r}: {problem}")
             setattr(self, name, replace(option, **{own: value}))
         return self
 
@@ -323,15 +321,11 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
     if structure is not None:
         params["structure"] = structure
     estimator = StructuredGPClassifier(**params)
-    estimator.model_ = model
+    estimator.model_, estimator.training_log_ = model, dict(model.info)
     estimator.classes_ = np.array(model.labels.classes)
-    estimator.training_log_ = dict(model.info)
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:
-        warnings.warn(
-            f"{path}: fitted with a likelihood that a file does not hold; it answers as before, by the "
-            "chain. Set the structure again before another fit",
-            StructgpWarning,
-            stacklevel=2,
-        )
+        message = f"{path}: fitted with a likelihood that a file does not hold; it answers as before, "
+        message += "by the chain. Set the structure again before another fit"
+        warnings.warn(message, StructgpWarning, stacklevel=2)
     return estimator

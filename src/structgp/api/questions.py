@@ -112,8 +112,7 @@ class Answers:
         return self.predict_marginals([x])[0]
 
     def predict_transition_marginals(self, X: Iterable[Any], known: Given = None) -> list[np.ndarray]:
-        """(T - 1, V, V) probabilities of the labels of each two neighbouring tokens, in the order of
-        ``classes_``."""
+        """(T - 1, V, V) probabilities of the labels of neighbouring tokens, ordered as in ``classes_``."""
         return self.ask(X).transition_marginals(known)
 
     def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[str | None]]) -> list[float | None]:

@@ -28,8 +28,8 @@ C2_GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 # What CRFsuite reads of a token: names of attributes (each of value 1) or name -> value.
 Item = list[str] | Mapping[str, Any]
-# Items and label numbers of a sequence.
-Example = tuple[list[Item], list[str]]
+# Items and label numbers of each sequence.
+Examples = list[tuple[list[Item], list[str]]]
 
 
 class LinearCRF:
@@ -63,11 +63,6 @@ class LinearCRF:
     cv_scores_ : c2 -> token error over all held-out tokens; empty if there was no choice to make.
     model_ : the trained model, in CRFsuite's file format."""
 
-    classes_: list[Any]
-    c2_: float
-    cv_scores_: dict[float, float]
-    model_: bytes
-
     def __init__(
         self,
         c2: float | Sequence[float] = C2_GRID,
@@ -77,11 +72,8 @@ class LinearCRF:
         random_state: int = 0,
         n_jobs: int | None = None,
     ) -> None:
-        self.c2 = c2
-        self.n_folds = n_folds
-        self.decode = decode
-        self.random_state = random_state
-        self.n_jobs = n_jobs
+        self.c2, self.n_folds, self.decode = c2, n_folds, decode
+        self.random_state, self.n_jobs = random_state, n_jobs
 
     def fit(self, X: Iterable[Any], y: Iterable[Sequence[Any]]) -> LinearCRF:
         """Choose c2 by cross-validation, then train on everything."""
@@ -145,7 +137,7 @@ class LinearCRF:
         if not hasattr(self, "model_"):
             raise InputError("LinearCRF", "not fitted yet", "call fit(X, y) first")
 
-    def _choose(self, examples: list[Example], grid: list[float]) -> tuple[float, dict[float, float]]:
+    def _choose(self, examples: Examples, grid: list[float]) -> tuple[float, dict[float, float]]:
         """The c2 with the lowest token error over held-out folds, and the error of each c2."""
         if len(grid) == 1 or len(examples) == 1:
             return grid[len(grid) // 2], {}
@@ -172,7 +164,7 @@ def _crfsuite() -> Any:
     return pycrfsuite
 
 
-def _train(examples: list[Example], grid: Sequence[float]) -> list[bytes]:
+def _train(examples: Examples, grid: Sequence[float]) -> list[bytes]:
     """One model for each c2, trained on the same data."""
     trainer = _crfsuite().Trainer("lbfgs", verbose=False)
     for x, labels in examples:
@@ -212,9 +204,7 @@ def _marginals(tagger: Any, x: list[Item], n_labels: int) -> NDArray[np.float64]
     return np.array(found).reshape(len(x), n_labels)
 
 
-def _count_errors(
-    train: list[Example], held_out: list[Example], grid: Sequence[float], decode: str
-) -> list[int]:
+def _count_errors(train: Examples, held_out: Examples, grid: list[float], decode: str) -> list[int]:
     """Wrong tokens in ``held_out`` for each c2, trained on ``train``."""
     items, truth = [x for x, _ in held_out], [v for _, path in held_out for v in path]
     decoded = (_decode(model, items, decode) for model in _train(train, grid))

@@ -210,9 +210,8 @@ def digest_of_file(path: str | os.PathLike[str], first: str = "") -> str:
 
 def cannot_read(place: str, error: OSError) -> InputError:
     """The error for a file that the system cannot open or read."""
-    reason = error.strerror or str(error)
     remedy = _CANNOT_OPEN.get(error.errno or 0, "check the file and the disk")
-    return InputError(place, f"cannot be read ({reason})", remedy)
+    return InputError(place, f"cannot be read ({error.strerror or error})", remedy)
 
 
 def parse_number(text: str, place: str, what: str) -> float:
