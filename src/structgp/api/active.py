@@ -8,8 +8,7 @@ labels of one sequence just as they disagree about those of the other,
     phi_s(t, v) = (p_s(t, v) - E p(t, v)) / sqrt(E p(t, v)),
 
 S x S over draws, point the same way. 'batch' repeatedly takes the most informative sequence, each
-discounted by its likeness to those already taken.
-"""
+discounted by its likeness to those already taken."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ def select(
         'random'.
     cost : 'sequence', each costs the same to label; 'token', a sequence costs its length, and what counts
         is the gain per token.
-    random_state : seed of 'random'.
-    """
+    random_state : seed of 'random'."""
     if not isinstance(n, int | np.integer) or n < 1:
         raise InputError("n", f"must be a number of sequences, got {n!r}", "use 1 or more")
     if cost not in ("sequence", "token"):
@@ -111,8 +109,7 @@ def _batch(asked: Asked, n: int, price: np.ndarray) -> list[int]:
         if not len(questions):
             questions = question.new_empty((len(likely), len(question)))
         questions[i] = question
-    order = _greedy(torch.from_numpy(alone[likely]), questions, n)
-    return [likely[k] for k in order]
+    return [likely[k] for k in _greedy(torch.from_numpy(alone[likely]), questions, n)]
 
 
 def _question(p: Tensor) -> Tensor:

@@ -86,8 +86,7 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
     verbose : report the plan and every step through the logger 'structgp', to standard error if nothing
         else listens.
 
-    Fields of option objects have nested names, as in scikit-learn:
-    ``set_params(prior__transition_sd=1.0)``.
+    Fields of option objects have nested names as in scikit-learn: ``set_params(prior__transition_sd=1.0)``.
 
     Attributes
     ----------
@@ -113,10 +112,7 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
     in its log, and as its ``kernel`` the fitted one if it was not given by name.
 
     Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, or O(V M r) if
-    its covariances are low-rank; and O(V T^2) for a sequence of T tokens.
-    """
-
-    # -- parameters --------------------------------------------------------------------------------
+    its covariances are low-rank; and O(V T^2) for a sequence of T tokens."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters; with ``deep``, fields of option objects too, as in ``prior__transition_sd``."""
@@ -134,17 +130,14 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
             name, _, own = key.partition("__")
             option: Any = getattr(self, name, None)
             if not _is_option(option) or own not in {f.name for f in fields(option)}:
-                raise ValueError(
-                    f"Invalid parameter {key!r}: {name} is {option!r}, which has no field {own!r}"
-                )
+                problem = f"{name} is {option!r}, which has no field {own!r}"
+                raise ValueError(f"Invalid parameter {key!r}: {problem}")
             setattr(self, name, replace(option, **{own: value}))
         return self
 
     def _options(self) -> Options:
         """The parameters as they are now, checked."""
         return Options(**{f.name: getattr(self, f.name) for f in fields(Parameters)})
-
-    # -- fitting -----------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -279,8 +272,6 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         found.training_log_, found.model_ = {}, fit.model_now()
         return found
 
-    # -- asking ------------------------------------------------------------------------------------
-
     def ask(self, X: Iterable[Any]) -> Asked:
         """X, encoded once, to be asked several questions under the parameters as they are now. Answers are
         arrays of label indices, see :class:`structgp.answers.ask.Asked`."""
@@ -291,8 +282,6 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
             check_class_weight(options.class_weight, model.labels.classes)
             shift = class_shift(options.class_weight, model)
         return model.ask(as_list(X), Question(int(options.n_draws), shift, options.torch_device))
-
-    # -- files -------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, extra: dict[str, Any] | None = None) -> None:
         """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``. ``extra`` :
@@ -332,15 +321,11 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
     if structure is not None:
         params["structure"] = structure
     estimator = StructuredGPClassifier(**params)
-    estimator.model_ = model
+    estimator.model_, estimator.training_log_ = model, dict(model.info)
     estimator.classes_ = np.array(model.labels.classes)
-    estimator.training_log_ = dict(model.info)
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:
-        warnings.warn(
-            f"{path}: fitted with a likelihood that a file does not hold; it answers as before, by the "
-            "chain. Set the structure again before another fit",
-            StructgpWarning,
-            stacklevel=2,
-        )
+        message = f"{path}: fitted with a likelihood that a file does not hold; it answers as before, "
+        message += "by the chain. Set the structure again before another fit"
+        warnings.warn(message, StructgpWarning, stacklevel=2)
     return estimator

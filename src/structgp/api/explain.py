@@ -66,8 +66,7 @@ class Explanation:
     features : parts of ``unary``, largest first. before, after : the neighbouring labels that decided most
     of ``left`` and ``right``, None at the ends and where there are no transitions. witnesses : training
     tokens, or inducing inputs, those for the label first, those against it last. Over all inducing inputs
-    they sum up to ``unary``; over training tokens only roughly, since p_n is an average over draws.
-    """
+    they sum up to ``unary``; over training tokens only roughly, since p_n is an average over draws."""
 
     label: str
     other: str
@@ -116,8 +115,7 @@ def explain(
     than ``other`` (by default the next).
 
     With training data, ``n`` of its tokens that speak for the label and against it; without, inducing
-    inputs where the model has them.
-    """
+    inputs where the model has them."""
     asked = model.ask([x])
     asked.require("has_walk", "neighbours")
     fitted, rows = asked.model, asked.rows
@@ -145,19 +143,10 @@ def explain(
         after = _transition(fitted, rows[0][t + 1], step[t], a, b, after=True)
     row = fitted.split.node.select(torch.from_numpy(rows[0][t : t + 1]))
     basis = fitted.posterior.node.basis
-    return Explanation(
-        classes[a],
-        classes[b],
-        float(p[a]),
-        odds,
-        unary,
-        left,
-        odds - unary - left,
-        _features(asked, row, a, b)[: max(n, 1)],
-        before,
-        after,
-        _witnesses(model, row, basis[a] - basis[b], X_train, y_train, n),
-    )
+    features = _features(asked, row, a, b)[: max(n, 1)]
+    witnesses = _witnesses(model, row, basis[a] - basis[b], X_train, y_train, n)
+    numbers = float(p[a]), odds, unary, left, odds - unary - left
+    return Explanation(classes[a], classes[b], *numbers, features, before, after, witnesses)
 
 
 def _two(classes: Sequence[str], p: np.ndarray, label: str | None, other: str | None) -> tuple[int, int]:
@@ -172,9 +161,7 @@ def _two(classes: Sequence[str], p: np.ndarray, label: str | None, other: str | 
     return a, b
 
 
-def _transition(
-    fitted: Model, row: np.ndarray, beside: Tensor, a: int, b: int, *, after: bool
-) -> Transition:
+def _transition(fitted: Model, row: np.ndarray, beside: Tensor, a: int, b: int, after: bool) -> Transition:
     """From how probable each label (column) is beside the token, for each label of the token (row). row :
     (W,) features of the transition's second token."""
     i, j = int(beside[a].argmax()), int(beside[b].argmax())
@@ -184,9 +171,6 @@ def _transition(
     names = fitted.labels.classes
     score, spread = mean[a, i] - mean[b, j], (sd[a, i].square() + sd[b, j].square()).sqrt()
     return Transition(names[i], names[j], float(score), float(spread))
-
-
-# -- features --------------------------------------------------------------------------------------
 
 
 def _features(asked: Asked, row: Tensor, a: int, b: int) -> list[Part]:
@@ -260,14 +244,10 @@ def _without(fitted: Model, row: Tensor, dual: Tensor) -> list[tuple[str, str, f
     return [*found, ("the rest", "", rest)] if abs(rest) > 1e-9 else found
 
 
-# -- tokens ----------------------------------------------------------------------------------------
-
-
 def _witnesses(
     model: StructuredGPClassifier, row: Tensor, direction: Tensor, X: Any, y: Any, n: int
 ) -> list[Witness]:
-    """Tokens of the training data, or without it inducing inputs. direction : (R,) of label against
-    other."""
+    """Training tokens, or without them inducing inputs. direction : (R,) of label against other."""
     fitted, q = model.model_, model.model_.posterior.node
     if (X is None) != (y is None):
         raise InputError("X_train", "one of X_train and y_train is missing", "pass both or neither")
@@ -277,14 +257,12 @@ def _witnesses(
     labels, asked = check_labels(X, list(y)), model.ask(X)
     # (T, V) per sequence: 1[y] - p, where y is known
     surprise = [known - p for known, p in zip(asked.marginals(labels), asked.marginals(), strict=True)]
-    amplitude, scores, places = float(q.log_amplitude.exp()), [], []
+    amplitude, along, scores, places = float(q.log_amplitude.exp()), direction @ q.basis.T, [], []
     for i, rows in enumerate(asked.rows):
         if len(rows):
             with torch.no_grad():
                 k = covariance(q.kernel, row, fitted.split.node.select(torch.from_numpy(rows)))[0]
-            scores.append(
-                (amplitude * k * (torch.from_numpy(surprise[i]) @ (direction @ q.basis.T))).numpy()
-            )
+            scores.append((amplitude * k * (torch.from_numpy(surprise[i]) @ along)).numpy())
             places += [(i, t) for t in range(len(rows))]
     flat = np.concatenate(scores) if scores else np.empty(0)
     found = [(*places[k], float(flat[k])) for k in _extremes(flat, n)]

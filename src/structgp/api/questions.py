@@ -70,8 +70,6 @@ class Answers:
         """X, encoded once, to be asked several questions under the parameters as they are now."""
         raise NotImplementedError
 
-    # -- labels ----------------------------------------------------------------------------------
-
     def predict(self, X: Iterable[Any], known: Given = None) -> list[list[str]]:
         """Labels of every token of every sequence."""
         return self.labels_of(self.ask(X), known)
@@ -99,8 +97,6 @@ class Answers:
         best = asked.viterbi(known) if self.decode == "viterbi" else asked.best_tokens(known)
         return [asked.model.labels.names(indices) for indices in best]
 
-    # -- probabilities ---------------------------------------------------------------------------
-
     def predict_marginals(self, X: Iterable[Any], known: Given = None) -> list[list[dict[str, float]]]:
         """For every token a dict from label to its probability."""
         return self.marginals_of(self.ask(X), known)
@@ -116,8 +112,7 @@ class Answers:
         return self.predict_marginals([x])[0]
 
     def predict_transition_marginals(self, X: Iterable[Any], known: Given = None) -> list[np.ndarray]:
-        """(T - 1, V, V) probabilities of the labels of each two neighbouring tokens, in the order of
-        ``classes_``."""
+        """(T - 1, V, V) probabilities of the labels of neighbouring tokens, ordered as in ``classes_``."""
         return self.ask(X).transition_marginals(known)
 
     def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[str | None]]) -> list[float | None]:
@@ -152,8 +147,6 @@ class Answers:
             raise InputError("threshold", problem, "use a probability")
         return [[Span(*span) for span in spans] for spans in self.ask(X).spans(threshold, known)]
 
-    # -- uncertainty -----------------------------------------------------------------------------
-
     def predict_uncertainty(self, X: Iterable[Any], of: str = "tokens", known: Given = None) -> Uncertainty:
         """Uncertainty of 'tokens' or of 'sequences' (whole labellings), and where it comes from."""
         if of == "tokens":
@@ -177,8 +170,6 @@ class Answers:
         """Uncertainty whether the span is there, see ``span_probability``."""
         _, parts = self.ask([x]).span(start, stop, label, sense, None if known is None else [known])
         return Uncertainty(*map(float, (parts.total, parts.data, parts.model)))
-
-    # -- scores ----------------------------------------------------------------------------------
 
     def score(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> float:
         """Token accuracy."""

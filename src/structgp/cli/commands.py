@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 import click
 
@@ -16,7 +15,6 @@ from structgp.cli.flags import model_option, reading_options
 from structgp.cli.shared import all_labels, load_with_reader, print_reports, score, score_crf
 from structgp.data import corpora
 from structgp.data.atomic import atomic_write
-from structgp.data.sources import Reader
 from structgp.errors import InputError
 from structgp.report import Text, examine, render
 
@@ -90,10 +88,8 @@ def demo(seed: int) -> None:
     corpus = corpora.recipes()
     X = [corpus.template.expand(rows) for rows in corpus.X_train]
     X_test = [corpus.template.expand(rows) for rows in corpus.X_test]
-    click.echo(
-        f"Recipe ingredients: {len(X)} lines to learn from, {len(X_test)} to test on; "
-        "labels for quantity, unit, name, preparation, comment.\n"
-    )
+    sizes = f"{len(X)} lines to learn from, {len(X_test)} to test on"
+    click.echo(f"Recipe ingredients: {sizes}; labels for quantity, unit, name, preparation, comment.\n")
     estimator = StructuredGPClassifier(features="columns", random_state=seed)
     shared.fit_with_progress(estimator, X, corpus.y_train)
     shared.say_fit(estimator, len(X), sum(map(len, corpus.y_train)))
@@ -127,21 +123,14 @@ def report(
     If DATA has labels in its last column, the page compares them with the answers."""
     shared.check_writable(output)
     estimator, reader = load_with_reader(model_path, vectors_path, device)
-    text, X = _read(reader, data_path, encoding)
-    findings = examine(
-        estimator, X, text, model_name=os.path.basename(model_path), templates=reader.template_lines
-    )
+    found = list(shared.sequences(reader, [data_path], encoding))
+    labels = [s.labels for s in found if s.labels is not None]
+    every = labels if len(labels) == len(found) else None
+    text = Text(os.path.basename(data_path), [s.words for s in found], [s.line for s in found], every)
+    model, templates = os.path.basename(model_path), reader.template_lines
+    findings = examine(estimator, [s.tokens for s in found], text, model_name=model, templates=templates)
     # Some encodings hold halves of characters, which UTF-8 does not.
     content = render(findings).encode("utf-8", "replace")
     with atomic_write(output, "wb") as file:
         file.write(content)
     click.echo(f"wrote {output}", err=True)
-
-
-def _read(reader: Reader, path: str, encoding: str) -> tuple[Text, list[Any]]:
-    """The text and its features, with labels where the file has them."""
-    sequences = list(shared.sequences(reader, [path], encoding))
-    found = [sequence.labels for sequence in sequences]
-    labels = None if any(y is None for y in found) else [list(y or ()) for y in found]
-    text = Text(os.path.basename(path), [s.words for s in sequences], [s.line for s in sequences], labels)
-    return text, [sequence.tokens for sequence in sequences]

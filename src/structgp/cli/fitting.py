@@ -10,7 +10,7 @@ import click
 
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import shared
-from structgp.cli.flags import FEATURES, choice, combined, device_option, encoding_option, feature_options
+from structgp.cli.flags import FEATURES, choice, device_option, encoding_option, feature_options
 from structgp.data import shards, sources
 from structgp.errors import InputError
 from structgp.inference.distributed import Processes, joined, n_started
@@ -21,24 +21,6 @@ from structgp.structures import chain, piecewise
 KERNELS = ("relevance", "template", "template-product")
 STRUCTURES = {"chain": chain, "piecewise": piecewise}
 
-_label_options = combined(
-    click.option("--scheme", metavar="NAME", help="Tagging scheme of all labellings: BIO or IOBES."),
-    click.option(
-        "--forbid",
-        nargs=2,
-        multiple=True,
-        metavar="LABEL NEXT",
-        help="NEXT never follows LABEL; ^ is the start of a sequence, $ its end. May be repeated.",
-    ),
-    click.option("--missing", metavar="TEXT", help="Text in the label column of a token without a label."),
-    click.option(
-        "--class-weight",
-        multiple=True,
-        metavar="LABEL=FACTOR",
-        help="Predict as if LABEL were FACTOR times as frequent; or 'balanced'. May be repeated.",
-    ),
-)
-
 
 @click.command()
 @click.argument("paths", metavar="[TEMPLATE] TRAIN", nargs=-1, required=True, type=click.Path())
@@ -46,7 +28,21 @@ _label_options = combined(
 @click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score after the fit.")
 @click.option("--early-stopping", is_flag=True, help="Stop when the likelihood of --dev is highest.")
 @feature_options
-@_label_options
+@click.option("--scheme", metavar="NAME", help="Tagging scheme of all labellings: BIO or IOBES.")
+@click.option(
+    "--forbid",
+    nargs=2,
+    multiple=True,
+    metavar="LABEL NEXT",
+    help="NEXT never follows LABEL; ^ is the start of a sequence, $ its end. May be repeated.",
+)
+@click.option("--missing", metavar="TEXT", help="Text in the label column of a token without a label.")
+@click.option(
+    "--class-weight",
+    multiple=True,
+    metavar="LABEL=FACTOR",
+    help="Predict as if LABEL were FACTOR times as frequent; or 'balanced'. May be repeated.",
+)
 @click.option(
     "--inducing",
     type=int,
@@ -152,15 +148,10 @@ def _classifier(
 
 
 def _training_data(
-    paths: Sequence[str],
-    encoding: str,
-    missing: str | None,
-    shards_folder: str | None,
-    features: dict[str, Any],
+    paths: Sequence[str], encoding: str, missing: str | None, folder: str | None, features: dict[str, Any]
 ) -> tuple[sources.Reader, Any, list[list[str | None]] | None, tuple[int, int]]:
     """The reader that the arguments ask for, X and y as ``fit`` takes them, and the numbers of sequences
-    and tokens. A column file is read only once, since it may be a pipe; with shards it is never held
-    whole."""
+    and tokens. A column file is read once, since it may be a pipe, and with shards never held whole."""
     format_name, given = features["format"], f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
     if format_name == "crfsuite" and len(paths) != 1:
         problem = f"{given}, but CRFsuite's format needs only TRAIN"
@@ -168,7 +159,7 @@ def _training_data(
     if format_name == "columns" and len(paths) != 2:
         problem = f"{given}, but TEMPLATE and TRAIN are needed"
         raise InputError("train", problem, "give both, or --format crfsuite for a file of attributes")
-    hold, train, template = shards_folder is None, paths[-1], None
+    hold, train, template = folder is None, paths[-1], None
     for option in ("numeric", "vectors"):
         if features[option] and not hold:
             raise InputError(f"--{option}", "shards cannot hold dense features", "leave out --shards")
@@ -182,8 +173,8 @@ def _training_data(
             remedy = "leave out --shards, or write a plain B line"
             raise InputError(f"{template.name}:{template.bigrams[0].line}", problem, remedy)
     reader = sources.learn(file, template=template, missing=missing, encoding=encoding, **features)
-    if shards_folder is not None:
-        found = _shards_of(reader.stream(train, encoding), shards_folder)
+    if folder is not None:
+        found = _shards_of(reader.stream(train, encoding), folder)
         return reader, found, None, (found.about["n_given"], found.n_tokens)
     data = reader.read(file, encoding=encoding)
     shared.check_two_labels(data.y, data.name)

@@ -69,8 +69,7 @@ def _in_options(error: StructgpError) -> StructgpError:
 def load_with_reader(
     path: str, vectors_path: str | None = None, device: str = "cpu"
 ) -> tuple[StructuredGPClassifier, Reader]:
-    """A model and the reader of its files. vectors_path : where its word vectors are now; device : where it
-    computes."""
+    """A model, on ``device``, and the reader of its files; vectors_path : where its word vectors are."""
     estimator = load(path)
     estimator.device = device
     return estimator, from_json(estimator.model_.extra, path, vectors_path)
@@ -181,13 +180,10 @@ def score(estimator: StructuredGPClassifier, X: list[Any], y: list[list[str]], n
     return report
 
 
-def score_crf(
-    X: list[Any], y: Sequence[Sequence[str]], X_test: list[Any], y_test: list[list[str]]
-) -> Report:
+def score_crf(X: list[Any], y: list[list[str]], X_test: list[Any], y_test: list[list[str]]) -> Report:
     crf = LinearCRF(n_jobs=-1).fit(X, y)
-    return evaluate(
-        y_test, crf.predict(X_test), crf.predict_marginals(X_test), crf.sequence_log_probs(X_test, y_test)
-    )
+    marginals, log_probs = crf.predict_marginals(X_test), crf.sequence_log_probs(X_test, y_test)
+    return evaluate(y_test, crf.predict(X_test), marginals, log_probs)
 
 
 def print_reports(reports: dict[str, Report]) -> None:
@@ -233,8 +229,7 @@ def _standard_output(encoding: str) -> Iterator[TextIO]:
         raise
     except OSError as error:
         _silence_stdout()
-        reason = error.strerror or str(error)
-        problem = f"cannot be written ({reason})"
+        problem = f"cannot be written ({error.strerror or error})"
         raise InputError("<stdout>", problem, "choose another place with -o") from error
     finally:
         # Flush, but leave standard output open.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -112,19 +112,6 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
         yield chunk
 
 
-@contextmanager
-def _naming(chunk: Sequence[FileSequence]) -> Iterator[None]:
-    """Make errors about a sequence of the chunk name its place in the file."""
-    try:
-        yield
-    except InputError as error:
-        number = error.place.removeprefix("sequence ")
-        if number == error.place or not number.isdigit():
-            raise
-        at = chunk[int(number)]
-        raise InputError(f"{at.name}:{at.line}", error.problem, "check its labels") from error
-
-
 @dataclass(frozen=True)
 class _Tagger:
     """Sequences -> blocks of lines, without the blank line after each. level : of ``--verbose``; n_best :
@@ -139,7 +126,7 @@ class _Tagger:
 
     def answer(self, chunk: Sequence[FileSequence]) -> list[str]:
         known = None if self.missing is None else [self._labels_in(s, self.missing) for s in chunk]
-        with _naming(chunk):
+        try:
             asked = self.estimator.ask([sequence.tokens for sequence in chunk])
             found = self._tagged(asked, known) if self.n_best is None else self._ranked(asked, known)
             return [
@@ -147,6 +134,12 @@ class _Tagger:
                 for s, blocks in zip(chunk, found, strict=True)
                 for head, cells in blocks
             ]
+        except InputError as error:  # about a sequence of the chunk: name its place in the file
+            number = error.place.removeprefix("sequence ")
+            if number == error.place or not number.isdigit():
+                raise
+            at = chunk[int(number)]
+            raise InputError(f"{at.name}:{at.line}", error.problem, "check its labels") from error
 
     def _labels_in(self, sequence: FileSequence, missing: str) -> list[str | None]:
         """The labels in the file, which are kept; None where one is missing."""
@@ -162,8 +155,7 @@ class _Tagger:
         return [label if label in known else None for label in sequence.labels]
 
     def _tagged(self, asked: Asked, known: Known | None) -> Iterator[list[tuple[str, list[str]]]]:
-        """Of each sequence, one labelling: the line before it, and the text after the columns of each
-        token."""
+        """Per sequence, one labelling: the line before it, and the text after the columns of each token."""
         labels = self.estimator.labels_of(asked, known)
         if self.level == 0:
             yield from ([("", y)] for y in labels)
@@ -188,9 +180,7 @@ class _Tagger:
                 for rank, (y, value) in enumerate(named)
             ]
 
-    def _with_probabilities(
-        self, labels: Sequence[str], marginals: Sequence[dict[str, float]]
-    ) -> list[str]:
+    def _with_probabilities(self, labels: list[str], marginals: list[dict[str, float]]) -> list[str]:
         """The text after the columns of each token."""
         mark, found = _LAYOUTS[self.reader.format][1], []
         for label, p in zip(labels, marginals, strict=True):
@@ -203,11 +193,7 @@ class _Tagger:
 @model_option
 @click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())
 @click.option("-n", "--number", default=10, show_default=True, help="Number of sequences.")
-@choice(
-    "--strategy",
-    ["batch", *STRATEGIES, "random"],
-    "How sequences are chosen; 'batch' avoids near-duplicates.",
-)
+@choice("--strategy", ["batch", *STRATEGIES, "random"], "How to choose; 'batch' avoids near-duplicates.")
 @choice("--cost", ["sequence", "token"], "Cost of labelling: the same per sequence, or per token.")
 @click.option("--seed", default=0, show_default=True, help="Seed of --strategy random.")
 @click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")

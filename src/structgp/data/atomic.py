@@ -39,8 +39,7 @@ def atomic_write(
     replaced, such as ``/dev/stdout`` or a named pipe, is written to directly.
 
     mode : ``"wb"`` for bytes, ``"w"`` for text, without translation of line ends. Every ``OSError`` of the
-    file itself becomes an InputError at ``path``; one that the block raises about another file is not
-    changed."""
+    file itself becomes an InputError at ``path``; those that the block raises about other files stay."""
     if mode not in ("w", "wb"):
         raise ValueError(f"mode {mode!r}; use 'w' or 'wb'")
     text = {} if mode == "wb" else {"encoding": encoding, "newline": ""}
@@ -71,6 +70,5 @@ def atomic_write(
     except OSError as error:
         if error.filename not in (None, place, target, temporary):
             raise
-        reason = error.strerror or str(error)
         remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
-        raise InputError(place, f"cannot be written ({reason})", remedy) from error
+        raise InputError(place, f"cannot be written ({error.strerror or error})", remedy) from error

@@ -50,8 +50,7 @@ def recipes() -> Recipes:
 
     X_train, y_train = read("train.conll")
     X_test, y_test = read("test.conll")
-    text = (folder / "template").read_text(encoding="utf-8")
-    template = Template.parse(text, "recipes/template")
+    template = Template.parse((folder / "template").read_text(encoding="utf-8"), "recipes/template")
     return Recipes(template, X_train, y_train, X_test, y_test)
 
 

@@ -68,8 +68,6 @@ class FeatureEncoder(Vocabulary):
         """The rows as they are; those of an :class:`EncoderView` are a selection."""
         return rows
 
-    # -- encoding ------------------------------------------------------------------------------
-
     def transform(self, X: Iterable[Any]) -> list[np.ndarray]:
         """One (T, W) float64 matrix per sequence. Time linear in the number of feature values."""
         return [self.encode(x, f"X[{n}]") for n, x in enumerate(X)]
@@ -175,8 +173,7 @@ class FeatureSplit:
     """What each template of a structure sees of a row: ``node``, and ``next`` for transitions into the
     token, None where those have no features.
 
-    spec : of the structure, with ``spec.node.without`` and ``spec.next``, None or with ``features``.
-    """
+    spec : of the structure, with ``spec.node.without`` and ``spec.next``, None or with ``features``."""
 
     def __init__(self, encoder: FeatureEncoder, spec: Any) -> None:
         hidden, transition = spec.node.without, spec.next

@@ -23,8 +23,7 @@ UNSEEN = -2
 
 @dataclass
 class LabelEncoder:
-    """Labels <-> 0 to V-1, in the order of ``classes``. None becomes ``MISSING``, an unknown label
-    ``UNSEEN``."""
+    """Labels <-> 0 to V-1, as in ``classes``; None becomes ``MISSING``, an unknown label ``UNSEEN``."""
 
     classes: list[str] = field(default_factory=list)
 

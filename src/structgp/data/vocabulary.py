@@ -96,8 +96,6 @@ class Vocabulary(RowLayout):
     def column_array(self) -> np.ndarray:
         return np.array(self.columns, dtype=np.int64)
 
-    # -- learning ------------------------------------------------------------------------------
-
     def fit(self, X: Iterable[Any]) -> Self:
         """Learn form and values from X, which is gone through more than once. Memory is that of one
         sequence and of what is learned."""
@@ -196,8 +194,6 @@ class Vocabulary(RowLayout):
         self.values = [strings[key] for key in self.templates]
         self.has_sparse = bool(self.attributes)
 
-    # -- reading -------------------------------------------------------------------------------
-
     def template_columns(self, x: Any, place: str) -> Sequence[Sequence[Any]]:
         """The values of all tokens under each template; InputError for a token with other columns."""
         if self.form == "dicts":
@@ -231,8 +227,6 @@ class Vocabulary(RowLayout):
             return found
         check_strings(x, place)
         return [dict.fromkeys(token, 1.0) for token in x]
-
-    # -- saving --------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """All that ``from_json`` needs; ids are positions in the lists."""

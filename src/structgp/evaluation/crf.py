@@ -28,8 +28,8 @@ C2_GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 # What CRFsuite reads of a token: names of attributes (each of value 1) or name -> value.
 Item = list[str] | Mapping[str, Any]
-# Items and label numbers of a sequence.
-Example = tuple[list[Item], list[str]]
+# Items and label numbers of each sequence.
+Examples = list[tuple[list[Item], list[str]]]
 
 
 class LinearCRF:
@@ -61,13 +61,7 @@ class LinearCRF:
     classes_ : labels seen in training, sorted.
     c2_ : the regulariser used.
     cv_scores_ : c2 -> token error over all held-out tokens; empty if there was no choice to make.
-    model_ : the trained model, in CRFsuite's file format.
-    """
-
-    classes_: list[Any]
-    c2_: float
-    cv_scores_: dict[float, float]
-    model_: bytes
+    model_ : the trained model, in CRFsuite's file format."""
 
     def __init__(
         self,
@@ -78,11 +72,8 @@ class LinearCRF:
         random_state: int = 0,
         n_jobs: int | None = None,
     ) -> None:
-        self.c2 = c2
-        self.n_folds = n_folds
-        self.decode = decode
-        self.random_state = random_state
-        self.n_jobs = n_jobs
+        self.c2, self.n_folds, self.decode = c2, n_folds, decode
+        self.random_state, self.n_jobs = random_state, n_jobs
 
     def fit(self, X: Iterable[Any], y: Iterable[Sequence[Any]]) -> LinearCRF:
         """Choose c2 by cross-validation, then train on everything."""
@@ -146,7 +137,7 @@ class LinearCRF:
         if not hasattr(self, "model_"):
             raise InputError("LinearCRF", "not fitted yet", "call fit(X, y) first")
 
-    def _choose(self, examples: list[Example], grid: list[float]) -> tuple[float, dict[float, float]]:
+    def _choose(self, examples: Examples, grid: list[float]) -> tuple[float, dict[float, float]]:
         """The c2 with the lowest token error over held-out folds, and the error of each c2."""
         if len(grid) == 1 or len(examples) == 1:
             return grid[len(grid) // 2], {}
@@ -163,9 +154,6 @@ class LinearCRF:
         return max(c2 for c2 in grid if scores[c2] == min(errors)), scores
 
 
-# --- CRFsuite --------------------------------------------------------------------------------
-
-
 def _crfsuite() -> Any:
     """python-crfsuite, imported only when a CRF is used: it is an optional extra."""
     try:
@@ -176,7 +164,7 @@ def _crfsuite() -> Any:
     return pycrfsuite
 
 
-def _train(examples: list[Example], grid: Sequence[float]) -> list[bytes]:
+def _train(examples: Examples, grid: Sequence[float]) -> list[bytes]:
     """One model for each c2, trained on the same data."""
     trainer = _crfsuite().Trainer("lbfgs", verbose=False)
     for x, labels in examples:
@@ -216,9 +204,7 @@ def _marginals(tagger: Any, x: list[Item], n_labels: int) -> NDArray[np.float64]
     return np.array(found).reshape(len(x), n_labels)
 
 
-def _count_errors(
-    train: list[Example], held_out: list[Example], grid: Sequence[float], decode: str
-) -> list[int]:
+def _count_errors(train: Examples, held_out: Examples, grid: list[float], decode: str) -> list[int]:
     """Wrong tokens in ``held_out`` for each c2, trained on ``train``."""
     items, truth = [x for x, _ in held_out], [v for _, path in held_out for v in path]
     decoded = (_decode(model, items, decode) for model in _train(train, grid))
@@ -239,9 +225,6 @@ def _log_prob(node: NDArray[np.float64], transition: NDArray[np.float64], path: 
         score = score + transition[path[t - 1], path[t]] + node[t, path[t]]
         ahead = logsumexp(ahead[:, None] + transition, axis=0) + node[t]
     return float(score - logsumexp(ahead))
-
-
-# --- what users pass -> what CRFsuite reads ---------------------------------------------------
 
 
 def _all_items(X: Iterable[Any]) -> list[list[Item]]:

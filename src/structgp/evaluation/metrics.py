@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -20,14 +20,13 @@ from structgp.errors import InputError
 
 Labels = Sequence[Sequence[str]]
 Marginals = Sequence[Sequence[Mapping[str, float]]]
+LogProbs = Sequence[float | None]
 
 # How far outside [0, 1] rounding may push a probability before it is the caller's mistake.
 _ROUNDING = 1e-6
 
 
-def check_lengths(
-    first: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]], name: str, of: str = "y_true"
-) -> None:
+def check_lengths(first: Sequence[Sized], other: Sequence[Sized], name: str, of: str = "y_true") -> None:
     """Raise unless ``other``, called ``name``, has as many sequences, and tokens in each, as ``first``,
     called ``of``."""
     if len(first) != len(other):
@@ -53,15 +52,11 @@ def token_error(y_true: Labels, y_pred: Labels) -> float:
     return sum(truth != guess for truth, guess in tokens) / len(tokens)
 
 
-# --- spans -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SpanCounts:
     """Numbers of true, predicted and correctly predicted chunks, and what follows from them.
 
-    As in conlleval 0 / 0 is 0: without chunks, precision, recall and f1 are 0 even if the prediction is
-    perfect."""
+    As in conlleval, 0 / 0 is 0: without chunks, precision, recall and f1 of a perfect prediction are 0."""
 
     n_true: int
     n_pred: int
@@ -88,11 +83,8 @@ class SpanScores(SpanCounts):
     by_type: dict[str, SpanCounts] = field(default_factory=dict)
 
 
-_CHUNK_TAGS = frozenset("BIES[]")
-_BILOU = {"L": "E", "U": "S"}
-_OUTSIDE_TAGS = frozenset("O.")
-_ALWAYS_STARTS = frozenset("BS[]")
-_ALWAYS_ENDS = frozenset("ES[]")
+_CHUNK_TAGS, _OUTSIDE_TAGS, _BILOU = frozenset("BIES[]"), frozenset("O."), {"L": "E", "U": "S"}
+_ALWAYS_STARTS, _ALWAYS_ENDS = frozenset("BS[]"), frozenset("ES[]")
 
 
 def _parse(label: str) -> tuple[str, str]:
@@ -147,9 +139,6 @@ def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
     return SpanScores(len(true), len(pred), len(true & pred), by_type)
 
 
-# --- likelihood ------------------------------------------------------------------------------
-
-
 def token_nll(y_true: Labels, marginals: Marginals) -> float:
     """Mean of -log p(y_t) in nats, over the tokens whose true label is in their dict.
 
@@ -163,7 +152,7 @@ def token_nll(y_true: Labels, marginals: Marginals) -> float:
     return math.fsum(-math.log(q) if q > 0 else math.inf for q in p) / len(p)
 
 
-def sequence_nll(log_probs: Sequence[float | None]) -> float:
+def sequence_nll(log_probs: LogProbs) -> float:
     """Mean of -log p(y | x) per sequence in nats.
 
     None (a sequence with a label never seen in training) is left out; -inf makes the mean infinite."""
@@ -174,9 +163,6 @@ def sequence_nll(log_probs: Sequence[float | None]) -> float:
     if any(math.isnan(v) for v in known):
         raise InputError("log_probs", "a log-probability is not a number", "check the model")
     return math.fsum(-v for v in known) / len(known)
-
-
-# --- calibration -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -259,9 +245,6 @@ def _confidences(y_true: Labels, marginals: Marginals) -> tuple[NDArray[np.float
     return np.clip(confidence, 0.0, 1.0), np.array(right, dtype=np.float64)
 
 
-# --- all of them -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Report:
     """Every figure for one set of predictions; fractions, not percentages.
@@ -285,11 +268,8 @@ class Report:
         return dict(vars(self))
 
 
-def evaluate(
-    y_true: Labels, y_pred: Labels, marginals: Marginals, log_probs: Sequence[float | None]
-) -> Report:
-    """All figures at once. log_probs : log p(y_true | x) of each sequence, None where a label was never
-    seen in training."""
+def evaluate(y_true: Labels, y_pred: Labels, marginals: Marginals, log_probs: LogProbs) -> Report:
+    """All figures at once. log_probs : log p(y_true | x) of each sequence, None where a label is unseen."""
     tokens = _tokens(y_true, marginals, "marginals")
     if len(log_probs) != len(y_true):
         problem = f"{len(log_probs)} values where y_true has {len(y_true)} sequences"

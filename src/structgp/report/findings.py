@@ -16,6 +16,8 @@ from structgp.answers.ask import Asked
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.evaluation import metrics
 
+Labels = list[list[str]]
+
 
 @dataclass(frozen=True)
 class Text:
@@ -25,7 +27,7 @@ class Text:
     name: str
     words: list[list[str]]
     lines: list[int]
-    labels: list[list[str]] | None
+    labels: Labels | None
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Truth:
     """What is known only with labels. ``log_probs`` : of each true labelling, None where training never saw
     one of its labels; ``confusion`` : tokens by (true, predicted) label."""
 
-    labels: list[list[str]]
+    labels: Labels
     log_probs: list[float | None]
     scores: metrics.Report
     calibration: metrics.Calibration
@@ -62,7 +64,7 @@ class Findings:
     model_name: str
     templates: dict[str, str]
     text: Text
-    predicted: list[list[str]]
+    predicted: Labels
     marginals: list[list[dict[str, float]]]
     uncertainties: list[TokenUncertainty]
     truth: Truth | None
@@ -105,12 +107,7 @@ def token_uncertainties(asked: Asked) -> list[TokenUncertainty]:
     ]
 
 
-def _compare(
-    asked: Asked,
-    labels: list[list[str]],
-    predicted: list[list[str]],
-    marginals: list[list[dict[str, float]]],
-) -> Truth:
+def _compare(asked: Asked, labels: Labels, predicted: Labels, marginals: metrics.Marginals) -> Truth:
     log_probs = asked.log_probs(labels)
     return Truth(
         labels,

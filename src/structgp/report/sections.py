@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 
@@ -94,15 +95,9 @@ def _reliability(calibration: Calibration) -> Markup:
         "On the dashed line confidence equals accuracy; below it the model claims too much. "
         f"Upright lines: two standard errors. Expected calibration error {decimal(calibration.ece, 4)}."
     )
-    head = "bin", "tokens", "confidence", "accuracy"
-    return tag(
-        "figure",
-        tag("h3", "Is it right as often as it claims?"),
-        charts.reliability(calibration),
-        charts.confidence_counts(calibration),
-        tag("figcaption", said),
-        tag("details", tag("summary", "Figures of the bins"), tables.figures(head, rows, text_columns=1)),
-    )
+    table = tables.figures(("bin", "tokens", "confidence", "accuracy"), rows, text_columns=1)
+    plots = charts.reliability(calibration), charts.confidence_counts(calibration)
+    return _figure("Is it right as often as it claims?", plots, said, "Figures of the bins", table)
 
 
 def _risk(risk: RiskCoverage) -> Markup:
@@ -112,13 +107,13 @@ def _risk(risk: RiskCoverage) -> Markup:
         f"Area under the curve {decimal(risk.area, 4)}; lower is better."
     )
     table = tables.figures(("most confident", "error"), rows)
-    return tag(
-        "figure",
-        tag("h3", "What if it answers only where it is sure?"),
-        charts.risk_curve(risk),
-        tag("figcaption", said),
-        tag("details", tag("summary", "Figures of the curve"), table),
-    )
+    title, plots = "What if it answers only where it is sure?", [charts.risk_curve(risk)]
+    return _figure(title, plots, said, "Figures of the curve", table)
+
+
+def _figure(title: str, plots: Sequence[Markup], said: str, summary: str, table: Markup) -> Markup:
+    details = tag("details", tag("summary", summary), table)
+    return tag("figure", tag("h3", title), *plots, tag("figcaption", said), details)
 
 
 def confusions(findings: Findings) -> Markup:

@@ -32,12 +32,10 @@ def widened(values: Iterable[float], share: float = 0.05) -> Range:
 
 
 class Plot:
-    """x and y are the ranges of the data; ``height`` and the margins ``left`` and ``right`` are in
-    pixels."""
+    """x, y : the ranges of the data; height, and the margins left and right, are in pixels."""
 
     def __init__(self, x: Range, y: Range, *, height: int = 300, left: int = 52, right: int = 18) -> None:
-        self.x, self.y = x, y
-        self.height = height
+        self.x, self.y, self.height = x, y, height
         self.left, self.right = left, WIDTH - right
         self.top, self.bottom = 30, height - 44
         self._parts: list[Markup] = []

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from structgp.data.batch import UNUSED, Batch, by_length
-from structgp.data.encode import FeatureEncoder, entries
+from structgp.data.encode import entries
 from structgp.data.examples import LabelEncoder, check_obeyed
 from structgp.data.schemes import Allowed, allowed
 from structgp.data.shards.folder import Shards, part
@@ -83,15 +83,12 @@ class ShardedExamples:
     weights = None
 
     def __init__(self, shards: Shards, constraints: Allowed | None = None) -> None:
-        self.shards, self.constraints, self.digest = shards, constraints, shards.digest
-        self.labels, self.n_labels = LabelEncoder(shards.classes), len(shards.classes)
+        self.shards, self.encoder, self.digest = shards, shards.encoder, shards.digest
+        self.constraints, self.labels = constraints, LabelEncoder(shards.classes)
         self.n_sequences, self.n_tokens, about = shards.n_sequences, shards.n_tokens, shards.about
+        self.n_labels = len(shards.classes)
         self.typical_length: float = about["lengths_squared"] / max(1, self.n_tokens)
         self.label_counts, self.some_missing = np.array(about["label_counts"]), bool(about["some_missing"])
-
-    @property
-    def encoder(self) -> FeatureEncoder:
-        return self.shards.encoder
 
     def batches(self, batch_tokens: int) -> ShardBatches:
         return ShardBatches(self.shards, batch_tokens)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,8 +84,7 @@ def _empty_folder(folder: str | os.PathLike[str], overwrite: bool) -> Path:
         for file in ours(path):  # the manifest first: without it the rest is not read
             file.unlink()
     except OSError as error:
-        reason = error.strerror or str(error)
-        problem = f"cannot be written ({reason})"
+        problem = f"cannot be written ({error.strerror or error})"
         raise InputError(str(folder), problem, "choose a place you may write to") from error
     return path
 
@@ -129,8 +128,7 @@ class _Stream:
         self.length, self.left_out = n + 1, left_out
 
 
-@dataclass
-class _Sequence:
+class _Sequence(NamedTuple):
     """rows : (T, P) ids of values; sparse : number of sparse features per token, ids and values."""
 
     number: int

@@ -11,16 +11,8 @@ beside them, an :class:`AttributeReader` CRFsuite's labels and attributes."""
 
 from structgp.data.sources.attributes import iter_attributes
 from structgp.data.sources.columns import iter_columns, read_columns, write_columns
-from structgp.data.sources.lines import FileSequence
-from structgp.data.sources.readers import (
-    AttributeReader,
-    ColumnReader,
-    Labelled,
-    Reader,
-    Stream,
-    from_json,
-    learn,
-)
+from structgp.data.sources.lines import FileSequence, Labelled
+from structgp.data.sources.readers import AttributeReader, ColumnReader, Reader, Stream, from_json, learn
 from structgp.data.sources.templates import Template
 from structgp.data.sources.vectors import NumericColumns, WordVectors
 

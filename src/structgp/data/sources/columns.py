@@ -17,14 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from structgp.data.atomic import atomic_write
-from structgp.data.sources.lines import (
-    BYTE_ORDER_MARK,
-    Source,
-    check_encoding,
-    iter_sequences,
-    name_of,
-    read_all,
-)
+from structgp.data.sources.lines import BOM, Source, check_encoding, iter_sequences, name_of, read_all
 from structgp.errors import InputError
 
 # Only space and tab separate columns: other white space is text.
@@ -155,7 +148,7 @@ def write_columns(
             for index, row in enumerate(rows, start=1):
                 place = f"{path_name}: sequence {number}, row {index}"
                 _check_row(row, place, width)
-                if number == index == 1 and row[0].startswith(BYTE_ORDER_MARK):
+                if number == index == 1 and row[0].startswith(BOM):
                     problem = "a byte-order mark in front of the first cell would not read back"
                     raise InputError(place, problem, "remove it")
             text = format_sequence(rows)

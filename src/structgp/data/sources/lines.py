@@ -22,7 +22,7 @@ Source = str | os.PathLike[str] | BinaryIO | Iterable[str]
 T = TypeVar("T")
 
 _CHUNK = 1 << 16
-BYTE_ORDER_MARK = "\ufeff"
+BOM = "\ufeff"
 _CANNOT_OPEN = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
@@ -46,6 +46,16 @@ class FileSequence:
     labels: list[str] | None
     name: str
     line: int
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A labelled file, ready to fit or score. X : the tokens of each sequence; y : their labels, None
+    where a label is missing."""
+
+    name: str
+    X: list[Any]
+    y: list[list[str | None]]
 
 
 def iter_sequences(
@@ -81,7 +91,7 @@ def iter_lines(source: Source, *, encoding: str = "utf-8", name: str | None = No
 
     Arguments and errors are those of :func:`structgp.data.sources.iter_columns`."""
     name = name_of(source) if name is None else name
-    mark = BYTE_ORDER_MARK
+    mark = BOM
     for line in _raw_lines(source, encoding, name):
         yield line.removeprefix(mark).removesuffix("\r")
         mark = ""
@@ -200,9 +210,8 @@ def digest_of_file(path: str | os.PathLike[str], first: str = "") -> str:
 
 def cannot_read(place: str, error: OSError) -> InputError:
     """The error for a file that the system cannot open or read."""
-    reason = error.strerror or str(error)
     remedy = _CANNOT_OPEN.get(error.errno or 0, "check the file and the disk")
-    return InputError(place, f"cannot be read ({reason})", remedy)
+    return InputError(place, f"cannot be read ({error.strerror or error})", remedy)
 
 
 def parse_number(text: str, place: str, what: str) -> float:

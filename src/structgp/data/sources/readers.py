@@ -14,22 +14,14 @@ from typing import Any, ClassVar
 
 from structgp.data.sources.attributes import format_attributes, iter_attributes
 from structgp.data.sources.columns import ColumnFile, format_sequence, iter_columns
-from structgp.data.sources.lines import FileSequence, Source, digest_of_file, name_of, read_all
+from structgp.data.sources.lines import FileSequence, Labelled, Source, digest_of_file, name_of, read_all
 from structgp.data.sources.templates import Template, columns_that_exist
 from structgp.data.sources.vectors import ColumnVectors, NumericColumns, WordVectors
 from structgp.errors import InputError
 
 Path = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """A labelled file, ready to fit or score. X : the tokens of each sequence; y : their labels, None
-    where a label is missing."""
-
-    name: str
-    X: list[Any]
-    y: list[list[str | None]]
+Input = Source | ColumnFile
+Labels = list[str | None]
 
 
 class Reader(ABC):
@@ -49,7 +41,7 @@ class Reader(ABC):
 
     @abstractmethod
     def sequences(
-        self, source: Source | ColumnFile, *, encoding: str = "utf-8", name: str | None = None
+        self, source: Input, *, encoding: str = "utf-8", name: str | None = None
     ) -> Iterator[FileSequence]:
         """The sequences of a file, one by one, with or without labels. Arguments are those of
         :func:`structgp.data.sources.iter_columns`."""
@@ -62,18 +54,14 @@ class Reader(ABC):
     def to_json(self) -> dict[str, Any]:
         """All that :func:`from_json` needs."""
 
-    def labelled(
-        self, source: Source | ColumnFile, encoding: str, name: str
-    ) -> Iterator[tuple[list[Any], list[str | None]]]:
+    def labelled(self, source: Input, encoding: str, name: str) -> Iterator[tuple[list[Any], Labels]]:
         """Tokens and labels (None if missing) of each sequence; InputError for a file without labels."""
         for found in self.sequences(source, encoding=encoding, name=name):
             if found.labels is None:
                 raise InputError(f"{name}:{found.line}", "no label column", "add the label as last column")
             yield found.tokens, [None if y == self.missing else y for y in found.labels]
 
-    def read(
-        self, source: Source | ColumnFile, *, encoding: str = "utf-8", name: str | None = None
-    ) -> Labelled:
+    def read(self, source: Input, *, encoding: str = "utf-8", name: str | None = None) -> Labelled:
         """Read a whole labelled file."""
         name = name_of(source) if name is None else name
         X, y = zip(*read_all(self.labelled(source, encoding, name), name), strict=True)
@@ -92,7 +80,7 @@ class Stream:
     path: str
     encoding: str
 
-    def __iter__(self) -> Iterator[tuple[list[Any], list[str | None]]]:
+    def __iter__(self) -> Iterator[tuple[list[Any], Labels]]:
         return self.reader.labelled(self.path, self.encoding, self.path)
 
     @property
@@ -130,7 +118,7 @@ class ColumnReader(Reader):
         )
 
     def sequences(
-        self, source: Source | ColumnFile, *, encoding: str = "utf-8", name: str | None = None
+        self, source: Input, *, encoding: str = "utf-8", name: str | None = None
     ) -> Iterator[FileSequence]:
         name = name_of(source) if name is None else name
         for found in iter_columns(source, encoding=encoding, name=name):
@@ -196,7 +184,7 @@ class AttributeReader(Reader):
 
 
 def learn(
-    train: Source | ColumnFile,
+    train: Input,
     *,
     template: Path | Template | None = None,
     format: str = "columns",
@@ -271,7 +259,7 @@ def _check_arguments(format: str, **given: Any) -> None:
             raise InputError(name, problem, "leave it out, and write numbers as name:value")
 
 
-def _feature_columns(train: Source | ColumnFile, template: Template, encoding: str, name: str) -> int:
+def _feature_columns(train: Input, template: Template, encoding: str, name: str) -> int:
     """The number of columns without the label, after checking that the template finds its own."""
     (first,) = read_all(islice(iter_columns(train, encoding=encoding), 1), name)
     n_columns = len(first.rows[0]) - 1

@@ -52,9 +52,8 @@ class WordVectors:
         self.name, self.encoding = os.fspath(path), encoding
         check_encoding(encoding, self.name)
         if " \n".encode(encoding) != b" \n":
-            raise InputError(
-                self.name, f"word vectors cannot be read in {encoding}", "convert the file to utf-8"
-            )
+            problem = f"word vectors cannot be read in {encoding}"
+            raise InputError(self.name, problem, "convert the file to utf-8")
         self.dimension, self.digest = 0, ""
         self._places: dict[bytes, tuple[int, int]] = {}
         self._known: dict[str, np.ndarray] = {}
@@ -207,15 +206,13 @@ class NumericColumns:
     sd: tuple[float, ...]
 
     @classmethod
-    def learn(
-        cls, columns: Sequence[int], sequences: Iterable[ColumnSequence], name: str
-    ) -> NumericColumns:
+    def learn(cls, columns: Sequence[int], found: Iterable[ColumnSequence], name: str) -> NumericColumns:
         """Mean and standard deviation from the training sequences; errors name ``name:line``."""
         columns = tuple(dict.fromkeys(columns))
-        values = np.concatenate([read_numbers(s.rows, columns, name, s.line) for s in sequences])
+        values = np.concatenate([read_numbers(s.rows, columns, name, s.line) for s in found])
         # The standard deviation of equal numbers may differ from 0 by rounding, that of tiny ones may be 0.
-        found = values.std(0)
-        sd = np.where((np.ptp(values, 0) > 0) & (found > 0), found, 1.0)
+        sd = values.std(0)
+        sd = np.where((np.ptp(values, 0) > 0) & (sd > 0), sd, 1.0)
         return cls(columns, tuple(values.mean(0).tolist()), tuple(sd.tolist()))
 
     def features(self, rows: Sequence[Sequence[str]], name: str, line: int) -> np.ndarray:
