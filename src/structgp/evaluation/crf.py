@@ -264,9 +264,10 @@ def _checked_value(name: Any, value: Any, place: str) -> Any:
     """A vector as a dict from place to number, which python-crfsuite takes; anything else as it is."""
     if not isinstance(name, str):
         raise InputError(place, f"the feature name {name!r} is not a string", "use strings")
-    if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
-        raise InputError(place, f"feature {name!r} is {value}", "use finite numbers")
     is_vector = isinstance(value, np.ndarray)
+    if (is_vector or isinstance(value, float)) and not np.isfinite(value).all():
+        shown = "not finite" if is_vector else value
+        raise InputError(place, f"feature {name!r} is {shown}", "use finite numbers")
     return {str(i): float(v) for i, v in enumerate(value)} if is_vector else value
 
 
