@@ -180,8 +180,6 @@ class Block(nn.Module):
         Z."""
         return None
 
-    # -- parameters, for optimisers that climb along gradients ------------------------------------------
-
     def mean_parameters(self) -> list[nn.Parameter]:
         return [] if self.is_silent else [self.m]
 

@@ -71,8 +71,6 @@ def _through(A: Tensor, matrix: Tensor) -> Tensor:
     return flat.reshape(B, T, R, r).transpose(1, 2)
 
 
-# -- which rows ------------------------------------------------------------------------------------------
-
 WHOLE_MATRIX = 8_000
 """Rows up to which the whole prior covariance is computed at once (512 MB in float64)."""
 

@@ -93,9 +93,6 @@ def shown(value: Any) -> Any:
     return type(value).__name__ if isinstance(value, Kernel | Structure) else repr(value)
 
 
-# -- the structure ---------------------------------------------------------------------------------
-
-
 def structure_of(options: Options, examples: Examples | ShardedExamples) -> Choice[Structure]:
     """The structure, under the constraints if it is the chain."""
     structure = as_structure(options.structure)
@@ -154,9 +151,6 @@ def predictor_of(options: Options, structure: Structure) -> Structure | None:
         remedy = "use structure=Custom(..., predict_with='chain')"
         raise InputError("constraints", f"{shown(asked)} does not know them", remedy)
     return asked
-
-
-# -- the posterior ---------------------------------------------------------------------------------
 
 
 def learns_on_bound(options: Options, structure: Structure, blocks: Sequence[Block]) -> bool:
@@ -287,9 +281,6 @@ def covariance_of(
     if fits["low-rank"] and cheaper and isinstance(first, Adam | LbfgsBlocks | Natural | SecondOrder):
         return Choice("low-rank", price), rank
     return Choice("diagonal", price), 0
-
-
-# -- the optimiser ---------------------------------------------------------------------------------
 
 
 def optimizer_of(

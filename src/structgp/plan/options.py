@@ -187,8 +187,6 @@ class Options(Parameters):
         self.torch_device = self.device if self.device == "cpu" else device_of(self.device)
 
 
-# -- checks ----------------------------------------------------------------------------------------
-
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "basis": ("auto", "contrast", "label"),
     "covariance": ("auto", "full", "low-rank", "diagonal"),
@@ -295,8 +293,6 @@ def device_of(name: Any) -> str:
         raise InputError("device", f"{name!r} cannot be used here", remedy) from None
     return str(name)
 
-
-# -- JSON, and what tells one fit from another -----------------------------------------------------
 
 SAVED: dict[str, type] = {
     kind.__name__: kind

@@ -92,9 +92,6 @@ def plan_lines(plan: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"{k.replace('_', ' '):<{width}}  {c['value']} ({c['reason']})" for k, c in plan.items()]
 
 
-# -- the whole -------------------------------------------------------------------------------------
-
-
 def resolve(options: Options, examples: Examples | ShardedExamples, together: Processes = ALONE) -> Plan:
     """The plan for these parameters and examples; InputError where they do not go together."""
     asked, on_disk = options.optimizer, isinstance(examples, ShardedExamples)
@@ -229,9 +226,6 @@ def check_together(together: Processes, plan: Plan) -> None:
         problem = f"the {optimizer.name} fit of this posterior is for one process"
         remedy = "use categorical or sparse features with the default fit, or start it without torchrun"
         raise InputError("torchrun", problem, remedy)
-
-
-# -- data on disk ----------------------------------------------------------------------------------
 
 
 def _for_shards(options: Options) -> Options:

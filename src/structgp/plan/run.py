@@ -171,8 +171,6 @@ class Fit:
 
         return Watch(self.start.posterior, nll)
 
-    # -- files -------------------------------------------------------------------------------------
-
     def _kept(self) -> tuple[Checkpoint, Plan]:
         """The checkpoint, and the plan of the fit that it belongs to: one begun by several processes has no
         minibatches."""
@@ -222,8 +220,6 @@ class Fit:
             yield replace(plan, optimizer=replace(plan.optimizer, value=placed))
             if self.checkpoint is not None:
                 remove_sites(folder)
-
-    # -- the log -----------------------------------------------------------------------------------
 
     def _log(self, history: History, plan: Plan) -> dict[str, Any]:
         """``training_log_``."""

@@ -149,9 +149,6 @@ def edge_tokens(view: EncoderView, examples: Examples) -> Tensor:
     return flat_tokens(rows)
 
 
-# -- the prior -------------------------------------------------------------------------------------
-
-
 def learn_kernel(
     kernel: Kernel, tokens: Tensor, labels: Sequence[np.ndarray], on_bound: bool, generator: torch.Generator
 ) -> tuple[Kernel, Relaxation | None]:

@@ -55,8 +55,6 @@ class Inducing(InducingBlock):
     def root_transposed_times(self, v: Tensor) -> Tensor:
         return root_transposed_times(self.spread, v)
 
-    # -- draws -------------------------------------------------------------------------------------
-
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
         """Of each batch (2 half, B, T, R) standard normal numbers, the second half mirrors the first."""
         found = []
@@ -90,8 +88,6 @@ class Inducing(InducingBlock):
 
     def mean_draw(self) -> InducingDraws:
         return InducingDraws(self.m[None].clone(), self.prior_factor(), None)
-
-    # -- closed forms ------------------------------------------------------------------------------
 
     curvature_sum = InducingCurvature.of
     solve_sites = solve_sites

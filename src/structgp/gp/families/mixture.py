@@ -68,8 +68,6 @@ class Mixture(InducingBlock):
         extra = [self.weight_logits] if self.n_components > 1 else []
         return super().spread_parameters() + extra
 
-    # -- draws -------------------------------------------------------------------------------------
-
     def draws(self, n: int, seed: int, generator: torch.Generator) -> InducingDraws:
         """n draws, rounded up to mirrored ones, a draw and its mirror image always from one component."""
         half = (n + 1) // 2
@@ -87,8 +85,6 @@ class Mixture(InducingBlock):
         """sum_k pi_k m_k."""
         mean = torch.einsum("k,krm->rm", self.mixing, self.m)
         return InducingDraws(mean[None], self.prior_factor(), None)
-
-    # -- from and to one Gaussian ------------------------------------------------------------------
 
     def alone(self) -> Inducing:
         """A posterior with one component under the same prior."""
