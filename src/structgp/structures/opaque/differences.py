@@ -99,7 +99,7 @@ class _Values(torch.autograd.Function):
 
 def _moved(values: Values, f: Tensor, g: Tensor, directions: Tensor, size: float) -> list[Tensor]:
     """Values (2, K, S, B) after each of K steps of that size, up and down: one step in f (S, B, T, V) per
-    position and column of ``directions`` (V, R), then one in g (S, V, V) per entry. One call has several."""
+    position and column of ``directions`` (V, R), then one in g (S, V, V) per entry. A call has several."""
     (T, V), R = f.shape[2:], directions.shape[1]
     nodes = f.new_zeros((T, R, T, V))
     nodes.diagonal(dim1=0, dim2=2).copy_(directions.T[..., None])  # (R, V, T)
