@@ -88,7 +88,7 @@ def check_likelihood(
     for check in to_run:
         try:
             check()
-        except AssertionError as error:
+        except AssertionError as error:  # noqa: PERF203
             failures.setdefault(str(error) or type(error).__name__, []).append(check.name)
     if failures:
         n_failed = sum(len(names) for names in failures.values())

@@ -245,15 +245,15 @@ def check_curvature(trial: Trial) -> None:
         for signs in product((1, -1), repeat=2):
             moved = {"f": f.clone(), "g": g.clone()}
             for place, sign in zip(places, signs, strict=True):
-                moved[letter][(..., *place)] += sign * h
+                moved[letter][place] += sign * h
             total -= math.prod(signs) * trial.values(**moved, y=y, mask=mask).mean(0) / (4 * h * h)
         return total
 
     node, table = torch.zeros(B, V, T, T, dtype=f.dtype), torch.zeros(B, V, V, dtype=f.dtype)
     for j, t, u in product(range(V), range(T), range(T)):
-        node[:, j, t, u] = bend("f", (t, j), (u, j))
+        node[:, j, t, u] = bend("f", (..., t, j), (..., u, j))
     for i, j in product(range(V), repeat=2):
-        table[:, i, j] = bend("g", (i, j), (i, j))
+        table[:, i, j] = bend("g", (..., i, j), (..., i, j))
     text = "is not minus the second derivative of log_prob: {}; see Curvature for what is meant"
     _require_same(curvature.node, node, f"curvature.node {text}", CLOSE_BENT)
     _require_same(curvature.next, table, f"curvature.next {text}", CLOSE_BENT)

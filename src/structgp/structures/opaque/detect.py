@@ -89,7 +89,7 @@ class Example:
             try:
                 self._values(kind, self.f, self.g, y)
                 return kind, None
-            except LikelihoodError as error:
+            except LikelihoodError as error:  # noqa: PERF203
                 failures.append(error)
         # Most of NumPy accepts a plain tensor, so the error with tensors is the informative one.
         with_numpy, with_torch = failures
