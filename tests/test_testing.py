@@ -269,7 +269,7 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
     "curvature's shape": (
         "curvature",
         Changed(curvature=lambda c: Curvature(c.node, c.next[0])),
-        r"curvature of next has shape \(3, 3\)",
+        r"curvature.next is \(3, 3\); return \(3, 3, 3\)",
     ),
     "not concave": ("curvature", NotConcave(), "not concave"),
     "marginals shifted": (

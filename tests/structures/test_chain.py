@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from structgp.structures import Chain, Curvature, Layout
+from structgp.structures import Chain, Curvature
 from structgp.structures.linear_chain import messages
 from structgp.structures.linear_chain.messages import Logs, Scaled, log_partition, pass_messages
-from structgp.structures.program import labelling_score
 
 pytestmark = pytest.mark.usefixtures("loops")
 
@@ -322,7 +321,6 @@ def test_gradients_against_finite_differences(way: str, monkeypatch: pytest.Monk
     y = torch.tensor([[0, 2, 1, 0], [1, 0, 0, 0], [2, 2, 0, 1]])
     assert torch.autograd.gradcheck(lambda f, g: log_partition(f, g, mask), (f, g))
     assert torch.autograd.gradcheck(lambda f, g: Chain().log_prob(f, g, y, mask), (f, g))
-    assert torch.autograd.gradcheck(lambda f, g: labelling_score((f, g), y, Layout(mask)), (f, g))
 
 
 @settings(generated, max_examples=30)

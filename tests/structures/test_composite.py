@@ -14,7 +14,7 @@ from torch import Tensor
 
 from structgp.plan.options import ESTIMATORS
 from structgp.structures import PARTS, Chain, Piecewise
-from structgp.structures.composite import WIDTHS, composite_parts, piecewise_parts, windows
+from structgp.structures.composite import WIDTHS, windows
 
 every_width = pytest.mark.parametrize("width", [1, 2, 3, 4, 9])
 
@@ -151,15 +151,15 @@ def test_finite_at_large_scores(width: int, dtype: torch.dtype, size: float) -> 
 
 def test_right_at_moderate_scores_in_single_precision() -> None:
     f, g, y, mask = case((5, 2), V=3, S=8)
-    wide = composite_parts(4 * f, 4 * g, y, mask)
-    narrow = composite_parts(4 * f.float(), 4 * g.float(), y, mask)
+    wide = PARTS["composite"](4 * f, 4 * g, y, mask)
+    narrow = PARTS["composite"](4 * f.float(), 4 * g.float(), y, mask)
     torch.testing.assert_close(narrow.double(), wide, rtol=1e-4, atol=1e-4)
 
 
 def test_parts() -> None:
     """One function an entry, and a name for every one that an estimator asks for."""
     f, g, y, mask = case()
-    one, all_of_them = piecewise_parts(f, g, y, mask), composite_parts(f, g, y, mask)
+    one, all_of_them = PARTS["piecewise"](f, g, y, mask), PARTS["composite"](f, g, y, mask)
     assert one.shape == (2, 4, 1)
     assert all_of_them.shape == (2, 4, 1 + len(WIDTHS))
     torch.testing.assert_close(one[..., 0], Piecewise().log_prob(f, g, y, mask))

@@ -14,16 +14,6 @@ from torch import Generator, Tensor
 from structgp.errors import LikelihoodError
 from structgp.structures.spec import Spec, chain
 
-OPTIONAL = {
-    "has_marginals": "marginals",
-    "has_decoder": "decode",
-    "has_walk": "walk",
-    "has_n_best": "n_best",
-    "has_curvature": "curvature",
-    "has_local_curvature": "local_curvature",
-}
-"""Flags of a structure, and the method that each says is there."""
-
 
 @dataclass(frozen=True)
 class Curvature:
@@ -37,11 +27,6 @@ class Curvature:
     node: Tensor
     next: Tensor
 
-    def __post_init__(self) -> None:
-        if self.next.dim() not in (3, 4):  # (V, V) would be broadcast over the batch without an error
-            shape = tuple(self.next.shape)
-            raise ValueError(f"curvature of next has shape {shape}; return (B, V, V), or (B, T-1, V, V)")
-
 
 class Structure(ABC):
     """A likelihood p(y | f, g) of one labelled structure given its latent values.
@@ -52,7 +37,7 @@ class Structure(ABC):
     has_gradient : autograd can differentiate ``log_prob`` in f and in g. ignores_shift : ``log_prob`` does
     not change when a number is added to all labels of a position. handles_missing : ``log_prob`` accepts
     negative y, a missing label. takes_single : f and g may come in single precision; not inherited. spec :
-    the templates that have scores. The flags of ``OPTIONAL`` are set for each method that a class defines.
+    the templates that have scores. has_marginals and the like are set for each method that a class defines.
     """
 
     has_gradient = True
@@ -63,10 +48,11 @@ class Structure(ABC):
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
-        for flag, method in OPTIONAL.items():
+        for method in ("marginals", "decode", "walk", "n_best", "curvature", "local_curvature"):
+            flag = "has_decoder" if method == "decode" else f"has_{method}"
             defined = getattr(cls, method) is not getattr(Structure, method)
             if flag not in vars(cls) and getattr(cls, flag) is False:
-                setattr(cls, flag, defined or (flag == "has_local_curvature" and cls.has_curvature))
+                setattr(cls, flag, defined or (method == "local_curvature" and cls.has_curvature))
         if "takes_single" not in vars(cls):
             cls.takes_single = False
 
@@ -130,6 +116,9 @@ class Structure(ABC):
         """``curvature`` without what positions have in common, which a structure may know at less cost; its
         ``next`` may then leave it out as well."""
         whole = self.curvature(f, g, y, mask, *(() if basis is None else (basis,)))
+        if whole.next.dim() not in (3, 4):  # (V, V) would be broadcast over the batch without an error
+            shape = tuple(whole.next.shape)
+            raise ValueError(f"curvature of next has shape {shape}; return (B, V, V), or (B, T-1, V, V)")
         return Curvature(whole.node.diagonal(dim1=-1, dim2=-2).mT, whole.next)
 
 

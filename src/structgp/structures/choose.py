@@ -53,9 +53,6 @@ def as_structure(given: Any, n_jobs: int = 1) -> Structure:
     if callable(given):
         whole = getattr(given, "batched", False) is True if batched is None else batched
         return BlackBox(given, batched=whole, n_jobs=n_jobs)
-    names = ", ".join(repr(name) for name in NAMED)
-    raise InputError(
-        "structure",
-        f"must be a structure, got {given!r}",
-        f"pass one of {names}, a Spec, a Structure or a function(f, g, y)",
-    )
+    names = ", ".join(map(repr, NAMED))
+    remedy = f"pass one of {names}, a Spec, a Structure or a function(f, g, y)"
+    raise InputError("structure", f"must be a structure, got {given!r}", remedy)

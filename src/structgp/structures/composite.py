@@ -11,7 +11,8 @@ and g as scores of labels and of transitions; regression says how much each of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,20 +22,14 @@ from structgp.structures.pseudo_likelihood import Piecewise
 WIDTHS = (1, 2, 3)
 
 
-def piecewise_parts(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """(S, B, 1): the piecewise pseudo-likelihood alone."""
-    return Piecewise().log_prob(f, g, y, mask)[..., None]
-
-
-def composite_parts(f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """(S, B, 1 + len(WIDTHS)): the piecewise pseudo-likelihood and the windows of each width.
+def parts(f: Tensor, g: Tensor, y: Tensor, mask: Tensor, widths: Sequence[int] = ()) -> Tensor:
+    """(S, B, 1 + len(widths)): the piecewise pseudo-likelihood and the windows of each width.
 
     f (S, B, T, V), g (S, V, V) or (S, B, T-1, V, V), y and mask (B, T), as ``Structure.log_prob`` has them.
     Differentiable. Cost O(S B T V^2) per width.
     """
-    parts = [Piecewise().log_prob(f, g, y, mask)]
-    parts += [windows(f, g, y, mask, width) for width in WIDTHS]
-    return torch.stack(parts, -1)
+    found = [Piecewise().log_prob(f, g, y, mask)]
+    return torch.stack(found + [windows(f, g, y, mask, width) for width in widths], -1)
 
 
 def windows(f: Tensor, g: Tensor, y: Tensor, mask: Tensor, width: int) -> Tensor:
@@ -99,8 +94,5 @@ def _products(hot: Tensor, g: Tensor) -> Tensor:
     return (hot.reshape(1, B * T, V) @ g).reshape(len(g), B, T, V)
 
 
-PARTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    "piecewise": piecewise_parts,
-    "composite": composite_parts,
-}
+PARTS: dict[str, Callable[..., Tensor]] = {"piecewise": parts, "composite": partial(parts, widths=WIDTHS)}
 """Stand-ins by the name that an estimator asks for them by."""

@@ -11,7 +11,7 @@ V), row = from, column = to. -inf is allowed everywhere.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,10 +74,16 @@ class Program(ABC):
     def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
         """(S, B) log p(y); labels that are missing (negative) are summed out."""
         scores = self.restrict(scores)
-        if bool(((y < 0) & self.layout.mask).any()):
-            told = self.log_total((keep_known(scores[0], y, self.layout.mask), *scores[1:]), LOG)
+        f, *tables = scores
+        mask = self.layout.mask
+        if bool(((y < 0) & mask).any()):
+            told = self.log_total((keep_known(f, y, mask), *tables), LOG)
         else:
-            told = labelling_score(scores, y, self.layout)
+            y = torch.where(mask, y, 0)
+            picked = f.gather(-1, y.expand(len(f), -1, -1).unsqueeze(-1)).squeeze(-1)
+            told = torch.where(mask, picked, 0).sum(-1)
+            for g in tables:
+                told = told + torch.where(mask[:, 1:], transition_scores(g, y), 0).sum(-1)
         log_z = self.log_total(scores, LOG)
         # log Z is -inf where there is no labelling at all.
         return torch.where(log_z > -torch.inf, told - log_z, -torch.inf)
@@ -89,8 +95,8 @@ class Program(ABC):
 
     def slopes(self, scores: Scores) -> tuple[Tensor, ...]:
         """Marginals from scores under the rules: the gradient of log Z, tuple by tuple."""
-        leaves = [x if x.dim() > 3 else by_position(x, self.layout.mask) for x in scores]
-        return _gradients(leaves, lambda leaves: self.log_total(leaves, LOG))
+        tuples = [x if x.dim() > 3 else by_position(x, self.layout.mask) for x in scores]
+        return self._gradients(tuples, LOG)
 
     def node_marginals(self, scores: Scores) -> Tensor:
         """(S, B, T, V) the first of ``marginals``."""
@@ -124,22 +130,38 @@ class Program(ABC):
         return self._one_labelling(scores, Sampling(generator))
 
     def _one_labelling(self, scores: Scores, semiring: Semiring) -> Tensor:
-        node, *rest = (x.detach() for x in self.restrict(scores))
-        (hot,) = _gradients([node], lambda leaves: self.log_total((*leaves, *rest), semiring))
+        hot = self._gradients(self.restrict(scores), semiring)[0]
         return torch.where(self.layout.mask, hot.argmax(-1), 0)
+
+    def _gradients(self, scores: Scores, semiring: Semiring) -> tuple[Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in scores]
+        with torch.enable_grad():
+            total = self.log_total(leaves, semiring).sum()
+        return torch.autograd.grad(total, leaves)
 
     def n_best(self, scores: Scores, n: int) -> tuple[Tensor, Tensor]:
         """The n best labellings: labels (S, B, n, T), 0 at padding, and log-probabilities (S, B, n), best
         first; -inf where there are fewer."""
         scores = [x.detach() for x in self.restrict(scores)]
-        leaf = scores[0].clone().requires_grad_()
+        labels, best = self.best(scores, n)
+        log_z = self.log_total(scores, LOG)[..., None]
+        return labels, torch.where(log_z > -torch.inf, best - log_z, -torch.inf)
+
+    def best(self, scores: Scores, n: int) -> tuple[Tensor, Tensor]:
+        """Labels (S, B, n, T) and scores (S, B, n) of the n best labellings, from scores under the rules.
+
+        Each of the n largest totals sends a power of 2 of its own back to its labels: their sum at a label
+        tells, bit by bit, which labellings have it. One backward pass for up to ``BITS`` of them."""
+        leaf, found = scores[0].detach().requires_grad_(), []
         with torch.enable_grad():
             values = self.log_total((leaf, *scores[1:]), KMax(n))  # (n, S, B)
-        found = torch.cat([_labels(some, values, leaf) for some in torch.arange(n).split(BITS)])
-        labels = torch.where(self.layout.mask, found, 0)  # (n, S, B, T)
-        log_z = self.log_total(scores, LOG)
-        log_probs = torch.where(log_z > -torch.inf, values.detach() - log_z, -torch.inf)
-        return labels.movedim(0, 2), log_probs.movedim(0, -1)
+        for some in values.split(BITS):
+            bit = torch.arange(len(some), device=leaf.device).view(-1, 1, 1)
+            sent = (2.0**bit).to(some).expand_as(some)
+            (sums,) = torch.autograd.grad(some, leaf, sent, retain_graph=True)
+            found.append((sums.long() >> bit[..., None, None] & 1).argmax(-1))
+        labels = torch.where(self.layout.mask, torch.cat(found), 0)
+        return labels.movedim(0, 2), values.detach().movedim(0, -1)
 
     def entropy(self, scores: Scores) -> Tensor:
         """(S, B) of the distribution over labellings, in nats: log Z less the expected score. 0 where no
@@ -168,17 +190,6 @@ def by_position(g: Tensor, mask: Tensor) -> Tensor:
     return g[:, None, None].expand(-1, B, max(T - 1, 0), -1, -1)
 
 
-def labelling_score(scores: Scores, y: Tensor, layout: Layout) -> Tensor:
-    """(S, B) sum of the scores of labelling y (B, T) over all tuples."""
-    mask, y = layout.mask, torch.where(layout.mask, y, 0)
-    f, *rest = scores
-    picked = f.gather(-1, y.expand(f.shape[0], -1, -1).unsqueeze(-1)).squeeze(-1)
-    total = torch.where(mask, picked, 0).sum(-1)
-    for g in rest:
-        total = total + torch.where(mask[:, 1:], transition_scores(g, y), 0).sum(-1)
-    return total
-
-
 def transition_scores(g: Tensor, y: Tensor) -> Tensor:
     """(S, B, T-1) entry [y_t-1, y_t] of g (S, V, V) or (S, B, T-1, V, V)."""
     # One gather per draw from a flat table: indexing by two arrays is far slower backwards.
@@ -195,26 +206,6 @@ def variance(p: Tensor, basis: Tensor | None = None) -> Tensor:
     first = p if basis is None else p @ basis
     second = p if basis is None else p @ basis.square()
     return (second - first.square()).clamp(min=0)
-
-
-def _labels(which: Tensor, values: Tensor, leaf: Tensor) -> Tensor:
-    """(C, S, B, T) the labels behind some of the values (n, S, B), from the gradient in the node scores.
-
-    Value c sends a power of 2 of its own back to its labels: their sum at a label tells, bit by bit, which
-    labellings have it. One backward pass for all of them."""
-    place = which - which[0]
-    powers = torch.zeros(len(values), dtype=values.dtype).index_put((which,), 2.0 ** place.to(values.dtype))
-    sent = powers.to(values.device)[:, None, None].expand_as(values)
-    (sums,) = torch.autograd.grad(values, leaf, sent, retain_graph=True)
-    bits = sums.long() >> place.to(sums.device).view(-1, 1, 1, 1, 1)
-    return (bits & 1).argmax(-1)
-
-
-def _gradients(scores: Scores, total: Callable[[Scores], Tensor]) -> tuple[Tensor, ...]:
-    leaves = [x.detach().requires_grad_() for x in scores]
-    with torch.enable_grad():
-        value = total(leaves).sum()
-    return torch.autograd.grad(value, leaves)
 
 
 def _below_zero(x: Tensor, n_labels: int) -> Tensor:

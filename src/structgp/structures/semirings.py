@@ -31,10 +31,6 @@ class Semiring(ABC):
     def sum(self, x: Tensor, dim: int) -> Tensor:
         """The sum of elements over a dimension, counted from the last (negative)."""
 
-    def step(self, message: Tensor, table: Tensor) -> Tensor:
-        """(..., V) sum over i of message (..., V)[i] and table (..., V, V)[i, j]. Cost O(V^2)."""
-        return self.sum(message[..., :, None] + table, -2)
-
 
 class _Log(Semiring):
     def sum(self, x: Tensor, dim: int) -> Tensor:
@@ -49,11 +45,6 @@ class _Log(Semiring):
 class _Max(Semiring):
     def sum(self, x: Tensor, dim: int) -> Tensor:
         return x.max(dim).values  # amax would share the gradient out among ties
-
-    def step(self, message: Tensor, table: Tensor) -> Tensor:
-        if table.requires_grad:
-            return super().step(message, table)
-        return _BestOrigin.apply(message, table, False)
 
 
 LOG: Semiring = _Log()
@@ -71,17 +62,8 @@ class KMax(Semiring):
         return torch.cat([scores[None], rest])
 
     def sum(self, x: Tensor, dim: int) -> Tensor:
-        return _flat(x, dim).topk(self.k, -1).values.movedim(-1, 0)
-
-    def step(self, message: Tensor, table: Tensor) -> Tensor:
-        if table.requires_grad:
-            return super().step(message, table)
-        return _BestOrigin.apply(message, table, True)
-
-
-def _flat(x: Tensor, dim: int) -> Tensor:
-    """(..., n k) the lists of x (k, ...) over a dimension of length n: entry i k + place of element i."""
-    return x.movedim((dim, 0), (-2, -1)).flatten(-2)
+        flat = x.movedim((dim, 0), (-2, -1)).flatten(-2)  # (..., n k): entry i k + place of element i
+        return flat.topk(self.k, -1).values.movedim(-1, 0)
 
 
 @dataclass(frozen=True)
@@ -93,27 +75,6 @@ class Sampling(Semiring):
 
     def sum(self, x: Tensor, dim: int) -> Tensor:
         return _DrawnTerm.apply(x.movedim(dim, -1), self.generator)
-
-
-class _BestOrigin(torch.autograd.Function):
-    """max_i message_i + table_ij, without a gradient in the table. ``lists`` : elements are those of KMax,
-    and the best are the k best of all i and all places in their lists."""
-
-    @staticmethod
-    def forward(ctx: Any, message: Tensor, table: Tensor, lists: bool) -> Tensor:
-        ctx.lists, total = lists, message[..., :, None] + table
-        value, origin = _flat(total, -2).topk(len(message), -1) if lists else total.max(-2)
-        ctx.save_for_backward(origin.flatten(-2) if lists else origin)  # (..., V k), entry i k + place
-        return value.movedim(-1, 0) if lists else value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (origin,) = ctx.saved_tensors
-        each = grad.movedim(0, -1) if ctx.lists else grad
-        sent = each.reshape(origin.shape)
-        found = torch.zeros_like(sent).scatter_add_(-1, origin, sent).view(each.shape)
-        return found.movedim(-1, 0) if ctx.lists else found, None, None
 
 
 class _DrawnTerm(torch.autograd.Function):
@@ -135,8 +96,7 @@ class _DrawnTerm(torch.autograd.Function):
 
 def draw(p: Tensor, generator: torch.Generator) -> Tensor:
     """(...) an index of the last dimension, drawn by the probabilities p (..., V)."""
-    shape, where = p.shape[:-1], generator.device
-    uniform = torch.rand(shape, generator=generator, dtype=p.dtype, device=where)
+    uniform = torch.rand(p.shape[:-1], generator=generator, dtype=p.dtype, device=generator.device)
     return invert(p, uniform.to(p.device))
 
 

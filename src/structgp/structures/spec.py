@@ -81,19 +81,12 @@ class Spec:
         return Spec(tuple(found.values()), self.likelihood)
 
     def __repr__(self) -> str:
-        node, transition = self.node, self.next
-        given = []
-        if transition is None:
-            given.append("order=0")
-        elif transition.features:
-            given.append(f"features={transition.features!r}")
-            given += ["shared=False"] if node.without else []
-        name = "chain" if self.likelihood == "exact" else "piecewise"
-        readable = f"{name}({', '.join(given)})"
-        features = () if transition is None else transition.features
-        if node == _node(features or (), shared=not node.without) and features is not None:
-            return readable
-        return f"Spec({self.templates!r}, likelihood={self.likelihood!r})"
+        features, shared = () if self.next is None else self.next.features, not self.node.without
+        if features is None or self.node != _node(features, shared):
+            return f"Spec({self.templates!r}, likelihood={self.likelihood!r})"
+        given = "order=0" if self.next is None else f"features={features!r}" if features else ""
+        given += "" if shared else ", shared=False"
+        return f"{'chain' if self.likelihood == 'exact' else 'piecewise'}({given})"
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, for a model file or ``--structure``."""

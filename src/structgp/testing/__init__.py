@@ -86,18 +86,12 @@ def check_likelihood(
     to_run = likelihood_checks(likelihood, n_labels, normalised=normalised, seed=seed, n_jobs=n_jobs)
     failures: dict[str, list[str]] = {}
     for check in to_run:
-        if failure := _failure(check):
-            failures.setdefault(failure, []).append(check.name)
+        try:
+            check()
+        except AssertionError as error:  # noqa: PERF203
+            failures.setdefault(str(error) or type(error).__name__, []).append(check.name)
     if failures:
         n_failed = sum(len(names) for names in failures.values())
         lines = [f"- {', '.join(names)}: {text}" for text, names in failures.items()]
         head = f"{n_failed} of {len(to_run)} checks of the likelihood failed"
         raise AssertionError("\n".join([head, *lines]))
-
-
-def _failure(check: Check) -> str | None:
-    try:
-        check()
-    except AssertionError as error:
-        return str(error) or type(error).__name__
-    return None

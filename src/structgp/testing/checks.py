@@ -5,6 +5,7 @@ Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,10 +107,8 @@ def check_shape(trial: Trial) -> None:
 
 def check_deterministic(trial: Trial) -> None:
     first, again = (trial.values(*trial.inputs()) for _ in range(2))
-    said = (
-        "the same arguments gave two values; take random numbers out of the likelihood, or draw them once"
-    )
-    _require(torch.equal(first, again), said)
+    remedy = "take random numbers out of the likelihood, or draw them once"
+    _require(torch.equal(first, again), f"the same arguments gave two values; {remedy}")
 
 
 def check_draws(trial: Trial) -> None:
@@ -159,15 +158,15 @@ def check_large(trial: Trial) -> None:
 def check_padding(trial: Trial) -> None:
     f, g, y, mask = trial.inputs(lengths=(4, 1, 3))
     together = trial.values(f, g, y, mask)
-    said = (
-        "a sequence has another value alone than in a padded batch: {}; leave out what the mask leaves out"
-    )
+    remedy = "leave out what the mask leaves out"
+    said = f"a sequence has another value alone than in a padded batch: {{}}; {remedy}"
     for b, n in enumerate(mask.sum(-1).tolist()):
         alone = trial.values(f[:, [b], :n], g, y[[b], :n], mask[[b], :n])
         _require_same(alone, together[:, [b]], said)
     junk = torch.where(mask[..., None], f, 1e3), g, torch.where(mask, y, trial.n_labels - 1), mask
-    said = "what stands at padding changes the value: {}; leave out what the mask leaves out"
-    _require_same(trial.values(*junk), together, said)
+    _require_same(
+        trial.values(*junk), together, f"what stands at padding changes the value: {{}}; {remedy}"
+    )
     order = [2, 0, 1]
     said = "a sequence has another value elsewhere in the batch: {}; compute each sequence for itself"
     _require_same(trial.values(f[:, order], g, y[order], mask[order]), together[:, order], said)
@@ -240,24 +239,21 @@ def check_curvature(trial: Trial) -> None:
     for name, got, shape in (("node", curvature.node, (B, V, T, T)), ("next", curvature.next, (B, V, V))):
         _require(got.shape == shape, f"curvature.{name} is {tuple(got.shape)}; return {shape}")
 
-    def bend(x: Tensor, one: Any, two: Any, values: Callable[[Tensor], Tensor]) -> Tensor:
-        """(B,) minus the mean second derivative in the places one and two of x, over draws."""
+    def bend(letter: str, *places: Any) -> Tensor:
+        """(B,) minus the mean second derivative in two places of f or g, over draws."""
         total = torch.zeros(B, dtype=f.dtype)
-        for a, b in product((1, -1), repeat=2):
-            moved = x.clone()
-            moved[one] += a * h
-            moved[two] += b * h
-            total -= a * b * values(moved).mean(0) / (4 * h * h)
+        for signs in product((1, -1), repeat=2):
+            moved = {"f": f.clone(), "g": g.clone()}
+            for place, sign in zip(places, signs, strict=True):
+                moved[letter][place] += sign * h
+            total -= math.prod(signs) * trial.values(**moved, y=y, mask=mask).mean(0) / (4 * h * h)
         return total
 
-    node = torch.zeros(B, V, T, T, dtype=f.dtype)
+    node, table = torch.zeros(B, V, T, T, dtype=f.dtype), torch.zeros(B, V, V, dtype=f.dtype)
     for j, t, u in product(range(V), range(T), range(T)):
-        one, two = (slice(None), slice(None), t, j), (slice(None), slice(None), u, j)
-        node[:, j, t, u] = bend(f, one, two, lambda x: trial.values(x, g, y, mask))
-    table = torch.zeros(B, V, V, dtype=f.dtype)
+        node[:, j, t, u] = bend("f", (..., t, j), (..., u, j))
     for i, j in product(range(V), repeat=2):
-        place = (slice(None), i, j)
-        table[:, i, j] = bend(g, place, place, lambda x: trial.values(f, x, y, mask))
+        table[:, i, j] = bend("g", (..., i, j), (..., i, j))
     text = "is not minus the second derivative of log_prob: {}; see Curvature for what is meant"
     _require_same(curvature.node, node, f"curvature.node {text}", CLOSE_BENT)
     _require_same(curvature.next, table, f"curvature.next {text}", CLOSE_BENT)
@@ -269,12 +265,10 @@ def check_curvature(trial: Trial) -> None:
 def check_marginals(trial: Trial) -> None:
     f, g, _, mask = trial.inputs()
     marginals = trial.structure.marginals(f, g, mask)
-    shape = tuple(f.shape)
-    _require(
-        marginals.shape == shape, f"marginals are {tuple(marginals.shape)}; return (S, B, T, V) = {shape}"
-    )
-    at_padding = marginals[:, ~mask]
-    _require((at_padding == 0).all(), "marginals at padding are not 0; set them to 0 where mask is false")
+    got, shape = tuple(marginals.shape), tuple(f.shape)
+    _require(got == shape, f"marginals are {got}; return (S, B, T, V) = {shape}")
+    said = "marginals at padding are not 0; set them to 0 where mask is false"
+    _require((marginals[:, ~mask] == 0).all(), said)
     total = marginals.sum(-1)[:, mask]
     _require_same(total, torch.ones_like(total), "marginals of a position sum to {}; divide by their sum")
     said = "marginals are not the sums of exp(log_prob) over labellings: {}; compute both from one model"

@@ -41,32 +41,29 @@ class Chain(Structure):
     def __repr__(self) -> str:
         return f"Chain({'' if self.rules is None else 'rules, '}spec={self.spec})"
 
-    def _program(self, mask: Tensor) -> Program:
-        return compile(self.spec, Layout(mask), self.rules)
-
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        value = self._program(mask).log_prob((f, g)[: self._n_scores], y)
+        value = compile(self.spec, Layout(mask), self.rules).log_prob((f, g)[: self._n_scores], y)
         # The engine asks for a gradient in g, which is 0 without transitions.
         return value + 0 * g.sum() if self.spec.next is None and g.requires_grad else value
 
     def marginals(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        return self._program(mask).node_marginals((f, g)[: self._n_scores])
+        return compile(self.spec, Layout(mask), self.rules).node_marginals((f, g)[: self._n_scores])
 
     def walk(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return self._program(mask).walk((f, g)[: self._n_scores])
+        return compile(self.spec, Layout(mask), self.rules).walk((f, g)[: self._n_scores])
 
     def decode(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        return self._program(mask).decode((f, g)[: self._n_scores])
+        return compile(self.spec, Layout(mask), self.rules).decode((f, g)[: self._n_scores])
 
     def n_best(self, f: Tensor, g: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Cost O(S B T V n (V + n))."""
-        return self._program(mask).n_best((f, g)[: self._n_scores], n)
+        return compile(self.spec, Layout(mask), self.rules).n_best((f, g)[: self._n_scores], n)
 
     def sample(self, f: Tensor, g: Tensor, mask: Tensor, generator: Generator) -> Tensor:
-        return self._program(mask).sample((f, g)[: self._n_scores], generator)
+        return compile(self.spec, Layout(mask), self.rules).sample((f, g)[: self._n_scores], generator)
 
     def entropy(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-        return self._program(mask).entropy((f, g)[: self._n_scores])
+        return compile(self.spec, Layout(mask), self.rules).entropy((f, g)[: self._n_scores])
 
     def curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
@@ -94,7 +91,7 @@ class Chain(Structure):
         """Variances of each label, and of each label with the next one. With labels missing, what those
         variances lose by the labels that are known; what they gain counts as flat."""
         with torch.no_grad():
-            program = self._program(mask)
+            program = compile(self.spec, Layout(mask), self.rules)
             scores = program.restrict((f, g)[: self._n_scores])
             node, transition = program.variances(scores, basis)
             if bool(((y < 0) & mask).any()):
@@ -128,7 +125,7 @@ class ChainProgram(Program):
         else:
             tables = (g[:, None],) * (len(steps) - 1)
         for t, table in enumerate(tables, 1):
-            moved = semiring.step(message, table) + steps[t]
+            moved = semiring.sum(message[..., :, None] + table, -2) + steps[t]
             message = torch.where(mask[:, t, None], moved, message)
         return semiring.sum(message, -1)
 
@@ -144,6 +141,36 @@ class ChainProgram(Program):
     def walk(self, scores: Scores) -> tuple[Tensor, Tensor]:
         f, g = self.restrict(scores)
         return pass_messages(f, g, self.layout.mask).walk()
+
+    def decode(self, scores: Scores) -> Tensor:
+        return self.best(self.restrict(scores), 1)[0].squeeze(2)
+
+    def best(self, scores: Scores, n: int) -> tuple[Tensor, Tensor]:
+        """Viterbi's recursion: every label keeps the n best ways to get there. Several times as fast as the
+        derived answer, which needs a graph of all positions."""
+        f, g, mask, V = *(x.detach() for x in scores), self.layout.mask, scores[0].shape[-1]
+        score = f.new_full((*f.shape[:2], V, n), -torch.inf)
+        score[..., 0, 0] = 0  # a sequence of nothing has one labelling
+        if f.shape[2]:
+            score[..., 0] = torch.where(mask[:, :1], f[:, :, 0], score[..., 0])
+        origins, stay = [], torch.arange(V * n, device=f.device).view(V, n)
+        for t in range(1, f.shape[2]):
+            table = g[:, None] if g.dim() == 3 else g[:, :, t - 1]
+            if n == 1:
+                best, origin = (x[..., None] for x in (score + table).max(-2))
+            else:
+                ways = score.flatten(-2)[:, :, None] + table.mT.repeat_interleave(n, -1)  # (S, B, V, V n)
+                best, origin = ways.topk(n, -1)
+            here = mask[:, t, None, None]
+            score = torch.where(here, best + f[:, :, t, :, None], score)
+            origins.append(torch.where(here, origin, stay))  # entry i n + k: way k to label i
+        total = score.flatten(-2)
+        found, entry = total.max(-1, keepdim=True) if n == 1 else total.topk(n, -1)
+        labels = [entry // n]
+        for origin in reversed(origins):
+            entry = origin.flatten(-2).gather(-1, entry)
+            labels.append(entry // n)
+        return torch.where(mask[:, None], torch.stack(labels[::-1], -1)[..., : f.shape[2]], 0), found
 
     def sample(self, scores: Scores, generator: Generator) -> Tensor:
         # From first to last along the walk: a third of the time of the derived way.

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -60,23 +60,15 @@ class Compiled:
         S, B, T, V = self._shape
         units = S * -(-B // CHAINS_AT_ONCE)
         n = min(torch.get_num_threads(), units, max(1, S * B * T * V * V // WORTH_A_THREAD))
-        cuts = [units * i // n for i in range(n + 1)]
-        failed: list[BaseException] = []
-
-        def part(first: int, last: int) -> None:
-            try:
-                work(*self._given, *arrays, first, last)
-            except BaseException as error:
-                failed.append(error)
-
-        others = [Thread(target=part, args=ends) for ends in pairwise(cuts[1:])]
-        for thread in others:
-            thread.start()
-        part(0, cuts[1])
-        for thread in others:
-            thread.join()
-        if failed:
-            raise failed[0]
+        first, *others = pairwise(units * i // n for i in range(n + 1))
+        if not others:
+            work(*self._given, *arrays, *first)
+            return
+        with ThreadPoolExecutor(len(others)) as pool:
+            running = [pool.submit(work, *self._given, *arrays, *ends) for ends in others]
+            work(*self._given, *arrays, *first)
+        for part in running:
+            part.result()  # raises what went wrong there
 
     @property
     def ends_nowhere(self) -> bool:

@@ -31,10 +31,6 @@ class Shape:
     block_b: int = 1
     num_warps: int = 1
 
-    def __post_init__(self) -> None:
-        if self.block_b not in (1, 2, 4, 8):
-            raise ValueError(f"block_b must be 1, 2, 4 or 8, got {self.block_b}")
-
 
 def padded(V: int) -> int:
     """V as the kernels hold it, a power of 2."""

@@ -16,6 +16,7 @@ forward-backward. Transition scores g are one table, (S, V, V), or one per posit
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol, cast
 
@@ -36,31 +37,21 @@ WORTH_COMPILING = 50_000
 
 
 class Messages(Protocol):
-    """What the forward pass leaves. log_z : (S, B)."""
+    """What the forward pass leaves.
+
+    log_z : (S, B). gradients : of log Z times weight (S, B), in f (S, B, T, V), and in g: (S, V, V), summed
+    over sequences and positions, for a shared table, else (S, B, T-1, V, V). node_marginals : (S, B, T, V).
+    walk : the posterior as a Markov chain, node marginals and transition matrices (S, B, T-1, V, V) from
+    each position to the next; all 0 at padding. next_variances : node marginals, and p (1 - p) of each
+    label with the next one: (S, B, V, V), summed over positions, for a shared table, else (S, B, T-1, V,
+    V)."""
 
     log_z: Tensor
 
-    def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of log Z times weight (S, B): in f (S, B, T, V), and in g: (S, V, V), summed over sequences and
-        positions, for a shared table, else (S, B, T-1, V, V)."""
-        ...
-
-    def node_marginals(self) -> Tensor: ...  # (S, B, T, V)
-
-    def walk(self) -> tuple[Tensor, Tensor]:
-        """The posterior as a Markov chain: node marginals (S, B, T, V), and transition matrices (S, B, T-1,
-        V, V) from each position to the next; both 0 at padding."""
-        ...
-
-    def next_variances(self) -> tuple[Tensor, Tensor]:
-        """Node marginals (S, B, T, V), and p (1 - p) of each label with the next one: (S, B, V, V), summed
-        over positions, for a shared table, else (S, B, T-1, V, V)."""
-        ...
-
-
-def log_partition(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    """(S, B) log Z of f (S, B, T, V) and g, differentiable once in both."""
-    return _LogPartition.apply(f, g, mask)
+    def gradients(self, weight: Tensor) -> tuple[Tensor, Tensor]: ...
+    def node_marginals(self) -> Tensor: ...
+    def walk(self) -> tuple[Tensor, Tensor]: ...
+    def next_variances(self) -> tuple[Tensor, Tensor]: ...
 
 
 class _LogPartition(torch.autograd.Function):
@@ -81,6 +72,10 @@ class _LogPartition(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         _ = ctx.saved_tensors  # raises if they were changed in place: messages may be passed again
         return *ctx.messages.gradients(grad), None
+
+
+log_partition: Callable[[Tensor, Tensor, Tensor], Tensor] = _LogPartition.apply
+"""(S, B) log Z of f (S, B, T, V), g and mask, differentiable once in f and g."""
 
 
 def node_marginals(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:

@@ -49,13 +49,11 @@ class BlackBox(Structure):
 
     def __init__(self, function: Callable[..., Any], *, batched: bool = False, n_jobs: int = 1) -> None:
         if not callable(function):
-            raise InputError(
-                "structure", f"a {type(function).__name__} cannot be called", "pass a function"
-            )
+            problem = f"a {type(function).__name__} cannot be called"
+            raise InputError("structure", problem, "pass a function")
         if not isinstance(n_jobs, int | np.integer) or n_jobs == 0:
-            raise InputError(
-                "n_jobs", f"must be an integer other than 0, got {n_jobs!r}", "pass 1 or more, or -1"
-            )
+            problem = f"must be an integer other than 0, got {n_jobs!r}"
+            raise InputError("n_jobs", problem, "pass 1 or more, or -1")
         self.function, self.batched, self.n_jobs = function, batched, n_jobs
         self.handles_missing = getattr(function, "handles_missing", False) is True
         self.gradient_problem: str | None = None
@@ -72,23 +70,16 @@ class BlackBox(Structure):
         if self._kind is None:
             self._kind, self.gradient_problem, self.ignores_shift = find_kind(self._caller, n_labels)
             if self.gradient_problem:
-                warnings.warn(
-                    f"{self._caller.place}: the gradient it carries is incomplete or wrong"
-                    f" ({self.gradient_problem}); only its values are used",
-                    StructgpWarning,
-                    stacklevel=2,
-                )
+                said = f"the gradient it carries is incomplete or wrong ({self.gradient_problem})"
+                text = f"{self._caller.place}: {said}; only its values are used"
+                warnings.warn(text, StructgpWarning, stacklevel=2)
         return self._kind
 
     @property
-    def kind(self) -> Kind:
-        """What ``probe`` found; it tries 3 labels if it was not called before. A function that only works
-        with another number of labels must be probed with that number first."""
-        return self.probe(3)
-
-    @property
     def has_gradient(self) -> bool:  # type: ignore[override]
-        return self.kind == "torch with gradient"
+        """Tries 3 labels if ``probe`` was not called before. A function that only works with another number
+        of labels must be probed with that number first."""
+        return self.probe(3) == "torch with gradient"
 
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """One call per sequence, or per batch in the batched form; 0 for an empty sequence."""
@@ -150,11 +141,9 @@ class BlackBox(Structure):
         except LikelihoodError:
             raise
         except Exception as error:
-            raise LikelihoodError(
-                self._caller.place,
-                f"could not be computed in {n_jobs} processes: {told(error)}",
-                "pass n_jobs=1, or make sure that joblib can pickle it",
-            ) from error
+            problem = f"could not be computed in {n_jobs} processes: {told(error)}"
+            remedy = "pass n_jobs=1, or make sure that joblib can pickle it"
+            raise LikelihoodError(self._caller.place, problem, remedy) from error
         rows = [np.concatenate(parts[i : i + pieces]) for i in range(0, len(parts), pieces)]
         return np.concatenate(rows, 1)
 

@@ -84,25 +84,20 @@ class Example:
                 return "torch, values only" if problem else "torch with gradient", problem
         except LikelihoodError:
             pass
-        y = next(self._labellings())
-        try:
-            self._values("numpy", self.f, self.g, y)
-            return "numpy", None
-        except LikelihoodError as error:
-            with_numpy = error
-        try:
-            self._values("torch", self.f, self.g, y)
-            return "torch, values only", None
-        except LikelihoodError as error:
-            with_torch = error
+        y, failures = next(self._labellings()), []
+        for kind in ("numpy", "torch, values only"):
+            try:
+                self._values(kind, self.f, self.g, y)
+                return kind, None
+            except LikelihoodError as error:  # noqa: PERF203
+                failures.append(error)
         # Most of NumPy accepts a plain tensor, so the error with tensors is the informative one.
-        arguments = "(f, g, y, mask)" if self.mask else "(f, g, y)"
-        raise LikelihoodError(
-            self.caller.place,
-            f"tried on {N_POSITIONS} positions and {self.n_labels} labels, with torch tensors it"
-            f" {with_torch.problem}; with NumPy arrays it {with_numpy.problem}",
-            f"make function{arguments} work with one of them",
-        ) from (with_torch.__cause__ or with_torch)
+        with_numpy, with_torch = failures
+        problem = f"with torch tensors it {with_torch.problem}; with NumPy arrays it {with_numpy.problem}"
+        problem = f"tried on {N_POSITIONS} positions and {self.n_labels} labels, {problem}"
+        remedy = f"make function(f, g, y{', mask' if self.mask else ''}) work with one of them"
+        cause = with_torch.__cause__ or with_torch
+        raise LikelihoodError(self.caller.place, problem, remedy) from cause
 
     def ignores_shift(self, kind: Kind) -> bool:
         """Whether a shift of all labels changed no finite value, over all labellings tried."""
@@ -136,17 +131,16 @@ class Example:
         except Exception as error:
             return f"its backward pass raised {told(error)}"
         for letter, grad in (("f", grads[0]), ("g", grads[1])) * 2:
-            x = self.f if letter == "f" else self.g
-            step = self._padded(self._normal(*x.shape)) if letter == "f" else self._normal(*x.shape)
-            ahead, behind = (
-                self._values("torch", *((x + h, self.g) if letter == "f" else (self.f, x + h)), y)
-                for h in (STEP * step, -STEP * step)
-            )
+            if letter == "f":
+                step = self._padded(self._normal(*f.shape))
+                moved = [(self.f + h, self.g) for h in (STEP * step, -STEP * step)]
+            else:
+                step = self._normal(*g.shape)
+                moved = [(self.f, self.g + h) for h in (STEP * step, -STEP * step)]
+            ahead, behind = (self._values("torch", *scores, y) for scores in moved)
             slope = float((torch.where(finite, ahead - behind, 0) * weight).sum()) / (2 * STEP)
             carried = 0.0 if grad is None else float((grad * step).sum())
             if not abs(slope - carried) <= CLOSE * (1 + abs(slope)):
-                return (
-                    f"along a direction of {letter} it is {carried:.4g}, and differences of the values give"
-                    f" {slope:.4g}"
-                )
+                said = f"along a direction of {letter} it is {carried:.4g}"
+                return f"{said}, and differences of the values give {slope:.4g}"
         return None

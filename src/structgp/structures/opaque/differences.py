@@ -6,7 +6,7 @@ labels few that is cheap, and any function can be fitted with second-order infer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -61,13 +61,13 @@ class Differences(Structure):
         with torch.no_grad():
             basis = torch.eye(f.shape[-1]).to(f) if basis is None else basis
             values = partial(self._finite, y, mask)
-            middle, bends = values(f, g), []
-            for steps in (_node_steps(f, basis), _table_steps(g)):
-                moved = _moved(values, f, g, *(BEND_STEP * x for x in steps))
-                bend = [(2 * middle - up - down).mean(0) / BEND_STEP**2 for up, down in moved]
-                bends.append(torch.stack(bend, -1).clamp(min=0))
-            node = bends[0].view(len(mask), f.shape[2], basis.shape[1])  # (B, T, R)
-            return Curvature(node * mask[..., None], bends[1].view(len(mask), *g.shape[1:]))
+            middle = values(f, g)
+            node, table = (
+                ((2 * middle - up - down).mean(1).T / BEND_STEP**2).clamp(min=0)  # (B, K)
+                for up, down in _moved(values, f, g, basis, BEND_STEP)
+            )
+            node = node.reshape(*mask.shape, -1) * mask[..., None]  # (B, T, R)
+            return Curvature(node, table.reshape(-1, *g.shape[1:]))
 
     def _finite(self, y: Tensor, mask: Tensor, f: Tensor, g: Tensor) -> Tensor:
         found = self.inner.log_prob(f, g, y, mask)
@@ -89,39 +89,31 @@ class _Values(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         f, g = (x.detach() for x in ctx.saved_tensors)
         eye = torch.eye(f.shape[-1]).to(f)[:, : ctx.directions]
-        slopes = []
-        for steps in (_node_steps(f, eye), _table_steps(g)):
-            moved = _moved(ctx.values, f, g, *(SLOPE_STEP * x for x in steps))
-            slopes.append(torch.stack([grad * (up - down) for up, down in moved], -1) / (2 * SLOPE_STEP))
-        node = slopes[0].view(*f.shape[:-1], ctx.directions)
+        node, table = (
+            (grad * (up - down)).movedim(0, -1) / (2 * SLOPE_STEP)  # (S, B, K)
+            for up, down in _moved(ctx.values, f, g, eye, SLOPE_STEP)
+        )
+        node = node.reshape(*f.shape[:-1], ctx.directions)
         if ctx.directions < f.shape[-1]:
             node = torch.cat([node, -node.sum(-1, keepdim=True)], -1)
-        return node, slopes[1].sum(1).view(*g.shape), None, None
+        return node, table.sum(1).reshape(g.shape), None, None
 
 
-def _node_steps(f: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Steps (K, T, V) in f, one for each position and column of ``directions`` (V, R), and 0 in g."""
-    T, V = f.shape[2:]
-    R = directions.shape[1]
-    steps = f.new_zeros((T, R, T, V))
-    steps.diagonal(dim1=0, dim2=2).copy_(directions.T[..., None])  # (R, V, T)
-    return steps.flatten(0, 1), f.new_zeros((T * R, 1, 1))
-
-
-def _table_steps(g: Tensor) -> tuple[Tensor, Tensor]:
-    """Steps (K, 1, 1) in f and (K, V, V) in g, one for each entry of g."""
-    V = g.shape[-1]
-    return g.new_zeros((V * V, 1, 1)), torch.eye(V * V).to(g).view(-1, V, V)
-
-
-def _moved(
-    values: Values, f: Tensor, g: Tensor, f_steps: Tensor, g_steps: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Values (S, B) with f (S, B, T, V) and g (S, V, V) moved up and down by each of the K steps, of which
-    some make up one call."""
+def _moved(values: Values, f: Tensor, g: Tensor, directions: Tensor, size: float) -> list[Tensor]:
+    """Values (2, K, S, B) after each of K steps of that size, up and down: one step in f (S, B, T, V) per
+    position and column of ``directions`` (V, R), then one in g (S, V, V) per entry. A call has several."""
+    (T, V), R = f.shape[2:], directions.shape[1]
+    nodes = f.new_zeros((T, R, T, V))
+    nodes.diagonal(dim1=0, dim2=2).copy_(directions.T[..., None])  # (R, V, T)
+    tables, stay = torch.eye(V * V).to(g).view(-1, V, V), f.new_zeros((1, 1, 1))
     at_once = max(1, VALUES_AT_ONCE // max(1, 2 * f.numel()))
-    for some_f, some_g in zip(f_steps.split(at_once), g_steps.split(at_once), strict=True):
-        both_f = torch.cat([some_f, -some_f])[:, None, None]
-        both_g = torch.cat([some_g, -some_g])[:, None]
-        found = values((f + both_f).flatten(0, 1), (g + both_g).flatten(0, 1))
-        yield from zip(*found.view(2, len(some_f), len(f), -1), strict=True)
+    found = []
+    for steps in ((nodes.flatten(0, 1), stay.expand(T * R, 1, 1)), (stay.expand(V * V, 1, 1), tables)):
+        parts = []
+        for some_f, some_g in zip(*((size * x).split(at_once) for x in steps), strict=True):
+            moved_f = f + torch.cat([some_f, -some_f])[:, None, None]
+            moved_g = g + torch.cat([some_g, -some_g])[:, None]
+            part = values(moved_f.flatten(0, 1), moved_g.flatten(0, 1))
+            parts.append(part.view(2, len(some_f), len(f), -1))
+        found.append(torch.cat(parts, 1))
+    return found

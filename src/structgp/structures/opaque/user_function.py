@@ -44,7 +44,7 @@ class Caller:
             view = np.ascontiguousarray(x, dtype=dtype).view()  # the caller's array stays writable
             view.flags.writeable = False
             frozen.append(view)
-        _, values = self._call(frozen, sequence)
+        values = self._call(frozen, sequence)
         if isinstance(values, Tensor):
             values = values.detach().cpu().numpy()
         return self._checked(np.asarray(values, dtype=np.float64), given[2], sequence)
@@ -53,23 +53,16 @@ class Caller:
         """Values from float64 tensors, then y and, in the batched form, the mask; differentiable where the
         function is and autograd is on. The function is given copies, which it may change."""
         given = [x.to(torch.float64, copy=True) for x in (f, g)] + [x.clone() for x in labels]
-        result, values = self._call(given, sequence)
+        values = self._call(given, sequence)
         if not isinstance(values, Tensor):
-            if given[0].requires_grad or given[1].requires_grad:
-                raise self._error(
-                    f"returned {_described(result, values)}, which carries no gradient",
-                    "return a torch tensor for every sequence, or NumPy numbers for every sequence",
-                    labels[0],
-                    sequence,
-                )
             values = torch.as_tensor(np.asarray(values, dtype=np.float64))
         values = values.to(f.device, torch.float64)
         self._checked(values.detach().cpu().numpy(), labels[0].cpu().numpy(), sequence)
         return values
 
-    def _call(self, given: Sequence[Any], sequence: int | None) -> tuple[Any, NDArray[Any] | Tensor]:
-        """The result, and the same as an array or tensor of real numbers of the right shape."""
-        f, y = given[0], given[2]
+    def _call(self, given: Sequence[Any], sequence: int | None) -> NDArray[Any] | Tensor:
+        """The result as an array or tensor of real numbers of the right shape."""
+        f, g, y = given[:3]
         try:
             result = self.function(*given)
         except Exception as error:
@@ -77,15 +70,16 @@ class Caller:
             raise self._error(f"raised {told(error)}", remedy, y, sequence) from error
         shape = tuple(f.shape[:2]) if self.batched else tuple(f.shape[:1])
         values = _as_array(result)
-        if values is not None and tuple(values.shape) == shape:
-            return result, values
-        letters, each = ("(S, B)", "draw and sequence") if self.batched else ("(S,)", "draw")
-        raise self._error(
-            f"returned {_described(result, values)} where {letters} = {shape} real numbers were expected",
-            f"return one log-probability for each {each}",
-            y,
-            sequence,
-        )
+        if values is None or tuple(values.shape) != shape:
+            letters, each = ("(S, B)", "draw and sequence") if self.batched else ("(S,)", "draw")
+            problem = f" where {letters} = {shape} real numbers were expected"
+            remedy = f"return one log-probability for each {each}"
+        elif not isinstance(values, Tensor) and any(getattr(x, "requires_grad", False) for x in (f, g)):
+            problem = ", which carries no gradient"
+            remedy = "return a torch tensor for every sequence, or NumPy numbers for every sequence"
+        else:
+            return values
+        raise self._error(f"returned {_described(result, values)}{problem}", remedy, y, sequence)
 
     def _checked(self, values: NDArray[Any], y: NDArray[Any], sequence: int | None) -> NDArray[Any]:
         bad = np.isnan(values) | (values == np.inf)
@@ -94,11 +88,9 @@ class Caller:
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         if self.batched:
             sequence, y = first[1], y[first[1]]
+        remedy = "return a finite log-probability, or -inf where the labelling is impossible"
         raise self._error(
-            f"returned {values[first]} for draw {first[0]} of {len(values)}",
-            "return a finite log-probability, or -inf where the labelling is impossible",
-            y,
-            sequence,
+            f"returned {values[first]} for draw {first[0]} of {len(values)}", remedy, y, sequence
         )
 
     def _error(self, problem: str, remedy: str, y: Any, sequence: int | None) -> LikelihoodError:
@@ -116,10 +108,9 @@ class Caller:
 def one_table(g: Tensor) -> None:
     """InputError unless g is (S, V, V): a function sees one table of transition scores."""
     if g.dim() != 3:
+        problem = "a function cannot have transitions that depend on features"
         raise InputError(
-            "structure",
-            "a function cannot have transitions that depend on features",
-            "use chain(features=...), or leave the features to the tokens",
+            "structure", problem, "use chain(features=...), or leave the features to the tokens"
         )
 
 
