@@ -129,8 +129,6 @@ class Asked:
     question: Question
     rows: list[np.ndarray]
 
-    # -- labels ------------------------------------------------------------------------------------
-
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
         return self._each(known, np.empty((0, len(self.model.labels.classes))), Potentials.marginals)
@@ -179,8 +177,6 @@ class Asked:
             found[i] = labellings.sample_labellings(at, n, generator)[:, 0].numpy()
         return found
 
-    # -- probabilities -----------------------------------------------------------------------------
-
     def transition_marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T - 1, V, V) probabilities of each label with the next one; (0, V, V) for at most one token."""
         self.require("has_walk", "transition marginals")
@@ -209,8 +205,6 @@ class Asked:
         """(S, T, V) label probabilities under each draw, of sequence after sequence, with its place."""
         for i, at in self.one_by_one():
             yield i, at.structure.marginals(at.f, at.g, at.mask)[:, 0]
-
-    # -- spans -------------------------------------------------------------------------------------
 
     def spans(self, least: float, known: Known | None = None) -> list[list[tuple[int, int, str, float]]]:
         """Spans (start, stop, label) with a probability of at least ``least``, and that probability."""
@@ -245,8 +239,6 @@ class Asked:
         p = span_probability(at, boundaries, start, stop, sense, kind)
         return float(at.average(p[:, None])[0]), event_uncertainty(p, at.share[:, 0])
 
-    # -- uncertainty -------------------------------------------------------------------------------
-
     def token_uncertainty(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, 2) total uncertainty of each token, and the part that is the data's, in nats."""
         return self._each(known, np.empty((0, 2)), lambda at: torch.stack(token_uncertainty(at), -1))
@@ -259,8 +251,6 @@ class Asked:
             generator = torch.Generator().manual_seed(self.model.seed)
             found[i] = [float(part[0]) for part in sequence_uncertainty(at, ENTROPY_SAMPLES, generator)]
         return found
-
-    # -- how ---------------------------------------------------------------------------------------
 
     def one_by_one(
         self, known: Known | None = None, n_draws: int | None = None

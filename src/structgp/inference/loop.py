@@ -27,9 +27,6 @@ from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
 
-TRACE_POINTS = 400
-"""Steps that a trace keeps; stochastic optimisers take thousands."""
-
 PATIENCE = 2
 """Steps in a row that may fail to lower the loss on dev data."""
 
@@ -41,8 +38,7 @@ class History:
     optimizer, reason, gradient : what was picked and why, and the gradient estimator. steps : one entry per
     step. elbo : of the last step. fresh_elbo : the bound on draws that nothing was fitted to; in
     expectation the two bracket the optimum. stopped : 'converged', 'limit' or 'interrupted'. evaluations :
-    likelihoods computed, sequences times draws, over all steps. trace : [number from 1, bound] of every
-    step, or of as many evenly spaced ones as a model file should hold, with the first and the last."""
+    likelihoods computed, sequences times draws, over all steps."""
 
     optimizer: str
     reason: str
@@ -52,14 +48,7 @@ class History:
     fresh_elbo: float
     seconds: float
     stopped: str
-    evaluations: int = field(init=False)
-    trace: list[list[float]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        n = len(self.steps)
-        kept = np.unique(np.linspace(0, n - 1, min(n, TRACE_POINTS)).round().astype(int))
-        self.trace = [[self.steps[i].iteration + 1, float(self.steps[i].elbo)] for i in kept.tolist()]
-        self.evaluations = sum(step.evaluations for step in self.steps)
+    evaluations: int
 
 
 @dataclass
@@ -208,5 +197,6 @@ def train(
         fresh += known_value(posterior, state) - state.known_at_start
     posterior.to(home)
     stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
-    names, seconds = (optimizer.name, reason, problem.estimator.name), time.monotonic() - began
-    return History(*names, steps, info.elbo, fresh, seconds, stopped)
+    names, evaluations = (optimizer.name, reason, problem.estimator.name), sum(s.evaluations for s in steps)
+    seconds = time.monotonic() - began
+    return History(*names, steps, info.elbo, fresh, seconds, stopped, evaluations)

@@ -89,8 +89,6 @@ class Problem:
             self.n_sequences = int(self.together.sum(like.new_tensor(self.n_sequences))[0])
         self.refresh()
 
-    # -- p(h | values) -----------------------------------------------------------------------------
-
     def refresh(self) -> None:
         """Forgets the conditionals, which have to be computed anew whenever a kernel has moved."""
         self._kept = {}
@@ -117,8 +115,6 @@ class Problem:
             self._kept[i] = found
         return found
 
-    # -- the data ----------------------------------------------------------------------------------
-
     def numbers(self, i: int) -> Tensor:
         """(B,) the examples of batch i, numbered through all batches."""
         number = self.batches[i].number
@@ -136,8 +132,6 @@ class Problem:
         weights."""
         parts = enumerate(zip(self.batches, self.weights, strict=True))
         return [(self.conditional(i)[k], batch.masks[k], weight) for i, (batch, weight) in parts]
-
-    # -- the likelihood ----------------------------------------------------------------------------
 
     def log_prob(self, i: int, scores: Sequence[Tensor]) -> Tensor:
         """(S, K B) log p of batch i at the scores of every template, those of K components one after
@@ -177,6 +171,9 @@ class Problem:
             found = curvature(*scores, batch.y, batch.mask, *extra)
         except LikelihoodError as error:
             self._fail(i, error)
+        if found.next.dim() not in (3, 4):  # (V, V) would be broadcast over the batch without an error
+            shape = tuple(found.next.shape)
+            raise ValueError(f"curvature of next has shape {shape}; return (B, V, V), or (B, T-1, V, V)")
         weight = self.weights[i].to(found.node)
         return [weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in (found.node, found.next)]
 
@@ -189,8 +186,6 @@ class Problem:
         n, length = int(batch.index[b]), int(batch.mask[b].sum())
         place = f"{error.place}, training sequence {n + 1} ({length} tokens)"
         raise LikelihoodError(place, error.problem, error.remedy, n) from error
-
-    # -- the expected log-likelihood ---------------------------------------------------------------
 
     def latents(self, i: int, *, move_kernel: bool = False) -> Latents:
         """q of the functions on batch i; differentiable in the kernel's parameters too if
@@ -279,8 +274,6 @@ class Problem:
         masks = zip(*(batch.masks for batch in self.batches), strict=True)
         blocks = zip(self.posterior.blocks, masks, strict=True)
         return [block.fixed_noise(half, list(of_block), generator) for block, of_block in blocks]
-
-    # -- scales of the prior -----------------------------------------------------------------------
 
     def learn_prior(self, learn: LearnScales, slopes: Sequence[Slopes] | None = None) -> list[Tensor]:
         """One step for the scales of every block's prior, at the posterior as it is, which should be close

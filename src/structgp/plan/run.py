@@ -35,6 +35,9 @@ from structgp.structures import Differences
 BATCH_TOKENS = {"weights": 4_000, "inducing": 1_000}
 """Tokens per batch, about, by family of the posterior."""
 
+TRACE_POINTS = 400
+"""Steps whose bound a model file keeps, evenly spaced, the first and the last among them."""
+
 Dev = tuple[list[Any], list[Any]]
 
 
@@ -224,8 +227,11 @@ class Fit:
     def _log(self, history: History, plan: Plan) -> dict[str, Any]:
         """``training_log_``."""
         start, pilot = self.start, self.start.pilot
-        named = ("optimizer", "reason", "gradient", "stopped", "steps", "trace", "elbo", "fresh_elbo")
+        named = ("optimizer", "reason", "gradient", "stopped", "steps", "elbo", "fresh_elbo")
         log = {"plan": plan.to_json()} | {name: getattr(history, name) for name in named}
+        steps, n = history.steps, len(history.steps)
+        kept = np.unique(np.linspace(0, n - 1, min(n, TRACE_POINTS)).round().astype(int))
+        log["trace"] = [[steps[i].iteration + 1, float(steps[i].elbo)] for i in kept]
         log["evaluations"] = history.evaluations + (pilot.history.evaluations if pilot else 0)
         if isinstance(plan.structure.value, Differences):
             log |= {"gradient": "differences", "evaluations": plan.structure.value.n_values}

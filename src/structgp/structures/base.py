@@ -116,9 +116,6 @@ class Structure(ABC):
         """``curvature`` without what positions have in common, which a structure may know at less cost; its
         ``next`` may then leave it out as well."""
         whole = self.curvature(f, g, y, mask, *(() if basis is None else (basis,)))
-        if whole.next.dim() not in (3, 4):  # (V, V) would be broadcast over the batch without an error
-            shape = tuple(whole.next.shape)
-            raise ValueError(f"curvature of next has shape {shape}; return (B, V, V), or (B, T-1, V, V)")
         return Curvature(whole.node.diagonal(dim1=-1, dim2=-2).mT, whole.next)
 
 

@@ -60,8 +60,6 @@ class Weights(Block):
     def options(self) -> dict[str, Any]:
         return {}
 
-    # -- what the posterior says of a batch --------------------------------------------------------
-
     def prior_factor(self) -> Tensor:
         """(M,) prior standard deviations of the weights, before the amplitude."""
         return weight_variances(self.kernel).sqrt()
@@ -93,8 +91,6 @@ class Weights(Block):
         return self.factor * v
 
     root_transposed_times = root_times
-
-    # -- what a person is shown --------------------------------------------------------------------
 
     @property
     def prior_sd(self) -> float:
@@ -129,8 +125,6 @@ class Weights(Block):
             weight = (self.m * self.scale * self.prior_factor()).T @ direction  # (M,)
             return torch.where(place >= 0, weight[place.clamp(min=0)] * value, 0)
 
-    # -- draws -------------------------------------------------------------------------------------
-
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         return noise_table(self.n_functions, half, generator).to(self.m)
 
@@ -153,8 +147,6 @@ class Weights(Block):
 
     def mean_draw(self) -> WeightDraws:
         return WeightDraws(self.prior_factor(), None)
-
-    # -- closed forms ------------------------------------------------------------------------------
 
     def curvature_sum(self) -> WeightCurvature:
         return WeightCurvature(self, torch.zeros_like(self.m))
@@ -193,8 +185,6 @@ class Weights(Block):
         precision = (self.factor.square().reciprocal() - 1).clamp(min=0)
         self.factor.copy_((1 + grown * precision).rsqrt())
         return axes[:, 0]
-
-    # -- sites of minibatches, in the weights themselves (``inference.minibatch``) -----------------
 
     def prior_sds(self) -> Tensor:
         """(M,)."""
@@ -272,8 +262,6 @@ class Table(Weights):
         mean, sd = self.constant_scores()
         return mean.expand(n, *self.labels), sd.expand(n, *self.labels)
 
-    # -- draws -------------------------------------------------------------------------------------
-
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         """(2 half, P) standard normal numbers, the second half mirrors the first."""
         noise = torch.randn(half, self.n_scores, generator=generator, dtype=self.m.dtype).to(self.m)
@@ -288,8 +276,6 @@ class Table(Weights):
         """(S, P), from numbers that only the seed decides."""
         found = sd[0] * self.fixed_noise(noise.shape[-1], (), torch.Generator().manual_seed(seed))
         return found.float() if single else found
-
-    # -- closed forms ------------------------------------------------------------------------------
 
     def solve_sites(
         self, conditionals: Sequence[Constant], linear: Sequence[Tensor], bends: Sequence[Tensor]
@@ -319,7 +305,7 @@ class Table(Weights):
             return
         with torch.no_grad():
             prior = self.scale.square()
-            variance = prior * self.spread.square().view(self.n_scores, -1).sum(-1)
+            variance = prior * self.factor.square().sum(-1)
             second = (prior * self.m[:, 0].square() + variance).sum() + PRIOR_SCORES
             best = second / (self.n_scores + PRIOR_SCORES)
             share = variance / prior
@@ -329,8 +315,6 @@ class Table(Weights):
             shrink = (-0.5 * growth).exp()
             self.m.mul_(shrink)
             self.factor.mul_(shrink)
-
-    # -- what the paper's optimisers ask -----------------------------------------------------------
 
     def curvature_bound(self, batches: Sequence[tuple[Constant, Tensor, Tensor]]) -> float:
         """Largest curvature of the bound in a whitened score, if it bends by at most 1/4 each time its
