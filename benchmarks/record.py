@@ -99,7 +99,7 @@ def log_plot(
     for i, (name, line) in enumerate(points.items()):
         plot.line(line, f"c{i % 6}", name)
         for point in line:
-            plot.dot(point, f"c{i % 6}", 2.5)
+            plot.dot(point, f"c{i % 6}", 2.5, "")
         plot.note(line[-1], name, shift=(6, 4))
     svg = str(plot.svg(title))
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
