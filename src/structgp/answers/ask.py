@@ -1,4 +1,4 @@
-"""A fitted model, and sequences that it is asked about: encoded once, asked several questions.
+"""A fitted model, and sequences that are encoded once and then asked several questions about.
 
 Answers take ``known``, labels that are given: for each sequence a list with None where there is none."""
 

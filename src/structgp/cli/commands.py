@@ -1,4 +1,4 @@
-"""The commands: evaluate, describe, demo, report."""
+"""The commands evaluate, describe, demo and report."""
 
 from __future__ import annotations
 

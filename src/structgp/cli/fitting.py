@@ -1,4 +1,4 @@
-"""The command: train."""
+"""The command train."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What tokens look like: the forms that they come in, how each form is read, and an id for each value of
-their features."""
+"""The forms that tokens may have (dicts, strings, arrays), how each is read, and the id of every feature
+value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One template's potentials: R functions of a tuple's features, and the scores that they add up to.
+"""One template's potentials: R functions of the features of a place (token or transition), and their sum.
 
 The scores of a tuple's joint labels are sums of R functions, scores = B h: with R = P and
 B = I each score has a function of its own. A block holds the prior of those functions, their variational

@@ -1,4 +1,4 @@
-"""The low-rank covariance that is best for a precision known by its diagonal and its products.
+"""The best low-rank covariance for a precision matrix known by its diagonal and its products with vectors.
 
 For a bound that is quadratic in the inducing values with precision P, the best S in the family
 S^-1 = Q = D + W W^T (``gp.spreads``: D = s^-2, W = V / s) maximises

@@ -1,4 +1,4 @@
-"""The kernel learned on the evidence of a Gaussian relaxation of the problem.
+"""Learns the kernel on the evidence of a problem with a Gaussian likelihood in place of the real one.
 
 Which templates matter, and how far apart two tokens may be, is a question about the kernel that does not
 need the structured likelihood: replace it by Gaussian regression of the one-hot labels of single

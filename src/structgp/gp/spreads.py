@@ -1,4 +1,4 @@
-"""Covariances of many inducing values in few numbers: a diagonal, narrowed along r directions.
+"""Compact covariances of many inducing values: a diagonal, with the variance reduced along r directions.
 
 The prior of whitened values is N(0, I), and data only ever sharpen some directions of it: the best
 covariance has S^-1 = I + (what the tokens say), of which few eigenvalues are large. So the low rank is

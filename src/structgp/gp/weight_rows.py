@@ -1,4 +1,4 @@
-"""The features of a batch in weight space: products with a sparse matrix, and draws of weights.
+"""The sparse feature matrix of a batch: its products with weights, and draws of weights.
 
 Letters as in ``gp.block``.
 """

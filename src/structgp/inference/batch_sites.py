@@ -1,4 +1,4 @@
-"""Sites of minibatches, and the files that hold them where memory does not.
+"""The Gaussian factor (site) of each minibatch, kept in memory, or in files where there are too many.
 
 A site is a precision and a linear term for each weight of one batch, one per block, numbers that are
 rounded to single precision where that can hold them. The posterior is made of what is rounded, so that

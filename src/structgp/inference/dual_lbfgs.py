@@ -1,4 +1,4 @@
-"""Weights under a Gaussian prior and a log-likelihood of X w, by L-BFGS on one number per row.
+"""Fits weights w under a Gaussian prior to a log-likelihood of X w, by L-BFGS over one number per row of X.
 
 With prior precision L and mean c, the best weights are c + L^-1 X^T a for some a (N, R): one number for
 each row of X and function, where there may be many times as many weights (the representer theorem). So

@@ -1,4 +1,4 @@
-"""The Gaussian of the functions on a batch, block by block, and the way from standard normal numbers to
+"""The Gaussian of the functions on a batch, block by block, and the map from standard normal numbers to
 scores.
 
 Estimators see a log-likelihood as a function of standard normal numbers eps, one array per block. What they

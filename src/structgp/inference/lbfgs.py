@@ -1,4 +1,4 @@
-"""L-BFGS: SciPy's on the CPU, torch's on a GPU, where only the value of an evaluation leaves the device."""
+"""L-BFGS: SciPy's on the CPU, torch's on a GPU, where only the objective's value is copied to the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every optimiser is given and what it gives back, and how scales of the prior move with the bound."""
+"""What every optimiser takes and returns, and how the scales of the prior are updated."""
 
 from __future__ import annotations
 

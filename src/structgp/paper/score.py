@@ -1,4 +1,4 @@
-"""Gradients from values of the likelihood alone: the supplement's estimators, and better points.
+"""Gradients from values of the likelihood alone: the supplement's estimators, also at better points.
 
 Raw, the score form multiplies l itself by the score, and most of its variance is the mean of l. Three ways
 to take that away, none of which moves the expectation:

@@ -1,4 +1,4 @@
-"""A fit that starts from an earlier posterior.
+"""An earlier posterior, extended to new features and labels, as the start of a fit.
 
 A posterior of weights grows with the data: what was known of old features and labels stays as it is, new
 ones begin at their prior."""

@@ -1,4 +1,4 @@
-"""Pieces of the page: HTML and SVG, in which plain text cannot become markup by accident, and numbers."""
+"""Pieces of the page: HTML and SVG that escape plain text, and how numbers are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the inference engine may know of a likelihood: its values.
+"""The base class of likelihoods: all that inference may call, of which only ``log_prob`` is required.
 
 Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 """

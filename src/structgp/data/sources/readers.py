@@ -1,4 +1,4 @@
-"""Readers: files in, tokens and labels out, in the form that a classifier is fitted with.
+"""From a file in any of the formats to X and y, as a classifier is fitted with.
 
 A reader knows all that has to be remembered about the training file: the template, the scale of numbers,
 where the word vectors are, what stands for a missing label. A model keeps what ``to_json`` returns."""

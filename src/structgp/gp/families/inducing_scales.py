@@ -1,4 +1,4 @@
-"""Scales of a kernel on the bound, for a posterior at inducing inputs (``gp.block``).
+"""Learns the kernel's scales by climbing the bound, for posteriors at inducing inputs (rule: ``gp.block``).
 
 All of it comes from the gradient of the bound in the kernel matrices, which costs about as much as the
 covariances of the posterior do.

@@ -1,5 +1,5 @@
-"""Posteriors of independent weights, for kernels that are linear in features, and of a table of scores,
-whose only feature is the constant 1.
+"""Posteriors of independent weights, for kernels that are linear in features. A table of scores is the
+special case whose only feature is the constant 1.
 
 A sparse GP may be conditioned on any linear functionals of its functions in the place of values at
 inducing inputs. Here they are the weights themselves: their prior covariance is diagonal, they leave

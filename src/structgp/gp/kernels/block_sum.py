@@ -1,4 +1,4 @@
-"""Where a kernel becomes numbers, and sums of kernels over the blocks of a row."""
+"""Evaluates kernels, and adds kernels that each act on some columns of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where to look: standard normal points, in independent replicates.
+"""The points at which estimators ask for the likelihood: standard normal, in independent sets.
 
 An estimate is the mean of a few replicates, so that their scatter says how sure it is; points may depend on
 one another only within a replicate.

@@ -1,4 +1,4 @@
-"""Pathwise gradients, and surrogates plus residual.
+"""Pathwise gradients, and a cheap surrogate plus an estimate of what it misses.
 
 Pathwise gradients differentiate through the draws: 8 to 32 of them do what score estimators need thousands
 for, where the likelihood can be differentiated. Where it cannot, or costs much, a surrogate takes most of

@@ -1,4 +1,4 @@
-"""Forward-backward in probability space as compiled loops: no step of it is a step of Python.
+"""Forward-backward in probability space, compiled by numba: no Python within the loop.
 
 One chain at a time, all its numbers in the nearest cache: potentials are read and gradients written, and
 nothing else goes to memory. The backward pass does the forward pass again rather than keep its messages:

@@ -1,4 +1,4 @@
-"""The chain's two passes as Triton kernels: a program has BLOCK_B sequences of one draw, all steps of them.
+"""The chain's two passes as Triton kernels: each Triton program has BLOCK_B sequences of a draw.
 
 A program first takes the quick way: messages are probabilities, each scaled by the power of 2 that brings
 its largest entry to between 1 and 2; a step is a matrix product and V exponentials. It keeps account of the

@@ -1,5 +1,4 @@
-"""exp for compiled loops, of numbers that are not positive, in operations that a compiler turns into vector
-instructions; a call of the C library would be made number by number, and cost several times as much.
+"""A vectorised exp of numbers up to 0, for compiled loops: the C library's is called number by number.
 
 exp(x) = 2^k exp(r) with k the integer next to x / log 2, and |r| <= log(2) / 2: a polynomial. Adding 1.5 *
 2^52 (2^23 in single precision) rounds to an integer and leaves it in the low bits of the sum, from where it
