@@ -35,9 +35,10 @@ from structgp import (
 from structgp.errors import LikelihoodError
 from structgp.gp import FullTable
 from structgp.gp.kernels import RelevanceKernel, variance
-from structgp.inference import Adam, Natural, SecondOrder
+from structgp.inference import Adam, Natural, SecondOrder, StepInfo
 from structgp.paper import LbfgsBlocks, Saga
 from structgp.plan.resolve import plan_lines
+from structgp.plan.run import TRACE_POINTS
 from structgp.structures import Chain, Piecewise, Structure
 
 P, K, D = 3, 20, 5
@@ -650,6 +651,28 @@ def test_there_is_nothing_so_far_outside_of_a_fit(fitted):
     for estimator in (fitted, StructuredGPClassifier()):
         with pytest.raises(InputError, match="so_far: no fit is going on"):
             estimator.so_far()
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    """An optimiser that does nothing, so often."""
+
+    n: int
+    name = "any"
+
+    def start(self, problem, generator):
+        return 0
+
+    def step(self, problem, state):
+        return state + 1, StepInfo(state, -10.0 / (state + 1), 1, state + 1 == self.n, True)
+
+
+@pytest.mark.parametrize("n", [1, 3, 5000])
+def test_the_trace_has_the_bound_of_every_step_or_of_some(n, train):
+    trace = StructuredGPClassifier(inference=Counting(n)).fit(*train).training_log_["trace"]
+    assert len(trace) == min(n, TRACE_POINTS)
+    assert (trace[0], trace[-1]) == ([1, -10.0], [n, -10 / n])
+    assert n != 3 or trace[1] == [2, -5.0]
 
 
 def test_a_saved_model_keeps_the_trace_of_its_fit(fitted, tmp_path):

@@ -23,7 +23,7 @@ from structgp.gp import Inducing, Mixture, Posterior, Table, choose_inducing
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Adam, Natural, Optimizer, Problem, SecondOrder, StepInfo
 from structgp.inference import problem as base
-from structgp.inference.loop import TRACE_POINTS, History, make_batches, one_thread_for_vectors, train
+from structgp.inference.loop import History, make_batches, one_thread_for_vectors, train
 from structgp.inference.second_order import Draws
 from structgp.paper import LbfgsBlocks, Saga
 from structgp.structures import Chain, Structure
@@ -133,28 +133,6 @@ def test_callback_sees_every_step(name: str, fitted: Callable[[str], Fitted]) ->
         n_batches = len(case()[1])
         assert len(history.steps) % n_batches == 0
         assert history.evaluations == 8 * 6 * len(history.steps) / n_batches
-
-
-@dataclass(frozen=True)
-class Counting:
-    """An optimiser that does nothing, so often."""
-
-    n: int
-    name = "any"
-
-    def start(self, problem: Problem, generator: torch.Generator) -> int:
-        return 0
-
-    def step(self, problem: Problem, state: int) -> tuple[int, StepInfo]:
-        return state + 1, StepInfo(state, -10.0 / (state + 1), 1, state + 1 == self.n)
-
-
-@pytest.mark.parametrize("n", [1, 3, 5000])
-def test_the_trace_has_the_bound_of_every_step_or_of_some(n: int) -> None:
-    trace = fit(Counting(n))[1].trace
-    assert len(trace) == min(n, TRACE_POINTS)
-    assert (trace[0], trace[-1]) == ([1, -10.0], [n, -10 / n])
-    assert n != 3 or trace[1] == [2, -5.0]
 
 
 @every_optimizer

@@ -283,7 +283,9 @@ class Problem:
         with torch.no_grad():
             for k, block in enumerate(self.posterior.blocks):
                 seen = self.seen(k, slopes[k]) if slopes and slopes[k].mean else []
-                if learn == "all":
+                if block.shared:  # a table's amplitude moves after every round
+                    grown.append(block.m.new_ones(block.n_functions))
+                elif learn == "all":
                     grown.append(block.learn_scales(seen, self.prior_factors[k]))
                 else:
                     grown.append(block.learn_amplitude(seen))

@@ -289,12 +289,6 @@ class Table(Weights):
         self.factor.copy_(precision.rsqrt()[:, None])
         return True
 
-    def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Tensor | None = None) -> Tensor:
-        """The amplitude is learned after every round, by ``fit_amplitude``."""
-        return self.m.new_ones(self.n_functions)
-
-    learn_amplitude = learn_scales
-
     def fit_amplitude(self) -> None:
         """Moves the prior's scale towards where the bound is largest, the scores' posterior held. That is
         known in closed form: it is the root of the scores' mean second moment. Over-relaxed by as much as
@@ -305,7 +299,7 @@ class Table(Weights):
             return
         with torch.no_grad():
             prior = self.scale.square()
-            variance = prior * self.factor.square().sum(-1)
+            variance = prior * self.spread.square().view(self.n_scores, -1).sum(-1)
             second = (prior * self.m[:, 0].square() + variance).sum() + PRIOR_SCORES
             best = second / (self.n_scores + PRIOR_SCORES)
             share = variance / prior
