@@ -27,6 +27,10 @@ from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
 
+LARGE = 31 << 18
+"""Numbers in 31 MB. Until an array of that size has been freed, glibc returns the memory of smaller ones to
+the system, which clears it anew each time: up to a third of a fit."""
+
 PATIENCE = 2
 """Steps in a row that may fail to lower the loss on dev data."""
 
@@ -163,6 +167,7 @@ def train(
     written after steps, and the caller removes it. watch : may end the fit, and has the last word on the
     posterior. together : the other processes, with other batches."""
     home = posterior.node.m.device
+    torch.empty(LARGE)  # freed at once, which teaches the allocator to keep what is freed later
     if torch.device(device).type != "cpu":
         batches = _placed(posterior, batches, local_device(device))
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)

@@ -135,7 +135,7 @@ class Draws:
     def scores(self, i: int) -> list[Tensor]:
         """The scores of every template on batch i."""
         parts = zip(self.blocks, self.problem.conditional(i), self.offsets[i], strict=True)
-        return [block.scores(block.scale * (c.times(block.m) + offset)) for block, c, offset in parts]
+        return [block.scores((c.times(block.m) + offset).mul_(block.scale)) for block, c, offset in parts]
 
     def value_and_gradients(self) -> tuple[Tensor, list[Tensor]]:
         """The expected log-likelihood and its gradients in the means of each block."""
