@@ -33,8 +33,8 @@ MOST_TEST = 300
 
 class Weighed:
     """The default classifier with every sequence counted ``weight_`` times. Weights are tried in turn until
-    one predicts left-out tokens worse than the one before. ``losses_`` : of each weight tried, the mean loss
-    of a left-out token whose label the rest has; ``weight_`` is the ``lowest`` of them."""
+    one predicts left-out tokens worse than the one before. ``losses_`` : of each weight tried, the mean
+    loss of a left-out token whose label the rest has; ``weight_`` is the ``lowest`` of them."""
 
     def __init__(self, weights: Sequence[float] = WEIGHTS, seed: int = 0) -> None:
         self.weights, self.seed = weights, seed
