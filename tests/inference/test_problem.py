@@ -12,6 +12,7 @@ import torch
 from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
+from structgp import StructuredGPClassifier, Weights
 from structgp.data.batch import Batch
 from structgp.errors import LikelihoodError
 from structgp.gp import Inducing, Mixture, Posterior, Table
@@ -20,7 +21,7 @@ from structgp.inference import problem as base
 from structgp.inference.estimators import Estimator, Pathwise, PathwiseSurrogate, Surrogate
 from structgp.inference.latents import Sites
 from structgp.paper import Score
-from structgp.structures import BlackBox, Chain, Structure
+from structgp.structures import BlackBox, Chain, Curvature, Structure
 
 LENGTHS = (2, 3, 1)
 B, T, V = 3, 3, 2
@@ -311,3 +312,25 @@ def test_the_kernel_has_a_gradient_only_if_it_moves() -> None:
     torch.testing.assert_close(still, moving)
     (found,) = torch.autograd.grad(moving, raw)
     assert found.abs() > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"log_prob": lambda p: p[0]}, r"log_prob has shape \(3,\) where \(\d+, 3\) was expected"),
+        ({"node": lambda p: p[..., :1]}, r"curvature of node has shape \(3, 4, 1\) where \(3, 4, 2\) was"),
+        ({"next": lambda p: p[0]}, r"curvature of next has shape \(2, 2\) where \(3, 2, 2\) was expected"),
+    ],
+)
+def test_shapes_that_would_be_broadcast_are_refused(wrong: Any, says: str) -> None:
+    class Wrong(Chain):
+        def log_prob(self, *given: Any) -> Tensor:
+            return wrong.get("log_prob", lambda p: p)(super().log_prob(*given))
+
+        def local_curvature(self, *given: Any) -> Curvature:
+            found = super().local_curvature(*given)
+            return Curvature(*(wrong.get(k, lambda p: p)(getattr(found, k)) for k in ("node", "next")))
+
+    data = [[["a"], ["b"], ["a"], ["b"]]] * 3, [["x", "y", "x", "y"]] * 3
+    with pytest.raises(LikelihoodError, match=says):
+        StructuredGPClassifier(structure=Wrong(), posterior=Weights(basis="label")).fit(*data)

@@ -158,7 +158,7 @@ def test_an_optimiser_is_taken_as_it_is() -> None:
     given = Adam(max_steps=7, learn_scales=True)
     choice = chosen(given, "numpy")
     assert choice.optimizer is given
-    assert choice.reason == "given"
+    assert choice.reason == "asked for"
     assert choice.estimator == ESTIMATORS["surrogate"]
 
 

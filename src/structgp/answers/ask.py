@@ -83,9 +83,7 @@ class Model:
     @cached_property
     def structure(self) -> Structure:
         """The structure that answers."""
-        if self.predictor is not None:
-            return self.predictor
-        return Chain(None if self.constraints is None else Rules.of(self.constraints), self.spec)
+        return Chain(self.rules, self.spec) if self.predictor is None else self.predictor
 
     @cached_property
     def split(self) -> FeatureSplit:

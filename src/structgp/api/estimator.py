@@ -217,7 +217,7 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         known: dict[str, Any] = {"classes": [] if classes is None else [str(label) for label in classes]}
         if before is not None:
             known = {"encoder": before.encoder, "classes": before.labels.classes}
-        examples = read_examples(as_list(X), list(y), **given, **known)
+        examples = read_examples(as_list(X), [] if y is None else list(y), **given, **known)
         if before is None:
             return self._run(options, examples, resolve(options, examples), None, callback)
         plan = going_on(options, examples, before.posterior)

@@ -239,8 +239,7 @@ class Vocabulary(RowLayout):
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        # Files written before there were vectors have none.
-        vectors = dict(state.get("vectors", []))
+        vectors = dict(state["vectors"])
         given = dict(state) | {
             "values": [{v: i for i, v in enumerate(known)} for known in state["values"]],
             "attributes": {v: i for i, v in enumerate(state["attributes"])},

@@ -22,9 +22,6 @@ MEMORY = 10
 FIRST_CHANGE = 1.0
 """Largest change of any latent value in a step that knows nothing of the curvature yet."""
 
-LEAST_GAIN = 1e-12
-"""Share of the value that a step must promise: smaller ones are rounding errors and may lead anywhere."""
-
 TRIES = 6
 SHORTER, NEGLIGIBLE = 0.4, 0.01
 

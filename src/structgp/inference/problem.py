@@ -143,6 +143,8 @@ class Problem:
         log_prob: Callable[..., Tensor] = self.structure.log_prob
         try:
             found = log_prob(*scores, y, mask)
+            if found.shape != scores[0].shape[:2]:
+                _refuse_shape("log_prob", found, tuple(scores[0].shape[:2]))
             if not bool(found.detach().isfinite().all()):
                 refuse(found)
         except LikelihoodError as error:
@@ -171,9 +173,11 @@ class Problem:
             found = curvature(*scores, batch.y, batch.mask, *extra)
         except LikelihoodError as error:
             self._fail(i, error)
-        if found.next.dim() not in (3, 4):  # (V, V) would be broadcast over the batch without an error
-            shape = tuple(found.next.shape)
-            raise ValueError(f"curvature of next has shape {shape}; return (B, V, V), or (B, T-1, V, V)")
+        B, T, R, table = *batch.y.shape, node.n_functions, tuple(scores[1].shape[1:])
+        shapes = (B, R, T, T) if joint else (B, T, R), table if len(table) > 2 else (B, *table)
+        for name, bend, shape in zip(("node", "next"), (found.node, found.next), shapes, strict=True):
+            if bend.shape != shape:  # or it might be broadcast without an error
+                _refuse_shape(f"curvature of {name}", bend, shape)
         weight = self.weights[i].to(found.node)
         return [weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in (found.node, found.next)]
 
@@ -297,6 +301,11 @@ class Problem:
         """What a round found of block k, batch by batch."""
         parts: Any = enumerate(zip(self.batches, slopes.mean, slopes.bend, strict=True))
         return [Seen(self.conditional(i)[k], b.rows[k], b.masks[k], *at) for i, (b, *at) in parts]
+
+
+def _refuse_shape(what: str, found: Tensor, shape: tuple[int, ...]) -> NoReturn:
+    problem = f"{what} has shape {tuple(found.shape)} where {shape} was expected"
+    raise LikelihoodError("likelihood", problem, "see structgp.structures.Structure for the shapes")
 
 
 def open_low_rank(problem: Problem) -> None:

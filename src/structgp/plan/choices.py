@@ -292,7 +292,7 @@ def optimizer_of(
     fitted to very many tokens (``n_tokens``), else natural gradients: pathwise where the structure can be
     differentiated, surrogate plus residual where it only has values. A mixture starts from one component
     fitted so, and goes on with Adam."""
-    asked, reason = options.optimizer, ASKED if isinstance(options.inference, str) else "given"
+    asked, reason = options.optimizer, ASKED
     if asked is None:
         weights = isinstance(family, Weights)
         closed = structure.has_curvature and family.transition_covariance != "full"

@@ -111,7 +111,7 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         optimizer = replace(optimizer, value=optimizer.value.paced(examples.n_tokens))
     scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"
     if getattr(asked, "learn_scales", "auto") != "auto":
-        scales = choices.PAPER if options.preset else "given"
+        scales = choices.PAPER if options.preset else ASKED
     if model["split"].next is not None:
         choices.check_transition_features(model["spec"], optimizer.value, family.value, on_disk)
     if not isinstance(family.value, Weights):

@@ -188,7 +188,7 @@ def pick_inducing(
 
 
 def sharded_kernel(choice: KernelChoice, examples: ShardedExamples, amplitude: float | None) -> Kernel:
-    """The kernel that ``choose_kernel`` would build from all rows, from the counts that shards keep."""
+    """The kernel that ``build_kernel`` would build from all rows, from the counts that shards keep."""
     blocks = examples.encoder.blocks
     kinds = [block.kind for block in blocks]
     stray = sorted(set(choice) - set(kinds)) if isinstance(choice, Mapping) else []

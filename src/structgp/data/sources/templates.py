@@ -221,7 +221,6 @@ _DIALECTS = {
         "u:%x[0,0]",
     ),
 }
-DIALECTS = tuple(_DIALECTS)
 
 
 def columns_that_exist(n_columns: int, data_name: str) -> str:
