@@ -65,6 +65,8 @@ LONG = re.compile(
     r"|test_one_seed_one_fit_to_the_last_bit\[adam\]"
     r"|test_every_inference_fits\[paper-stochastic-True\]"
     r"|test_every_gradient_fits\[pathwise-surrogate\]"
+    r"|test_the_chains_bound\[(blocks-full table|adam-no transitions)\]"
+    r"|test_a_full_table_of_regression\[saga-full\]"
 )
 
 

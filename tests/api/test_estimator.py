@@ -235,10 +235,10 @@ def test_grid_search_with_a_scorer_of_sequences_and_kernel_objects(train):
     )
 
 
-def test_numbers_from_numpy_are_numbers(train, test, tmp_path):
+def test_numbers_from_numpy_are_numbers(few, test, tmp_path):
     estimator = StructuredGPClassifier(
         n_draws=np.int64(6), random_state=np.int64(3), posterior=Inducing(n_inducing=np.int64(8))
-    ).fit(*train)
+    ).fit(*few)
     estimator.save(tmp_path / "model")
     loaded = structgp.load(tmp_path / "model")
     assert (loaded.posterior, loaded.n_draws, loaded.random_state) == (Inducing(8), 6, 3)
@@ -357,11 +357,11 @@ def test_the_same_features_in_any_form_are_the_same_model(train, test):
         np.testing.assert_allclose(fit(change, **parameters), expected, atol=1e-3)
 
 
-def test_auto_tells_columns_from_a_bag(train):
-    X = [[list(token) for token in x] for x in train[0]]
-    assert StructuredGPClassifier(n_draws=2).fit(X, train[1]).model_.encoder.templates
+def test_auto_tells_columns_from_a_bag(few):
+    X = [[list(token) for token in x] for x in few[0]]
+    assert StructuredGPClassifier(n_draws=2).fit(X, few[1]).model_.encoder.templates
     X[3][0] = X[3][0][:2]
-    assert not StructuredGPClassifier(n_draws=2).fit(X, train[1]).model_.encoder.templates
+    assert not StructuredGPClassifier(n_draws=2).fit(X, few[1]).model_.encoder.templates
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -394,17 +394,17 @@ def test_sequence_log_probs(fitted, test, oracles):
     assert fitted.sequence_log_probs([x, x], [labels[0], ["L0", "new", "L0"]])[1] is None
 
 
-def test_dev_data(train, test):
+def test_dev_data(fitted, train, test):
     estimator = StructuredGPClassifier(n_draws=8).fit(*train, *test)
     assert estimator.training_log_["dev"] == estimator.evaluate(*test).as_dict()
     assert estimator.training_log_["dev"]["token_error"] == pytest.approx(1 - estimator.score(*test))
-    assert "dev" not in StructuredGPClassifier(n_draws=8).fit(*train).training_log_
+    assert "dev" not in fitted.training_log_
 
 
 def test_an_unseen_label_is_wrong_and_no_error(train, test):
     y = [list(labels) for labels in test[1]]
-    known = StructuredGPClassifier(n_draws=8).fit(*train, test[0], y).training_log_["dev"]
-    predicted = StructuredGPClassifier(n_draws=8).fit(*train).predict(test[0])
+    whole = StructuredGPClassifier(n_draws=8).fit(*train, test[0], y)
+    known, predicted = whole.training_log_["dev"], whole.predict(test[0])
     was_wrong = predicted[0][0] != y[0][0]
     y[0][0] = "NEW"
     estimator = StructuredGPClassifier(n_draws=8).fit(*train, test[0], y)
@@ -440,10 +440,10 @@ def test_viterbi(train, test, oracles):
     assert estimator.predict(X) != estimator.set_params(decode="marginal").predict(X)
 
 
-def test_more_draws_settle(train, test):
+def test_more_draws_settle(fitted, test):
     def marginals(n_draws, seed):
-        estimator = StructuredGPClassifier(n_draws=n_draws).fit(*train)
-        estimator.model_ = dataclasses.replace(estimator.model_, seed=seed)
+        estimator = copy.copy(fitted).set_params(n_draws=n_draws)
+        estimator.model_ = dataclasses.replace(fitted.model_, seed=seed)
         return array(estimator.predict_marginals(test[0]))
 
     few = np.abs(marginals(4, 0) - marginals(4, 1)).mean()
@@ -489,7 +489,7 @@ def test_no_pairwise_scores(train, test):
 
 def test_no_transition_scores_with_adam(few, test):
     estimator = StructuredGPClassifier(n_draws=8, inference="adam", prior=Prior(transition_sd=0))
-    estimator.fit(*few, callback=lambda info: info.iteration == 20)
+    estimator.fit(*few, callback=lambda info: info.iteration == 8)
     assert np.isfinite(estimator.training_log_["elbo"])
     np.testing.assert_allclose(array(estimator.predict_marginals(test[0])).sum(1), 1, atol=1e-12)
 
@@ -535,8 +535,8 @@ def test_learned_kernel_raises_the_relaxations_evidence(name, train):
     assert log["relaxation"]["steps"] > 1
 
 
-def test_kernel_that_is_not_learned(train):
-    estimator = StructuredGPClassifier(n_draws=2, prior=Prior(learn_kernel=False)).fit(*train)
+def test_kernel_that_is_not_learned(few):
+    estimator = StructuredGPClassifier(n_draws=2, prior=Prior(learn_kernel=False)).fit(*few)
     assert estimator.training_log_["relaxation"] is None
     weights = estimator.model_.posterior.node.kernel.base_kernel.weights
     np.testing.assert_allclose(weights, 1, atol=1e-6)
@@ -600,11 +600,11 @@ def test_one_seed_one_fit_to_the_last_bit(inference, train, test):
     assert 0 < np.abs(p - q).mean() < 0.05
 
 
-def test_a_fit_does_not_touch_the_global_generators(train):
+def test_a_fit_does_not_touch_the_global_generators(few):
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    StructuredGPClassifier(n_draws=2).fit(*train).predict(train[0])
+    StructuredGPClassifier(n_draws=2).fit(*few).predict(few[0])
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
 
@@ -694,26 +694,26 @@ def test_callback_stops_and_keeps_what_there_is(inference, train, test, tmp_path
     assert structgp.load(tmp_path / "model").predict_marginals(test[0]) == marginals
 
 
-def test_stopping_at_the_last_step_is_no_interruption(train):
+def test_stopping_at_the_last_step_is_no_interruption(few):
     estimator = StructuredGPClassifier(n_draws=2)
-    estimator.fit(*train, callback=lambda info: info.finished)
+    estimator.fit(*few, callback=lambda info: info.finished)
     assert estimator.training_log_["stopped"] == "converged"
 
 
-def test_an_error_of_the_callback_passes(train):
+def test_an_error_of_the_callback_passes(few):
     def fail(info):
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        StructuredGPClassifier(n_draws=2).fit(*train, callback=fail)
+        StructuredGPClassifier(n_draws=2).fit(*few, callback=fail)
 
 
-def test_verbose_writes_to_standard_error(train, monkeypatch, capsys):
+def test_verbose_writes_to_standard_error(few, monkeypatch, capsys):
     logger = logging.getLogger("structgp")
     # The test runner listens at the root; a plain script has nobody there.
     monkeypatch.setattr(logger, "propagate", False)
     handlers, level = list(logger.handlers), logger.level
-    estimator = StructuredGPClassifier(verbose=True, n_draws=2).fit(*train)
+    estimator = StructuredGPClassifier(verbose=True, n_draws=2).fit(*few)
     out, err = capsys.readouterr()
     assert out == ""
     steps = estimator.training_log_["steps"]
@@ -724,13 +724,13 @@ def test_verbose_writes_to_standard_error(train, monkeypatch, capsys):
         *(f"step {i}: bound {info.elbo:.2f}" for i, info in enumerate(steps, start=1)),
     ]
     assert (logger.handlers, logger.level) == (handlers, level)
-    StructuredGPClassifier(n_draws=2).fit(*train)
+    StructuredGPClassifier(n_draws=2).fit(*few)
     assert capsys.readouterr() == ("", "")
 
 
-def test_verbose_goes_to_whoever_listens(train, caplog, capsys):
+def test_verbose_goes_to_whoever_listens(few, caplog, capsys):
     with caplog.at_level(logging.INFO, "structgp"):
-        estimator = StructuredGPClassifier(verbose=True, n_draws=2).fit(*train)
+        estimator = StructuredGPClassifier(verbose=True, n_draws=2).fit(*few)
     log = estimator.training_log_
     assert len(caplog.messages) == len(log["plan"]) + len(log["steps"])
     assert caplog.messages[len(log["plan"])].startswith("step 1: bound ")
@@ -999,10 +999,10 @@ def test_unfitted(train, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fit_that_fails_leaves_the_last_one(train, test):
-    estimator = StructuredGPClassifier(n_draws=2).fit(*train)
+def test_a_fit_that_fails_leaves_the_last_one(few, test):
+    estimator = StructuredGPClassifier(n_draws=2).fit(*few)
     before = estimator.predict(test[0])
-    refused(lambda: estimator.fit(train[0], train[1][1:]))
+    refused(lambda: estimator.fit(few[0], few[1][1:]))
     assert estimator.predict(test[0]) == before
 
 
@@ -1019,10 +1019,10 @@ def test_parameters_of_prediction_may_change_after_the_fit(train):
         model.set_params(decode="foo").predict(train[0])
 
 
-def test_scales_given_as_numpy_flags(train):
+def test_scales_given_as_numpy_flags(few):
     plain, numpy = (
         StructuredGPClassifier(prior=Prior(amplitude=0.1), inference=SecondOrder(learn_scales=flag))
-        .fit(*train)
+        .fit(*few)
         .training_log_
         for flag in (True, np.True_)
     )
@@ -1037,9 +1037,9 @@ def test_features_that_say_nothing_are_no_crash():
     assert len(StructuredGPClassifier(kernel="linear").fit(zeros, y).predict(zeros)[0]) == 3
 
 
-def test_verbose_is_heard_when_the_root_logger_is_not(train, caplog, capsys):
+def test_verbose_is_heard_when_the_root_logger_is_not(few, caplog, capsys):
     logging.getLogger().setLevel(logging.WARNING)
-    StructuredGPClassifier(verbose=True).fit(*train)
+    StructuredGPClassifier(verbose=True).fit(*few)
     assert "step 1: bound" in capsys.readouterr().err
 
 
@@ -1152,25 +1152,27 @@ def test_what_predictions_are_read_with(custom, few, test):
     """Marginals of its own if the likelihood has them, else the chain's."""
     for name in ("torch", "numpy", "batched", "piecewise", "chain, object"):
         assert isinstance(custom(name).model_.structure, Chain), name
-    own = StructuredGPClassifier(structure=Softmax(), n_draws=0, **FIXED).fit(*few)
+    own = StructuredGPClassifier(structure=Softmax(), n_draws=0, **FIXED).fit(
+        *few, callback=lambda info: info.iteration == 3
+    )
     assert isinstance(own.model_.structure, Softmax)
     x = test[0][0]
     alone = [own.predict_marginals_single([token])[0] for token in x]
     np.testing.assert_allclose(array([own.predict_marginals_single(x)]), array([alone]), atol=1e-9)
     chain = StructuredGPClassifier(
         structure=Custom(Softmax(), predict_with="chain"), n_draws=0, **FIXED
-    ).fit(*few)
+    ).fit(*few, callback=lambda info: info.iteration == 3)
     assert isinstance(chain.model_.structure, Chain)
     assert chain.predict_marginals_single(x) != own.predict_marginals_single(x)
     given = StructuredGPClassifier(
         structure=Custom(Chain(), predict_with=Softmax()), n_draws=0, **FIXED
-    ).fit(*few)
+    ).fit(*few, callback=lambda info: info.iteration == 3)
     assert isinstance(given.model_.structure, Softmax)
     assert given.training_log_["optimizer"] == "second-order"
 
 
 def test_a_structure_without_a_decoder(few, test):
-    estimator = StructuredGPClassifier(decode="viterbi", structure=Softmax(), **QUICK).fit(*few)
+    estimator = fit_log(few, 3, decode="viterbi", structure=Softmax())
     error = refused(lambda: estimator.predict(test[0]), "Softmax offers no decoder")
     assert error.place == "decode"
     assert len(estimator.set_params(decode="marginal").predict(test[0])) == len(test[0])
@@ -1181,7 +1183,8 @@ def test_clone_and_grid_search_with_a_callable(few):
     assert estimator.get_params()["structure"] is torch_softmax
     assert clone(estimator).structure is not None
     grid = {"structure": ["chain", torch_softmax, batched_softmax]}
-    search = GridSearchCV(estimator, grid, cv=2, error_score="raise").fit(*few)
+    search = GridSearchCV(estimator, grid, cv=2, error_score="raise")
+    search.fit(*few, callback=lambda info: info.iteration == 5)
     scores = search.cv_results_["mean_test_score"]
     assert scores.shape == (3,)
     assert scores[1] == pytest.approx(scores[2])
@@ -1259,13 +1262,17 @@ def test_processes_change_nothing(few):
 # -- the engine's options ----------------------------------------------------------------------------
 
 
-def fit_log(few, **parameters):
-    return StructuredGPClassifier(**(QUICK | parameters)).fit(*few)
+def fit_log(few, most=None, **parameters):
+    """``most`` : steps, None for as many as it takes."""
+    callback = None if most is None else lambda info: info.iteration + 1 == most
+    return StructuredGPClassifier(**(QUICK | parameters)).fit(*few, callback=callback)
 
 
 def test_the_gradient_is_what_was_asked_for(few):
     logs = {
-        name: fit_log(few, inference=Natural(gradient=name, n_draws=64, learn_scales="auto")).training_log_
+        name: fit_log(
+            few, 8, inference=Natural(gradient=name, n_draws=64, learn_scales="auto")
+        ).training_log_
         for name in ("auto", "pathwise", "leave-one-out")
     }
     assert [log["gradient"] for log in logs.values()] == ["pathwise", "pathwise", "leave-one-out"]
@@ -1276,14 +1283,14 @@ def test_the_gradient_is_what_was_asked_for(few):
 
 @pytest.mark.parametrize("kind", [SecondOrder, Natural])
 def test_draws_of_a_gradient_are_what_was_asked_for(kind, few):
-    logs = [fit_log(few, inference=kind(n_draws=n)).training_log_ for n in (4, 12)]
+    logs = [fit_log(few, 8, inference=kind(n_draws=n)).training_log_ for n in (4, 12)]
     for n, log in zip((4, 12), logs, strict=True):
         assert log["steps"][-1].evaluations % (8 * n) == 0
     assert logs[0]["fresh_elbo"] != logs[1]["fresh_elbo"]
 
 
 def test_components(few, test):
-    estimator = fit_log(few, posterior=Mixture(2, n_inducing=12))
+    estimator = fit_log(few, 60, posterior=Mixture(2, n_inducing=12))
     log = estimator.training_log_
     assert estimator.model_.posterior.n_components == 2
     assert log["optimizer"] == "second-order, then adam"
@@ -1297,7 +1304,7 @@ def test_components(few, test):
 def test_components_with_every_inference(inference, few, test):
     posterior = Mixture(2, n_inducing=12)
     estimator = StructuredGPClassifier(**(QUICK | {"inference": inference, "posterior": posterior}))
-    estimator.fit(*few, callback=lambda info: info.iteration == 20)
+    estimator.fit(*few, callback=lambda info: info.iteration == 10)
     q = estimator.model_.posterior
     assert q.n_components == 2
     assert np.isfinite(estimator.training_log_["fresh_elbo"])
@@ -1337,7 +1344,7 @@ def test_the_entropy_of_a_mixture(few):
     def log(entropy):
         posterior = Mixture(2, entropy, n_inducing=12)
         estimator = StructuredGPClassifier(**(QUICK | {"inference": "adam", "posterior": posterior}))
-        estimator.fit(*few, callback=lambda info: info.iteration == 30)
+        estimator.fit(*few, callback=lambda info: info.iteration == 12)
         q = estimator.model_.posterior
         assert estimator.training_log_["kl_inducing"] == pytest.approx(float(q.node.kl(entropy)))
         return estimator.training_log_

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,24 @@ Sequences = list[Any]
 @pytest.fixture(scope="module")
 def data() -> Generated:
     return generate(24, n_labels=V, n_values=K, n_templates=P, mean_length=4, strength=2.0, seed=1)
+
+
+@pytest.fixture(scope="module")
+def made_once(data: Generated) -> dict[int, StructuredGPClassifier]:
+    """Fits of the first so many sequences."""
+    return {n: StructuredGPClassifier(n_draws=4).fit(data.X[:n], data.y[:n]) for n in (16, 24)}
+
+
+@pytest.fixture
+def fitted(made_once: dict[int, StructuredGPClassifier]) -> StructuredGPClassifier:
+    """A fit of everything, one's own."""
+    return copy.deepcopy(made_once[24])
+
+
+@pytest.fixture
+def begun(made_once: dict[int, StructuredGPClassifier]) -> StructuredGPClassifier:
+    """A fit of the first 16 sequences, one's own."""
+    return copy.deepcopy(made_once[16])
 
 
 def dicts(X: Sequences) -> Sequences:
@@ -137,8 +156,8 @@ def test_old_tokens_and_labels_are_as_they_were(form: str, data: Generated) -> N
     assert after["next"].prior_sd == pytest.approx(model.posterior["next"].prior_sd)
 
 
-def test_new_labels_are_as_wide_as_old_ones(data: Generated) -> None:
-    model = StructuredGPClassifier(n_draws=4).fit(data.X, data.y).model_
+def test_new_labels_are_as_wide_as_old_ones(data: Generated, fitted: StructuredGPClassifier) -> None:
+    model = fitted.model_
     y = [["new"] * len(data.y[0]), ["other"] * len(data.y[1])]
     examples = read_examples(data.X[:2], y, encoder=model.encoder, classes=model.labels.classes)
     basis = carried_over(model, examples).node.basis
@@ -149,8 +168,8 @@ def test_new_labels_are_as_wide_as_old_ones(data: Generated) -> None:
     assert not basis[:V, V - 1 :].any()
 
 
-def test_the_amplitude_comes_along(data: Generated) -> None:
-    model = StructuredGPClassifier(n_draws=4).fit(data.X, data.y).model_
+def test_the_amplitude_comes_along(data: Generated, fitted: StructuredGPClassifier) -> None:
+    model = fitted.model_
     with torch.no_grad():
         model.posterior.node.log_amplitude.fill_(0.7)
     examples = read_examples(data.X[:1], data.y[:1], encoder=model.encoder, classes=model.labels.classes)
@@ -179,7 +198,7 @@ PARTS = [([0, 0, 1, 2], [0, 1, 2, 1]), ([0, 1, 1], [2, 2, 0]), ([3], [1])]
 
 def test_part_by_part_is_all_at_once_where_that_is_exact(cases: ModuleType) -> None:
     """Under a quadratic likelihood and with weights that do not meet, in however many parts."""
-    quiet = Minibatch(learn_scales=False, steps=200, tolerance=1e-9)
+    quiet = Minibatch(learn_scales=False, steps=100, tolerance=1e-9)
     whole = orthogonal(cases, *([n for piece in part for n in piece] for part in zip(*PARTS, strict=True)))
     cases.finish(SecondOrder(learn_scales=False, tolerance=1e-9), whole)
     going = orthogonal(cases, *PARTS[0])
@@ -187,7 +206,7 @@ def test_part_by_part_is_all_at_once_where_that_is_exact(cases: ModuleType) -> N
     for part in PARTS[1:]:
         following = orthogonal(cases, *part)
         following.posterior.load_state_dict(going.posterior.state_dict())
-        cases.finish(Minibatch(goes_on=True, learn_scales=False, steps=200), following)
+        cases.finish(Minibatch(goes_on=True, learn_scales=False, steps=100), following)
         going = following
     one, other = (cases.numbers(p.posterior) for p in (going, whole))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -224,9 +243,10 @@ def test_the_bound_of_a_part_is_of_its_own_data(cases: ModuleType) -> None:
     assert info.elbo == pytest.approx(float(start.values[0]) - divergence, abs=1e-6)
 
 
-def test_a_model_goes_on_with_a_bound_that_two_draws_agree_on(data: Generated) -> None:
-    model = StructuredGPClassifier(n_draws=4).fit(data.X[:16], data.y[:16])
-    log = model.partial_fit(data.X[16:], data.y[16:]).training_log_
+def test_a_model_goes_on_with_a_bound_that_two_draws_agree_on(
+    begun: StructuredGPClassifier, data: Generated
+) -> None:
+    log = begun.partial_fit(data.X[16:], data.y[16:]).training_log_
     assert log["elbo"] < 0
     assert log["elbo"] == pytest.approx(log["fresh_elbo"], abs=4)
 
@@ -307,8 +327,8 @@ def test_in_two_parts_about_as_well_as_in_one(form: str, data: Generated) -> Non
     assert nll[0] < nll[1]
 
 
-def test_the_first_call_is_a_fit(data: Generated) -> None:
-    one = StructuredGPClassifier(n_draws=4).fit(data.X, data.y)
+def test_the_first_call_is_a_fit(data: Generated, fitted: StructuredGPClassifier) -> None:
+    one = fitted
     seen: list[Any] = []
     other = StructuredGPClassifier(n_draws=4).partial_fit(data.X, data.y, callback=seen.append)
     assert same(one, other)
@@ -336,8 +356,8 @@ def test_the_first_call_with_classes_is_the_fit_that_was_asked_for(data: Generat
     assert model.training_log_["optimizer"] == "natural"
 
 
-def test_new_labels_come_last_and_are_predicted(data: Generated) -> None:
-    model = StructuredGPClassifier(n_draws=16).fit(data.X, data.y)
+def test_new_labels_come_last_and_are_predicted(data: Generated, fitted: StructuredGPClassifier) -> None:
+    model = fitted.set_params(n_draws=16)
     X = [[("w0", "w0", "w0")] * 3] * 6
     model.partial_fit(X + data.X[:8], [["A new one"] * 3] * 6 + data.y[:8])
     assert model.classes_.tolist() == ["L0", "L1", "L2", "A new one"]
@@ -390,8 +410,8 @@ def test_many_calls_add_up(data: Generated) -> None:
     assert model.score(data.X, data.y) > whole.score(data.X, data.y) - 0.1
 
 
-def test_going_on_after_a_file(data: Generated, tmp_path: Path) -> None:
-    model = StructuredGPClassifier(n_draws=8).fit(data.X[:16], data.y[:16])
+def test_going_on_after_a_file(begun: StructuredGPClassifier, data: Generated, tmp_path: Path) -> None:
+    model = begun.set_params(n_draws=8)
     model.save(tmp_path / "model")
     loaded = structgp.load(tmp_path / "model")
     for one in (model, loaded):
@@ -403,17 +423,17 @@ def test_going_on_after_a_file(data: Generated, tmp_path: Path) -> None:
     assert structgp.load(tmp_path / "again").predict_marginals(data.X) == model.predict_marginals(data.X)
 
 
-def test_weights_in_a_later_part(data: Generated) -> None:
+def test_weights_in_a_later_part(data: Generated, fitted: StructuredGPClassifier) -> None:
     X, y = [[("x", "x", "x")], [("x", "x", "x")]], [["L0"], ["L1"]]
     for label, weight in {"L0": [30, 1], "L1": [1, 30]}.items():
-        model = StructuredGPClassifier(n_draws=16).fit(data.X, data.y)
+        model = copy.deepcopy(fitted).set_params(n_draws=16)
         model.partial_fit(X, y, sample_weight=weight)
         assert model.predict_marginals(X[:1])[0][0][label] > 0.5
     assert model.model_.info["label_counts"]["L1"] == 30 + sum(y.count("L1") for y in data.y)
 
 
-def test_a_callback_ends_a_later_part(data: Generated) -> None:
-    model = StructuredGPClassifier(n_draws=8).fit(data.X[:16], data.y[:16])
+def test_a_callback_ends_a_later_part(begun: StructuredGPClassifier, data: Generated) -> None:
+    model = begun.set_params(n_draws=8)
     model.partial_fit(data.X[16:], data.y[16:], callback=lambda info: True)
     assert model.training_log_["stopped"] == "interrupted"
     assert len(model.training_log_["steps"]) == 1
@@ -432,8 +452,8 @@ def test_functions_do_not_go_on(change: Any, parameters: Any, data: Generated) -
     assert state(model).keys() == before.keys()
 
 
-def test_likelihoods_that_cannot_go_on(data: Generated) -> None:
-    model = StructuredGPClassifier(n_draws=4).fit(data.X, data.y)
+def test_likelihoods_that_cannot_go_on(data: Generated, fitted: StructuredGPClassifier) -> None:
+    model = fitted
 
     def softmax(f: Any, g: Any, y: Any) -> Any:
         return f.log_softmax(-1)[:, torch.arange(len(y)), y].sum(-1) + 0 * g.sum((-1, -2))
@@ -451,8 +471,8 @@ def test_likelihoods_that_cannot_go_on(data: Generated) -> None:
         model.set_params(structure=shifts).partial_fit(data.X, data.y)
 
 
-def test_a_part_of_nothing(data: Generated) -> None:
-    model = StructuredGPClassifier(n_draws=4).fit(data.X, data.y)
+def test_a_part_of_nothing(data: Generated, fitted: StructuredGPClassifier) -> None:
+    model = fitted
     for nothing in ([], [[]]):
         with pytest.raises(InputError, match=r"^X: no tokens"):
             model.partial_fit(nothing, nothing)

@@ -239,11 +239,11 @@ def disturb(posterior: Posterior, seed: int = 5) -> None:
             node.weight_logits += 0.5 * noise(node.weight_logits)
 
 
-def finish(optimizer: Any, problem: Problem, seed: int = 1) -> list[StepInfo]:
-    """All steps until the optimiser says that it has finished."""
+def finish(optimizer: Any, problem: Problem, seed: int = 1, most: int | None = None) -> list[StepInfo]:
+    """All steps until the optimiser says that it has finished, or the first so many of them."""
     state = optimizer.start(problem, torch.Generator().manual_seed(seed))
     steps: list[StepInfo] = []
-    while not (steps and steps[-1].finished):
+    while not (steps and steps[-1].finished) and len(steps) != most:
         state, info = optimizer.step(problem, state)
         steps.append(info)
     return steps

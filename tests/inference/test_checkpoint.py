@@ -254,14 +254,24 @@ def test_time_goes_on_from_where_it_was(data: Generated, tmp_path: Path) -> None
 # -- the file ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def left(data: Generated, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def content(data: Generated, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """What a fit that was cut off has left."""
+    path = tmp_path_factory.mktemp("left") / "checkpoint"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(structgp.plan.run, "Checkpoint", functools.partial(Checkpoint, seconds=0.0))
+        with pytest.raises(CutOffError):
+            StructuredGPClassifier(n_draws=2).fit(
+                data.X, data.y, sample_weight=np.ones(6), callback=cut_off(2), checkpoint=path
+            )
+    return path.read_bytes()
+
+
+@pytest.fixture
+def left(content: bytes, tmp_path: Path) -> Path:
+    """A file of that, one's own."""
     path = tmp_path / "checkpoint"
-    with pytest.raises(CutOffError):
-        StructuredGPClassifier(n_draws=2).fit(
-            data.X, data.y, sample_weight=np.ones(6), callback=cut_off(2), checkpoint=path
-        )
+    path.write_bytes(content)
     return path
 
 

@@ -125,17 +125,22 @@ def case_for(name: str, form: str, structure: str = "chain") -> Case:
     return make_case(form, structure, ESTIMATORS[name].parts)
 
 
+MADE: dict[tuple[int, str], tuple[Target, Moments]] = {}
+"""Memories by the target they are of, which is kept so that its id stays its own."""
+
+
 def memory_of(target: Target, kind: str) -> Moments | None:
     """'near': as good as 4,000 pathwise draws know. 'wrong': large numbers of no meaning."""
     if kind == "nothing":
         return None
-    found = ESTIMATORS["pathwise"].with_draws(4000)(target, torch.Generator().manual_seed(5))
-    if kind == "near":
-        return found.moments
-    generator = torch.Generator().manual_seed(6)
-    noise = found.moments.map(lambda a: 5 * torch.randn(a.shape, generator=generator, dtype=a.dtype))
-    bends = tuple(bend if bend.dim() == 1 else bend + bend.mT for bend in noise.bends)
-    return Moments(noise.value, noise.slopes, bends)
+    if (id(target), "near") not in MADE:
+        near = ESTIMATORS["pathwise"].with_draws(4000)(target, torch.Generator().manual_seed(5)).moments
+        generator = torch.Generator().manual_seed(6)
+        noise = near.map(lambda a: 5 * torch.randn(a.shape, generator=generator, dtype=a.dtype))
+        bends = tuple(bend if bend.dim() == 1 else bend + bend.mT for bend in noise.bends)
+        MADE[id(target), "near"] = target, near
+        MADE[id(target), "wrong"] = target, Moments(noise.value, noise.slopes, bends)
+    return MADE[id(target), kind][1]
 
 
 def mask_of(target: Target) -> Tensor:
@@ -179,13 +184,17 @@ def quadrature(oracles: ModuleType, form: str, structure: str) -> tuple[Tensor, 
     return exact.detach(), list(torch.autograd.grad(total, list(case.parameters.values())))
 
 
+PARTLY = [name for name in ESTIMATORS if name.startswith(("pathwise", "surrogate"))]
+"""Those that ask a likelihood for more than values, or put something in its place."""
+
 UNBIASED = [
     *((name, memory, "two full", "chain") for name, memory in KINDS),
-    *((name, "nothing", "one diagonal", "doubtful") for name in ESTIMATORS),
+    *((name, "nothing", "one diagonal", "doubtful") for name in [*PARTLY, "score"]),
     ("pathwise", "nothing", "two diagonal", "chain"),
     ("score", "nothing", "one full", "chain"),
 ]
-"""Every kind on a mixture; every estimator on one Gaussian and a likelihood that is not concave."""
+"""Every kind on a mixture; on one Gaussian and a likelihood that is not concave, scores once: their points
+and what is subtracted from them do not depend on it."""
 
 
 @pytest.mark.parametrize(("name", "memory", "form", "structure"), UNBIASED)
@@ -205,7 +214,8 @@ def test_gradients_are_unbiased_in_every_parameter(
     made = make(name)
     if name == "pathwise" and posterior.n_components > 1:
         made = made.with_draws(40)  # whose points are at right angles
-    for estimate in repeat(made, case, about, 40 if "surrogate" in name else 60):
+    times = 40 if name == "pathwise-surrogate" else 30 if "surrogate" in name else 50
+    for estimate in repeat(made, case, about, times):
         total = case.latent.expand(estimate.moments, posterior.mixing)
         found.append(torch.autograd.grad(total, parameters, retain_graph=True))
         values.append(estimate.moments.value.reshape(exact.shape))
@@ -257,7 +267,7 @@ def test_a_silent_table_has_no_gradient(name: str, memory: str, oracles: ModuleT
     target = problem.target(0, latent)
     case = Case(problem, latent, target)
     samples = []
-    for estimate in repeat(problem.estimator, case, memory_of(case.target, memory), 20):
+    for estimate in repeat(problem.estimator, case, memory_of(case.target, memory), 12):
         total = latent.expand(estimate.moments, posterior.mixing)
         of = node.m, node.factor, table.m, table.factor
         found = torch.autograd.grad(total, of, retain_graph=True, allow_unused=True)
@@ -301,12 +311,12 @@ def toy() -> Target:
 
 @every_kind
 def test_the_reported_variance_is_honest(name: str, memory: str) -> None:
-    """Over 200 estimates of 130 draws, the variance that was seen over the mean of those that were reported
+    """Over 120 estimates of 130 draws, the variance that was seen over the mean of those that were reported
     is between 0.7 and 1.4, summed over the entries of each kind."""
     target = toy()
     made, generator = ESTIMATORS[name].with_draws(130), torch.Generator().manual_seed(2)
     about = memory_of(target, memory)
-    estimates = [made(target, generator, about) for _ in range(200)]
+    estimates = [made(target, generator, about) for _ in range(120)]
     every = zip(
         *(e.moments.entries for e in estimates), *(e.variance.entries for e in estimates), strict=True
     )

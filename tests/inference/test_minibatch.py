@@ -51,7 +51,7 @@ def finish(optimizer: Any, problem: Problem) -> tuple[Any, list[Any]]:
 
 
 def bound(problem: Problem) -> float:
-    return problem.fresh_bound(4000, torch.Generator().manual_seed(5))
+    return problem.fresh_bound(1000, torch.Generator().manual_seed(5))
 
 
 EXACT = Minibatch(n_draws=256, steps=15, tolerance=5e-3, learn_scales=False)

@@ -126,10 +126,10 @@ def best(cases: ModuleType) -> Callable[[str], tuple[float, float]]:
         if option not in found:
             options = {} if option == "full table" else OPTIONS[option]
             problem = cases.make_problem(**options)
-            before = cases.many_draw_bound(problem)
+            before = cases.many_draw_bound(problem, 5000)
             optimizer = SecondOrder(512, tolerance=1e-5, learn_scales=False)
             cases.finish(optimizer, problem)
-            found[option] = before, cases.many_draw_bound(problem)
+            found[option] = before, cases.many_draw_bound(problem, 5000)
         return found[option]
 
     return get
@@ -159,7 +159,7 @@ def test_the_chains_bound(
     before, reference = best(option)
     assert reference > before + 0.5
     cases.finish(optimizer, problem)
-    reached = cases.many_draw_bound(problem)
+    reached = cases.many_draw_bound(problem, 5000)
     assert reached > reference - 0.12
     # A full q(g) may be better; within one family nothing is, but for the draws.
     assert reached < reference + (0.3 if option == "full table" else 0.03)

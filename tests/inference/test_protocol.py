@@ -149,10 +149,9 @@ def test_the_same_seed_gives_the_same_fit(name: str, fit: Callable[..., Fit], ca
     optimizer = case.make("transitions")
     other, again = (case.problem(cases, cases.Counted(), batch_tokens=6) for _ in range(2))
     state = optimizer.start(other, torch.Generator().manual_seed(2))
-    for _ in range(2):
-        state, _ = optimizer.step(other, state)
+    state, _ = optimizer.step(other, state)
     state = optimizer.start(again, torch.Generator().manual_seed(1))
-    for expected in first.steps[:20]:
+    for expected in first.steps[: 20 if len(first.steps) <= 20 else 8]:
         state, info = optimizer.step(again, state)
         assert info == expected
     if info.finished:
@@ -177,7 +176,7 @@ def test_scales_can_be_left_alone(name: str, cases: ModuleType) -> None:
     with torch.no_grad():
         problem.posterior.node.log_amplitude.fill_(0.3)
     before = cases.numbers(problem.posterior)
-    cases.finish(OPTIMIZERS[name].make(learn_scales=False), problem)
+    cases.finish(OPTIMIZERS[name].make(learn_scales=False), problem, most=20)
     after = cases.numbers(problem.posterior)
     for key in ("node.log_amplitude", "next.log_amplitude"):
         assert torch.equal(before[key], after[key]), key
@@ -207,7 +206,7 @@ class NeverTransitions(Chain):
 def test_a_silent_table_stays_silent(name: str, cases: ModuleType) -> None:
     """And no likelihood sees a score of it."""
     problem = OPTIMIZERS[name].problem(cases, NeverTransitions(), transition_sd=0.0)
-    cases.finish(OPTIMIZERS[name].make("transitions"), problem)
+    cases.finish(OPTIMIZERS[name].make("transitions"), problem, most=20)
     q, table = problem.posterior, problem.posterior["next"]
     assert (table.constant_scores()[0] == 0).all()
     assert (table.constant_scores()[1] == 0).all()
