@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 # Threads that wait should sleep, not spin: several times faster where the cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 
+# Compiled modules are kept: without them every process that a test starts compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo test test-all check format docs map bench clean
 
 install: $(STAMP)

@@ -297,13 +297,6 @@ def test_vectors_leave_the_rest_of_a_row_alone(tokens: list[tuple[str, list[floa
     np.testing.assert_array_equal(rows[:, 1:4], [v for _, v, _ in tokens])
 
 
-def test_a_file_from_before_there_were_vectors() -> None:
-    encoder = FeatureEncoder().fit([[{"w": "a", "n": 1}]])
-    state = encoder.to_json()
-    del state["vectors"]
-    assert FeatureEncoder.from_json(state) == encoder
-
-
 # -- nothing ---------------------------------------------------------------------------------------
 
 

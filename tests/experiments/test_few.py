@@ -40,6 +40,7 @@ def test_the_lowest_of_a_parabola(losses: dict[float, float], weight: float) -> 
     assert few.lowest(losses) == pytest.approx(weight, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_weight_is_a_sample_weight_and_trials_end_where_they_get_worse() -> None:
     X, y = product_titles(4, 5)
     model = few.Weighed((1.0, 2.0)).fit(X[:3], y[:3])

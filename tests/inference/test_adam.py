@@ -154,6 +154,7 @@ def test_the_bound_of_batches_averages_to_the_whole(cases: ModuleType) -> None:
     assert np.mean([float(b.elbo) for b in bounds]) == pytest.approx(whole, rel=0.02)
 
 
+@pytest.mark.slow
 def test_amplitude_is_learned(cases: ModuleType) -> None:
     """It moves, and not downhill."""
     moved, fixed = (cases.make_problem(n_sequences=8, estimator=Pathwise(n_draws=8)) for _ in range(2))
