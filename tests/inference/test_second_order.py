@@ -187,6 +187,15 @@ def test_posteriors_it_cannot_fit(options: dict[str, Any], text: str, cases: Mod
         SecondOrder().start(cases.make_problem(**options), torch.Generator())
 
 
+def test_it_stops_where_a_round_changes_the_bound_of_an_example_by_less(cases: ModuleType) -> None:
+    problem = cases.make_problem(n_sequences=40)
+    steps = cases.finish(SecondOrder(learn_scales=False, tolerance=0.002), problem)
+    changes = np.abs(np.diff([step.elbo for step in steps])) / 40
+    assert changes[-1] < 0.002
+    assert (changes[:-1] >= 0.002).all()
+    assert 40 * changes[-1] > 0.002  # which tells examples from the sum of them
+
+
 def test_few_draws_come_close_to_many(cases: ModuleType) -> None:
     few, many = cases.make_problem(), cases.make_problem()
     cases.finish(SecondOrder(learn_scales=False), few)

@@ -415,3 +415,17 @@ def test_features_of_two_kinds_do_not_share_noise() -> None:
     found = torch.einsum("stz,suz->tu", draws[:, 0], draws[:, 0])
     assert not (found - found.diagonal().diag()).any()
     assert (found.diagonal() > 0).all()
+
+
+@torch.no_grad()
+def test_a_step_of_the_scales_leaves_the_weights_and_what_the_data_say_of_them() -> None:
+    """Scales of the prior move; means of the weights, and their precision beyond the prior's, do not."""
+    q = somewhere()
+    q.factor.copy_(0.2 + 0.7 * q.factor.abs() / q.factor.abs().max())
+    before, size = q.knowledge()[0], q.basis.norm(dim=0)
+    mean, scales = size * (q.prior_factor() * q.m).T, q.prior_factor().clone()
+    q.learn_scales()
+    after, grown = q.knowledge()[0], q.basis.norm(dim=0) / size
+    assert not torch.allclose(q.prior_factor(), scales)
+    torch.testing.assert_close(grown * size * (q.prior_factor() * q.m).T, mean)
+    torch.testing.assert_close(after / grown.square(), before)
