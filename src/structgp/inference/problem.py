@@ -262,10 +262,8 @@ class Problem:
             else:
                 noise_of = self.fixed_noise(half, generator)
                 for i in range(len(self.batches)):
-                    parts, numbers = (
-                        zip(q.blocks, self.conditional(i), noise_of, strict=True),
-                        self.numbers(i),
-                    )
+                    numbers = self.numbers(i)
+                    parts = zip(q.blocks, self.conditional(i), noise_of, strict=True)
                     drawn = [(b, b.drawn_functions(here, eps, i, numbers)) for b, here, eps in parts]
                     scores = [block.scores(block.scale * functions) for block, functions in drawn]
                     total += self.log_prob(i, scores).mean(0).sum()
