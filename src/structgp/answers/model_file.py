@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,28 +155,29 @@ def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
 
 
 def _recode(
-    tensors: dict[str, Tensor], posterior: Posterior, code: Callable[[Tensor, Any], Tensor]
+    tensors: dict[str, Tensor], posterior: Posterior, code: Callable[[Tensor, bool], Tensor]
 ) -> None:
     """Packs or unpacks what says how far each block of the posterior spreads, in place."""
     for name, block in posterior.items():
-        for key in (f"{name}.factor", f"{name}.directions"):
+        for kind in ("factor", "directions", "root"):
+            key, triangular = f"{name}.{kind}", kind == "root" or getattr(block, "form", None) == "full"
             if key in tensors:
-                tensors[key] = code(tensors[key], block)
+                tensors[key] = code(tensors[key], triangular)
 
 
-def _pack(spread: Tensor, block: Any) -> Tensor:
+def _pack(spread: Tensor, triangular: bool) -> Tensor:
     """(..., M, M) lower triangular float64 -> (..., M (M + 1) / 2) float32, exact after ``round_factor``: a
     quarter of the space. Others: float32."""
-    if getattr(block, "form", None) != "full":
+    if not triangular:
         return spread.float()
     row, column = torch.tril_indices(*spread.shape[-2:])
     return spread[..., row, column].float().contiguous()
 
 
-def _unpack(packed: Tensor, block: Any) -> Tensor:
-    if getattr(block, "form", None) != "full":
+def _unpack(packed: Tensor, triangular: bool) -> Tensor:
+    if not triangular:
         return packed.double()
-    M = block.n_values
+    M = math.isqrt(2 * packed.shape[-1])
     factor = packed.new_zeros((*packed.shape[:-1], M, M), dtype=torch.float64)
     row, column = torch.tril_indices(M, M)
     factor[..., row, column] = packed.double()

@@ -24,6 +24,7 @@ from structgp.answers.ask import Asked, Model
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.data.examples import as_list, check_labels
 from structgp.errors import InputError
+from structgp.gp.kernels.dense import COMPONENTS
 from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.template import MISSING
@@ -198,7 +199,7 @@ def _names(fitted: Model, row: Tensor, slots: bool) -> list[tuple[str, str]]:
     template. slots : in the places of ``active_features``, with those for rare values and label
     frequencies."""
     encoder, names = fitted.split.node, []
-    for block in encoder.blocks:
+    for block in sorted(encoder.blocks, key=lambda block: slots and block.kind == "dense"):
         cells = row[0, block.start : block.stop].tolist()
         if block.kind == "categorical":
             found = zip(encoder.templates, encoder.values, cells, strict=True)
@@ -208,6 +209,7 @@ def _names(fitted: Model, row: Tensor, slots: bool) -> list[tuple[str, str]]:
             known = list(encoder.attributes) or [f"column {c}" for c in encoder.columns]
             names += [("", _name(known, cell)) for cell in cells[::2]]
         names += [("label frequency", "")] if slots else []
+        names += [(f"dense {name}", "") for name in COMPONENTS[1:] if slots and block.kind == "dense"]
     return names
 
 

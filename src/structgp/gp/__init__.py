@@ -1,7 +1,7 @@
 """Gaussian processes: kernels, inducing inputs, and posteriors of the potentials of templates."""
 
 from structgp.gp.block import Block, CovarianceForm, Entropy, Posterior, Seen, contrasts
-from structgp.gp.families import FAMILIES, FullTable, Inducing, Mixture, Table, Weights
+from structgp.gp.families import FAMILIES, DenseWeights, FullTable, Inducing, Mixture, Table, Weights
 from structgp.gp.families.inducing_points import RANK
 from structgp.gp.inducing_inputs import InducingChoice, choose_inducing
 from structgp.gp.relaxation import Relaxation, learn_shape, shape_parameters
@@ -11,6 +11,7 @@ __all__ = [
     "RANK",
     "Block",
     "CovarianceForm",
+    "DenseWeights",
     "Entropy",
     "FullTable",
     "Inducing",

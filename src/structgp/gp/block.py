@@ -47,7 +47,7 @@ LEAST_PRECISION = 0.25
 class Seen:
     """What a round of second-order inference found on one batch: the conditional, the rows (B, T, W) and
     mask (B, T) behind it, and derivatives of the expected log-likelihood in the functions, slope (B, T,
-    R) and bend (B, R, T, T), minus the second ones."""
+    R) and bend, minus the second ones, (B, R, T, T), or (B, T, R) where curvature is not joint."""
 
     conditional: Any
     rows: Tensor
@@ -88,6 +88,9 @@ class Block(nn.Module):
     joint_curvature: ClassVar[bool] = False
     """Whether ``curvature_sum`` wants (B, R, T, T), the curvature between tuples of an example, and not
     just (B, T, R)."""
+
+    learns_from_slopes: ClassVar[bool] = False
+    """Whether ``learn_scales`` asks for what each tuple says (``Seen``)."""
 
     takes_curvature: ClassVar[bool] = True
     """Whether ``curvature_sum`` exists: what second-order inference asks."""

@@ -41,8 +41,8 @@ MEMORY_RATE = 0.3
 @dataclass
 class Slopes:
     """Derivatives of the expected log-likelihood in the functions of one block, one entry per batch: mean
-    (B, T, R), bend (B, R, T, T) minus the second ones. Empty for blocks that learn their scales from
-    less."""
+    (B, T, R), bend minus the second ones, (B, R, T, T) or (B, T, R). Empty for blocks that learn their
+    scales from less."""
 
     mean: list[Tensor] = field(default_factory=list)
     bend: list[Tensor] = field(default_factory=list)

@@ -187,13 +187,13 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
     problem, blocks = draws.problem, draws.blocks
     joint = any(block.joint_curvature for block in blocks)
     sums, found = [block.curvature_sum() for block in blocks], [Slopes() for _ in blocks]
-    wants_slopes = wants_slopes and joint  # weights are learned from less
+    wants_slopes = wants_slopes and any(block.learns_from_slopes for block in blocks)
     for i in range(len(problem.batches)):
         bends, here = problem.bends(i, draws.scores(i), joint), problem.conditional(i)
         slopes = problem.slopes(i, draws.scores(i))[1] if wants_slopes else None
         for k, bend in enumerate(bends):
             sums[k].add(here[k], bend)
-            if slopes is not None and blocks[k].joint_curvature:
+            if slopes is not None and blocks[k].learns_from_slopes:
                 # As a checkpoint will hold them: sums depend on the order in memory, to the last bit.
                 found[k].mean.append(slopes[k].contiguous())
                 found[k].bend.append(bend.contiguous())

@@ -18,6 +18,7 @@ from structgp.errors import InputError
 from structgp.gp import RANK
 from structgp.gp.kernels import has_weights
 from structgp.gp.kernels.build import KernelChoice
+from structgp.gp.kernels.dense import BY_NAME
 from structgp.gp.low_rank_fit import PASSES
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.inference.estimators import Estimator, Pathwise
@@ -56,7 +57,7 @@ ASKED = "asked for"
 DEFAULT = "default"
 PAPER = "as in the paper"
 
-LEARNED_KERNELS = {"categorical": "relevance", "sparse": "relevance", "dense": "rbf"}
+LEARNED_KERNELS = {"categorical": "relevance", "sparse": "relevance", "dense": "linear+rbf"}
 FIXED_KERNELS = {"categorical": "template", "sparse": "linear", "dense": "rbf"}
 """What 'auto' stands for, by kind of feature, where the fit itself learns scales and where it does not."""
 
@@ -71,6 +72,7 @@ class Choice(Generic[T]):
 
 NO_INDUCING: Choice[int | None] = Choice(None, "weights need none")
 UNCORRELATED = Choice("diagonal", "weights have no correlations")
+CORRELATED = Choice("full", "weights of dense features are correlated")
 TIGHTER = Choice("bhattacharyya", "exact for one component, and tighter than the paper's for several")
 
 
@@ -170,17 +172,28 @@ def _may_be_weights(options: Options, blocks: Sequence[Block]) -> bool:
     return (
         options.optimizer is None
         and options.learns_kernel
-        and isinstance(options.kernel, str)
-        and options.kernel in ("auto", "relevance")
         and not isinstance(options.family, Inducing | Mixture)
         and getattr(options.family, "transition_covariance", None) != "full"
-        and all(block.kind != "dense" for block in blocks)
+        and are_weights(options.kernel, blocks)
     )
+
+
+def are_weights(kernel: KernelChoice, blocks: Sequence[Block]) -> bool:
+    """Whether the kernel is a prior on weights: of single features, or on dense columns of any kind."""
+
+    def one(part: Any, kind: str) -> bool:
+        if kind == "dense":
+            return isinstance(part, Kernel) or part in ("auto", *BY_NAME)
+        return part in ("auto", "relevance") if isinstance(part, str) else has_weights(part)
+
+    if isinstance(kernel, Mapping):
+        return all(one(kernel.get(block.kind, "auto"), block.kind) for block in blocks)
+    return all(one(kernel, block.kind) for block in blocks)
 
 
 def kernel_of(choice: KernelChoice, blocks: Sequence[Block], on_bound: bool) -> Choice[KernelChoice]:
     """The kernel of each kind of feature, with 'auto' replaced by a name: one relevance per feature where
-    the fit learns it, else one weight per template; RBF on dense features."""
+    the fit learns it, else one weight per template; on dense features linear plus RBF, or RBF alone."""
     is_auto = isinstance(choice, str) and choice == "auto"
     if not is_auto and not isinstance(choice, Mapping):
         return Choice(choice, ASKED)
@@ -194,15 +207,16 @@ def kernel_of(choice: KernelChoice, blocks: Sequence[Block], on_bound: bool) -> 
     return Choice(given, reason if is_auto else ASKED)
 
 
-def family_of(options: Options, kernel: KernelChoice, on_bound: bool) -> Choice[Family]:
+def family_of(
+    options: Options, kernel: KernelChoice, blocks: Sequence[Block], on_bound: bool
+) -> Choice[Family]:
     """Weights or inducing inputs; InputError if what is asked for does not go together."""
     asked = options.family
     if isinstance(asked, Inducing | Mixture):
         return Choice(asked, ASKED)
-    parts = kernel.values() if isinstance(kernel, Mapping) else [kernel]
-    linear = all(part == "relevance" if isinstance(part, str) else has_weights(part) for part in parts)
+    linear = are_weights(kernel, blocks)
     if asked is None and on_bound and linear:
-        return Choice(Weights(), "the fit learns a kernel that is linear in features")
+        return Choice(Weights(), "the fit learns a kernel that is a prior on weights")
     if asked is None:
         reason = "the kernel is not linear in features"
         if not on_bound:
@@ -214,8 +228,8 @@ def family_of(options: Options, kernel: KernelChoice, on_bound: bool) -> Choice[
         problem += "has no curvature"
         raise InputError("posterior", problem, "leave those at 'auto', or use posterior='inducing'")
     if not linear:
-        problem = "'weights' needs a kernel that is linear in features that can be told apart"
-        remedy = "use kernel='relevance' on categorical or sparse features, or posterior='inducing'"
+        problem = "'weights' needs a kernel that is a prior on the weights of features"
+        remedy = "use kernel='auto' or 'relevance' for categorical or sparse features, or posterior='inducing'"
         raise InputError("posterior", problem, remedy)
     return Choice(asked, ASKED)
 

@@ -36,7 +36,8 @@ class Plan:
     templates that have potentials; split : what each of them sees of a token's features; transition_sd :
     prior sd of a transition score, 0 without transitions. predictor : a structure of the user's own that
     answers, None for the declared one. kernel : names or kernels by kind of feature. posterior : the
-    family, with 'auto' left only where the inducing inputs decide. covariance : 'full', 'low-rank',
+    family, with 'auto' left only where the inducing inputs decide. has_dense : whether nodes have dense
+    features. covariance : 'full', 'low-rank',
     'diagonal', of ``rank`` directions. precision : of the fit. on_bound : whether the fit itself learns
     what each feature is worth."""
 
@@ -54,6 +55,7 @@ class Plan:
     transition_sd: float
     predictor: Structure | None
     has_weights: bool
+    has_dense: bool
     on_bound: bool
     preset: Preset | None = None
     n_inducing: Choice[int | None] = choices.NO_INDUCING
@@ -100,8 +102,11 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
     options = _for_shards(options) if on_disk else options
     on_bound = choices.learns_on_bound(options, structure, blocks)
     kernel = choices.kernel_of(options.kernel, blocks, on_bound)
-    family = choices.family_of(options, kernel.value, on_bound)
-    n_tokens = examples.n_tokens
+    family = choices.family_of(options, kernel.value, blocks, on_bound)
+    n_tokens, dense = examples.n_tokens, any(block.kind == "dense" for block in blocks)
+    if dense and isinstance(family.value, Weights):
+        model["covariance"] = choices.CORRELATED
+        n_tokens = 0  # all at once
     if not on_disk and (together.size > 1 or not examples.in_many_parts):  # type: ignore[union-attr]
         n_tokens = 0
     optimizer = choices.optimizer_of(options, structure, family.value, on_bound, n_tokens)
@@ -124,6 +129,7 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         posterior=family,
         basis=choices.basis_of(family.value, structure, options.preset),
         has_weights=isinstance(family.value, Weights),
+        has_dense=dense,
         on_bound=on_bound,
         preset=options.preset,
         **_settings(options, optimizer, structure, scales),
@@ -171,7 +177,7 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
     """The plan of a fit that learns from more data, with a posterior of weights as its prior."""
     if not old.node.takes_minibatches:
         remedy = "use categorical or sparse features and the default fit, or fit all data with warm_start"
-        raise InputError("partial_fit", "the model has inducing inputs, not weights", remedy)
+        raise InputError("partial_fit", "the model has dense features, or inducing inputs", remedy)
     model = _model(options, examples)
     structure = model["structure"].value
     shift = old.node.has_own_functions or structure.ignores_shift
@@ -188,6 +194,7 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
         posterior=Choice(Weights(), before),
         basis=Choice("label" if old.node.has_own_functions else "contrast", before),
         has_weights=True,
+        has_dense=False,
         on_bound=True,
         **_settings(options, optimizer, structure, "the kernel moves once more"),
     )
@@ -222,7 +229,8 @@ def check_alone(together: Processes) -> None:
 def check_together(together: Processes, plan: Plan) -> None:
     """InputError unless several processes can share the fit: of weights in closed form, in memory."""
     optimizer = plan.optimizer.value
-    if together.size > 1 and not (isinstance(optimizer, SecondOrder) and plan.has_weights):
+    alone = plan.has_dense or not plan.has_weights
+    if together.size > 1 and (alone or not isinstance(optimizer, SecondOrder)):
         problem = f"the {optimizer.name} fit of this posterior is for one process"
         remedy = "use categorical or sparse features with the default fit, or start it without torchrun"
         raise InputError("torchrun", problem, remedy)

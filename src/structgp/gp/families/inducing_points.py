@@ -36,7 +36,7 @@ class InducingBlock(Block):
     low-rank covariance has a gradient: optimisers that climb along gradients call ``open_directions``
     first."""
 
-    joint_curvature = True
+    joint_curvature = learns_from_slopes = True
     inducing: Tensor
     kernel: Kernel
     directions: nn.Parameter

@@ -159,32 +159,13 @@ class Weights(Block):
 
         Whitened, the energy of a weight is m^2 and what the data determine of it 1 - s^2
         (``gp.block``)."""
-        before, axes = weight_variances(self.kernel), self.m.new_ones((self.n_functions, 1))
-        energy = self.m.square()
-        determined = (1 - self.factor.square()).clamp(min=0)
+        axes = self.m.new_ones(self.n_functions)
         if not self.has_own_functions:
-            axes = ratio(energy.sum(1), determined.sum(1), AXIS_PRIOR_COUNT)[:, None]
-            self.basis.mul_(axes.sqrt().T)
-            energy = energy / axes
-        nu = degrees_of_freedom(self.n_functions)
-        for part, _, span in weight_parts(self.kernel):
-            spent, used = energy[:, span].sum(0), determined[:, span].sum(0)
-            by_group = torch.zeros_like(part.log_scale)
-            growth = ratio(
-                by_group.index_add(0, part.group, spent),
-                by_group.index_add(0, part.group, used),
-                PRIOR_COUNT,
-            )
-            part.log_scale.add_(growth.log())
-            old, left = part.log_relevance.exp(), (spent / growth[part.group])[:-1]
-            new = (nu + old * left) / (nu + used[:-1])
-            new = torch.minimum(torch.maximum(new, old / LARGEST_FACTOR), old * LARGEST_FACTOR)
-            part.log_relevance.copy_(new.log())
-        grown = axes * weight_variances(self.kernel) / before
-        self.m.div_(grown.sqrt())
-        precision = (self.factor.square().reciprocal() - 1).clamp(min=0)
-        self.factor.copy_((1 + grown * precision).rsqrt())
-        return axes[:, 0]
+            determined = (1 - self.factor.square()).clamp(min=0)
+            axes = ratio(self.m.square().sum(1), determined.sum(1), AXIS_PRIOR_COUNT)
+            self.basis.mul_(axes.sqrt())
+        learn_relevances(self.kernel, self.m, self.factor, axes)
+        return axes
 
     def prior_sds(self) -> Tensor:
         """(M,)."""
@@ -224,6 +205,29 @@ class Weights(Block):
             eps = torch.empty_like(sd).normal_(generator=generator)
             drawn.append(rows.times(eps.mul_(sd)).unflatten(0, here.features.value.shape[:2]))
         return torch.stack(drawn + [-x for x in drawn])
+
+
+def learn_relevances(kernel: Kernel | None, m: Tensor, factor: Tensor, axes: Tensor) -> None:
+    """One step for the scales of feature groups, then for the relevances, of weights with whitened means m
+    and standard deviations ``factor`` (R, M), after the variances of the functions have grown by ``axes``
+    (R,); all in place."""
+    before, energy = weight_variances(kernel), m.square() / axes[:, None]
+    determined, nu = (1 - factor.square()).clamp(min=0), degrees_of_freedom(len(m))
+    for part, _, span in weight_parts(kernel):
+        spent, used = energy[:, span].sum(0), determined[:, span].sum(0)
+        by_group = torch.zeros_like(part.log_scale)
+        growth = ratio(
+            by_group.index_add(0, part.group, spent), by_group.index_add(0, part.group, used), PRIOR_COUNT
+        )
+        part.log_scale.add_(growth.log())
+        old, left = part.log_relevance.exp(), (spent / growth[part.group])[:-1]
+        new = (nu + old * left) / (nu + used[:-1])
+        new = torch.minimum(torch.maximum(new, old / LARGEST_FACTOR), old * LARGEST_FACTOR)
+        part.log_relevance.copy_(new.log())
+    grown = axes[:, None] * weight_variances(kernel) / before
+    m.div_(grown.sqrt())
+    precision = (factor.square().reciprocal() - 1).clamp(min=0)
+    factor.copy_((1 + grown * precision).rsqrt())
 
 
 class Table(Weights):

@@ -1,6 +1,7 @@
 """Covariance functions: GPyTorch's for dense features, ours for categorical and sparse ones."""
 
 from structgp.gp.kernels.block_sum import covariance, variance
+from structgp.gp.kernels.dense import DenseKernel
 from structgp.gp.kernels.relevance import (
     ActiveFeatures,
     RelevanceKernel,
@@ -14,6 +15,7 @@ from structgp.gp.kernels.template import TemplateKernel
 
 __all__ = [
     "ActiveFeatures",
+    "DenseKernel",
     "RelevanceKernel",
     "SparseLinearKernel",
     "SparseRBFKernel",

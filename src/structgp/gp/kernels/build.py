@@ -12,6 +12,7 @@ from torch import Tensor
 from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 from structgp.gp.kernels.block_sum import BlockSumKernel, covariance
+from structgp.gp.kernels.dense import BY_NAME, COMPONENTS, DenseKernel
 from structgp.gp.kernels.relevance import SELDOM, RelevanceKernel
 from structgp.gp.kernels.sparse import SparseLinearKernel, SparseRBFKernel, inner_product, unpack
 from structgp.gp.kernels.template import MISSING, TemplateKernel
@@ -20,20 +21,25 @@ KernelChoice: TypeAlias = str | Kernel | Mapping[str, str | Kernel]
 
 
 def build_kernel(
-    choice: KernelChoice, blocks: Sequence[Block], rows: Tensor, amplitude: float | None = None
+    choice: KernelChoice,
+    blocks: Sequence[Block],
+    rows: Tensor,
+    amplitude: float | None = None,
+    as_weights: bool = False,
 ) -> Kernel:
     """The kernel over whole rows.
 
     Parameters
     ----------
     choice : 'relevance', 'linear' or 'rbf' for every block, 'template' or 'template-product' for the
-        categorical one, a GPyTorch kernel where there is one block, or a dict that maps block kinds
+        categorical one, for the dense one also the other names of ``gp.kernels.dense``, a GPyTorch kernel where there is one block, or a dict that maps block kinds
         ('categorical', 'sparse', 'dense') to any of these.
     rows : (N, W) rows of the data, from which length-scales take their start.
     amplitude : prior variance of a latent value under kernels chosen by name, shared out equally over
         the blocks; None gives every active feature a weight of variance 1, as a linear CRF's
         regulariser does: P for P templates, the mean squared norm of sparse rows, 10 for dense ones. A
         kernel passed as an object keeps its own scale.
+    as_weights : whether the kernel is to be a prior on the weights of features, dense ones too.
     """
     kinds = [block.kind for block in blocks]
     if isinstance(choice, Kernel):
@@ -56,7 +62,13 @@ def build_kernel(
     if stray:
         raise InputError("kernel", f"no {stray[0]} features in the data", f"name only: {', '.join(kinds)}")
     share = None if amplitude is None else amplitude / len(blocks)
-    parts = [_block_kernel(choice[b.kind], b, rows[:, b.start : b.stop], share) for b in blocks]
+    parts = []
+    for b in blocks:
+        columns = rows[:, b.start : b.stop]
+        if b.kind == "dense" and _is_dense(choice[b.kind], as_weights):
+            parts.append(DenseKernel.of(choice[b.kind], columns, share))
+        else:
+            parts.append(_block_kernel(choice[b.kind], b, columns, share))
     whole = parts[0]
     if len(parts) > 1:
         whole = BlockSumKernel(parts, [(b.start, b.stop) for b in blocks])
@@ -64,6 +76,14 @@ def build_kernel(
     if any(choice[kind] != "relevance" for kind in kinds):
         _check_on(whole, rows)
     return whole
+
+
+def _is_dense(choice: str | Kernel, as_weights: bool) -> bool:
+    """Whether a DenseKernel stands for the choice: for every one as weights, else for names that no kernel
+    of GPyTorch stands for."""
+    if isinstance(choice, Kernel):
+        return as_weights and not isinstance(choice, DenseKernel)
+    return choice in BY_NAME and (as_weights or ("dense", choice) not in _BY_NAME)
 
 
 def _check_on(kernel: Kernel, rows: Tensor) -> None:
@@ -118,6 +138,7 @@ def _block_kernel(choice: str | Kernel, block: Block, rows: Tensor, amplitude: f
     kernel = _BY_NAME.get((block.kind, choice))
     if kernel is None:
         known = sorted({name for kind, name in _BY_NAME if kind == block.kind})
+        known = sorted(BY_NAME) if block.kind == "dense" else known
         raise InputError(
             "kernel",
             f"{choice!r} is not a kernel for {block.kind} features",
@@ -189,6 +210,12 @@ def kernel_scales(kernel: Kernel, blocks: Sequence[Block]) -> dict[str, float]:
             constant += found.pop("label frequency", 0.0)
             found |= zip(block.names or (block.kind,), scales, strict=True)
             found["label frequency"] = constant
+        elif isinstance(part, DenseKernel):
+            scales = part.log_scale.detach().exp().tolist()
+            found["label frequency"] = scales[0] + found.pop("label frequency", 0.0)
+            there = (part.linear, part.smooth is not None)
+            names = [f"{block.kind} {name}" for name in COMPONENTS[1:]]
+            found |= {n: s for n, s, used in zip(names, scales[1:], there, strict=True) if used}
         elif isinstance(part, ScaleKernel):
             found[block.kind] = factor * float(part.outputscale.detach())
     return found

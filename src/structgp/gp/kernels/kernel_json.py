@@ -16,10 +16,11 @@ import torch
 from gpytorch.kernels import Kernel
 
 from structgp.errors import InputError
-from structgp.gp.kernels import block_sum, relevance, sparse, template
+from structgp.gp.kernels import block_sum, dense, relevance, sparse, template
 
 _OURS = (
     block_sum.BlockSumKernel,
+    dense.DenseKernel,
     relevance.RelevanceKernel,
     sparse.SparseLinearKernel,
     sparse.SparseRBFKernel,

@@ -1,0 +1,298 @@
+"""Posteriors of the weights of dense features, which are correlated, beside independent weights of sparse
+ones.
+
+Dense features (``gp.kernels.dense``) are few and all of them are active in every row, so the weights of a
+function get a full covariance: S_j^-1 = I + sum_t phi_t E[-d^2 log p / dh_tj^2] phi_t^T, with the
+curvature of each tuple by itself. Letters as in ``gp.block``; F dense features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor, nn
+
+from structgp.gp.block import AXIS_PRIOR_COUNT, Block, Entropy, Seen, ratio
+from structgp.gp.families.dense_scales import Quadratic, learn_components, learn_shape
+from structgp.gp.families.weights import Weights, learn_relevances
+from structgp.gp.kernels import active_features, weight_parts, weight_variances
+from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.dense import DenseKernel
+from structgp.gp.linalg import cholesky, factor_of_inverse
+from structgp.gp.weight_rows import WeightConditional, noise_table
+
+
+def split_kernel(kernel: Kernel) -> tuple[Kernel | None, DenseKernel, slice]:
+    """The part of a kernel over whole rows that has independent weights, the part on dense columns, and
+    those columns."""
+    if isinstance(kernel, DenseKernel):
+        return None, kernel, slice(None)
+    parts = list(zip(kernel.kernels, kernel.bounds, strict=True))
+    ((dense, bounds),) = [part for part in parts if isinstance(part[0], DenseKernel)]
+    loose, places = zip(*[part for part in parts if part[0] is not dense], strict=True)
+    return BlockSumKernel(loose, places), dense, slice(*bounds)
+
+
+@dataclass(frozen=True)
+class DenseConditional:
+    """The functions given the weights, on a batch: h = X beta + phi w, plus what w leaves open. loose : of
+    the independent weights, None where there are none. values : (B, T, F) phi, 0 at padding; left : (B,
+    T)."""
+
+    loose: WeightConditional | None
+    values: Tensor
+    left: Tensor
+
+    @property
+    def n_loose(self) -> int:
+        return 0 if self.loose is None else len(self.loose.prior_sd)
+
+    def times(self, m: Tensor) -> Tensor:
+        """(B, T, R) of whitened weights (R, M)."""
+        found = self.values @ m[:, self.n_loose :].T
+        return found if self.loose is None else found + self.loose.times(m[:, : self.n_loose])
+
+    def transposed_times(self, values: Tensor) -> Tensor:
+        """(R, M), of (B, T, R)."""
+        dense = values.flatten(0, 1).T @ self.values.flatten(0, 1)
+        return dense if self.loose is None else torch.cat([self.loose.transposed_times(values), dense], 1)
+
+
+class DenseWeights(Weights):
+    """kernel : a :class:`DenseKernel`, or a sum with one beside kernels that have weights. Parameters ``m``
+    (R, M), the independent weights first; ``factor`` (R, M - F), standard deviations of those; ``root``
+    (R, F, F), whose product with its transpose is the covariance of the others."""
+
+    name = "dense-weights"
+    takes_minibatches = False
+    learns_from_slopes = True
+    learns_shape = False
+    """Whether ``learn_scales`` moves the kernel's shape too, which takes time cubic in the tokens."""
+
+    def __init__(
+        self, kernel: Kernel, labels: Sequence[int], basis: Tensor | None = None, amplitude: float = 1.0
+    ) -> None:
+        Block.__init__(self, labels, basis, amplitude)
+        self.kernel, (loose, dense, self.columns) = kernel, split_kernel(kernel)
+        # Not modules of this one: they are the kernel's.
+        self.parts = (loose, dense)
+        ends = [] if loose is None else [span.stop for _, _, span in weight_parts(loose)]
+        self.n_loose = ends[-1] if ends else 0
+        self.constants = [*(end - 1 for end in ends), self.n_loose]
+        self.n_values, R, F = self.n_loose + dense.n_features, self.n_functions, dense.n_features
+        self.m = nn.Parameter(torch.zeros((R, self.n_values), dtype=torch.float64))
+        self.factor = nn.Parameter(torch.ones((R, self.n_loose), dtype=torch.float64))
+        self.root = nn.Parameter(torch.eye(F, dtype=torch.float64).repeat(R, 1, 1))
+
+    def prior_factor(self) -> tuple[Tensor | None, Tensor]:
+        """Prior standard deviations of the independent weights, and the factor of the smooth part's
+        covariance."""
+        loose, dense = self.parts
+        return None if loose is None else weight_variances(loose).sqrt(), dense.prior_factor()
+
+    def conditional(self, rows: Tensor, mask: Tensor, factor: Any) -> DenseConditional:
+        sds, smooth = factor
+        found = None if sds is None else self._loose_conditional(rows, mask, sds)
+        dense = self.parts[1].features(rows[..., self.columns].flatten(0, 1), smooth)
+        values, left = (a.unflatten(0, mask.shape) for a in (dense.values, dense.left))
+        return DenseConditional(found, torch.where(mask[..., None], values, 0), torch.where(mask, left, 0))
+
+    def conditional_size(self, mask: Tensor, width: int) -> int:
+        return mask.numel() * (16 * width + self.parts[1].n_features)
+
+    def gaussian(self, conditional: DenseConditional) -> tuple[Tensor, Tensor]:
+        covariance = self._dense_covariance(conditional)
+        if conditional.loose is not None:
+            covariance = covariance + conditional.loose.covariance(self.factor)
+        return (self.scale * conditional.times(self.m))[None], (self.scale.square() * covariance)[None]
+
+    def _dense_covariance(self, conditional: DenseConditional) -> Tensor:
+        """(B, R, T, T), without the amplitude. One function at a time: memory O(B T F). Cost O(R B T F
+        (F + T))."""
+        open_part, found = torch.diag_embed(conditional.left), []
+        for root in self.root:
+            along = conditional.values @ root
+            found.append(along @ along.mT + open_part)
+        return torch.stack(found, 1)
+
+    def _loose_conditional(self, rows: Tensor, mask: Tensor, sds: Tensor) -> WeightConditional:
+        found = active_features(self.parts[0], rows)
+        return WeightConditional(replace(found, value=torch.where(mask[..., None], found.value, 0)), sds)
+
+    def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
+        """KL(q || p), exact."""
+        square = self.m.square().sum() + self.factor.square().sum() + self.root.square().sum() - self.m.numel()
+        diagonal = self.root.diagonal(dim1=-1, dim2=-2)
+        return 0.5 * square - self.factor.abs().log().sum() - diagonal.abs().log().sum()
+
+    def determined(self) -> Tensor:
+        """(R,) how many weights of each function the data determine: the sum of 1 - variance / prior
+        variance."""
+        return self.n_values - self.factor.square().sum(1) - self.root.square().sum((1, 2))
+
+    def effective_parameters(self) -> Tensor:
+        return self.determined().sum()
+
+    def root_times(self, v: Tensor) -> Tensor:
+        """(..., R, M) C v with C C^T the covariance."""
+        loose, dense = v[..., : self.n_loose], v[..., self.n_loose :]
+        return torch.cat([self.factor * loose, (self.root @ dense[..., None])[..., 0]], -1)
+
+    def root_transposed_times(self, v: Tensor) -> Tensor:
+        loose, dense = v[..., : self.n_loose], v[..., self.n_loose :]
+        return torch.cat([self.factor * loose, (self.root.mT @ dense[..., None])[..., 0]], -1)
+
+    def _constant_sds(self) -> Tensor:
+        """Prior standard deviations of the constants' weights, before the amplitude; of the dense part
+        last."""
+        sds, dense = self.prior_factor()[0], (0.5 * self.parts[1].log_scale[:1]).exp()
+        return dense if sds is None else torch.cat([sds[self.constants[:-1]], dense])
+
+    @property
+    def prior_sd(self) -> float:
+        return float((self.scale * self._constant_sds().square().sum().sqrt()).detach())
+
+    def constant_scores(self) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            sd = self.scale * self._constant_sds()
+            mean = (self.m[:, self.constants] * sd).sum(-1)
+            spread = torch.cat([self.factor[:, self.constants[:-1]], self.root[:, 0].norm(dim=-1)[:, None]], 1)
+            variance = (spread * sd).square().sum(-1)
+            square = variance if self.has_own_functions else self.basis.square() @ variance
+            return self.scores(mean), square.sqrt().view(self.labels)
+
+    def feature_scores(self, row: Tensor, direction: Tensor) -> Tensor:
+        """(A + 3,) what each active feature of a row (1, W) adds to the score along ``direction`` (R,); then
+        label frequencies, linear and smooth part of the dense columns."""
+        with torch.no_grad():
+            mask = torch.ones(1, 1, dtype=torch.bool, device=row.device)
+            here, (loose, dense) = self.conditional(row[None], mask, self.prior_factor()), self.parts
+            weight = self.scale * self.m.T @ direction  # (M,)
+            parts = weight.new_zeros(3).index_add(
+                0, dense.component, here.values[0, 0] * weight[self.n_loose :]
+            )
+            if here.loose is None or loose is None:
+                return parts
+            found = here.loose.features
+            place, value = found.place[0, 0], found.value[0, 0]
+            known = (here.loose.prior_sd * weight[: self.n_loose])[place.clamp(min=0)]
+            return torch.cat([torch.where(place >= 0, known * value, 0), parts])
+
+    def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Any:
+        """A table for the independent weights, and of each batch (2 half, B, T, R) standard normal numbers,
+        the second half mirrors the first."""
+        table = noise_table(self.n_functions, half, generator).to(self.m) if self.n_loose else None
+        found = []
+        for mask in masks:
+            shape = half, *mask.shape, self.n_functions
+            noise = torch.randn(shape, generator=generator, dtype=self.m.dtype)
+            found.append(torch.cat([noise, -noise]).to(self.m))
+        return table, found
+
+    def offsets(self, conditional: DenseConditional, noise: Any, i: int, numbers: Tensor) -> Tensor:
+        """(S, B, T, R) what each draw adds to the mean, joint over tuples, without the amplitude."""
+        table, dense = noise
+        factor = cholesky(self._dense_covariance(conditional))
+        found = torch.einsum("brtu,sbur->sbtr", factor, dense[i])
+        if conditional.loose is not None:
+            found += conditional.loose.spread(self.factor, table, numbers)
+        return found
+
+    def drawn_functions(self, conditional: Any, noise: Any, i: int, numbers: Tensor) -> Tensor:
+        return conditional.times(self.m) + self.offsets(conditional, noise, i, numbers)
+
+    def draws(self, n: int, seed: int, generator: torch.Generator) -> DenseDraws:
+        """n draws, rounded up to mirrored ones. Cost O(n R F^2)."""
+        half, F = (n + 1) // 2, self.n_values - self.n_loose
+        table = noise_table(self.n_functions, half, generator).to(self.m) if self.n_loose else None
+        noise = torch.randn((half, self.n_functions, F), generator=generator, dtype=self.m.dtype).to(self.m)
+        spread = torch.einsum("rfg,srg->srf", self.root, noise)
+        mean = self.m[:, self.n_loose :]
+        return DenseDraws(torch.cat([mean + spread, mean - spread]), self.prior_factor(), table, seed)
+
+    def mean_draw(self) -> DenseDraws:
+        return DenseDraws(self.m[None, :, self.n_loose :].clone(), self.prior_factor(), None, None)
+
+    def curvature_sum(self) -> DenseCurvature:
+        return DenseCurvature(self, torch.zeros_like(self.factor), torch.zeros_like(self.root))
+
+    def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Any = None) -> Tensor:
+        """As of :class:`Weights`; the scales of dense components move to where the bound is largest with
+        the likelihood replaced by the quadratic that ``seen`` holds. Cost O(R (N F^2 + F^3))."""
+        axes = self.m.new_ones(self.n_functions)
+        if not self.has_own_functions:
+            axes = ratio(self.m.square().sum(1), self.determined(), AXIS_PRIOR_COUNT)
+        quadratic = Quadratic.of(self, seen, axes)
+        self.basis.mul_(axes.sqrt())
+        if self.n_loose:
+            learn_relevances(self.parts[0], self.m[:, : self.n_loose], self.factor, axes)
+        if self.learns_shape:
+            quadratic = learn_shape(self, quadratic)
+        m, root = learn_components(self.parts[1], quadratic, *([0] if self.learns_shape else []))
+        self.m[:, self.n_loose :] = m
+        self.root.copy_(root)
+        return axes
+
+    def round_factor(self) -> None:
+        super().round_factor()
+        with torch.no_grad():
+            self.root.copy_(self.root.tril().float())
+
+
+@dataclass(frozen=True)
+class DenseDraws:
+    """Draws of dense weights, values (S, R, F), and of independent ones through a table of noise.
+    prior_factor : of the block; seed : of the part that the dense features leave open, None to leave it
+    out."""
+
+    values: Tensor
+    prior_factor: Any
+    table: Tensor | None
+    seed: int | None
+
+    def at(self, block: DenseWeights, rows: Tensor, mask: Tensor) -> Tensor:
+        """(S, B, T, *labels) scores, joint over the tuples of an example."""
+        here = block.conditional(rows, mask, self.prior_factor)
+        h = torch.einsum("btf,srf->sbtr", here.values, self.values)
+        if here.loose is not None:
+            h = h + here.loose.times(block.m[:, : block.n_loose])
+            if self.table is not None:
+                h = h + here.loose.spread(block.factor, self.table)
+        if self.seed is not None:
+            S, R = self.values.shape[:2]
+            # Tuple by tuple from a generator of its own: a longer example only adds numbers.
+            rng = np.random.default_rng([self.seed, 1])
+            eps = torch.from_numpy(rng.standard_normal((mask.shape[1], S // 2, R))).to(h)
+            rest = torch.einsum("bt,tsr->sbtr", here.left.sqrt(), eps)
+            h = h + torch.cat([rest, -rest])
+        return block.scores(block.scale * h)
+
+
+@dataclass
+class DenseCurvature:
+    """What the data say: loose (R, M - F) of each independent weight, dense (R, F, F) of the others,
+    whitened but for the amplitude."""
+
+    block: DenseWeights
+    loose: Tensor
+    dense: Tensor
+
+    def add(self, conditional: DenseConditional, bend: Tensor) -> None:
+        """bend : (B, T, R). Cost O(R B T F^2)."""
+        if conditional.loose is not None:
+            self.loose += conditional.loose.squares_times(bend)
+        flat = conditional.values.flatten(0, 1)
+        for total, h in zip(self.dense, bend.flatten(2).flatten(0, 1).T, strict=True):
+            total.addmm_(flat.T, h[:, None] * flat)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.loose, self.dense]
+
+    def finish(self) -> None:
+        square, eye = self.block.scale.square(), torch.eye(self.dense.shape[-1]).to(self.dense)
+        self.block.factor.copy_((1 + square * self.loose).rsqrt())
+        self.block.root.copy_(factor_of_inverse(eye + square * self.dense))

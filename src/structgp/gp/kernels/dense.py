@@ -1,0 +1,195 @@
+"""A kernel on dense columns that is a prior on the weights of explicit features.
+
+    k(x, z) = s_0 + s_1 x~ . z~ / D + s_2 k_smooth(x~ / l, z~ / l)
+
+x~ : the columns, centred and brought to comparable sizes; l : one length-scale, or one per column. The
+features are the constant, the columns themselves, and of the smooth part its Nystrom features k(x, Z)
+L_zz^-T at inducing inputs Z, which leave some of its variance open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
+from torch import Tensor
+
+from structgp.gp.kernels.block_sum import covariance, variance
+from structgp.gp.linalg import cholesky
+
+BY_NAME: dict[str, tuple[type[Kernel] | None, bool, bool]] = {
+    "linear": (None, True, False),
+    "rbf": (RBFKernel, False, False),
+    "rbf-ard": (RBFKernel, False, True),
+    "matern": (MaternKernel, False, False),
+    "linear+rbf": (RBFKernel, True, False),
+    "linear+rbf-ard": (RBFKernel, True, True),
+    "linear+matern": (MaternKernel, True, False),
+}
+"""What names stand for: the smooth part, whether there is a linear part, one length-scale per column."""
+
+START_VARIANCE = 10.0
+"""Prior variance of a score before anything is learned. Where learning ends does not depend on it."""
+
+SOME = 500
+"""Rows whose distances tell the length-scale to start from."""
+
+FARTHEST = 30.0
+"""Standard deviations from its mean at which a value counts as no farther: one broken value must not drown
+all others in rounding."""
+
+COMPONENTS = ("label frequency", "linear", "smooth")
+
+
+@dataclass(frozen=True)
+class DenseFeatures:
+    """Of rows: values (..., F), whose weights are standard normal a priori, and left (...), the variance of
+    the smooth part that they leave open."""
+
+    values: Tensor
+    left: Tensor
+
+
+class DenseKernel(Kernel):
+    """smooth : the smooth part, None for none. linear : whether the columns themselves are features. ard :
+    one length-scale per column. standardised : whether columns are centred and scaled and l is learned;
+    False for a smooth part of the user's own, which knows its columns and has its own length-scales.
+
+    Parameters ``log_scale`` (3,), of ``COMPONENTS``; ``log_length`` (1,) or (D,); ``evenness`` (), how far
+    columns are brought to the same size: 1 divides each by its standard deviation, 0 all by the same
+    number. Buffers ``centre`` and ``size`` (D,), mean and standard deviation of the columns; ``inducing``
+    (M, D), Z, as rows are. ``component`` : (F,), which of the components each feature belongs to."""
+
+    has_lengthscale = False
+    centre: Tensor
+    size: Tensor
+    inducing: Tensor
+    component: Tensor
+
+    def __init__(
+        self,
+        smooth: Kernel | None = None,
+        n_columns: int = 1,
+        n_inducing: int = 0,
+        linear: bool = True,
+        ard: bool = False,
+        standardised: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.smooth, self.linear, self.ard, self.n_columns = smooth, bool(linear), bool(ard), int(n_columns)
+        self.standardised = bool(standardised)
+        self.register_buffer("centre", torch.zeros(n_columns))
+        self.register_buffer("size", torch.ones(n_columns))
+        self.register_parameter("log_scale", torch.nn.Parameter(torch.zeros(3)))
+        self.register_parameter("log_length", torch.nn.Parameter(torch.zeros(n_columns if ard else 1)))
+        self.register_parameter("evenness", torch.nn.Parameter(torch.tensor(0.5)))
+        self.place(torch.zeros(n_inducing, n_columns))
+
+    @staticmethod
+    def of(choice: str | Kernel, rows: Tensor, amplitude: float | None = None) -> DenseKernel:
+        """The kernel that a name of ``BY_NAME`` stands for on rows (N, D), or with a smooth part of the
+        user's own. amplitude : prior variance of a score."""
+        if isinstance(choice, Kernel):
+            made = DenseKernel(choice, rows.shape[1], linear=False, standardised=False).double()
+            made.initialize(log_scale=torch.zeros(3, dtype=torch.float64))
+            return made
+        kind, linear, ard = BY_NAME[choice]
+        smooth = None if kind is None else kind()
+        made = DenseKernel(smooth, rows.shape[1], linear=linear, ard=ard).double()
+        made.standardise(rows)
+        if smooth is not None:
+            smooth.lengthscale = 1.0
+            some = made.scaled(rows[torch.linspace(0, len(rows) - 1, min(SOME, len(rows))).long()]).detach()
+            far = torch.pdist(some)
+            far = far[far > 0]
+            made.initialize(log_length=(far.median().log() if len(far) else 0.0) + 0 * made.log_length)
+        share = (START_VARIANCE if amplitude is None else amplitude) / (1 + linear + (smooth is not None))
+        made.initialize(log_scale=torch.full((3,), share, dtype=torch.float64).log())
+        return made
+
+    @property
+    def n_inducing(self) -> int:
+        return len(self.inducing)
+
+    @property
+    def n_features(self) -> int:
+        return len(self.component)
+
+    def free_parameters(self) -> list[torch.nn.Parameter]:
+        """Those that have something to say, to be learned: scales, length-scales, evenness; of a smooth part
+        of the user's own, its own in their place."""
+        if not self.standardised and self.smooth is not None:
+            return [self.log_scale, *self.smooth.parameters()]
+        return [self.log_scale, self.evenness, *([] if self.smooth is None else [self.log_length])]
+
+    def place(self, inducing: Tensor) -> None:
+        """Sets the inducing inputs (M, D)."""
+        self.register_buffer("inducing", inducing)
+        numbers = [1, self.n_columns if self.linear else 0, len(inducing) if self.smooth is not None else 0]
+        component = torch.arange(3).repeat_interleave(torch.tensor(numbers)).to(inducing.device)
+        self.register_buffer("component", component, persistent=False)
+
+    def standardise(self, rows: Tensor) -> None:
+        """Takes centre and size of the columns from rows (N, D)."""
+        self.centre.copy_(rows.mean(0))
+        size = rows.std(0, correction=0)
+        # Rounding leaves a constant column of large numbers a tiny standard deviation.
+        self.size.copy_(torch.where(size > 1e-12 * rows.abs().amax(0), size, 0))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """(..., D) the columns, centred and brought to comparable sizes. Constant ones are 0."""
+        if not self.standardised:
+            return x
+        there = self.size > 0
+        size = torch.where(there, self.size, 1)
+        mean = (self.size.square().sum() / there.sum().clamp(min=1)).sqrt().clamp(min=1e-300)
+        away = ((x - self.centre) / size).clamp(-FARTHEST, FARTHEST) * there
+        return away * (size / mean) ** (1 - self.evenness.clamp(0, 1))
+
+    def take_shape(self, other: DenseKernel) -> None:
+        """Takes over all parameters of a kernel of the same kind, but not its inducing inputs."""
+        with torch.no_grad():
+            for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
+                mine.copy_(theirs)
+
+    def prior_factor(self) -> Tensor:
+        """(M, M) lower factor of the smooth part's covariance at the inducing inputs."""
+        if self.smooth is None:
+            return self.log_scale.new_zeros(0, 0)
+        z = self.smooth_inputs(self.inducing)
+        return cholesky(covariance(self.smooth, z, z))
+
+    def features(self, x: Tensor, factor: Tensor) -> DenseFeatures:
+        """Of rows x (N, D). factor : ``prior_factor()``. Cost O(N M (D + M))."""
+        root = (0.5 * self.log_scale).exp()
+        parts = [root[0].expand(len(x), 1)]
+        left = x.new_zeros(len(x))
+        if self.linear:
+            parts.append(root[1] * self.n_columns**-0.5 * self.scaled(x))
+        if self.smooth is not None:
+            here, z = self.smooth_inputs(x), self.smooth_inputs(self.inducing)
+            cross = covariance(self.smooth, here, z)
+            nystrom = torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
+            left = (variance(self.smooth, here) - nystrom.square().sum(-1)).clamp(min=0)
+            parts.append(root[2] * nystrom)
+            left = root[2].square() * left
+        return DenseFeatures(torch.cat(parts, -1), left)
+
+    def smooth_inputs(self, x: Tensor) -> Tensor:
+        """(..., D) what the smooth part sees of rows x."""
+        return self.scaled(x) / self.log_length.exp()
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: Any) -> Tensor:
+        scale = self.log_scale.exp()
+        left, right = self.scaled(x1), self.scaled(x2)
+        product = (left * right).sum(-1) if diag else left @ right.mT
+        total = scale[0] + (scale[1] / self.n_columns * product if self.linear else 0 * product)
+        if self.smooth is not None:
+            length = self.log_length.exp()
+            if diag:
+                total = total + scale[2] * variance(self.smooth, left / length)
+            else:
+                total = total + scale[2] * covariance(self.smooth, left / length, right / length)
+        return total
