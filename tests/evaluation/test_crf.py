@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from benchmarks.generate import generate
 from scipy.sparse import coo_array, csr_array, csr_matrix
 
@@ -127,6 +128,8 @@ def test_strings_sparse_dense_and_dicts_give_the_same_model(data):
         "string arrays": [np.array(x) for x in data.X],
         "dense": dense,
         "dense rows": [list(x) for x in dense],
+        "tensors": [torch.tensor(x, requires_grad=True) for x in dense],
+        "rows of tensors": [list(torch.tensor(x, dtype=torch.bfloat16)) for x in dense],
         "numbers": [x.tolist() for x in dense],
         "csr_array": [csr_array(x) for x in dense],
         "csr_matrix": [csr_matrix(x) for x in dense],

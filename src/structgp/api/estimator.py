@@ -98,7 +98,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         inducing), 'covariance', 'covariance_rank', 'covariance_reason', 'kernel_scales' (prior variance of
         a weight, by template), 'function_scales', 'effective_parameters', 'kl_inducing', 'kl_transitions',
         'amplitude_factor', 'transition_sd', 'n_inducing', 'inducing_residual', 'evaluations', 'seconds',
-        and 'dev' if dev data was passed.
+        'dev' if dev data was passed, and 'vectors' in a model from a file that was trained with word
+        vectors (numbers of training tokens with and without one).
     model_ : the fitted :class:`structgp.answers.ask.Model`.
 
     Notes
@@ -322,6 +323,8 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
         params["structure"] = structure
     estimator = StructuredGPClassifier(**params)
     estimator.model_, estimator.training_log_ = model, dict(model.info)
+    if "vectors" in model.extra:
+        estimator.training_log_["vectors"] = model.extra["vectors"].get("coverage")
     estimator.classes_ = np.array(model.labels.classes)
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:
