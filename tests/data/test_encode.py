@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -163,6 +163,16 @@ def test_values_of_features_count():
     assert crf.predict([duplicates]) == [["low"]]
 
 
+def test_the_sign_of_a_feature_changes_nothing():
+    rng = np.random.default_rng(0)
+    X = [rng.normal(size=(4, 3)) for _ in range(20)]
+    y = [["AB"[int(row[0] > row[1])] for row in x] for x in X]
+    one, other = (LinearCRF(c2=0.3).fit(data, y) for data in (X, [-x for x in X]))
+    found, expected = one.predict_marginals(X), other.predict_marginals([-x for x in X])
+    for p, q in zip((p for x in found for p in x), (q for x in expected for q in x), strict=True):
+        assert p == pytest.approx(q, abs=1e-3)
+
+
 def test_generators_empty_sequences_unknown_values_and_single_labels(data):
     crf = LinearCRF(c2=1.0).fit((x for x in [*data.X[:20], []]), (y for y in [*data.y[:20], []]))
     assert crf.predict([[]]) == [[]]

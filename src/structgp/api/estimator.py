@@ -105,12 +105,13 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
     Notes
     -----
     X is a list (or generator) of sequences; a sequence is a list of feature dicts, a list of lists of
-    strings, or a 2-D array, torch tensor or scipy-sparse matrix with one row per token. y is a list of lists of strings.
-    In a dict, string values are templates, named by their key (beyond 64 keys: a bag of attributes);
-    numbers and flags are numeric features; 1-D arrays or tensors, such as word vectors, are dense features, of
-    one length per key and with every token; lists and nested dicts are read as python-crfsuite reads them.
-    Each kind has a kernel of its own, and the model uses their sum. A model read from a file has no 'steps'
-    in its log, and as its ``kernel`` the fitted one if it was not given by name.
+    strings, or a 2-D array, torch tensor or scipy-sparse matrix with one row per token. y is a list of
+    lists of strings. In a dict, string values are templates, named by their key (beyond 64 keys: a bag of
+    attributes); numbers and flags are numeric features; 1-D arrays or tensors, such as word vectors, are
+    dense features, of one length per key and with every token; lists and nested dicts are read as
+    python-crfsuite reads them. Each kind has a kernel of its own, and the model uses their sum. A model
+    read from a file has no 'steps' in its log, and as its ``kernel`` the fitted one if it was not given by
+    name.
 
     Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, or O(V M r) if
     its covariances are low-rank; and O(V T^2) for a sequence of T tokens."""

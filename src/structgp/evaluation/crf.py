@@ -171,6 +171,8 @@ def _train(examples: Examples, grid: Sequence[float]) -> list[bytes]:
     for x, labels in examples:
         trainer.append(x, labels)
     trainer.set_params({"c1": 0.0, "feature.possible_states": True, "feature.possible_transitions": True})
+    # CRFsuite drops a feature whose values add up to less than this, 0 by default.
+    trainer.set("feature.minfreq", -1e300)
     models = []
     with tempfile.TemporaryDirectory(prefix="structgp-crf-") as folder:
         file = Path(folder) / "model"

@@ -29,8 +29,8 @@ class Reader(ABC):
 
     missing : the text in the place of a missing label, None if there is none. transition_columns : names of
     the features that transitions depend on and nodes do not. has_transitions : whether the training file
-    asks for scores of transitions. has_dense : whether tokens hold dense vectors. vectors : the word vectors
-    that tokens hold, None if they hold none; ``vectors.coverage`` is that of the training file.
+    asks for scores of transitions. has_dense : whether tokens hold dense vectors. vectors : the word
+    vectors among them, or None; ``vectors.coverage`` is that of the training file.
     template_lines : dict, name of a feature -> the template's line that makes it."""
 
     format: ClassVar[str]
