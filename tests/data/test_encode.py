@@ -249,6 +249,7 @@ def test_vectors_may_be_tensors() -> None:
     assert FeatureEncoder().fit(X).transform(X)[0].tolist() == [[0, 1, 2], [0, 3, 4]]
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tensors_on_a_gpu() -> None:
     x = torch.tensor([[1.0, 2.0], [3.0, -4.0]], device="cuda", requires_grad=True)
