@@ -20,7 +20,8 @@ from structgp.data.vocabulary import Block
 from structgp.errors import InputError
 
 INFINITE = "replace NaN and infinite values"
-USE_A_SEQUENCE = "pass a list of feature dicts, a list of lists of strings, or a 2-D array"
+DENSE_TENSOR = "pass a dense tensor of floats, integers or flags"
+USE_A_SEQUENCE = "pass a list of feature dicts, a list of lists of strings, or a 2-D array or tensor"
 
 
 def rows_of(X: Any, features: str = "auto") -> list[list[list[float]]]:
@@ -139,6 +140,12 @@ def test_sets_are_a_bag_whatever_their_size() -> None:
         [[1.0, 2.0], [3.0, -4.0]],
         [(1, 2), (3, -4)],
         [np.array([1.0, 2.0]), np.array([3.0, -4.0])],
+        torch.tensor([[1.0, 2.0], [3.0, -4.0]]),
+        torch.tensor([[1.0, 3.0], [2.0, -4.0]], dtype=torch.float16).T,
+        torch.tensor([[1, 2], [3, -4]], dtype=torch.bfloat16),
+        torch.tensor([[1, 2], [3, -4]], dtype=torch.int8),
+        torch.tensor([[1.0, 2.0], [3.0, -4.0]], requires_grad=True) * 1,
+        [torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, -4.0])],
     ],
 )
 def test_matrices_of_numbers(x: Any) -> None:
@@ -234,6 +241,19 @@ def test_vectors_stand_between_templates_and_attributes() -> None:
     assert rows.tolist() == [[0, 1.5, -2, 7, 0, 2], [1, 0, 3, 1, -1, 0]]
     assert encoder.pad_row.tolist() == [-1, 0, 0, 0]
     assert len(encoder.encode([])) == 0
+
+
+def test_vectors_may_be_tensors() -> None:
+    tensors = (torch.tensor([1, 2], dtype=torch.bfloat16), torch.tensor([3.0, 4.0], requires_grad=True))
+    X = [[{"w": "a", "v": v} for v in tensors]]
+    assert FeatureEncoder().fit(X).transform(X)[0].tolist() == [[0, 1, 2], [0, 3, 4]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_on_a_gpu() -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, -4.0]], device="cuda", requires_grad=True)
+    assert rows_of([x, x.detach().cpu(), list(x)]) == [[[1, 2], [3, -4]]] * 3
 
 
 def test_vectors_alone_are_dense_rows() -> None:
@@ -351,6 +371,30 @@ def test_pad_row_holds_no_value() -> None:
         (
             [[{"a": object()}]],
             "X[0][0]: feature 'a' is a object; use strings, numbers, flags, lists of strings or dicts",
+        ),
+        (
+            [torch.zeros(2, 3), torch.tensor([[1, 2, 0], [0, 0, torch.nan]])],
+            f"X[1][1]: column 2 is nan; {INFINITE}",
+        ),
+        ([torch.zeros(3)], "X[0]: 1 dimensions; pass a 2-D array, one row per token"),
+        ([[torch.tensor(1.0)]], "X[0]: 1 dimensions; pass a 2-D array, one row per token"),
+        ([torch.tensor(1.0)], f"X[0]: expected a sequence of tokens, got a Tensor; {USE_A_SEQUENCE}"),
+        ([np.array(1.0)], f"X[0]: expected a sequence of tokens, got a ndarray; {USE_A_SEQUENCE}"),
+        (
+            [torch.eye(2).to_sparse()],
+            f"X[0]: a tensor of another kind (sparse_coo, float32); {DENSE_TENSOR}",
+        ),
+        (
+            [[{"v": torch.ones(2, dtype=torch.complex64)}]],
+            f"X[0][0]: a tensor of another kind (strided, complex64); {DENSE_TENSOR}",
+        ),
+        (
+            [torch.empty(1, 2, device="meta")],
+            f"X[0]: a tensor on the device 'meta', which has no values; {DENSE_TENSOR}",
+        ),
+        (
+            [[{"v": torch.ones(1, 2)}]],
+            "X[0][0]: feature 'v' is an array of float64 and shape (1, 2); pass a 1-D array of numbers",
         ),
         ([np.zeros(3)], "X[0]: 1 dimensions; pass a 2-D array, one row per token"),
         ([np.zeros((2, 2, 2))], "X[0]: 3 dimensions; pass a 2-D array, one row per token"),

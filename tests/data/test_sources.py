@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from structgp.data import shards, sources
 from structgp.data.sources import Template
-from structgp.errors import InputError, StructgpWarning
+from structgp.errors import InputError
 
 ROWS = ["two 1 QTY", "big 2 ?", "eggs 3 NAME", "", "salt 4 NAME"]
 TEMPLATE = Template.parse("U:%x[0,0]\nU:%x[-1,0]\nB\n")
@@ -78,8 +78,8 @@ def test_a_stream_is_read_once(tmp_path: Path) -> None:
 
 
 def test_numbers_and_vectors(vectors: Path) -> None:
-    with pytest.warns(StructgpWarning, match=r"vectors: 50.0% of the training tokens have a vector"):
-        reader = sources.learn(ROWS, template=TEMPLATE, numeric=[1, 1], vectors=vectors)
+    reader = sources.learn(ROWS, template=TEMPLATE, numeric=[1, 1], vectors=vectors)
+    assert reader.vectors.coverage == sources.Coverage(as_written=2, missing=2)
     assert reader.has_dense
     (token,) = reader.read(["two 4 QTY"]).X[0]
     assert (token["0"], token["1"]) == ("two", "_B-1")
@@ -91,6 +91,17 @@ def test_numbers_and_vectors(vectors: Path) -> None:
     assert {k: np.asarray(v).tolist() for k, v in again.items()} == {
         k: np.asarray(v).tolist() for k, v in token.items()
     }
+
+
+def test_a_model_looks_words_up_as_it_did_in_training(vectors: Path) -> None:
+    state = sources.learn(ROWS, template=TEMPLATE, vectors=vectors).to_json()
+    assert state["vectors"]["coverage"] == {"as_written": 2, "lower_case": 0, "missing": 2}
+    before = {k: v for k, v in state["vectors"].items() if k not in ("lower_case", "coverage")}
+    for kept, first in ((state["vectors"], 0.6), (before, 0)):
+        reader = sources.from_json({**state, "vectors": kept}, "m")
+        (sequence,) = reader.sequences(["TWO 4", "two 4"])
+        assert [token["vector"][0] for token in sequence.tokens] == pytest.approx([first, 0.6])
+        assert reader.coverage(sequence) == sources.Coverage(1, int(first > 0), int(first == 0))
 
 
 def test_sequences_with_and_without_labels() -> None:
@@ -238,8 +249,7 @@ def test_models_that_cannot_be_read(vectors: Path, tmp_path: Path) -> None:
         sources.from_json(plain, "m", vectors)
     with pytest.raises(InputError, match=r"^m: a model without a feature template"):
         sources.from_json({}, "m")
-    with pytest.warns(StructgpWarning):
-        state = sources.learn(ROWS, template=TEMPLATE, vectors=vectors).to_json()
+    state = sources.learn(ROWS, template=TEMPLATE, vectors=vectors).to_json()
     moved = vectors.rename(tmp_path / "moved")
     with pytest.raises(InputError) as caught:
         sources.from_json(state, "m")

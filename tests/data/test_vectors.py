@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from structgp.data.sources.columns import ColumnSequence
 from structgp.data.sources.lines import parse_number
-from structgp.data.sources.vectors import NumericColumns, WordVectors, read_numbers
+from structgp.data.sources.vectors import Coverage, NumericColumns, WordVectors, read_numbers
 from structgp.errors import InputError
 
 PLAIN = "eggs 0.1 -0.2\nmilk 3e-1 4 \n"
@@ -51,11 +51,26 @@ def test_every_way_to_write_them(path: Path, text: str) -> None:
     for _ in range(2):
         assert vectors["eggs"].tolist() == [0.1, -0.2]
         assert vectors["milk"].tolist() == [0.3, 4]
-        assert vectors["Eggs"].tolist() == [0, 0]
+        assert vectors["figs"].tolist() == [0, 0]
     assert "eggs" in vectors
-    assert "Eggs" not in vectors
+    assert "figs" not in vectors
     with pytest.raises(ValueError, match="read-only"):
         vectors["eggs"][0] = 1
+
+
+def test_words_in_lower_case(path: Path) -> None:
+    path.write_text("eggs 1\nEggs 2\nMilk 3\nstra\u00dfe 4\n", encoding="utf-8")
+    vectors = WordVectors(path)
+    found = {"eggs": 1, "Eggs": 2, "EGGS": 1, "Milk": 3, "milk": 0, "MILK": 0, "Stra\u00dfe": 4}
+    assert {word: float(vectors[word][0]) for word in found} == found
+    assert [word for word in found if word not in vectors] == ["milk", "MILK"]
+    covered = vectors.coverage([*found, "EGGS", "none"])
+    assert covered == Coverage(as_written=3, lower_case=3, missing=3)
+    assert str(covered) == "66.7% of 9 tokens have a vector (3 as written, 3 in lower case), 3 get zeros"
+    assert covered == vectors.coverage(list(found)) + vectors.coverage(["EGGS", "none"])
+    strict = WordVectors(path, lower_case=False)
+    assert strict["EGGS"].tolist() == [0]
+    assert strict.coverage(found) == Coverage(3, 0, 4)
 
 
 def test_numbers_for_words(path: Path) -> None:

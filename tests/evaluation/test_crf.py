@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from benchmarks.generate import generate
 from scipy.sparse import coo_array, csr_array, csr_matrix
 
@@ -127,6 +128,8 @@ def test_strings_sparse_dense_and_dicts_give_the_same_model(data):
         "string arrays": [np.array(x) for x in data.X],
         "dense": dense,
         "dense rows": [list(x) for x in dense],
+        "tensors": [torch.tensor(x, requires_grad=True) for x in dense],
+        "rows of tensors": [list(torch.tensor(x, dtype=torch.bfloat16)) for x in dense],
         "numbers": [x.tolist() for x in dense],
         "csr_array": [csr_array(x) for x in dense],
         "csr_matrix": [csr_matrix(x) for x in dense],
@@ -158,6 +161,16 @@ def test_values_of_features_count():
     assert crf.predict([np.array([[-2.0], [3.0]])]) == [["low", "high"]]
     duplicates = coo_array(([1.0, -3.0], ([0, 0], [0, 0])), shape=(1, 1))
     assert crf.predict([duplicates]) == [["low"]]
+
+
+def test_the_sign_of_a_feature_changes_nothing():
+    rng = np.random.default_rng(0)
+    X = [rng.normal(size=(4, 3)) for _ in range(20)]
+    y = [["AB"[int(row[0] > row[1])] for row in x] for x in X]
+    one, other = (LinearCRF(c2=0.3).fit(data, y) for data in (X, [-x for x in X]))
+    found, expected = one.predict_marginals(X), other.predict_marginals([-x for x in X])
+    for p, q in zip((p for x in found for p in x), (q for x in expected for q in x), strict=True):
+        assert p == pytest.approx(q, abs=1e-3)
 
 
 def test_generators_empty_sequences_unknown_values_and_single_labels(data):

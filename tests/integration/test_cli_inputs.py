@@ -139,14 +139,36 @@ def error_on(model, test, *options):
 # -- numbers and word vectors ----------------------------------------------------------------------
 
 
-def test_train_says_how_many_tokens_have_a_vector(files):
+def covered(words, n_upper=0):
+    n, missing = len(words), sum(word.lower() in ("w0", "w1") for word in words)
+    ways = f"{n - missing - n_upper} as written, {n_upper} in lower case"
+    return f"{1 - missing / n:.1%} of {n} tokens have a vector ({ways}), {missing} get zeros"
+
+
+def test_how_many_tokens_have_a_vector(files, write):
     words = [row[0] for rows in files.sequences for row in rows]
-    share = np.mean([word not in ("w0", "w1") for word in words])
-    assert 0.5 < share < 1
-    assert (
-        f"structgp: warning: {files.vectors}: {share:.1%} of the training tokens have a vector, the "
-        "others get zeros\n"
-    ) in files.trained.stderr
+    assert f"{files.vectors}: {covered(words)}\n" in files.trained.stderr
+    assert f"word vectors\n  {covered(words)} (training)\n" in ok("describe", files.model).stdout
+    missing = sum(word in ("w0", "w1") for word in words)
+    counts = {"as_written": len(words) - missing, "lower_case": 0, "missing": missing}
+    assert structgp.load(files.model).training_log_["vectors"] == counts
+
+
+def test_words_are_looked_up_in_lower_case(files, write):
+    rows = [[(row[0].upper(), *row[1:3]) for row in rows] for rows in files.test_sequences]
+    shouted = write("shouted", as_columns(rows))
+    words = [row[0] for found in rows for row in found]
+    n_upper = sum(word not in ("W0", "W1") for word in words)
+    result = ok("tag", "-m", files.model, shouted, files.bare)
+    assert result.stderr == (
+        f"{shouted}: {covered(words, n_upper)}\n{files.bare}: {covered([word.lower() for word in words])}\n"
+    )
+    # A word that training never saw has a feature of its own; its vector is the same.
+    unseen = [int(word[1:]) >= N_WORDS // 2 for word in words] * 2
+    labels = np.array([line.split("\t")[-1] for line in result.stdout.splitlines() if line])
+    one, other = np.split(labels, 2)
+    assert np.mean((one == other)[unseen[: len(words)]]) > 0.8
+    assert "have a vector" in ok("next", "-m", files.model, shouted, "-n", 1).stderr
 
 
 def test_numbers_and_vectors_are_worth_having(files, tmp_path):

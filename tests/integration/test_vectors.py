@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 
 import structgp
@@ -106,6 +107,19 @@ def test_a_vector_forgotten_at_prediction(fitted: StructuredGPClassifier) -> Non
     token = {key: value for key, value in X_TEST[0][0].items() if key != "vector"}
     with pytest.raises(InputError, match=r"^X\[0\]\[0\]: vector 'vector' is missing; "):
         fitted.predict([[token]])
+
+
+def test_tensors_give_the_model_of_arrays(tmp_path: Any) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(int(n), 3)) for n in rng.integers(1, 6, size=8)]
+    y = [["AB"[int(row[0] > 0)] for row in x] for x in arrays]
+    tensors = [torch.tensor(x, requires_grad=True) for x in arrays]
+    one, other = (StructuredGPClassifier().fit(data, y) for data in (arrays, tensors))
+    assert one.predict_marginals(arrays) == other.predict_marginals(tensors)
+    other.save(tmp_path / "model")
+    assert structgp.load(tmp_path / "model").predict(tensors) == one.predict(arrays)
+    assert other.predict_single(tensors[0]) == one.predict_single(arrays[0])
+    assert structgp.explain(other, tensors[0], 0).label == one.predict_single(arrays[0])[0]
 
 
 def test_the_rival_reads_vectors_too() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from structgp.api.estimator import StructuredGPClassifier
+from structgp.data.sources import Coverage
 from structgp.gp.kernels.build import kernel_scales
 from structgp.plan.resolve import plan_lines
 
@@ -19,7 +20,8 @@ class Summary:
     transitions, empty where those have none; classes : the labels; transitions : (V, V) mean of the score
     of a label (row) followed by another (column), apart from features, and transition_sds : (V, V) its
     posterior sd, all 0 where the model has no transitions; plan : every choice of the fit, with its
-    reason."""
+    reason; vectors : how many training tokens have a word vector, for a model from a file that was trained
+    with word vectors, else None."""
 
     templates: dict[str, float]
     classes: list[str]
@@ -27,10 +29,12 @@ class Summary:
     transition_sds: np.ndarray
     plan: dict[str, dict[str, Any]] = field(default_factory=dict)
     transition_templates: dict[str, float] = field(default_factory=dict)
+    vectors: Coverage | None = None
 
     def __str__(self) -> str:
         width = max(map(len, (*self.templates, *self.transition_templates, *self.classes)))
         lines = ["plan", *(f"  {line}" for line in plan_lines(self.plan)), ""] if self.plan else []
+        lines += ["word vectors", f"  {self.vectors} (training)", ""] if self.vectors else []
         for name, scales in (("template", self.templates), ("transition", self.transition_templates)):
             if scales:
                 lines.append(f"{name} weights (prior variance)")
@@ -49,7 +53,7 @@ def describe(model: StructuredGPClassifier) -> Summary:
     """What the model has learned about templates and transitions, and the plan of its fit."""
     check_is_fitted(model, "model_")
     fitted, edges = model.model_, model.model_.split.next
-    transitions = fitted.posterior["next"]
+    transitions, covered = fitted.posterior["next"], model.training_log_.get("vectors")
     mean, sd = transitions.constant_scores()
     return Summary(
         dict(fitted.info["kernel_scales"]),
@@ -58,4 +62,5 @@ def describe(model: StructuredGPClassifier) -> Summary:
         sd.numpy().copy(),
         dict(fitted.info.get("plan", {})),
         {} if edges is None else dict(kernel_scales(transitions.kernel, edges.blocks)),
+        Coverage(**covered) if covered else None,
     )

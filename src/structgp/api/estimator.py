@@ -98,18 +98,20 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         inducing), 'covariance', 'covariance_rank', 'covariance_reason', 'kernel_scales' (prior variance of
         a weight, by template), 'function_scales', 'effective_parameters', 'kl_inducing', 'kl_transitions',
         'amplitude_factor', 'transition_sd', 'n_inducing', 'inducing_residual', 'evaluations', 'seconds',
-        and 'dev' if dev data was passed.
+        'dev' if dev data was passed, and 'vectors' in a model from a file that was trained with word
+        vectors (numbers of training tokens with and without one).
     model_ : the fitted :class:`structgp.answers.ask.Model`.
 
     Notes
     -----
     X is a list (or generator) of sequences; a sequence is a list of feature dicts, a list of lists of
-    strings, or a 2-D dense or scipy-sparse array with one row per token. y is a list of lists of strings.
-    In a dict, string values are templates, named by their key (beyond 64 keys: a bag of attributes);
-    numbers and flags are numeric features; 1-D numpy arrays, such as word vectors, are dense features, of
-    one length per key and with every token; lists and nested dicts are read as python-crfsuite reads them.
-    Each kind has a kernel of its own, and the model uses their sum. A model read from a file has no 'steps'
-    in its log, and as its ``kernel`` the fitted one if it was not given by name.
+    strings, or a 2-D array, torch tensor or scipy-sparse matrix with one row per token. y is a list of
+    lists of strings. In a dict, string values are templates, named by their key (beyond 64 keys: a bag of
+    attributes); numbers and flags are numeric features; 1-D arrays or tensors, such as word vectors, are
+    dense features, of one length per key and with every token; lists and nested dicts are read as
+    python-crfsuite reads them. Each kind has a kernel of its own, and the model uses their sum. A model
+    read from a file has no 'steps' in its log, and as its ``kernel`` the fitted one if it was not given by
+    name.
 
     Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, or O(V M r) if
     its covariances are low-rank; and O(V T^2) for a sequence of T tokens."""
@@ -322,6 +324,8 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
         params["structure"] = structure
     estimator = StructuredGPClassifier(**params)
     estimator.model_, estimator.training_log_ = model, dict(model.info)
+    if "vectors" in model.extra:
+        estimator.training_log_["vectors"] = model.extra["vectors"].get("coverage")
     estimator.classes_ = np.array(model.labels.classes)
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:

@@ -111,6 +111,8 @@ def train(
     estimator.save(output, reader.to_json())
     checkpoint.unlink(missing_ok=True)
     shared.say_fit(estimator, *counts)
+    if reader.vectors is not None:
+        click.echo(f"{reader.vectors.vectors.name}: {reader.vectors.coverage}", err=True)
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
         shared.print_reports({"structgp": shared.score(estimator, dev.X, y_dev, dev.name)})

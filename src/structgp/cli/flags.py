@@ -67,8 +67,9 @@ feature_options = combined(
     click.option(
         "--vectors",
         type=click.Path(),
-        help="Use word vectors as features: a text file, one word and its numbers per line. Other "
-        "words get zeros. The vectors are not stored in the model.",
+        help="Use word vectors as features: a text file, one word and its numbers per line. A word that "
+        "it does not have is looked up in lower case; other words get zeros. The vectors are not stored in "
+        "the model.",
     ),
     click.option(
         "--vector-column",

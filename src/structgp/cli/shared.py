@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from structgp.api.estimator import StructuredGPClassifier, load
 from structgp.data.atomic import atomic_write
-from structgp.data.sources import FileSequence, Labelled, Reader, from_json
+from structgp.data.sources import Coverage, FileSequence, Labelled, Reader, from_json
 from structgp.errors import InputError, StructgpError, StructgpWarning
 from structgp.evaluation.crf import LinearCRF
 from structgp.evaluation.metrics import Report, evaluate
@@ -75,16 +75,22 @@ def load_with_reader(
     return estimator, from_json(estimator.model_.extra, path, vectors_path)
 
 
-def sequences(reader: Reader, files: Sequence[Any], encoding: str) -> Iterator[FileSequence]:
-    """Those of all files, each a path or a stream; InputError if a file has none."""
+def sequences(
+    reader: Reader, files: Sequence[Any], encoding: str, quiet: bool = False
+) -> Iterator[FileSequence]:
+    """Those of all files, each a path or a stream; InputError if a file has none. After each file, one line
+    says how many of its tokens have word vectors, where the reader has those and is not ``quiet``."""
     for file in files:
         name = file if isinstance(file, str) else "<stdin>"
-        empty = True
+        empty, covered = True, Coverage()
         for sequence in reader.sequences(file, encoding=encoding, name=name):
             empty = False
+            covered += reader.coverage(sequence) or Coverage()
             yield sequence
         if empty and isinstance(file, str):
             raise InputError(name, "no tokens", "give a file with at least one")
+        if covered.n_tokens and not quiet:
+            click.echo(f"{name}: {covered}", err=True)
 
 
 def check_two_labels(y: Sequence[Sequence[str | None]], name: str) -> None:

@@ -95,11 +95,12 @@ def tag(
             raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
         estimator.device = local_device(device_of(device))  # each process its own
         # Sequences from a pipe are answered one by one.
-        parts = _chunks(sequences(reader, given, encoding), _CHUNK if files else 1)
+        found = sequences(reader, given, encoding, quiet=not together.is_first)
+        parts = _chunks(found, _CHUNK if files else 1)
         with output_stream(output, encoding) if together.is_first else nullcontext() as out:
             for dealt in _chunks(parts, together.size):
                 own = [tagger.answer(chunk) for chunk in together.share(dealt)]
-                for lines in (lines for found in together.gather(own) for lines in found):
+                for lines in (lines for answered in together.gather(own) for lines in answered):
                     assert out is not None
                     out.writelines(block + "\n" for block in lines)
                 if out is not None:

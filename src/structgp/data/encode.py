@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from structgp.data import vocabulary
+from structgp.data.arrays import ARRAYS, as_csr, as_dense, as_vector, check_finite
 from structgp.data.batch import UNUSED, Batch
-from structgp.data.vocabulary import LARGEST, RowLayout, Vocabulary
+from structgp.data.vocabulary import RowLayout, Vocabulary
 from structgp.errors import InputError
 
 Rows = TypeVar("Rows", bound=Any)
@@ -78,9 +79,9 @@ class FeatureEncoder(Vocabulary):
         if not form:
             return np.empty((0, len(self.templates)))
         if form == "dense":
-            rows = vocabulary.as_dense(x, place)
+            rows = as_dense(x, place)
             self._check_width(rows.shape[1], place)
-            _check_finite(rows, place, lambda d: f"column {d}")
+            check_finite(rows, place, lambda d: f"column {d}")
             return rows
         if form == "sparse":
             return self._encode_sparse(x, place)
@@ -98,7 +99,7 @@ class FeatureEncoder(Vocabulary):
         return np.concatenate(parts, 1)
 
     def _encode_sparse(self, x: Any, place: str) -> np.ndarray:
-        matrix = vocabulary.as_csr(x)
+        matrix = as_csr(x)
         self._check_width(matrix.shape[1], place)
         bad = ~np.isfinite(matrix.data)
         if bad.any():
@@ -125,8 +126,9 @@ class FeatureEncoder(Vocabulary):
         rows = np.empty((len(x), width))
         for t, token in enumerate(x):
             value = token.get(name)
-            if isinstance(value, np.ndarray):
-                found = vocabulary.vector_length(value, name, f"{place}[{t}]")
+            if isinstance(value, ARRAYS):
+                value = as_vector(value, name, f"{place}[{t}]")
+                found = len(value)
                 problem = f"vector {name!r} has {found} numbers, but the first in training had {width}"
             elif value is None:
                 found, problem = 0, f"vector {name!r} is missing"
@@ -137,7 +139,7 @@ class FeatureEncoder(Vocabulary):
                 remedy = f"pass {width} numbers with every token, zeros where nothing is known"
                 raise InputError(f"{place}[{t}]", problem, remedy)
             rows[t] = value
-        _check_finite(rows, place, lambda d: f"{name}[{d}]")
+        check_finite(rows, place, lambda d: f"{name}[{d}]")
         return rows
 
     def _check_width(self, width: int, place: str) -> None:
@@ -197,17 +199,6 @@ def entries(counts: np.ndarray, ids: ArrayLike, values: ArrayLike) -> np.ndarray
     slot = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     rows[row, 2 * slot], rows[row, 2 * slot + 1] = ids, values
     return rows
-
-
-def _check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> None:
-    """InputError for a value of rows (T, D) that cannot be squared; ``name(d)`` is the name of column d."""
-    wrong = ~(np.abs(rows) <= LARGEST)
-    if wrong.any():
-        t, d = map(int, np.argwhere(wrong)[0])
-        problem, remedy = f"{name(d)} is {rows[t, d]}", "replace NaN and infinite values"
-        if np.isfinite(rows[t, d]):
-            problem, remedy = f"{problem}, too large", "rescale the feature"
-        raise InputError(f"{place}[{t}]", problem, remedy)
 
 
 def _ids_of(values: Sequence[Any], known: Mapping[str, int]) -> list[int]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse
 
+from structgp.data.arrays import ARRAYS, as_csr, as_dense, as_vector, is_dense
 from structgp.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
 MAX_TEMPLATES = 64
 """With more string-valued keys than this, features='auto' reads them as a bag, not as templates."""
 
-LARGEST = 1e100
-"""Larger dense values cannot be squared in floating point, as kernels do."""
-
-LISTS = (Sequence, np.ndarray, set, frozenset)
+LISTS = (Sequence, *ARRAYS, set, frozenset)
 """What a token that is a list of strings may be."""
 
 
@@ -179,11 +177,11 @@ class Vocabulary(RowLayout):
                     if isinstance(value, str):
                         known = strings[key] if key in strings else strings.setdefault(key, {})
                         known.setdefault(value, len(known))
-                    elif not isinstance(value, np.ndarray):
+                    elif not isinstance(value, ARRAYS):
                         for name in flatten(((key, value),), f"{place}[{t}]"):
                             self.attributes.setdefault(name, len(self.attributes))
                     elif key not in self.vectors:
-                        self.vectors[key] = vector_length(value, key, f"{place}[{t}]")
+                        self.vectors[key] = len(as_vector(value, key, f"{place}[{t}]"))
         self.dense_width = sum(self.vectors.values())
         # A key with both strings and vectors is a mistake, which is reported when it is encoded.
         self.templates = [key for key in strings if key not in self.vectors]
@@ -283,14 +281,14 @@ def not_empty(X: Iterable[Any], form: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def length(x: Any, place: str) -> int:
-    if not (hasattr(x, "shape") and len(x.shape)) and not hasattr(x, "__len__"):
+    if not (len(x.shape) if hasattr(x, "shape") else hasattr(x, "__len__")):
         raise _not_a_sequence(x, place)
     return int(x.shape[0]) if hasattr(x, "shape") else len(x)
 
 
 def _not_a_sequence(x: Any, place: str) -> InputError:
     problem = f"expected a sequence of tokens, got a {type(x).__name__}"
-    remedy = "pass a list of feature dicts, a list of lists of strings, or a 2-D array"
+    remedy = "pass a list of feature dicts, a list of lists of strings, or a 2-D array or tensor"
     return InputError(place, problem, remedy)
 
 
@@ -301,11 +299,13 @@ def form_of(x: Any, place: str, expected: str = "") -> str:
         return ""
     if scipy.sparse.issparse(x):
         form = "sparse"
-    elif isinstance(x, np.ndarray) and x.dtype.kind in "fiub":
+    elif is_dense(x):
         form = "dense"
     elif isinstance(x, str) or not isinstance(x, Sequence | np.ndarray):
         raise _not_a_sequence(x, place)
-    elif isinstance(token := x[0], Mapping):
+    elif is_dense(token := x[0]):
+        form = "dense"
+    elif isinstance(token, Mapping):
         form = "dicts"
     elif isinstance(token, LISTS) and not isinstance(token, str):
         form = "strings" if issubclass(next((type(v) for v in token), str), str) else "dense"
@@ -321,32 +321,6 @@ def form_of(x: Any, place: str, expected: str = "") -> str:
     if form == "dicts":
         check_dicts(x, place)
     return form
-
-
-def as_csr(x: Any) -> Any:
-    matrix = scipy.sparse.csr_matrix(x)
-    if not matrix.has_canonical_format:
-        matrix = matrix.copy()  # it may share its arrays with x, which is not ours to change
-        matrix.sum_duplicates()
-    return matrix
-
-
-def as_dense(x: Any, place: str) -> np.ndarray:
-    try:
-        rows = np.asarray(x, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(place, f"not a matrix of numbers ({error})", "pass a 2-D array") from None
-    if rows.ndim != 2:
-        raise InputError(place, f"{rows.ndim} dimensions", "pass a 2-D array, one row per token")
-    return rows
-
-
-def vector_length(value: np.ndarray, name: str, place: str) -> int:
-    """The length of the array under ``name``, which must be a vector that is not empty."""
-    if value.dtype.kind not in "fiub" or value.ndim != 1 or not len(value):
-        problem = f"feature {name!r} is an array of {value.dtype} and shape {value.shape}"
-        raise InputError(place, problem, "pass a 1-D array of numbers")
-    return len(value)
 
 
 def check_dicts(x: Iterable[Any], place: str) -> None:

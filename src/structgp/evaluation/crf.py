@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, issparse
 from scipy.special import logsumexp
 
+from structgp.data.arrays import as_numpy, is_dense
 from structgp.errors import InputError
 from structgp.evaluation.metrics import check_lengths
 
@@ -170,6 +171,8 @@ def _train(examples: Examples, grid: Sequence[float]) -> list[bytes]:
     for x, labels in examples:
         trainer.append(x, labels)
     trainer.set_params({"c1": 0.0, "feature.possible_states": True, "feature.possible_transitions": True})
+    # CRFsuite drops a feature whose values add up to less than this, 0 by default.
+    trainer.set("feature.minfreq", -1e300)
     models = []
     with tempfile.TemporaryDirectory(prefix="structgp-crf-") as folder:
         file = Path(folder) / "model"
@@ -233,7 +236,8 @@ def _all_items(X: Iterable[Any]) -> list[list[Item]]:
 
 def _items(x: Any, place: str) -> list[Item]:
     """One sequence in any of the accepted forms -> CRFsuite's items."""
-    if issparse(x) or (isinstance(x, np.ndarray) and x.dtype.kind in "fiub"):
+    if issparse(x) or is_dense(x):
+        x = as_numpy(x, place)
         if x.ndim != 2:
             raise InputError(place, f"an array of {x.ndim} dimensions", "give tokens by features")
         return _matrix_items(csr_array(x), place)
@@ -251,7 +255,7 @@ def _token_item(token: Any, place: str) -> Item:
     if isinstance(token, str):
         raise InputError(place, f"the token is the bare string {token!r}", remedy)
     try:
-        values = list(token)
+        values = list(as_numpy(token, place))
         if all(isinstance(value, str) for value in values):
             return [f"{j}={value}" for j, value in enumerate(values)]
         row = np.asarray(values, dtype=np.float64).reshape(1, len(values))
@@ -264,7 +268,7 @@ def _checked_value(name: Any, value: Any, place: str) -> Any:
     """A vector as a dict from place to number, which python-crfsuite takes; anything else as it is."""
     if not isinstance(name, str):
         raise InputError(place, f"the feature name {name!r} is not a string", "use strings")
-    is_vector = isinstance(value, np.ndarray)
+    is_vector = isinstance(value := as_numpy(value, place), np.ndarray)
     if (is_vector or isinstance(value, float)) and not np.isfinite(value).all():
         shown = "not finite" if is_vector else value
         raise InputError(place, f"feature {name!r} is {shown}", "use finite numbers")

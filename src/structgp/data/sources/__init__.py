@@ -14,11 +14,12 @@ from structgp.data.sources.columns import iter_columns, read_columns, write_colu
 from structgp.data.sources.lines import FileSequence, Labelled
 from structgp.data.sources.readers import AttributeReader, ColumnReader, Reader, Stream, from_json, learn
 from structgp.data.sources.templates import Template
-from structgp.data.sources.vectors import NumericColumns, WordVectors
+from structgp.data.sources.vectors import Coverage, NumericColumns, WordVectors
 
 __all__ = [
     "AttributeReader",
     "ColumnReader",
+    "Coverage",
     "FileSequence",
     "Labelled",
     "NumericColumns",

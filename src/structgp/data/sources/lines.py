@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
-from structgp.data.vocabulary import LARGEST
+from structgp.data.arrays import LARGEST
 from structgp.errors import InputError
 
 Source = str | os.PathLike[str] | BinaryIO | Iterable[str]

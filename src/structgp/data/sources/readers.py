@@ -16,7 +16,7 @@ from structgp.data.sources.attributes import format_attributes, iter_attributes
 from structgp.data.sources.columns import ColumnFile, format_sequence, iter_columns
 from structgp.data.sources.lines import FileSequence, Labelled, Source, digest_of_file, name_of, read_all
 from structgp.data.sources.templates import Template, columns_that_exist
-from structgp.data.sources.vectors import ColumnVectors, NumericColumns, WordVectors
+from structgp.data.sources.vectors import ColumnVectors, Coverage, NumericColumns, WordVectors
 from structgp.errors import InputError
 
 Path = str | os.PathLike[str]
@@ -29,14 +29,16 @@ class Reader(ABC):
 
     missing : the text in the place of a missing label, None if there is none. transition_columns : names of
     the features that transitions depend on and nodes do not. has_transitions : whether the training file
-    asks for scores of transitions. has_dense : whether tokens hold dense vectors. template_lines : dict,
-    name of a feature -> the template's line that makes it."""
+    asks for scores of transitions. has_dense : whether tokens hold dense vectors. vectors : the word
+    vectors among them, or None; ``vectors.coverage`` is that of the training file.
+    template_lines : dict, name of a feature -> the template's line that makes it."""
 
     format: ClassVar[str]
     missing: str | None
     transition_columns: tuple[str, ...] = ()
     has_transitions: bool = True
     has_dense: bool = False
+    vectors: ColumnVectors | None = None
     template_lines: dict[str, str] = {}  # noqa: RUF012
 
     @abstractmethod
@@ -53,6 +55,10 @@ class Reader(ABC):
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """All that :func:`from_json` needs."""
+
+    def coverage(self, sequence: FileSequence) -> Coverage | None:
+        """How many tokens of a sequence have a word vector, None for a reader without word vectors."""
+        return None if self.vectors is None else self.vectors.coverage_of(sequence.cells)
 
     def labelled(self, source: Input, encoding: str, name: str) -> Iterator[tuple[list[Any], Labels]]:
         """Tokens and labels (None if missing) of each sequence; InputError for a file without labels."""

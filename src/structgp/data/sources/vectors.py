@@ -12,30 +12,56 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from structgp.data.sources.columns import ColumnSequence
 from structgp.data.sources.lines import cannot_read, check_encoding, parse_number
-from structgp.errors import InputError, StructgpWarning
+from structgp.errors import InputError
 
 _MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many of some tokens have a vector.
+
+    as_written : number of tokens whose word is in the file; lower_case : of those where only the
+    lower-cased word is; missing : of those that have none and get zeros. Two of them add up by ``+``."""
+
+    as_written: int = 0
+    lower_case: int = 0
+    missing: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        return self.as_written + self.lower_case + self.missing
+
+    def __add__(self, other: Coverage) -> Coverage:
+        both = zip(astuple(self), astuple(other), strict=True)
+        return Coverage(*(a + b for a, b in both))
+
+    def __str__(self) -> str:
+        share = 1 - self.missing / max(1, self.n_tokens)
+        ways = f"{self.as_written} as written, {self.lower_case} in lower case"
+        return f"{share:.1%} of {self.n_tokens} tokens have a vector ({ways}), {self.missing} get zeros"
 
 
 class WordVectors:
     """The vectors of a file, each read when it is first asked for.
 
-    ``vectors["eggs"]`` is a (D,) array, zeros for a word that the file does not have (``"eggs" in vectors``
-    tells). Opening reads the whole file once, to find the words and its digest, and keeps one entry per
-    word in memory. If a word occurs twice, its first vector is used; words that contain a space are
-    skipped.
+    ``vectors["eggs"]`` is a (D,) array. A word that the file does not have gets the vector of the word in
+    lower case, and zeros if that is missing too (``"eggs" in vectors`` tells). Opening reads the whole file
+    once, to find the words and its digest, and keeps one entry per word in memory. If a word occurs twice,
+    its first vector is used; words that contain a space are skipped.
 
     path : the file, which must not change while it is used. encoding : of its words; any in which spaces
-    and line ends are those of ASCII. dimension : D. digest : SHA-256 of the file, in hexadecimal.
+    and line ends are those of ASCII. lower_case : False to look words up only as they are written.
+    dimension : D. digest : SHA-256 of the file, in hexadecimal.
 
     An InputError names ``path:line`` for a line that does not have D numbers (each number is checked when
     its word is asked for), and ``path`` for a file that cannot be read or has no vectors.
@@ -46,10 +72,14 @@ class WordVectors:
     >>> _ = Path("vectors.txt").write_text("eggs 0.1 -0.2\\nmilk 0.0 0.5\\n")
     >>> WordVectors("vectors.txt")["eggs"]
     array([ 0.1, -0.2])
+    >>> print(WordVectors("vectors.txt").coverage(["eggs", "Milk", "MILK", "figs"]))
+    75.0% of 4 tokens have a vector (1 as written, 2 in lower case), 1 get zeros
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, encoding: str = "utf-8") -> None:
-        self.name, self.encoding = os.fspath(path), encoding
+    def __init__(
+        self, path: str | os.PathLike[str], *, encoding: str = "utf-8", lower_case: bool = True
+    ) -> None:
+        self.name, self.encoding, self.lower_case = os.fspath(path), encoding, lower_case
         check_encoding(encoding, self.name)
         if " \n".encode(encoding) != b" \n":
             problem = f"word vectors cannot be read in {encoding}"
@@ -69,17 +99,32 @@ class WordVectors:
         return len(self._places)
 
     def __contains__(self, word: str) -> bool:
-        return self._key(word) in self._places
+        return self._place(word) is not None
+
+    def coverage(self, words: Iterable[str]) -> Coverage:
+        """How many of the words of some tokens have a vector."""
+        total = Coverage()
+        for word, n in Counter(iter(words)).items():
+            as_written, found = self._key(word) in self._places, word in self
+            total += Coverage(n * as_written, n * (found - as_written), n * (not found))
+        return total
 
     def __getitem__(self, word: str) -> np.ndarray:
         """(D,) the vector of a word, zeros if it has none."""
         found = self._known.get(word)
         if found is None:
-            place = self._places.get(self._key(word))
+            place = self._place(word)
             found = np.zeros(self.dimension) if place is None else self._read(*place)
             found.flags.writeable = False  # it is handed out again
             self._known[word] = found
         return found
+
+    def _place(self, word: str) -> tuple[int, int] | None:
+        """Offset and number of the line with the vector of a word, None if it has none."""
+        place = self._places.get(self._key(word))
+        if place is None and self.lower_case:
+            place = self._places.get(self._key(word.lower()))
+        return place
 
     def _key(self, word: str) -> bytes:
         return word.encode(self.encoding, errors="replace")
@@ -136,26 +181,29 @@ class ColumnVectors:
     """The vectors of the words in one column of a file.
 
     scale : factor by which vectors are multiplied, so that those of the training words have length 1 on
-    average and a vector counts as much as one number."""
+    average and a vector counts as much as one number. coverage : of the training tokens, None in models
+    that do not know it."""
 
     vectors: WordVectors
     column: int
     scale: float
+    coverage: Coverage | None = None
 
     @classmethod
     def learn(cls, vectors: WordVectors, column: int, words: Sequence[str]) -> ColumnVectors:
-        """The scale from the words of the training tokens; a warning says how many have no vector."""
+        """Scale and coverage from the words of the training tokens."""
         known = [word for word in words if word in vectors]
         if not known:
             problem = f"none of the words in column {column} of the training file has a vector"
             remedy = "name the column of the words with vector_column=, or give other vectors"
             raise InputError(vectors.name, problem, remedy)
         square = float(np.mean([vectors[word] @ vectors[word] for word in known]))
-        if len(known) < len(words):
-            share = f"{len(known) / len(words):.1%} of the training tokens have a vector"
-            message = f"{vectors.name}: {share}, the others get zeros"
-            warnings.warn(message, StructgpWarning, stacklevel=3)
-        return cls(vectors, column, square**-0.5 if square > 0 else 1.0)
+        scale = square**-0.5 if square > 0 else 1.0
+        return cls(vectors, column, scale, vectors.coverage(words))
+
+    def coverage_of(self, rows: Iterable[Sequence[str]]) -> Coverage:
+        """How many of the tokens with these columns have a vector."""
+        return self.vectors.coverage(row[self.column] for row in rows)
 
     def features(self, rows: Sequence[Sequence[str]], name: str, line: int) -> np.ndarray:
         """(T, D) the scaled vectors of the rows of one sequence."""
@@ -167,8 +215,10 @@ class ColumnVectors:
             "path": os.path.abspath(self.vectors.name),
             "sha256": self.vectors.digest,
             "encoding": self.vectors.encoding,
+            "lower_case": self.vectors.lower_case,
             "column": self.column,
             "scale": self.scale,
+            "coverage": None if self.coverage is None else asdict(self.coverage),
         }
 
     @classmethod
@@ -177,12 +227,14 @@ class ColumnVectors:
         if path is None and not os.path.exists(state["path"]):
             problem = f"its word vectors are no longer at {state['path']}"
             raise InputError(model, problem, "say where they are with vectors=")
-        vectors = WordVectors(path or state["path"], encoding=state["encoding"])
+        # Models from before words were looked up in lower case do not know coverage either.
+        lower_case, coverage = state.get("lower_case", False), state.get("coverage")
+        vectors = WordVectors(path or state["path"], encoding=state["encoding"], lower_case=lower_case)
         if vectors.digest != state["sha256"]:
             problem = f"not the word vectors that {model} was trained with"
             remedy = "give those with vectors=, or train again with these"
             raise InputError(vectors.name, problem, remedy)
-        return cls(vectors, state["column"], state["scale"])
+        return cls(vectors, state["column"], state["scale"], Coverage(**coverage) if coverage else None)
 
 
 @dataclass(frozen=True)

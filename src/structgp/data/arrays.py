@@ -1,0 +1,83 @@
+"""Numbers as users have them (NumPy arrays, torch tensors, SciPy matrices, lists of rows), checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+
+from structgp.errors import InputError
+
+LARGEST = 1e100
+"""Larger dense values cannot be squared in floating point, as kernels do."""
+
+ARRAYS = (np.ndarray, torch.Tensor)
+"""What a matrix or vector of dense numbers may be."""
+
+
+def is_dense(x: Any) -> bool:
+    """Whether x is an array of numbers, or a tensor: one of anything else is refused by ``as_numpy``."""
+    return isinstance(x, torch.Tensor) or (isinstance(x, np.ndarray) and x.dtype.kind in "fiub")
+
+
+def as_numpy(x: Any, place: str) -> Any:
+    """A tensor on any device, of any dtype of real numbers, as an array, detached from its graph; anything
+    else as it is."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    remedy = "pass a dense tensor of floats, integers or flags"
+    if x.layout != torch.strided or x.is_quantized or x.is_complex():
+        kind = "quantized" if x.is_quantized else f"{x.layout}, {x.dtype}".replace("torch.", "")
+        raise InputError(place, f"a tensor of another kind ({kind})", remedy)
+    if x.is_meta:
+        raise InputError(place, "a tensor on the device 'meta', which has no values", remedy)
+    x = x.detach()
+    # NumPy has no bfloat16, and no 8-bit floats.
+    return (x.double() if x.is_floating_point() else x).cpu().numpy()
+
+
+def as_csr(x: Any) -> Any:
+    matrix = scipy.sparse.csr_matrix(x)
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()  # it may share its arrays with x, which is not ours to change
+        matrix.sum_duplicates()
+    return matrix
+
+
+def as_dense(x: Any, place: str) -> np.ndarray:
+    """(T, D) the rows of an array, a tensor or a list of either."""
+    x = (
+        as_numpy(x, place)
+        if isinstance(x, ARRAYS)
+        else [as_numpy(v, f"{place}[{t}]") for t, v in enumerate(x)]
+    )
+    try:
+        rows = np.asarray(x, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(place, f"not a matrix of numbers ({error})", "pass a 2-D array") from None
+    if rows.ndim != 2:
+        raise InputError(place, f"{rows.ndim} dimensions", "pass a 2-D array, one row per token")
+    return rows
+
+
+def as_vector(value: Any, name: str, place: str) -> np.ndarray:
+    """The array or tensor under the key ``name``, which must be a vector that is not empty."""
+    found: np.ndarray = as_numpy(value, place)
+    if found.dtype.kind not in "fiub" or found.ndim != 1 or not len(found):
+        problem = f"feature {name!r} is an array of {found.dtype} and shape {found.shape}"
+        raise InputError(place, problem, "pass a 1-D array of numbers")
+    return found
+
+
+def check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> None:
+    """InputError for a value of rows (T, D) that cannot be squared; ``name(d)`` is the name of column d."""
+    wrong = ~(np.abs(rows) <= LARGEST)
+    if wrong.any():
+        t, d = map(int, np.argwhere(wrong)[0])
+        problem, remedy = f"{name(d)} is {rows[t, d]}", "replace NaN and infinite values"
+        if np.isfinite(rows[t, d]):
+            problem, remedy = f"{problem}, too large", "rescale the feature"
+        raise InputError(f"{place}[{t}]", problem, remedy)
