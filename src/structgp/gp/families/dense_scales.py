@@ -23,7 +23,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from structgp.gp.block import Seen, ratio
 from structgp.gp.kernels.block_sum import covariance
 from structgp.gp.kernels.dense import DenseKernel
-from structgp.gp.linalg import factor_of_inverse
+from structgp.gp.linalg import cholesky, factor_of_inverse
 
 PRIOR_COUNT = 2.0
 """Parameters' worth of prior that the scale of a component is right as it is: what nothing determines stays
@@ -34,6 +34,9 @@ SWEEPS = 6
 
 SHAPE_STEPS = 12
 """Evaluations of the evidence per quadratic."""
+
+FARTHEST_STEP = 2.0
+"""By which a logarithmic parameter may move under one quadratic, which says little of kernels far away."""
 
 PRIOR_SD = 3.0
 """Prior standard deviation of logarithmic parameters of the shape around where they start: e^3 either way.
@@ -104,7 +107,7 @@ def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
             root = bend.clamp(min=0).sqrt()
             inner = root[:, None] * prior * root
             inner.diagonal().add_(1)
-            lower = torch.linalg.cholesky(inner)
+            lower = cholesky(inner)
             narrow = root[:, None] * torch.cholesky_inverse(lower) * root  # (K + H^-1)^-1
             pulled = prior @ linear
             dual = linear - narrow @ pulled
@@ -133,8 +136,9 @@ def learn_shape(block: Any, seen: Quadratic) -> Quadratic:
             slope = torch.cat([g.flatten() for g in grads]).cpu().numpy()
             return float(value.detach()) + 0.5 * float(away @ away), slope + away / PRIOR_SD
 
+        near = [(x - FARTHEST_STEP, x + FARTHEST_STEP) for x in start]
         found = scipy.optimize.minimize(
-            negative, start, jac=True, method="L-BFGS-B", options={"maxiter": SHAPE_STEPS, "maxfun": SHAPE_STEPS}
+            negative, start, jac=True, method="L-BFGS-B", bounds=near, options={"maxfun": SHAPE_STEPS}
         )
         vector_to_parameters(torch.from_numpy(found.x).to(seen.rows), parameters)
     kernel.requires_grad_(False)
