@@ -246,7 +246,7 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         with _heard() if self.verbose else nullcontext():
             if before is None:
                 if isinstance(examples, Examples):
-                    plan, found = held_out.choose(options, plan, examples)
+                    plan, found = held_out.choose(options, plan, examples, extras.get("together", ALONE))
                 start = start_of(options, plan, examples, generator)
             else:
                 assert isinstance(examples, Examples)

@@ -338,6 +338,7 @@ def data_weight_of(
         "the data is on disk": on_disk,
         "there is much data": examples.n_tokens >= MANY_TOKENS,
         "there is only one sequence": examples.n_sequences < 2,
+        "the posterior is a mixture": isinstance(options.family, Mixture),
         "the structure is your own": type(structure) not in (Chain, Piecewise) or predictor is not None,
         f"the {optimizer.name} fit is not repeated to choose it": not isinstance(optimizer, SecondOrder),
     }

@@ -23,11 +23,12 @@ import torch
 from structgp.answers.ask import Asked, Question
 from structgp.data.examples import Examples
 from structgp.inference import SecondOrder
+from structgp.inference.distributed import ALONE, Processes
 from structgp.plan.choices import Choice
 from structgp.plan.options import Options
 from structgp.plan.resolve import Plan
 from structgp.plan.run import Fit
-from structgp.plan.start import Start, start_of
+from structgp.plan.start import start_of
 
 WEIGHTS = (1.0, 4.0, 16.0, 64.0)
 """Tried in turn, until one predicts worse than the one before."""
@@ -35,16 +36,18 @@ WEIGHTS = (1.0, 4.0, 16.0, 64.0)
 N_FOLDS = 5
 """At most; fewer where there are fewer sequences."""
 
-FEWEST_FOLDS, ENOUGH_TOKENS = 2, 1_000
-"""Folds are fitted until so many of them have left out so many tokens. The error of a mean loss over a
-thousand tokens is a few hundredths, and the same tokens are used for every weight."""
+FEWEST_FOLDS, ENOUGH_TOKENS = 2, {"weights": 1_000, "inducing": 500}
+"""Folds are fitted until so many of them have left out so many tokens, by family of the posterior. The
+error of a mean loss over a thousand tokens is a few hundredths, and the same tokens are used for every
+weight. With inducing inputs a fit costs several times as much."""
 
 MOST_TOKENS = 20_000
 """Tokens of a fold's fit, about: with more, the prior matters little."""
 
-FIT_DRAWS, ANSWER_DRAWS = 8, 32
-"""Draws of the fits and of the predictions, half and a quarter of the default's: their error is the same
-for all weights, and small beside that of so few tokens."""
+ANSWER_DRAWS = 32
+"""Draws of the predictions, a quarter of the default's: their error is the same for all weights, and small
+beside that of so few tokens. The fits have as many draws as the real one: under a large weight, fewer are
+overfitted, and large weights would look worse than they are."""
 
 LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
 """Confidence is called too low or too high if it differs from accuracy by more than both."""
@@ -95,9 +98,12 @@ class Predictions:
         return f"Confidence {words}: {sure:.0%} sure on average, right in {right:.0%}."
 
 
-def choose(options: Options, plan: Plan, examples: Examples) -> tuple[Plan, dict[str, Any] | None]:
+def choose(
+    options: Options, plan: Plan, examples: Examples, together: Processes = ALONE
+) -> tuple[Plan, dict[str, Any] | None]:
     """The plan with its data weight chosen, and what was found, for the log; the plan as it is and None
-    where it leaves nothing open. The same for the same data and ``random_state``."""
+    where it leaves nothing open. The same for the same data and ``random_state``. Several processes all
+    choose, and all take what the first one has chosen."""
     if plan.data_weight.value is not None:
         return plan, None
     began = time.monotonic()
@@ -107,6 +113,8 @@ def choose(options: Options, plan: Plan, examples: Examples) -> tuple[Plan, dict
         return replace(plan, data_weight=Choice(1.0, nothing)), None
     tried = search(folds.predict)
     weight = lowest({candidate.data_weight: found.loss for candidate, found in tried.items()})
+    (agreed,) = together.sum(torch.tensor([weight * together.is_first], dtype=torch.float64))
+    weight = float(agreed)
     at = interpolated({candidate.data_weight: found for candidate, found in tried.items()}, weight)
     found = {
         "token_nll": at.loss,
@@ -174,9 +182,9 @@ def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[l
     """Of each fold, the sequences that it leaves out, and those that it is fitted to."""
     lengths = np.array([len(rows) for rows in examples.rows])
     order = np.random.default_rng(int(options.random_state)).permutation(np.flatnonzero(lengths))
-    n_folds, left_out = 0, 0
+    n_folds, left_out, enough = 0, 0, ENOUGH_TOKENS["weights" if plan.has_weights else "inducing"]
     for fold in np.array_split(order, min(N_FOLDS, len(order))):
-        if n_folds >= FEWEST_FOLDS and left_out >= ENOUGH_TOKENS:
+        if n_folds >= FEWEST_FOLDS and left_out >= enough:
             return
         rest = order[~np.isin(order, fold)]
         rest = rest[: int(np.searchsorted(lengths[rest].cumsum(), MOST_TOKENS)) + 1]
@@ -186,31 +194,29 @@ def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[l
 
 
 class Fold:
-    """One fit, whose posterior and scales go on from candidate to candidate. judged : of each sequence left
-    out, (T,) which tokens count."""
+    """One part of the data. Every candidate is fitted from nothing, as the real fit will be: learning of
+    scales ends before they settle, so where it ends depends on where it began. judged : of each sequence
+    left out, (T,) which tokens count."""
 
     def __init__(
         self, options: Options, plan: Plan, examples: Examples, left_out: list[int], rest: list[int]
     ) -> None:
         optimizer = plan.optimizer.value
         assert isinstance(optimizer, SecondOrder)
-        fewer = replace(optimizer, n_draws=FIT_DRAWS)
-        self.plan = replace(plan, optimizer=replace(plan.optimizer, value=fewer))
+        # What comes after the scales have been learned hardly moves predictions.
+        shorter = replace(optimizer, max_rounds=min(optimizer.max_rounds, optimizer.learning_rounds))
+        self.plan = replace(plan, optimizer=replace(plan.optimizer, value=shorter))
         self.options, self.examples, self.left_out = options, examples.part(rest), examples.part(left_out)
-        self.generator = torch.Generator().manual_seed(int(options.random_state))
-        self.start: Start | None = None
         known = self.examples.label_counts > 0
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
 
     def predict(self, candidate: Candidate) -> np.ndarray:
         """(N, 4) the sums of ``Predictions`` for each sequence left out."""
-        weight: Choice[float | None] = Choice(candidate.data_weight, "tried")
-        if self.start is None:
-            plan = replace(self.plan, data_weight=weight)
-            self.start = start_of(self.options, plan, self.examples, self.generator)
-        plan = replace(self.start.plan, data_weight=weight)
-        fit = Fit(self.options, self.examples, self.start, self.generator)
-        fit.train(plan)
+        plan = replace(self.plan, data_weight=Choice(candidate.data_weight, "tried"))
+        generator = torch.Generator().manual_seed(int(self.options.random_state))
+        start = start_of(self.options, plan, self.examples, generator)
+        fit = Fit(self.options, self.examples, start, generator)
+        fit.train(start.plan, on_fresh_draws=False)
         question = Question(ANSWER_DRAWS, None, plan.device.value)
         marginals = Asked(fit.model({}), question, self.left_out.rows).marginals()
         parts = zip(marginals, self.left_out.y, self.judged, strict=True)

@@ -105,7 +105,13 @@ class Fit:
         info = {k: v for k, v in log.items() if k != "steps"}
         return self.model(info | {"version": __version__}), log
 
-    def train(self, plan: Plan, callback: Callback | None = None, kept: Checkpoint | None = None) -> History:
+    def train(
+        self,
+        plan: Plan,
+        callback: Callback | None = None,
+        kept: Checkpoint | None = None,
+        on_fresh_draws: bool = True,
+    ) -> History:
         """Fits the posterior in place, without warnings."""
         on_disk = isinstance(self.examples, ShardedExamples)
         with self._sites(plan) if on_disk else nullcontext(plan) as plan:
@@ -123,6 +129,7 @@ class Fit:
                 checkpoint=kept,
                 watch=self._watch(self.dev) if self.early_stopping and self.dev else None,
                 together=self.together,
+                on_fresh_draws=on_fresh_draws,
             )
 
     def model_now(self) -> Model:
