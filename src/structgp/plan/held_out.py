@@ -169,7 +169,12 @@ class Folds:
     have a label, one which occurs in the rest too."""
 
     def __init__(self, options: Options, plan: Plan, examples: Examples) -> None:
-        self.folds = [Fold(options, plan, examples, *parts) for parts in _parts(options, plan, examples)]
+        self.folds = []
+        for n, parts in enumerate(_parts(options, plan, examples), 1):
+            # Draws of its own in each fold, so that their errors average out, and the same ones for all
+            # candidates.
+            seed = (int(options.random_state) + n) % 2**63
+            self.folds.append(Fold(replace(options, random_state=seed), plan, examples, *parts))
         self.n_judged = sum(int(judged.sum()) for fold in self.folds for judged in fold.judged)
 
     def predict(self, candidate: Candidate) -> Predictions:
