@@ -7,8 +7,11 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,30 @@ with warnings.catch_warnings():
     # Warnings are errors here, and GPyTorch's import compiles a function in a way torch gives up.
     warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
     import gpytorch  # noqa: F401
+
+from structgp.plan import held_out  # noqa: E402
+from structgp.plan.choices import Choice  # noqa: E402
+
+CHOOSE = held_out.choose
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_fits() -> Iterator[None]:
+    """Fits count every sequence once: to choose how often takes several times as long. In tests marked
+    ``held_out`` they choose."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out, "choose", _count_once)
+        yield
+
+
+def _count_once(options: Any, plan: Any, *_: Any) -> tuple[Any, None]:
+    return replace(plan, data_weight=Choice(plan.data_weight.value or 1.0, plan.data_weight.reason)), None
+
+
+@pytest.fixture(autouse=True)
+def _choosing_fits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("held_out"):
+        monkeypatch.setattr(held_out, "choose", CHOOSE)
 
 
 @pytest.fixture(scope="session")

@@ -840,6 +840,24 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
     assert seen == ["auto", Inducing(9)]
 
 
+@pytest.mark.held_out
+def test_the_weight_of_the_data(files, tmp_path, monkeypatch):
+    monkeypatch.setattr("structgp.plan.held_out.N_FOLDS", 2)
+    monkeypatch.setattr("structgp.plan.held_out.WEIGHTS", (1.0, 4.0))
+    train = ("train", files.template, files.train, "-o", tmp_path / "model")
+    chosen = ok(*train)
+    verdict = structgp.load(tmp_path / "model").held_out_["verdict"]
+    assert re.search(
+        r"^data weight [14]; in cross-validation token error .* folds\); Confidence", chosen.stderr, re.M
+    )
+    assert verdict in chosen.stderr
+    assert verdict in ok("describe", tmp_path / "model").stdout
+    assert "cross-validation" not in ok(*train, "--data-weight", "2").stderr
+    assert structgp.load(tmp_path / "model").prior.data_weight == 2.0
+    for wrong in ("0", "-1", "much"):
+        refused(*train, "--data-weight", wrong, says=["--data-weight: must be a number above 0"])
+
+
 def test_unknown_likelihoods_are_clicks(files, tmp_path):
     result = run("train", files.template, files.train, "-o", tmp_path / "m", "--structure", "tree")
     assert result.exit_code == 2

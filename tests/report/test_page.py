@@ -154,6 +154,18 @@ def test_without_labels_the_sections_that_need_them_say_so(unlabelled, parse):
     assert "+" in page.text["learned"]
 
 
+def test_figures_of_cross_validation(findings, unlabelled, parse, monkeypatch):
+    assert "cross-validation" not in parse(render(findings)).text["confidence"]
+    found = {"n_tokens": 1234, "n_folds": 2, "token_error": 0.125, "verdict": "Confidence fits: <all>."}
+    monkeypatch.setitem(findings.estimator.training_log_, "held_out", found)
+    monkeypatch.setitem(findings.estimator.model_.info["plan"]["data_weight"], "value", 3.25)
+    for one in (findings, unlabelled):
+        page = parse(render(one))
+        assert "in 2 folds): error 12.5" in page.text["confidence"]
+        assert "Confidence fits: <all>." in page.text["confidence"]
+        assert "Data weight 3.25" in page.text[""]
+
+
 def test_a_label_that_training_never_saw(fitted, corpus, parse):
     rows = corpus.X_test[:3]
     y = [["B-NEW", *labels[1:]] for labels in corpus.y_test[:3]]

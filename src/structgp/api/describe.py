@@ -21,7 +21,8 @@ class Summary:
     of a label (row) followed by another (column), apart from features, and transition_sds : (V, V) its
     posterior sd, all 0 where the model has no transitions; plan : every choice of the fit, with its
     reason; vectors : how many training tokens have a word vector, for a model from a file that was trained
-    with word vectors, else None."""
+    with word vectors, else None; held_out : figures of cross-validation (``held_out_``), None where there
+    are none."""
 
     templates: dict[str, float]
     classes: list[str]
@@ -30,11 +31,18 @@ class Summary:
     plan: dict[str, dict[str, Any]] = field(default_factory=dict)
     transition_templates: dict[str, float] = field(default_factory=dict)
     vectors: Coverage | None = None
+    held_out: dict[str, Any] | None = None
 
     def __str__(self) -> str:
         width = max(map(len, (*self.templates, *self.transition_templates, *self.classes)))
         lines = ["plan", *(f"  {line}" for line in plan_lines(self.plan)), ""] if self.plan else []
         lines += ["word vectors", f"  {self.vectors} (training)", ""] if self.vectors else []
+        if self.held_out is not None:
+            lines += [
+                "cross-validation within the training data",
+                *(f"  {line}" for line in held_out_lines(self.held_out)),
+                "",
+            ]
         for name, scales in (("template", self.templates), ("transition", self.transition_templates)):
             if scales:
                 lines.append(f"{name} weights (prior variance)")
@@ -47,6 +55,13 @@ class Summary:
             cells = (f"{m:+.2f} ({s:.2f})".rjust(14) for m, s in zip(means, sds, strict=True))
             lines.append(f"  {name:<{width}}" + "".join(cells))
         return "\n".join(lines)
+
+
+def held_out_lines(found: dict[str, Any]) -> list[str]:
+    """What cross-validation within the training data has found, for people to read."""
+    sizes = f"{found['n_tokens']} tokens in {found['n_folds']} folds"
+    error, nll = found["token_error"], found["token_nll"]
+    return [f"token error {error:.2%}, token NLL {nll:.4f} ({sizes})", found["verdict"]]
 
 
 def describe(model: StructuredGPClassifier) -> Summary:
@@ -63,4 +78,5 @@ def describe(model: StructuredGPClassifier) -> Summary:
         dict(fitted.info.get("plan", {})),
         {} if edges is None else dict(kernel_scales(transitions.kernel, edges.blocks)),
         Coverage(**covered) if covered else None,
+        fitted.info.get("held_out"),
     )

@@ -26,9 +26,10 @@ from structgp.errors import InputError, StructgpWarning
 from structgp.inference import StepInfo
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback
+from structgp.plan import held_out
 from structgp.plan.grow_posterior import can_go_on, start_from
 from structgp.plan.options import Options, Parameters, check_class_weight, from_json, to_json
-from structgp.plan.resolve import Plan, check_together, going_on, plan_lines, resolve
+from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
 from structgp.structures import Structure
@@ -58,7 +59,7 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         ones), 'relevance' (linear, with one scale per template and one relevance per feature), 'linear',
         'rbf', 'template', 'template-product', on dense features any GPyTorch kernel, or a dict from kind of
         feature ('categorical', 'sparse', 'dense') to one of these.
-    prior : :class:`structgp.Prior`: amplitude, transition_sd, learn_kernel.
+    prior : :class:`structgp.Prior`: amplitude, transition_sd, learn_kernel, data_weight.
     posterior : 'weights' (one weight per feature, where the kernel is 'relevance'), 'inducing' (values at
         inducing inputs, for any kernel), :class:`structgp.Weights`, :class:`structgp.Inducing` or
         :class:`structgp.Mixture`. 'auto' is 'weights' where the second-order fit learns such a kernel.
@@ -94,7 +95,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
     training_log_ : what the fit did and why: 'plan' (every choice with its reason), 'optimizer', 'reason',
         'gradient', 'stopped', 'steps', 'trace' (number and bound of some steps), 'elbo' and 'fresh_elbo'
         (which bracket the optimum in expectation), 'relaxation' (evidence before and after, if the kernel's
-        shape was learned so), 'pilot' (the first fit, on a part of the data), 'posterior' (weights or
+        shape was learned so), 'pilot' (the first fit, on a part of the data), 'held_out' (figures of
+        left-out training data, where the weight of the data was chosen by them), 'posterior' (weights or
         inducing), 'covariance', 'covariance_rank', 'covariance_reason', 'kernel_scales' (prior variance of
         a weight, by template), 'function_scales', 'effective_parameters', 'kl_inducing', 'kl_transitions',
         'amplitude_factor', 'transition_sd', 'n_inducing', 'inducing_residual', 'evaluations', 'seconds',
@@ -242,14 +244,16 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
 
         if self.class_weight is not None:
             check_class_weight(self.class_weight, examples.labels.classes)
-        generator = torch.Generator().manual_seed(int(self.random_state))
+        generator, found = torch.Generator().manual_seed(int(self.random_state)), None
         with _heard() if self.verbose else nullcontext():
             if before is None:
+                if isinstance(examples, Examples):
+                    plan, found = held_out.choose(options, plan, examples, extras.get("together", ALONE))
                 start = start_of(options, plan, examples, generator)
             else:
                 assert isinstance(examples, Examples)
-                start = start_from(plan, before, examples)
-            fit = Fit(options, examples, start, generator, **extras)
+                start = start_from(as_before(plan, options, before.info), before, examples)
+            fit = Fit(options, examples, start, generator, held_out=found, **extras)
             heard = logger.isEnabledFor(logging.INFO)
             for line in plan_lines(start.plan.to_json()) if heard else ():
                 logger.info(line)
@@ -262,6 +266,14 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         if fit.dev is not None:
             self.training_log_["dev"] = self.evaluate(*fit.dev).as_dict()
         return self
+
+    @property
+    def held_out_(self) -> dict[str, Any] | None:
+        """How well the model predicts left-out training data, ``training_log_['held_out']``; None where the
+        weight of the data was not chosen by cross-validation."""
+        check_is_fitted(self, "model_")
+        found: dict[str, Any] | None = self.training_log_.get("held_out")
+        return found
 
     def so_far(self) -> StructuredGPClassifier:
         """Within the ``callback`` of a ``fit``: a fitted estimator with the posterior as it is now, to be

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,13 @@ STRUCTURES = {"chain": chain, "piecewise": piecewise}
     "--kernel",
     ["auto", *KERNELS],
     "How templates count: one relevance per feature, or one scale per template, summed or multiplied.",
+)
+@click.option(
+    "--data-weight",
+    default="auto",
+    show_default=True,
+    metavar="NUMBER",
+    help="How often every sequence counts against the prior; auto chooses by cross-validation in TRAIN.",
 )
 @choice("--inference", INFERENCE, "Optimiser of the evidence bound.")
 @choice("--structure", STRUCTURES, "Structured softmax, or its piecewise pseudo-likelihood.")
@@ -128,18 +136,24 @@ def _classifier(
     scheme: str | None,
     forbid: Sequence[tuple[str, str]],
     class_weight: Sequence[str],
+    data_weight: str,
     **same: Any,
 ) -> StructuredGPClassifier:
     """The classifier that the options ask for; same : those that it has under the same name."""
     if scheme and forbid:
         raise InputError("--forbid", "cannot be combined with --scheme", "use one of them")
+    weight: float | str = data_weight
+    with suppress(ValueError):
+        weight = float(data_weight)
     forbidden = [(None if a == "^" else a, None if b == "$" else b) for a, b in forbid]
     return StructuredGPClassifier(
         # With dense features beside them, the kernel named is that of the templates.
         kernel={"categorical": kernel} if reader.has_dense and kernel in KERNELS else kernel,
         posterior="auto" if inducing is None else Inducing(n_inducing=inducing),
         # Without a B line there are no transition scores.
-        prior=Prior() if reader.has_transitions else Prior(transition_sd=0.0),
+        prior=Prior(
+            transition_sd=Prior.transition_sd if reader.has_transitions else 0.0, data_weight=weight
+        ),
         structure=STRUCTURES[structure](reader.transition_columns, shared=False),
         features="columns",
         random_state=seed,

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import click
 from tqdm import tqdm
 
+from structgp.api.describe import held_out_lines
 from structgp.api.estimator import StructuredGPClassifier, load
 from structgp.data.atomic import atomic_write
 from structgp.data.sources import Coverage, FileSequence, Labelled, Reader, from_json
@@ -27,7 +28,7 @@ from structgp.inference import StepInfo
 from structgp.inference.distributed import ALONE, Processes
 
 # Arguments of ``sources.learn`` and ``sources.from_json`` that are options here, as errors name them.
-_ARGUMENT = re.compile(r"(?<!\S)(dialect|encoding|numeric|vectors|vector_column)=(?=$|[ ,;])")
+_ARGUMENT = re.compile(r"(?<!\S)(data_weight|dialect|encoding|numeric|vectors|vector_column)=(?=$|[ ,;])")
 
 
 class Group(click.Group):
@@ -172,6 +173,10 @@ def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) 
         f"{log['effective_parameters']:.0f} effective parameters",
         err=True,
     )
+    if log["held_out"] is not None:
+        weight = log["plan"]["data_weight"]["value"]
+        told = "; ".join(held_out_lines(log["held_out"]))
+        click.echo(f"data weight {weight:g}; in cross-validation {told}", err=True)
 
 
 def score(estimator: StructuredGPClassifier, X: list[Any], y: list[list[str]], name: str) -> Report:

@@ -126,6 +126,13 @@ class Examples:
             some_missing=sum(n_known) < lengths.sum(),
         )
 
+    def part(self, index: Sequence[int]) -> Examples:
+        """Some of the sequences, with all labels and features: those that do not occur in them are like
+        ones that were never seen."""
+        some = [self.rows[i] for i in index], [self.y[i] for i in index]
+        weights = None if self.weights is None else self.weights[list(index)]
+        return Examples(self.encoder, self.labels, *some, weights, self.constraints)
+
     @property
     def digest(self) -> str:
         """SHA-256 of all data."""

@@ -58,7 +58,7 @@ class Adam:
         tables = {id(block.log_amplitude) for block in q.blocks if block.shared}
         scales = [p for p in hyper_parameters(q, self.learn_scales) if id(p) not in tables]
         groups = [{"params": means, "lr": rate}, {"params": [*spreads, *scales], "lr": rate / 3}]
-        plateau = Plateau(self.window, self.tolerance * problem.n_sequences)
+        plateau = Plateau(self.window, self.tolerance * problem.n_counted)
         return AdamState(torch.optim.Adam(groups, betas=(0.9, 0.99)), generator, plateau)
 
     def step(self, problem: Problem, state: AdamState) -> tuple[AdamState, StepInfo]:

@@ -160,12 +160,14 @@ def train(
     checkpoint: Checkpoint | None = None,
     watch: Watch | None = None,
     together: Processes = ALONE,
+    on_fresh_draws: bool = True,
 ) -> History:
     """Fits ``posterior`` in place. estimator : of the expected log-likelihood. device : where all of it is
     computed; the posterior comes back afterwards. callback : sees every step; if it returns True, the fit
     stops and keeps what it has reached. checkpoint : if its file exists the fit goes on from it; it is
     written after steps, and the caller removes it. watch : may end the fit, and has the last word on the
-    posterior. together : the other processes, with other batches."""
+    posterior. together : the other processes, with other batches. on_fresh_draws : whether to compute the
+    bound on those at the end."""
     home = posterior.node.m.device
     torch.empty(LARGE)  # freed at once, which teaches the allocator to keep what is freed later
     if torch.device(device).type != "cpu":
@@ -197,11 +199,17 @@ def train(
         watch.restore()
     if watch is not None or not info.finished:  # a kernel may have moved since the last refresh
         problem.refresh()
-    fresh = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
-    if isinstance(state, MinibatchState):
-        fresh += known_value(posterior, state) - state.known_at_start
+    fresh = _fresh_bound(problem, optimizer, state, generator) if on_fresh_draws else float("nan")
     posterior.to(home)
     stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
     names, evaluations = (optimizer.name, reason, problem.estimator.name), sum(s.evaluations for s in steps)
     seconds = time.monotonic() - began
     return History(*names, steps, info.elbo, fresh, seconds, stopped, evaluations)
+
+
+def _fresh_bound(problem: Problem, optimizer: Optimizer, state: Any, generator: torch.Generator) -> float:
+    """The bound on draws that nothing was fitted to."""
+    fresh = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
+    if isinstance(state, MinibatchState):
+        fresh += known_value(problem.posterior, state) - state.known_at_start
+    return fresh

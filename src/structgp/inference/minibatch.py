@@ -208,7 +208,7 @@ class Minibatch:
         state.divergence = _divergence(problem, state)
         if isinstance(state.sites, SitesOnDisk):
             state.sites.next_pass()
-        settles = self.tolerance * problem.n_sequences
+        settles = self.tolerance * problem.n_counted
         return len(state.bounds) >= 2 and abs(state.bounds[-1] - state.bounds[-2]) < settles
 
 

@@ -102,7 +102,7 @@ class Natural:
             remedy = "use inference='adam' for a mixture, 'second-order' for weights"
             raise InputError("inference", "'natural' fits one Gaussian of inducing values", remedy)
         refuse_kernel(self.learn_scales, self.name)
-        plateau = Plateau(self.window, self.tolerance * problem.n_sequences)
+        plateau = Plateau(self.window, self.tolerance * problem.n_counted)
         return NaturalState(generator, plateau, self.rate, [None] * len(problem.batches))
 
     def step(self, problem: Problem, state: NaturalState) -> tuple[NaturalState, StepInfo]:

@@ -55,8 +55,8 @@ class Problem:
     estimator : of the expected log-likelihood and its gradients. entropy : of a mixture. memory : the
     running quadratic of each batch, for estimators that use it. All of it is on one device, the
     posterior's. together : with which other processes; batches are the share of this one. n_sequences :
-    examples of all processes; starts : (n + 1) examples before each batch, and in all, of this one;
-    weights : of each batch, (B,) how often each example counts."""
+    examples of all processes; n_counted : sum of their weights; starts : (n + 1) examples before each
+    batch, and in all, of this one; weights : of each batch, (B,) how often each example counts."""
 
     posterior: Posterior
     structure: Structure
@@ -66,6 +66,7 @@ class Problem:
     memory: dict[int, Sites] = field(default_factory=dict)
     together: Processes = ALONE
     n_sequences: int = field(init=False)
+    n_counted: float = field(init=False)
     starts: list[int] = field(init=False)
     weights: list[Tensor] = field(init=False)
     prior_factors: list[Tensor] = field(init=False)
@@ -84,9 +85,10 @@ class Problem:
                     numbers += block.conditional_size(mask, 0 if rows is None else rows.shape[-1])
         self._has_room = counts is None and numbers * 8 <= CACHE_BYTES
         self.starts = [0, *accumulate(len(w) for w in self.weights)]
-        self.n_sequences = self.starts[-1]
+        sums = like.new_tensor([float(self.starts[-1]), float(self.sizes.sum())])
         if self.together.size > 1:
-            self.n_sequences = int(self.together.sum(like.new_tensor(self.n_sequences))[0])
+            (sums,) = self.together.sum(sums)
+        self.n_sequences, self.n_counted = int(sums[0]), float(sums[1])
         self.refresh()
 
     def refresh(self) -> None:

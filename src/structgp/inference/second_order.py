@@ -52,7 +52,7 @@ class SecondOrder:
     ----------
     n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16, or 32 where nodes have
         one or two functions and a likelihood costs little.
-    tolerance : stop when a round changes the bound by less, in nats per example.
+    tolerance : stop when a round changes the bound by less, in nats per example, counted by its weight.
     max_rounds : stop here at the latest.
     learn_scales : False (nothing moves), 'transitions' (the scale of tables), True (one amplitude per block
         too), or 'all' (the scales of the kernel, of its features and of the functions).
@@ -101,7 +101,7 @@ class SecondOrder:
             expected, evaluations = _fit_means(draws, FIRST_STEPS if learns else 50, tolerance)
             elbo = float(lower_bound(expected, problem.posterior, problem.entropy))
             done = state.iteration + 1
-            change = abs(elbo - state.elbo) / problem.n_sequences
+            change = abs(elbo - state.elbo) / problem.n_counted
             settled = change < self.learning_tolerance or done >= self.learning_rounds
             was_learning = state.slopes is not None or state.iteration == 0
             goes_on = learns and was_learning and not settled

@@ -109,7 +109,7 @@ class Saga:
         if problem.posterior.n_components > 1:
             problem.posterior.node.separate(generator, SPREAD)
         turns = sum(self._turns) if self._turns else 10 * len(problem.batches)
-        plateau = Plateau(turns, self.tolerance * problem.n_sequences)
+        plateau = Plateau(turns, self.tolerance * problem.n_counted)
         fast, slow = ([step or 0.0] * len(q.blocks) for step in (self.mean_step, self.covariance_step))
         if self.mean_step is None or self.covariance_step is None:
             bounds = [block.curvature_bound(problem.of_block(k)) for k, block in enumerate(q.blocks)]

@@ -73,6 +73,7 @@ class Choice(Generic[T]):
 NO_INDUCING: Choice[int | None] = Choice(None, "weights need none")
 UNCORRELATED = Choice("diagonal", "weights have no correlations")
 CORRELATED = Choice("full", "weights of dense features are correlated")
+PLAIN_BAYES: Choice[float | None] = Choice(1.0, "Bayes' rule")
 TIGHTER = Choice("bhattacharyya", "exact for one component, and tighter than the paper's for several")
 
 
@@ -328,6 +329,37 @@ def optimizer_of(
         after = Adam(0.01, learn_scales="transitions" if scales == "all" else scales)
         asked, reason = MixtureFit(asked, then=after), f"{reason}; a mixture starts from one component"
     return Choice(asked, reason)
+
+
+def data_weight_of(
+    options: Options,
+    examples: Examples | ShardedExamples,
+    structure: Structure,
+    optimizer: Optimizer,
+    predictor: Structure | None,
+) -> Choice[float | None]:
+    """How often every training sequence counts; None where cross-validation will choose it
+    (``plan.held_out``)."""
+    asked, on_disk = options.prior.data_weight, isinstance(examples, ShardedExamples)
+    if not isinstance(asked, str):
+        if on_disk and asked != 1:
+            problem = f"{asked} is given, and sequences on disk count once"
+            raise InputError("data_weight", problem, "use 'auto' or 1, or pass X and y")
+        return Choice(float(asked), ASKED)
+    if options.preset is not None:
+        return Choice(1.0, PAPER)
+    why_not = {
+        "the data is on disk": on_disk,
+        "there is much data": examples.n_tokens >= MANY_TOKENS,
+        "there is only one sequence": examples.n_sequences < 2,
+        "the posterior is a mixture": isinstance(options.family, Mixture),
+        "the structure is your own": type(structure) not in (Chain, Piecewise) or predictor is not None,
+        f"the {optimizer.name} fit is not repeated to choose it": not isinstance(optimizer, SecondOrder),
+    }
+    for reason, holds in why_not.items():
+        if holds:
+            return Choice(1.0, reason)
+    return Choice(None, "cross-validation will choose it")
 
 
 def gradient_of(first: Optimizer, structure: Structure) -> Choice[Estimator]:

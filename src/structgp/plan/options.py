@@ -64,11 +64,17 @@ class Prior:
     learn_kernel : learn the kernel: length-scales (and without the second-order fit template weights and
         the balance of blocks) on the evidence of a Gaussian relaxation before the fit, the rest as the
         optimiser's ``learn_scales`` says. 'auto' is True, except for the paper's presets.
+    data_weight : how often every training sequence counts against the prior. 1 is Bayes' rule; more makes
+        predictions more confident. 'auto' chooses it by cross-validation within the training set, which
+        also tells how confident and how often right the model is on held-out tokens
+        (``training_log_['held_out']``); 1 where that is not possible or too expensive, and for the paper's
+        presets. The plan gives the reason.
     """
 
     amplitude: float | str = "auto"
     transition_sd: float = 1.5
     learn_kernel: bool | str = "auto"
+    data_weight: float | str = "auto"
 
 
 @dataclass(frozen=True)
@@ -210,6 +216,7 @@ _POSSIBLE: dict[str, Callable[[Any], bool]] = {
     "posterior": lambda v: isinstance(v, str | Family),
     "inference": lambda v: isinstance(v, str) or callable(getattr(v, "step", None)),
     "amplitude": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
+    "data_weight": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
     "transition_sd": lambda v: isinstance(v, Real) and 0 <= float(v) < np.inf,
     "predict_with": lambda v: isinstance(v, Structure) or v in ("auto", "chain"),
     "n_jobs": lambda v: isinstance(v, Integral) and int(v) != 0,
@@ -222,6 +229,7 @@ _WORDS = {
     ),
     "inference": ("a name or an optimiser", f"one of {', '.join(INFERENCE)}"),
     "amplitude": ("a variance above 0", "a number above 0, or 'auto'"),
+    "data_weight": ("a number above 0", "a number above 0, or 'auto'"),
     "transition_sd": ("a standard deviation of at least 0", "a number, 0 or more"),
     "predict_with": ("a structure", "'auto', 'chain' or a structure"),
     "n_jobs": ("a number of processes", "1 or more, or -1 for one per core"),

@@ -108,7 +108,8 @@ def run_pilot(
     V = examples.n_labels
     node = Inducing(kernel, tokens[chosen.index], (V,), basis=basis)
     table = Table((V, V), plan.transition_sd)
-    counts = None if examples.weights is None else examples.weights[some]
+    weights = plan.sequence_weights(examples)
+    counts = None if weights is None else weights[some]
     data = [examples.rows[i] for i in some], [examples.y[i] for i in some], examples.encoder.pad_row
     batches = [plan.split(batch) for batch in make_batches(*data, BATCH_TOKENS, counts)]
     posterior = Posterior({"node": node, "next": table})

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+
 from structgp.data.encode import FeatureSplit
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
@@ -39,7 +41,8 @@ class Plan:
     family, with 'auto' left only where the inducing inputs decide. has_dense : whether nodes have dense
     features. covariance : 'full', 'low-rank',
     'diagonal', of ``rank`` directions. precision : of the fit. on_bound : whether the fit itself learns
-    what each feature is worth."""
+    what each feature is worth. data_weight : how often every training sequence counts; None, which stands
+    for once, until cross-validation has chosen it."""
 
     structure: Choice[Structure]
     kernel: Choice[KernelChoice]
@@ -62,6 +65,7 @@ class Plan:
     covariance: Choice[str] = choices.UNCORRELATED
     entropy: Choice[str] = choices.TIGHTER
     rank: int = 0
+    data_weight: Choice[float | None] = choices.PLAIN_BAYES
 
     @property
     def n_components(self) -> int:
@@ -75,6 +79,13 @@ class Plan:
         form, rank = choices.covariance_of(self.posterior.value, self.optimizer.value, self.preset, *sizes)
         picked = replace(self.n_inducing, value=n_inducing)
         return replace(self, covariance=form, rank=rank, n_inducing=picked)
+
+    def sequence_weights(self, examples: Examples) -> np.ndarray | None:
+        """(N,) how often each sequence counts in the fit; None for once."""
+        weight, given = self.data_weight.value or 1.0, examples.weights
+        if weight == 1.0:
+            return given
+        return weight * (np.ones(len(examples.rows)) if given is None else given)
 
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Each choice with its reason, as plain values."""
@@ -121,6 +132,7 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         choices.check_transition_features(model["spec"], optimizer.value, family.value, on_disk)
     if not isinstance(family.value, Weights):
         model["n_inducing"] = choices.n_inducing_of(family.value, options.preset)
+    weight = choices.data_weight_of(options, examples, structure, optimizer.value, model["predictor"])
     if getattr(family.value, "entropy", None) == "jensen":
         model["entropy"] = Choice("jensen", ASKED)
     return Plan(
@@ -132,6 +144,7 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         has_dense=dense,
         on_bound=on_bound,
         preset=options.preset,
+        data_weight=weight,
         **_settings(options, optimizer, structure, scales),
     )
 
@@ -217,6 +230,15 @@ def _settings(
         "precision": precision,
         "device": Choice(options.torch_device, where.get(options.device, ASKED)),
     }
+
+
+def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
+    """The plan with the data weight of an earlier fit, unless another is asked for. info : the log of that
+    fit; those of versions without data weights counted every sequence once."""
+    if not isinstance(options.prior.data_weight, str):
+        return replace(plan, data_weight=Choice(float(options.prior.data_weight), ASKED))
+    weight = info.get("plan", {}).get("data_weight", {}).get("value", 1.0)
+    return replace(plan, data_weight=Choice(weight, "as in the earlier fit"))
 
 
 def check_alone(together: Processes) -> None:

@@ -72,7 +72,8 @@ def check_shards(
 @dataclass(frozen=True)
 class Fit:
     """What goes into one fit. seen_before : the model whose data count too. dev : data to score;
-    early_stopping : stop by their likelihood. checkpoint : file for the state of the fit."""
+    early_stopping : stop by their likelihood. checkpoint : file for the state of the fit. held_out : what
+    cross-validation has found, for the log."""
 
     options: Options
     examples: Examples | ShardedExamples
@@ -83,27 +84,12 @@ class Fit:
     early_stopping: bool = False
     checkpoint: str | Path | None = None
     together: Processes = ALONE
+    held_out: dict[str, Any] | None = None
 
     def run(self, callback: Callback | None) -> tuple[Model, dict[str, Any]]:
         """Fits the posterior in place; returns the model and the log."""
         kept, plan = (None, self.start.plan) if self.checkpoint is None else self._kept()
-        on_disk = isinstance(self.examples, ShardedExamples)
-        with self._sites(plan) if on_disk else nullcontext(plan) as plan:
-            history = train(
-                self.start.posterior,
-                plan.structure.value,
-                self._batches(plan),
-                plan.optimizer.value,
-                plan.optimizer.reason,
-                estimator=plan.gradient.value,
-                entropy=plan.entropy.value,  # type: ignore[arg-type]
-                device=plan.device.value,
-                generator=self.generator,
-                callback=callback,
-                checkpoint=kept,
-                watch=self._watch(self.dev) if self.early_stopping and self.dev else None,
-                together=self.together,
-            )
+        history = self.train(plan, callback, kept)
         if history.stopped == "limit":
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
@@ -118,6 +104,33 @@ class Fit:
             kept.remove()
         info = {k: v for k, v in log.items() if k != "steps"}
         return self.model(info | {"version": __version__}), log
+
+    def train(
+        self,
+        plan: Plan,
+        callback: Callback | None = None,
+        kept: Checkpoint | None = None,
+        on_fresh_draws: bool = True,
+    ) -> History:
+        """Fits the posterior in place, without warnings."""
+        on_disk = isinstance(self.examples, ShardedExamples)
+        with self._sites(plan) if on_disk else nullcontext(plan) as plan:
+            return train(
+                self.start.posterior,
+                plan.structure.value,
+                self._batches(plan),
+                plan.optimizer.value,
+                plan.optimizer.reason,
+                estimator=plan.gradient.value,
+                entropy=plan.entropy.value,  # type: ignore[arg-type]
+                device=plan.device.value,
+                generator=self.generator,
+                callback=callback,
+                checkpoint=kept,
+                watch=self._watch(self.dev) if self.early_stopping and self.dev else None,
+                together=self.together,
+                on_fresh_draws=on_fresh_draws,
+            )
 
     def model_now(self) -> Model:
         """The model with a copy of the posterior as it is now. Cost: that copy."""
@@ -156,8 +169,9 @@ class Fit:
             return examples.batches(most_tokens)
         if plan.split.next is not None:  # a table of scores for each token
             most_tokens = max(1, most_tokens // examples.n_labels)
-        data = examples.rows, examples.y, examples.encoder.pad_row, most_tokens, examples.weights
-        return [plan.split(batch) for batch in make_batches(*data, self.together)]
+        data = examples.rows, examples.y, examples.encoder.pad_row, most_tokens
+        weights = plan.sequence_weights(examples)
+        return [plan.split(batch) for batch in make_batches(*data, weights, self.together)]
 
     def _watch(self, dev: Dev) -> Watch:
         """Looks at the dev data after each step, where that decides when to stop."""
@@ -238,6 +252,7 @@ class Fit:
         return log | {
             "relaxation": None if start.relaxation is None else vars(start.relaxation),
             "pilot": None if pilot is None else pilot.summary,
+            "held_out": self.held_out,
             "posterior": "weights" if plan.has_weights else "inducing",
             "covariance": plan.covariance.value,
             "covariance_rank": plan.rank,

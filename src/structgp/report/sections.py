@@ -71,6 +71,7 @@ def _facts(findings: Findings) -> Markup:
         ("Posterior", f"{count(log['n_inducing'])} {unit}"),
         ("Effective parameters", count(log["effective_parameters"])),
         ("Fit", f"{fitted}, {decimal(log['seconds'], 1)} s"),
+        ("Data weight", f"{log.get('plan', {}).get('data_weight', {}).get('value', 1.0):g}"),
         ("Evidence bound", decimal(log["elbo"], 1)),
         ("Predictions from", f"{draws} of the posterior"),
         ("Written by", f"structgp {log['version']}"),
@@ -80,10 +81,17 @@ def _facts(findings: Findings) -> Markup:
 
 
 def confidence(findings: Findings) -> Markup:
-    truth = findings.truth
+    truth, found = findings.truth, findings.estimator.held_out_
+    notes = []
     if truth is None:
-        return _note("Only true labels show whether confidence is deserved; this file has none.")
-    return tag("div", _reliability(truth.calibration), _risk(truth.risk), class_="halves")
+        notes.append(_note("Only true labels show whether confidence is deserved; this file has none."))
+    else:
+        notes.append(tag("div", _reliability(truth.calibration), _risk(truth.risk), class_="halves"))
+    if found is not None:
+        sizes = f"{plural(found['n_tokens'], 'token')} in {plural(found['n_folds'], 'fold')}"
+        said = f"In cross-validation within the training data ({sizes}): "
+        notes.append(_note(f"{said}error {percent(found['token_error'])}. {found['verdict']}"))
+    return join(notes)
 
 
 def _reliability(calibration: Calibration) -> Markup:

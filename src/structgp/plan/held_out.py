@@ -1,0 +1,236 @@
+"""How often the training data should count, chosen by predicting left-out training sequences.
+
+Scales that are learned on the bound are too small where sequences are few, and predictions then too timid.
+Counting every sequence eta times, p(w) prod_n p(y_n | x_n, w)^eta, outweighs the prior and lets larger
+scales be learned. eta is chosen by cross-validation within the training set, with all scales learned anew
+in each fold. The same folds tell how confident and how often right the model is on tokens that it has not
+seen.
+
+A ``Candidate`` is a setting to be tried, ``Folds`` predict what they leave out under it, and ``search``
+decides which candidates to try and which one to take."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from structgp.answers.ask import Asked, Question
+from structgp.data.examples import Examples
+from structgp.inference import SecondOrder
+from structgp.inference.distributed import ALONE, Processes
+from structgp.plan.choices import Choice
+from structgp.plan.options import Options
+from structgp.plan.resolve import Plan
+from structgp.plan.run import Fit
+from structgp.plan.start import start_of
+
+WEIGHTS = (1.0, 4.0, 16.0, 64.0)
+"""Tried in turn, until one predicts worse than the one before."""
+
+N_FOLDS = 5
+"""At most; fewer where there are fewer sequences."""
+
+FEWEST_FOLDS, ENOUGH_TOKENS = 2, {"weights": 1_000, "inducing": 500}
+"""Folds are fitted until so many of them have left out so many tokens, by family of the posterior. The
+error of a mean loss over a thousand tokens is a few hundredths, and the same tokens are used for every
+weight. With inducing inputs a fit costs several times as much."""
+
+MOST_TOKENS = 20_000
+"""Tokens of a fold's fit, about: with more, the prior matters little."""
+
+ANSWER_DRAWS = 32
+"""Draws of the predictions, a quarter of the default's: their error is the same for all weights, and small
+beside that of so few tokens. The fits have as many draws as the real one: under a large weight, fewer are
+overfitted, and large weights would look worse than they are."""
+
+LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
+"""Confidence is called too low or too high if it differs from accuracy by more than both."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting to be tried. data_weight : how often every training sequence counts."""
+
+    data_weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of left-out sequences, sums over the tokens of each, (N,): number of tokens, negative log-probability
+    of the true label, largest label probability, and whether that label is the true one; all times how
+    often the sequence counts."""
+
+    tokens: np.ndarray
+    nll: np.ndarray
+    confidence: np.ndarray
+    right: np.ndarray
+
+    @property
+    def loss(self) -> float:
+        """Negative log-probability per token."""
+        return self.mean("nll")
+
+    def mean(self, name: str) -> float:
+        """Of one of the sums, per token."""
+        return float(getattr(self, name).sum() / self.tokens.sum())
+
+    def mixed(self, other: Predictions, share: float) -> Predictions:
+        """The average with ``other``, which has this share."""
+        both = ((v, vars(other)[name]) for name, v in vars(self).items())
+        return Predictions(*((1 - share) * a + share * b for a, b in both))
+
+    @property
+    def verdict(self) -> str:
+        """Whether confidence fits, in one sentence."""
+        sure, right, N = self.mean("confidence"), self.mean("right"), len(self.tokens)
+        gap = sure - right
+        left = self.confidence - self.right - gap * self.tokens
+        error = math.sqrt((left**2).sum() * N / (N - 1)) / self.tokens.sum() if N > 1 else math.inf
+        words = "fits"
+        if abs(gap) > max(LEAST_GAP, STANDARD_ERRORS * error):
+            words = "is too low" if gap < 0 else "is too high"
+        return f"Confidence {words}: {sure:.0%} sure on average, right in {right:.0%}."
+
+
+def choose(
+    options: Options, plan: Plan, examples: Examples, together: Processes = ALONE
+) -> tuple[Plan, dict[str, Any] | None]:
+    """The plan with its data weight chosen, and what was found, for the log; the plan as it is and None
+    where it leaves nothing open. The same for the same data and ``random_state``. Several processes all
+    choose, and all take what the first one has chosen."""
+    if plan.data_weight.value is not None:
+        return plan, None
+    began = time.monotonic()
+    folds = Folds(options, plan, examples)
+    if not folds.n_judged:
+        nothing = "no label occurs in two parts of the training data"
+        return replace(plan, data_weight=Choice(1.0, nothing)), None
+    tried = search(folds.predict)
+    weight = lowest({candidate.data_weight: found.loss for candidate, found in tried.items()})
+    (agreed,) = together.sum(torch.tensor([weight * together.is_first], dtype=torch.float64))
+    weight = float(agreed)
+    at = interpolated({candidate.data_weight: found for candidate, found in tried.items()}, weight)
+    found = {
+        "token_nll": at.loss,
+        "token_error": 1 - at.mean("right"),
+        "confidence": at.mean("confidence"),
+        "accuracy": at.mean("right"),
+        "verdict": at.verdict,
+        "n_tokens": folds.n_judged,
+        "n_folds": len(folds.folds),
+        "tried": [asdict(candidate) | {"token_nll": p.loss} for candidate, p in tried.items()],
+        "seconds": time.monotonic() - began,
+    }
+    reason = f"predicts left-out training data best: {folds.n_judged} tokens in {len(folds.folds)} folds"
+    return replace(plan, data_weight=Choice(weight, reason)), found
+
+
+def search(predict: Callable[[Candidate], Predictions]) -> dict[Candidate, Predictions]:
+    """What the candidates predict, those that are worth trying."""
+    tried: dict[Candidate, Predictions] = {}
+    for weight in WEIGHTS:
+        best = min((found.loss for found in tried.values()), default=math.inf)
+        tried[Candidate(weight)] = found = predict(Candidate(weight))
+        if not found.loss < best:
+            break
+    return tried
+
+
+def lowest(losses: dict[float, float]) -> float:
+    """The weight at which a parabola in log weight through the best one and its neighbours is lowest, to
+    three digits; the best one itself where it is the first or the last."""
+    weights, values = list(losses), list(losses.values())
+    i = int(np.argmin(values))
+    if not 0 < i < len(values) - 1:
+        return weights[i]
+    x = np.log(weights[i - 1 : i + 2])
+    a, b, _ = np.polyfit(x, values[i - 1 : i + 2], 2)
+    return float(f"{np.exp(np.clip(-b / (2 * a), x[0], x[2])):.3g}")
+
+
+def interpolated(tried: dict[float, Predictions], weight: float) -> Predictions:
+    """What a weight between those tried would predict, linear in log weight."""
+    weights = list(tried)
+    i = max(0, min(int(np.searchsorted(weights, weight)) - 1, len(weights) - 2))
+    if len(weights) == 1:
+        return tried[weights[0]]
+    share = math.log(weight / weights[i]) / math.log(weights[i + 1] / weights[i])
+    return tried[weights[i]].mixed(tried[weights[i + 1]], share)
+
+
+class Folds:
+    """Fits to parts of the training data, each of which leaves out a fold. n_judged : left-out tokens that
+    have a label, one which occurs in the rest too."""
+
+    def __init__(self, options: Options, plan: Plan, examples: Examples) -> None:
+        self.folds = []
+        for n, parts in enumerate(_parts(options, plan, examples), 1):
+            # Draws of its own in each fold, so that their errors average out, and the same ones for all
+            # candidates.
+            seed = (int(options.random_state) + n) % 2**63
+            self.folds.append(Fold(replace(options, random_state=seed), plan, examples, *parts))
+        self.n_judged = sum(int(judged.sum()) for fold in self.folds for judged in fold.judged)
+
+    def predict(self, candidate: Candidate) -> Predictions:
+        """What all folds predict under a candidate."""
+        found = [fold.predict(candidate) for fold in self.folds]
+        return Predictions(*np.concatenate(found).T)
+
+
+def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[list[int], list[int]]]:
+    """Of each fold, the sequences that it leaves out, and those that it is fitted to."""
+    lengths = np.array([len(rows) for rows in examples.rows])
+    order = np.random.default_rng(int(options.random_state)).permutation(np.flatnonzero(lengths))
+    n_folds, left_out, enough = 0, 0, ENOUGH_TOKENS["weights" if plan.has_weights else "inducing"]
+    for fold in np.array_split(order, min(N_FOLDS, len(order))):
+        if n_folds >= FEWEST_FOLDS and left_out >= enough:
+            return
+        rest = order[~np.isin(order, fold)]
+        rest = rest[: int(np.searchsorted(lengths[rest].cumsum(), MOST_TOKENS)) + 1]
+        if plan.split.next is None or (lengths[rest] > 1).any():  # or transitions had nothing to learn from
+            n_folds, left_out = n_folds + 1, left_out + int(lengths[fold].sum())
+            yield sorted(fold.tolist()), sorted(rest.tolist())
+
+
+class Fold:
+    """One part of the data. Every candidate is fitted from nothing, as the real fit will be: learning of
+    scales ends before they settle, so where it ends depends on where it began. judged : of each sequence
+    left out, (T,) which tokens count."""
+
+    def __init__(
+        self, options: Options, plan: Plan, examples: Examples, left_out: list[int], rest: list[int]
+    ) -> None:
+        optimizer = plan.optimizer.value
+        assert isinstance(optimizer, SecondOrder)
+        # What comes after the scales have been learned hardly moves predictions.
+        shorter = replace(optimizer, max_rounds=min(optimizer.max_rounds, optimizer.learning_rounds))
+        self.plan = replace(plan, optimizer=replace(plan.optimizer, value=shorter))
+        self.options, self.examples, self.left_out = options, examples.part(rest), examples.part(left_out)
+        known = self.examples.label_counts > 0
+        self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
+
+    def predict(self, candidate: Candidate) -> np.ndarray:
+        """(N, 4) the sums of ``Predictions`` for each sequence left out."""
+        plan = replace(self.plan, data_weight=Choice(candidate.data_weight, "tried"))
+        generator = torch.Generator().manual_seed(int(self.options.random_state))
+        start = start_of(self.options, plan, self.examples, generator)
+        fit = Fit(self.options, self.examples, start, generator)
+        fit.train(start.plan, on_fresh_draws=False)
+        question = Question(ANSWER_DRAWS, None, plan.device.value)
+        marginals = Asked(fit.model({}), question, self.left_out.rows).marginals()
+        parts = zip(marginals, self.left_out.y, self.judged, strict=True)
+        sums = np.array([_sums(p[judged], y[judged]) for p, y, judged in parts])
+        weights = self.left_out.weights
+        return sums if weights is None else weights[:, None] * sums
+
+
+def _sums(p: np.ndarray, y: np.ndarray) -> list[float]:
+    """Of tokens with label probabilities p (T, V) and labels y (T,)."""
+    loss = -np.log(np.maximum(p[np.arange(len(y)), y], 1e-300))
+    return [len(y), loss.sum(), p.max(1).sum(), (p.argmax(1) == y).sum()]

@@ -1,0 +1,417 @@
+"""How often the data count: what the weight means, how it is chosen, and where it is not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.generate import Generated, generate
+
+import structgp
+from structgp import Custom, InputError, Minibatch, Mixture, Prior, SecondOrder, StructuredGPClassifier
+from structgp.answers.ask import Asked
+from structgp.data.examples import Examples, read_examples
+from structgp.data.shards import read_sharded, write
+from structgp.gp.kernels import active_features, covariance
+from structgp.inference import Problem
+from structgp.inference.checkpoint import Checkpoint
+from structgp.inference.distributed import Processes
+from structgp.plan import choices, held_out
+from structgp.plan.held_out import Candidate, Fold, Folds, Predictions, interpolated, lowest, search
+from structgp.plan.options import Options
+from structgp.plan.resolve import resolve
+from structgp.plan.start import flat_tokens, start_of
+from structgp.structures import Chain
+
+choosing = pytest.mark.held_out
+
+
+@pytest.fixture(scope="module")
+def data() -> Generated:
+    return generate(6, n_labels=2, mean_length=5, n_templates=2, n_values=9, strength=4.0, seed=3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick() -> Iterator[None]:
+    """Two folds and two weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out, "N_FOLDS", 2)
+        patch.setattr(held_out, "WEIGHTS", (1.0, 4.0))
+        yield
+
+
+@pytest.fixture(scope="module")
+def examples(data: Generated) -> Examples:
+    return read_examples(data.X, data.y)
+
+
+@pytest.fixture(scope="module")
+def chosen(data: Generated) -> StructuredGPClassifier:
+    """The default fit, with the real chooser."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out, "choose", CHOOSE)
+        return StructuredGPClassifier(n_draws=8).fit(data.X, data.y)
+
+
+CHOOSE = held_out.choose
+"""As it was when this module was imported, before any fixture."""
+
+
+def same(one: StructuredGPClassifier, other: StructuredGPClassifier) -> bool:
+    a, b = (e.model_.posterior.state_dict() for e in (one, other))
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def weight_of(model: StructuredGPClassifier) -> float:
+    value: float = model.training_log_["plan"]["data_weight"]["value"]
+    return value
+
+
+def predictions(loss: float, n: int = 4) -> Predictions:
+    return Predictions(np.full(n, 5.0), np.full(n, 5 * loss), np.full(n, 4.0), np.full(n, 4.0))
+
+
+# -- what the weight means ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"posterior": "inducing"}, {"inference": Minibatch(learning_rounds=1, tolerance=100.0)}],
+)
+def test_it_multiplies_like_sample_weights(parameters: dict[str, Any], data: Generated) -> None:
+    times = np.array([1.0, 2, 1, 1, 1, 0.5])
+
+    def fit(weight: float, sample_weight: Any) -> StructuredGPClassifier:
+        model = StructuredGPClassifier(prior=Prior(data_weight=weight), n_draws=4, **parameters)
+        return model.fit(data.X, data.y, sample_weight=sample_weight)
+
+    assert same(fit(2, times), fit(1, 2 * times))
+    assert not same(fit(2, times), fit(1, times))
+
+
+def test_the_pilot_counts_as_the_fit_does(monkeypatch: pytest.MonkeyPatch, data: Generated) -> None:
+    monkeypatch.setattr("structgp.plan.pilot.TOKENS", 10)
+    dense = [np.random.default_rng(len(x)).normal(size=(len(x), 2)) for x in data.X]
+    one = StructuredGPClassifier(prior=Prior(data_weight=4)).fit(dense, data.y)
+    other = StructuredGPClassifier(prior=Prior(data_weight=1))
+    other.fit(dense, data.y, sample_weight=np.full(6, 4.0))
+    assert one.training_log_["pilot"] is not None
+    assert same(one, other)
+
+
+def test_tolerances_are_per_counted_sequence(cases: Any) -> None:
+    """A round that changes the bound by 1 nat ends a fit of 6 sequences that count 10 times each, but not
+    one of 6 that count once."""
+    problem = cases.make_problem(cases.Regression(3), n_sequences=6)
+    assert (problem.n_sequences, problem.n_counted) == (6, 6.0)
+    batches = [replace(b, weight=torch.full((len(b),), 10.0)) for b in problem.batches]
+    heavy = Problem(problem.posterior, problem.structure, batches)
+    assert (heavy.n_sequences, heavy.n_counted) == (6, 60.0)
+    for one, converged in ((problem, False), (heavy, True)):
+        optimizer = SecondOrder(4, tolerance=1 / 30, learn_scales=False)
+        cases.finish(replace(optimizer, tolerance=1e-6), one)
+        state = optimizer.start(one, torch.Generator().manual_seed(0))
+        _, info = optimizer.step(one, replace(state, iteration=1, elbo=0.0))
+        _, info = optimizer.step(one, replace(state, iteration=1, elbo=info.elbo + 1))
+        assert info.converged == converged
+
+
+# -- how it is chosen ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "weight", "tries"),
+    [
+        ((0.5, 0.6), 1.0, 2),
+        ((0.6, 0.5, 0.6), 4.0, 3),
+        ((0.55, 0.5, 0.6), 3.17, 3),  # 4 times 4^(-1/6)
+        ((0.6, 0.5, 0.45, 0.4), 64.0, 4),
+        ((0.5, 0.5), 1.0, 2),
+    ],
+)
+def test_search_and_parabola(
+    losses: tuple[float, ...], weight: float, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_out, "WEIGHTS", (1.0, 4.0, 16.0, 64.0))
+    given = dict(zip(held_out.WEIGHTS, (*losses, 9.0, 9.0, 9.0), strict=False))
+    tried = search(lambda candidate: predictions(given[candidate.data_weight]))
+    assert len(tried) == tries
+    assert lowest({c.data_weight: p.loss for c, p in tried.items()}) == weight
+
+
+def test_figures_between_two_weights() -> None:
+    tried = {1.0: predictions(0.6), 4.0: predictions(0.4), 16.0: predictions(0.5)}
+    assert interpolated(tried, 2.0).loss == pytest.approx(0.5)
+    assert interpolated(tried, 8.0).loss == pytest.approx(0.45)
+    for weight, found in tried.items():
+        assert interpolated(tried, weight).loss == pytest.approx(found.loss)
+    assert interpolated({1.0: predictions(0.6)}, 1.0).loss == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("sure", "right", "words"),
+    [
+        ([8, 8, 8, 8], [9, 9, 9, 9], "Confidence is too low: 80% sure on average, right in 90%."),
+        ([9, 9, 9, 9], [8, 8, 8, 8], "Confidence is too high: 90% sure on average, right in 80%."),
+        ([8, 8, 8, 8], [8.1] * 4, "Confidence fits: 80% sure on average, right in 81%."),
+        ([8, 8, 8, 8], [10, 10, 10, 6], "Confidence fits: 80% sure on average, right in 90%."),
+    ],
+)
+def test_the_verdict_knows_its_error(sure: list[float], right: list[float], words: str) -> None:
+    found = Predictions(np.full(4, 10.0), np.zeros(4), np.array(sure), np.array(right))
+    assert found.verdict == words
+
+
+def test_features_that_a_fold_lacks_are_like_unseen_ones(data: Generated, examples: Examples) -> None:
+    """A part keeps the whole encoder; its prior is that of an encoder that knows the part alone."""
+    rest = [0, 2, 3]
+    own = read_examples([data.X[i] for i in rest], [data.y[i] for i in rest])
+    kernels = []
+    for found in (examples.part(rest), own):
+        start = start_of(Options(), resolve(Options(), found), found, torch.Generator())
+        tokens = flat_tokens(found.encoder.transform(data.X[1:2]))
+        kernels.append(covariance(start.posterior.node.kernel, tokens, tokens))
+    torch.testing.assert_close(*kernels)
+    assert own.encoder.values != examples.encoder.values
+
+
+def test_what_a_fold_lacks_stays_at_its_prior(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
+    fold = Fold(Options(), resolve(Options(), examples), examples, [0], [1])
+    models: list[Any] = []
+    monkeypatch.setattr(held_out, "Asked", lambda model, *rest: models.append(model) or Asked(model, *rest))
+    fold.predict(Candidate(4.0))
+    node = models[0].posterior.node
+    found = torch.unique(active_features(node.kernel, torch.from_numpy(examples.rows[1])).place)
+    absent = torch.ones(node.n_values, dtype=torch.bool)
+    absent[found[found >= 0]] = False
+    assert 0 < absent.sum() < node.n_values - 3
+    assert (node.m[:, absent] == 0).all()
+    assert (node.factor[:, absent] == 1).all()
+    assert (node.kernel.log_relevance[absent[:-1]] == 0).all()
+    assert not (node.m[:, ~absent] == 0).all()
+
+
+@choosing
+def test_losses_are_those_of_refits_with_sample_weights(
+    data: Generated, examples: Examples, chosen: StructuredGPClassifier
+) -> None:
+    """The same folds by hand, through the public API."""
+    options = Options()
+    parts = list(held_out._parts(options, resolve(options, examples), examples))
+    assert sorted(i for left_out, _ in parts for i in left_out) == list(range(6))
+    assert chosen.held_out_ is not None
+    for tried in chosen.held_out_["tried"]:
+        losses = []
+        for left_out, rest in parts:
+            model = StructuredGPClassifier(prior=Prior(data_weight=1.0), n_draws=256)
+            weights = np.full(len(rest), tried["data_weight"])
+            model.fit([data.X[i] for i in rest], [data.y[i] for i in rest], sample_weight=weights)
+            for i in left_out:
+                p = model.predict_marginals([data.X[i]])[0]
+                losses += [-np.log(q[label]) for q, label in zip(p, data.y[i], strict=True) if label in q]
+        assert np.mean(losses) == pytest.approx(tried["token_nll"], rel=0.1)
+        assert len(losses) == chosen.held_out_["n_tokens"]
+
+
+def test_the_choice_is_the_lowest_and_has_its_reason(chosen: StructuredGPClassifier) -> None:
+    found, plan = chosen.held_out_, chosen.training_log_["plan"]["data_weight"]
+    assert found is not None
+    losses = {tried["data_weight"]: tried["token_nll"] for tried in found["tried"]}
+    assert plan["value"] == lowest(losses) > 1
+    assert plan["reason"].startswith("predicts left-out training data best: ")
+    assert min(losses.values()) <= found["token_nll"] <= max(losses.values())
+    assert found["accuracy"] == pytest.approx(1 - found["token_error"])
+    assert found["verdict"].startswith("Confidence ")
+    assert found["n_folds"] == held_out.N_FOLDS
+
+
+@choosing
+def test_nothing_else_changes(data: Generated, chosen: StructuredGPClassifier, tmp_path: Path) -> None:
+    """The fit is that with the weight as a number; the folds call nobody, write nothing, and leave all
+    random numbers alone."""
+    before = torch.get_rng_state()
+    number = StructuredGPClassifier(prior=Prior(data_weight=weight_of(chosen)), n_draws=8)
+    assert same(number.fit(data.X, data.y), chosen)
+    assert number.held_out_ is None
+    steps: list[Any] = []
+    again = StructuredGPClassifier(n_draws=8)
+    again.fit(data.X, data.y, callback=steps.append, checkpoint=tmp_path / "checkpoint")
+    assert same(again, chosen)
+    assert len(steps) == len(chosen.training_log_["steps"])
+    assert torch.equal(before, torch.get_rng_state())
+    one, other = ({k: v for k, v in m.held_out_.items() if k != "seconds"} for m in (again, chosen))  # type: ignore[union-attr]
+    assert one == other
+    assert not list(tmp_path.iterdir())
+
+
+@choosing
+def test_a_fit_that_was_cut_off_goes_on_with_the_same_weight(
+    data: Generated, chosen: StructuredGPClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("structgp.plan.run.Checkpoint", partial(Checkpoint, seconds=0.0))
+
+    def die(info: Any) -> None:
+        if info.iteration == 2:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        StructuredGPClassifier(n_draws=8).fit(data.X, data.y, callback=die, checkpoint=path)
+    assert path.exists()
+    steps: list[Any] = []
+    model = StructuredGPClassifier(n_draws=8)
+    model.fit(data.X, data.y, callback=steps.append, checkpoint=path)
+    assert steps[0].iteration > 0
+    assert same(model, chosen)
+
+
+@choosing
+def test_dense_features(data: Generated) -> None:
+    dense = [np.eye(9)[[int(token[0][1:]) for token in x]] for x in data.X]
+    model = StructuredGPClassifier(n_draws=8).fit(dense, data.y)
+    assert model.training_log_["posterior"] == "inducing"
+    assert model.held_out_ is not None
+    assert weight_of(model) == lowest({t["data_weight"]: t["token_nll"] for t in model.held_out_["tried"]})
+
+
+@choosing
+def test_labels_that_a_fold_lacks_and_missing_ones_are_not_judged() -> None:
+    X = [[["a"], ["b"]], [["a"], ["b"]], [["a"], ["c"]], [["a"], ["b"]]]
+    y = [["A", "B"], ["A", "B"], ["A", "C"], ["A", None]]
+    model = StructuredGPClassifier(n_draws=4).fit(X, y)
+    assert model.held_out_ is not None
+    assert model.held_out_["n_tokens"] == 6
+    apart = StructuredGPClassifier(n_draws=4).fit([[["a"]], [["b"]]], [["A"], ["B"]])
+    assert apart.held_out_ is None
+    assert apart.training_log_["plan"]["data_weight"]["reason"].startswith("no label occurs in two parts")
+
+
+def test_how_many_folds(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = resolve(Options(), examples)
+    monkeypatch.setattr(held_out, "N_FOLDS", 5)
+    assert len(Folds(Options(), plan, examples).folds) == 5
+    assert len(Folds(Options(), plan, examples.part([0, 1, 2])).folds) == 3
+    monkeypatch.setattr(held_out, "ENOUGH_TOKENS", {"weights": 1, "inducing": 1000})
+    monkeypatch.setattr(held_out, "MOST_TOKENS", 5)
+    few = Folds(Options(), plan, examples)
+    assert len(few.folds) == 2
+    inducing = Options(posterior="inducing")
+    assert len(Folds(inducing, resolve(inducing, examples), examples).folds) == 5
+    for fold in few.folds:
+        lengths = [len(rows) for rows in fold.examples.rows]
+        assert 5 <= sum(lengths) < 5 + max(lengths)
+    firsts = {
+        tuple(Folds(Options(random_state=n), plan, examples).folds[0].left_out.rows[0][0]) for n in range(6)
+    }
+    assert len(firsts) > 1
+
+
+def test_transitions_with_features_need_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    X = [[["a", "x"]], [["b", "x"]], [["a", "x"], ["b", "y"]]]
+    y = [["A"], ["B"], ["A", "B"]]
+    monkeypatch.setattr(held_out, "N_FOLDS", 5)
+    found = read_examples(X, y)
+    options = Options(structure=structgp.chain(["1"]))
+    folds = Folds(options, resolve(options, found), found)
+    assert len(folds.folds) == 2  # not the one that leaves out the only transition
+    CHOOSE(options, resolve(options, found), found)
+
+
+def test_sequences_count_by_their_weights(data: Generated) -> None:
+    times = np.array([1.0, 0, 1, 1, 1, 3])
+    found = read_examples(data.X, data.y, weights=times)
+    folds = Folds(Options(), resolve(Options(), found), found)
+    total = folds.predict(Candidate()).tokens.sum()
+    assert total == sum(len(x) * t for x, t in zip(data.X, times, strict=True))
+
+
+# -- where it is not chosen ----------------------------------------------------------------------------
+
+
+def by_hand(f: Any, g: Any, y: Any) -> Any:
+    scores = f[:, np.arange(len(y)), y].sum(-1)
+    return scores - np.log(np.exp(f).sum(-1)).sum(-1)
+
+
+class Mine(Chain):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"inference": "paper-batch"}, "as in the paper"),
+        ({"inference": "natural"}, "the natural fit is not repeated to choose it"),
+        ({"inference": "minibatch"}, "the minibatch fit is not repeated to choose it"),
+        ({"posterior": Mixture(2)}, "the posterior is a mixture"),
+        ({"structure": by_hand}, "the structure is your own"),
+        ({"structure": Mine()}, "the structure is your own"),
+        ({"structure": Custom("chain", predict_with=Mine())}, "the structure is your own"),
+        ({"prior": Prior(data_weight=3)}, "asked for"),
+    ],
+)
+def test_reasons(parameters: dict[str, Any], reason: str, examples: Examples) -> None:
+    found = resolve(Options(**parameters), examples).data_weight
+    assert found.reason == reason
+    assert found.value == (3.0 if reason == "asked for" else 1.0)
+
+
+def test_one_sequence_and_much_data(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(Options(), examples.part([0])).data_weight.reason == "there is only one sequence"
+    monkeypatch.setattr(choices, "MANY_TOKENS", 10)
+    for together in (Processes(), Processes(0, 2)):
+        found = resolve(Options(), examples, together).data_weight
+        assert (found.value, found.reason) == (1.0, "there is much data")
+
+
+def test_shards(data: Generated, tmp_path: Path) -> None:
+    found = read_sharded(write(list(zip(data.X, data.y, strict=True)), tmp_path / "shards"), None)
+    assert resolve(Options(), found).data_weight == choices.Choice(1.0, "the data is on disk")
+    assert resolve(Options(prior=Prior(data_weight=1)), found).data_weight.value == 1.0
+    with pytest.raises(InputError, match=r"^data_weight: 2 is given, and sequences on disk count once"):
+        resolve(Options(prior=Prior(data_weight=2)), found)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "much", None])
+def test_impossible_weights(value: Any) -> None:
+    with pytest.raises(InputError, match=r"^data_weight: must be a number above 0, got"):
+        Options(prior=Prior(data_weight=value))
+
+
+# -- afterwards -----------------------------------------------------------------------------------------
+
+
+@choosing
+def test_fits_that_go_on_keep_it(data: Generated, chosen: StructuredGPClassifier) -> None:
+    for method in ("fit", "partial_fit"):
+        model = copy.deepcopy(chosen).set_params(warm_start=True)
+        getattr(model, method)(data.X, data.y)
+        plan = model.training_log_["plan"]["data_weight"]
+        assert plan == {"value": weight_of(chosen), "reason": "as in the earlier fit"}
+        assert model.held_out_ is None
+        model.set_params(prior=Prior(data_weight=2.0))
+        getattr(model, method)(data.X, data.y)
+        assert weight_of(model) == 2.0
+    old = copy.deepcopy(chosen).set_params(warm_start=True)
+    del old.model_.info["plan"]["data_weight"]  # a model of an earlier version
+    assert weight_of(old.fit(data.X, data.y)) == 1.0
+
+
+def test_the_file_keeps_it(data: Generated, chosen: StructuredGPClassifier, tmp_path: Path) -> None:
+    chosen.save(tmp_path / "model")
+    loaded = structgp.load(tmp_path / "model")
+    assert loaded.held_out_ == chosen.held_out_
+    assert loaded.prior == Prior()
+    assert loaded.predict_marginals(data.X) == chosen.predict_marginals(data.X)
+    told = str(structgp.describe(loaded))
+    assert told == str(structgp.describe(chosen))
+    assert chosen.held_out_ is not None
+    assert chosen.held_out_["verdict"] in told
+    assert f"data weight   {weight_of(chosen)} (predicts left-out" in told
