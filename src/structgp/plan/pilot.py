@@ -69,7 +69,8 @@ def run_dense_pilot(
         dense.place(rows[choose_inducing(dense.smooth, dense.smooth_inputs(rows), most, enough=1e-3).index])
     node = DenseWeights(trial, (V,), basis)
     node.learns_shape = True
-    counts = None if examples.weights is None else examples.weights[some]
+    weights = plan.sequence_weights(examples)
+    counts = None if weights is None else weights[some]
     batches = [plan.split(batch) for batch in make_batches(*part, BATCH_TOKENS, counts)]
     table = Table((V, V), plan.transition_sd)
     posterior = Posterior({"node": node, "next": table})

@@ -10,6 +10,7 @@ one (the posterior follows them: far faster than steps at a posterior that is he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from structgp.gp.block import Seen, ratio
+from structgp.gp.block import LARGEST_FACTOR, Seen, ratio
 from structgp.gp.kernels.block_sum import covariance
 from structgp.gp.kernels.dense import DenseKernel
 from structgp.gp.linalg import cholesky, factor_of_inverse
@@ -35,7 +36,7 @@ SWEEPS = 6
 SHAPE_STEPS = 12
 """Evaluations of the evidence per quadratic."""
 
-FARTHEST_STEP = 2.0
+FARTHEST_STEP = math.log(LARGEST_FACTOR)
 """By which a logarithmic parameter may move under one quadratic, which says little of kernels far away."""
 
 PRIOR_SD = 3.0
@@ -92,7 +93,7 @@ def learn_components(kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS)
         step = ratio(energy, determined, PRIOR_COUNT)
         if bool(((step - 1).abs() < 0.01).all()):
             break
-        grown = grown * step
+        grown = (grown * step).clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
     kernel.log_scale.add_(grown.log())
     return m, root
 

@@ -20,7 +20,6 @@ from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.relevance import (
     ActiveFeatures,
     RelevanceKernel,
-    degrees_of_freedom,
     weight_variances,
 )
 from structgp.gp.spreads import LowRank, Spread, traces
@@ -149,7 +148,7 @@ def _learn_relevance(
     """Scales of groups, relevances of features and the bias. A relevance has the prior of a
     Student-t, nu degrees of freedom's worth at 1: r <- (nu + r E) / (nu + gamma)."""
     group, weights, dual = kernel.group[:-1], weight_variances(kernel)[:-1], gradient.dual
-    D, nu = len(weights), degrees_of_freedom(dual.shape[1])
+    D, nu = len(weights), DEGREES_OF_FREEDOM
     at_z, found = kernel.active(inducing), [kernel.active(x) for x in rows]
     slope, seen = torch.zeros_like(weights), torch.zeros_like(weights)
     bias_slope = slope.new_zeros(())

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, LEAST_PRECISION, Block, Entropy, Seen, ratio
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
-from structgp.gp.kernels.relevance import degrees_of_freedom
+from structgp.gp.kernels.relevance import DEGREES_OF_FREEDOM
 from structgp.gp.weight_rows import Constant, WeightConditional, noise_table
 
 PRIOR_COUNT = 10.0
@@ -212,7 +212,7 @@ def learn_relevances(kernel: Kernel | None, m: Tensor, factor: Tensor, axes: Ten
     and standard deviations ``factor`` (R, M), after the variances of the functions have grown by ``axes``
     (R,); all in place."""
     before, energy = weight_variances(kernel), m.square() / axes[:, None]
-    determined, nu = (1 - factor.square()).clamp(min=0), degrees_of_freedom(len(m))
+    determined, nu = (1 - factor.square()).clamp(min=0), DEGREES_OF_FREEDOM
     for part, _, span in weight_parts(kernel):
         spent, used = energy[:, span].sum(0), determined[:, span].sum(0)
         by_group = torch.zeros_like(part.log_scale)
