@@ -19,7 +19,7 @@ from structgp.gp.kernels import RelevanceKernel
 from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
-from structgp.inference.second_order import Draws, SecondOrderState
+from structgp.inference.second_order import Draws, SecondOrderState, _is_settled
 from structgp.structures import Chain
 
 FIT_DRAWS = 2048
@@ -543,3 +543,43 @@ def test_the_bound_reported_has_the_entropy_asked_for(cases: ModuleType) -> None
     loose = 0.5 * (1 - np.log(2)) * q.node.m.numel()
     exact = cases.make_problem(estimator=Pathwise(n_draws=16))
     assert last == pytest.approx(cases.finish(SecondOrder(), exact)[-1].elbo - loose, abs=1e-6)
+
+
+# -- when it says 'converged' -------------------------------------------------------------------
+
+
+def test_a_search_that_stops_short_is_not_called_converged(
+    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds whose means hardly move change the bound by next to nothing, wherever that is."""
+
+    def lazy(objective: Any, start: Tensor, **_: Any) -> tuple[Tensor, float]:
+        x = start - 1e-6 * objective(start)[1]
+        return x, objective(x)[0]
+
+    honest = cases.finish(SecondOrder(learn_scales=False), cases.make_problem(Chain(), n_sequences=6))
+    monkeypatch.setattr("structgp.inference.second_order.minimize", lazy)
+    steps = cases.finish(
+        SecondOrder(learn_scales=False, max_rounds=8), cases.make_problem(Chain(), n_sequences=6)
+    )
+    assert abs(steps[-1].elbo - steps[-2].elbo) < 0.02 * 6
+    assert steps[-1].elbo < honest[-1].elbo - 0.1 * 6
+    assert honest[-1].converged
+    assert steps[-1].finished
+    assert not steps[-1].converged
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "settled"),
+    [
+        (0.01, np.inf, True),
+        (0.01, 0.025, True),
+        (0.01, 0.011, False),  # ten more such rounds to come
+        (0.001, 0.0005, True),
+        (0.0, 0.0, True),
+        (0.03, np.inf, False),
+        (np.inf, np.inf, False),
+    ],
+)
+def test_the_rounds_to_come_count_as_well(change: float, before: float, settled: bool) -> None:
+    assert _is_settled(change, before, tolerance=0.02) is settled

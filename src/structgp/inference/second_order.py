@@ -33,15 +33,16 @@ FIRST_STEPS = 15
 
 @dataclass
 class SecondOrderState:
-    """noise : of the draws, one entry per block; elbo : bound of the last round; evaluations : likelihoods
-    computed since then. slopes : of the last round, from which scales are learned; None when that is
-    over."""
+    """noise : of the draws, one entry per block; elbo : bound of the last round; change : from the round
+    before it, in nats per example; evaluations : likelihoods computed since then. slopes : of the last
+    round, from which scales are learned; None when that is over."""
 
     noise: list[Any]
     slopes: list[Slopes] | None = None
     iteration: int = 0
     elbo: float = -math.inf
     evaluations: int = 0
+    change: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class SecondOrder:
     ----------
     n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16, or 32 where nodes have
         one or two functions and a likelihood costs little.
-    tolerance : stop when a round changes the bound by less, in nats per example.
+    tolerance : stop when a round changes the bound by less, in nats per example, and no more than that is
+        to be expected of the rounds to come (``_is_settled``) or of the means.
     max_rounds : stop here at the latest.
     learn_scales : False (nothing moves), 'transitions' (the scale of tables), True (one amplitude per block
         too), or 'all' (the scales of the kernel, of its features and of the functions).
@@ -85,7 +87,7 @@ class SecondOrder:
         noise = problem.fixed_noise(max(1, n_draws // 2), generator)
         with torch.no_grad():
             at_mean = Draws(problem, None)
-            _, evaluations = _fit_means(at_mean, FIRST_STEPS, tolerance=1e-4)
+            evaluations = _fit_means(at_mean, FIRST_STEPS, tolerance=1e-4).evaluations
             _fit_covariances(at_mean)
         return SecondOrderState(noise, evaluations=evaluations)
 
@@ -98,8 +100,8 @@ class SecondOrder:
             if state.slopes is not None:
                 problem.learn_prior(self.learn_scales, state.slopes)
             draws, tolerance = Draws(problem, state.noise), min(1e-5, 5e-4 * self.tolerance)
-            expected, evaluations = _fit_means(draws, FIRST_STEPS if learns else 50, tolerance)
-            elbo = float(lower_bound(expected, problem.posterior, problem.entropy))
+            means = _fit_means(draws, FIRST_STEPS if learns else 50, tolerance)
+            elbo = float(lower_bound(means.expected, problem.posterior, problem.entropy))
             done = state.iteration + 1
             change = abs(elbo - state.elbo) / problem.n_sequences
             settled = change < self.learning_tolerance or done >= self.learning_rounds
@@ -108,11 +110,21 @@ class SecondOrder:
             slopes, extra = _fit_covariances(draws, wants_slopes=goes_on)
             if self.learn_scales:
                 problem.posterior.fit_tables()
-        converged = change < self.tolerance and not goes_on and state.slopes is None
+        converged = _is_settled(change, state.change, self.tolerance) and not goes_on
+        converged = converged and state.slopes is None
+        converged = converged and means.gap < self.tolerance * problem.n_sequences
         finished = converged or done >= self.max_rounds
-        evaluations += state.evaluations + extra
-        after = SecondOrderState(state.noise, slopes if goes_on else None, done, elbo)
+        evaluations = state.evaluations + means.evaluations + extra
+        after = SecondOrderState(state.noise, slopes if goes_on else None, done, elbo, change=change)
         return after, StepInfo(state.iteration, elbo, evaluations, finished, converged)
+
+
+def _is_settled(change: float, before: float, tolerance: float) -> bool:
+    """Whether the last round changed the bound by less than the tolerance, and all rounds to come would do
+    so together if each changed it by the same share of the round before. A tenth of the tolerance is
+    enough in any case: below it, that share is mostly chance."""
+    share = change / before if before > change else 1.0
+    return change < tolerance * min(1.0, max(0.1, 1 / share - 1 if share > 0 else 1.0))
 
 
 class Draws:
@@ -152,11 +164,21 @@ class Draws:
         return value, grads
 
 
-def _fit_means(draws: Draws, steps: int, tolerance: float) -> tuple[Tensor, int]:
+@dataclass(frozen=True)
+class Means:
+    """What a search for the means found. expected : the log-likelihood of the draws. gap : about how many
+    nats the bound is below its maximum over the means: half the squared gradient where the posterior's
+    covariance makes its curvature 1, half of Newton's decrement. evaluations : likelihoods computed."""
+
+    expected: Tensor
+    gap: float
+    evaluations: int
+
+
+def _fit_means(draws: Draws, steps: int, tolerance: float) -> Means:
     """Maximises the bound over the means of all blocks, in place: at most ``steps`` L-BFGS steps, until one
-    gains less than ``tolerance`` of the value. Returns the expected log-likelihood of the draws, and the
-    number of likelihoods computed."""
-    blocks, calls = draws.blocks, 0
+    gains less than ``tolerance`` of the value."""
+    blocks, calls, best = draws.blocks, 0, (math.inf, math.inf)
     began = [block.m.clone() for block in blocks]
     sizes = [m.numel() for m in began]
 
@@ -167,17 +189,19 @@ def _fit_means(draws: Draws, steps: int, tolerance: float) -> tuple[Tensor, int]
         return 0.5 * torch.stack([block.m.square().sum() for block in blocks]).sum()
 
     def negative(flat: Tensor) -> tuple[float, Tensor]:
-        nonlocal calls
+        nonlocal calls, best
         calls += 1
         penalty = place(flat)
         value, grads = draws.value_and_gradients()
         parts = zip(blocks, grads, strict=True)
         slopes = [block.root_transposed_times(grad - block.m).reshape(-1) for block, grad in parts]
-        return float(penalty - value), -torch.cat(slopes)
+        slope, value = -torch.cat(slopes), float(penalty - value)
+        best = min(best, (value, 0.5 * float(slope @ slope)))
+        return value, slope
 
     zero = began[0].new_zeros(sum(sizes))
     found, least = minimize(negative, zero, steps=steps, memory=20, tolerance=tolerance)
-    return place(found) - least, calls * draws.n_draws * draws.problem.n_sequences
+    return Means(place(found) - least, best[1], calls * draws.n_draws * draws.problem.n_sequences)
 
 
 def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slopes], int]:
