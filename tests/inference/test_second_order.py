@@ -583,3 +583,32 @@ def test_a_search_that_stops_short_is_not_called_converged(
 )
 def test_the_rounds_to_come_count_as_well(change: float, before: float, settled: bool) -> None:
     assert _is_settled(change, before, tolerance=0.02) is settled
+
+
+def test_draws_are_doubled_where_rounds_go_back_and_forth(
+    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounds that rise and fall, whatever the posterior is: more draws up to the most, and no convergence
+    before two rounds on the same draws agree."""
+    told = iter([-50.0, -45.0, -50.0, -50.0, -45.0, -45.001, -45.002])
+    monkeypatch.setattr("structgp.inference.second_order.MOST_DRAWS", 8)
+    monkeypatch.setattr("structgp.inference.second_order.lower_bound", lambda *_: next(told))
+    problem = cases.make_problem(Chain(), n_sequences=6)
+    steps = cases.finish(SecondOrder(n_draws=4, learn_scales=False), problem)
+    assert [step.n_draws for step in steps] == [4, 4, 4, 8, 8, 8]
+    assert [step.converged for step in steps] == [False] * 5 + [True]
+    assert len(problem.fixed_noise(4, torch.Generator())[0][0]) == 8
+
+
+def test_a_large_amplitude_gets_more_draws_and_a_higher_bound(cases: ModuleType) -> None:
+    bounds = {}
+    for most in (4, 128):
+        problem = cases.make_problem(Chain(), n_sequences=6)
+        with torch.no_grad():
+            problem.posterior.node.log_amplitude.fill_(np.log(300.0))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("structgp.inference.second_order.MOST_DRAWS", most)
+            steps = cases.finish(SecondOrder(n_draws=4, learn_scales=False), problem)
+        assert (steps[-1].n_draws > 4) == (most > 4)
+        bounds[most] = cases.many_draw_bound(problem)
+    assert bounds[128] > bounds[4] + 0.1

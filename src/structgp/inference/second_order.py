@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,12 +30,15 @@ from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo
 FIRST_STEPS = 15
 """L-BFGS steps of the first fit, at the mean alone, and of rounds in which scales move."""
 
+MOST_DRAWS = 128
+"""As many as answers average over by default."""
+
 
 @dataclass
 class SecondOrderState:
     """noise : of the draws, one entry per block; elbo : bound of the last round; change : from the round
     before it, in nats per example; evaluations : likelihoods computed since then. slopes : of the last
-    round, from which scales are learned; None when that is over."""
+    round, from which scales are learned; None when that is over. n_draws : S; generator : for more."""
 
     noise: list[Any]
     slopes: list[Slopes] | None = None
@@ -43,6 +46,8 @@ class SecondOrderState:
     elbo: float = -math.inf
     evaluations: int = 0
     change: float = math.inf
+    n_draws: int = 2
+    generator: torch.Generator = field(default_factory=torch.Generator)
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,9 @@ class SecondOrder:
     Parameters
     ----------
     n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16, or 32 where nodes have
-        one or two functions and a likelihood costs little.
+        one or two functions and a likelihood costs little. Twice as many, up to 128, whenever a round
+        changes the bound by more than half of what the round before did: means that follow few draws too
+        closely go back and forth with the covariances.
     tolerance : stop when a round changes the bound by less, in nats per example, and no more than that is
         to be expected of the rounds to come (``_is_settled``) or of the means.
     max_rounds : stop here at the latest.
@@ -84,12 +91,13 @@ class SecondOrder:
         if what is not None:
             raise InputError("inference", f"'second-order' cannot fit {what}", "use 'adam'")
         n_draws = (32 if q.node.n_functions <= 2 else 16) if self.n_draws is None else self.n_draws
-        noise = problem.fixed_noise(max(1, n_draws // 2), generator)
+        half = max(1, n_draws // 2)
+        noise = problem.fixed_noise(half, generator)
         with torch.no_grad():
             at_mean = Draws(problem, None)
             evaluations = _fit_means(at_mean, FIRST_STEPS, tolerance=1e-4).evaluations
             _fit_covariances(at_mean)
-        return SecondOrderState(noise, evaluations=evaluations)
+        return SecondOrderState(noise, evaluations=evaluations, n_draws=2 * half, generator=generator)
 
     def step(self, problem: Problem, state: SecondOrderState) -> tuple[SecondOrderState, StepInfo]:
         """One round. Cost at inducing inputs: O(R (N M^2 + M^3)) for the covariances, O(R N M T) for
@@ -110,13 +118,24 @@ class SecondOrder:
             slopes, extra = _fit_covariances(draws, wants_slopes=goes_on)
             if self.learn_scales:
                 problem.posterior.fit_tables()
-        converged = _is_settled(change, state.change, self.tolerance) and not goes_on
-        converged = converged and state.slopes is None
+        stays = not goes_on and state.slopes is None  # the prior does, in this round and the next
+        converged = stays and _is_settled(change, state.change, self.tolerance)
         converged = converged and means.gap < self.tolerance * problem.n_sequences
         finished = converged or done >= self.max_rounds
         evaluations = state.evaluations + means.evaluations + extra
-        after = SecondOrderState(state.noise, slopes if goes_on else None, done, elbo, change=change)
-        return after, StepInfo(state.iteration, elbo, evaluations, finished, converged)
+        told = StepInfo(state.iteration, elbo, evaluations, finished, converged, state.n_draws)
+        after = replace(state, iteration=done, elbo=elbo, evaluations=0, change=change)
+        after.slopes = slopes if goes_on else None
+        if stays and not finished and max(self.tolerance, 0.5 * state.change) < change < math.inf:
+            _double_draws(problem, after)
+        return after, told
+
+
+def _double_draws(problem: Problem, state: SecondOrderState) -> None:
+    """New draws, twice as many, in place, up to ``MOST_DRAWS``. Bounds on the old ones are forgotten."""
+    if state.n_draws < MOST_DRAWS:
+        state.noise = problem.fixed_noise(state.n_draws, state.generator)
+        state.n_draws, state.elbo, state.change = 2 * state.n_draws, -math.inf, math.inf
 
 
 def _is_settled(change: float, before: float, tolerance: float) -> bool:
