@@ -3,12 +3,12 @@
     python -m experiments.precision [--device cuda] [--kernel K ...] [--ratio R ...] [--amplitude A ...]
                                     [--inducing M ...] [--sequences N]
 
-Generated sequences of dense features with two clusters per label, so that a linear kernel alone cannot tell
-the labels apart. Kernels are fixed: RBF, Matern, linear and their sum, with length-scales that are multiples
-(ratio) of the median distance between tokens, and amplitudes as given. Each is fitted on the CPU and on
-the device, on the latter from three values of ``random_state``. Bounds are in nats per sequence, of the
-fitted posterior on the same 256 fresh draws, computed on the CPU in double precision: a device that fits
-something else than it reports is found out.
+Generated sequences of dense features with two clusters per label, so that a linear kernel alone cannot
+tell the labels apart. Kernels are fixed: RBF, Matern, linear and their sum, with length-scales that are
+multiples (ratio) of the median distance between tokens, and amplitudes as given. Each is fitted on the CPU
+and on the device, on the latter from three values of ``random_state``. Bounds are in nats per sequence, of
+the fitted posterior on the same 256 fresh draws, computed on the CPU in double precision: a device that
+fits something else than it reports is found out.
 
 A row fails if CPU and device differ by more than .1 nat, or if any fit says 'converged' more than .1 nat
 below the best of all. Rows go to results/precision.jsonl.
@@ -124,7 +124,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--sequences", type=int, default=150)
     options = parser.parse_args(words)
     data = dense_sequences(options.sequences)
-    print(f"{'kernel':<8}{'ratio':>6}{'ampl.':>7}{'M':>6}{'CPU':>10}{options.device + ', 3 starts':>30}", end="")
+    print(
+        f"{'kernel':<8}{'ratio':>6}{'ampl.':>7}{'M':>6}{'CPU':>10}{options.device + ', 3 starts':>30}",
+        end="",
+    )
     print(f"{'stopped':>9}{'seconds':>14}", flush=True)
     grid = itertools.product(options.inducing, options.kernel, options.ratio, options.amplitude)
     for n_inducing, name, ratio, amplitude in grid:
@@ -134,7 +137,11 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"{name:<8}{ratio:>6g}{amplitude:>7g}{cpu['n_inducing']:>6}{cpu['bound']:>10.3f}", end="")
         print("".join(f"{f['bound']:>10.3f}" for f in fits), end="")
         print("".join(f"{f['stopped'][:1]:>3}" for f in (cpu, *fits[:2])), end="")
-        print(f"{cpu['seconds']:>7.1f}{fits[-1]['seconds']:>7.1f}", "FAILS" if row["fails"] else "", flush=True)
+        print(
+            f"{cpu['seconds']:>7.1f}{fits[-1]['seconds']:>7.1f}",
+            "FAILS" if row["fails"] else "",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -245,8 +245,9 @@ def bound_by_hand(
 
 @pytest.mark.parametrize("learn_scales", [False, True])
 def test_the_reported_bound_is_the_bound(
-    learn_scales: bool, cases: ModuleType, oracles: ModuleType
+    learn_scales: bool, cases: ModuleType, oracles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("structgp.inference.second_order.MOST_DRAWS", 8)  # those that there are
     problem = cases.make_problem(batch_tokens=6, transition_sd=1.4)
     assert len(problem.batches) > 1
     problem.posterior.node.kernel.outputscale = 0.2
@@ -411,7 +412,7 @@ def test_transitions_at_inducing_inputs_are_refused(cases: ModuleType) -> None:
 
 def test_converges_and_says_so(cases: ModuleType) -> None:
     problem = cases.make_problem()
-    optimizer = SecondOrder()
+    optimizer = SecondOrder(n_draws=128)  # the most: they stay
     steps = cases.finish(optimizer, problem)
     assert steps[-1].converged
     assert 2 <= len(steps) < optimizer.max_rounds

@@ -93,11 +93,13 @@ def _wide_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, reach: float) -> Te
 
 
 def _by_differences(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
-    """(N, M), pair by pair: GPyTorch's diagonals take the difference of two rows."""
+    """(N, M), one by one: GPyTorch's diagonals take the difference of two rows."""
     if not (x1.numel() and x2.numel()):
         return x1.new_empty((len(x1), len(x2)))
-    pairs = (torch.broadcast_tensors(a[:, None], x2) for a in x1.split(max(1, NUMBERS_AT_ONCE // x2.numel())))
-    return torch.cat([_dense(kernel(a, b, diag=True)) for a, b in pairs])
+    both = (
+        torch.broadcast_tensors(a[:, None], x2) for a in x1.split(max(1, NUMBERS_AT_ONCE // x2.numel()))
+    )
+    return torch.cat([_dense(kernel(a, b, diag=True)) for a, b in both])
 
 
 def variance(kernel: Kernel, x: Tensor) -> Tensor:
