@@ -23,7 +23,7 @@ def climbed(cases: ModuleType, covariance: str, rank: int = 2, **options: Any) -
     problem = cases.make_problem(
         covariance=covariance, rank=rank, n_sequences=8, mean_length=5, n_inducing=9, **options
     )
-    optimizer = SecondOrder(n_draws=32, tolerance=1e-4, max_rounds=8, learn_scales=False)
+    optimizer = SecondOrder(n_draws=128, tolerance=1e-4, max_rounds=8, learn_scales=False)
     cases.finish(optimizer, problem)
     return problem
 

@@ -19,7 +19,7 @@ from structgp.gp.kernels import RelevanceKernel
 from structgp.gp.kernels import covariance as kernel_matrix
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
-from structgp.inference.second_order import Draws, SecondOrderState
+from structgp.inference.second_order import Draws, SecondOrderState, _is_settled
 from structgp.structures import Chain
 
 FIT_DRAWS = 2048
@@ -245,8 +245,9 @@ def bound_by_hand(
 
 @pytest.mark.parametrize("learn_scales", [False, True])
 def test_the_reported_bound_is_the_bound(
-    learn_scales: bool, cases: ModuleType, oracles: ModuleType
+    learn_scales: bool, cases: ModuleType, oracles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("structgp.inference.second_order.MOST_DRAWS", 8)  # those that there are
     problem = cases.make_problem(batch_tokens=6, transition_sd=1.4)
     assert len(problem.batches) > 1
     problem.posterior.node.kernel.outputscale = 0.2
@@ -411,7 +412,7 @@ def test_transitions_at_inducing_inputs_are_refused(cases: ModuleType) -> None:
 
 def test_converges_and_says_so(cases: ModuleType) -> None:
     problem = cases.make_problem()
-    optimizer = SecondOrder()
+    optimizer = SecondOrder(n_draws=128)  # the most: they stay
     steps = cases.finish(optimizer, problem)
     assert steps[-1].converged
     assert 2 <= len(steps) < optimizer.max_rounds
@@ -543,3 +544,72 @@ def test_the_bound_reported_has_the_entropy_asked_for(cases: ModuleType) -> None
     loose = 0.5 * (1 - np.log(2)) * q.node.m.numel()
     exact = cases.make_problem(estimator=Pathwise(n_draws=16))
     assert last == pytest.approx(cases.finish(SecondOrder(), exact)[-1].elbo - loose, abs=1e-6)
+
+
+# -- when it says 'converged' -------------------------------------------------------------------
+
+
+def test_a_search_that_stops_short_is_not_called_converged(
+    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds whose means hardly move change the bound by next to nothing, wherever that is."""
+
+    def lazy(objective: Any, start: Tensor, **_: Any) -> tuple[Tensor, float]:
+        x = start - 1e-6 * objective(start)[1]
+        return x, objective(x)[0]
+
+    honest = cases.finish(SecondOrder(learn_scales=False), cases.make_problem(Chain(), n_sequences=6))
+    monkeypatch.setattr("structgp.inference.second_order.minimize", lazy)
+    steps = cases.finish(
+        SecondOrder(learn_scales=False, max_rounds=8), cases.make_problem(Chain(), n_sequences=6)
+    )
+    assert abs(steps[-1].elbo - steps[-2].elbo) < 0.02 * 6
+    assert steps[-1].elbo < honest[-1].elbo - 0.1 * 6
+    assert honest[-1].converged
+    assert steps[-1].finished
+    assert not steps[-1].converged
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "settled"),
+    [
+        (0.01, np.inf, True),
+        (0.01, 0.025, True),
+        (0.01, 0.011, False),  # ten more such rounds to come
+        (0.001, 0.0005, True),
+        (0.0, 0.0, True),
+        (0.03, np.inf, False),
+        (np.inf, np.inf, False),
+    ],
+)
+def test_the_rounds_to_come_count_as_well(change: float, before: float, settled: bool) -> None:
+    assert _is_settled(change, before, tolerance=0.02) is settled
+
+
+def test_draws_are_doubled_where_rounds_go_back_and_forth(
+    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounds that rise and fall, whatever the posterior is: more draws up to the most, and no convergence
+    before two rounds on the same draws agree."""
+    told = iter([-50.0, -45.0, -50.0, -50.0, -45.0, -45.001, -45.002])
+    monkeypatch.setattr("structgp.inference.second_order.MOST_DRAWS", 8)
+    monkeypatch.setattr("structgp.inference.second_order.lower_bound", lambda *_: next(told))
+    problem = cases.make_problem(Chain(), n_sequences=6)
+    steps = cases.finish(SecondOrder(n_draws=4, learn_scales=False), problem)
+    assert [step.n_draws for step in steps] == [4, 4, 4, 8, 8, 8]
+    assert [step.converged for step in steps] == [False] * 5 + [True]
+    assert len(problem.fixed_noise(4, torch.Generator())[0][0]) == 8
+
+
+def test_a_large_amplitude_gets_more_draws_and_a_higher_bound(cases: ModuleType) -> None:
+    bounds = {}
+    for most in (4, 128):
+        problem = cases.make_problem(Chain(), n_sequences=6)
+        with torch.no_grad():
+            problem.posterior.node.log_amplitude.fill_(np.log(300.0))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("structgp.inference.second_order.MOST_DRAWS", most)
+            steps = cases.finish(SecondOrder(n_draws=4, learn_scales=False), problem)
+        assert (steps[-1].n_draws > 4) == (most > 4)
+        bounds[most] = cases.many_draw_bound(problem)
+    assert bounds[128] > bounds[4] + 0.1

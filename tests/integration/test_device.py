@@ -43,6 +43,27 @@ def test_either_way_of_lbfgs_finds_the_least_value(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_first_try_that_is_too_long_does_not_end_the_search(way):
+    """Logistic regression on columns of very different sizes, as under a smooth kernel of large amplitude:
+    the steepest way down is long for one column and tiny for all others."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.logspace(0, 2, 10, dtype=torch.float64)
+    x = sizes * torch.randn(40, 10, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] > 0).double()
+
+    def objective(w):
+        z = x @ w
+        value = torch.nn.functional.softplus(z).sum() - y @ z + 0.5 * w @ w
+        return float(value), x.T @ (z.sigmoid() - y) + w
+
+    start = torch.zeros(10, dtype=torch.float64)
+    _, least = minimize(objective, start, steps=500, memory=10, tolerance=1e-12)
+    _, value = way(objective, start, steps=200, memory=10, tolerance=1e-8)
+    assert objective(start)[0] > 2 * least
+    assert value == pytest.approx(least, rel=0.01)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_step_that_gains_too_little_is_the_last(way):
     objective, centre = quadratic("cpu")
     calls = []

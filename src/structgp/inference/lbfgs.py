@@ -13,6 +13,9 @@ from torch import Tensor
 Objective = Callable[[Tensor], tuple[float, Tensor]]
 """Takes x (P,); returns the value and the gradient (P,)."""
 
+MOST_TRIES = 25
+"""Evaluations along one direction, at most."""
+
 
 def minimize(
     objective: Objective, start: Tensor, *, steps: int, memory: int, tolerance: float = 2.2e-9
@@ -40,7 +43,9 @@ def _on_device(
     objective: Objective, start: Tensor, steps: int, memory: int, tolerance: float
 ) -> tuple[Tensor, float]:
     x = start.clone().requires_grad_()
-    never: dict[str, Any] = {"tolerance_grad": 0.0, "tolerance_change": 0.0}
+    # One iteration per call, and by default 5/4 evaluations per iteration: the search along a line would
+    # end at its first try, and where that is too long, the whole search.
+    never: dict[str, Any] = {"tolerance_grad": 0.0, "tolerance_change": 0.0, "max_eval": MOST_TRIES + 1}
     search = torch.optim.LBFGS([x], max_iter=1, history_size=memory, line_search_fn="strong_wolfe", **never)
     last: tuple[Tensor, float, Tensor] | None = None
     graded = torch.is_grad_enabled()  # torch's optimisers turn it on for their closures

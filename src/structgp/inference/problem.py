@@ -338,13 +338,14 @@ class StepInfo:
     """What one step did. ``elbo`` is the bound on the draws the step used (stochastic optimisers: its mean
     over recent steps); ``evaluations`` counts examples times draws whose likelihood was computed;
     ``finished`` ends the loop, and ``converged`` says whether that was by agreement or by hitting a
-    limit."""
+    limit; ``n_draws`` : that stood for the posterior, where they were the same all along, else 0."""
 
     iteration: int
     elbo: float
     evaluations: int
     finished: bool = False
     converged: bool = False
+    n_draws: int = 0
 
 
 class Optimizer(Protocol):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,18 +30,28 @@ from structgp.inference.problem import LearnScales, Problem, Slopes, StepInfo
 FIRST_STEPS = 15
 """L-BFGS steps of the first fit, at the mean alone, and of rounds in which scales move."""
 
+MOST_DRAWS = 128
+"""As many as answers average over by default."""
+
+OPTIMISM = 0.2
+"""Nats per example by which the bound on the draws that means were fitted to may exceed that on others. The
+optimum is about half way between the two (``inference.loop``): the fit then is within .1 of it."""
+
 
 @dataclass
 class SecondOrderState:
-    """noise : of the draws, one entry per block; elbo : bound of the last round; evaluations : likelihoods
-    computed since then. slopes : of the last round, from which scales are learned; None when that is
-    over."""
+    """noise : of the draws, one entry per block; elbo : bound of the last round; change : from the round
+    before it, in nats per example; evaluations : likelihoods computed since then. slopes : of the last
+    round, from which scales are learned; None when that is over. n_draws : S; generator : for more."""
 
     noise: list[Any]
     slopes: list[Slopes] | None = None
     iteration: int = 0
     elbo: float = -math.inf
     evaluations: int = 0
+    change: float = math.inf
+    n_draws: int = 2
+    generator: torch.Generator = field(default_factory=torch.Generator)
 
 
 @dataclass(frozen=True)
@@ -51,8 +61,12 @@ class SecondOrder:
     Parameters
     ----------
     n_draws : S, draws that stand for the posterior; mirrored, so even. None for 16, or 32 where nodes have
-        one or two functions and a likelihood costs little.
-    tolerance : stop when a round changes the bound by less, in nats per example, counted by its weight.
+        one or two functions and a likelihood costs little. Twice as many, up to 128, whenever a round
+        changes the bound by more than half of what the round before did, or the bound on fresh draws is
+        much lower (``OPTIMISM``): means that follow few draws too closely go back and forth with the
+        covariances.
+    tolerance : stop when a round changes the bound by less, in nats per example, counted by its weight, and
+        no more than that is to be expected of the rounds to come (``_is_settled``) or of the means.
     max_rounds : stop here at the latest.
     learn_scales : False (nothing moves), 'transitions' (the scale of tables), True (one amplitude per block
         too), or 'all' (the scales of the kernel, of its features and of the functions).
@@ -82,12 +96,13 @@ class SecondOrder:
         if what is not None:
             raise InputError("inference", f"'second-order' cannot fit {what}", "use 'adam'")
         n_draws = (32 if q.node.n_functions <= 2 else 16) if self.n_draws is None else self.n_draws
-        noise = problem.fixed_noise(max(1, n_draws // 2), generator)
+        half = max(1, n_draws // 2)
+        noise = problem.fixed_noise(half, generator)
         with torch.no_grad():
             at_mean = Draws(problem, None)
-            _, evaluations = _fit_means(at_mean, FIRST_STEPS, tolerance=1e-4)
+            evaluations = _fit_means(at_mean, FIRST_STEPS, tolerance=1e-4).evaluations
             _fit_covariances(at_mean)
-        return SecondOrderState(noise, evaluations=evaluations)
+        return SecondOrderState(noise, evaluations=evaluations, n_draws=2 * half, generator=generator)
 
     def step(self, problem: Problem, state: SecondOrderState) -> tuple[SecondOrderState, StepInfo]:
         """One round. Cost at inducing inputs: O(R (N M^2 + M^3)) for the covariances, O(R N M T) for
@@ -98,8 +113,8 @@ class SecondOrder:
             if state.slopes is not None:
                 problem.learn_prior(self.learn_scales, state.slopes)
             draws, tolerance = Draws(problem, state.noise), min(1e-5, 5e-4 * self.tolerance)
-            expected, evaluations = _fit_means(draws, FIRST_STEPS if learns else 50, tolerance)
-            elbo = float(lower_bound(expected, problem.posterior, problem.entropy))
+            means = _fit_means(draws, FIRST_STEPS if learns else 50, tolerance)
+            elbo = float(lower_bound(means.expected, problem.posterior, problem.entropy))
             done = state.iteration + 1
             change = abs(elbo - state.elbo) / problem.n_counted
             settled = change < self.learning_tolerance or done >= self.learning_rounds
@@ -108,11 +123,45 @@ class SecondOrder:
             slopes, extra = _fit_covariances(draws, wants_slopes=goes_on)
             if self.learn_scales:
                 problem.posterior.fit_tables()
-        converged = change < self.tolerance and not goes_on and state.slopes is None
+        stays = not goes_on and state.slopes is None  # the prior does, in this round and the next
+        converged = stays and _is_settled(change, state.change, self.tolerance)
+        converged = converged and means.gap < self.tolerance * problem.n_counted
+        few = converged and done < self.max_rounds and _has_few_draws(problem, state, elbo)
+        converged = converged and not few
         finished = converged or done >= self.max_rounds
-        evaluations += state.evaluations + extra
-        after = SecondOrderState(state.noise, slopes if goes_on else None, done, elbo)
-        return after, StepInfo(state.iteration, elbo, evaluations, finished, converged)
+        evaluations = state.evaluations + means.evaluations + extra
+        told = StepInfo(state.iteration, elbo, evaluations, finished, converged, state.n_draws)
+        after = replace(state, iteration=done, elbo=elbo, evaluations=0, change=change)
+        after.slopes = slopes if goes_on else None
+        if few or (stays and not finished and max(self.tolerance, 0.5 * state.change) < change < math.inf):
+            _double_draws(problem, after)
+        return after, told
+
+
+def _has_few_draws(problem: Problem, state: SecondOrderState, elbo: float) -> bool:
+    """Whether means at inducing inputs have followed their draws too closely, and more are allowed.
+    Weights are left alone, whose default fit takes seconds."""
+    if state.n_draws >= MOST_DRAWS or not any(block.joint_curvature for block in problem.posterior.blocks):
+        return False
+    generator = torch.Generator()
+    generator.set_state(state.generator.get_state())  # as if nothing had been drawn
+    fresh = problem.fresh_bound(MOST_DRAWS // 2, generator)
+    return elbo - fresh > OPTIMISM * problem.n_counted
+
+
+def _double_draws(problem: Problem, state: SecondOrderState) -> None:
+    """New draws, twice as many, in place, up to ``MOST_DRAWS``. Bounds on the old ones are forgotten."""
+    if state.n_draws < MOST_DRAWS:
+        state.noise = problem.fixed_noise(state.n_draws, state.generator)
+        state.n_draws, state.elbo, state.change = 2 * state.n_draws, -math.inf, math.inf
+
+
+def _is_settled(change: float, before: float, tolerance: float) -> bool:
+    """Whether the last round changed the bound by less than the tolerance, and all rounds to come would do
+    so together if each changed it by the same share of the round before. A tenth of the tolerance is
+    enough in any case: below it, that share is mostly chance."""
+    share = change / before if before > change else 1.0
+    return change < tolerance * min(1.0, max(0.1, 1 / share - 1 if share > 0 else 1.0))
 
 
 class Draws:
@@ -152,11 +201,21 @@ class Draws:
         return value, grads
 
 
-def _fit_means(draws: Draws, steps: int, tolerance: float) -> tuple[Tensor, int]:
+@dataclass(frozen=True)
+class Means:
+    """What a search for the means found. expected : the log-likelihood of the draws. gap : about how many
+    nats the bound is below its maximum over the means: half the squared gradient where the posterior's
+    covariance makes its curvature 1, half of Newton's decrement. evaluations : likelihoods computed."""
+
+    expected: Tensor
+    gap: float
+    evaluations: int
+
+
+def _fit_means(draws: Draws, steps: int, tolerance: float) -> Means:
     """Maximises the bound over the means of all blocks, in place: at most ``steps`` L-BFGS steps, until one
-    gains less than ``tolerance`` of the value. Returns the expected log-likelihood of the draws, and the
-    number of likelihoods computed."""
-    blocks, calls = draws.blocks, 0
+    gains less than ``tolerance`` of the value."""
+    blocks, calls, best = draws.blocks, 0, (math.inf, math.inf)
     began = [block.m.clone() for block in blocks]
     sizes = [m.numel() for m in began]
 
@@ -167,17 +226,19 @@ def _fit_means(draws: Draws, steps: int, tolerance: float) -> tuple[Tensor, int]
         return 0.5 * torch.stack([block.m.square().sum() for block in blocks]).sum()
 
     def negative(flat: Tensor) -> tuple[float, Tensor]:
-        nonlocal calls
+        nonlocal calls, best
         calls += 1
         penalty = place(flat)
         value, grads = draws.value_and_gradients()
         parts = zip(blocks, grads, strict=True)
         slopes = [block.root_transposed_times(grad - block.m).reshape(-1) for block, grad in parts]
-        return float(penalty - value), -torch.cat(slopes)
+        found, slope = float(penalty - value), -torch.cat(slopes)
+        best = min(best, (found, 0.5 * float(slope @ slope)))
+        return found, slope
 
     zero = began[0].new_zeros(sum(sizes))
-    found, least = minimize(negative, zero, steps=steps, memory=20, tolerance=tolerance)
-    return place(found) - least, calls * draws.n_draws * draws.problem.n_sequences
+    x, least = minimize(negative, zero, steps=steps, memory=20, tolerance=tolerance)
+    return Means(place(x) - least, best[1], calls * draws.n_draws * draws.problem.n_sequences)
 
 
 def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slopes], int]:

@@ -8,8 +8,15 @@ from typing import Any, cast
 
 import gpytorch
 import torch
-from gpytorch.kernels import AdditiveKernel, Kernel
+from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, RQKernel
 from torch import Tensor
+
+FARTHEST = 1e3
+"""Length-scales from the middle of all rows to those whose distances are differences of squared norms, as
+GPyTorch computes them: their squares are then right to some 1e-10 of a squared length-scale, well below the
+jitter of a Cholesky factor."""
+
+NUMBERS_AT_ONCE = 1 << 24
 
 
 class BlockSumKernel(Kernel):
@@ -29,8 +36,8 @@ class BlockSumKernel(Kernel):
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
         total = None
         for kernel, (start, stop) in zip(self.kernels, self.bounds, strict=True):
-            part = kernel(x1[..., start:stop], x2[..., start:stop], diag=diag, **params)
-            part = part if isinstance(part, Tensor) else part.to_dense()
+            a, b = x1[..., start:stop], x2[..., start:stop]
+            part = _dense(kernel(a, b, diag=True, **params)) if diag else covariance(kernel, a, b)
             total = part if total is None else total + part
         assert total is not None, "a sum of at least one kernel"
         return total
@@ -39,7 +46,8 @@ class BlockSumKernel(Kernel):
 def covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
     """(..., N, M) dense covariance k(x1, x2), differentiable in the kernel's parameters.
 
-    Evaluated at once: GPyTorch would put off sums and products and lose time on small blocks.
+    Evaluated at once: GPyTorch would put off sums and products and lose time on small blocks. Rows that
+    are far away cost O(M W) memory and time each, and are right as the others are.
     """
     if isinstance(kernel, AdditiveKernel):
         # Term by term: GPyTorch's own sum factorises the whole matrix, for nothing and with a
@@ -47,8 +55,51 @@ def covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
         terms = (covariance(term, x1, x2) for term in kernel.kernels)
         return functools.reduce(torch.add, terms)
     width = max(x1.shape[-1], x2.shape[-1])
+    x1, x2 = _widen(x1, width), _widen(x2, width)
     with gpytorch.settings.lazily_evaluate_kernels(False):
-        return _dense(kernel(_widen(x1, width), _widen(x2, width)))
+        reach = _reach(kernel)
+        if reach is None or not _is_wide(x1, x2, reach):
+            return _dense(kernel(x1, x2))
+        if x1.dim() == 2:
+            return _wide_covariance(kernel, x1, x2, reach)
+        return torch.stack([covariance(kernel, a, b) for a, b in zip(x1, x2, strict=True)])
+
+
+def _reach(kernel: Kernel) -> float | None:
+    """How far rows may be from their middle; None for kernels that ask for no distance."""
+    leaves = [k for k in kernel.modules() if isinstance(k, RBFKernel | MaternKernel | RQKernel)]
+    return FARTHEST * min(float(k.lengthscale.detach().min()) for k in leaves) if leaves else None
+
+
+def _is_wide(x1: Tensor, x2: Tensor, reach: float) -> bool:
+    if not (x1.numel() and x2.numel()):
+        return False
+    middle = x1.mean(-2, keepdim=True)  # GPyTorch's own
+    return any(float((x - middle).square().sum(-1).amax()) > reach**2 for x in (x1, x2))
+
+
+def _wide_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, reach: float) -> Tensor:
+    """(N, M) for rows of which some are so far away that the squares of their norms would swallow all
+    other distances: theirs are computed by differences."""
+    middle = x2.median(0).values
+    near1, near2 = ((x - middle).norm(dim=-1) <= reach for x in (x1, x2))
+    found = x1.new_empty((len(x1), len(x2)))
+    found[~near1] = _by_differences(kernel, x1[~near1], x2)
+    rows, columns = (near.nonzero()[:, 0] for near in (near1, ~near2))
+    found[rows[:, None], columns] = _by_differences(kernel, x1[near1], x2[~near2])
+    if bool(near1.any()) and bool(near2.any()):
+        found[rows[:, None], near2.nonzero()[:, 0]] = _dense(kernel(x1[near1], x2[near2]))
+    return found
+
+
+def _by_differences(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
+    """(N, M), one by one: GPyTorch's diagonals take the difference of two rows."""
+    if not (x1.numel() and x2.numel()):
+        return x1.new_empty((len(x1), len(x2)))
+    both = (
+        torch.broadcast_tensors(a[:, None], x2) for a in x1.split(max(1, NUMBERS_AT_ONCE // x2.numel()))
+    )
+    return torch.cat([_dense(kernel(a, b, diag=True)) for a, b in both])
 
 
 def variance(kernel: Kernel, x: Tensor) -> Tensor:
