@@ -24,9 +24,9 @@ from structgp.answers.ask import Asked, Model
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.data.examples import as_list, check_labels
 from structgp.errors import InputError
-from structgp.gp.kernels.dense import COMPONENTS
 from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
+from structgp.gp.kernels.dense import COMPONENTS
 from structgp.gp.kernels.template import MISSING
 from structgp.structures import Chain
 

@@ -230,7 +230,9 @@ def family_of(
         raise InputError("posterior", problem, "leave those at 'auto', or use posterior='inducing'")
     if not linear:
         problem = "'weights' needs a kernel that is a prior on the weights of features"
-        remedy = "use kernel='auto' or 'relevance' for categorical or sparse features, or posterior='inducing'"
+        remedy = (
+            "use kernel='auto' or 'relevance' for categorical or sparse features, or posterior='inducing'"
+        )
         raise InputError("posterior", problem, remedy)
     return Choice(asked, ASKED)
 

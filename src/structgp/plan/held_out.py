@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,15 @@ from structgp.data.examples import Examples
 from structgp.inference import SecondOrder
 from structgp.inference.distributed import ALONE, Processes
 from structgp.plan.choices import Choice
+from structgp.plan.dense_shape import DenseShape, by_bound, by_regression
 from structgp.plan.options import Options
 from structgp.plan.resolve import Plan
 from structgp.plan.run import Fit
 from structgp.plan.start import start_of
 
-USUAL_WEIGHT, STEP, LARGEST_WEIGHT = 2.0, 4.0, 128.0
-"""The weight that is tried first, the factor from one to the next, and the last. Left-out TRAINING sequences
-of six tasks, 20 and 40 sequences each, were predicted best by the first one more often than by any other."""
+USUAL_WEIGHT, STEP, LARGEST_WEIGHT = 2.0, 4.0, 2048.0
+"""The weight that is tried first, the factor from one to the next, and a limit. On left-out TRAINING
+sequences of six tasks, the best weight was mostly from 2 to 6."""
 
 PENALTY = 0.5
 """Standard errors that a weight has to be better by for each factor ``STEP`` between it and the usual one:
@@ -41,13 +42,10 @@ from a handful of tokens one cannot tell much. Not chosen on data."""
 N_FOLDS = 3
 """At most; fewer where there are fewer sequences."""
 
-FEWEST_FOLDS, ENOUGH_TOKENS = 1, {"weights": 1_000, "inducing": 500}
-"""Folds are fitted until so many of them have left out so many tokens, by family of the posterior. The
-error of a mean loss over a thousand tokens is a few hundredths, and the same tokens are used for every
-weight. With inducing inputs a fit costs several times as much."""
-
-MOST_TOKENS = 20_000
-"""Tokens of a fold's fit, about: with more, the prior matters little."""
+CHEAP, COSTLY = (1_000, 20_000), (500, 3_000)
+"""Folds are fitted until they have left out so many tokens, and to so many tokens each, about: for weights
+of sparse features, and for the posteriors that cost more. The error of a mean loss over a thousand tokens
+is a few hundredths, and the same tokens are used for every weight."""
 
 ANSWER_DRAWS = 32
 """Draws of the predictions, a quarter of the default's: their error is the same for all weights, and small
@@ -60,9 +58,11 @@ LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting to be tried. data_weight : how often every training sequence counts."""
+    """A setting to be tried. data_weight : how often every training sequence counts. shape : of the kernel
+    on dense features, None where there are none."""
 
     data_weight: float = 1.0
+    shape: DenseShape | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,18 @@ def choose(
     if not folds.n_judged:
         nothing = "no label occurs in two parts of the training data"
         return replace(plan, data_weight=Choice(1.0, nothing)), None
-    tried = search(folds.predict)
-    by_weight = {candidate.data_weight: found for candidate, found in tried.items()}
-    weight = lowest(penalised(by_weight))
+    shapes: list[DenseShape | None] = [None]
+    if plan.has_dense and plan.has_weights:
+        # Learned once, on all sequences: a handful of numbers says nothing of single ones.
+        seed = torch.Generator().manual_seed(int(options.random_state))
+        shapes = [learn(options, plan, examples, seed) for learn in (by_bound, by_regression)]
+    searches = [search(folds.predict, shape) for shape in shapes]
+    losses = [penalised(tried) for tried in searches]
+    n = int(np.argmin([min(found.values()) for found in losses]))
+    weight, tried, shape = lowest(losses[n]), searches[n], shapes[n]
     (agreed,) = together.sum(torch.tensor([weight * together.is_first], dtype=torch.float64))
     weight = float(agreed)
-    at = interpolated(by_weight, weight)
+    at = interpolated(tried, weight)
     found = {
         "token_nll": at.loss,
         "token_error": 1 - at.mean("right"),
@@ -136,25 +142,31 @@ def choose(
         "verdict": at.verdict,
         "n_tokens": folds.n_judged,
         "n_folds": len(folds.folds),
-        "tried": [asdict(candidate) | {"token_nll": p.loss} for candidate, p in tried.items()],
+        "tried": [
+            {"data_weight": weight, "token_nll": p.loss} | ({} if shape is None else {"shape": shape.name})
+            for shape, tried in zip(shapes, searches, strict=True)
+            for weight, p in tried.items()
+        ],
         "seconds": time.monotonic() - began,
     }
     reason = f"predicts left-out training data best: {folds.n_judged} tokens in {len(folds.folds)} folds"
-    return replace(plan, data_weight=Choice(weight, reason)), found
+    return replace(plan, data_weight=Choice(weight, reason), shape=shape), found
 
 
-def search(predict: Callable[[Candidate], Predictions]) -> dict[Candidate, Predictions]:
-    """What candidates predict: the usual weight, larger ones while they are better, and if none is, 1."""
-    tried: dict[Candidate, Predictions] = {}
+def search(
+    predict: Callable[[Candidate], Predictions], shape: DenseShape | None = None
+) -> dict[float, Predictions]:
+    """What weights predict: the usual one, larger ones while they are better, and if none is, 1."""
+    tried: dict[float, Predictions] = {}
     weight, best = USUAL_WEIGHT, math.inf
     while weight <= LARGEST_WEIGHT:
-        tried[Candidate(weight)] = found = predict(Candidate(weight))
+        tried[weight] = found = predict(Candidate(weight, shape))
         if not found.loss < best:
             break
         best, weight = found.loss, weight * STEP
-    if best == tried[Candidate(USUAL_WEIGHT)].loss:
-        tried[Candidate(1.0)] = predict(Candidate(1.0))
-    return dict(sorted(tried.items(), key=lambda item: item[0].data_weight))
+    if best == tried[USUAL_WEIGHT].loss:
+        tried[1.0] = predict(Candidate(1.0, shape))
+    return dict(sorted(tried.items()))
 
 
 def penalised(tried: dict[float, Predictions]) -> dict[float, float]:
@@ -211,14 +223,16 @@ def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[l
     """Of each fold, the sequences that it leaves out, and those that it is fitted to."""
     lengths = np.array([len(rows) for rows in examples.rows])
     order = np.random.default_rng(int(options.random_state)).permutation(np.flatnonzero(lengths))
-    n_folds, left_out, enough = 0, 0, ENOUGH_TOKENS["weights" if plan.has_weights else "inducing"]
+    enough, most = CHEAP if plan.has_weights and not plan.has_dense else COSTLY
+    left_out = 0
     for fold in np.array_split(order, min(N_FOLDS, len(order))):
-        if n_folds >= FEWEST_FOLDS and left_out >= enough:
+        if left_out >= enough:
             return
         rest = order[~np.isin(order, fold)]
-        rest = rest[: int(np.searchsorted(lengths[rest].cumsum(), MOST_TOKENS)) + 1]
+        rest = rest[: int(np.searchsorted(lengths[rest].cumsum(), most)) + 1]
+        fold = fold[: int(np.searchsorted(lengths[fold].cumsum(), enough)) + 1]
         if plan.split.next is None or (lengths[rest] > 1).any():  # or transitions had nothing to learn from
-            n_folds, left_out = n_folds + 1, left_out + int(lengths[fold].sum())
+            left_out += int(lengths[fold].sum())
             yield sorted(fold.tolist()), sorted(rest.tolist())
 
 
@@ -241,7 +255,8 @@ class Fold:
 
     def predict(self, candidate: Candidate) -> np.ndarray:
         """(N, 4) the sums of ``Predictions`` for each sequence left out."""
-        plan = replace(self.plan, data_weight=Choice(candidate.data_weight, "tried"))
+        weight = Choice[float | None](candidate.data_weight, "tried")
+        plan = replace(self.plan, data_weight=weight, shape=candidate.shape)
         generator = torch.Generator().manual_seed(int(self.options.random_state))
         start = start_of(self.options, plan, self.examples, generator)
         fit = Fit(self.options, self.examples, start, generator)

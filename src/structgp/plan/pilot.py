@@ -6,7 +6,6 @@ few hundred tokens tell the scales well enough to choose inducing inputs under t
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +14,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from structgp.data.examples import Examples
-from structgp.gp import DenseWeights, Inducing, Posterior, Table, choose_inducing
-from structgp.gp.families.dense_weights import split_kernel
+from structgp.gp import Inducing, Posterior, Table, choose_inducing
 from structgp.inference import SecondOrder
 from structgp.inference.loop import History, make_batches, train
 from structgp.plan.resolve import Plan
@@ -27,12 +25,6 @@ WORTH_IT = 1.25
 """A pilot on most of the data would cost what it saves."""
 
 BATCH_TOKENS = 1_000
-
-DENSE_TOKENS, DENSE_WORK = 1_000, 2.5e9
-"""Most tokens of a pilot for dense features; and multiplications of one evaluation of its evidence, R N^3,
-about a second on one core."""
-
-DENSE_OPTIMIZER = SecondOrder(n_draws=8, learning_rounds=8, learning_tolerance=0.02, max_rounds=8)
 
 
 @dataclass(frozen=True)
@@ -51,36 +43,7 @@ class Pilot:
         return {"tokens": self.tokens, "steps": len(self.history.steps), "seconds": self.history.seconds}
 
 
-def run_dense_pilot(
-    kernel: Kernel, plan: Plan, examples: Examples, basis: Tensor | None, generator: torch.Generator
-) -> Pilot:
-    """Learns shape and scales of the dense part of ``kernel``, in place, on sequences drawn at random.
-    basis : (V, R) where it starts, None for one function per label. Cost: some 50 times R N^3 for N
-    tokens."""
-    V = examples.n_labels
-    R = V if basis is None else basis.shape[1]
-    most = int(min(DENSE_TOKENS, (DENSE_WORK / R) ** (1 / 3)))
-    some = _sample(examples, most, generator)
-    part = [examples.rows[i] for i in some], [examples.y[i] for i in some], examples.encoder.pad_row
-    trial = copy.deepcopy(kernel)
-    dense, columns = split_kernel(trial)[1:]
-    if dense.smooth is not None:
-        rows = torch.from_numpy(np.concatenate([plan.split.node.select(r) for r in part[0] if len(r)]))[:, columns]
-        dense.place(rows[choose_inducing(dense.smooth, dense.smooth_inputs(rows), most, enough=1e-3).index])
-    node = DenseWeights(trial, (V,), basis)
-    node.learns_shape = True
-    weights = plan.sequence_weights(examples)
-    counts = None if weights is None else weights[some]
-    batches = [plan.split(batch) for batch in make_batches(*part, BATCH_TOKENS, counts)]
-    table = Table((V, V), plan.transition_sd)
-    posterior = Posterior({"node": node, "next": table})
-    history = train(posterior, plan.structure.value, batches, DENSE_OPTIMIZER, "a pilot", generator=generator)
-    split_kernel(kernel)[1].take_shape(dense)
-    n_tokens = sum(len(r) for r in part[0])
-    return Pilot(None if basis is None else node.basis, table.prior_sd, n_tokens, history)
-
-
-def _sample(examples: Examples, n_tokens: int, generator: torch.Generator) -> list[int]:
+def sample(examples: Examples, n_tokens: int, generator: torch.Generator) -> list[int]:
     """Sequences drawn at random until they have so many tokens."""
     lengths = [len(r) for r in examples.rows]
     there = [i for i, length in enumerate(lengths) if length]
@@ -102,7 +65,7 @@ def run_pilot(
     basis : (V, R) where it starts, None for one function per label."""
     if examples.n_tokens <= WORTH_IT * TOKENS:
         return None
-    some = _sample(examples, TOKENS, generator)
+    some = sample(examples, TOKENS, generator)
     parts = tokens.split([len(r) for r in examples.rows])
     tokens = torch.cat([parts[i] for i in some])
     chosen = choose_inducing(kernel, tokens, len(tokens))

@@ -39,9 +39,9 @@ class Plan:
     prior sd of a transition score, 0 without transitions. predictor : a structure of the user's own that
     answers, None for the declared one. kernel : names or kernels by kind of feature. posterior : the
     family, with 'auto' left only where the inducing inputs decide. has_dense : whether nodes have dense
-    features. covariance : 'full', 'low-rank',
-    'diagonal', of ``rank`` directions. precision : of the fit. on_bound : whether the fit itself learns
-    what each feature is worth. data_weight : how often every training sequence counts; None, which stands
+    features; shape : of the kernel on those, a ``DenseShape``, None until it has been learned. covariance :
+    'full', 'low-rank', 'diagonal', of ``rank`` directions. precision : of the fit. on_bound : whether the
+    fit itself learns what each feature is worth. data_weight : how often every training sequence counts; None, which stands
     for once, until cross-validation has chosen it."""
 
     structure: Choice[Structure]
@@ -66,6 +66,7 @@ class Plan:
     entropy: Choice[str] = choices.TIGHTER
     rank: int = 0
     data_weight: Choice[float | None] = choices.PLAIN_BAYES
+    shape: Any = None
 
     @property
     def n_components(self) -> int:
@@ -96,6 +97,11 @@ class Plan:
         }
         if self.rank:
             found["covariance"]["rank"] = self.rank
+        if self.shape is not None:
+            found["shape"] = {
+                "value": self.shape.name,
+                "reason": "how the kernel on dense features was learned",
+            }
         return found
 
 

@@ -6,7 +6,6 @@ For data on disk the kernel is built from counts that the shards keep, without g
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +20,7 @@ from structgp.data.encode import EncoderView
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples, Shards
 from structgp.data.vocabulary import Block
-from structgp.errors import InputError, StructgpWarning
+from structgp.errors import InputError
 from structgp.gp import (
     DenseWeights,
     FullTable,
@@ -40,9 +39,10 @@ from structgp.gp.families.dense_weights import split_kernel
 from structgp.gp.kernels import DenseKernel, RelevanceKernel, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import KernelChoice, build_kernel, relevance_kernel, rescale
-from structgp.plan.options import Options
 from structgp.plan.choices import Choice
-from structgp.plan.pilot import Pilot, run_dense_pilot, run_pilot
+from structgp.plan.dense_shape import DenseShape, by_bound
+from structgp.plan.options import Options
+from structgp.plan.pilot import Pilot, run_pilot
 from structgp.plan.resolve import Plan
 
 ENOUGH = 0.02
@@ -53,8 +53,8 @@ OPEN_VARIANCE = 0.04
 per token and function."""
 
 MOST_NYSTROM, MOST_NYSTROM_WORK = 1_000, 5e10
-"""Most inducing inputs of a smooth kernel in weight space; and multiplications per round, a second or two on
-one core."""
+"""Most inducing inputs of a smooth kernel in weight space; and multiplications per round, a second or two
+on one core."""
 
 INDUCING_CANDIDATES = 8_000
 """Tokens that inducing inputs are picked from: this many at random from a larger corpus."""
@@ -90,38 +90,29 @@ def start_of(
         tokens = flat_tokens([view.select(rows) for rows in examples.rows])
         kernel = build_kernel(choice, view.blocks, tokens, amplitude, as_weights=True)
         if plan.has_dense:
-            return _dense_start(kernel.requires_grad_(False), plan, examples, tokens, basis, generator)
+            shape = plan.shape or by_bound(options, plan, examples, generator)
+            kernel.requires_grad_(False)
+            return _dense_start(kernel, shape, plan, examples, tokens, options.random_state)
     node = Weights(kernel.requires_grad_(False), (examples.n_labels,), basis)
     return Start(_posterior(node, plan, examples), plan)
 
 
 def _dense_start(
-    kernel: Kernel,
-    plan: Plan,
-    examples: Examples,
-    tokens: Tensor,
-    basis: Tensor | None,
-    generator: torch.Generator,
+    kernel: Kernel, shape: DenseShape, plan: Plan, examples: Examples, tokens: Tensor, seed: int
 ) -> Start:
-    """The posterior over weights of dense features, with the kernel's shape learned by a pilot and the
-    inducing inputs of its smooth part picked."""
-    pilot = run_dense_pilot(kernel, plan, examples, basis, generator)
+    """The posterior over weights of dense features, under a kernel of that shape, with the inducing inputs
+    of its smooth part picked."""
     dense, columns = split_kernel(kernel)[1:]
-    residual, R = 0.0, len(pilot.basis.T) if pilot.basis is not None else examples.n_labels
+    shape.give(dense)
+    residual, R = 0.0, examples.n_labels if shape.basis is None else shape.basis.shape[1]
     if dense.smooth is not None:
         most = int(min(MOST_NYSTROM, max(1, MOST_NYSTROM_WORK / (R * len(tokens))) ** 0.5))
-        residual = pick_nystrom(dense, tokens[:, columns], most, seed=0)
-        if residual > 5 * ENOUGH:
-            warnings.warn(
-                f"the {dense.n_inducing} inducing inputs of the smooth kernel leave {residual:.0%} of its "
-                "variance open: probabilities may be less sure than the data allow",
-                StructgpWarning,
-                stacklevel=6,
-            )
-    node = DenseWeights(kernel, (examples.n_labels,), pilot.basis)
-    posterior = _posterior(node, plan, examples, pilot.transition_sd)
-    plan = replace(plan, n_inducing=Choice(dense.n_inducing, "as many as the variance left open asks for"))
-    return Start(posterior, plan, None, pilot, residual)
+        residual = pick_nystrom(dense, tokens[:, columns], most, seed=seed)
+    node = DenseWeights(kernel, (examples.n_labels,), shape.basis)
+    picked = Choice(dense.n_inducing, "as many as the variance left open asks for")
+    plan = replace(plan, n_inducing=picked, shape=shape)
+    posterior = _posterior(node, plan, examples, shape.transition_sd)
+    return Start(posterior, plan, shape.relaxation, shape.pilot, residual)
 
 
 def pick_nystrom(dense: DenseKernel, rows: Tensor, most: int, *, seed: int) -> float:
@@ -132,7 +123,7 @@ def pick_nystrom(dense: DenseKernel, rows: Tensor, most: int, *, seed: int) -> f
         some = np.random.default_rng(seed).choice(len(rows), INDUCING_CANDIDATES, replace=False)
         rows = rows[torch.from_numpy(some)]
     assert dense.smooth is not None
-    enough = min(ENOUGH, OPEN_VARIANCE / float(dense.log_scale[2].exp()))
+    enough = OPEN_VARIANCE / float(dense.log_scale[2].exp())
     chosen = choose_inducing(dense.smooth, dense.smooth_inputs(rows), most, enough=enough)
     dense.place(rows[chosen.index])
     return chosen.residual

@@ -27,11 +27,11 @@ from structgp.gp.kernels.dense import DenseKernel
 from structgp.gp.linalg import cholesky, factor_of_inverse
 
 PRIOR_COUNT = 2.0
-"""Parameters' worth of prior that the scale of a component is right as it is: what nothing determines stays
+"""Parameters' worth of prior that the scale of the kernel is right as it is: what nothing determines stays
 put. Not chosen on data."""
 
 SWEEPS = 6
-"""Closed-form steps of the scales per quadratic; they stop earlier where none moves by 1 %."""
+"""Closed-form steps of the scale per quadratic; they stop earlier where it moves by less than 1 %."""
 
 SHAPE_STEPS = 12
 """Evaluations of the evidence per quadratic."""
@@ -71,29 +71,24 @@ class Quadratic:
         return Quadratic(rows, values, left, bend * size, linear * size.sqrt())
 
 
-def learn_components(kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS) -> tuple[Tensor, Tensor]:
-    """Moves the scales of the kernel's components to where the bound is largest under the quadratic. Returns
-    the posterior there: means (R, F) and roots (R, F, F). Cost O(R N F^2), and O(R F^3) per sweep."""
+def learn_size(kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS) -> tuple[Tensor, Tensor]:
+    """Moves the scale of the whole kernel, whose shape stays, towards where the bound is largest under the
+    quadratic. Returns the posterior there: means (R, F) and roots (R, F, F). Cost O(R N F^2), and O(R F^3)
+    per sweep."""
     R, F = seen.bend.shape[1], seen.values.shape[1]
     gram = torch.stack([seen.values.T @ (h[:, None] * seen.values) for h in seen.bend.T])
     pull = seen.linear.T @ seen.values  # (R, F)
     lost = (seen.bend * seen.left[:, None]).sum()
-    grown, eye = gram.new_ones(3), torch.eye(F).to(gram)
+    grown, eye = gram.new_ones(()), torch.eye(F).to(gram)
     for sweep in range(sweeps + 1):
-        sd = grown.sqrt()[kernel.component]
-        root = factor_of_inverse(eye + sd[:, None] * gram * sd)
-        m = (root @ (root.mT @ (sd * pull)[..., None]))[..., 0]
-        if sweep == sweeps:
+        root = factor_of_inverse(eye + grown * gram)
+        m = (root @ (root.mT @ (grown.sqrt() * pull)[..., None]))[..., 0]
+        determined = R * F - root.square().sum() + grown * lost
+        step = ratio(m.square().sum(), determined, PRIOR_COUNT)
+        after = (grown * step).clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
+        if sweep == sweeps or 0.99 < float(after / grown) < 1.01:
             break
-        by_component = torch.zeros_like(grown)
-        energy = by_component.index_add(0, kernel.component, m.square().sum(0))
-        known = R - root.square().sum((0, 2))
-        determined = by_component.index_add(0, kernel.component, known)
-        determined[2] += grown[2] * lost
-        step = ratio(energy, determined, PRIOR_COUNT)
-        if bool(((step - 1).abs() < 0.01).all()):
-            break
-        grown = (grown * step).clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
+        grown = after
     kernel.log_scale.add_(grown.log())
     return m, root
 
@@ -119,8 +114,8 @@ def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
 
 
 def learn_shape(block: Any, seen: Quadratic) -> Quadratic:
-    """Moves all parameters of the block's dense kernel to where the evidence under the quadratic is largest;
-    returns the quadratic through its features as they are then."""
+    """Moves all parameters of the block's dense kernel to where the evidence under the quadratic is
+    largest; returns the quadratic through its features as they are then."""
     kernel: DenseKernel = block.parts[1]
     parameters = kernel.free_parameters()
     with torch.enable_grad():
@@ -132,7 +127,9 @@ def learn_shape(block: Any, seen: Quadratic) -> Quadratic:
             vector_to_parameters(torch.from_numpy(x).to(seen.rows), parameters)
             value = -evidence(kernel, seen)
             grads = torch.autograd.grad(value, parameters, allow_unused=True)
-            grads = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
+            grads = [
+                torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)
+            ]
             away = (x - start) / PRIOR_SD
             slope = torch.cat([g.flatten() for g in grads]).cpu().numpy()
             return float(value.detach()) + 0.5 * float(away @ away), slope + away / PRIOR_SD

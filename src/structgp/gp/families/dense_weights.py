@@ -17,7 +17,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from structgp.gp.block import AXIS_PRIOR_COUNT, Block, Entropy, Seen, ratio
-from structgp.gp.families.dense_scales import Quadratic, learn_components, learn_shape
+from structgp.gp.families.dense_scales import Quadratic, learn_shape, learn_size
 from structgp.gp.families.weights import Weights, learn_relevances
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
@@ -125,7 +125,9 @@ class DenseWeights(Weights):
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
         """KL(q || p), exact."""
-        square = self.m.square().sum() + self.factor.square().sum() + self.root.square().sum() - self.m.numel()
+        square = (
+            self.m.square().sum() + self.factor.square().sum() + self.root.square().sum() - self.m.numel()
+        )
         diagonal = self.root.diagonal(dim1=-1, dim2=-2)
         return 0.5 * square - self.factor.abs().log().sum() - diagonal.abs().log().sum()
 
@@ -160,14 +162,16 @@ class DenseWeights(Weights):
         with torch.no_grad():
             sd = self.scale * self._constant_sds()
             mean = (self.m[:, self.constants] * sd).sum(-1)
-            spread = torch.cat([self.factor[:, self.constants[:-1]], self.root[:, 0].norm(dim=-1)[:, None]], 1)
+            spread = torch.cat(
+                [self.factor[:, self.constants[:-1]], self.root[:, 0].norm(dim=-1)[:, None]], 1
+            )
             variance = (spread * sd).square().sum(-1)
             square = variance if self.has_own_functions else self.basis.square() @ variance
             return self.scores(mean), square.sqrt().view(self.labels)
 
     def feature_scores(self, row: Tensor, direction: Tensor) -> Tensor:
-        """(A + 3,) what each active feature of a row (1, W) adds to the score along ``direction`` (R,); then
-        label frequencies, linear and smooth part of the dense columns."""
+        """(A + 3,) what each active feature of a row (1, W) adds to the score along ``direction`` (R,);
+        then label frequencies, linear and smooth part of the dense columns."""
         with torch.no_grad():
             mask = torch.ones(1, 1, dtype=torch.bool, device=row.device)
             here, (loose, dense) = self.conditional(row[None], mask, self.prior_factor()), self.parts
@@ -221,8 +225,8 @@ class DenseWeights(Weights):
         return DenseCurvature(self, torch.zeros_like(self.factor), torch.zeros_like(self.root))
 
     def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Any = None) -> Tensor:
-        """As of :class:`Weights`; the scales of dense components move to where the bound is largest with
-        the likelihood replaced by the quadratic that ``seen`` holds. Cost O(R (N F^2 + F^3))."""
+        """As of :class:`Weights`; the scale of the dense part moves towards where the bound is largest
+        with the likelihood replaced by the quadratic that ``seen`` holds. Cost O(R (N F^2 + F^3))."""
         axes = self.m.new_ones(self.n_functions)
         if not self.has_own_functions:
             axes = ratio(self.m.square().sum(1), self.determined(), AXIS_PRIOR_COUNT)
@@ -232,7 +236,7 @@ class DenseWeights(Weights):
             learn_relevances(self.parts[0], self.m[:, : self.n_loose], self.factor, axes)
         if self.learns_shape:
             quadratic = learn_shape(self, quadratic)
-        m, root = learn_components(self.parts[1], quadratic, *([0] if self.learns_shape else []))
+        m, root = learn_size(self.parts[1], quadratic, *([0] if self.learns_shape else []))
         self.m[:, self.n_loose :] = m
         self.root.copy_(root)
         return axes

@@ -18,6 +18,7 @@ from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, Seen, ratio
 from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.relevance import (
+    DEGREES_OF_FREEDOM,
     ActiveFeatures,
     RelevanceKernel,
     weight_variances,

@@ -32,8 +32,9 @@ def build_kernel(
     Parameters
     ----------
     choice : 'relevance', 'linear' or 'rbf' for every block, 'template' or 'template-product' for the
-        categorical one, for the dense one also the other names of ``gp.kernels.dense``, a GPyTorch kernel where there is one block, or a dict that maps block kinds
-        ('categorical', 'sparse', 'dense') to any of these.
+        categorical one, for the dense one also the other names of ``gp.kernels.dense``, a GPyTorch kernel
+        where there is one block, or a dict that maps block kinds ('categorical', 'sparse', 'dense') to any
+        of these.
     rows : (N, W) rows of the data, from which length-scales take their start.
     amplitude : prior variance of a latent value under kernels chosen by name, shared out equally over
         the blocks; None gives every active feature a weight of variance 1, as a linear CRF's

@@ -118,8 +118,8 @@ class DenseKernel(Kernel):
         return len(self.component)
 
     def free_parameters(self) -> list[torch.nn.Parameter]:
-        """Those that have something to say, to be learned: scales, length-scales, evenness; of a smooth part
-        of the user's own, its own in their place."""
+        """Those to be learned: scales, length-scales, evenness; of a smooth part of the user's own, its own
+        in their place."""
         if not self.standardised and self.smooth is not None:
             return [self.log_scale, *self.smooth.parameters()]
         return [self.log_scale, self.evenness, *([] if self.smooth is None else [self.log_length])]
@@ -148,11 +148,9 @@ class DenseKernel(Kernel):
         away = ((x - self.centre) / size).clamp(-FARTHEST, FARTHEST) * there
         return away * (size / mean) ** (1 - self.evenness.clamp(0, 1))
 
-    def take_shape(self, other: DenseKernel) -> None:
-        """Takes over all parameters of a kernel of the same kind, but not its inducing inputs."""
-        with torch.no_grad():
-            for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
-                mine.copy_(theirs)
+    def mean_variance(self, rows: Tensor) -> Tensor:
+        """() prior variance of a score, on average over rows (N, D)."""
+        return self.forward(rows, rows, diag=True).detach().mean()
 
     def prior_factor(self) -> Tensor:
         """(M, M) lower factor of the smooth part's covariance at the inducing inputs."""

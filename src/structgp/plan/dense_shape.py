@@ -1,0 +1,114 @@
+"""The shape of the kernel on dense columns, learned before the fit: length-scales, how far columns are
+brought to the same size, and the balance of its linear and smooth parts.
+
+There are two ways. 'bound' fits the model itself to a few hundred tokens and moves the kernel to where the
+bound is largest: the better way where the kernel can be right. Where it cannot (pixels), the bound likes
+kernels that separate the training tokens with small weights, and 'regression' of single labels on the
+features, whose evidence is known in closed form (``gp.relaxation``), predicts better. Cross-validation
+decides (``plan.held_out``)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structgp.data.examples import Examples
+from structgp.gp import DenseWeights, Posterior, Relaxation, Table, choose_inducing, contrasts, learn_shape
+from structgp.gp.families.dense_weights import split_kernel
+from structgp.gp.kernels import DenseKernel
+from structgp.gp.kernels.build import build_kernel
+from structgp.inference import SecondOrder
+from structgp.inference.loop import make_batches, train
+from structgp.plan.options import Options
+from structgp.plan.pilot import BATCH_TOKENS, Pilot, sample
+from structgp.plan.resolve import Plan
+
+TOKENS, WORK = 1_000, 2.5e9
+"""Most tokens that a shape is learned from on the bound; and multiplications of one evaluation of its
+evidence, R N^3, about a second on one core."""
+
+OPTIMIZER = SecondOrder(n_draws=8, learning_rounds=8, learning_tolerance=0.02, max_rounds=8)
+
+
+@dataclass(frozen=True)
+class DenseShape:
+    """name : 'bound' or 'regression'. parameters : of the kernel, by name. basis : (V, R) with the
+    functions' amplitudes, None for one function per label; transition_sd : prior sd of a transition
+    score."""
+
+    name: str
+    parameters: dict[str, Tensor]
+    basis: Tensor | None
+    transition_sd: float
+    pilot: Pilot | None = None
+    relaxation: Relaxation | None = None
+
+    def give(self, kernel: DenseKernel) -> None:
+        """Gives a kernel of the same kind this shape, in place."""
+        with torch.no_grad():
+            for name, parameter in kernel.named_parameters():
+                parameter.copy_(self.parameters[name])
+        kernel.requires_grad_(False)
+
+
+def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.Generator) -> DenseShape:
+    """On sequences drawn at random, each counted once. Cost: some 50 times R N^3 for N tokens."""
+    V, basis = examples.n_labels, _basis(plan, examples)
+    most = int(min(TOKENS, (WORK / (V if basis is None else basis.shape[1])) ** (1 / 3)))
+    part = examples.part(sample(examples, most, generator))
+    tokens = np.concatenate([plan.split.node.select(rows) for rows in part.rows if len(rows)])
+    kernel = _kernel(options, plan, torch.from_numpy(tokens))
+    dense, columns = split_kernel(kernel)[1:]
+    if dense.smooth is not None:
+        rows = torch.from_numpy(tokens)[:, columns]
+        dense.place(rows[choose_inducing(dense.smooth, dense.smooth_inputs(rows), most, enough=1e-3).index])
+    node, table = DenseWeights(kernel, (V,), basis), Table((V, V), plan.transition_sd)
+    node.learns_shape = True
+    data = part.rows, part.y, part.encoder.pad_row, BATCH_TOKENS, part.weights
+    batches = [plan.split(batch) for batch in make_batches(*data)]
+    posterior = Posterior({"node": node, "next": table})
+    history = train(posterior, plan.structure.value, batches, OPTIMIZER, "a pilot", generator=generator)
+    pilot = Pilot(None if basis is None else node.basis, table.prior_sd, len(tokens), history)
+    return DenseShape("bound", _parameters(dense), pilot.basis, pilot.transition_sd, pilot)
+
+
+def by_regression(
+    options: Options, plan: Plan, examples: Examples, generator: torch.Generator
+) -> DenseShape:
+    """On at most a thousand tokens."""
+    known = [(rows[y >= 0], y[y >= 0]) for rows, y in zip(examples.rows, examples.y, strict=True)]
+    known = [(plan.split.node.select(rows), y) for rows, y in known if len(y)]
+    kernel = _kernel(options, plan, torch.from_numpy(np.concatenate([rows for rows, _ in known])))
+    dense, columns = split_kernel(kernel)[1:]
+    before = dense.mean_variance(torch.from_numpy(known[0][0])[:, columns])
+    for parameter in dense.free_parameters():
+        parameter.requires_grad_(True)
+    x, y = zip(
+        *((torch.from_numpy(rows)[:, columns], torch.from_numpy(y)) for rows, y in known), strict=True
+    )
+    relaxation = learn_shape(dense, x, y, generator)
+    dense.requires_grad_(False)
+    # The size of a regression function says nothing about the size of a score.
+    dense.log_scale.add_((before / dense.mean_variance(x[0])).log())
+    basis = _basis(plan, examples)
+    return DenseShape("regression", _parameters(dense), basis, plan.transition_sd, relaxation=relaxation)
+
+
+def _kernel(options: Options, plan: Plan, tokens: Tensor) -> torch.nn.Module:
+    given = options.prior.amplitude
+    amplitude, choice = None if isinstance(given, str) else float(given), copy.deepcopy(plan.kernel.value)
+    kernel = build_kernel(choice, plan.split.node.blocks, tokens, amplitude, as_weights=True)
+    return kernel.requires_grad_(False)
+
+
+def _basis(plan: Plan, examples: Examples) -> Tensor | None:
+    counts = torch.from_numpy(examples.label_counts)
+    return contrasts(counts) if plan.basis.value == "contrast" else None
+
+
+def _parameters(dense: DenseKernel) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in dense.named_parameters()}
