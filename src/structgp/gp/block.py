@@ -167,6 +167,21 @@ class Block(nn.Module):
     def effective_parameters(self) -> Tensor:
         raise NotImplementedError
 
+    def options(self) -> dict[str, Any]:
+        """What the constructor has to be given, beside kernel, labels and basis, for the tensors of a file
+        to fit."""
+        return {}
+
+    def scores_at(self: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, *labels) posterior mean and standard deviation of the scores of tuples with features (N,
+        W)."""
+        with torch.no_grad():
+            mask = torch.ones(1, len(rows), dtype=torch.bool, device=rows.device)
+            mean, covariance = self.gaussian(self.conditional(rows[None], mask, self.prior_factor()))
+            variance = covariance[0, 0].diagonal(dim1=-1, dim2=-2).T  # (N, R)
+            square = variance if self.has_own_functions else variance @ self.basis.T.square()
+            return self.scores(mean[0, 0]), square.sqrt().unflatten(-1, self.labels)
+
     def round_factor(self) -> None:
         """Rounds the spread to single precision, in place: a file may then hold it in half the space and
         still give the same answers to the last bit."""

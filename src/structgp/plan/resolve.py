@@ -41,8 +41,8 @@ class Plan:
     family, with 'auto' left only where the inducing inputs decide. has_dense : whether nodes have dense
     features; shape : of the kernel on those, a ``DenseShape``, None until it has been learned. covariance :
     'full', 'low-rank', 'diagonal', of ``rank`` directions. precision : of the fit. on_bound : whether the
-    fit itself learns what each feature is worth. data_weight : how often every training sequence counts; None, which stands
-    for once, until cross-validation has chosen it."""
+    fit itself learns what each feature is worth. data_weight : how often every training sequence counts;
+    None, which stands for once, until cross-validation has chosen it."""
 
     structure: Choice[Structure]
     kernel: Choice[KernelChoice]

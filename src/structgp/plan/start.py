@@ -109,7 +109,7 @@ def _dense_start(
         most = int(min(MOST_NYSTROM, max(1, MOST_NYSTROM_WORK / (R * len(tokens))) ** 0.5))
         residual = pick_nystrom(dense, tokens[:, columns], most, seed=seed)
     node = DenseWeights(kernel, (examples.n_labels,), shape.basis)
-    picked = Choice(dense.n_inducing, "as many as the variance left open asks for")
+    picked: Choice[int | None] = Choice(dense.n_inducing, "as many as the variance left open asks for")
     plan = replace(plan, n_inducing=picked, shape=shape)
     posterior = _posterior(node, plan, examples, shape.transition_sd)
     return Start(posterior, plan, shape.relaxation, shape.pilot, residual)

@@ -126,10 +126,7 @@ def learn_shape(block: Any, seen: Quadratic) -> Quadratic:
         def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
             vector_to_parameters(torch.from_numpy(x).to(seen.rows), parameters)
             value = -evidence(kernel, seen)
-            grads = torch.autograd.grad(value, parameters, allow_unused=True)
-            grads = [
-                torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)
-            ]
+            grads = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
             away = (x - start) / PRIOR_SD
             slope = torch.cat([g.flatten() for g in grads]).cpu().numpy()
             return float(value.detach()) + 0.5 * float(away @ away), slope + away / PRIOR_SD

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from structgp.gp.block import AXIS_PRIOR_COUNT, Block, Entropy, Seen, ratio
 from structgp.gp.families.dense_scales import Quadratic, learn_shape, learn_size
-from structgp.gp.families.weights import Weights, learn_relevances
+from structgp.gp.families.weights import learn_relevances
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.dense import DenseKernel
@@ -62,13 +62,13 @@ class DenseConditional:
         return dense if self.loose is None else torch.cat([self.loose.transposed_times(values), dense], 1)
 
 
-class DenseWeights(Weights):
+class DenseWeights(Block):
     """kernel : a :class:`DenseKernel`, or a sum with one beside kernels that have weights. Parameters ``m``
     (R, M), the independent weights first; ``factor`` (R, M - F), standard deviations of those; ``root``
     (R, F, F), whose product with its transpose is the covariance of the others."""
 
     name = "dense-weights"
-    takes_minibatches = False
+    takes_sites = False
     learns_from_slopes = True
     learns_shape = False
     """Whether ``learn_scales`` moves the kernel's shape too, which takes time cubic in the tokens."""
@@ -76,7 +76,7 @@ class DenseWeights(Weights):
     def __init__(
         self, kernel: Kernel, labels: Sequence[int], basis: Tensor | None = None, amplitude: float = 1.0
     ) -> None:
-        Block.__init__(self, labels, basis, amplitude)
+        super().__init__(labels, basis, amplitude)
         self.kernel, (loose, dense, self.columns) = kernel, split_kernel(kernel)
         # Not modules of this one: they are the kernel's.
         self.parts = (loose, dense)
@@ -225,7 +225,7 @@ class DenseWeights(Weights):
         return DenseCurvature(self, torch.zeros_like(self.factor), torch.zeros_like(self.root))
 
     def learn_scales(self, seen: Sequence[Seen] = (), prior_factor: Any = None) -> Tensor:
-        """As of :class:`Weights`; the scale of the dense part moves towards where the bound is largest
+        """As of ``Weights``; the scale of the dense part moves towards where the bound is largest
         with the likelihood replaced by the quadratic that ``seen`` holds. Cost O(R (N F^2 + F^3))."""
         axes = self.m.new_ones(self.n_functions)
         if not self.has_own_functions:

@@ -57,9 +57,6 @@ class Weights(Block):
         self.m = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
         self.factor = nn.Parameter(torch.ones(shape, dtype=torch.float64))
 
-    def options(self) -> dict[str, Any]:
-        return {}
-
     def prior_factor(self) -> Tensor:
         """(M,) prior standard deviations of the weights, before the amplitude."""
         return weight_variances(self.kernel).sqrt()
@@ -106,16 +103,6 @@ class Weights(Block):
             variance = (self.factor[:, self.constants] * sd).square().sum(-1)
             square = variance if self.has_own_functions else self.basis.square() @ variance
             return self.scores(mean), square.sqrt().view(self.labels)
-
-    def scores_at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, *labels) posterior mean and standard deviation of the scores of tuples with features (N,
-        W)."""
-        with torch.no_grad():
-            mask = torch.ones(1, len(rows), dtype=torch.bool, device=rows.device)
-            mean, covariance = self.gaussian(self.conditional(rows[None], mask, self.prior_factor()))
-            variance = covariance[0, 0].diagonal(dim1=-1, dim2=-2).T  # (N, R)
-            square = variance if self.has_own_functions else variance @ self.basis.T.square()
-            return self.scores(mean[0, 0]), square.sqrt().unflatten(-1, self.labels)
 
     def feature_scores(self, row: Tensor, direction: Tensor) -> Tensor:
         """(A,) what each active feature of a row (1, W) adds to the score along ``direction`` (R,)."""
