@@ -56,6 +56,9 @@ MOST_NYSTROM, MOST_NYSTROM_WORK = 1_000, 5e10
 """Most inducing inputs of a smooth kernel in weight space; and multiplications per round, a second or two
 on one core."""
 
+TRIAL_SHARE = 0.1
+"""Of that work, what a fit may take that only serves to choose."""
+
 INDUCING_CANDIDATES = 8_000
 """Tokens that inducing inputs are picked from: this many at random from a larger corpus."""
 
@@ -105,8 +108,10 @@ def _dense_start(
     dense, columns = split_kernel(kernel)[1:]
     shape.give(dense)
     residual, R = 0.0, examples.n_labels if shape.basis is None else shape.basis.shape[1]
-    if dense.smooth is not None:
-        most = int(min(MOST_NYSTROM, max(1, MOST_NYSTROM_WORK / (R * len(tokens))) ** 0.5))
+    dense.whole = dense.linear and len(tokens) < dense.n_columns
+    if dense.has_nystrom:
+        work = MOST_NYSTROM_WORK * (TRIAL_SHARE if plan.trial else 1.0)
+        most = int(min(MOST_NYSTROM, max(1, work / (R * len(tokens))) ** 0.5))
         residual = pick_nystrom(dense, tokens[:, columns], most, seed=seed)
     node = DenseWeights(kernel, (examples.n_labels,), shape.basis)
     picked: Choice[int | None] = Choice(dense.n_inducing, "as many as the variance left open asks for")
@@ -122,9 +127,10 @@ def pick_nystrom(dense: DenseKernel, rows: Tensor, most: int, *, seed: int) -> f
     if len(rows) > INDUCING_CANDIDATES:
         some = np.random.default_rng(seed).choice(len(rows), INDUCING_CANDIDATES, replace=False)
         rows = rows[torch.from_numpy(some)]
-    assert dense.smooth is not None
-    enough = OPEN_VARIANCE / float(dense.log_scale[2].exp())
-    chosen = choose_inducing(dense.smooth, dense.smooth_inputs(rows), most, enough=enough)
+    kernel, inputs = (dense, rows) if dense.whole else (dense.smooth, dense.smooth_inputs(rows))
+    assert kernel is not None
+    size = dense.mean_variance(rows) if dense.whole else dense.log_scale[2].exp()
+    chosen = choose_inducing(kernel, inputs, most, enough=OPEN_VARIANCE / float(size))
     dense.place(rows[chosen.index])
     return chosen.residual
 
