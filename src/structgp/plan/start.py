@@ -59,6 +59,9 @@ on one core."""
 TRIAL_SHARE = 0.1
 """Of that work, what a fit may take that only serves to choose."""
 
+NYSTROM_CANDIDATES = 4_000
+"""Tokens that they are picked from."""
+
 INDUCING_CANDIDATES = 8_000
 """Tokens that inducing inputs are picked from: this many at random from a larger corpus."""
 
@@ -124,8 +127,8 @@ def pick_nystrom(dense: DenseKernel, rows: Tensor, most: int, *, seed: int) -> f
     """Places the inducing inputs of the smooth part at rows (N, D); returns the share of its variance that
     they leave open: so little that no token's score loses more than ``OPEN_VARIANCE``, or what ``most`` of
     them leave."""
-    if len(rows) > INDUCING_CANDIDATES:
-        some = np.random.default_rng(seed).choice(len(rows), INDUCING_CANDIDATES, replace=False)
+    if len(rows) > NYSTROM_CANDIDATES:
+        some = np.random.default_rng(seed).choice(len(rows), NYSTROM_CANDIDATES, replace=False)
         rows = rows[torch.from_numpy(some)]
     kernel, inputs = (dense, rows) if dense.whole else (dense.smooth, dense.smooth_inputs(rows))
     assert kernel is not None

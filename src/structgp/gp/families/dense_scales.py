@@ -52,7 +52,7 @@ Weak, but enough to keep a length-scale that nothing holds from running away. No
 class Quadratic:
     """The log-likelihood as sum_tj l_tj h_tj - H_tj h_tj^2 / 2 in the dense part of the functions, seen
     through its features. bend, linear : (N, R) H and l, for functions as large as the amplitude and the
-    axes make them; rows : (N, D); values : (N, F), left : (N,) of ``DenseFeatures``."""
+    axes make them; rows : (N, D), where the shape is learned; values : (N, F), left : (N,) of ``DenseFeatures``."""
 
     rows: Tensor
     values: Tensor
@@ -69,7 +69,8 @@ class Quadratic:
             values, bend = here.values[mask], s.bend[mask]
             mean = block.scale * values @ block.m[:, here.n_loose :].T
             linear = bend * mean + s.slope[mask]
-            found.append((s.rows[..., block.columns][mask], values, here.left[mask], bend, linear))
+            rows = s.rows[..., block.columns][mask] if block.learns_shape else values[:, :0]
+            found.append((rows, values, here.left[mask], bend, linear))
         rows, values, left, bend, linear = (torch.cat(parts) for parts in zip(*found, strict=True))
         size = block.scale.square() * axes
         return Quadratic(rows, values, left, bend * size, linear * size.sqrt())
