@@ -59,6 +59,7 @@ MOST_WORK = 2e12
 
 ASKED = "asked for"
 DEFAULT = "default"
+AS_BEFORE = "as in the earlier fit"
 PAPER = "as in the paper"
 
 LEARNED_KERNELS = {"categorical": "relevance", "sparse": "relevance", "dense": "linear+rbf"}

@@ -246,7 +246,7 @@ def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
     if not isinstance(options.prior.data_weight, str):
         return replace(plan, data_weight=Choice(float(options.prior.data_weight), ASKED))
     weight = info.get("plan", {}).get("data_weight", {}).get("value", 1.0)
-    return replace(plan, data_weight=Choice(weight, "as in the earlier fit"))
+    return replace(plan, data_weight=Choice(weight, choices.AS_BEFORE))
 
 
 def check_alone(together: Processes) -> None:

@@ -68,6 +68,7 @@ class DenseWeights(Block):
     (R, F, F), whose product with its transpose is the covariance of the others."""
 
     name = "dense-weights"
+    has_weights = True
     takes_sites = False
     learns_from_slopes = True
     learns_shape = False
@@ -87,6 +88,10 @@ class DenseWeights(Block):
         self.m = nn.Parameter(torch.zeros((R, self.n_values), dtype=torch.float64))
         self.factor = nn.Parameter(torch.ones((R, self.n_loose), dtype=torch.float64))
         self.root = nn.Parameter(torch.eye(F, dtype=torch.float64).repeat(R, 1, 1))
+
+    @property
+    def n_inducing(self) -> int:
+        return self.parts[1].n_inducing
 
     def prior_factor(self) -> tuple[Tensor | None, Tensor]:
         """Prior standard deviations of the independent weights, and the factor of the smooth part's

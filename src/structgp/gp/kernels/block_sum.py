@@ -26,6 +26,8 @@ class BlockSumKernel(Kernel):
     is. ``bounds`` holds one (start, stop) per kernel.
     """
 
+    asks_for_parts = True
+
     def __init__(
         self, kernels: Sequence[Kernel], bounds: Sequence[tuple[int, int | None]], **kwargs: Any
     ) -> None:
@@ -33,11 +35,11 @@ class BlockSumKernel(Kernel):
         self.kernels = torch.nn.ModuleList(kernels)
         self.bounds = [(start, stop) for start, stop in bounds]
 
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: Any) -> Tensor:
         total = None
         for kernel, (start, stop) in zip(self.kernels, self.bounds, strict=True):
             a, b = x1[..., start:stop], x2[..., start:stop]
-            part = _dense(kernel(a, b, diag=True, **params)) if diag else covariance(kernel, a, b)
+            part = (pairs if diag else covariance)(kernel, a, b)
             total = part if total is None else total + part
         assert total is not None, "a sum of at least one kernel"
         return total
@@ -66,7 +68,10 @@ def covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
 
 
 def _reach(kernel: Kernel) -> float | None:
-    """How far rows may be from their middle; None for kernels that ask for no distance."""
+    """How far rows may be from their middle; None for kernels that ask for no distance, and where the
+    parts of one are asked for by ``covariance`` themselves."""
+    if any(getattr(k, "asks_for_parts", False) for k in kernel.modules()):
+        return None
     leaves = [k for k in kernel.modules() if isinstance(k, RBFKernel | MaternKernel | RQKernel)]
     return FARTHEST * min(float(k.lengthscale.detach().min()) for k in leaves) if leaves else None
 
@@ -75,7 +80,7 @@ def _is_wide(x1: Tensor, x2: Tensor, reach: float) -> bool:
     if not (x1.numel() and x2.numel()):
         return False
     middle = x1.mean(-2, keepdim=True)  # GPyTorch's own
-    return any(float((x - middle).square().sum(-1).amax()) > reach**2 for x in (x1, x2))
+    return any(float((x - middle).detach().square().sum(-1).amax()) > reach**2 for x in (x1, x2))
 
 
 def _wide_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, reach: float) -> Tensor:
@@ -99,7 +104,12 @@ def _by_differences(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
     both = (
         torch.broadcast_tensors(a[:, None], x2) for a in x1.split(max(1, NUMBERS_AT_ONCE // x2.numel()))
     )
-    return torch.cat([_dense(kernel(a, b, diag=True)) for a, b in both])
+    return torch.cat([pairs(kernel, a, b) for a, b in both])
+
+
+def pairs(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
+    """(..., N) prior covariances k(x1_i, x2_i)."""
+    return _dense(kernel(x1, x2, diag=True))
 
 
 def variance(kernel: Kernel, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
 from torch import Tensor
 
-from structgp.gp.kernels.block_sum import covariance, variance
+from structgp.gp.kernels.block_sum import covariance, pairs, variance
 from structgp.gp.linalg import cholesky
 
 BY_NAME: dict[str, tuple[type[Kernel] | None, bool, bool]] = {
@@ -64,6 +64,7 @@ class DenseKernel(Kernel):
     (M, D), Z, as rows are. ``component`` : (F,), which of the components each feature belongs to."""
 
     has_lengthscale = False
+    asks_for_parts = True
     centre: Tensor
     size: Tensor
     inducing: Tensor
@@ -212,9 +213,6 @@ class DenseKernel(Kernel):
         product = (left * right).sum(-1) if diag else left @ right.mT
         total = scale[0] + (scale[1] / self.n_columns * product if self.linear else 0 * product)
         if self.smooth is not None:
-            length = self.log_length.exp()
-            if diag:
-                total = total + scale[2] * variance(self.smooth, left / length)
-            else:
-                total = total + scale[2] * covariance(self.smooth, left / length, right / length)
+            a, b = (x / self.log_length.exp() for x in (left, right))
+            total = total + scale[2] * (pairs if diag else covariance)(self.smooth, a, b)
         return total
