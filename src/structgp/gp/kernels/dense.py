@@ -8,6 +8,7 @@ L_zz^-T at inducing inputs Z, which leave some of its variance open."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
 from torch import Tensor
 
-from structgp.gp.kernels.block_sum import covariance, variance
+from structgp.gp.kernels.block_sum import covariance, paired, variance
 from structgp.gp.linalg import cholesky
 
 BY_NAME: dict[str, tuple[type[Kernel] | None, bool, bool]] = {
@@ -62,6 +63,9 @@ class DenseKernel(Kernel):
     (M, D), Z, as rows are. ``component`` : (F,), which of the components each feature belongs to."""
 
     has_lengthscale = False
+    brings_rows_near = True
+    """What its smooth part is asked for are distances of scaled rows, not of rows."""
+
     centre: Tensor
     size: Tensor
     inducing: Tensor
@@ -144,13 +148,46 @@ class DenseKernel(Kernel):
             return x
         there = self.size > 0
         size = torch.where(there, self.size, 1)
-        mean = (self.size.square().sum() / there.sum().clamp(min=1)).sqrt().clamp(min=1e-300)
         away = ((x - self.centre) / size).clamp(-FARTHEST, FARTHEST) * there
-        return away * (size / mean) ** (1 - self.evenness.clamp(0, 1))
+        return away * size / self.units()
+
+    def units(self) -> Tensor:
+        """(D,) what the columns are divided by, 1 for constant ones."""
+        there = self.size > 0
+        size = torch.where(there, self.size, 1)
+        mean = (self.size.square().sum() / there.sum().clamp(min=1)).sqrt().clamp(min=1e-300)
+        even = self.evenness.clamp(0, 1)
+        return torch.where(there, size**even * mean ** (1 - even), 1)
+
+    def lengths(self) -> Tensor | None:
+        """(D,) length-scales in the units of the columns, infinite for constant ones. None without a smooth
+        part, and where that is the user's own."""
+        if self.smooth is None or not self.standardised:
+            return None
+        with torch.no_grad():
+            return torch.where(self.size > 0, self.log_length.exp() * self.units(), torch.inf)
+
+    def typical_lengths(self) -> float | list[float | None] | None:
+        """``lengths`` for people to read: one number, the geometric mean over columns, where all share one
+        after scaling; else a list, with None for constant columns."""
+        lengths = self.lengths()
+        if lengths is None or not lengths.isfinite().any():
+            return None
+        if not self.ard:
+            return float(lengths[lengths.isfinite()].log().mean().exp())
+        return [length if math.isfinite(length) else None for length in lengths.tolist()]
 
     def mean_variance(self, rows: Tensor) -> Tensor:
         """() prior variance of a score, on average over rows (N, D)."""
         return self.forward(rows, rows, diag=True).detach().mean()
+
+    def smooth_variance(self) -> float:
+        """Prior variance of a score's smooth part, on average over the inducing inputs."""
+        if self.smooth is None:
+            return 0.0
+        with torch.no_grad():
+            whole = variance(self.smooth, self.smooth_inputs(self.inducing)).mean()
+            return float(self.log_scale[2].exp() * whole)
 
     def prior_factor(self) -> Tensor:
         """(M, M) lower factor of the smooth part's covariance at the inducing inputs."""
@@ -185,9 +222,7 @@ class DenseKernel(Kernel):
         product = (left * right).sum(-1) if diag else left @ right.mT
         total = scale[0] + (scale[1] / self.n_columns * product if self.linear else 0 * product)
         if self.smooth is not None:
-            length = self.log_length.exp()
-            if diag:
-                total = total + scale[2] * variance(self.smooth, left / length)
-            else:
-                total = total + scale[2] * covariance(self.smooth, left / length, right / length)
+            left, right = left / self.log_length.exp(), right / self.log_length.exp()
+            value = paired if diag else covariance
+            total = total + scale[2] * value(self.smooth, left, right)
         return total
