@@ -59,7 +59,7 @@ class DenseKernel(Kernel):
 
     Parameters ``log_scale`` (3,), of ``COMPONENTS``; ``log_length`` (1,) or (D,); ``evenness`` (), how far
     columns are brought to the same size: 1 divides each by its standard deviation, 0 all by the same
-    number. Buffers ``centre`` and ``size`` (D,), mean and standard deviation of the columns; ``inducing``
+    number. Buffers ``centre`` and ``sd`` (D,), mean and standard deviation of the columns; ``inducing``
     (M, D), Z, as rows are. ``component`` : (F,), which of the components each feature belongs to."""
 
     has_lengthscale = False
@@ -67,7 +67,7 @@ class DenseKernel(Kernel):
     """What its smooth part is asked for are distances of scaled rows, not of rows."""
 
     centre: Tensor
-    size: Tensor
+    sd: Tensor
     inducing: Tensor
     component: Tensor
 
@@ -85,7 +85,7 @@ class DenseKernel(Kernel):
         self.smooth, self.linear, self.ard, self.n_columns = smooth, bool(linear), bool(ard), int(n_columns)
         self.standardised = bool(standardised)
         self.register_buffer("centre", torch.zeros(n_columns))
-        self.register_buffer("size", torch.ones(n_columns))
+        self.register_buffer("sd", torch.ones(n_columns))
         self.register_parameter("log_scale", torch.nn.Parameter(torch.zeros(3)))
         self.register_parameter("log_length", torch.nn.Parameter(torch.zeros(n_columns if ard else 1)))
         self.register_parameter("evenness", torch.nn.Parameter(torch.tensor(0.5)))
@@ -140,22 +140,22 @@ class DenseKernel(Kernel):
         self.centre.copy_(rows.mean(0))
         size = rows.std(0, correction=0)
         # Rounding leaves a constant column of large numbers a tiny standard deviation.
-        self.size.copy_(torch.where(size > 1e-12 * rows.abs().amax(0), size, 0))
+        self.sd.copy_(torch.where(size > 1e-12 * rows.abs().amax(0), size, 0))
 
     def scaled(self, x: Tensor) -> Tensor:
         """(..., D) the columns, centred and brought to comparable sizes. Constant ones are 0."""
         if not self.standardised:
             return x
-        there = self.size > 0
-        size = torch.where(there, self.size, 1)
+        there = self.sd > 0
+        size = torch.where(there, self.sd, 1)
         away = ((x - self.centre) / size).clamp(-FARTHEST, FARTHEST) * there
         return away * size / self.units()
 
     def units(self) -> Tensor:
         """(D,) what the columns are divided by, 1 for constant ones."""
-        there = self.size > 0
-        size = torch.where(there, self.size, 1)
-        mean = (self.size.square().sum() / there.sum().clamp(min=1)).sqrt().clamp(min=1e-300)
+        there = self.sd > 0
+        size = torch.where(there, self.sd, 1)
+        mean = (self.sd.square().sum() / there.sum().clamp(min=1)).sqrt().clamp(min=1e-300)
         even = self.evenness.clamp(0, 1)
         return torch.where(there, size**even * mean ** (1 - even), 1)
 
@@ -165,7 +165,7 @@ class DenseKernel(Kernel):
         if self.smooth is None or not self.standardised:
             return None
         with torch.no_grad():
-            return torch.where(self.size > 0, self.log_length.exp() * self.units(), torch.inf)
+            return torch.where(self.sd > 0, self.log_length.exp() * self.units(), torch.inf)
 
     def typical_lengths(self) -> float | list[float | None] | None:
         """``lengths`` for people to read: one number, the geometric mean over columns, where all share one
