@@ -109,7 +109,7 @@ def test_without_a_smooth_part_of_ours_there_are_no_lengths() -> None:
 
 @pytest.mark.parametrize("evenness", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("constant", [0.0, 1.0, -3e7])
-@pytest.mark.parametrize("choice", ["rbf", "rbf-ard", "matern"])
+@pytest.mark.parametrize("choice", BY_NAME)
 def test_a_constant_column_changes_nothing(choice: str, constant: float, evenness: float) -> None:
     x = some_rows()
     wide = torch.cat([x, torch.full((9, 1), constant, dtype=torch.float64)], 1)
@@ -120,21 +120,13 @@ def test_a_constant_column_changes_nothing(choice: str, constant: float, evennes
     odd[0, 3] += 5
     check_close(covariance(beside, odd, wide), covariance(alone, x, x))
     lengths, known = beside.lengths(), alone.lengths()
-    assert lengths is not None
-    assert known is not None
+    if lengths is None or known is None:
+        assert lengths is known is beside.smooth is None
+        return
     check_close(lengths[:3], known)
     assert lengths[3] == torch.inf
     shown = beside.typical_lengths()
     assert shown == ([*known.tolist(), None] if beside.ard else alone.typical_lengths())
-
-
-def test_a_constant_column_leaves_the_linear_part_its_shape() -> None:
-    """Its size is shared out over columns, and is learned."""
-    x = some_rows()
-    wide = torch.cat([x, torch.ones(9, 1).double()], 1)
-    alone, beside = make("linear", x), make("linear", wide)
-    left, right = (covariance(k, r, r) - 0.7 for k, r in ((alone, x), (beside, wide)))
-    check_close(right * 4 / 3, left)
 
 
 @pytest.mark.parametrize("choice", BY_NAME)

@@ -2,9 +2,9 @@
 
     k(x, z) = s_0 + s_1 x~ . z~ / D + s_2 k_smooth(x~ / l, z~ / l)
 
-x~ : the columns, centred and brought to comparable sizes; l : one length-scale, or one per column. The
-features are the constant, the columns themselves, and of the smooth part its Nystrom features k(x, Z)
-L_zz^-T at inducing inputs Z, which leave some of its variance open."""
+x~ : the D columns that are not constant, centred and brought to comparable sizes; l : one length-scale, or
+one per column. The features are the constant, the columns themselves, and of the smooth part its Nystrom
+features k(x, Z) L_zz^-T at inducing inputs Z, which leave some of its variance open."""
 
 from __future__ import annotations
 
@@ -121,6 +121,11 @@ class DenseKernel(Kernel):
     def n_features(self) -> int:
         return len(self.component)
 
+    @property
+    def n_varying(self) -> Tensor:
+        """() D, the number of columns that are not constant."""
+        return (self.sd > 0).sum().clamp(min=1).to(self.sd)
+
     def free_parameters(self) -> list[torch.nn.Parameter]:
         """Those to be learned: scales, length-scales, evenness; of a smooth part of the user's own, its own
         in their place."""
@@ -202,7 +207,7 @@ class DenseKernel(Kernel):
         parts = [root[0].expand(len(x), 1)]
         left = x.new_zeros(len(x))
         if self.linear:
-            parts.append(root[1] * self.n_columns**-0.5 * self.scaled(x))
+            parts.append(root[1] * self.n_varying**-0.5 * self.scaled(x))
         if self.smooth is not None:
             here, z = self.smooth_inputs(x), self.smooth_inputs(self.inducing)
             cross = covariance(self.smooth, here, z)
@@ -220,7 +225,7 @@ class DenseKernel(Kernel):
         scale = self.log_scale.exp()
         left, right = self.scaled(x1), self.scaled(x2)
         product = (left * right).sum(-1) if diag else left @ right.mT
-        total = scale[0] + (scale[1] / self.n_columns * product if self.linear else 0 * product)
+        total = scale[0] + (scale[1] / self.n_varying * product if self.linear else 0 * product)
         if self.smooth is not None:
             left, right = left / self.log_length.exp(), right / self.log_length.exp()
             value = paired if diag else covariance
