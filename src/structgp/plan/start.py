@@ -125,7 +125,8 @@ def _dense_start(
     picked = NO_INDUCING
     if dense.smooth is not None:
         most = int(min(MOST_NYSTROM, max(1, MOST_NYSTROM_WORK / (R * len(tokens))) ** 0.5))
-        residual = pick_nystrom(dense, tokens[:, columns], most, seed=seed)
+        size = 1.0 if shape.basis is None else float(shape.basis.square().sum(1).mean())
+        residual = pick_nystrom(dense, tokens[:, columns], most, size, seed=seed)
         picked = Choice(dense.n_inducing, "as many as the variance left open asks for")
     node = DenseWeights(kernel, (examples.n_labels,), shape.basis)
     plan = replace(plan, n_inducing=picked, shape=shape)
@@ -133,16 +134,16 @@ def _dense_start(
     return Start(posterior, plan, shape.relaxation, shape.pilot, residual)
 
 
-def pick_nystrom(dense: DenseKernel, rows: Tensor, most: int, *, seed: int) -> float:
+def pick_nystrom(dense: DenseKernel, rows: Tensor, most: int, size: float = 1.0, *, seed: int) -> float:
     """Places the inducing inputs of the smooth part at rows (N, D); returns the share of its variance that
     they leave open: so little that scores lose no more than ``OPEN_VARIANCE`` on average, or what ``most``
-    of them leave."""
+    of them leave. size : variance of a score where that of the kernel is 1."""
     if len(rows) > INDUCING_CANDIDATES:
         some = np.random.default_rng(seed).choice(len(rows), INDUCING_CANDIDATES, replace=False)
         rows = rows[torch.from_numpy(some)]
     assert dense.smooth is not None
     inputs = dense.smooth_inputs(rows)
-    size = float(dense.log_scale[2].exp() * variance(dense.smooth, inputs).mean())
+    size *= float(dense.log_scale[2].exp() * variance(dense.smooth, inputs).mean())
     chosen = choose_inducing(dense.smooth, inputs, most, enough=OPEN_VARIANCE / size)
     dense.place(rows[chosen.index])
     return chosen.residual
