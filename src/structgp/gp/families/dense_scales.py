@@ -52,7 +52,8 @@ Weak, but enough to keep a length-scale that nothing holds from running away. No
 class Quadratic:
     """The log-likelihood as sum_tj l_tj h_tj - H_tj h_tj^2 / 2 in the dense part of the functions, seen
     through its features. bend, linear : (N, R) H and l, for functions as large as the amplitude and the
-    axes make them; rows : (N, D), where the shape is learned; values : (N, F), left : (N,) of ``DenseFeatures``."""
+    axes make them; rows : (N, D), where the shape is learned; values : (N, F), left : (N,) of
+    ``DenseFeatures``."""
 
     rows: Tensor
     values: Tensor

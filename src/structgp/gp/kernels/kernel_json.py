@@ -39,9 +39,10 @@ def describe(kernel: Kernel) -> dict[str, Any]:
     except Exception as error:  # whatever a foreign constructor raises, the answer is the same
         problem = str(error)
     if problem is not None or not _same_code(copy, kernel):
+        given = getattr(kernel, "smooth", None) or kernel  # the user's own, around which ours was put
         raise InputError(
             "kernel",
-            f"a {type(kernel).__name__} with these arguments cannot be saved",
+            f"a {type(given).__name__} with these arguments cannot be saved",
             "build it from kernels of gpytorch.kernels and structgp.gp.kernels with plain arguments",
         )
     return description
