@@ -39,7 +39,7 @@ class BlockSumKernel(Kernel):
         total = None
         for kernel, (start, stop) in zip(self.kernels, self.bounds, strict=True):
             a, b = x1[..., start:stop], x2[..., start:stop]
-            part = (pairs if diag else covariance)(kernel, a, b)
+            part = (paired if diag else covariance)(kernel, a, b)
             total = part if total is None else total + part
         assert total is not None, "a sum of at least one kernel"
         return total
