@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from structgp.data.examples import Examples
-from structgp.gp import DenseWeights, Posterior, Relaxation, Table, choose_inducing, contrasts, learn_shape
+from structgp.gp import DenseWeights, Posterior, Relaxation, Table, contrasts, learn_shape
 from structgp.gp.families.dense_weights import split_kernel
 from structgp.gp.kernels import DenseKernel
 from structgp.gp.kernels.build import build_kernel
@@ -64,8 +64,8 @@ def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.
     kernel = _kernel(options, plan, torch.from_numpy(tokens))
     dense, columns = split_kernel(kernel)[1:]
     if dense.smooth is not None:
-        rows = torch.from_numpy(tokens)[:, columns]
-        dense.place(rows[choose_inducing(dense.smooth, dense.smooth_inputs(rows), most, enough=1e-3).index])
+        # All rows: those that are enough under one length-scale leave much open under a shorter one.
+        dense.place(torch.from_numpy(tokens)[:, columns].unique(dim=0))
     node, table = DenseWeights(kernel, (V,), basis), Table((V, V), plan.transition_sd)
     node.learns_shape = True
     data = part.rows, part.y, part.encoder.pad_row, BATCH_TOKENS, part.weights
