@@ -63,7 +63,9 @@ def test_evidence_is_that_of_a_gaussian(choice: str) -> None:
     torch.testing.assert_close(evidence(kernel, seen), wanted, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("choice", ["linear+rbf", "rbf-ard", "linear+matern", ScaleKernel(RBFKernel())], ids=str)
+@pytest.mark.parametrize(
+    "choice", ["linear+rbf", "rbf-ard", "linear+matern", ScaleKernel(RBFKernel())], ids=str
+)
 def test_slopes_of_the_evidence(choice: Any) -> None:
     kernel, x = make_kernel(choice)
     seen, parameters = quadratic(kernel, x), kernel.free_parameters()

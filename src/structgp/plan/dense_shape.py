@@ -84,16 +84,14 @@ def by_regression(
     known = [(plan.split.node.select(rows), y) for rows, y in known if len(y)]
     kernel = _kernel(options, plan, torch.from_numpy(np.concatenate([rows for rows, _ in known])))
     dense, columns = split_kernel(kernel)[1:]
-    before = dense.mean_variance(torch.from_numpy(known[0][0])[:, columns])
+    x = [torch.from_numpy(rows)[:, columns] for rows, _ in known]
+    before = dense.mean_variance(torch.cat(x))
     for parameter in dense.free_parameters():
         parameter.requires_grad_(True)
-    x, y = zip(
-        *((torch.from_numpy(rows)[:, columns], torch.from_numpy(y)) for rows, y in known), strict=True
-    )
-    relaxation = learn_shape(dense, x, y, generator)
+    relaxation = learn_shape(dense, x, [torch.from_numpy(y) for _, y in known], generator)
     dense.requires_grad_(False)
     # The size of a regression function says nothing about the size of a score.
-    dense.log_scale.add_((before / dense.mean_variance(x[0])).log())
+    dense.log_scale.add_((before / dense.mean_variance(torch.cat(x))).log())
     basis = _basis(plan, examples)
     return DenseShape("regression", _parameters(dense), basis, plan.transition_sd, relaxation=relaxation)
 

@@ -106,7 +106,7 @@ def _by_differences(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
     both = (
         torch.broadcast_tensors(a[:, None], x2) for a in x1.split(max(1, NUMBERS_AT_ONCE // x2.numel()))
     )
-    return torch.cat([paired(kernel, a, b) for a, b in both])
+    return torch.cat([elementwise(kernel, a, b) for a, b in both])
 
 
 def variance(kernel: Kernel, x: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def variance(kernel: Kernel, x: Tensor) -> Tensor:
     return _dense(kernel(x, diag=True))
 
 
-def paired(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
+def elementwise(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
     """(..., N) covariances k(x1_i, x2_i)."""
     return _dense(kernel(x1, x2, diag=True))
 
