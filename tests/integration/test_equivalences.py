@@ -20,8 +20,8 @@ from structgp.data.examples import LabelEncoder
 from structgp.gp import Inducing, Posterior, Table, choose_inducing
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, SecondOrder
-from structgp.inference.second_order import MOST_DRAWS
 from structgp.inference.loop import make_batches
+from structgp.inference.second_order import MOST_DRAWS
 from structgp.structures import Chain
 
 V = 3
