@@ -82,6 +82,11 @@ def dense(X: Sequences) -> Sequences:
     return [np.array([[int(v[1:]) / K for v in token] for token in x]) for x in X]
 
 
+def beside(X: Sequences) -> Sequences:
+    """A template, and a vector of two numbers."""
+    return [[{"a": a, "vector": np.array([int(v[1:]) / K for v in rest])} for a, *rest in x] for x in X]
+
+
 FORMS = {"columns": list, "dicts": dicts, "bag": bag, "sparse": sparse, "mixed": mixed}
 each_form = pytest.mark.parametrize("form", FORMS)
 some_forms = pytest.mark.parametrize("form", ["columns", "sparse", "mixed"])
@@ -441,13 +446,13 @@ def test_a_callback_ends_a_later_part(begun: StructuredGPClassifier, data: Gener
 
 @pytest.mark.parametrize(
     ("change", "parameters"),
-    [(dense, {}), (list, {"posterior": "inducing"}), (list, {"posterior": Inducing(n_inducing=5)})],
+    [(dense, {}), (dense, {"posterior": "inducing"}), (list, {"posterior": Inducing(n_inducing=5)})],
 )
 def test_functions_do_not_go_on(change: Any, parameters: Any, data: Generated) -> None:
     X = change(data.X[:8])
     model = StructuredGPClassifier(n_draws=4, **parameters).partial_fit(X, data.y[:8])
     before = state(model)
-    with pytest.raises(InputError, match=r"^partial_fit: the model has inducing inputs"):
+    with pytest.raises(InputError, match=r"^partial_fit: the model has dense features, or inducing inputs"):
         model.partial_fit(X, data.y[:8])
     assert state(model).keys() == before.keys()
 
@@ -485,6 +490,8 @@ WARM: dict[str, tuple[Any, dict[str, Any]]] = {
     "columns": (sparse, {}),
     "functions": (list, {"posterior": "inducing"}),
     "dense": (dense, {}),
+    "dense beside templates": (beside, {}),
+    "dense functions": (dense, {"posterior": "inducing"}),
     "diagonal": (dense, {"posterior": Inducing(covariance="diagonal")}),
     "low-rank": (dense, {"posterior": Inducing(covariance="low-rank", rank=3)}),
     "full transitions": (list, {"posterior": Inducing(n_inducing=8, transition_covariance="full")}),
@@ -539,8 +546,10 @@ COLD: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "functions": (list, {}, {"posterior": "inducing"}),
     "fixed kernel": (list, {}, {"prior": Prior(learn_kernel=False)}),
     "weights": (list, {"posterior": "inducing"}, {"posterior": "weights"}),
-    "diagonal": (dense, {}, {"posterior": Inducing(covariance="diagonal")}),
-    "low-rank": (dense, {}, {"posterior": Inducing(covariance="low-rank")}),
+    "dense functions": (dense, {}, {"posterior": "inducing"}),
+    "dense weights": (dense, {"posterior": "inducing"}, {"posterior": "weights"}),
+    "diagonal": (dense, {"posterior": "inducing"}, {"posterior": Inducing(covariance="diagonal")}),
+    "low-rank": (dense, {"posterior": "inducing"}, {"posterior": Inducing(covariance="low-rank")}),
     "full transitions": (
         dense,
         {"inference": "natural"},

@@ -11,9 +11,14 @@ import torch
 from benchmarks.generate import Generated, generate
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
+import structgp.plan.dense_shape
 import structgp.plan.start
 from structgp import Inducing, InputError, Prior, StructgpWarning, StructuredGPClassifier
+from structgp.data.examples import read_examples
 from structgp.inference.second_order import Draws
+from structgp.plan.dense_shape import by_regression
+from structgp.plan.options import Options
+from structgp.plan.resolve import resolve
 from structgp.structures import Chain, Piecewise, Structure
 
 V = 3
@@ -216,20 +221,27 @@ def test_the_relaxation_sees_the_tokens_that_have_labels(
         raise KeyError
 
     monkeypatch.setattr(structgp.plan.start, "learn_shape", learn_shape)
+    monkeypatch.setattr(structgp.plan.dense_shape, "learn_shape", learn_shape)
     with pytest.raises(KeyError):
-        StructuredGPClassifier(kernel=ScaleKernel(RBFKernel())).fit(X, y)
-    ((rows, labels),) = seen
-    for x, found, own, given in zip(X, rows, labels, y, strict=True):
-        known = [t for t, label in enumerate(given) if label is not None]
-        np.testing.assert_array_equal(found, x[known])
-        assert [f"L{v}" for v in own.tolist()] == [given[t] for t in known]
+        StructuredGPClassifier(kernel=ScaleKernel(RBFKernel()), posterior="inducing").fit(X, y)
+    examples = read_examples(X, y)
+    with pytest.raises(KeyError):
+        by_regression(Options(), resolve(Options(), examples), examples, torch.Generator())
+    for rows, labels in seen:
+        for x, found, own, given in zip(X, rows, labels, y, strict=True):
+            known = [t for t, label in enumerate(given) if label is not None]
+            np.testing.assert_array_equal(found, x[known])
+            assert [f"L{v}" for v in own.tolist()] == [given[t] for t in known]
+    assert len(seen) == 2
 
 
 def test_dense_features(data: Generated) -> None:
-    model = StructuredGPClassifier(n_draws=8).fit(dense(data.X), some_missing(data.y))
-    assert model.training_log_["relaxation"] is not None
-    assert model.training_log_["stopped"] == "converged"
-    assert len(model.predict(dense(data.X))) == 8
+    for posterior, learned in (("weights", "pilot"), ("inducing", "relaxation")):
+        model = StructuredGPClassifier(n_draws=8, posterior=posterior)
+        model.fit(dense(data.X), some_missing(data.y))
+        assert model.training_log_[learned] is not None
+        assert model.training_log_["stopped"] == "converged"
+        assert len(model.predict(dense(data.X))) == 8
 
 
 def test_with_nothing_missing_nothing_changes(data: Generated, monkeypatch: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse
 import torch
 from benchmarks.generate import Generated, generate
+from gpytorch.kernels import RBFKernel
 from scipy.stats import entropy
 
 import structgp
@@ -19,7 +20,7 @@ from structgp.answers import potentials
 from structgp.answers.ask import Question
 from structgp.data.batch import Batch, pad
 from structgp.data.encode import FeatureEncoder
-from structgp.gp import Posterior, Table, contrasts
+from structgp.gp import DenseWeights, Posterior, Table, contrasts
 from structgp.gp import Weights as WeightBlock
 from structgp.gp.kernels import RelevanceKernel, weight_variances
 from structgp.structures import Chain
@@ -101,7 +102,7 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mixture": (list, {"posterior": Mixture(n_components=2)}),
     "kernel": (list, {"kernel": "linear"}),
     "kernel of a part": (mixed, {"kernel": {"categorical": "template"}}),
-    "dense": (dense, {}),
+    "dense": (dense, {"inference": "natural"}),
     "inference": (list, {"kernel": "relevance", "inference": "adam"}),
     "fixed kernel": (list, {"prior": Prior(learn_kernel=False)}),
     "fixed scales": (list, {"inference": SecondOrder(learn_scales="transitions")}),
@@ -134,12 +135,20 @@ def test_weights_by_name(data: Generated) -> None:
     assert not kernel.log_scale.any(), "the kernel that was passed is not ours to change"
 
 
-LINEAR = r"posterior: 'weights' needs a kernel that is linear in features .*; use kernel='relevance'"
+def test_dense_features_have_weights_by_default(data: Generated) -> None:
+    for parameters in ({}, {"posterior": "weights"}, {"kernel": "rbf"}, {"kernel": RBFKernel()}):
+        model = StructuredGPClassifier(n_draws=2, **parameters)
+        model.fit(dense(data.X[:8]), data.y[:8], callback=lambda info: True)
+        assert model.training_log_["posterior"] == "weights"
+        assert isinstance(model.model_.posterior.node, DenseWeights)
+
+
+LINEAR = r"posterior: 'weights' needs a kernel that is a prior on .*; use kernel='auto' or 'relevance'"
 CLOSED = r"posterior: 'weights' is for the fit that learns .*; leave those at 'auto'"
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "kernel": (list, {"kernel": "linear"}, LINEAR),
-    "dense": (dense, {}, LINEAR),
+    "kernel of a part": (mixed, {"kernel": {"categorical": "template"}}, LINEAR),
     "inference": (list, {"kernel": "relevance", "inference": "adam"}, CLOSED),
     "fixed scales": (
         list,

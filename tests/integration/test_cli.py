@@ -843,12 +843,12 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
 @pytest.mark.held_out
 def test_the_weight_of_the_data(files, tmp_path, monkeypatch):
     monkeypatch.setattr("structgp.plan.held_out.N_FOLDS", 2)
-    monkeypatch.setattr("structgp.plan.held_out.WEIGHTS", (1.0, 4.0))
+    monkeypatch.setattr("structgp.plan.held_out.LARGEST_WEIGHT", 2.0)
     train = ("train", files.template, files.train, "-o", tmp_path / "model")
     chosen = ok(*train)
     verdict = structgp.load(tmp_path / "model").held_out_["verdict"]
     assert re.search(
-        r"^data weight [14]; in cross-validation token error .* folds\); Confidence", chosen.stderr, re.M
+        r"^data weight [12]; in cross-validation token error .* folds\); Confidence", chosen.stderr, re.M
     )
     assert verdict in chosen.stderr
     assert verdict in ok("describe", tmp_path / "model").stdout

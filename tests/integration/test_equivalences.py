@@ -21,6 +21,7 @@ from structgp.gp import Inducing, Posterior, Table, choose_inducing
 from structgp.gp.kernels.build import build_kernel
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
+from structgp.inference.second_order import MOST_DRAWS
 from structgp.structures import Chain
 
 V = 3
@@ -100,7 +101,9 @@ def fit(
         n_draws=len(dice.transitions), tolerance=tolerance, learn_scales=learn_scales, max_rounds=max_rounds
     )
     state = optimizer.start(problem, torch.Generator().manual_seed(0))
-    state = replace(state, noise=[[dice.of(b) for b in batches], dice.transitions.flatten(1)])
+    # With as many draws as it may have, it keeps those that it is given.
+    noise = [[dice.of(b) for b in batches], dice.transitions.flatten(1)]
+    state = replace(state, noise=noise, n_draws=MOST_DRAWS)
     finished = False
     while not finished:
         state, info = optimizer.step(problem, state)

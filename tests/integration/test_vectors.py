@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import LinearKernel, RBFKernel
 
 import structgp
 from structgp import Inducing, InputError, StructuredGPClassifier
 from structgp.evaluation.crf import LinearCRF
-from structgp.gp.kernels import RelevanceKernel
+from structgp.gp.kernels import DenseKernel, RelevanceKernel
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import build_kernel
 
@@ -48,8 +48,9 @@ def test_each_kind_has_its_kernel(fitted: StructuredGPClassifier) -> None:
     assert isinstance(kernel, BlockSumKernel)
     templates, vectors, numbers = kernel.kernels
     assert isinstance(templates, RelevanceKernel)
-    assert isinstance(vectors, ScaleKernel)
-    assert isinstance(vectors.base_kernel, RBFKernel)
+    assert isinstance(vectors, DenseKernel)
+    assert vectors.linear
+    assert isinstance(vectors.smooth, RBFKernel)
     assert isinstance(numbers, RelevanceKernel)
     assert numbers.sparse
     assert kernel.bounds == [(0, 2), (2, 5), (5, None)]
@@ -58,15 +59,14 @@ def test_each_kind_has_its_kernel(fitted: StructuredGPClassifier) -> None:
 def test_the_kernel_of_vectors_is_learned(fitted: StructuredGPClassifier) -> None:
     encoder = fitted.model_.encoder
     tokens = structgp.plan.start.flat_tokens(encoder.transform(X))
-    names = {"categorical": "relevance", "dense": "rbf", "sparse": "relevance"}
-    start = build_kernel(names, encoder.blocks, tokens).requires_grad_(False).kernels[1]
+    names = {"categorical": "relevance", "dense": "linear+rbf", "sparse": "relevance"}
+    start = build_kernel(names, encoder.blocks, tokens, as_weights=True).requires_grad_(False).kernels[1]
     learned = fitted.model_.posterior.node.kernel.kernels[1]
-    assert abs(float(learned.base_kernel.lengthscale / start.base_kernel.lengthscale) - 1) > 0.05
-    assert abs(float(learned.outputscale / start.outputscale) - 1) > 0.05
-    before, after = fitted.training_log_["relaxation"]["evidence"]
-    assert after > before + 10
+    for name, least in (("log_length", 0.01), ("log_scale", 0.5)):
+        assert (getattr(learned, name) - getattr(start, name)).abs().max() > least
     scales = fitted.training_log_["kernel_scales"]
-    assert scales["dense"] > 10 * scales["sparse"]
+    assert scales["dense smooth"] > 10 * scales["dense linear"], "how far from the origin is not linear"
+    assert scales["dense smooth"] > 10 * scales["sparse"]
     assert scales["word"] > 10 * scales["noise"]
 
 

@@ -24,7 +24,16 @@ from structgp.inference import Problem
 from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import Processes
 from structgp.plan import choices, held_out
-from structgp.plan.held_out import Candidate, Fold, Folds, Predictions, interpolated, lowest, search
+from structgp.plan.held_out import (
+    Candidate,
+    Fold,
+    Folds,
+    Predictions,
+    interpolated,
+    lowest,
+    penalised,
+    search,
+)
 from structgp.plan.options import Options
 from structgp.plan.resolve import resolve
 from structgp.plan.start import flat_tokens, start_of
@@ -40,10 +49,10 @@ def data() -> Generated:
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick() -> Iterator[None]:
-    """Two folds and two weights."""
+    """Two folds and two weights, 2 and 1."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_out, "N_FOLDS", 2)
-        patch.setattr(held_out, "WEIGHTS", (1.0, 4.0))
+        patch.setattr(held_out, "LARGEST_WEIGHT", held_out.USUAL_WEIGHT)
         yield
 
 
@@ -99,8 +108,8 @@ def test_it_multiplies_like_sample_weights(parameters: dict[str, Any], data: Gen
 def test_the_pilot_counts_as_the_fit_does(monkeypatch: pytest.MonkeyPatch, data: Generated) -> None:
     monkeypatch.setattr("structgp.plan.pilot.TOKENS", 10)
     dense = [np.random.default_rng(len(x)).normal(size=(len(x), 2)) for x in data.X]
-    one = StructuredGPClassifier(prior=Prior(data_weight=4)).fit(dense, data.y)
-    other = StructuredGPClassifier(prior=Prior(data_weight=1))
+    one = StructuredGPClassifier(prior=Prior(data_weight=4), posterior="inducing").fit(dense, data.y)
+    other = StructuredGPClassifier(prior=Prior(data_weight=1), posterior="inducing")
     other.fit(dense, data.y, sample_weight=np.full(6, 4.0))
     assert one.training_log_["pilot"] is not None
     assert same(one, other)
@@ -129,21 +138,31 @@ def test_tolerances_are_per_counted_sequence(cases: Any) -> None:
 @pytest.mark.parametrize(
     ("losses", "weight", "tries"),
     [
-        ((0.5, 0.6), 1.0, 2),
-        ((0.6, 0.5, 0.6), 4.0, 3),
-        ((0.55, 0.5, 0.6), 3.17, 3),  # 4 times 4^(-1/6)
-        ((0.6, 0.5, 0.45, 0.4), 64.0, 4),
-        ((0.5, 0.5), 1.0, 2),
+        ({1: 0.4, 2: 0.5, 8: 0.6}, 1.0, [1, 2, 8]),
+        ({1: 0.6, 2: 0.5, 8: 0.7}, 2**1.25, [1, 2, 8]),  # slopes -.1 at 2^.5 and .1 at 2^2
+        ({1: 9.0, 2: 0.6, 8: 0.5, 32: 0.6}, 8.0, [2, 8, 32]),
+        ({1: 9.0, 2: 0.55, 8: 0.5, 32: 0.6}, 6.35, [2, 8, 32]),  # 8 times 4^(-1/6)
+        ({1: 9.0, 2: 0.6, 8: 0.5, 32: 0.45, 128: 0.4}, 128.0, [2, 8, 32, 128]),
     ],
 )
 def test_search_and_parabola(
-    losses: tuple[float, ...], weight: float, tries: int, monkeypatch: pytest.MonkeyPatch
+    losses: dict[int, float], weight: float, tries: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_out, "WEIGHTS", (1.0, 4.0, 16.0, 64.0))
-    given = dict(zip(held_out.WEIGHTS, (*losses, 9.0, 9.0, 9.0), strict=False))
-    tried = search(lambda candidate: predictions(given[candidate.data_weight]))
-    assert len(tried) == tries
-    assert lowest({c.data_weight: p.loss for c, p in tried.items()}) == weight
+    monkeypatch.setattr(held_out, "LARGEST_WEIGHT", 128.0)
+    tried = search(lambda candidate: predictions(losses[int(candidate.data_weight)]))
+    assert list(tried) == tries
+    assert lowest({w: p.loss for w, p in tried.items()}) == pytest.approx(weight, rel=2e-3)
+
+
+def test_far_weights_have_to_be_clearly_better() -> None:
+    """Half a standard error for each factor 4 from the usual weight."""
+    nll = {1.0: [1.0, 3, 2, 2], 2.0: [2.0, 2, 2, 2], 8.0: [1.0, 2, 1, 2], 32.0: [1.0, 2, 1, 1]}
+    tried = {w: replace(predictions(0.0), tokens=np.ones(4), nll=np.array(x)) for w, x in nll.items()}
+    # Differences from the usual weight: -1, 1, 0, 0; -1, 0, -1, 0; and -1, 0, -1, -1.
+    errors = {1.0: 2**0.5 / 4, 2.0: 0.0, 8.0: 1 / 4, 32.0: 0.75**0.5 / 4}
+    steps = {1.0: 0.5, 2.0: 0.0, 8.0: 1.0, 32.0: 2.0}
+    for weight, loss in penalised(tried).items():
+        assert loss == pytest.approx(tried[weight].loss + 0.5 * steps[weight] * errors[weight])
 
 
 def test_figures_between_two_weights() -> None:
@@ -224,9 +243,9 @@ def test_the_choice_is_the_lowest_and_has_its_reason(chosen: StructuredGPClassif
     found, plan = chosen.held_out_, chosen.training_log_["plan"]["data_weight"]
     assert found is not None
     losses = {tried["data_weight"]: tried["token_nll"] for tried in found["tried"]}
-    assert plan["value"] == lowest(losses) > 1
+    assert plan["value"] == lowest(losses) == 2.0
     assert plan["reason"].startswith("predicts left-out training data best: ")
-    assert min(losses.values()) <= found["token_nll"] <= max(losses.values())
+    assert found["token_nll"] == losses[2.0] < losses[1.0]
     assert found["accuracy"] == pytest.approx(1 - found["token_error"])
     assert found["verdict"].startswith("Confidence ")
     assert found["n_folds"] == held_out.N_FOLDS
@@ -276,9 +295,15 @@ def test_a_fit_that_was_cut_off_goes_on_with_the_same_weight(
 def test_dense_features(data: Generated) -> None:
     dense = [np.eye(9)[[int(token[0][1:]) for token in x]] for x in data.X]
     model = StructuredGPClassifier(n_draws=8).fit(dense, data.y)
-    assert model.training_log_["posterior"] == "inducing"
-    assert model.held_out_ is not None
-    assert weight_of(model) == lowest({t["data_weight"]: t["token_nll"] for t in model.held_out_["tried"]})
+    log, found = model.training_log_, model.held_out_
+    assert log["posterior"] == "weights"
+    assert found is not None
+    losses = {(t["shape"], t["data_weight"]): t["token_nll"] for t in found["tried"]}
+    assert set(losses) == {(shape, w) for shape in ("bound", "regression") for w in (1.0, 2.0)}
+    chosen = "bound" if log["pilot"] else "regression"
+    assert (log["relaxation"] is None) == (chosen == "bound")
+    assert found["token_nll"] == losses[chosen, weight_of(model)]
+    assert found["token_nll"] <= min(losses["bound", 2.0], losses["regression", 2.0])
 
 
 @choosing
@@ -298,10 +323,12 @@ def test_how_many_folds(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(held_out, "N_FOLDS", 5)
     assert len(Folds(Options(), plan, examples).folds) == 5
     assert len(Folds(Options(), plan, examples.part([0, 1, 2])).folds) == 3
-    monkeypatch.setattr(held_out, "ENOUGH_TOKENS", {"weights": 1, "inducing": 1000})
-    monkeypatch.setattr(held_out, "MOST_TOKENS", 5)
+    monkeypatch.setattr(held_out, "CHEAP", (6, 5))
+    monkeypatch.setattr(held_out, "COSTLY", (1000, 5))
     few = Folds(Options(), plan, examples)
-    assert len(few.folds) == 2
+    assert len(few.folds) < 5
+    left_out = [sum(len(rows) for rows in fold.left_out.rows) for fold in few.folds]
+    assert sum(left_out) >= 6 > sum(left_out[:-1])
     inducing = Options(posterior="inducing")
     assert len(Folds(inducing, resolve(inducing, examples), examples).folds) == 5
     for fold in few.folds:

@@ -64,7 +64,7 @@ def test_no_auto_is_left(examples: Examples) -> None:
 @pytest.mark.parametrize(
     ("parameters", "name", "value", "reason"),
     [
-        ({}, "posterior", "weights", "the fit learns a kernel that is linear"),
+        ({}, "posterior", "weights", "the fit learns a kernel that is a prior on weights"),
         ({}, "optimizer", "second-order", "the structure gives its curvature"),
         ({}, "basis", "contrast", "the structure ignores what all labels share"),
         ({}, "kernel", {"categorical": "relevance"}, "the fit learns what each feature is worth"),

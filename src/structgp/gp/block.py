@@ -98,6 +98,9 @@ class Block(nn.Module):
     takes_sites: ClassVar[bool] = True
     """Whether ``solve_sites`` exists: what natural gradients ask."""
 
+    has_weights: ClassVar[bool] = False
+    """Whether the posterior is one of the weights of features."""
+
     takes_minibatches: ClassVar[bool] = False
     """Whether the posterior can be fitted batch by batch (``inference.minibatch``)."""
 

@@ -126,10 +126,12 @@ class SecondOrder:
         stays = not goes_on and state.slopes is None  # the prior does, in this round and the next
         converged = stays and _is_settled(change, state.change, self.tolerance)
         converged = converged and means.gap < self.tolerance * problem.n_counted
-        few = converged and done < self.max_rounds and _has_few_draws(problem, state, elbo)
+        few, looked = False, 0
+        if converged and done < self.max_rounds:
+            few, looked = _has_few_draws(problem, state, elbo)
         converged = converged and not few
         finished = converged or done >= self.max_rounds
-        evaluations = state.evaluations + means.evaluations + extra
+        evaluations = state.evaluations + means.evaluations + extra + looked
         told = StepInfo(state.iteration, elbo, evaluations, finished, converged, state.n_draws)
         after = replace(state, iteration=done, elbo=elbo, evaluations=0, change=change)
         after.slopes = slopes if goes_on else None
@@ -138,15 +140,16 @@ class SecondOrder:
         return after, told
 
 
-def _has_few_draws(problem: Problem, state: SecondOrderState, elbo: float) -> bool:
-    """Whether means at inducing inputs have followed their draws too closely, and more are allowed.
-    Weights are left alone, whose default fit takes seconds."""
+def _has_few_draws(problem: Problem, state: SecondOrderState, elbo: float) -> tuple[bool, int]:
+    """Whether means at inducing inputs have followed their draws too closely, and more are allowed; and the
+    likelihoods computed to tell. Weights are left alone, whose default fit takes seconds."""
     if state.n_draws >= MOST_DRAWS or not any(block.joint_curvature for block in problem.posterior.blocks):
-        return False
+        return False, 0
     generator = torch.Generator()
     generator.set_state(state.generator.get_state())  # as if nothing had been drawn
-    fresh = problem.fresh_bound(MOST_DRAWS // 2, generator)
-    return elbo - fresh > OPTIMISM * problem.n_counted
+    n_draws = MOST_DRAWS // 2
+    fresh = problem.fresh_bound(n_draws, generator)
+    return elbo - fresh > OPTIMISM * problem.n_counted, n_draws * problem.n_sequences
 
 
 def _double_draws(problem: Problem, state: SecondOrderState) -> None:

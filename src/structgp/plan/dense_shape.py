@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from structgp.data.examples import Examples
-from structgp.gp import DenseWeights, Posterior, Relaxation, Table, contrasts, learn_shape
+from structgp.gp import DenseWeights, Posterior, Relaxation, Table, choose_inducing, contrasts, learn_shape
 from structgp.gp.families.dense_weights import split_kernel
 from structgp.gp.kernels import DenseKernel
 from structgp.gp.kernels.build import build_kernel
@@ -27,11 +27,14 @@ from structgp.plan.options import Options
 from structgp.plan.pilot import BATCH_TOKENS, Pilot, sample
 from structgp.plan.resolve import Plan
 
-TOKENS, WORK = 1_000, 2.5e9
+TOKENS, WORK = 1_000, 1e9
 """Most tokens that a shape is learned from on the bound; and multiplications of one evaluation of its
-evidence, R N^3, about a second on one core."""
+evidence, R N^3, half a second on one core."""
 
-OPTIMIZER = SecondOrder(n_draws=8, learning_rounds=8, learning_tolerance=0.02, max_rounds=8)
+REGRESSION_TOKENS = 700
+"""Most tokens that a shape is learned from by regression."""
+
+OPTIMIZER = SecondOrder(n_draws=8, learning_rounds=6, learning_tolerance=0.02, max_rounds=6)
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,19 @@ def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.
     tokens = np.concatenate([plan.split.node.select(rows) for rows in part.rows if len(rows)])
     kernel = _kernel(options, plan, torch.from_numpy(tokens))
     dense, columns = split_kernel(kernel)[1:]
-    if dense.smooth is not None:
+    dense.whole, rows = True, torch.from_numpy(tokens)[:, columns]
+    if dense.smooth is None:
+        dense.place(rows[choose_inducing(dense, rows, most, enough=1e-4).index])
+    else:
         # All rows: those that are enough under one length-scale leave much open under a shorter one.
-        dense.place(torch.from_numpy(tokens)[:, columns].unique(dim=0))
+        dense.place(rows.unique(dim=0))
     node, table = DenseWeights(kernel, (V,), basis), Table((V, V), plan.transition_sd)
     node.learns_shape = True
     data = part.rows, part.y, part.encoder.pad_row, BATCH_TOKENS, part.weights
     batches = [plan.split(batch) for batch in make_batches(*data)]
     posterior = Posterior({"node": node, "next": table})
-    history = train(posterior, plan.structure.value, batches, OPTIMIZER, "a pilot", generator=generator)
+    device, structure = plan.device.value, plan.structure.value
+    history = train(posterior, structure, batches, OPTIMIZER, "a pilot", device=device, generator=generator)
     pilot = Pilot(None if basis is None else node.basis, table.prior_sd, len(tokens), history)
     return DenseShape("bound", _parameters(dense), pilot.basis, pilot.transition_sd, pilot)
 
@@ -79,7 +86,7 @@ def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.
 def by_regression(
     options: Options, plan: Plan, examples: Examples, generator: torch.Generator
 ) -> DenseShape:
-    """On at most a thousand tokens."""
+    """On at most ``REGRESSION_TOKENS``. Cost: some 25 times N^3."""
     known = [(rows[y >= 0], y[y >= 0]) for rows, y in zip(examples.rows, examples.y, strict=True)]
     known = [(plan.split.node.select(rows), y) for rows, y in known if len(y)]
     kernel = _kernel(options, plan, torch.from_numpy(np.concatenate([rows for rows, _ in known])))
@@ -88,7 +95,8 @@ def by_regression(
     before = dense.mean_variance(torch.cat(x))
     for parameter in dense.free_parameters():
         parameter.requires_grad_(True)
-    relaxation = learn_shape(dense, x, [torch.from_numpy(y) for _, y in known], generator)
+    y = [torch.from_numpy(y) for _, y in known]
+    relaxation = learn_shape(dense, x, y, generator, REGRESSION_TOKENS)
     dense.requires_grad_(False)
     # The size of a regression function says nothing about the size of a score.
     dense.log_scale.add_((before / dense.mean_variance(torch.cat(x))).log())

@@ -1,11 +1,12 @@
 """An earlier posterior, extended to new features and labels, as the start of a fit.
 
-A posterior of weights grows with the data: what was known of old features and labels stays as it is, new
-ones begin at their prior."""
+A posterior of weights of sparse features grows with the data: what was known of old features and labels
+stays as it is, new ones begin at their prior. Others can only go on with the same features and labels."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from structgp.data.examples import Examples
 from structgp.data.vocabulary import column_places
 from structgp.gp import Posterior, Table, Weights
 from structgp.gp.kernels.relevance import grown
+from structgp.plan.choices import AS_BEFORE, Choice
 from structgp.plan.resolve import Plan
 from structgp.plan.start import Start, edge_tokens, flat_tokens
 
@@ -27,19 +29,22 @@ def can_go_on(plan: Plan, before: Model, examples: Examples) -> bool:
     old, transitions = before.posterior.node, before.posterior["next"]
     shift = old.has_own_functions or plan.structure.value.ignores_shift
     silent = transitions.is_silent == (plan.transition_sd == 0)
-    if not shift or not silent or plan.spec != before.spec or old.takes_minibatches != plan.has_weights:
+    if not shift or not silent or plan.spec != before.spec or old.has_weights != plan.has_weights:
         return False
-    if plan.has_weights:
+    if old.takes_minibatches:
         return True
     # Inducing inputs are rows of the old encoder.
     moved = column_places(before.encoder, examples.encoder)
+    stayed = moved is None or bool((moved == np.arange(len(moved))).all())
+    if old.n_scores != examples.n_labels or not stayed:
+        return False
+    if plan.has_weights:
+        return _sizes(before.encoder) == _sizes(examples.encoder)
     settled = plan.with_covariance(old.n_functions, old.n_values, examples.n_tokens)
     return (
-        old.n_scores == examples.n_labels
-        and old.n_components == plan.n_components
+        old.n_components == plan.n_components
         and (old.form, old.rank) == (settled.covariance.value, settled.rank)
         and transitions.takes_curvature != (plan.posterior.value.transition_covariance == "full")
-        and (moved is None or bool((moved == np.arange(len(moved))).all()))
     )
 
 
@@ -49,7 +54,11 @@ def start_from(plan: Plan, before: Model, examples: Examples) -> Start:
     if old.node.takes_minibatches:
         return Start(carried_over(before, examples), plan)
     plan = plan.with_covariance(old.node.n_functions, old.node.n_values, examples.n_tokens)
-    return Start(copy.deepcopy(old).requires_grad_(True), plan)
+    if plan.has_weights:
+        plan = replace(plan, n_inducing=Choice(old.node.n_inducing, AS_BEFORE))
+    posterior = copy.deepcopy(old).requires_grad_(True)
+    posterior.node.kernel.requires_grad_(False)
+    return Start(posterior, plan)
 
 
 def carried_over(model: Model, examples: Examples) -> Posterior:

@@ -153,10 +153,10 @@ def test_a_kernel_object_keeps_its_own_scale() -> None:
             "kernel: no dense features in the data; name only: categorical, sparse",
         ),
         (
-            "matern",
+            "cosine",
             [DENSE],
-            "kernel: 'matern' is not a kernel for dense features; "
-            "use one of linear, rbf, or pass a GPyTorch kernel",
+            "kernel: 'cosine' is not a kernel for dense features; use one of linear, linear+matern, "
+            "linear+rbf, linear+rbf-ard, matern, rbf, rbf-ard, or pass a GPyTorch kernel",
         ),
         (
             {"categorical": "rbf"},

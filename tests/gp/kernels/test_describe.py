@@ -26,7 +26,7 @@ from gpytorch.kernels import (
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.gp.kernels import SparseLinearKernel, SparseRBFKernel, TemplateKernel, covariance
+from structgp.gp.kernels import DenseKernel, SparseLinearKernel, SparseRBFKernel, TemplateKernel, covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.kernel_json import _OURS, describe, rebuild
 from structgp.gp.kernels.relevance import RelevanceKernel
@@ -39,6 +39,9 @@ OURS = {
     "sparse-rbf": lambda: SparseRBFKernel(),
     "relevance": lambda: RelevanceKernel([3, 2, 3, 1]),
     "relevance-sparse": lambda: RelevanceKernel([2], sparse=True),
+    "dense": lambda: DenseKernel(RBFKernel(), 4, n_inducing=3, ard=True),
+    "dense-linear": lambda: DenseKernel(None, 4),
+    "dense-own": lambda: DenseKernel(MaternKernel(nu=0.5), 4, 2, linear=False, standardised=False),
     "scaled": lambda: ScaleKernel(TemplateKernel(4)),
     "blocks": lambda: BlockSumKernel(
         [ScaleKernel(TemplateKernel(2)), ScaleKernel(SparseRBFKernel())], [(0, 2), (2, None)]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import structgp.gp.kernels
 from structgp.gp.kernels import (
+    DenseKernel,
     RelevanceKernel,
     SparseLinearKernel,
     SparseRBFKernel,
@@ -60,7 +61,16 @@ class Entry:
     rows: Callable[[int, int], Tensor]
 
 
+def dense_kernel(name: str) -> Kernel:
+    return DenseKernel.of(name, dense_rows(40, 2))
+
+
 KERNELS = {
+    "DenseKernel": [
+        Entry(lambda: dense_kernel("linear"), dense_rows),
+        Entry(lambda: dense_kernel("linear+rbf-ard"), dense_rows),
+        Entry(lambda: DenseKernel.of(MaternKernel(nu=1.5), dense_rows(2, 0)), dense_rows),
+    ],
     "TemplateKernel": [
         Entry(lambda: TemplateKernel(4), categorical_rows),
         Entry(lambda: TemplateKernel(4, "product"), categorical_rows),
@@ -172,7 +182,7 @@ def test_one_value_at_a_time(entry: Entry) -> None:
 @each_kernel
 def test_parameters_receive_gradients(entry: Entry) -> None:
     kernel, rows = entry.make().double(), entry.rows(8, 5)
-    parameters = list(kernel.parameters())
+    parameters = kernel.free_parameters() if isinstance(kernel, DenseKernel) else list(kernel.parameters())
     covariance_sum = covariance(kernel, rows, rows).square().sum()
     for parameter in parameters:
         (analytic,) = torch.autograd.grad(covariance_sum, parameter, retain_graph=True)

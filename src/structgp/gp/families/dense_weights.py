@@ -17,7 +17,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from structgp.gp.block import AXIS_PRIOR_COUNT, Block, Entropy, Seen, ratio
-from structgp.gp.families.dense_scales import Quadratic, learn_shape, learn_size
+from structgp.gp.families.dense_scales import SINGLE_WORK, Quadratic, gram_of, learn_shape, learn_size
 from structgp.gp.families.weights import learn_relevances
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
@@ -68,6 +68,7 @@ class DenseWeights(Block):
     (R, F, F), whose product with its transpose is the covariance of the others."""
 
     name = "dense-weights"
+    has_weights = True
     takes_sites = False
     learns_from_slopes = True
     learns_shape = False
@@ -87,6 +88,10 @@ class DenseWeights(Block):
         self.m = nn.Parameter(torch.zeros((R, self.n_values), dtype=torch.float64))
         self.factor = nn.Parameter(torch.ones((R, self.n_loose), dtype=torch.float64))
         self.root = nn.Parameter(torch.eye(F, dtype=torch.float64).repeat(R, 1, 1))
+
+    @property
+    def n_inducing(self) -> int:
+        return self.parts[1].n_inducing
 
     def prior_factor(self) -> tuple[Tensor | None, Tensor]:
         """Prior standard deviations of the independent weights, and the factor of the smooth part's
@@ -113,10 +118,13 @@ class DenseWeights(Block):
     def _dense_covariance(self, conditional: DenseConditional) -> Tensor:
         """(B, R, T, T), without the amplitude. One function at a time: memory O(B T F). Cost O(R B T F
         (F + T))."""
-        open_part, found = torch.diag_embed(conditional.left), []
-        for root in self.root:
-            along = conditional.values @ root
-            found.append(along @ along.mT + open_part)
+        values, found = conditional.values, []
+        many = values.numel() * self.root[..., 0].numel() > SINGLE_WORK
+        kind = torch.float32 if many and not torch.is_grad_enabled() else values.dtype
+        values, open_part = values.to(kind), torch.diag_embed(conditional.left)
+        for root in self.root.to(kind):
+            along = values @ root
+            found.append((along @ along.mT).to(open_part) + open_part)
         return torch.stack(found, 1)
 
     def _loose_conditional(self, rows: Tensor, mask: Tensor, sds: Tensor) -> WeightConditional:
@@ -151,7 +159,8 @@ class DenseWeights(Block):
     def _constant_sds(self) -> Tensor:
         """Prior standard deviations of the constants' weights, before the amplitude; of the dense part
         last."""
-        sds, dense = self.prior_factor()[0], (0.5 * self.parts[1].log_scale[:1]).exp()
+        kernel = self.parts[1]
+        sds, dense = self.prior_factor()[0], (0.5 * kernel.log_scale[:1]).exp() * (not kernel.whole)
         return dense if sds is None else torch.cat([sds[self.constants[:-1]], dense])
 
     @property
@@ -289,9 +298,7 @@ class DenseCurvature:
         """bend : (B, T, R). Cost O(R B T F^2)."""
         if conditional.loose is not None:
             self.loose += conditional.loose.squares_times(bend)
-        flat = conditional.values.flatten(0, 1)
-        for total, h in zip(self.dense, bend.flatten(2).flatten(0, 1).T, strict=True):
-            total.addmm_(flat.T, h[:, None] * flat)
+        self.dense += gram_of(conditional.values.flatten(0, 1), bend.flatten(2).flatten(0, 1))
 
     def tensors(self) -> list[Tensor]:
         return [self.loose, self.dense]

@@ -38,6 +38,7 @@ class Weights(Block):
     Parameters ``m`` and ``factor``, standard deviations of either sign, both (R, M), whitened."""
 
     name = "weights"
+    has_weights = True
     takes_sites = False
     takes_minibatches = True
 

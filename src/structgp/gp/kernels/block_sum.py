@@ -26,6 +26,8 @@ class BlockSumKernel(Kernel):
     is. ``bounds`` holds one (start, stop) per kernel.
     """
 
+    asks_for_parts = True
+
     def __init__(
         self, kernels: Sequence[Kernel], bounds: Sequence[tuple[int, int | None]], **kwargs: Any
     ) -> None:
@@ -33,11 +35,11 @@ class BlockSumKernel(Kernel):
         self.kernels = torch.nn.ModuleList(kernels)
         self.bounds = [(start, stop) for start, stop in bounds]
 
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: Any) -> Tensor:
         total = None
         for kernel, (start, stop) in zip(self.kernels, self.bounds, strict=True):
             a, b = x1[..., start:stop], x2[..., start:stop]
-            part = _dense(kernel(a, b, diag=True, **params)) if diag else covariance(kernel, a, b)
+            part = (elementwise if diag else covariance)(kernel, a, b)
             total = part if total is None else total + part
         assert total is not None, "a sum of at least one kernel"
         return total

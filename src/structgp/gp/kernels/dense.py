@@ -56,6 +56,8 @@ class DenseKernel(Kernel):
     """smooth : the smooth part, None for none. linear : whether the columns themselves are features. ard :
     one length-scale per column. standardised : whether columns are centred and scaled and l is learned;
     False for a smooth part of the user's own, which knows its columns and has its own length-scales.
+    whole : whether the features are the Nystrom features of the whole kernel, for fewer tokens than
+    columns.
 
     Parameters ``log_scale`` (3,), of ``COMPONENTS``; ``log_length`` (1,) or (D,); ``evenness`` (), how far
     columns are brought to the same size: 1 divides each by its standard deviation, 0 all by the same
@@ -79,11 +81,12 @@ class DenseKernel(Kernel):
         linear: bool = True,
         ard: bool = False,
         standardised: bool = True,
+        whole: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.smooth, self.linear, self.ard, self.n_columns = smooth, bool(linear), bool(ard), int(n_columns)
-        self.standardised = bool(standardised)
+        self.standardised, self.whole = bool(standardised), bool(whole)
         self.register_buffer("centre", torch.zeros(n_columns))
         self.register_buffer("sd", torch.ones(n_columns))
         self.register_parameter("log_scale", torch.nn.Parameter(torch.zeros(3)))
@@ -133,10 +136,17 @@ class DenseKernel(Kernel):
             return [self.log_scale, *self.smooth.parameters()]
         return [self.log_scale, self.evenness, *([] if self.smooth is None else [self.log_length])]
 
+    @property
+    def has_nystrom(self) -> bool:
+        """Whether some of the features depend on inducing inputs."""
+        return self.whole or self.smooth is not None
+
     def place(self, inducing: Tensor) -> None:
         """Sets the inducing inputs (M, D)."""
         self.register_buffer("inducing", inducing)
-        numbers = [1, self.n_columns if self.linear else 0, len(inducing) if self.smooth is not None else 0]
+        numbers = [1, self.n_columns if self.linear else 0, len(inducing) if self.has_nystrom else 0]
+        if self.whole:
+            numbers[:2] = [0, 0]
         component = torch.arange(3).repeat_interleave(torch.tensor(numbers)).to(inducing.device)
         self.register_buffer("component", component, persistent=False)
 
@@ -186,35 +196,40 @@ class DenseKernel(Kernel):
         """() prior variance of a score, on average over rows (N, D)."""
         return self.forward(rows, rows, diag=True).detach().mean()
 
-    def smooth_variance(self) -> float:
-        """Prior variance of a score's smooth part, on average over the inducing inputs."""
-        if self.smooth is None:
-            return 0.0
-        with torch.no_grad():
-            whole = variance(self.smooth, self.smooth_inputs(self.inducing)).mean()
-            return float(self.log_scale[2].exp() * whole)
-
     def prior_factor(self) -> Tensor:
-        """(M, M) lower factor of the smooth part's covariance at the inducing inputs."""
-        if self.smooth is None:
+        """(M, M) lower factor of the covariance at the inducing inputs, of the smooth part or of the whole
+        kernel."""
+        if not self.has_nystrom:
             return self.log_scale.new_zeros(0, 0)
-        z = self.smooth_inputs(self.inducing)
-        return cholesky(covariance(self.smooth, z, z))
+        return cholesky(self._nystrom_part(self.inducing, self.inducing))
+
+    def _nystrom_part(self, x: Tensor, z: Tensor) -> Tensor:
+        """(N, M) covariance of what has Nystrom features."""
+        if self.whole:
+            return covariance(self, x, z)
+        assert self.smooth is not None
+        return self.log_scale[2].exp() * covariance(
+            self.smooth, self.smooth_inputs(x), self.smooth_inputs(z)
+        )
+
+    def nystrom_variance(self, x: Tensor) -> Tensor:
+        """(N,) prior variance of what has Nystrom features."""
+        if self.whole:
+            return variance(self, x)
+        assert self.smooth is not None
+        return self.log_scale[2].exp() * variance(self.smooth, self.smooth_inputs(x))
 
     def features(self, x: Tensor, factor: Tensor) -> DenseFeatures:
         """Of rows x (N, D). factor : ``prior_factor()``. Cost O(N M (D + M))."""
-        root = (0.5 * self.log_scale).exp()
-        parts = [root[0].expand(len(x), 1)]
-        left = x.new_zeros(len(x))
-        if self.linear:
-            parts.append(root[1] * self.n_varying**-0.5 * self.scaled(x))
-        if self.smooth is not None:
-            here, z = self.smooth_inputs(x), self.smooth_inputs(self.inducing)
-            cross = covariance(self.smooth, here, z)
-            nystrom = torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
-            left = (variance(self.smooth, here) - nystrom.square().sum(-1)).clamp(min=0)
-            parts.append(root[2] * nystrom)
-            left = root[2].square() * left
+        root, parts, left = (0.5 * self.log_scale).exp(), [], x.new_zeros(len(x))
+        if not self.whole:
+            parts.append(root[0].expand(len(x), 1))
+            if self.linear:
+                parts.append(root[1] * self.n_varying**-0.5 * self.scaled(x))
+        if self.has_nystrom:
+            cross = self._nystrom_part(x, self.inducing)
+            parts.append(torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT)
+            left = (self.nystrom_variance(x) - parts[-1].square().sum(-1)).clamp(min=0)
         return DenseFeatures(torch.cat(parts, -1), left)
 
     def smooth_inputs(self, x: Tensor) -> Tensor:
