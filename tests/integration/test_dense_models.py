@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -229,16 +230,17 @@ def test_the_bound_does_not_depend_on_the_amplitude_it_starts_with() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lengthscale", [1.5, 3.0, 6.0])
-def test_a_known_length_scale_is_found(lengthscale: float) -> None:
-    """From labels that are all frequent: of a label that hardly ever comes, little can be learned."""
-    for seed in range(20):
-        task = process(seed, n_test=1, lengthscale=lengthscale)
+@pytest.mark.parametrize(("n_inputs", "lengthscale"), [(3, 0.5), (3, 1.0), (5, 2.0), (10, 3.0)])
+def test_a_known_length_scale_is_found(n_inputs: int, lengthscale: float) -> None:
+    """From labels that are all frequent: of a label that hardly ever comes, little can be learned. A third
+    either way: with so many tokens the bound falls by a nat or two, no more, at a quarter from its best."""
+    for seed in count():
+        task = process(seed, 120, 1, n_inputs=n_inputs, lengthscale=lengthscale)
         counts = Counter(label for labels in task.y for label in labels)
         if len(counts) == 3 and min(counts.values()) > 0.2 * counts.total():
             break
     found = fit(task.X, task.y, kernel="rbf").training_log_["length_scales"]
-    assert found == pytest.approx(lengthscale, rel=0.2)
+    assert found == pytest.approx(lengthscale, rel=1 / 3)
 
 
 @pytest.mark.slow
