@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -131,6 +133,16 @@ def test_witnesses_are_tokens_like_this_one_with_labels_that_surprised(model, da
     surprise = (np.arange(3) == model.classes_.tolist().index(w.label)) - p
     direction = (q.basis[0] - q.basis[1]) @ q.basis.T
     assert w.score == pytest.approx(float(k * (torch.from_numpy(surprise) @ direction)))
+
+
+def test_witnesses_speak_as_often_as_the_data_count(model, data):
+    def scores(told):
+        found = explain(told, longest(data), 0, "L0", "L1", X_train=data.X, y_train=data.y, n=5)
+        return [w.score for w in found.witnesses]
+
+    heavy = copy.deepcopy(model)
+    heavy.model_.info["plan"]["data_weight"]["value"] = 3.0
+    assert scores(heavy) == pytest.approx([3 * score for score in scores(model)])
 
 
 def test_tokens_without_a_label_hardly_speak(model, data):

@@ -259,7 +259,8 @@ def _witnesses(
     labels, asked = check_labels(X, list(y)), model.ask(X)
     # (T, V) per sequence: 1[y] - p, where y is known
     surprise = [known - p for known, p in zip(asked.marginals(labels), asked.marginals(), strict=True)]
-    amplitude, along, scores, places = float(q.log_amplitude.exp()), direction @ q.basis.T, [], []
+    often = fitted.info.get("plan", {}).get("data_weight", {}).get("value", 1.0)
+    amplitude, along, scores, places = often * float(q.log_amplitude.exp()), direction @ q.basis.T, [], []
     for i, rows in enumerate(asked.rows):
         if len(rows):
             with torch.no_grad():

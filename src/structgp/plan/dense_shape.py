@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from structgp.data.examples import Examples
-from structgp.gp import DenseWeights, Posterior, Relaxation, Table, choose_inducing, contrasts, learn_shape
+from structgp.gp import DenseWeights, Posterior, Relaxation, Table, contrasts, learn_shape
 from structgp.gp.families.dense_weights import split_kernel
 from structgp.gp.kernels import DenseKernel
 from structgp.gp.kernels.build import build_kernel
@@ -66,12 +66,9 @@ def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.
     tokens = np.concatenate([plan.split.node.select(rows) for rows in part.rows if len(rows)])
     kernel = _kernel(options, plan, torch.from_numpy(tokens))
     dense, columns = split_kernel(kernel)[1:]
-    dense.whole, rows = True, torch.from_numpy(tokens)[:, columns]
-    if dense.smooth is None:
-        dense.place(rows[choose_inducing(dense, rows, most, enough=1e-4).index])
-    else:
-        # All rows: those that are enough under one length-scale leave much open under a shorter one.
-        dense.place(rows.unique(dim=0))
+    # All rows: those that are enough under one length-scale leave much open under a shorter one.
+    dense.whole = True
+    dense.place(torch.from_numpy(tokens)[:, columns].unique(dim=0))
     node, table = DenseWeights(kernel, (V,), basis), Table((V, V), plan.transition_sd)
     node.learns_shape = True
     data = part.rows, part.y, part.encoder.pad_row, BATCH_TOKENS, part.weights
@@ -95,8 +92,8 @@ def by_regression(
     before = dense.mean_variance(torch.cat(x))
     for parameter in dense.free_parameters():
         parameter.requires_grad_(True)
-    y = [torch.from_numpy(y) for _, y in known]
-    relaxation = learn_shape(dense, x, y, generator, REGRESSION_TOKENS)
+    labels = [torch.from_numpy(y) for _, y in known]
+    relaxation = learn_shape(dense, x, labels, generator, REGRESSION_TOKENS)
     dense.requires_grad_(False)
     # The size of a regression function says nothing about the size of a score.
     dense.log_scale.add_((before / dense.mean_variance(torch.cat(x))).log())

@@ -31,21 +31,25 @@ _SCALARS = (bool, int, float, str, type(None))
 
 def describe(kernel: Kernel) -> dict[str, Any]:
     """JSON description of ``kernel``; InputError if it could not be rebuilt from that."""
-    description = _describe(kernel)
-    problem = None
-    try:
-        copy = rebuild(description)
-        copy.load_state_dict(kernel.state_dict())
-    except Exception as error:  # whatever a foreign constructor raises, the answer is the same
-        problem = str(error)
-    if problem is not None or not _same_code(copy, kernel):
-        given = getattr(kernel, "smooth", None) or kernel  # the user's own, around which ours was put
+    if not _comes_back(kernel):
+        # The last in this order has no part that is at fault.
+        *_, odd = (part for part in (kernel, *kernel.sub_kernels()) if not _comes_back(part))
         raise InputError(
             "kernel",
-            f"a {type(given).__name__} with these arguments cannot be saved",
+            f"a {type(odd).__name__} with these arguments cannot be saved",
             "build it from kernels of gpytorch.kernels and structgp.gp.kernels with plain arguments",
         )
-    return description
+    return _describe(kernel)
+
+
+def _comes_back(kernel: Kernel) -> bool:
+    """Whether the kernel can be rebuilt from its description and its state."""
+    try:
+        copy = rebuild(_describe(kernel))
+        copy.load_state_dict(kernel.state_dict())
+    except Exception:  # whatever a foreign constructor raises, the answer is the same
+        return False
+    return _same_code(copy, kernel)
 
 
 def rebuild(description: Mapping[str, Any]) -> Kernel:
