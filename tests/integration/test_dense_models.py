@@ -47,10 +47,18 @@ def mixed(X: Sequence[np.ndarray]) -> list[list[dict[str, Any]]]:
     return [[{"sign": "+" if r[0] > 0 else "-", "one": 1.0, "vector": r} for r in x] for x in X]
 
 
+def wide(X: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """More columns than the 75 tokens."""
+    other = np.random.default_rng(3).normal(size=(3, 90))
+    return [x @ other for x in X]
+
+
 FORMS: dict[str, tuple[Any, Any]] = {
     "default": (list, "auto"),
     "own": (list, ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=3))),
     "ard": (list, "linear+rbf-ard"),
+    "wide": (wide, "auto"),
+    "wide linear": (wide, "linear"),
     "beside strings": (mixed, "auto"),
     "own beside strings": (mixed, {"dense": RBFKernel()}),
 }
@@ -182,8 +190,9 @@ def test_the_report_shows_such_a_model(form: str) -> None:
     words = [[str(t) for t in range(len(x))] for x in X]
     text = Text("dense", words, list(range(1, len(X) + 1)), y)
     page = render(examine(model, X, text, model_name="dense.model"))
-    shown = "dense smooth" if "own" not in form else "label frequency"
-    assert shown in page
+    scales = model.training_log_["kernel_scales"]
+    assert any(name.startswith("dense") for name in scales)
+    assert all(name in page for name in scales)
 
 
 @pytest.mark.parametrize("most", [2, 1000])
