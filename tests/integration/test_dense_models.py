@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,18 @@ def mixed(X: Sequence[np.ndarray]) -> list[list[dict[str, Any]]]:
     return [[{"sign": "+" if r[0] > 0 else "-", "one": 1.0, "vector": r} for r in x] for x in X]
 
 
+def wide(X: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """More columns than the 75 tokens."""
+    other = np.random.default_rng(3).normal(size=(3, 90))
+    return [x @ other for x in X]
+
+
 FORMS: dict[str, tuple[Any, Any]] = {
     "default": (list, "auto"),
     "own": (list, ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=3))),
     "ard": (list, "linear+rbf-ard"),
+    "wide": (wide, "auto"),
+    "wide linear": (wide, "linear"),
     "beside strings": (mixed, "auto"),
     "own beside strings": (mixed, {"dense": RBFKernel()}),
 }
@@ -181,8 +190,9 @@ def test_the_report_shows_such_a_model(form: str) -> None:
     words = [[str(t) for t in range(len(x))] for x in X]
     text = Text("dense", words, list(range(1, len(X) + 1)), y)
     page = render(examine(model, X, text, model_name="dense.model"))
-    shown = "dense smooth" if "own" not in form else "label frequency"
-    assert shown in page
+    scales = model.training_log_["kernel_scales"]
+    assert any(name.startswith("dense") for name in scales)
+    assert all(name in page for name in scales)
 
 
 @pytest.mark.parametrize("most", [2, 1000])
@@ -229,16 +239,17 @@ def test_the_bound_does_not_depend_on_the_amplitude_it_starts_with() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lengthscale", [1.5, 3.0, 6.0])
-def test_a_known_length_scale_is_found(lengthscale: float) -> None:
-    """From labels that are all frequent: of a label that hardly ever comes, little can be learned."""
-    for seed in range(20):
-        task = process(seed, n_test=1, lengthscale=lengthscale)
+@pytest.mark.parametrize(("n_inputs", "lengthscale"), [(3, 0.5), (3, 1.0), (5, 2.0), (10, 3.0)])
+def test_a_known_length_scale_is_found(n_inputs: int, lengthscale: float) -> None:
+    """From labels that are all frequent: of a label that hardly ever comes, little can be learned. A third
+    either way: with so many tokens the bound falls by a nat or two, no more, at a quarter from its best."""
+    for seed in count():
+        task = process(seed, 120, 1, n_inputs=n_inputs, lengthscale=lengthscale)
         counts = Counter(label for labels in task.y for label in labels)
         if len(counts) == 3 and min(counts.values()) > 0.2 * counts.total():
             break
     found = fit(task.X, task.y, kernel="rbf").training_log_["length_scales"]
-    assert found == pytest.approx(lengthscale, rel=0.2)
+    assert found == pytest.approx(lengthscale, rel=1 / 3)
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ class Fit:
     def run(self, callback: Callback | None) -> tuple[Model, dict[str, Any]]:
         """Fits the posterior in place; returns the model and the log."""
         kept, plan = (None, self.start.plan) if self.checkpoint is None else self._kept()
+        left = self.start.open_variance
         history = self.train(plan, callback, kept)
         if history.stopped == "limit":
             warnings.warn(
@@ -101,7 +102,9 @@ class Fit:
                 StructgpWarning,
                 stacklevel=4,
             )
-        if (left := self.start.open_variance) > MOST_OPEN_VARIANCE:
+        # Before the fit too, which may make a kernel small that its inducing inputs cannot follow.
+        left = max(left, self.start.open_variance)
+        if left > MOST_OPEN_VARIANCE:
             warnings.warn(
                 f"the {self.start.plan.n_inducing.value} inducing inputs of the smooth kernel leave a "
                 f"variance of {left:.2g} per score open, and predictions are less sure than they could be; "

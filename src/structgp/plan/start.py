@@ -86,8 +86,8 @@ class Start:
     @property
     def open_variance(self) -> float:
         """Prior variance of a score, on average, that the smooth part's inducing inputs leave open in
-        weight space: ``residual`` times the variance of the smooth part as it is now, so after the fit with
-        the scales that it has learned."""
+        weight space: ``residual`` times the variance of the smooth part as it is now: before the fit
+        as the pilot has learned it, after the fit as the fit has."""
         node = self.posterior.node
         if self.dense is None or not self.dense.has_nystrom:
             return 0.0
