@@ -13,6 +13,9 @@ from structgp.data.sources import Coverage
 from structgp.gp.kernels.build import kernel_scales
 from structgp.plan.resolve import plan_lines
 
+MOST_LENGTHS = 10
+"""Length-scales that a summary shows."""
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -22,7 +25,9 @@ class Summary:
     posterior sd, all 0 where the model has no transitions; plan : every choice of the fit, with its
     reason; vectors : how many training tokens have a word vector, for a model from a file that was trained
     with word vectors, else None; held_out : figures of cross-validation (``held_out_``), None where there
-    are none."""
+    are none; length_scales : of the kernel on dense columns, in their units: one number where all columns
+    share one after scaling (for a typical column), else one per column, None for a constant one; None
+    where there are none."""
 
     templates: dict[str, float]
     classes: list[str]
@@ -32,6 +37,7 @@ class Summary:
     transition_templates: dict[str, float] = field(default_factory=dict)
     vectors: Coverage | None = None
     held_out: dict[str, Any] | None = None
+    length_scales: float | list[float | None] | None = None
 
     def __str__(self) -> str:
         width = max(map(len, (*self.templates, *self.transition_templates, *self.classes)))
@@ -47,6 +53,9 @@ class Summary:
             if scales:
                 lines.append(f"{name} weights (prior variance)")
                 lines += [*(f"  {name:<{width}}  {value:8.3f}" for name, value in scales.items()), ""]
+        if self.length_scales is not None:
+            lines += ["length-scales (in units of the dense columns)"]
+            lines += [*(f"  {line}" for line in length_lines(self.length_scales)), ""]
         if not self.transition_sds.any():
             return "\n".join(lines).rstrip()
         heads = "".join(f"{c:>14}" for c in self.classes)
@@ -64,6 +73,15 @@ def held_out_lines(found: dict[str, Any]) -> list[str]:
     return [f"token error {error:.2%}, token NLL {nll:.4f} ({sizes})", found["verdict"]]
 
 
+def length_lines(found: float | list[float | None]) -> list[str]:
+    """Length-scales for people to read: the shortest first, which matter most."""
+    if not isinstance(found, list):
+        return [f"{found:.3g} for a typical column; one for all after scaling"]
+    order = sorted((length, column) for column, length in enumerate(found) if length is not None)
+    lines = [f"{length:.3g}  column {column}" for length, column in order[:MOST_LENGTHS]]
+    return [*lines, f"and {len(order) - MOST_LENGTHS} longer ones"] if order[MOST_LENGTHS:] else lines
+
+
 def describe(model: StructuredGPClassifier) -> Summary:
     """What the model has learned about templates and transitions, and the plan of its fit."""
     check_is_fitted(model, "model_")
@@ -79,4 +97,5 @@ def describe(model: StructuredGPClassifier) -> Summary:
         {} if edges is None else dict(kernel_scales(transitions.kernel, edges.blocks)),
         Coverage(**covered) if covered else None,
         fitted.info.get("held_out"),
+        fitted.info.get("length_scales"),
     )

@@ -54,14 +54,16 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         g, y, mask)`` on (S, B, T, V), (S, V, V), (B, T), (B, T) and returns (S, B).
         :class:`structgp.Custom` adds what answers and how many processes call it. See
         :mod:`structgp.testing`.
-    kernel : 'auto' (where the fit is second-order, 'relevance' on categorical and sparse features; else one
-        weight per template on categorical features and normalised linear on sparse ones; RBF on dense
-        ones), 'relevance' (linear, with one scale per template and one relevance per feature), 'linear',
-        'rbf', 'template', 'template-product', on dense features any GPyTorch kernel, or a dict from kind of
-        feature ('categorical', 'sparse', 'dense') to one of these.
+    kernel : 'auto' (where the fit is second-order, 'relevance' on categorical and sparse features and
+        'linear+rbf' on dense ones; else one weight per template on categorical features, normalised linear
+        on sparse and RBF on dense ones), 'relevance' (linear, with one scale per template and one relevance
+        per feature), 'linear', 'rbf', 'template', 'template-product'; on dense features also 'rbf-ard' (one
+        length-scale per column), 'matern', 'linear+rbf', 'linear+rbf-ard', 'linear+matern' and any GPyTorch
+        kernel; or a dict from kind of feature ('categorical', 'sparse', 'dense') to one of these.
     prior : :class:`structgp.Prior`: amplitude, transition_sd, learn_kernel, data_weight.
-    posterior : 'weights' (one weight per feature, where the kernel is 'relevance'), 'inducing' (values at
-        inducing inputs, for any kernel), :class:`structgp.Weights`, :class:`structgp.Inducing` or
+    posterior : 'weights' (one weight per feature, where the kernel is 'relevance', and on dense features
+        under any kernel: with a full covariance there), 'inducing' (values at inducing inputs, for any
+        kernel), :class:`structgp.Weights`, :class:`structgp.Inducing` or
         :class:`structgp.Mixture`. 'auto' is 'weights' where the second-order fit learns such a kernel.
     inference : 'auto' (second-order where the structure gives its curvature, else natural; minibatch on
         shards, and for weights from 50,000 tokens on), 'second-order', 'minibatch' (the same batch by
@@ -99,6 +101,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         left-out training data, where the weight of the data was chosen by them), 'posterior' (weights or
         inducing), 'covariance', 'covariance_rank', 'covariance_reason', 'kernel_scales' (prior variance of
         a weight, by template), 'function_scales', 'effective_parameters', 'kl_inducing', 'kl_transitions',
+        'length_scales' (of the kernel on dense features, in the units of the columns: one number where all
+        columns share one after scaling, else a list), 'shape' (how it was learned: 'bound', 'regression'),
         'amplitude_factor', 'transition_sd', 'n_inducing', 'inducing_residual', 'evaluations', 'seconds',
         'dev' if dev data was passed, and 'vectors' in a model from a file that was trained with word
         vectors (numbers of training tokens with and without one).
@@ -115,8 +119,9 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
     read from a file has no 'steps' in its log, and as its ``kernel`` the fitted one if it was not given by
     name.
 
-    Memory is O(V M) for a posterior of M weights; O(V M^2) for one of M inducing inputs, or O(V M r) if
-    its covariances are low-rank; and O(V T^2) for a sequence of T tokens."""
+    Memory is O(V M) for a posterior of M weights; O(V F^2) for F weights of dense features; O(V M^2) for
+    one of M inducing inputs, or O(V M r) if its covariances are low-rank; and O(V T^2) for a sequence of T
+    tokens."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters; with ``deep``, fields of option objects too, as in ``prior__transition_sd``."""

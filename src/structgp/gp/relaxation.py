@@ -57,7 +57,11 @@ def shape_parameters(kernel: Kernel) -> list[nn.Parameter]:
 
 
 def learn_shape(
-    kernel: Kernel, rows: Sequence[Tensor], labels: Sequence[Tensor], generator: torch.Generator
+    kernel: Kernel,
+    rows: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    generator: torch.Generator,
+    most: int = MAX_TOKENS,
 ) -> Relaxation:
     """Moves the kernel's parameters, in place, to the relaxation's optimum.
 
@@ -65,10 +69,10 @@ def learn_shape(
 
     Parameters
     ----------
-    rows, labels : one (T, W) and one (T,) tensor a sequence. At most ``MAX_TOKENS`` tokens, of sequences
+    rows, labels : one (T, W) and one (T,) tensor a sequence. At most ``most`` tokens, of sequences
         drawn at random, are used. Cost O(steps * N^2 (N + W)).
     """
-    x, y = _some_tokens(rows, labels, generator)
+    x, y = _some_tokens(rows, labels, generator, most)
     targets = nn.functional.one_hot(y).to(x.dtype)
     targets = targets - targets.mean(0)
     targets = targets / targets.square().mean().sqrt().clamp(min=1e-12)
@@ -107,15 +111,15 @@ def _log_evidence(kernel: Kernel, x: Tensor, targets: Tensor, scale: Tensor, noi
 
 
 def _some_tokens(
-    rows: Sequence[Tensor], labels: Sequence[Tensor], generator: torch.Generator
+    rows: Sequence[Tensor], labels: Sequence[Tensor], generator: torch.Generator, most: int
 ) -> tuple[Tensor, Tensor]:
     chosen: list[int] = []
     total = 0
     for i in torch.randperm(len(rows), generator=generator).tolist():
-        if chosen and total + len(rows[i]) > MAX_TOKENS:
+        if chosen and total + len(rows[i]) > most:
             continue
         chosen.append(i)
         total += len(rows[i])
     chosen.sort()
     x, y = torch.cat([rows[i] for i in chosen]), torch.cat([labels[i] for i in chosen])
-    return x[:MAX_TOKENS], y[:MAX_TOKENS]  # one sequence alone may be longer
+    return x[:most], y[:most]  # one sequence alone may be longer

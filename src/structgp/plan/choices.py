@@ -44,6 +44,10 @@ N_INDUCING = 1000
 CHEAP_DIFFERENCES = 400
 """Values that a gradient by differences may take, for each draw and sequence."""
 
+MANY_DENSE_TOKENS = 10_000
+"""From so many on, the data with dense features count once: cross-validation would take minutes, and with
+this many the prior matters little."""
+
 OPEN_DRAWS = 32
 """Draws of pathwise gradients for natural gradients and L-BFGS, where the user names none."""
 
@@ -351,9 +355,10 @@ def data_weight_of(
         return Choice(float(asked), ASKED)
     if options.preset is not None:
         return Choice(1.0, PAPER)
+    dense = any(block.kind == "dense" for block in examples.encoder.blocks)
     why_not = {
         "the data is on disk": on_disk,
-        "there is much data": examples.n_tokens >= MANY_TOKENS,
+        "there is much data": examples.n_tokens >= (MANY_DENSE_TOKENS if dense else MANY_TOKENS),
         "there is only one sequence": examples.n_sequences < 2,
         "the posterior is a mixture": isinstance(options.family, Mixture),
         "the structure is your own": type(structure) not in (Chain, Piecewise) or predictor is not None,

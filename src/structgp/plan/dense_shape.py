@@ -27,11 +27,14 @@ from structgp.plan.options import Options
 from structgp.plan.pilot import BATCH_TOKENS, Pilot, sample
 from structgp.plan.resolve import Plan
 
-TOKENS, WORK = 1_000, 2.5e9
+TOKENS, WORK = 1_000, 1e9
 """Most tokens that a shape is learned from on the bound; and multiplications of one evaluation of its
-evidence, R N^3, about a second on one core."""
+evidence, R N^3, half a second on one core."""
 
-OPTIMIZER = SecondOrder(n_draws=8, learning_rounds=8, learning_tolerance=0.02, max_rounds=8)
+REGRESSION_TOKENS = 700
+"""Most tokens that a shape is learned from by regression."""
+
+OPTIMIZER = SecondOrder(n_draws=8, learning_rounds=6, learning_tolerance=0.02, max_rounds=6)
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,15 @@ def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.
     tokens = np.concatenate([plan.split.node.select(rows) for rows in part.rows if len(rows)])
     kernel = _kernel(options, plan, torch.from_numpy(tokens))
     dense, columns = split_kernel(kernel)[1:]
-    if dense.smooth is not None:
-        rows = torch.from_numpy(tokens)[:, columns]
-        dense.place(rows[choose_inducing(dense.smooth, dense.smooth_inputs(rows), most, enough=1e-3).index])
+    dense.whole, rows = True, torch.from_numpy(tokens)[:, columns]
+    dense.place(rows[choose_inducing(dense, rows, most, enough=1e-4).index])
     node, table = DenseWeights(kernel, (V,), basis), Table((V, V), plan.transition_sd)
     node.learns_shape = True
     data = part.rows, part.y, part.encoder.pad_row, BATCH_TOKENS, part.weights
     batches = [plan.split(batch) for batch in make_batches(*data)]
     posterior = Posterior({"node": node, "next": table})
-    history = train(posterior, plan.structure.value, batches, OPTIMIZER, "a pilot", generator=generator)
+    device, structure = plan.device.value, plan.structure.value
+    history = train(posterior, structure, batches, OPTIMIZER, "a pilot", device=device, generator=generator)
     pilot = Pilot(None if basis is None else node.basis, table.prior_sd, len(tokens), history)
     return DenseShape("bound", _parameters(dense), pilot.basis, pilot.transition_sd, pilot)
 
@@ -79,7 +82,7 @@ def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.
 def by_regression(
     options: Options, plan: Plan, examples: Examples, generator: torch.Generator
 ) -> DenseShape:
-    """On at most a thousand tokens."""
+    """On at most ``REGRESSION_TOKENS``. Cost: some 25 times N^3."""
     known = [(rows[y >= 0], y[y >= 0]) for rows, y in zip(examples.rows, examples.y, strict=True)]
     known = [(plan.split.node.select(rows), y) for rows, y in known if len(y)]
     kernel = _kernel(options, plan, torch.from_numpy(np.concatenate([rows for rows, _ in known])))
@@ -90,7 +93,7 @@ def by_regression(
     x, y = zip(
         *((torch.from_numpy(rows)[:, columns], torch.from_numpy(y)) for rows, y in known), strict=True
     )
-    relaxation = learn_shape(dense, x, y, generator)
+    relaxation = learn_shape(dense, x, y, generator, REGRESSION_TOKENS)
     dense.requires_grad_(False)
     # The size of a regression function says nothing about the size of a score.
     dense.log_scale.add_((before / dense.mean_variance(x[0])).log())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,9 +31,10 @@ from structgp.plan.resolve import Plan
 from structgp.plan.run import Fit
 from structgp.plan.start import start_of
 
-USUAL_WEIGHT, STEP, LARGEST_WEIGHT = 2.0, 4.0, 2048.0
-"""The weight that is tried first, the factor from one to the next, and a limit. On left-out TRAINING
-sequences of six tasks, the best weight was mostly from 2 to 6."""
+FIRST_WEIGHTS, USUAL_WEIGHT, STEP, LARGEST_WEIGHT = (1.0, 8.0), 2.0, 4.0, 2048.0
+"""Weights that are tried first; one between them, which is tried if the first is better; the factor from
+one to the next larger one, tried while they get better; and a limit. On left-out TRAINING sequences of six
+tasks, the best weight was mostly from 2 to 6."""
 
 PENALTY = 0.5
 """Standard errors that a weight has to be better by for each factor ``STEP`` between it and the usual one:
@@ -42,7 +43,7 @@ from a handful of tokens one cannot tell much. Not chosen on data."""
 N_FOLDS = 3
 """At most; fewer where there are fewer sequences."""
 
-CHEAP, COSTLY = (1_000, 20_000), (500, 3_000)
+CHEAP, COSTLY = (1_000, 20_000), (500, 2_000)
 """Folds are fitted until they have left out so many tokens, and to so many tokens each, about: for weights
 of sparse features, and for the posteriors that cost more. The error of a mean loss over a thousand tokens
 is a few hundredths, and the same tokens are used for every weight."""
@@ -127,10 +128,9 @@ def choose(
         # Learned once, on all sequences: a handful of numbers says nothing of single ones.
         seed = torch.Generator().manual_seed(int(options.random_state))
         shapes = [learn(options, plan, examples, seed) for learn in (by_bound, by_regression)]
-    searches = [search(folds.predict, shape) for shape in shapes]
-    losses = [penalised(tried) for tried in searches]
-    n = int(np.argmin([min(found.values()) for found in losses]))
-    weight, tried, shape = lowest(losses[n]), searches[n], shapes[n]
+    n, searches = search(folds.predict, shapes)
+    shape, tried = shapes[n], searches[n]
+    weight = lowest(penalised(tried))
     (agreed,) = together.sum(torch.tensor([weight * together.is_first], dtype=torch.float64))
     weight = float(agreed)
     at = interpolated(tried, weight)
@@ -154,28 +154,33 @@ def choose(
 
 
 def search(
-    predict: Callable[[Candidate], Predictions], shape: DenseShape | None = None
-) -> dict[float, Predictions]:
-    """What weights predict: the usual one, larger ones while they are better, and if none is, 1."""
-    tried: dict[float, Predictions] = {}
-    weight, best = USUAL_WEIGHT, math.inf
+    predict: Callable[[Candidate], Predictions], shapes: Sequence[DenseShape | None] = (None,)
+) -> tuple[int, list[dict[float, Predictions]]]:
+    """What weights predict under each shape, by weight, and the number of the shape that predicts best: all
+    shapes under the first weights, then the best one under the usual weight, or under larger ones while
+    they get better."""
+    tried = [{weight: predict(Candidate(weight, shape)) for weight in FIRST_WEIGHTS} for shape in shapes]
+    n = int(np.argmin([min(p.loss for p in found.values()) for found in tried]))
+    here, shape, (low, high) = tried[n], shapes[n], FIRST_WEIGHTS
+    best, weight = here[high].loss, STEP * high
+    if here[low].loss <= best:
+        here[USUAL_WEIGHT] = predict(Candidate(USUAL_WEIGHT, shape))
+        weight = math.inf
     while weight <= LARGEST_WEIGHT:
-        tried[weight] = found = predict(Candidate(weight, shape))
+        here[weight] = found = predict(Candidate(weight, shape))
         if not found.loss < best:
             break
-        best, weight = found.loss, weight * STEP
-    if best == tried[USUAL_WEIGHT].loss:
-        tried[1.0] = predict(Candidate(1.0, shape))
-    return dict(sorted(tried.items()))
+        best, weight = found.loss, STEP * weight
+    tried[n] = dict(sorted(here.items()))
+    return n, tried
 
 
 def penalised(tried: dict[float, Predictions]) -> dict[float, float]:
     """Of each weight, its loss, more where it is far from the usual one."""
-    usual, found = tried[USUAL_WEIGHT], {}
-    for weight, at in tried.items():
-        steps = abs(math.log(weight / USUAL_WEIGHT, STEP))
-        found[weight] = at.loss + PENALTY * steps * at.error_of_difference(usual)
-    return found
+    steps = {weight: abs(math.log(weight / USUAL_WEIGHT, STEP)) for weight in tried}
+    nearest = tried[min(steps, key=steps.__getitem__)]
+    errors = {weight: at.error_of_difference(nearest) for weight, at in tried.items()}
+    return {weight: at.loss + PENALTY * steps[weight] * errors[weight] for weight, at in tried.items()}
 
 
 def lowest(losses: dict[float, float]) -> float:
@@ -248,7 +253,7 @@ class Fold:
         assert isinstance(optimizer, SecondOrder)
         # What comes after the scales have been learned hardly moves predictions.
         shorter = replace(optimizer, max_rounds=min(optimizer.max_rounds, optimizer.learning_rounds))
-        self.plan = replace(plan, optimizer=replace(plan.optimizer, value=shorter))
+        self.plan = replace(plan, optimizer=replace(plan.optimizer, value=shorter), trial=True)
         self.options, self.examples, self.left_out = options, examples.part(rest), examples.part(left_out)
         known = self.examples.label_counts > 0
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]

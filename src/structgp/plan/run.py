@@ -35,6 +35,10 @@ from structgp.structures import Differences
 BATCH_TOKENS = {"weights": 4_000, "inducing": 1_000}
 """Tokens per batch, about, by family of the posterior."""
 
+MOST_OPEN_VARIANCE = 0.25
+"""Of a score, what inducing inputs may leave open without a warning: with a curvature of at most 1/4, some
+3 hundredths of a nat per token and function. Not chosen on data."""
+
 TRACE_POINTS = 400
 """Steps whose bound a model file keeps, evenly spaced, the first and the last among them."""
 
@@ -94,6 +98,14 @@ class Fit:
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
                 "the bound settled; see training_log_",
+                StructgpWarning,
+                stacklevel=4,
+            )
+        if (left := self.start.open_variance) > MOST_OPEN_VARIANCE:
+            warnings.warn(
+                f"the {self.start.plan.n_inducing.value} inducing inputs of the smooth kernel leave a "
+                f"variance of {left:.2g} per score open, and predictions are less sure than they could be; "
+                "posterior=Inducing(n_inducing=...) takes more of them, kernel='linear' needs none",
                 StructgpWarning,
                 stacklevel=4,
             )
@@ -260,5 +272,7 @@ class Fit:
             "inducing_residual": start.residual,
             "seconds": history.seconds + (pilot.history.seconds if pilot else 0.0),
             "kernel_scales": kernel_scales(start.posterior.node.kernel, plan.split.node.blocks),
+            "length_scales": None if start.dense is None else start.dense.typical_lengths(),
+            "shape": None if start.plan.shape is None else start.plan.shape.name,
             **start.posterior.summary(plan.entropy.value),  # type: ignore[arg-type]
         }

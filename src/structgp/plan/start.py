@@ -39,7 +39,7 @@ from structgp.gp.families.dense_weights import split_kernel
 from structgp.gp.kernels import DenseKernel, RelevanceKernel, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import KernelChoice, build_kernel, relevance_kernel, rescale
-from structgp.plan.choices import Choice
+from structgp.plan.choices import NO_INDUCING, Choice
 from structgp.plan.dense_shape import DenseShape, by_bound
 from structgp.plan.options import Options
 from structgp.plan.pilot import Pilot, run_pilot
@@ -56,6 +56,12 @@ MOST_NYSTROM, MOST_NYSTROM_WORK = 1_000, 5e10
 """Most inducing inputs of a smooth kernel in weight space; and multiplications per round, a second or two
 on one core."""
 
+TRIAL_SHARE = 0.1
+"""Of that work, what a fit may take that only serves to choose."""
+
+NYSTROM_CANDIDATES = 4_000
+"""Tokens that they are picked from."""
+
 INDUCING_CANDIDATES = 8_000
 """Tokens that inducing inputs are picked from: this many at random from a larger corpus."""
 
@@ -63,13 +69,31 @@ INDUCING_CANDIDATES = 8_000
 @dataclass(frozen=True)
 class Start:
     """posterior : where the fit begins. plan : with the form of the covariances settled. residual : share
-    of the prior variance that inducing inputs leave open."""
+    of the prior variance that inducing inputs leave open; in weight space, of the smooth part's."""
 
     posterior: Posterior
     plan: Plan
     relaxation: Relaxation | None = None
     pilot: Pilot | None = None
     residual: float = 0.0
+
+    @property
+    def dense(self) -> DenseKernel | None:
+        """The kernel on dense features, None where those have no weights."""
+        node = self.posterior.node
+        return node.parts[1] if isinstance(node, DenseWeights) else None
+
+    @property
+    def open_variance(self) -> float:
+        """Prior variance of a score, on average, that the smooth part's inducing inputs leave open in
+        weight space: ``residual`` times the variance of the smooth part as it is now, so after the fit with
+        the scales that it has learned."""
+        node = self.posterior.node
+        if self.dense is None or not self.dense.has_nystrom:
+            return 0.0
+        size = node.scale.square() * node.basis.square().sum(1).mean()
+        prior = self.dense.nystrom_variance(self.dense.inducing).mean()
+        return self.residual * float((size * prior).detach())
 
 
 def start_of(
@@ -105,26 +129,30 @@ def _dense_start(
     dense, columns = split_kernel(kernel)[1:]
     shape.give(dense)
     residual, R = 0.0, examples.n_labels if shape.basis is None else shape.basis.shape[1]
-    if dense.smooth is not None:
-        most = int(min(MOST_NYSTROM, max(1, MOST_NYSTROM_WORK / (R * len(tokens))) ** 0.5))
-        residual = pick_nystrom(dense, tokens[:, columns], most, seed=seed)
+    dense.whole = dense.linear and len(tokens) < dense.n_columns
+    picked = NO_INDUCING
+    if dense.has_nystrom:
+        work = MOST_NYSTROM_WORK * (TRIAL_SHARE if plan.trial else 1.0)
+        most = int(min(MOST_NYSTROM, max(1, work / (R * len(tokens))) ** 0.5))
+        size = 1.0 if shape.basis is None else float(shape.basis.square().sum(1).mean())
+        residual = pick_nystrom(dense, tokens[:, columns], most, size, seed=seed)
+        picked = Choice(dense.n_inducing, "as many as the variance left open asks for")
     node = DenseWeights(kernel, (examples.n_labels,), shape.basis)
-    picked: Choice[int | None] = Choice(dense.n_inducing, "as many as the variance left open asks for")
     plan = replace(plan, n_inducing=picked, shape=shape)
     posterior = _posterior(node, plan, examples, shape.transition_sd)
     return Start(posterior, plan, shape.relaxation, shape.pilot, residual)
 
 
-def pick_nystrom(dense: DenseKernel, rows: Tensor, most: int, *, seed: int) -> float:
+def pick_nystrom(dense: DenseKernel, rows: Tensor, most: int, size: float = 1.0, *, seed: int) -> float:
     """Places the inducing inputs of the smooth part at rows (N, D); returns the share of its variance that
-    they leave open: so little that no token's score loses more than ``OPEN_VARIANCE``, or what ``most`` of
-    them leave."""
-    if len(rows) > INDUCING_CANDIDATES:
-        some = np.random.default_rng(seed).choice(len(rows), INDUCING_CANDIDATES, replace=False)
+    they leave open: so little that scores lose no more than ``OPEN_VARIANCE`` on average, or what ``most``
+    of them leave. size : variance of a score where that of the kernel is 1."""
+    if len(rows) > NYSTROM_CANDIDATES:
+        some = np.random.default_rng(seed).choice(len(rows), NYSTROM_CANDIDATES, replace=False)
         rows = rows[torch.from_numpy(some)]
-    assert dense.smooth is not None
-    enough = OPEN_VARIANCE / float(dense.log_scale[2].exp())
-    chosen = choose_inducing(dense.smooth, dense.smooth_inputs(rows), most, enough=enough)
+    kernel, inputs = (dense, rows) if dense.whole else (dense.smooth, dense.smooth_inputs(rows))
+    size *= float(dense.nystrom_variance(rows).mean())
+    chosen = choose_inducing(kernel, inputs, most, enough=OPEN_VARIANCE / size)
     dense.place(rows[chosen.index])
     return chosen.residual
 

@@ -30,10 +30,14 @@ PRIOR_COUNT = 2.0
 """Parameters' worth of prior that the scale of the kernel is right as it is: what nothing determines stays
 put. Not chosen on data."""
 
+SINGLE_WORK = 1e10
+"""Multiplications from which sums of many products are computed in single precision. What is rounded is the
+spread of the posterior, by a millionth; its mean is not."""
+
 SWEEPS = 6
 """Closed-form steps of the scale per quadratic; they stop earlier where it moves by less than 1 %."""
 
-SHAPE_STEPS = 12
+SHAPE_STEPS = 8
 """Evaluations of the evidence per quadratic."""
 
 FARTHEST_STEP = math.log(LARGEST_FACTOR)
@@ -48,7 +52,8 @@ Weak, but enough to keep a length-scale that nothing holds from running away. No
 class Quadratic:
     """The log-likelihood as sum_tj l_tj h_tj - H_tj h_tj^2 / 2 in the dense part of the functions, seen
     through its features. bend, linear : (N, R) H and l, for functions as large as the amplitude and the
-    axes make them; rows : (N, D); values : (N, F), left : (N,) of ``DenseFeatures``."""
+    axes make them; rows : (N, D), where the shape is learned; values : (N, F), left : (N,) of
+    ``DenseFeatures``."""
 
     rows: Tensor
     values: Tensor
@@ -65,10 +70,20 @@ class Quadratic:
             values, bend = here.values[mask], s.bend[mask]
             mean = block.scale * values @ block.m[:, here.n_loose :].T
             linear = bend * mean + s.slope[mask]
-            found.append((s.rows[..., block.columns][mask], values, here.left[mask], bend, linear))
+            rows = s.rows[..., block.columns][mask] if block.learns_shape else values[:, :0]
+            found.append((rows, values, here.left[mask], bend, linear))
         rows, values, left, bend, linear = (torch.cat(parts) for parts in zip(*found, strict=True))
         size = block.scale.square() * axes
         return Quadratic(rows, values, left, bend * size, linear * size.sqrt())
+
+
+def gram_of(values: Tensor, bend: Tensor) -> Tensor:
+    """(R, F, F) sum_t phi_t H_tj phi_t^T of features (N, F) and curvature (N, R). Cost O(R N F^2), in
+    single precision where that takes long."""
+    N, F = values.shape
+    kind = torch.float32 if N * F**2 * bend.shape[1] > SINGLE_WORK else values.dtype
+    values, bend = values.to(kind), bend.to(kind)
+    return torch.stack([values.T @ (h[:, None] * values) for h in bend.T]).to(torch.float64)
 
 
 def learn_size(kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS) -> tuple[Tensor, Tensor]:
@@ -76,7 +91,7 @@ def learn_size(kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS) -> tu
     quadratic. Returns the posterior there: means (R, F) and roots (R, F, F). Cost O(R N F^2), and O(R F^3)
     per sweep."""
     R, F = seen.bend.shape[1], seen.values.shape[1]
-    gram = torch.stack([seen.values.T @ (h[:, None] * seen.values) for h in seen.bend.T])
+    gram = gram_of(seen.values, seen.bend)
     pull = seen.linear.T @ seen.values  # (R, F)
     lost = (seen.bend * seen.left[:, None]).sum()
     grown, eye = gram.new_ones(()), torch.eye(F).to(gram)
@@ -98,17 +113,14 @@ def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
     constant. Its first derivatives in the kernel's parameters are right. Cost O(R N^3)."""
     prior = covariance(kernel, seen.rows, seen.rows)
     with torch.no_grad():
-        value, slope = 0.0, torch.zeros_like(prior)
-        for bend, linear in zip(seen.bend.T, seen.linear.T, strict=True):
-            root = bend.clamp(min=0).sqrt()
-            inner = root[:, None] * prior * root
-            inner.diagonal().add_(1)
-            lower = cholesky(inner)
-            narrow = root[:, None] * torch.cholesky_inverse(lower) * root  # (K + H^-1)^-1
-            pulled = prior @ linear
-            dual = linear - narrow @ pulled
-            value += float(0.5 * linear @ (prior @ dual) - lower.diagonal().log().sum())
-            slope += 0.5 * (dual[:, None] * dual - narrow)
+        root, linear = seen.bend.clamp(min=0).sqrt().T, seen.linear.T  # (R, N)
+        inner = root[:, :, None] * prior * root[:, None]
+        inner.diagonal(dim1=-1, dim2=-2).add_(1)
+        lower = cholesky(inner)
+        narrow = root[:, :, None] * torch.cholesky_inverse(lower) * root[:, None]  # (K + H^-1)^-1
+        dual = linear - (narrow @ (linear @ prior)[..., None])[..., 0]
+        value = 0.5 * (linear * (dual @ prior)).sum() - lower.diagonal(dim1=-1, dim2=-2).log().sum()
+        slope = 0.5 * (dual.T @ dual - narrow.sum(0))
     # The value, and a linear function of the prior with the right slope.
     return value + (slope * (prior - prior.detach())).sum()
 
@@ -121,7 +133,7 @@ def learn_shape(block: Any, seen: Quadratic) -> Quadratic:
     with torch.enable_grad():
         for p in parameters:
             p.requires_grad_(True)
-        start = parameters_to_vector(parameters).detach().numpy().copy()
+        start = parameters_to_vector(parameters).detach().cpu().numpy().copy()
 
         def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
             vector_to_parameters(torch.from_numpy(x).to(seen.rows), parameters)

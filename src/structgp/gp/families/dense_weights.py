@@ -17,7 +17,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from structgp.gp.block import AXIS_PRIOR_COUNT, Block, Entropy, Seen, ratio
-from structgp.gp.families.dense_scales import Quadratic, learn_shape, learn_size
+from structgp.gp.families.dense_scales import SINGLE_WORK, Quadratic, gram_of, learn_shape, learn_size
 from structgp.gp.families.weights import learn_relevances
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
@@ -118,10 +118,13 @@ class DenseWeights(Block):
     def _dense_covariance(self, conditional: DenseConditional) -> Tensor:
         """(B, R, T, T), without the amplitude. One function at a time: memory O(B T F). Cost O(R B T F
         (F + T))."""
-        open_part, found = torch.diag_embed(conditional.left), []
-        for root in self.root:
-            along = conditional.values @ root
-            found.append(along @ along.mT + open_part)
+        values, found = conditional.values, []
+        many = values.numel() * self.root[..., 0].numel() > SINGLE_WORK
+        kind = torch.float32 if many and not torch.is_grad_enabled() else values.dtype
+        values, open_part = values.to(kind), torch.diag_embed(conditional.left)
+        for root in self.root.to(kind):
+            along = values @ root
+            found.append((along @ along.mT).to(open_part) + open_part)
         return torch.stack(found, 1)
 
     def _loose_conditional(self, rows: Tensor, mask: Tensor, sds: Tensor) -> WeightConditional:
@@ -156,7 +159,8 @@ class DenseWeights(Block):
     def _constant_sds(self) -> Tensor:
         """Prior standard deviations of the constants' weights, before the amplitude; of the dense part
         last."""
-        sds, dense = self.prior_factor()[0], (0.5 * self.parts[1].log_scale[:1]).exp()
+        kernel = self.parts[1]
+        sds, dense = self.prior_factor()[0], (0.5 * kernel.log_scale[:1]).exp() * (not kernel.whole)
         return dense if sds is None else torch.cat([sds[self.constants[:-1]], dense])
 
     @property
@@ -294,9 +298,7 @@ class DenseCurvature:
         """bend : (B, T, R). Cost O(R B T F^2)."""
         if conditional.loose is not None:
             self.loose += conditional.loose.squares_times(bend)
-        flat = conditional.values.flatten(0, 1)
-        for total, h in zip(self.dense, bend.flatten(2).flatten(0, 1).T, strict=True):
-            total.addmm_(flat.T, h[:, None] * flat)
+        self.dense += gram_of(conditional.values.flatten(0, 1), bend.flatten(2).flatten(0, 1))
 
     def tensors(self) -> list[Tensor]:
         return [self.loose, self.dense]

@@ -39,7 +39,7 @@ class BlockSumKernel(Kernel):
         total = None
         for kernel, (start, stop) in zip(self.kernels, self.bounds, strict=True):
             a, b = x1[..., start:stop], x2[..., start:stop]
-            part = (pairs if diag else covariance)(kernel, a, b)
+            part = (paired if diag else covariance)(kernel, a, b)
             total = part if total is None else total + part
         assert total is not None, "a sum of at least one kernel"
         return total
@@ -68,19 +68,23 @@ def covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
 
 
 def _reach(kernel: Kernel) -> float | None:
-    """How far rows may be from their middle; None for kernels that ask for no distance, and where the
-    parts of one are asked for by ``covariance`` themselves."""
-    if any(getattr(k, "asks_for_parts", False) for k in kernel.modules()):
-        return None
-    leaves = [k for k in kernel.modules() if isinstance(k, RBFKernel | MaternKernel | RQKernel)]
+    """How far rows may be from their middle; None for kernels that ask for no distance, or bring far rows
+    near before they do (``brings_rows_near``)."""
+    near = {id(m) for k in kernel.modules() if getattr(k, "brings_rows_near", False) for m in k.modules()}
+    leaves = [
+        k
+        for k in kernel.modules()
+        if isinstance(k, RBFKernel | MaternKernel | RQKernel) and id(k) not in near
+    ]
     return FARTHEST * min(float(k.lengthscale.detach().min()) for k in leaves) if leaves else None
 
 
 def _is_wide(x1: Tensor, x2: Tensor, reach: float) -> bool:
     if not (x1.numel() and x2.numel()):
         return False
+    x1, x2 = x1.detach(), x2.detach()
     middle = x1.mean(-2, keepdim=True)  # GPyTorch's own
-    return any(float((x - middle).detach().square().sum(-1).amax()) > reach**2 for x in (x1, x2))
+    return any(float((x - middle).square().sum(-1).amax()) > reach**2 for x in (x1, x2))
 
 
 def _wide_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, reach: float) -> Tensor:
@@ -104,17 +108,17 @@ def _by_differences(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
     both = (
         torch.broadcast_tensors(a[:, None], x2) for a in x1.split(max(1, NUMBERS_AT_ONCE // x2.numel()))
     )
-    return torch.cat([pairs(kernel, a, b) for a, b in both])
-
-
-def pairs(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
-    """(..., N) prior covariances k(x1_i, x2_i)."""
-    return _dense(kernel(x1, x2, diag=True))
+    return torch.cat([paired(kernel, a, b) for a, b in both])
 
 
 def variance(kernel: Kernel, x: Tensor) -> Tensor:
     """(..., N) prior variances k(x_i, x_i)."""
     return _dense(kernel(x, diag=True))
+
+
+def paired(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
+    """(..., N) covariances k(x1_i, x2_i)."""
+    return _dense(kernel(x1, x2, diag=True))
 
 
 def _widen(x: Tensor, width: int) -> Tensor:

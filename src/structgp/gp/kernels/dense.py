@@ -2,12 +2,13 @@
 
     k(x, z) = s_0 + s_1 x~ . z~ / D + s_2 k_smooth(x~ / l, z~ / l)
 
-x~ : the columns, centred and brought to comparable sizes; l : one length-scale, or one per column. The
-features are the constant, the columns themselves, and of the smooth part its Nystrom features k(x, Z)
-L_zz^-T at inducing inputs Z, which leave some of its variance open."""
+x~ : the D columns that are not constant, centred and brought to comparable sizes; l : one length-scale, or
+one per column. The features are the constant, the columns themselves, and of the smooth part its Nystrom
+features k(x, Z) L_zz^-T at inducing inputs Z, which leave some of its variance open."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
 from torch import Tensor
 
-from structgp.gp.kernels.block_sum import covariance, pairs, variance
+from structgp.gp.kernels.block_sum import covariance, paired, variance
 from structgp.gp.linalg import cholesky
 
 BY_NAME: dict[str, tuple[type[Kernel] | None, bool, bool]] = {
@@ -55,16 +56,20 @@ class DenseKernel(Kernel):
     """smooth : the smooth part, None for none. linear : whether the columns themselves are features. ard :
     one length-scale per column. standardised : whether columns are centred and scaled and l is learned;
     False for a smooth part of the user's own, which knows its columns and has its own length-scales.
+    whole : whether the features are the Nystrom features of the whole kernel, for fewer tokens than
+    columns.
 
     Parameters ``log_scale`` (3,), of ``COMPONENTS``; ``log_length`` (1,) or (D,); ``evenness`` (), how far
     columns are brought to the same size: 1 divides each by its standard deviation, 0 all by the same
-    number. Buffers ``centre`` and ``size`` (D,), mean and standard deviation of the columns; ``inducing``
+    number. Buffers ``centre`` and ``sd`` (D,), mean and standard deviation of the columns; ``inducing``
     (M, D), Z, as rows are. ``component`` : (F,), which of the components each feature belongs to."""
 
     has_lengthscale = False
-    asks_for_parts = True
+    brings_rows_near = True
+    """What its smooth part is asked for are distances of scaled rows, not of rows."""
+
     centre: Tensor
-    size: Tensor
+    sd: Tensor
     inducing: Tensor
     component: Tensor
 
@@ -76,13 +81,14 @@ class DenseKernel(Kernel):
         linear: bool = True,
         ard: bool = False,
         standardised: bool = True,
+        whole: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.smooth, self.linear, self.ard, self.n_columns = smooth, bool(linear), bool(ard), int(n_columns)
-        self.standardised = bool(standardised)
+        self.standardised, self.whole = bool(standardised), bool(whole)
         self.register_buffer("centre", torch.zeros(n_columns))
-        self.register_buffer("size", torch.ones(n_columns))
+        self.register_buffer("sd", torch.ones(n_columns))
         self.register_parameter("log_scale", torch.nn.Parameter(torch.zeros(3)))
         self.register_parameter("log_length", torch.nn.Parameter(torch.zeros(n_columns if ard else 1)))
         self.register_parameter("evenness", torch.nn.Parameter(torch.tensor(0.5)))
@@ -118,6 +124,11 @@ class DenseKernel(Kernel):
     def n_features(self) -> int:
         return len(self.component)
 
+    @property
+    def n_varying(self) -> Tensor:
+        """() D, the number of columns that are not constant."""
+        return (self.sd > 0).sum().clamp(min=1).to(self.sd)
+
     def free_parameters(self) -> list[torch.nn.Parameter]:
         """Those to be learned: scales, length-scales, evenness; of a smooth part of the user's own, its own
         in their place."""
@@ -125,10 +136,17 @@ class DenseKernel(Kernel):
             return [self.log_scale, *self.smooth.parameters()]
         return [self.log_scale, self.evenness, *([] if self.smooth is None else [self.log_length])]
 
+    @property
+    def has_nystrom(self) -> bool:
+        """Whether some of the features depend on inducing inputs."""
+        return self.whole or self.smooth is not None
+
     def place(self, inducing: Tensor) -> None:
         """Sets the inducing inputs (M, D)."""
         self.register_buffer("inducing", inducing)
-        numbers = [1, self.n_columns if self.linear else 0, len(inducing) if self.smooth is not None else 0]
+        numbers = [1, self.n_columns if self.linear else 0, len(inducing) if self.has_nystrom else 0]
+        if self.whole:
+            numbers[:2] = [0, 0]
         component = torch.arange(3).repeat_interleave(torch.tensor(numbers)).to(inducing.device)
         self.register_buffer("component", component, persistent=False)
 
@@ -137,43 +155,81 @@ class DenseKernel(Kernel):
         self.centre.copy_(rows.mean(0))
         size = rows.std(0, correction=0)
         # Rounding leaves a constant column of large numbers a tiny standard deviation.
-        self.size.copy_(torch.where(size > 1e-12 * rows.abs().amax(0), size, 0))
+        self.sd.copy_(torch.where(size > 1e-12 * rows.abs().amax(0), size, 0))
 
     def scaled(self, x: Tensor) -> Tensor:
         """(..., D) the columns, centred and brought to comparable sizes. Constant ones are 0."""
         if not self.standardised:
             return x
-        there = self.size > 0
-        size = torch.where(there, self.size, 1)
-        mean = (self.size.square().sum() / there.sum().clamp(min=1)).sqrt().clamp(min=1e-300)
+        there = self.sd > 0
+        size = torch.where(there, self.sd, 1)
         away = ((x - self.centre) / size).clamp(-FARTHEST, FARTHEST) * there
-        return away * (size / mean) ** (1 - self.evenness.clamp(0, 1))
+        return away * size / self.units()
+
+    def units(self) -> Tensor:
+        """(D,) what the columns are divided by, 1 for constant ones."""
+        there = self.sd > 0
+        size = torch.where(there, self.sd, 1)
+        mean = (self.sd.square().sum() / there.sum().clamp(min=1)).sqrt().clamp(min=1e-300)
+        even = self.evenness.clamp(0, 1)
+        return torch.where(there, size**even * mean ** (1 - even), 1)
+
+    def lengths(self) -> Tensor | None:
+        """(D,) length-scales in the units of the columns, infinite for constant ones. None without a smooth
+        part, and where that is the user's own."""
+        if self.smooth is None or not self.standardised:
+            return None
+        with torch.no_grad():
+            return torch.where(self.sd > 0, self.log_length.exp() * self.units(), torch.inf)
+
+    def typical_lengths(self) -> float | list[float | None] | None:
+        """``lengths`` for people to read: one number, the geometric mean over columns, where all share one
+        after scaling; else a list, with None for constant columns."""
+        lengths = self.lengths()
+        if lengths is None or not lengths.isfinite().any():
+            return None
+        if not self.ard:
+            return float(lengths[lengths.isfinite()].log().mean().exp())
+        return [length if math.isfinite(length) else None for length in lengths.tolist()]
 
     def mean_variance(self, rows: Tensor) -> Tensor:
         """() prior variance of a score, on average over rows (N, D)."""
         return self.forward(rows, rows, diag=True).detach().mean()
 
     def prior_factor(self) -> Tensor:
-        """(M, M) lower factor of the smooth part's covariance at the inducing inputs."""
-        if self.smooth is None:
+        """(M, M) lower factor of the covariance at the inducing inputs, of the smooth part or of the whole
+        kernel."""
+        if not self.has_nystrom:
             return self.log_scale.new_zeros(0, 0)
-        z = self.smooth_inputs(self.inducing)
-        return cholesky(covariance(self.smooth, z, z))
+        return cholesky(self._nystrom_part(self.inducing, self.inducing))
+
+    def _nystrom_part(self, x: Tensor, z: Tensor) -> Tensor:
+        """(N, M) covariance of what has Nystrom features."""
+        if self.whole:
+            return covariance(self, x, z)
+        assert self.smooth is not None
+        return self.log_scale[2].exp() * covariance(
+            self.smooth, self.smooth_inputs(x), self.smooth_inputs(z)
+        )
+
+    def nystrom_variance(self, x: Tensor) -> Tensor:
+        """(N,) prior variance of what has Nystrom features."""
+        if self.whole:
+            return variance(self, x)
+        assert self.smooth is not None
+        return self.log_scale[2].exp() * variance(self.smooth, self.smooth_inputs(x))
 
     def features(self, x: Tensor, factor: Tensor) -> DenseFeatures:
         """Of rows x (N, D). factor : ``prior_factor()``. Cost O(N M (D + M))."""
-        root = (0.5 * self.log_scale).exp()
-        parts = [root[0].expand(len(x), 1)]
-        left = x.new_zeros(len(x))
-        if self.linear:
-            parts.append(root[1] * self.n_columns**-0.5 * self.scaled(x))
-        if self.smooth is not None:
-            here, z = self.smooth_inputs(x), self.smooth_inputs(self.inducing)
-            cross = covariance(self.smooth, here, z)
-            nystrom = torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT
-            left = (variance(self.smooth, here) - nystrom.square().sum(-1)).clamp(min=0)
-            parts.append(root[2] * nystrom)
-            left = root[2].square() * left
+        root, parts, left = (0.5 * self.log_scale).exp(), [], x.new_zeros(len(x))
+        if not self.whole:
+            parts.append(root[0].expand(len(x), 1))
+            if self.linear:
+                parts.append(root[1] * self.n_varying**-0.5 * self.scaled(x))
+        if self.has_nystrom:
+            cross = self._nystrom_part(x, self.inducing)
+            parts.append(torch.linalg.solve_triangular(factor, cross.mT, upper=False).mT)
+            left = (self.nystrom_variance(x) - parts[-1].square().sum(-1)).clamp(min=0)
         return DenseFeatures(torch.cat(parts, -1), left)
 
     def smooth_inputs(self, x: Tensor) -> Tensor:
@@ -184,8 +240,9 @@ class DenseKernel(Kernel):
         scale = self.log_scale.exp()
         left, right = self.scaled(x1), self.scaled(x2)
         product = (left * right).sum(-1) if diag else left @ right.mT
-        total = scale[0] + (scale[1] / self.n_columns * product if self.linear else 0 * product)
+        total = scale[0] + (scale[1] / self.n_varying * product if self.linear else 0 * product)
         if self.smooth is not None:
-            a, b = (x / self.log_length.exp() for x in (left, right))
-            total = total + scale[2] * (pairs if diag else covariance)(self.smooth, a, b)
+            left, right = left / self.log_length.exp(), right / self.log_length.exp()
+            value = paired if diag else covariance
+            total = total + scale[2] * value(self.smooth, left, right)
         return total
