@@ -115,7 +115,7 @@ def test_tensors_are_arrays() -> None:
 
 @each_form
 def test_a_file_gives_the_same_answers_to_the_last_bit(form: str, tmp_path: Path) -> None:
-    model, X, y = fitted(form)
+    model, X, _ = fitted(form)
     model.save(tmp_path / "model")
     again = load(tmp_path / "model")
     np.testing.assert_array_equal(marginals(again, X), marginals(model, X))

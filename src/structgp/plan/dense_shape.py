@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from structgp.data.examples import Examples
-from structgp.gp import DenseWeights, Posterior, Relaxation, Table, choose_inducing, contrasts, learn_shape
+from structgp.gp import DenseWeights, Posterior, Relaxation, Table, contrasts, learn_shape
 from structgp.gp.families.dense_weights import split_kernel
 from structgp.gp.kernels import DenseKernel
 from structgp.gp.kernels.build import build_kernel
@@ -66,8 +66,9 @@ def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.
     tokens = np.concatenate([plan.split.node.select(rows) for rows in part.rows if len(rows)])
     kernel = _kernel(options, plan, torch.from_numpy(tokens))
     dense, columns = split_kernel(kernel)[1:]
-    dense.whole, rows = True, torch.from_numpy(tokens)[:, columns]
-    dense.place(rows[choose_inducing(dense, rows, most, enough=1e-4).index])
+    # All rows: those that are enough under one length-scale leave much open under a shorter one.
+    dense.whole = True
+    dense.place(torch.from_numpy(tokens)[:, columns].unique(dim=0))
     node, table = DenseWeights(kernel, (V,), basis), Table((V, V), plan.transition_sd)
     node.learns_shape = True
     data = part.rows, part.y, part.encoder.pad_row, BATCH_TOKENS, part.weights
@@ -87,16 +88,15 @@ def by_regression(
     known = [(plan.split.node.select(rows), y) for rows, y in known if len(y)]
     kernel = _kernel(options, plan, torch.from_numpy(np.concatenate([rows for rows, _ in known])))
     dense, columns = split_kernel(kernel)[1:]
-    before = dense.mean_variance(torch.from_numpy(known[0][0])[:, columns])
+    x = [torch.from_numpy(rows)[:, columns] for rows, _ in known]
+    before = dense.mean_variance(torch.cat(x))
     for parameter in dense.free_parameters():
         parameter.requires_grad_(True)
-    x, y = zip(
-        *((torch.from_numpy(rows)[:, columns], torch.from_numpy(y)) for rows, y in known), strict=True
-    )
-    relaxation = learn_shape(dense, x, y, generator, REGRESSION_TOKENS)
+    labels = [torch.from_numpy(y) for _, y in known]
+    relaxation = learn_shape(dense, x, labels, generator, REGRESSION_TOKENS)
     dense.requires_grad_(False)
     # The size of a regression function says nothing about the size of a score.
-    dense.log_scale.add_((before / dense.mean_variance(x[0])).log())
+    dense.log_scale.add_((before / dense.mean_variance(torch.cat(x))).log())
     basis = _basis(plan, examples)
     return DenseShape("regression", _parameters(dense), basis, plan.transition_sd, relaxation=relaxation)
 

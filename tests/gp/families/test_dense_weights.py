@@ -1,4 +1,5 @@
-"""The posterior over weights of dense features against plain algebra, and its draws against their moments."""
+"""The posterior over weights of dense features against plain algebra, and its draws against their
+moments."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from structgp.gp.kernels import DenseKernel, covariance, variance
-from structgp.gp.kernels.block_sum import paired
+from structgp.gp.kernels.block_sum import elementwise
 from structgp.gp.kernels.dense import BY_NAME, FARTHEST
 from structgp.gp.linalg import RELATIVE_JITTER
 
@@ -51,7 +51,7 @@ def test_features_and_open_variance_make_the_covariance(choice: Any, n_inducing:
     whole, product = covariance(kernel, x, x), found.values @ found.values.T
     check_close(product.diagonal() + found.left, whole.diagonal())
     check_close(variance(kernel, x), whole.diagonal())
-    check_close(paired(kernel, x[:4], x[5:]), whole[:4, 5:].diagonal())
+    check_close(elementwise(kernel, x[:4], x[5:]), whole[:4, 5:].diagonal())
     assert float(kernel.mean_variance(x)) == pytest.approx(float(whole.diagonal().mean()))
     if kernel.smooth is None or n_inducing == len(x):
         check_close(product, whole, atol=100 * RELATIVE_JITTER)

@@ -16,7 +16,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
 from torch import Tensor
 
-from structgp.gp.kernels.block_sum import covariance, paired, variance
+from structgp.gp.kernels.block_sum import covariance, elementwise, variance
 from structgp.gp.linalg import cholesky
 
 BY_NAME: dict[str, tuple[type[Kernel] | None, bool, bool]] = {
@@ -243,6 +243,6 @@ class DenseKernel(Kernel):
         total = scale[0] + (scale[1] / self.n_varying * product if self.linear else 0 * product)
         if self.smooth is not None:
             left, right = left / self.log_length.exp(), right / self.log_length.exp()
-            value = paired if diag else covariance
+            value = elementwise if diag else covariance
             total = total + scale[2] * value(self.smooth, left, right)
         return total

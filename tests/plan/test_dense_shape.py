@@ -1,0 +1,86 @@
+"""Both ways to the shape of a kernel on dense columns."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from experiments.dense import process
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from structgp import Prior
+from structgp.data.examples import Examples, read_examples
+from structgp.gp.kernels import DenseKernel
+from structgp.plan.dense_shape import DenseShape, by_bound, by_regression
+from structgp.plan.options import Options
+from structgp.plan.resolve import resolve
+
+WAYS = {"bound": by_bound, "regression": by_regression}
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+def learned(
+    way: str, lengthscale: float = 0.5, n: int = 20, kernel: Any = "rbf", wild: bool = False
+) -> tuple[DenseShape, DenseKernel, Examples]:
+    """From data with scores that an RBF has made; the kernel is one that has the shape now."""
+    task = process(2, n, 1, n_inputs=2, lengthscale=lengthscale)
+    if wild:
+        task.X[0][0, 0] = 1e6
+    options = Options(kernel=kernel, prior=Prior(data_weight=1.0))
+    examples = read_examples(task.X, task.y)
+    plan, generator = resolve(options, examples), torch.Generator().manual_seed(0)
+    shape = WAYS[way](options, plan, examples, generator)
+    made = DenseKernel.of(copy.deepcopy(kernel), torch.from_numpy(np.concatenate(examples.rows)))
+    shape.give(made)
+    return shape, made, examples
+
+
+def test_the_bound_rises_and_the_length_scale_is_found() -> None:
+    """A length-scale far shorter than the distances that learning starts from."""
+    shape, kernel, _ = learned("bound")
+    assert shape.name == "bound"
+    assert shape.pilot is not None
+    bounds = [step.elbo for step in shape.pilot.history.steps]
+    assert bounds[-1] > bounds[0] + 10
+    assert all(after > before - 1 for before, after in pairwise(bounds))
+    assert kernel.typical_lengths() == pytest.approx(0.5, rel=0.25)
+    assert shape.basis is not None
+    assert shape.transition_sd > 0
+
+
+def test_a_regression_keeps_the_size() -> None:
+    shape, kernel, examples = learned("regression", kernel="linear+rbf")
+    rows = torch.from_numpy(np.concatenate(examples.rows))
+    untouched = DenseKernel.of("linear+rbf", rows)
+    assert shape.name == "regression"
+    assert float(kernel.mean_variance(rows)) == pytest.approx(float(untouched.mean_variance(rows)))
+    assert kernel.typical_lengths() != untouched.typical_lengths()
+    assert shape.relaxation is not None
+    assert shape.relaxation.evidence[1] > shape.relaxation.evidence[0]
+
+
+@each_way
+def test_the_parameters_of_a_kernel_of_ones_own_move(way: str) -> None:
+    own = ScaleKernel(RBFKernel(ard_num_dims=2))
+    before = {name: p.detach().clone() for name, p in own.named_parameters()}
+    _, kernel, _ = learned(way, kernel=own, n=10)
+    assert kernel.smooth is not None
+    for name, p in kernel.smooth.named_parameters():
+        assert not torch.equal(p, before[name]), name
+    assert not any(p.requires_grad for p in kernel.parameters())
+    for name, p in own.named_parameters():  # the user's is copied
+        torch.testing.assert_close(p.detach(), before[name], rtol=0, atol=0)
+
+
+@each_way
+@pytest.mark.parametrize("kernel", ["linear+rbf", "rbf-ard"])
+def test_one_wild_value_leaves_a_shape(way: str, kernel: str) -> None:
+    shape, made, _ = learned(way, kernel=kernel, n=10, wild=True)
+    assert all(p.isfinite().all() for p in shape.parameters.values())
+    lengths = made.lengths()
+    assert lengths is not None
+    assert lengths.isfinite().all()
