@@ -3,8 +3,8 @@
     python -m experiments.constants --data DIR [--task TASK ...] [--fold K ...]
 
 Each row changes one constant and prints the cross-validated NLL that the fit itself reports
-(``held_out_``), on the training half of the paper's folds (the first one by default), raw columns. Test halves are never read. Rows go to
-results/constants.jsonl.
+(``held_out_``), on the training half of the paper's folds (the first one by default), raw columns. Test
+halves are never read. Rows go to results/constants.jsonl.
 """
 
 from __future__ import annotations

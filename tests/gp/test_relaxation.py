@@ -279,14 +279,13 @@ def test_frozen_parameters_stay(flag: bool) -> None:
     assert kernel.base_kernel.raw_weights.grad is None
 
 
-def test_a_seeded_subset_of_whole_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relaxation, "MAX_TOKENS", 40)
+def test_a_seeded_subset_of_whole_sequences() -> None:
     rows, labels = one_template_data(30)
     for i, row in enumerate(rows):
         row[:, 0] = i  # which sequence a token is from
     subsets = []
     for seed in (0, 0, 1):
-        x, y = relaxation._some_tokens(rows, labels, seeded(seed))
+        x, y = relaxation._some_tokens(rows, labels, seeded(seed), 40)
         assert 40 - 9 < len(x) <= 40
         assert len(x) == len(y)
         chosen = sorted({int(i) for i in x[:, 0]})
@@ -295,14 +294,13 @@ def test_a_seeded_subset_of_whole_sequences(monkeypatch: pytest.MonkeyPatch) -> 
         subsets.append(chosen)
     assert subsets[0] == subsets[1]
     assert subsets[0] != subsets[2]
-    result = learn_shape(template_kernel(), rows, labels, seeded())
+    result = learn_shape(template_kernel(), rows, labels, seeded(), 40)
     assert result.tokens <= 40
 
 
-def test_one_sequence_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relaxation, "MAX_TOKENS", 20)
+def test_one_sequence_longer_than_the_limit() -> None:
     rows, labels = one_template_data(8)
-    result = learn_shape(template_kernel(), [torch.cat(rows)], [torch.cat(labels)], seeded())
+    result = learn_shape(template_kernel(), [torch.cat(rows)], [torch.cat(labels)], seeded(), 20)
     assert result.tokens == 20
 
 
