@@ -758,7 +758,7 @@ def test_stopping_at_the_limit_warns(optimizer, text, train, test):
 def test_training_log_is_complete(fitted):
     log = fitted.training_log_
     documented = StructuredGPClassifier.__doc__.split("training_log_ :")[1].split("model_ :")[0]
-    keys = set(re.findall(r"'(\w+)'", documented))
+    keys = set(re.findall(r"'(\w+)'", documented)) - {"bound", "regression"}  # values of 'shape'
     assert keys == set(log) | {"dev", "vectors"}
     assert np.isfinite(log["elbo"])
     assert log["evaluations"] > 0
@@ -1285,7 +1285,9 @@ def test_the_gradient_is_what_was_asked_for(few):
 def test_draws_of_a_gradient_are_what_was_asked_for(kind, few):
     logs = [fit_log(few, 8, inference=kind(n_draws=n)).training_log_ for n in (4, 12)]
     for n, log in zip((4, 12), logs, strict=True):
-        assert log["steps"][-1].evaluations % (8 * n) == 0
+        # The first step has evaluations at the mean too, the last on fresh draws.
+        assert len(log["steps"]) > 2
+        assert log["steps"][1].evaluations % (8 * n) == 0
     assert logs[0]["fresh_elbo"] != logs[1]["fresh_elbo"]
 
 
