@@ -17,14 +17,14 @@ from typing import Any
 from experiments.data import arguments, keep, load_fold, run_command
 from structgp import StructuredGPClassifier
 from structgp.gp.families import weights
-from structgp.gp.kernels import build
+from structgp.gp.kernels import build, relevance
 from structgp.inference import SecondOrder
 
 TASKS = ("basenp", "chunking", "japanesene", "segmentation")
 CHANGES: tuple[tuple[str, Any, str, Any], ...] = (
     ("as it is", None, "", None),
-    ("degrees of freedom 2", weights, "DEGREES_OF_FREEDOM", 2.0),
-    ("degrees of freedom 32", weights, "DEGREES_OF_FREEDOM", 32.0),
+    ("light tails 2", relevance, "LIGHT_TAILS", 2.0),
+    ("light tails 32", relevance, "LIGHT_TAILS", 32.0),
     ("prior count 3", weights, "PRIOR_COUNT", 3.0),
     ("prior count 30", weights, "PRIOR_COUNT", 30.0),
     ("seldom: once", build, "SELDOM", 1),

@@ -24,7 +24,7 @@ from structgp.gp.families import inducing_scales
 from structgp.gp.families.inducing_scales import PRIOR_COUNT, KernelGradient, _axes, _gradient
 from structgp.gp.kernels import RelevanceKernel, TemplateKernel, covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
-from structgp.gp.kernels.relevance import DEGREES_OF_FREEDOM, weight_variances
+from structgp.gp.kernels.relevance import weight_variances
 from structgp.gp.kernels.sparse import pack
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
@@ -262,7 +262,7 @@ def test_a_step_is_the_ratio_of_energy_to_what_is_determined(form: str, n_induci
     np.testing.assert_allclose(change, expected, rtol=1e-4)
     assert np.abs(expected - 1).max() > 0.1
 
-    nu, old = DEGREES_OF_FREEDOM, relevance.exp().numpy()
+    nu, old = kernel.tails, relevance.exp().numpy()
     slope = np.array([slopes[f"log_relevance[{d}]"] for d in range(len(old))])
     new = (nu + old * spent.numpy()) / (nu + np.maximum(spent.numpy() - 2 * slope, 0))
     assert (new < LARGEST_FACTOR * old).any()
@@ -481,7 +481,7 @@ def test_a_fixed_point_is_stationary(ends: dict[str, Problem], cases: ModuleType
             q.basis[:, r] *= np.exp(0.5 * by)
 
         assert abs(difference(bound, grow, 0.05)) < 0.35
-    nu = DEGREES_OF_FREEDOM
+    nu = kernel.tails
     priors = 0.5 * nu * ((-kernel.log_relevance).exp() - 1)
     assert priors.abs().max() > 0.5
     for d in [int(priors.argmax()), int(priors.argmin()), 0, 10]:

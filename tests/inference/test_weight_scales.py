@@ -21,7 +21,6 @@ from structgp.gp.families.weights import PRIOR_COUNT
 from structgp.gp.kernels import RelevanceKernel, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import build_kernel
-from structgp.gp.kernels.relevance import DEGREES_OF_FREEDOM
 from structgp.gp.kernels.sparse import pack
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
@@ -160,11 +159,11 @@ def test_a_step_is_the_ratio_of_energy_to_what_is_determined(contrast: bool, ker
                 growth = float(ratio((share * left).sum(), determined(slope, share), prior))
                 expected.setdefault((name, i), []).append(growth)
                 left = left / torch.where(share > 0, growth, 1)
-    nu = DEGREES_OF_FREEDOM
     relevances: list[list[float]] = [[] for _ in parts]
     for name, i, slope, share in found:
         if name == "log_relevance":
             before = float(old[i][1][len(relevances[i])].exp())
+            nu = parts[i].tails
             new = nu + before * float((share * left).sum())
             new = new / (nu + determined(slope, share))
             new = float(np.clip(new, before / LARGEST_FACTOR, before * LARGEST_FACTOR))

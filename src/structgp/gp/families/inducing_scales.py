@@ -17,12 +17,7 @@ from torch import Tensor
 from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, Seen, ratio
 from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
-from structgp.gp.kernels.relevance import (
-    DEGREES_OF_FREEDOM,
-    ActiveFeatures,
-    RelevanceKernel,
-    weight_variances,
-)
+from structgp.gp.kernels.relevance import ActiveFeatures, RelevanceKernel, weight_variances
 from structgp.gp.spreads import LowRank, Spread, traces
 
 PRIOR_COUNT = 1.0
@@ -149,7 +144,7 @@ def _learn_relevance(
     """Scales of groups, relevances of features and the bias. A relevance has the prior of a
     Student-t, nu degrees of freedom's worth at 1: r <- (nu + r E) / (nu + gamma)."""
     group, weights, dual = kernel.group[:-1], weight_variances(kernel)[:-1], gradient.dual
-    D, nu = len(weights), DEGREES_OF_FREEDOM
+    D, nu = len(weights), kernel.tails
     at_z, found = kernel.active(inducing), [kernel.active(x) for x in rows]
     slope, seen = torch.zeros_like(weights), torch.zeros_like(weights)
     bias_slope = slope.new_zeros(())

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, LEAST_PRECISION, Block, Entropy, Seen, ratio
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
-from structgp.gp.kernels.relevance import DEGREES_OF_FREEDOM
 from structgp.gp.weight_rows import Constant, WeightConditional, noise_table
 
 PRIOR_COUNT = 10.0
@@ -200,7 +199,7 @@ def learn_relevances(kernel: Kernel | None, m: Tensor, factor: Tensor, axes: Ten
     and standard deviations ``factor`` (R, M), after the variances of the functions have grown by ``axes``
     (R,); all in place."""
     before, energy = weight_variances(kernel), m.square() / axes[:, None]
-    determined, nu = (1 - factor.square()).clamp(min=0), DEGREES_OF_FREEDOM
+    determined = (1 - factor.square()).clamp(min=0)
     for part, _, span in weight_parts(kernel):
         spent, used = energy[:, span].sum(0), determined[:, span].sum(0)
         by_group = torch.zeros_like(part.log_scale)
@@ -209,7 +208,7 @@ def learn_relevances(kernel: Kernel | None, m: Tensor, factor: Tensor, axes: Ten
         )
         part.log_scale.add_(growth.log())
         old, left = part.log_relevance.exp(), (spent / growth[part.group])[:-1]
-        new = (nu + old * left) / (nu + used[:-1])
+        new = (part.tails + old * left) / (part.tails + used[:-1])
         new = torch.minimum(torch.maximum(new, old / LARGEST_FACTOR), old * LARGEST_FACTOR)
         part.log_relevance.copy_(new.log())
     grown = axes[:, None] * weight_variances(kernel) / before
