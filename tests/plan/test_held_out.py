@@ -322,12 +322,12 @@ def test_dense_features(data: Generated) -> None:
 
 @choosing
 def test_labels_that_a_fold_lacks_and_missing_ones_are_not_judged() -> None:
-    X = [[["a"], ["b"]], [["a"], ["b"]], [["a"], ["c"]], [["a"], ["b"]]]
-    y = [["A", "B"], ["A", "B"], ["A", "C"], ["A", None]]
+    X = [[["a"], ["b"]], [["a"], ["b"]], [["a"], ["c"]], [["a"], ["b"]], [["a"], ["b"]]]
+    y = [["A", "B"], ["A", "B"], ["A", "C"], ["A", None], ["A", "B"]]
     model = StructuredGPClassifier(n_draws=4).fit(X, y)
     assert model.held_out_ is not None
-    assert model.held_out_["n_tokens"] == 6
-    apart = StructuredGPClassifier(n_draws=4).fit([[["a"]], [["b"]]], [["A"], ["B"]])
+    assert model.held_out_["n_tokens"] == 8
+    apart = StructuredGPClassifier(n_draws=4).fit([[[v]] for v in "abcde"], [[v] for v in "ABCDE"])
     assert apart.held_out_ is None
     assert apart.training_log_["plan"]["data_weight"]["reason"].startswith("no label occurs in two parts")
 
@@ -404,8 +404,9 @@ def test_reasons(parameters: dict[str, Any], reason: str, examples: Examples) ->
     assert found.value == (3.0 if reason == "asked for" else 1.0)
 
 
-def test_one_sequence_and_much_data(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve(Options(), examples.part([0])).data_weight.reason == "there is only one sequence"
+def test_few_sequences_and_much_data(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = resolve(Options(), examples.part([0, 1, 2, 3])).data_weight.reason
+    assert reason == "there are fewer than 5 sequences"
     monkeypatch.setattr(choices, "MANY_TOKENS", 10)
     for together in (Processes(), Processes(0, 2)):
         found = resolve(Options(), examples, together).data_weight

@@ -44,6 +44,9 @@ N_INDUCING = 1000
 CHEAP_DIFFERENCES = 400
 """Values that a gradient by differences may take, for each draw and sequence."""
 
+FEWEST_SEQUENCES = 5
+"""Below, the data count once: from so few left-out sequences one cannot tell anything."""
+
 MANY_DENSE_TOKENS = 10_000
 """From so many on, the data with dense features count once: cross-validation would take minutes, and with
 this many the prior matters little."""
@@ -359,7 +362,7 @@ def data_weight_of(
     why_not = {
         "the data is on disk": on_disk,
         "there is much data": examples.n_tokens >= (MANY_DENSE_TOKENS if dense else MANY_TOKENS),
-        "there is only one sequence": examples.n_sequences < 2,
+        f"there are fewer than {FEWEST_SEQUENCES} sequences": examples.n_sequences < FEWEST_SEQUENCES,
         "the posterior is a mixture": isinstance(options.family, Mixture),
         "the structure is your own": type(structure) not in (Chain, Piecewise) or predictor is not None,
         f"the {optimizer.name} fit is not repeated to choose it": not isinstance(optimizer, SecondOrder),

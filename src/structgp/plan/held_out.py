@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 
 from structgp.answers.ask import Asked, Question
 from structgp.data.examples import Examples
+from structgp.gp.kernels.relevance import HEAVY_TAILS, LIGHT_TAILS
 from structgp.inference import SecondOrder
 from structgp.inference.distributed import ALONE, Processes
 from structgp.plan.choices import Choice
@@ -60,10 +61,18 @@ LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
 @dataclass(frozen=True)
 class Candidate:
     """A setting to be tried. data_weight : how often every training sequence counts. shape : of the kernel
-    on dense features, None where there are none."""
+    on dense features, None where there are none. tails : degrees of freedom of sparse features' weights,
+    None for the usual ones."""
 
     data_weight: float = 1.0
-    shape: DenseShape | None = field(default=None, compare=False)
+    shape: DenseShape | None = None
+    tails: float | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What there is of it beside the weight, for the log."""
+        shape = {} if self.shape is None else {"shape": self.shape.name}
+        return shape if self.tails is None else shape | {"tails": self.tails}
 
 
 @dataclass(frozen=True)
@@ -123,13 +132,9 @@ def choose(
     if not folds.n_judged:
         nothing = "no label occurs in two parts of the training data"
         return replace(plan, data_weight=Choice(1.0, nothing)), None
-    shapes: list[DenseShape | None] = [None]
-    if plan.has_dense and plan.has_weights:
-        # Learned once, on all sequences: a handful of numbers says nothing of single ones.
-        seed = torch.Generator().manual_seed(int(options.random_state))
-        shapes = [learn(options, plan, examples, seed) for learn in (by_bound, by_regression)]
-    n, searches = search(folds.predict, shapes)
-    shape, tried = shapes[n], searches[n]
+    variants = _variants(options, plan, examples)
+    n, searches = search(folds.predict, variants)
+    best, tried = variants[n], searches[n]
     weight = lowest(penalised(tried))
     (agreed,) = together.sum(torch.tensor([weight * together.is_first], dtype=torch.float64))
     weight = float(agreed)
@@ -143,31 +148,47 @@ def choose(
         "n_tokens": folds.n_judged,
         "n_folds": len(folds.folds),
         "tried": [
-            {"data_weight": weight, "token_nll": p.loss} | ({} if shape is None else {"shape": shape.name})
-            for shape, tried in zip(shapes, searches, strict=True)
+            {"data_weight": weight, "token_nll": p.loss} | variant.told
+            for variant, tried in zip(variants, searches, strict=True)
             for weight, p in tried.items()
         ],
         "seconds": time.monotonic() - began,
     }
     reason = f"predicts left-out training data best: {folds.n_judged} tokens in {len(folds.folds)} folds"
-    return replace(plan, data_weight=Choice(weight, reason), shape=shape), found
+    chosen = Choice[float | None](weight, reason)
+    return replace(plan, data_weight=chosen, shape=best.shape, tails=best.tails), found
+
+
+def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidate]:
+    """The settings beside the weight that are compared: both ways to the shape of a kernel on dense
+    features; heavy and light tails where all features are one group, and nothing else tells good ones from
+    bad ones."""
+    if not plan.has_weights:
+        return [Candidate()]
+    if plan.has_dense:
+        # Learned once, on all sequences: a handful of numbers says nothing of single ones.
+        seed = torch.Generator().manual_seed(int(options.random_state))
+        return [Candidate(shape=way(options, plan, examples, seed)) for way in (by_bound, by_regression)]
+    if all(block.kind == "sparse" for block in plan.split.node.blocks):
+        return [Candidate(tails=tails) for tails in (HEAVY_TAILS, LIGHT_TAILS)]
+    return [Candidate()]
 
 
 def search(
-    predict: Callable[[Candidate], Predictions], shapes: Sequence[DenseShape | None] = (None,)
+    predict: Callable[[Candidate], Predictions], variants: Sequence[Candidate] = (Candidate(),)
 ) -> tuple[int, list[dict[float, Predictions]]]:
-    """What weights predict under each shape, by weight, and the number of the shape that predicts best: all
-    shapes under the first weights, then the best one under the usual weight, or under larger ones while
-    they get better."""
-    tried = [{weight: predict(Candidate(weight, shape)) for weight in FIRST_WEIGHTS} for shape in shapes]
+    """What weights predict under each variant, by weight, and the number of the variant that predicts best:
+    all of them under the first weights, then the best one under the usual weight, or under larger ones
+    while they get better."""
+    tried = [{w: predict(replace(variant, data_weight=w)) for w in FIRST_WEIGHTS} for variant in variants]
     n = int(np.argmin([min(p.loss for p in found.values()) for found in tried]))
-    here, shape, (low, high) = tried[n], shapes[n], FIRST_WEIGHTS
+    here, (low, high) = tried[n], FIRST_WEIGHTS
     best, weight = here[high].loss, STEP * high
     if here[low].loss <= best:
-        here[USUAL_WEIGHT] = predict(Candidate(USUAL_WEIGHT, shape))
+        here[USUAL_WEIGHT] = predict(replace(variants[n], data_weight=USUAL_WEIGHT))
         weight = math.inf
     while weight <= LARGEST_WEIGHT:
-        here[weight] = found = predict(Candidate(weight, shape))
+        here[weight] = found = predict(replace(variants[n], data_weight=weight))
         if not found.loss < best:
             break
         best, weight = found.loss, STEP * weight
@@ -261,7 +282,7 @@ class Fold:
     def predict(self, candidate: Candidate) -> np.ndarray:
         """(N, 4) the sums of ``Predictions`` for each sequence left out."""
         weight = Choice[float | None](candidate.data_weight, "tried")
-        plan = replace(self.plan, data_weight=weight, shape=candidate.shape)
+        plan = replace(self.plan, data_weight=weight, shape=candidate.shape, tails=candidate.tails)
         generator = torch.Generator().manual_seed(int(self.options.random_state))
         start = start_of(self.options, plan, self.examples, generator)
         fit = Fit(self.options, self.examples, start, generator)

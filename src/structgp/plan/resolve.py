@@ -68,6 +68,7 @@ class Plan:
     rank: int = 0
     data_weight: Choice[float | None] = choices.PLAIN_BAYES
     shape: Any = None
+    tails: float | None = None
     trial: bool = False
 
     @property
@@ -99,6 +100,9 @@ class Plan:
         }
         if self.rank:
             found["covariance"]["rank"] = self.rank
+        if self.tails is not None:
+            reason = "predicts left-out training data best"
+            found["tails"] = {"value": self.tails, "reason": reason}
         if self.shape is not None:
             found["shape"] = {
                 "value": self.shape.name,
