@@ -160,8 +160,8 @@ def test_shapes_are_compared_under_two_weights_and_the_better_one_goes_on(
 ) -> None:
     monkeypatch.setattr(held_out, "LARGEST_WEIGHT", 128.0)
     losses = {("a", 1): 0.5, ("a", 8): 0.6, ("b", 1): 0.7, ("b", 8): 0.4, ("b", 32): 0.45}
-    shapes: Any = [SimpleNamespace(name=name) for name in "ab"]
-    n, tried = search(lambda c: predictions(losses[c.shape.name, int(c.data_weight)]), shapes)
+    variants = [Candidate(shape=SimpleNamespace(name=name)) for name in "ab"]  # type: ignore[arg-type]
+    n, tried = search(lambda c: predictions(losses[c.told["shape"], int(c.data_weight)]), variants)
     assert n == 1
     assert [list(found) for found in tried] == [[1, 8], [1, 8, 32]]
 

@@ -39,11 +39,11 @@ class Plan:
     prior sd of a transition score, 0 without transitions. predictor : a structure of the user's own that
     answers, None for the declared one. kernel : names or kernels by kind of feature. posterior : the
     family, with 'auto' left only where the inducing inputs decide. has_dense : whether nodes have dense
-    features; shape : of the kernel on those, a ``DenseShape``, None until it has been learned. trial :
-    whether this fit only serves to choose. covariance : 'full', 'low-rank', 'diagonal', of ``rank``
-    directions. precision : of the fit. on_bound : whether the fit itself learns what each feature is worth.
-    data_weight : how often every training sequence counts; None, which stands for once, until
-    cross-validation has chosen it."""
+    features; shape : of the kernel on those, a ``DenseShape``, None until it has been learned. tails :
+    degrees of freedom of sparse features' weights, None for the usual ones. trial : whether this fit only
+    serves to choose. covariance : 'full', 'low-rank', 'diagonal', of ``rank`` directions. precision : of
+    the fit. on_bound : whether the fit itself learns what each feature is worth. data_weight : how often
+    every training sequence counts; None, which stands for once, until cross-validation has chosen it."""
 
     structure: Choice[Structure]
     kernel: Choice[KernelChoice]

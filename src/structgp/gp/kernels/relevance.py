@@ -34,9 +34,10 @@ SELDOM = 2
 
 LIGHT_TAILS, HEAVY_TAILS = 8.0, 2.0
 """Degrees of freedom nu of the Student-t prior of a feature's weights: with templates, whose scales tell
-good features from bad ones; and where all features are one group, so that nothing else does. Chosen on
-left-out TRAINING sequences. With templates, 4 and 15 predicted those of six tasks about equally well, and
-better than 1.2 and infinity; in one group, 1.2 and 2.5 those of two tasks better than 4, 8 and 30."""
+good features from bad ones; and where all features are one group, so that nothing else does (there
+cross-validation chooses between the two). With templates, 4 and 15 predicted left-out TRAINING sequences of
+six tasks about equally well, and better than 1.2 and infinity; in one group, 1.2 and 2.5 those of two tasks
+better than 4, 8 and 30."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class RelevanceKernel(Kernel):
     features, group after group. A feature that was never seen has relevance 1: what its group has taught
     of features. With ``rare``, each template has one feature more, behind all others: to be among the
     values that the buffer ``seldom`` marks, or unknown. ``group`` : (D + 1,), which scale each feature and
-    the constant have. Cost of n x m values with A active features per row: O(n m A).
+    the constant have; ``tails`` : degrees of freedom of the relevances' prior. Cost of n x m values with A active features per row: O(n m A).
     """
 
     seldom: Tensor
@@ -76,6 +77,7 @@ class RelevanceKernel(Kernel):
         if sparse and len(sizes) != 1:
             raise ValueError(f"sparse features are one group, not {len(sizes)}")
         self.sizes, self.sparse, self.rare = [int(n) for n in sizes], bool(sparse), bool(rare)
+        self.tails = HEAVY_TAILS if sparse else LIGHT_TAILS
         groups = torch.arange(len(self.sizes) + 1)
         known = groups[:-1].repeat_interleave(torch.tensor(self.sizes, dtype=torch.int64))
         if rare:
@@ -84,11 +86,6 @@ class RelevanceKernel(Kernel):
         self.register_buffer("group", group, persistent=False)
         self.register_parameter("log_scale", torch.nn.Parameter(torch.zeros(len(groups))))
         self.register_parameter("log_relevance", torch.nn.Parameter(torch.zeros(len(group) - 1)))
-
-    @property
-    def tails(self) -> float:
-        """Degrees of freedom of the features' weights."""
-        return HEAVY_TAILS if self.sparse else LIGHT_TAILS
 
     def active(self, x: Tensor) -> ActiveFeatures:
         """What rows hold. Names are below 0 where there is no feature; ``unseen`` is (A,)."""
