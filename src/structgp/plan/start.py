@@ -113,9 +113,9 @@ def start_of(
         view, choice = plan.split.node, copy.deepcopy(plan.kernel.value)
         tokens = flat_tokens([view.select(rows) for rows in examples.rows])
         kernel = build_kernel(choice, view.blocks, tokens, amplitude, as_weights=True)
-        for part in kernel.modules() if plan.tails is not None else ():
+        for part in kernel.modules():
             if isinstance(part, RelevanceKernel):
-                part.tails = plan.tails
+                part.tails = plan.tails or part.tails
         if plan.has_dense:
             shape = plan.shape or by_bound(options, plan, examples, generator)
             kernel.requires_grad_(False)

@@ -57,10 +57,11 @@ class RelevanceKernel(Kernel):
     with ``sparse`` packed pairs of feature id and value (``sizes`` has one entry).
 
     Parameters ``log_scale`` (G + 1,), the last is the bias's; ``log_relevance`` (D,), of the known
-    features, group after group. A feature that was never seen has relevance 1: what its group has taught
-    of features. With ``rare``, each template has one feature more, behind all others: to be among the
-    values that the buffer ``seldom`` marks, or unknown. ``group`` : (D + 1,), which scale each feature and
-    the constant have; ``tails`` : degrees of freedom of the relevances' prior. Cost of n x m values with A active features per row: O(n m A).
+    features, group after group. A feature that was never seen has relevance 1: what its group has taught of
+    features. With ``rare``, each template has one feature more, behind all others: to be among the values
+    that the buffer ``seldom`` marks, or unknown. ``group`` : (D + 1,), which scale each feature and the
+    constant have; ``tails`` : degrees of freedom of the relevances' prior. Cost of n x m values with A
+    active features per row: O(n m A).
     """
 
     seldom: Tensor
