@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from experiments.dense import process
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
-from structgp import Prior
+from structgp import Prior, StructuredGPClassifier
 from structgp.data.examples import Examples, read_examples
 from structgp.gp.kernels import DenseKernel
+from structgp.plan import dense_shape
 from structgp.plan.dense_shape import DenseShape, by_bound, by_regression
 from structgp.plan.options import Options
 from structgp.plan.resolve import resolve
@@ -84,3 +86,39 @@ def test_one_wild_value_leaves_a_shape(way: str, kernel: str) -> None:
     lengths = made.lengths()
     assert lengths is not None
     assert lengths.isfinite().all()
+
+
+def test_one_long_sequence_is_cropped() -> None:
+    rng = np.random.default_rng(0)
+    X = [rng.normal(size=(50, 2)) for _ in range(3)]
+    y = [["ab"[int(row[0] > 0)] for row in x] for x in X]
+    model = StructuredGPClassifier(prior=Prior(data_weight=1.0), n_draws=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense_shape, "TOKENS", 60)
+        model.fit(X, y)
+    assert model.training_log_["pilot"]["tokens"] == 60
+
+
+def test_frozen_parameters_of_the_users_own_kernel_stay() -> None:
+    rng = np.random.default_rng(0)
+    X = [rng.normal(size=(5, 2)) for _ in range(8)]
+    y = [["ab"[int(row[0] > 0)] for row in x] for x in X]
+    kernel = RBFKernel()
+    kernel.lengthscale = 2.5
+    kernel.requires_grad_(False)
+    model = StructuredGPClassifier(prior=Prior(data_weight=1.0), n_draws=4, kernel=kernel).fit(X, y)
+    smooth = model.model_.posterior.node.parts[1].smooth
+    assert float(smooth.lengthscale) == pytest.approx(2.5)
+
+
+def test_warm_start_begins_anew_under_another_kernel() -> None:
+    rng = np.random.default_rng(0)
+    X = [rng.normal(size=(5, 2)) for _ in range(8)]
+    y = [["ab"[int(row[0] > 0)] for row in x] for x in X]
+    model = StructuredGPClassifier(
+        prior=Prior(data_weight=1.0), n_draws=4, kernel="linear", warm_start=True
+    ).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.set_params(kernel="rbf").fit(X, y)
+    assert "dense smooth" in model.training_log_["kernel_scales"]

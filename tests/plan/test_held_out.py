@@ -20,7 +20,8 @@ from structgp import Custom, InputError, Minibatch, Mixture, Prior, SecondOrder,
 from structgp.answers.ask import Asked
 from structgp.data.examples import Examples, read_examples
 from structgp.data.shards import read_sharded, write
-from structgp.gp.kernels import active_features, covariance
+from structgp.gp.kernels import RelevanceKernel, active_features, covariance
+from structgp.gp.kernels.kernel_json import describe, rebuild
 from structgp.inference import Problem
 from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import Processes
@@ -457,3 +458,23 @@ def test_the_file_keeps_it(data: Generated, chosen: StructuredGPClassifier, tmp_
     assert chosen.held_out_ is not None
     assert chosen.held_out_["verdict"] in told
     assert f"data weight   {weight_of(chosen)} (predicts left-out" in told
+
+
+def test_a_trial_that_goes_astray_is_not_chosen(
+    examples: Examples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folds = held_out.Folds(Options(n_draws=4), resolve(Options(n_draws=4), examples), examples)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise torch.linalg.LinAlgError("no factor")
+
+    monkeypatch.setattr(held_out, "start_of", fail)
+    found = folds.predict(Candidate(8.0))
+    assert np.isfinite(found.loss)
+    assert found.loss > 100
+    assert held_out._sums(np.full((2, 3), np.nan), np.array([0, 1]))[1] > 1000
+
+
+def test_tails_stay_with_the_model() -> None:
+    kernel = RelevanceKernel([4], sparse=True, tails=8.0)
+    assert rebuild(describe(kernel)).tails == 8.0

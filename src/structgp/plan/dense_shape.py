@@ -10,7 +10,7 @@ decides (``plan.held_out``)."""
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ def by_bound(options: Options, plan: Plan, examples: Examples, generator: torch.
     """On sequences drawn at random, each counted once. Cost: some 50 times R N^3 for N tokens."""
     V, basis = examples.n_labels, _basis(plan, examples)
     most = int(min(TOKENS, (WORK / (V if basis is None else basis.shape[1])) ** (1 / 3)))
-    part = examples.part(sample(examples, most, generator))
+    part = _cropped(examples.part(sample(examples, most, generator)), most)
     tokens = np.concatenate([plan.split.node.select(rows) for rows in part.rows if len(rows)])
     kernel = _kernel(options, plan, torch.from_numpy(tokens))
     dense, columns = split_kernel(kernel)[1:]
@@ -99,6 +99,14 @@ def by_regression(
     dense.log_scale.add_((before / dense.mean_variance(torch.cat(x))).log())
     basis = _basis(plan, examples)
     return DenseShape("regression", _parameters(dense), basis, plan.transition_sd, relaxation=relaxation)
+
+
+def _cropped(examples: Examples, most: int) -> Examples:
+    """The examples without what comes after so many tokens: one sequence alone may be longer."""
+    ends = np.cumsum([len(x) for x in examples.rows])
+    kept = [max(0, min(len(x), most - end + len(x))) for x, end in zip(examples.rows, ends, strict=True)]
+    rows = [x[:n] for x, n in zip(examples.rows, kept, strict=True)]
+    return replace(examples, rows=rows, y=[y[:n] for y, n in zip(examples.y, kept, strict=True)])
 
 
 def _kernel(options: Options, plan: Plan, tokens: Tensor) -> torch.nn.Module:

@@ -19,7 +19,7 @@ from structgp.data.examples import Examples
 from structgp.data.vocabulary import column_places
 from structgp.gp import Posterior, Table, Weights
 from structgp.gp.kernels.relevance import grown
-from structgp.plan.choices import AS_BEFORE, Choice
+from structgp.plan.choices import AS_BEFORE, Choice, shown
 from structgp.plan.resolve import Plan
 from structgp.plan.start import Start, edge_tokens, flat_tokens
 
@@ -32,14 +32,15 @@ def can_go_on(plan: Plan, before: Model, examples: Examples) -> bool:
     if not shift or not silent or plan.spec != before.spec or old.has_weights != plan.has_weights:
         return False
     if old.takes_minibatches:
-        return True
+        return not plan.has_dense
     # Inducing inputs are rows of the old encoder.
     moved = column_places(before.encoder, examples.encoder)
     stayed = moved is None or bool((moved == np.arange(len(moved))).all())
     if old.n_scores != examples.n_labels or not stayed:
         return False
     if plan.has_weights:
-        return _sizes(before.encoder) == _sizes(examples.encoder)
+        same = plan.has_dense and before.info["plan"]["kernel"]["value"] == shown(plan.kernel.value)
+        return same and _sizes(before.encoder) == _sizes(examples.encoder)
     settled = plan.with_covariance(old.n_functions, old.n_values, examples.n_tokens)
     return (
         old.n_components == plan.n_components

@@ -134,10 +134,10 @@ def choose(
         return replace(plan, data_weight=Choice(1.0, nothing)), None
     variants = _variants(options, plan, examples)
     n, searches = search(folds.predict, variants)
+    mine = torch.tensor([lowest(penalised(searches[n])), float(n)], dtype=torch.float64)
+    (agreed,) = together.sum(mine * together.is_first)
+    weight, n = float(agreed[0]), int(agreed[1])
     best, tried = variants[n], searches[n]
-    weight = lowest(penalised(tried))
-    (agreed,) = together.sum(torch.tensor([weight * together.is_first], dtype=torch.float64))
-    weight = float(agreed)
     at = interpolated(tried, weight)
     found = {
         "token_nll": at.loss,
@@ -280,7 +280,16 @@ class Fold:
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
 
     def predict(self, candidate: Candidate) -> np.ndarray:
-        """(N, 4) the sums of ``Predictions`` for each sequence left out."""
+        """(N, 4) the sums of ``Predictions`` for each sequence left out; where the fit fails, as bad as can
+        be."""
+        try:
+            return self._predict(candidate)
+        except torch.linalg.LinAlgError:
+            none = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
+            parts = zip(none, self.left_out.y, self.judged, strict=True)
+            return np.array([_sums(p[judged], y[judged]) for p, y, judged in parts])
+
+    def _predict(self, candidate: Candidate) -> np.ndarray:
         weight = Choice[float | None](candidate.data_weight, "tried")
         plan = replace(self.plan, data_weight=weight, shape=candidate.shape, tails=candidate.tails)
         generator = torch.Generator().manual_seed(int(self.options.random_state))
@@ -297,5 +306,6 @@ class Fold:
 
 def _sums(p: np.ndarray, y: np.ndarray) -> list[float]:
     """Of tokens with label probabilities p (T, V) and labels y (T,)."""
+    p = np.where(np.isfinite(p), p, 0.0)  # a weight under which the fit went astray is not chosen
     loss = -np.log(np.maximum(p[np.arange(len(y)), y], 1e-300))
     return [len(y), loss.sum(), p.max(1).sum(), (p.argmax(1) == y).sum()]

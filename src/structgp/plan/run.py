@@ -224,6 +224,7 @@ class Fit:
             # An optimiser that is not a dataclass may have a name and no values to compare.
             optimizer if is_dataclass(optimizer) else optimizer.name,
             plan.gradient.value.name,
+            (plan.data_weight.value, plan.tails, plan.shape and plan.shape.name),
             self.examples.digest,
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()

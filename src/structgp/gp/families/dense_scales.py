@@ -31,8 +31,8 @@ PRIOR_COUNT = 2.0
 put. Not chosen on data."""
 
 SINGLE_WORK = 1e10
-"""Multiplications from which sums of many products are computed in single precision. What is rounded is the
-spread of the posterior, by a millionth; its mean is not."""
+"""Multiplications from which sums of many products are computed in single precision, on the CPU. What is
+rounded is the spread of the posterior; its mean is not."""
 
 SWEEPS = 6
 """Closed-form steps of the scale per quadratic; they stop earlier where it moves by less than 1 %."""
@@ -81,7 +81,8 @@ def gram_of(values: Tensor, bend: Tensor) -> Tensor:
     """(R, F, F) sum_t phi_t H_tj phi_t^T of features (N, F) and curvature (N, R). Cost O(R N F^2), in
     single precision where that takes long."""
     N, F = values.shape
-    kind = torch.float32 if N * F**2 * bend.shape[1] > SINGLE_WORK else values.dtype
+    many = values.device.type == "cpu" and N * F**2 * bend.shape[1] > SINGLE_WORK
+    kind = torch.float32 if many else values.dtype
     values, bend = values.to(kind), bend.to(kind)
     return torch.stack([values.T @ (h[:, None] * values) for h in bend.T]).to(torch.float64)
 
@@ -150,5 +151,6 @@ def learn_shape(block: Any, seen: Quadratic) -> Quadratic:
         vector_to_parameters(torch.from_numpy(found.x).to(seen.rows), parameters)
     kernel.requires_grad_(False)
     with torch.no_grad():
+        kernel.evenness.clamp_(0, 1)  # beyond, nothing would bring it back
         features = kernel.features(seen.rows, kernel.prior_factor())
     return Quadratic(seen.rows, features.values, features.left, seen.bend, seen.linear)

@@ -119,7 +119,7 @@ class DenseWeights(Block):
         """(B, R, T, T), without the amplitude. One function at a time: memory O(B T F). Cost O(R B T F
         (F + T))."""
         values, found = conditional.values, []
-        many = values.numel() * self.root[..., 0].numel() > SINGLE_WORK
+        many = values.device.type == "cpu" and values.numel() * self.root[..., 0].numel() > SINGLE_WORK
         kind = torch.float32 if many and not torch.is_grad_enabled() else values.dtype
         values, open_part = values.to(kind), torch.diag_embed(conditional.left)
         for root in self.root.to(kind):

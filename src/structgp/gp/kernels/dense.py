@@ -68,6 +68,9 @@ class DenseKernel(Kernel):
     brings_rows_near = True
     """What its smooth part is asked for are distances of scaled rows, not of rows."""
 
+    frozen: frozenset[int] | set[int] = frozenset()
+    """Parameters of the user's own smooth part that are to stay."""
+
     centre: Tensor
     sd: Tensor
     inducing: Tensor
@@ -100,6 +103,7 @@ class DenseKernel(Kernel):
         user's own. amplitude : prior variance of a score."""
         if isinstance(choice, Kernel):
             made = DenseKernel(choice, rows.shape[1], linear=False, standardised=False).double()
+            made.frozen = {id(p) for p in choice.parameters() if not p.requires_grad}
             made.initialize(log_scale=torch.zeros(3, dtype=torch.float64))
             return made
         kind, linear, ard = BY_NAME[choice]
@@ -133,7 +137,7 @@ class DenseKernel(Kernel):
         """Those to be learned: scales, length-scales, evenness; of a smooth part of the user's own, its own
         in their place."""
         if not self.standardised and self.smooth is not None:
-            return [self.log_scale, *self.smooth.parameters()]
+            return [self.log_scale, *(p for p in self.smooth.parameters() if id(p) not in self.frozen)]
         return [self.log_scale, self.evenness, *([] if self.smooth is None else [self.log_length])]
 
     @property
@@ -146,7 +150,7 @@ class DenseKernel(Kernel):
         self.register_buffer("inducing", inducing)
         numbers = [1, self.n_columns if self.linear else 0, len(inducing) if self.has_nystrom else 0]
         if self.whole:
-            numbers[:2] = [0, 0]
+            numbers = [0, len(inducing), 0] if self.smooth is None else [0, 0, len(inducing)]
         component = torch.arange(3).repeat_interleave(torch.tensor(numbers)).to(inducing.device)
         self.register_buffer("component", component, persistent=False)
 

@@ -70,7 +70,12 @@ class RelevanceKernel(Kernel):
     has_lengthscale = False
 
     def __init__(
-        self, sizes: Sequence[int], sparse: bool = False, rare: bool = False, **kwargs: Any
+        self,
+        sizes: Sequence[int],
+        sparse: bool = False,
+        rare: bool = False,
+        tails: float | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if sparse and rare:
@@ -78,7 +83,7 @@ class RelevanceKernel(Kernel):
         if sparse and len(sizes) != 1:
             raise ValueError(f"sparse features are one group, not {len(sizes)}")
         self.sizes, self.sparse, self.rare = [int(n) for n in sizes], bool(sparse), bool(rare)
-        self.tails = HEAVY_TAILS if sparse else LIGHT_TAILS
+        self.tails = float(tails or (HEAVY_TAILS if sparse else LIGHT_TAILS))
         groups = torch.arange(len(self.sizes) + 1)
         known = groups[:-1].repeat_interleave(torch.tensor(self.sizes, dtype=torch.int64))
         if rare:
@@ -181,7 +186,7 @@ def grown(
     """
     made, places, before = [], [], 0
     for (part, columns, _), now in zip(weight_parts(kernel), sizes, strict=True):
-        new = RelevanceKernel(now, sparse=part.sparse, rare=part.rare).double()
+        new = RelevanceKernel(now, sparse=part.sparse, rare=part.rare, tails=part.tails).double()
         place = _places(part, new, moved)
         with torch.no_grad():
             new.log_scale.copy_(part.log_scale)
