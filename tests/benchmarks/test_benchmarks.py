@@ -132,6 +132,7 @@ def test_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["over_crf"] == 1 or row["model"] != "crf"
 
 
+@pytest.mark.slow
 def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "QUICK", (5,))
     (row,), text = outcome("memory", tmp_path)

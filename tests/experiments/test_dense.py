@@ -130,6 +130,7 @@ def test_the_rivals_regulariser_is_the_best_on_left_out_sequences() -> None:
     assert min(found, key=found.__getitem__) == chosen.c2_
 
 
+@pytest.mark.slow
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rows: list[dict[str, Any]] = []
     monkeypatch.setattr(dense, "keep", lambda name, row: rows.append(row))

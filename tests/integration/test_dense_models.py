@@ -90,7 +90,7 @@ def test_a_column_twice_is_harmless() -> None:
     assert np.abs(found - once).mean() < 0.05
 
 
-@pytest.mark.parametrize("kernel", ["auto", "rbf-ard", "linear", "linear+matern"])
+@pytest.mark.parametrize("kernel", ["auto", "rbf-ard"])
 def test_one_wild_value_is_survived(kernel: str) -> None:
     X, y = data()
     tame = fit(X, y, kernel=kernel)
