@@ -283,13 +283,15 @@ class Fold:
         """(N, 4) the sums of ``Predictions`` for each sequence left out; where the fit fails, as bad as can
         be."""
         try:
-            return self._predict(candidate)
+            marginals = self._marginals(candidate)
         except torch.linalg.LinAlgError:
-            none = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
-            parts = zip(none, self.left_out.y, self.judged, strict=True)
-            return np.array([_sums(p[judged], y[judged]) for p, y, judged in parts])
+            marginals = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
+        parts = zip(marginals, self.left_out.y, self.judged, strict=True)
+        sums = np.array([_sums(p[judged], y[judged]) for p, y, judged in parts])
+        weights = self.left_out.weights
+        return sums if weights is None else weights[:, None] * sums
 
-    def _predict(self, candidate: Candidate) -> np.ndarray:
+    def _marginals(self, candidate: Candidate) -> list[np.ndarray]:
         weight = Choice[float | None](candidate.data_weight, "tried")
         plan = replace(self.plan, data_weight=weight, shape=candidate.shape, tails=candidate.tails)
         generator = torch.Generator().manual_seed(int(self.options.random_state))
@@ -297,11 +299,7 @@ class Fold:
         fit = Fit(self.options, self.examples, start, generator)
         fit.train(start.plan, on_fresh_draws=False)
         question = Question(ANSWER_DRAWS, None, plan.device.value)
-        marginals = Asked(fit.model({}), question, self.left_out.rows).marginals()
-        parts = zip(marginals, self.left_out.y, self.judged, strict=True)
-        sums = np.array([_sums(p[judged], y[judged]) for p, y, judged in parts])
-        weights = self.left_out.weights
-        return sums if weights is None else weights[:, None] * sums
+        return Asked(fit.model({}), question, self.left_out.rows).marginals()
 
 
 def _sums(p: np.ndarray, y: np.ndarray) -> list[float]:

@@ -77,12 +77,15 @@ class Quadratic:
         return Quadratic(rows, values, left, bend * size, linear * size.sqrt())
 
 
+def kind_for(values: Tensor, work: int) -> torch.dtype:
+    """The precision of sums over ``values`` that take so many multiplications (``SINGLE_WORK``)."""
+    return torch.float32 if values.device.type == "cpu" and work > SINGLE_WORK else values.dtype
+
+
 def gram_of(values: Tensor, bend: Tensor) -> Tensor:
     """(R, F, F) sum_t phi_t H_tj phi_t^T of features (N, F) and curvature (N, R). Cost O(R N F^2), in
     single precision where that takes long."""
-    N, F = values.shape
-    many = values.device.type == "cpu" and N * F**2 * bend.shape[1] > SINGLE_WORK
-    kind = torch.float32 if many else values.dtype
+    kind = kind_for(values, values.numel() * values.shape[1] * bend.shape[1])
     values, bend = values.to(kind), bend.to(kind)
     return torch.stack([values.T @ (h[:, None] * values) for h in bend.T]).to(torch.float64)
 

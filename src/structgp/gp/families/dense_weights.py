@@ -17,7 +17,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from structgp.gp.block import AXIS_PRIOR_COUNT, Block, Entropy, Seen, ratio
-from structgp.gp.families.dense_scales import SINGLE_WORK, Quadratic, gram_of, learn_shape, learn_size
+from structgp.gp.families.dense_scales import Quadratic, gram_of, kind_for, learn_shape, learn_size
 from structgp.gp.families.weights import learn_relevances
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
@@ -119,8 +119,8 @@ class DenseWeights(Block):
         """(B, R, T, T), without the amplitude. One function at a time: memory O(B T F). Cost O(R B T F
         (F + T))."""
         values, found = conditional.values, []
-        many = values.device.type == "cpu" and values.numel() * self.root[..., 0].numel() > SINGLE_WORK
-        kind = torch.float32 if many and not torch.is_grad_enabled() else values.dtype
+        kind = kind_for(values, values.numel() * self.root[..., 0].numel())
+        kind = values.dtype if torch.is_grad_enabled() else kind
         values, open_part = values.to(kind), torch.diag_embed(conditional.left)
         for root in self.root.to(kind):
             along = values @ root
