@@ -22,6 +22,7 @@ from structgp.data.examples import Examples, read_examples
 from structgp.data.shards import read_sharded, write
 from structgp.gp.kernels import RelevanceKernel, active_features, covariance
 from structgp.gp.kernels.kernel_json import describe, rebuild
+from structgp.gp.kernels.relevance import HEAVY_TAILS, LIGHT_TAILS
 from structgp.inference import Problem
 from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import Processes
@@ -478,3 +479,22 @@ def test_a_trial_that_goes_astray_is_not_chosen(
 def test_tails_stay_with_the_model() -> None:
     kernel = RelevanceKernel([4], sparse=True, tails=8.0)
     assert rebuild(describe(kernel)).tails == 8.0
+
+
+@choosing
+def test_tails_are_chosen_where_all_features_are_one_group(data: Generated) -> None:
+    X = [[{f"{token[0]}": 1.0} for token in x] for x in data.X]
+    model = StructuredGPClassifier(n_draws=4).fit(X, data.y)
+    assert model.held_out_ is not None
+    losses = {(t["tails"], t["data_weight"]): t["token_nll"] for t in model.held_out_["tried"]}
+    assert {tails for tails, _ in losses} == {HEAVY_TAILS, LIGHT_TAILS}
+    chosen = min(losses, key=lambda tried: losses[tried])[0]
+    assert model.training_log_["plan"]["tails"]["value"] == chosen
+    assert model.model_.posterior.node.kernel.tails == chosen
+
+
+def test_tails_of_the_plan_are_those_of_the_kernel(examples: Examples) -> None:
+    plan, generator = resolve(Options(), examples), torch.Generator().manual_seed(0)
+    for tails, found in ((None, LIGHT_TAILS), (5.0, 5.0)):
+        start = start_of(Options(), replace(plan, tails=tails), examples, generator)
+        assert start.posterior.node.kernel.tails == found
