@@ -435,3 +435,12 @@ def test_marginals_of_a_mixture_are_the_mixture_of_marginals(batch):
     expected = 0.7 * each[0] + 0.3 * each[1]
     torch.testing.assert_close(found, expected, rtol=0, atol=0.03)
     assert (each[0] - each[1]).abs().max() > 0.3
+
+
+def test_spread_moves_draws_towards_the_mean(posterior, batch):
+    wide, narrow = (potentials.sample(posterior, 6, seed=3, spread=spread) for spread in (1.0, 0.25))
+    for at, middle, closer in zip(
+        scores(wide, batch), scores(potentials.mean(posterior), batch), scores(narrow, batch), strict=True
+    ):
+        torch.testing.assert_close(closer, middle + 0.25 * (at - middle))
+        assert not torch.allclose(closer, at)

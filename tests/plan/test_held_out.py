@@ -34,6 +34,7 @@ from structgp.plan.held_out import (
     Predictions,
     interpolated,
     lowest,
+    lowest_weight,
     penalised,
     search,
 )
@@ -88,6 +89,12 @@ def weight_of(model: StructuredGPClassifier) -> float:
 
 def predictions(loss: float, n: int = 4) -> Predictions:
     return Predictions(np.full(n, 5.0), np.full(n, 5 * loss), np.full(n, 4.0), np.full(n, 4.0))
+
+
+def judged(*nll: float) -> Predictions:
+    """Of sequences of one token, with these losses."""
+    ones = np.ones(len(nll))
+    return Predictions(ones, np.array(nll), ones, ones)
 
 
 # -- what the weight means ---------------------------------------------------------------------------
@@ -151,10 +158,10 @@ def test_search_and_parabola(
     losses: dict[int, float], weight: float, tries: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_out, "LARGEST_WEIGHT", 128.0)
-    n, (tried,) = search(lambda candidate: predictions(losses[int(candidate.data_weight)]))
+    n, (tried,) = search(lambda candidate: {1.0: predictions(losses[int(candidate.data_weight)])})
     assert n == 0
     assert list(tried) == tries
-    assert lowest({w: p.loss for w, p in tried.items()}) == pytest.approx(weight, rel=2e-3)
+    assert lowest_weight({w: p[1.0].loss for w, p in tried.items()}) == pytest.approx(weight, rel=2e-3)
 
 
 def test_shapes_are_compared_under_two_weights_and_the_better_one_goes_on(
@@ -163,7 +170,7 @@ def test_shapes_are_compared_under_two_weights_and_the_better_one_goes_on(
     monkeypatch.setattr(held_out, "LARGEST_WEIGHT", 128.0)
     losses = {("a", 1): 0.5, ("a", 8): 0.6, ("b", 1): 0.7, ("b", 8): 0.4, ("b", 32): 0.45}
     variants = [Candidate(shape=SimpleNamespace(name=name)) for name in "ab"]  # type: ignore[arg-type]
-    n, tried = search(lambda c: predictions(losses[c.told["shape"], int(c.data_weight)]), variants)
+    n, tried = search(lambda c: {1.0: predictions(losses[c.told["shape"], int(c.data_weight)])}, variants)
     assert n == 1
     assert [list(found) for found in tried] == [[1, 8], [1, 8, 32]]
 
@@ -171,12 +178,42 @@ def test_shapes_are_compared_under_two_weights_and_the_better_one_goes_on(
 def test_far_weights_have_to_be_clearly_better() -> None:
     """Half a standard error for each factor 4 from the usual weight."""
     nll = {1.0: [1.0, 3, 2, 2], 2.0: [2.0, 2, 2, 2], 8.0: [1.0, 2, 1, 2], 32.0: [1.0, 2, 1, 1]}
-    tried = {w: replace(predictions(0.0), tokens=np.ones(4), nll=np.array(x)) for w, x in nll.items()}
+    tried = {w: {1.0: judged(*x)} for w, x in nll.items()}
     # Differences from the usual weight: -1, 1, 0, 0; -1, 0, -1, 0; and -1, 0, -1, -1.
     errors = {1.0: 2**0.5 / 4, 2.0: 0.0, 8.0: 1 / 4, 32.0: 0.75**0.5 / 4}
     steps = {1.0: 0.5, 2.0: 0.0, 8.0: 1.0, 32.0: 2.0}
-    for weight, loss in penalised(tried).items():
-        assert loss == pytest.approx(tried[weight].loss + 0.5 * steps[weight] * errors[weight])
+    for weight, loss in penalised(tried)[1.0].items():
+        assert loss == pytest.approx(tried[weight][1.0].loss + 0.5 * steps[weight] * errors[weight])
+
+
+def test_narrower_draws_have_to_be_better_by_two_standard_errors() -> None:
+    """For each factor 4 in their variance."""
+    clearly, hardly = judged(1.0, 1, 1, 1.1), judged(0.0, 2, 2, 2)
+    for narrow, spread in ((clearly, 0.5), (hardly, 1.0)):
+        tried = {2.0: {1.0: judged(2.0, 2, 2, 2), 0.5: narrow}}
+        assert lowest(tried) == (2.0, spread)
+    losses = penalised({2.0: {1.0: judged(2.0, 2, 2, 2), 0.5: hardly, 0.25: hardly}})
+    assert losses[0.5][2.0] == pytest.approx(1.5 + 2 * 3**0.5 / 4)  # differences -2, 0, 0, 0
+    assert losses[0.25][2.0] == pytest.approx(1.5 + 4 * 3**0.5 / 4)
+
+
+@choosing
+def test_the_spread_is_the_models_and_a_number_is_kept(data: Generated, tmp_path: Path) -> None:
+    model = StructuredGPClassifier(prior=Prior(data_weight=2, spread=0.5), n_draws=8).fit(data.X, data.y)
+    assert model.model_.spread == 0.5
+    assert model.training_log_["plan"]["spread"] == {"value": 0.5, "reason": "asked for"}
+    wide = StructuredGPClassifier(prior=Prior(data_weight=2), n_draws=8).fit(data.X, data.y)
+    assert same(model, wide)
+    assert wide.model_.spread == 1.0
+    model.save(tmp_path / "model")
+    again = structgp.load(tmp_path / "model")
+    assert again.predict_marginals(data.X) == model.predict_marginals(data.X)
+    assert again.predict_marginals(data.X) != wide.predict_marginals(data.X)
+    tried = StructuredGPClassifier(prior=Prior(spread=0.5), n_draws=8).fit(data.X, data.y).held_out_
+    assert tried is not None
+    assert {t["spread"] for t in tried["tried"]} == {0.5}
+    more = again.set_params(prior=Prior()).partial_fit(data.X[:2], data.y[:2])
+    assert more.model_.spread == 0.5
 
 
 def test_figures_between_two_weights() -> None:
@@ -219,7 +256,7 @@ def test_what_a_fold_lacks_stays_at_its_prior(examples: Examples, monkeypatch: p
     fold = Fold(Options(), resolve(Options(), examples), examples, [0], [1])
     models: list[Any] = []
     monkeypatch.setattr(held_out, "Asked", lambda model, *rest: models.append(model) or Asked(model, *rest))
-    fold.predict(Candidate(4.0))
+    fold.predict(Candidate(4.0), (1.0,))
     node = models[0].posterior.node
     found = torch.unique(active_features(node.kernel, torch.from_numpy(examples.rows[1])).place)
     absent = torch.ones(node.n_values, dtype=torch.bool)
@@ -243,7 +280,9 @@ def test_losses_are_those_of_refits_with_sample_weights(
     for tried in chosen.held_out_["tried"]:
         losses = []
         for left_out, rest in parts:
-            model = StructuredGPClassifier(prior=Prior(data_weight=1.0), n_draws=256)
+            model = StructuredGPClassifier(
+                prior=Prior(data_weight=1.0, spread=tried["spread"]), n_draws=256
+            )
             weights = np.full(len(rest), tried["data_weight"])
             model.fit([data.X[i] for i in rest], [data.y[i] for i in rest], sample_weight=weights)
             for i in left_out:
@@ -256,8 +295,10 @@ def test_losses_are_those_of_refits_with_sample_weights(
 def test_the_choice_is_the_lowest_and_has_its_reason(chosen: StructuredGPClassifier) -> None:
     found, plan = chosen.held_out_, chosen.training_log_["plan"]["data_weight"]
     assert found is not None
-    losses = {tried["data_weight"]: tried["token_nll"] for tried in found["tried"]}
-    assert min(losses) <= plan["value"] == lowest(losses) <= max(losses)
+    spread = chosen.model_.spread
+    assert spread == chosen.training_log_["plan"]["spread"]["value"]
+    losses = {t["data_weight"]: t["token_nll"] for t in found["tried"] if t["spread"] == spread}
+    assert min(losses) <= plan["value"] == lowest_weight(losses) <= max(losses)
     assert plan["reason"].startswith("predicts left-out training data best: ")
     assert min(losses.values()) <= found["token_nll"] < max(losses.values())
     assert found["accuracy"] == pytest.approx(1 - found["token_error"])
@@ -270,7 +311,8 @@ def test_nothing_else_changes(data: Generated, chosen: StructuredGPClassifier, t
     """The fit is that with the weight as a number; the folds call nobody, write nothing, and leave all
     random numbers alone."""
     before = torch.get_rng_state()
-    number = StructuredGPClassifier(prior=Prior(data_weight=weight_of(chosen)), n_draws=8)
+    prior = Prior(data_weight=weight_of(chosen), spread=chosen.model_.spread)
+    number = StructuredGPClassifier(prior=prior, n_draws=8)
     assert same(number.fit(data.X, data.y), chosen)
     assert number.held_out_ is None
     steps: list[Any] = []
@@ -312,7 +354,10 @@ def test_dense_features(data: Generated) -> None:
     log, found = model.training_log_, model.held_out_
     assert log["posterior"] == "weights"
     assert found is not None
-    losses = {(t["shape"], t["data_weight"]): t["token_nll"] for t in found["tried"]}
+    tried = ((t["shape"], t["data_weight"], t["token_nll"]) for t in found["tried"])
+    losses: dict[Any, float] = {}
+    for shape, weight, loss in tried:
+        losses[shape, weight] = min(loss, losses.get((shape, weight), np.inf))
     assert set(losses) >= {(shape, w) for shape in ("bound", "regression") for w in (1.0, 8.0)}
     chosen = "bound" if log["pilot"] else "regression"
     assert log["plan"]["shape"]["value"] == chosen
@@ -371,7 +416,7 @@ def test_sequences_count_by_their_weights(data: Generated) -> None:
     times = np.array([1.0, 0, 1, 1, 1, 3])
     found = read_examples(data.X, data.y, weights=times)
     folds = Folds(Options(), resolve(Options(), found), found)
-    total = folds.predict(Candidate()).tokens.sum()
+    total = folds.predict(Candidate())[1.0].tokens.sum()
     assert total == sum(len(x) * t for x, t in zip(data.X, times, strict=True))
 
 
@@ -470,7 +515,7 @@ def test_a_trial_that_goes_astray_is_not_chosen(
         raise torch.linalg.LinAlgError("no factor")
 
     monkeypatch.setattr(held_out, "start_of", fail)
-    found = folds.predict(Candidate(8.0))
+    found = folds.predict(Candidate(8.0))[1.0]
     assert np.isfinite(found.loss)
     assert found.loss > 100
     assert held_out._sums(np.full((2, 3), np.nan), np.array([0, 1]))[1] > 1000

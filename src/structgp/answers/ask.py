@@ -60,7 +60,8 @@ class Model:
     which a file does not keep. n_draws : draws that an answer averages over unless the question says
     otherwise; 0 plugs in the posterior mean. seed : of those draws. info : what is worth keeping of the fit
     (bound, time, versions). extra : what the caller wants kept with the model, such as the source of a
-    feature template; JSON values only. constraints : on labellings, in every answer."""
+    feature template; JSON values only. constraints : on labellings, in every answer. spread :
+    factor on how far draws lie from the posterior mean."""
 
     encoder: FeatureEncoder
     labels: LabelEncoder
@@ -72,6 +73,7 @@ class Model:
     extra: dict[str, Any] = field(default_factory=dict)
     predictor: Structure | None = None
     constraints: Allowed | None = None
+    spread: float = 1.0
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False, compare=False)
     _kept: dict[tuple[int, str], Draws] = field(default_factory=dict, init=False, repr=False, compare=False)
     _placed: dict[str, Posterior] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -111,7 +113,7 @@ class Model:
                     there = self.posterior if on_host else copy.deepcopy(self.posterior).to(device)
                     self._placed[device] = there
                 here = self._placed[device]
-                found = sample(here, n_draws, self.seed) if n_draws else mean(here)
+                found = sample(here, n_draws, self.seed, self.spread) if n_draws else mean(here)
             self._kept[n_draws, device] = found  # the latest comes last
             while len(self._kept) > KEPT_DRAWS:
                 del self._kept[next(iter(self._kept))]

@@ -27,7 +27,7 @@ from structgp.gp import FAMILIES, Posterior
 from structgp.gp.kernels.kernel_json import describe, rebuild
 from structgp.structures import Spec, Structure
 
-FORMAT = 7
+FORMAT = 8
 
 
 def save(model: Model, path: str | Path) -> None:
@@ -50,6 +50,7 @@ def save(model: Model, path: str | Path) -> None:
         "constraints": None if model.constraints is None else model.constraints.to_json(),
         "n_draws": model.n_draws,
         "seed": model.seed,
+        "spread": model.spread,
         "info": model.info,
         "extra": model.extra,
     }
@@ -84,6 +85,7 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         spec=Spec.from_json(header["structure"]),
         n_draws=header["n_draws"],
         seed=header["seed"],
+        spread=header["spread"],
         info=header["info"],
         extra=header["extra"],
         predictor=structure,

@@ -23,22 +23,31 @@ SALT = 1_000_003
 @dataclass(frozen=True)
 class Draws:
     """S draws from a posterior, each with its mirror image, one part per block; or the posterior mean as
-    the only one."""
+    the only one. spread : a factor on how far they lie from the posterior mean, whose parts are ``middle``;
+    those are only needed where it is not 1."""
 
     posterior: Posterior
     parts: tuple[Any, ...]
+    spread: float = 1.0
+    middle: tuple[Any, ...] = ()
 
     def potentials(self, structure: Structure, batch: Batch, shift: Tensor | None = None) -> Potentials:
         """The scores of every template at the rows of a batch, joint over its tuples. shift : (V,), added
         to the scores of each position."""
-        found = zip(self.parts, self.posterior.blocks, batch.rows, batch.masks, strict=True)
         with torch.no_grad():
-            f, g = (part.at(block, rows, mask) for part, block, rows, mask in found)
+            f, g = self._scores(self.parts, batch)
+            if self.spread != 1:
+                parts = zip(self._scores(self.middle, batch), (f, g), strict=True)
+                f, g = (torch.lerp(middle, drawn, self.spread) for middle, drawn in parts)
         f = f if shift is None else f + shift.to(f)
         return Potentials(structure, f, g, batch.mask, f.new_full(f.shape[:2], 1 / len(f)))
 
+    def _scores(self, parts: tuple[Any, ...], batch: Batch) -> list[Tensor]:
+        found = zip(parts, self.posterior.blocks, batch.rows, batch.masks, strict=True)
+        return [part.at(block, rows, mask) for part, block, rows, mask in found]
 
-def sample(posterior: Posterior, n: int, seed: int) -> Draws:
+
+def sample(posterior: Posterior, n: int, seed: int, spread: float = 1.0) -> Draws:
     """n draws, rounded up to an even number."""
     generator = torch.Generator().manual_seed(seed)
     blocks, found = posterior.blocks, {}
@@ -46,7 +55,8 @@ def sample(posterior: Posterior, n: int, seed: int) -> Draws:
         # What all examples share is drawn first: a larger vocabulary then leaves it as it is.
         for k in sorted(range(len(blocks)), key=lambda k: not blocks[k].shared):
             found[k] = blocks[k].draws(n, seed + SALT * k, generator)
-    return Draws(posterior, tuple(found[k] for k in range(len(blocks))))
+    middle = () if spread == 1 else mean(posterior).parts
+    return Draws(posterior, tuple(found[k] for k in range(len(blocks))), spread, middle)
 
 
 def mean(posterior: Posterior) -> Draws:

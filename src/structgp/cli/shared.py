@@ -174,9 +174,9 @@ def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) 
         err=True,
     )
     if log["held_out"] is not None:
-        weight = log["plan"]["data_weight"]["value"]
+        weight, spread = (log["plan"][name]["value"] for name in ("data_weight", "spread"))
         told = "; ".join(held_out_lines(log["held_out"]))
-        click.echo(f"data weight {weight:g}; in cross-validation {told}", err=True)
+        click.echo(f"data weight {weight:g}, spread {spread:g}; in cross-validation {told}", err=True)
 
 
 def score(estimator: StructuredGPClassifier, X: list[Any], y: list[list[str]], name: str) -> Report:

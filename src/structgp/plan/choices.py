@@ -82,6 +82,7 @@ NO_INDUCING: Choice[int | None] = Choice(None, "weights need none")
 UNCORRELATED = Choice("diagonal", "weights have no correlations")
 CORRELATED = Choice("full", "weights of dense features are correlated")
 PLAIN_BAYES: Choice[float | None] = Choice(1.0, "Bayes' rule")
+PLAIN_SPREAD = Choice(1.0, "Bayes' rule")
 TIGHTER = Choice("bhattacharyya", "exact for one component, and tighter than the paper's for several")
 
 
@@ -371,6 +372,12 @@ def data_weight_of(
         if holds:
             return Choice(1.0, reason)
     return Choice(None, "cross-validation will choose it")
+
+
+def spread_of(options: Options) -> Choice[float]:
+    """Factor on how far draws lie from the posterior mean; 1 where it has yet to be chosen."""
+    asked = options.prior.spread
+    return PLAIN_SPREAD if isinstance(asked, str) else Choice(float(asked), ASKED)
 
 
 def gradient_of(first: Optimizer, structure: Structure) -> Choice[Estimator]:

@@ -1,10 +1,12 @@
-"""How often the training data should count, chosen by predicting left-out training sequences.
+"""How often the training data should count, and how far draws should lie from the posterior mean, chosen by
+predicting left-out training sequences.
 
 Scales that are learned on the bound are too small where sequences are few, and predictions then too timid.
 Counting every sequence eta times, p(w) prod_n p(y_n | x_n, w)^eta, outweighs the prior and lets larger
 scales be learned. eta is chosen by cross-validation within the training set, with all scales learned anew
-in each fold. The same folds tell how confident and how often right the model is on tokens that it has not
-seen.
+in each fold. Where even then the draws differ too much from each other, as on tasks whose labels follow
+from the features without exception, they are brought closer to the posterior mean; that needs no fit of its
+own. The same folds tell how confident and how often right the model is on tokens that it has not seen.
 
 A ``Candidate`` is a setting to be tried, ``Folds`` predict what they leave out under it, and ``search``
 decides which candidates to try and which one to take."""
@@ -15,12 +17,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from structgp.answers.ask import Asked, Question
+from structgp.answers.ask import Asked, Model, Question
 from structgp.data.examples import Examples
 from structgp.gp.kernels.relevance import HEAVY_TAILS, LIGHT_TAILS
 from structgp.inference import SecondOrder
@@ -37,9 +39,13 @@ FIRST_WEIGHTS, USUAL_WEIGHT, STEP, LARGEST_WEIGHT = (1.0, 8.0), 2.0, 4.0, 2048.0
 one to the next larger one, tried while they get better; and a limit. On left-out TRAINING sequences of six
 tasks, the best weight was mostly from 2 to 6."""
 
-PENALTY = 0.5
-"""Standard errors that a weight has to be better by for each factor ``STEP`` between it and the usual one:
-from a handful of tokens one cannot tell much. Not chosen on data."""
+SPREADS = (1.0, 0.75, 0.5, 0.25)
+"""Factors on how far draws lie from the posterior mean. The first is Bayes' rule."""
+
+PENALTY, CAUTION = 0.5, 2.0
+"""Standard errors that a weight has to be better by for each factor ``STEP`` between it and the usual one,
+and a spread for each factor ``STEP`` between its variance and that of Bayes' rule: from a handful of tokens
+one cannot tell much, and predictions that are too bold cost more than timid ones. Not chosen on data."""
 
 N_FOLDS = 3
 """At most; fewer where there are fewer sequences."""
@@ -60,9 +66,9 @@ LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting to be tried. data_weight : how often every training sequence counts. shape : of the kernel
-    on dense features, None where there are none. tails : degrees of freedom of sparse features' weights,
-    None for the usual ones."""
+    """A setting to be tried, under all ``SPREADS``. data_weight : how often every training sequence counts.
+    shape : of the kernel on dense features, None where there are none. tails : degrees of freedom of sparse
+    features' weights, None for the usual ones."""
 
     data_weight: float = 1.0
     shape: DenseShape | None = None
@@ -132,13 +138,14 @@ def choose(
     if not folds.n_judged:
         nothing = "no label occurs in two parts of the training data"
         return replace(plan, data_weight=Choice(1.0, nothing)), None
-    variants = _variants(options, plan, examples)
-    n, searches = search(folds.predict, variants)
-    mine = torch.tensor([lowest(penalised(searches[n])), float(n)], dtype=torch.float64)
+    asked = options.prior.spread
+    variants, spreads = _variants(options, plan, examples), SPREADS if isinstance(asked, str) else (asked,)
+    n, searches = search(lambda candidate: folds.predict(candidate, spreads), variants)
+    mine = torch.tensor([*lowest(searches[n]), float(n)], dtype=torch.float64)
     (agreed,) = together.sum(mine * together.is_first)
-    weight, n = float(agreed[0]), int(agreed[1])
-    best, tried = variants[n], searches[n]
-    at = interpolated(tried, weight)
+    weight, spread, n = float(agreed[0]), float(agreed[1]), int(agreed[2])
+    best = variants[n]
+    at = interpolated({w: found[spread] for w, found in searches[n].items()}, weight)
     found = {
         "token_nll": at.loss,
         "token_error": 1 - at.mean("right"),
@@ -148,15 +155,16 @@ def choose(
         "n_tokens": folds.n_judged,
         "n_folds": len(folds.folds),
         "tried": [
-            {"data_weight": weight, "token_nll": p.loss} | variant.told
+            {"data_weight": weight, "spread": spread, "token_nll": p.loss} | variant.told
             for variant, tried in zip(variants, searches, strict=True)
-            for weight, p in tried.items()
+            for weight, found in tried.items()
+            for spread, p in found.items()
         ],
         "seconds": time.monotonic() - began,
     }
     reason = f"predicts left-out training data best: {folds.n_judged} tokens in {len(folds.folds)} folds"
-    chosen = Choice[float | None](weight, reason)
-    return replace(plan, data_weight=chosen, shape=best.shape, tails=best.tails), found
+    chosen, narrowed = Choice[float | None](weight, reason), Choice(spread, reason)
+    return replace(plan, data_weight=chosen, spread=narrowed, shape=best.shape, tails=best.tails), found
 
 
 def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidate]:
@@ -174,37 +182,57 @@ def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidat
     return [Candidate()]
 
 
+BySpread: TypeAlias = dict[float, Predictions]
+
+
 def search(
-    predict: Callable[[Candidate], Predictions], variants: Sequence[Candidate] = (Candidate(),)
-) -> tuple[int, list[dict[float, Predictions]]]:
-    """What weights predict under each variant, by weight, and the number of the variant that predicts best:
-    all of them under the first weights, then the best one under the usual weight, or under larger ones
-    while they get better."""
+    predict: Callable[[Candidate], BySpread], variants: Sequence[Candidate] = (Candidate(),)
+) -> tuple[int, list[dict[float, BySpread]]]:
+    """What weights predict under each variant, by weight and spread, and the number of the variant that
+    predicts best: all of them under the first weights, then the best one under the usual weight, or under
+    larger ones while they get better. Each is as good as under its best spread."""
     tried = [{w: predict(replace(variant, data_weight=w)) for w in FIRST_WEIGHTS} for variant in variants]
-    n = int(np.argmin([min(p.loss for p in found.values()) for found in tried]))
+    n = int(np.argmin([min(map(_least, found.values())) for found in tried]))
     here, (low, high) = tried[n], FIRST_WEIGHTS
-    best, weight = here[high].loss, STEP * high
-    if here[low].loss <= best:
+    best, weight = _least(here[high]), STEP * high
+    if _least(here[low]) <= best:
         here[USUAL_WEIGHT] = predict(replace(variants[n], data_weight=USUAL_WEIGHT))
         weight = math.inf
     while weight <= LARGEST_WEIGHT:
         here[weight] = found = predict(replace(variants[n], data_weight=weight))
-        if not found.loss < best:
+        if not _least(found) < best:
             break
-        best, weight = found.loss, STEP * weight
+        best, weight = _least(found), STEP * weight
     tried[n] = dict(sorted(here.items()))
     return n, tried
 
 
-def penalised(tried: dict[float, Predictions]) -> dict[float, float]:
-    """Of each weight, its loss, more where it is far from the usual one."""
+def _least(found: BySpread) -> float:
+    return min(predictions.loss for predictions in found.values())
+
+
+def penalised(tried: dict[float, BySpread]) -> dict[float, dict[float, float]]:
+    """Of each spread and weight, its loss, more where the weight is far from the usual one, and the spread
+    from the first."""
     steps = {weight: abs(math.log(weight / USUAL_WEIGHT, STEP)) for weight in tried}
     nearest = tried[min(steps, key=steps.__getitem__)]
-    errors = {weight: at.error_of_difference(nearest) for weight, at in tried.items()}
-    return {weight: at.loss + PENALTY * steps[weight] * errors[weight] for weight, at in tried.items()}
+    first, found = next(iter(nearest)), {spread: dict[float, float]() for spread in nearest}
+    for weight, by_spread in tried.items():
+        far = PENALTY * steps[weight] * by_spread[first].error_of_difference(nearest[first])
+        for spread, at in by_spread.items():
+            narrow = CAUTION * abs(math.log((spread / first) ** 2, STEP))
+            found[spread][weight] = at.loss + far + narrow * at.error_of_difference(by_spread[first])
+    return found
 
 
-def lowest(losses: dict[float, float]) -> float:
+def lowest(tried: dict[float, BySpread]) -> tuple[float, float]:
+    """The weight and the spread with the lowest penalised loss."""
+    losses = penalised(tried)
+    spread = min(losses, key=lambda spread: min(losses[spread].values()))
+    return lowest_weight(losses[spread]), spread
+
+
+def lowest_weight(losses: dict[float, float]) -> float:
     """The weight at which a parabola in log weight through the best one and its neighbours is lowest, to
     three digits; the best one itself where it is the first or the last."""
     weights, values = list(losses), list(losses.values())
@@ -239,10 +267,11 @@ class Folds:
             self.folds.append(Fold(replace(options, random_state=seed), plan, examples, *parts))
         self.n_judged = sum(int(judged.sum()) for fold in self.folds for judged in fold.judged)
 
-    def predict(self, candidate: Candidate) -> Predictions:
-        """What all folds predict under a candidate."""
-        found = [fold.predict(candidate) for fold in self.folds]
-        return Predictions(*np.concatenate(found).T)
+    def predict(self, candidate: Candidate, spreads: Sequence[float] = (1.0,)) -> BySpread:
+        """What all folds predict under a candidate, by spread."""
+        found = [fold.predict(candidate, spreads) for fold in self.folds]
+        parts = zip(spreads, zip(*found, strict=True), strict=True)
+        return {spread: Predictions(*np.concatenate(sums).T) for spread, sums in parts}
 
 
 def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[list[int], list[int]]]:
@@ -279,27 +308,32 @@ class Fold:
         known = self.examples.label_counts > 0
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
 
-    def predict(self, candidate: Candidate) -> np.ndarray:
-        """(N, 4) the sums of ``Predictions`` for each sequence left out; where the fit fails, as bad as can
-        be."""
+    def predict(self, candidate: Candidate, spreads: Sequence[float]) -> list[np.ndarray]:
+        """Under each spread, (N, 4) the sums of ``Predictions`` for each sequence left out; where the fit
+        fails, as bad as can be."""
         try:
-            marginals = self._marginals(candidate)
+            model = self._fitted(candidate)
         except torch.linalg.LinAlgError:
-            marginals = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
+            nothing = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
+            return [self._judge(nothing)] * len(spreads)
+        question = Question(ANSWER_DRAWS, None, self.plan.device.value)
+        models = (replace(model, spread=spread) for spread in spreads)
+        return [self._judge(Asked(m, question, self.left_out.rows).marginals()) for m in models]
+
+    def _judge(self, marginals: list[np.ndarray]) -> np.ndarray:
         parts = zip(marginals, self.left_out.y, self.judged, strict=True)
         sums = np.array([_sums(p[judged], y[judged]) for p, y, judged in parts])
         weights = self.left_out.weights
         return sums if weights is None else weights[:, None] * sums
 
-    def _marginals(self, candidate: Candidate) -> list[np.ndarray]:
+    def _fitted(self, candidate: Candidate) -> Model:
         weight = Choice[float | None](candidate.data_weight, "tried")
         plan = replace(self.plan, data_weight=weight, shape=candidate.shape, tails=candidate.tails)
         generator = torch.Generator().manual_seed(int(self.options.random_state))
         start = start_of(self.options, plan, self.examples, generator)
         fit = Fit(self.options, self.examples, start, generator)
         fit.train(start.plan, on_fresh_draws=False)
-        question = Question(ANSWER_DRAWS, None, plan.device.value)
-        return Asked(fit.model({}), question, self.left_out.rows).marginals()
+        return fit.model({})
 
 
 def _sums(p: np.ndarray, y: np.ndarray) -> list[float]:

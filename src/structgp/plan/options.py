@@ -69,12 +69,15 @@ class Prior:
         also tells how confident and how often right the model is on held-out tokens
         (``training_log_['held_out']``); 1 where that is not possible or too expensive, and for the paper's
         presets. The plan gives the reason.
+    spread : factor on how far draws lie from the posterior mean in every answer; 1 is Bayes' rule. 'auto'
+        chooses it together with ``data_weight``, and is 1 where that is not chosen.
     """
 
     amplitude: float | str = "auto"
     transition_sd: float = 1.5
     learn_kernel: bool | str = "auto"
     data_weight: float | str = "auto"
+    spread: float | str = "auto"
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,7 @@ _POSSIBLE: dict[str, Callable[[Any], bool]] = {
     "inference": lambda v: isinstance(v, str) or callable(getattr(v, "step", None)),
     "amplitude": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
     "data_weight": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
+    "spread": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
     "transition_sd": lambda v: isinstance(v, Real) and 0 <= float(v) < np.inf,
     "predict_with": lambda v: isinstance(v, Structure) or v in ("auto", "chain"),
     "n_jobs": lambda v: isinstance(v, Integral) and int(v) != 0,
@@ -230,6 +234,7 @@ _WORDS = {
     "inference": ("a name or an optimiser", f"one of {', '.join(INFERENCE)}"),
     "amplitude": ("a variance above 0", "a number above 0, or 'auto'"),
     "data_weight": ("a number above 0", "a number above 0, or 'auto'"),
+    "spread": ("a number above 0", "a number above 0, or 'auto'"),
     "transition_sd": ("a standard deviation of at least 0", "a number, 0 or more"),
     "predict_with": ("a structure", "'auto', 'chain' or a structure"),
     "n_jobs": ("a number of processes", "1 or more, or -1 for one per core"),

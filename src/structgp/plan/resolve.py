@@ -43,7 +43,8 @@ class Plan:
     degrees of freedom of sparse features' weights, None for the usual ones. trial : whether this fit only
     serves to choose. covariance : 'full', 'low-rank', 'diagonal', of ``rank`` directions. precision : of
     the fit. on_bound : whether the fit itself learns what each feature is worth. data_weight : how often
-    every training sequence counts; None, which stands for once, until cross-validation has chosen it."""
+    every training sequence counts; None, which stands for once, until cross-validation has chosen it.
+    spread : factor on how far draws lie from the posterior mean."""
 
     structure: Choice[Structure]
     kernel: Choice[KernelChoice]
@@ -67,6 +68,7 @@ class Plan:
     entropy: Choice[str] = choices.TIGHTER
     rank: int = 0
     data_weight: Choice[float | None] = choices.PLAIN_BAYES
+    spread: Choice[float] = choices.PLAIN_SPREAD
     shape: Any = None
     tails: float | None = None
     trial: bool = False
@@ -157,6 +159,7 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         on_bound=on_bound,
         preset=options.preset,
         data_weight=weight,
+        spread=choices.spread_of(options),
         **_settings(options, optimizer, structure, scales),
     )
 
@@ -245,12 +248,15 @@ def _settings(
 
 
 def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
-    """The plan with the data weight of an earlier fit, unless another is asked for. info : the log of that
-    fit; those of versions without data weights counted every sequence once."""
-    if not isinstance(options.prior.data_weight, str):
-        return replace(plan, data_weight=Choice(float(options.prior.data_weight), ASKED))
-    weight = info.get("plan", {}).get("data_weight", {}).get("value", 1.0)
-    return replace(plan, data_weight=Choice(weight, choices.AS_BEFORE))
+    """The plan with the data weight and the spread of an earlier fit, unless others are asked for. info :
+    the log of that fit; those of versions that lack the two had them at 1."""
+    found: dict[str, Any] = {}
+    for name in ("data_weight", "spread"):
+        asked, before = getattr(options.prior, name), info.get("plan", {}).get(name, {}).get("value", 1.0)
+        found[name] = (
+            Choice(before, choices.AS_BEFORE) if isinstance(asked, str) else Choice(float(asked), ASKED)
+        )
+    return replace(plan, **found)
 
 
 def check_alone(together: Processes) -> None:

@@ -171,6 +171,7 @@ class Fit:
             {} if self.seen_before is None else dict(self.seen_before.extra),
             predictor=self.start.plan.predictor,
             constraints=examples.constraints,
+            spread=self.start.plan.spread.value,
         )
 
     def _batches(self, plan: Plan) -> Sequence[Batch]:

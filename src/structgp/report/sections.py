@@ -72,6 +72,7 @@ def _facts(findings: Findings) -> Markup:
         ("Effective parameters", count(log["effective_parameters"])),
         ("Fit", f"{fitted}, {decimal(log['seconds'], 1)} s"),
         ("Data weight", f"{log.get('plan', {}).get('data_weight', {}).get('value', 1.0):g}"),
+        ("Spread of draws", f"{model.spread:g}"),
         ("Evidence bound", decimal(log["elbo"], 1)),
         ("Predictions from", f"{draws} of the posterior"),
         ("Written by", f"structgp {log['version']}"),
