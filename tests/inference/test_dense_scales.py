@@ -16,6 +16,7 @@ from structgp.gp import DenseWeights, Inducing, Posterior, Table, contrasts
 from structgp.gp.families import dense_scales
 from structgp.gp.families.dense_scales import PRIOR_COUNT, Quadratic, evidence, learn_shape, learn_size
 from structgp.gp.kernels import DenseKernel, covariance
+from structgp.gp.linalg import cholesky
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
 from structgp.structures import Chain
@@ -163,6 +164,16 @@ def single_tokens(node: Any, x: Tensor) -> Problem:
     return Problem(Posterior({"node": node, "next": Table((V, V))}), Chain(), batches)
 
 
+class DrawsOfFunctions(DenseWeights):
+    """With draws as of ``Inducing``: of the functions, on every sequence by itself."""
+
+    fixed_noise = Inducing.fixed_noise
+
+    def offsets(self, conditional: Any, noise: Any, i: int, numbers: Tensor) -> Tensor:
+        factor = cholesky(self.gaussian(conditional)[1][0] / self.scale.square())
+        return torch.einsum("brtu,sbur->sbtr", factor, noise[i])
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("choice", ["linear+rbf", "rbf-ard", ScaleKernel(RBFKernel())], ids=str)
 def test_the_fit_is_that_at_inducing_inputs(choice: Any, cases: ModuleType) -> None:
@@ -170,7 +181,7 @@ def test_the_fit_is_that_at_inducing_inputs(choice: Any, cases: ModuleType) -> N
     kernel, x = make_kernel(choice)
     basis = contrasts(torch.tensor([3.0, 2.0, 1.0]))
     found = []
-    for node in (DenseWeights(kernel, (V,), basis, 1.3), Inducing(kernel, x, (V,), basis=basis)):
+    for node in (DrawsOfFunctions(kernel, (V,), basis, 1.3), Inducing(kernel, x, (V,), basis=basis)):
         node.log_amplitude.fill_(np.log(1.3))
         problem = single_tokens(node, x)
         optimizer = SecondOrder(16, tolerance=1e-9, max_rounds=30, learn_scales=False)

@@ -24,15 +24,19 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from structgp.gp.block import LARGEST_FACTOR, Seen, ratio
 from structgp.gp.kernels.block_sum import covariance
 from structgp.gp.kernels.dense import DenseKernel
-from structgp.gp.linalg import cholesky, factor_of_inverse
+from structgp.gp.linalg import cholesky, upper_factor_of_inverse
 
 PRIOR_COUNT = 2.0
 """Parameters' worth of prior that the scale of the kernel is right as it is: what nothing determines stays
 put. Not chosen on data."""
 
-SINGLE_WORK = 1e10
-"""Multiplications from which sums of many products are computed in single precision, on the CPU. What is
-rounded is the spread of the posterior; its mean is not."""
+SINGLE_WORK = 1e9
+"""Multiplications, some 50 ms, from which sums of many products are computed in single precision, on the
+CPU. What is rounded is the spread of the posterior; its mean is not."""
+
+LEAST_CURVATURE = 1e-3
+"""Of the precision of the prior, what a token has to add in the direction of its own features to be
+counted."""
 
 SWEEPS = 6
 """Closed-form steps of the scale per quadratic; they stop earlier where it moves by less than 1 %."""
@@ -82,25 +86,44 @@ def kind_for(values: Tensor, work: int) -> torch.dtype:
     return torch.float32 if values.device.type == "cpu" and work > SINGLE_WORK else values.dtype
 
 
-def gram_of(values: Tensor, bend: Tensor) -> Tensor:
-    """(R, F, F) sum_t phi_t H_tj phi_t^T of features (N, F) and curvature (N, R). Cost O(R N F^2), in
-    single precision where that takes long."""
+def gram_of(values: Tensor, bend: Tensor, sizes: Tensor) -> Tensor:
+    """(R, F, F) sum_t phi_t H_tj phi_t^T of features (N, F) and curvature (N, R), of functions whose
+    variances are ``sizes`` (R,) times as large as those of the features. Cost O(R N F^2), in single
+    precision where that takes long. With many labels, most tokens say next to nothing of a function, and
+    are left out (``LEAST_CURVATURE``)."""
     kind = kind_for(values, values.numel() * values.shape[1] * bend.shape[1])
-    values, bend = values.to(kind), bend.to(kind)
-    return torch.stack([values.T @ (h[:, None] * values) for h in bend.T]).to(torch.float64)
+    if values.device.type != "cpu":  # where it is fast, and looking for such tokens is not
+        return torch.stack([values.T @ (h[:, None] * values) for h in bend.T])
+    counts = bend * values.square().sum(1)[:, None] * sizes > LEAST_CURVATURE
+    values, bend, found = values.to(kind), bend.to(kind), []
+    for h, here in zip(bend.T, counts.T, strict=True):
+        some = values[here]
+        found.append(some.T @ (h[here, None] * some))
+    return torch.stack(found).to(torch.float64)
 
 
-def learn_size(kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS) -> tuple[Tensor, Tensor]:
+def spread_of(gram: Tensor, grown: Tensor) -> Tensor:
+    """(R, F, F) upper roots of the covariances whose inverses are I + grown gram. Cost O(R F^3), in single
+    precision where that takes long, as the gram matrices then are."""
+    precision = (grown * gram).to(kind_for(gram, gram.numel() * gram.shape[-1]))
+    precision.diagonal(dim1=-1, dim2=-2).add_(1)
+    return upper_factor_of_inverse(precision).to(gram)
+
+
+def learn_size(
+    kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS, gram: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Moves the scale of the whole kernel, whose shape stays, towards where the bound is largest under the
-    quadratic. Returns the posterior there: means (R, F) and roots (R, F, F). Cost O(R N F^2), and O(R F^3)
-    per sweep."""
+    quadratic. gram : (R, F, F) of its features and curvature, where that is known. Returns the posterior
+    there: means (R, F) and roots (R, F, F). Cost O(R N F^2), and O(R F^3) per sweep."""
     R, F = seen.bend.shape[1], seen.values.shape[1]
-    gram = gram_of(seen.values, seen.bend)
+    if gram is None:
+        gram = gram_of(seen.values, seen.bend, seen.bend.new_ones(R))
     pull = seen.linear.T @ seen.values  # (R, F)
     lost = (seen.bend * seen.left[:, None]).sum()
-    grown, eye = gram.new_ones(()), torch.eye(F).to(gram)
+    grown = gram.new_ones(())
     for sweep in range(sweeps + 1):
-        root = factor_of_inverse(eye + grown * gram)
+        root = spread_of(gram, grown)
         m = (root @ (root.mT @ (grown.sqrt() * pull)[..., None]))[..., 0]
         determined = R * F - root.square().sum() + grown * lost
         step = ratio(m.square().sum(), determined, PRIOR_COUNT)
