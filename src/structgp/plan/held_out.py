@@ -33,8 +33,8 @@ from structgp.plan.run import Fit
 from structgp.plan.start import start_of
 
 FIRST_WEIGHTS, USUAL_WEIGHT, STEP, LARGEST_WEIGHT = (1.0, 8.0), 2.0, 4.0, 2048.0
-"""Weights that are tried first; one between them, which is tried if the first is better; the factor from
-one to the next larger one, tried while they get better; and a limit. On left-out TRAINING sequences of six
+"""Weights that are tried first (``search``); one between them, which is tried if the first is better; the
+factor from one to the next larger one, tried while they get better; and a limit. On left-out TRAINING sequences of six
 tasks, the best weight was mostly from 2 to 6."""
 
 PENALTY = 0.5
@@ -55,7 +55,8 @@ beside that of so few tokens. The fits have as many draws as the real one: under
 overfitted, and large weights would look worse than they are."""
 
 LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
-"""Confidence is called too low or too high if it differs from accuracy by more than both."""
+"""Confidence is called too low or too high if it differs from accuracy by more than both. By so many
+standard errors a variant has to be worse than another to be dropped after one weight."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,13 @@ class Predictions:
         spread over sequences."""
         away = self.nll - other.nll - (self.loss - other.loss) * self.tokens
         return math.sqrt((away**2).sum()) / float(self.tokens.sum())
+
+    def is_clearly_worse(self, other: Predictions) -> bool:
+        """Whether this loss is larger by more than ``STANDARD_ERRORS`` of the difference; never from a
+        single sequence."""
+        N = len(self.tokens)
+        error = self.error_of_difference(other) * math.sqrt(N / (N - 1)) if N > 1 else math.inf
+        return self.loss - other.loss > STANDARD_ERRORS * error
 
     def mixed(self, other: Predictions, share: float) -> Predictions:
         """The average with ``other``, which has this share."""
@@ -177,23 +185,35 @@ def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidat
 def search(
     predict: Callable[[Candidate], Predictions], variants: Sequence[Candidate] = (Candidate(),)
 ) -> tuple[int, list[dict[float, Predictions]]]:
-    """What weights predict under each variant, by weight, and the number of the variant that predicts best:
-    all of them under the first weights, then the best one under the usual weight, or under larger ones
-    while they get better."""
-    tried = [{w: predict(replace(variant, data_weight=w)) for w in FIRST_WEIGHTS} for variant in variants]
-    n = int(np.argmin([min(p.loss for p in found.values()) for found in tried]))
-    here, (low, high) = tried[n], FIRST_WEIGHTS
-    best, weight = here[high].loss, STEP * high
-    if here[low].loss <= best:
-        here[USUAL_WEIGHT] = predict(replace(variants[n], data_weight=USUAL_WEIGHT))
-        weight = math.inf
-    while weight <= LARGEST_WEIGHT:
-        here[weight] = found = predict(replace(variants[n], data_weight=weight))
-        if not found.loss < best:
-            break
-        best, weight = found.loss, STEP * weight
-    tried[n] = dict(sorted(here.items()))
-    return n, tried
+    """What weights predict under each variant, by weight, and the number of the variant that predicts best.
+
+    All variants are tried under the larger of the first weights, and those that are not clearly worse under
+    a second one: a larger one where confidence is too low, which a larger weight raises, else the smaller
+    of the first weights. The best variant goes on alone: to larger weights while they get better, or else
+    to the smaller one, and to the usual one if that is better."""
+    low, high = FIRST_WEIGHTS
+    tried = [{high: predict(replace(variant, data_weight=high))} for variant in variants]
+
+    def gains(n: int, weight: float) -> bool:
+        """Whether a weight is better than all those tried before."""
+        before = min(p.loss for p in tried[n].values())
+        tried[n][weight] = predict(replace(variants[n], data_weight=weight))
+        return tried[n][weight].loss < before
+
+    best = min((found[high] for found in tried), key=lambda p: p.loss)
+    timid = best.mean("confidence") < best.mean("right") and STEP * high <= LARGEST_WEIGHT
+    second = STEP * high if timid else low
+    better = {n: gains(n, second) for n, found in enumerate(tried) if not found[high].is_clearly_worse(best)}
+    n = min(better, key=lambda n: min(p.loss for p in tried[n].values()))
+    if timid and not better[n]:
+        gains(n, low)
+    here, weight = tried[n], STEP * (second if timid else high)
+    if low in here and here[low].loss <= here[high].loss:
+        gains(n, USUAL_WEIGHT)
+    elif not timid or better[n]:
+        while weight <= LARGEST_WEIGHT and gains(n, weight):
+            weight *= STEP
+    return n, [dict(sorted(found.items())) for found in tried]
 
 
 def penalised(tried: dict[float, Predictions]) -> dict[float, float]:

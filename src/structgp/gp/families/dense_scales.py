@@ -30,8 +30,8 @@ PRIOR_COUNT = 2.0
 """Parameters' worth of prior that the scale of the kernel is right as it is: what nothing determines stays
 put. Not chosen on data."""
 
-SINGLE_WORK = 1e9
-"""Multiplications, some 50 ms, from which sums of many products are computed in single precision, on the
+SINGLE_WORK = 3e8
+"""Multiplications, some 20 ms, from which sums of many products are computed in single precision, on the
 CPU. What is rounded is the spread of the posterior; its mean is not."""
 
 LEAST_CURVATURE = 1e-3
@@ -137,11 +137,13 @@ def learn_size(
 
 def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
     """The bound at the best posterior under the quadratic, for the whole Gaussian process, up to a
-    constant. Its first derivatives in the kernel's parameters are right. Cost O(R N^3)."""
+    constant. Its first derivatives in the kernel's parameters are right. Cost O(R N^3), in single precision
+    where that takes long."""
     prior = covariance(kernel, seen.rows, seen.rows)
     with torch.no_grad():
         root, linear = seen.bend.clamp(min=0).sqrt().T, seen.linear.T  # (R, N)
-        inner = root[:, :, None] * prior * root[:, None]
+        kind = kind_for(prior, root.numel() * len(prior) ** 2)
+        inner = (root[:, :, None] * prior * root[:, None]).to(kind)
         inner.diagonal(dim1=-1, dim2=-2).add_(1)
         lower = cholesky(inner)
         narrow = root[:, :, None] * torch.cholesky_inverse(lower) * root[:, None]  # (K + H^-1)^-1
