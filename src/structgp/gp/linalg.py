@@ -65,3 +65,11 @@ def inverse_of_lower(factor: Tensor) -> Tensor:
     across = factor[..., second, first] @ found[..., first, first]
     found[..., second, first] = -found[..., second, second] @ across
     return found
+
+
+def inverse_from_lower(factor: Tensor) -> Tensor:
+    """(L L^T)^-1 of lower triangular matrices (..., n, n)."""
+    if factor.device.type == "cpu":
+        return torch.cholesky_inverse(factor)
+    inverse = inverse_of_lower(factor)  # on a GPU, the other goes through a batch one by one
+    return inverse.mT @ inverse

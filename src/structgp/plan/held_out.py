@@ -34,8 +34,8 @@ from structgp.plan.start import start_of
 
 FIRST_WEIGHTS, USUAL_WEIGHT, STEP, LARGEST_WEIGHT = (1.0, 8.0), 2.0, 4.0, 2048.0
 """Weights that are tried first (``search``); one between them, which is tried if the first is better; the
-factor from one to the next larger one, tried while they get better; and a limit. On left-out TRAINING sequences of six
-tasks, the best weight was mostly from 2 to 6."""
+factor from one to the next larger one, tried while they get better; and a limit. On left-out TRAINING
+sequences of six tasks, the best weight was mostly from 2 to 6."""
 
 PENALTY = 0.5
 """Standard errors that a weight has to be better by for each factor ``STEP`` between it and the usual one:
@@ -203,7 +203,9 @@ def search(
     best = min((found[high] for found in tried), key=lambda p: p.loss)
     timid = best.mean("confidence") < best.mean("right") and STEP * high <= LARGEST_WEIGHT
     second = STEP * high if timid else low
-    better = {n: gains(n, second) for n, found in enumerate(tried) if not found[high].is_clearly_worse(best)}
+    better = {
+        n: gains(n, second) for n, found in enumerate(tried) if not found[high].is_clearly_worse(best)
+    }
     n = min(better, key=lambda n: min(p.loss for p in tried[n].values()))
     if timid and not better[n]:
         gains(n, low)

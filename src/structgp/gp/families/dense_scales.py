@@ -24,7 +24,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from structgp.gp.block import LARGEST_FACTOR, Seen, ratio
 from structgp.gp.kernels.block_sum import covariance
 from structgp.gp.kernels.dense import DenseKernel
-from structgp.gp.linalg import cholesky, upper_factor_of_inverse
+from structgp.gp.linalg import cholesky, inverse_from_lower, upper_factor_of_inverse
 
 PRIOR_COUNT = 2.0
 """Parameters' worth of prior that the scale of the kernel is right as it is: what nothing determines stays
@@ -37,6 +37,9 @@ CPU. What is rounded is the spread of the posterior; its mean is not."""
 LEAST_CURVATURE = 1e-3
 """Of the precision of the prior, what a token has to add in the direction of its own features to be
 counted."""
+
+PANEL = 256
+"""Rows of a gram matrix that are computed at a time, as far as the diagonal."""
 
 SWEEPS = 6
 """Closed-form steps of the scale per quadratic; they stop earlier where it moves by less than 1 %."""
@@ -87,24 +90,28 @@ def kind_for(values: Tensor, work: int) -> torch.dtype:
 
 
 def gram_of(values: Tensor, bend: Tensor, sizes: Tensor) -> Tensor:
-    """(R, F, F) sum_t phi_t H_tj phi_t^T of features (N, F) and curvature (N, R), of functions whose
-    variances are ``sizes`` (R,) times as large as those of the features. Cost O(R N F^2), in single
-    precision where that takes long. With many labels, most tokens say next to nothing of a function, and
-    are left out (``LEAST_CURVATURE``)."""
+    """(R, F, F) lower triangles of sum_t phi_t H_tj phi_t^T, of features (N, F) and curvature (N, R), of
+    functions whose variances are ``sizes`` (R,) times as large as those of the features. Cost O(R N F^2),
+    in single precision where that takes long. With many labels, many tokens say next to nothing of a
+    function, and are left out (``LEAST_CURVATURE``)."""
     kind = kind_for(values, values.numel() * values.shape[1] * bend.shape[1])
     if values.device.type != "cpu":  # where it is fast, and looking for such tokens is not
         return torch.stack([values.T @ (h[:, None] * values) for h in bend.T])
     counts = bend * values.square().sum(1)[:, None] * sizes > LEAST_CURVATURE
     values, bend, found = values.to(kind), bend.to(kind), []
     for h, here in zip(bend.T, counts.T, strict=True):
-        some = values[here]
-        found.append(some.T @ (h[here, None] * some))
+        some, total = values[here], values.new_zeros(values.shape[1], values.shape[1])
+        weighted = h[here, None] * some
+        for first in range(0, len(total), PANEL):
+            last = first + PANEL
+            torch.mm(weighted[:, first:last].T, some[:, :last], out=total[first:last, :last])
+        found.append(total)
     return torch.stack(found).to(torch.float64)
 
 
 def spread_of(gram: Tensor, grown: Tensor) -> Tensor:
-    """(R, F, F) upper roots of the covariances whose inverses are I + grown gram. Cost O(R F^3), in single
-    precision where that takes long, as the gram matrices then are."""
+    """(R, F, F) upper roots of the covariances whose inverses are I + grown gram, of which lower triangles
+    are read. Cost O(R F^3), in single precision where that takes long, as the gram matrices then are."""
     precision = (grown * gram).to(kind_for(gram, gram.numel() * gram.shape[-1]))
     precision.diagonal(dim1=-1, dim2=-2).add_(1)
     return upper_factor_of_inverse(precision).to(gram)
@@ -114,7 +121,7 @@ def learn_size(
     kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS, gram: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Moves the scale of the whole kernel, whose shape stays, towards where the bound is largest under the
-    quadratic. gram : (R, F, F) of its features and curvature, where that is known. Returns the posterior
+    quadratic. gram : (R, F, F) as of ``gram_of``, where that is known. Returns the posterior
     there: means (R, F) and roots (R, F, F). Cost O(R N F^2), and O(R F^3) per sweep."""
     R, F = seen.bend.shape[1], seen.values.shape[1]
     if gram is None:
@@ -146,7 +153,7 @@ def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
         inner = (root[:, :, None] * prior * root[:, None]).to(kind)
         inner.diagonal(dim1=-1, dim2=-2).add_(1)
         lower = cholesky(inner)
-        narrow = root[:, :, None] * torch.cholesky_inverse(lower) * root[:, None]  # (K + H^-1)^-1
+        narrow = root[:, :, None] * inverse_from_lower(lower) * root[:, None]  # (K + H^-1)^-1
         dual = linear - (narrow @ (linear @ prior)[..., None])[..., 0]
         value = 0.5 * (linear * (dual @ prior)).sum() - lower.diagonal(dim1=-1, dim2=-2).log().sum()
         slope = 0.5 * (dual.T @ dual - narrow.sum(0))

@@ -33,8 +33,8 @@ from structgp.gp.kernels.dense import DenseKernel
 from structgp.gp.weight_rows import WeightConditional, noise_table
 
 SHARING = 8
-"""Tokens per draw of the weights. The draws of a fit are of weights, each for a group of sequences, not of
-scores for each sequence by itself: an eighth of the cost, and their errors still average out over groups."""
+"""Tokens per draw of the weights. The draws of a fit are of the weights for a group of sequences, not of the
+scores of each sequence by itself: an eighth of the cost, and errors still average out over groups."""
 
 
 def split_kernel(kernel: Kernel) -> tuple[Kernel | None, DenseKernel, slice]:
@@ -223,7 +223,9 @@ class DenseWeights(Block):
             dense = torch.randn((R, half, -(-len(mask) // per_group), F), generator=generator)
             rest = None
             if self.parts[1].has_nystrom:
-                rest = torch.randn((half, *mask.shape, R), generator=generator, dtype=self.m.dtype).to(self.m)
+                rest = torch.randn((half, *mask.shape, R), generator=generator, dtype=self.m.dtype).to(
+                    self.m
+                )
             found.append((dense.to(self.m.device), rest))
         return table, found
 
