@@ -62,6 +62,7 @@ def _on_device(
     # The first step has length 1, as SciPy's: torch's is shorter by the root of the number of parameters,
     # and so small a gain ended the search.
     closure()
+    assert x.grad is not None
     sizes = x.grad.abs()
     search.param_groups[0]["lr"] = float(sizes.sum() / sizes.norm().clamp(min=1e-300))
     best = start, float("inf")

@@ -24,7 +24,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from structgp.gp.block import LARGEST_FACTOR, Seen, ratio
 from structgp.gp.kernels.block_sum import covariance
 from structgp.gp.kernels.dense import DenseKernel
-from structgp.gp.linalg import cholesky, inverse_from_lower, upper_factor_of_inverse
+from structgp.gp.linalg import cholesky, each_times, inverse_from_lower, upper_factor_of_inverse
 
 PRIOR_COUNT = 2.0
 """Parameters' worth of prior that the scale of the kernel is right as it is: what nothing determines stays
@@ -131,7 +131,7 @@ def learn_size(
     grown = gram.new_ones(())
     for sweep in range(sweeps + 1):
         root = spread_of(gram, grown)
-        m = (root @ (root.mT @ (grown.sqrt() * pull)[..., None]))[..., 0]
+        m = each_times(root, each_times(root.mT, grown.sqrt() * pull))
         determined = R * F - root.square().sum() + grown * lost
         step = ratio(m.square().sum(), determined, PRIOR_COUNT)
         after = (grown * step).clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
@@ -149,12 +149,12 @@ def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
     prior = covariance(kernel, seen.rows, seen.rows)
     with torch.no_grad():
         root, linear = seen.bend.clamp(min=0).sqrt().T, seen.linear.T  # (R, N)
-        kind = kind_for(prior, root.numel() * len(prior) ** 2)
-        inner = (root[:, :, None] * prior * root[:, None]).to(kind)
+        root = root.to(kind_for(prior, root.numel() * len(prior) ** 2))
+        inner = root[:, :, None] * prior.to(root) * root[:, None]
         inner.diagonal(dim1=-1, dim2=-2).add_(1)
         lower = cholesky(inner)
-        narrow = root[:, :, None] * inverse_from_lower(lower) * root[:, None]  # (K + H^-1)^-1
-        dual = linear - (narrow @ (linear @ prior)[..., None])[..., 0]
+        narrow = inverse_from_lower(lower).mul_(root[:, :, None]).mul_(root[:, None])  # (K + H^-1)^-1
+        dual = linear - each_times(narrow, (linear @ prior).to(root))
         value = 0.5 * (linear * (dual @ prior)).sum() - lower.diagonal(dim1=-1, dim2=-2).log().sum()
         slope = 0.5 * (dual.T @ dual - narrow.sum(0))
     # The value, and a linear function of the prior with the right slope.

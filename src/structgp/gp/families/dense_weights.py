@@ -30,11 +30,12 @@ from structgp.gp.families.weights import learn_relevances
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.dense import DenseKernel
+from structgp.gp.linalg import each_times
 from structgp.gp.weight_rows import WeightConditional, noise_table
 
 SHARING = 8
-"""Tokens per draw of the weights. The draws of a fit are of the weights for a group of sequences, not of the
-scores of each sequence by itself: an eighth of the cost, and errors still average out over groups."""
+"""Tokens per draw of the weights. The draws of a fit are of the weights for a group of sequences, not of
+the scores of each sequence by itself: an eighth of the cost, and errors still average out over groups."""
 
 
 def split_kernel(kernel: Kernel) -> tuple[Kernel | None, DenseKernel, slice]:
@@ -166,11 +167,11 @@ class DenseWeights(Block):
     def root_times(self, v: Tensor) -> Tensor:
         """(..., R, M) C v with C C^T the covariance."""
         loose, dense = v[..., : self.n_loose], v[..., self.n_loose :]
-        return torch.cat([self.factor * loose, _times(self.root, dense)], -1)
+        return torch.cat([self.factor * loose, each_times(self.root, dense)], -1)
 
     def root_transposed_times(self, v: Tensor) -> Tensor:
         loose, dense = v[..., : self.n_loose], v[..., self.n_loose :]
-        return torch.cat([self.factor * loose, _times(self.root.mT, dense)], -1)
+        return torch.cat([self.factor * loose, each_times(self.root.mT, dense)], -1)
 
     def _constant_sds(self) -> Tensor:
         """Prior standard deviations of the constants' weights, before the amplitude; of the dense part
@@ -355,11 +356,3 @@ class DenseCurvature:
         self.block.factor.copy_((1 + square * self.loose).rsqrt())
         self.block.root.copy_(spread_of(self.dense, square))
         self.block.gram = self.dense
-
-
-def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """(..., R, F) each function's matrix (R, F, F) times its vectors (..., R, F)."""
-    if matrices.device.type != "cpu":
-        return (matrices @ vectors[..., None])[..., 0]
-    # One by one: in one call, it takes torch ten times as long.
-    return torch.stack([v @ m.T for m, v in zip(matrices, vectors.unbind(-2), strict=True)], -2)
