@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structgp.gp.linalg import RELATIVE_JITTER, cholesky, factor_of_inverse
+from structgp.gp import linalg
+from structgp.gp.linalg import (
+    RELATIVE_JITTER,
+    cholesky,
+    factor_of_inverse,
+    inverse_of_lower,
+    upper_factor_of_inverse,
+)
 
 
 def covariances() -> torch.Tensor:
@@ -53,6 +60,23 @@ def test_factor_of_inverse() -> None:
     assert (L.triu(1).abs() < 1e-14).all()
     torch.testing.assert_close(L @ L.mT, torch.linalg.inv(P))
     torch.testing.assert_close(factor_of_inverse(P[0]), L[0])
+
+
+def test_upper_factors_come_from_lower_triangles() -> None:
+    P = covariances()
+    U = upper_factor_of_inverse(P.tril())
+    assert not U.tril(-1).any()
+    torch.testing.assert_close(U @ U.mT, torch.linalg.inv(P))
+    singular = torch.ones(2, 3, 3, dtype=torch.float64)
+    assert upper_factor_of_inverse(singular.tril()).isfinite().all()
+
+
+def test_inverse_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linalg, "SMALL", 2)
+    factor = torch.linalg.cholesky(covariances())
+    found = inverse_of_lower(factor)
+    assert not found.triu(1).any()
+    torch.testing.assert_close(found @ factor, torch.eye(factor.shape[-1]).double().expand_as(factor))
 
 
 def test_each_matrix_of_a_batch_has_its_own_jitter() -> None:

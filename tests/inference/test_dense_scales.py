@@ -14,8 +14,17 @@ from torch import Tensor
 
 from structgp.gp import DenseWeights, Inducing, Posterior, Table, contrasts
 from structgp.gp.families import dense_scales
-from structgp.gp.families.dense_scales import PRIOR_COUNT, Quadratic, evidence, learn_shape, learn_size
+from structgp.gp.families.dense_scales import (
+    PRIOR_COUNT,
+    Quadratic,
+    evidence,
+    gram_of,
+    learn_shape,
+    learn_size,
+    spread_of,
+)
 from structgp.gp.kernels import DenseKernel, covariance
+from structgp.gp.linalg import cholesky
 from structgp.inference import Problem, SecondOrder
 from structgp.inference.loop import make_batches
 from structgp.structures import Chain
@@ -88,6 +97,27 @@ def test_slopes_of_the_evidence(choice: Any) -> None:
 
 
 # -- what is learned ---------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32])
+def test_gram_matrices_are_sums_over_tokens(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their lower triangles, panel by panel, without tokens that say nothing."""
+    monkeypatch.setattr(dense_scales, "PANEL", 3)
+    monkeypatch.setattr(dense_scales, "kind_for", lambda *_: kind)
+    rng = np.random.default_rng(0)
+    values, bend = (torch.from_numpy(rng.normal(size=(40, n))) for n in (8, 3))
+    bend = torch.where(bend > 0, bend, 1e-6)
+    wanted = torch.einsum("tf,tr,tg->rfg", values, bend, values)
+    found = gram_of(values, bend, torch.ones(3))
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.tril(), wanted.tril(), rtol=1e-3, atol=1e-3)
+    # A token counts by what it adds to the precision of functions as large as they are.
+    few = gram_of(values, bend, torch.full((3,), 1e-6))
+    assert not few.any()
+    root = spread_of(found, torch.tensor(2.0))
+    wanted = torch.linalg.inv(torch.eye(8) + 2 * wanted)
+    torch.testing.assert_close(root @ root.mT, wanted, rtol=1e-2, atol=1e-3)
 
 
 def bound_of_size(seen: Quadratic, log_grown: float) -> float:
@@ -163,6 +193,16 @@ def single_tokens(node: Any, x: Tensor) -> Problem:
     return Problem(Posterior({"node": node, "next": Table((V, V))}), Chain(), batches)
 
 
+class DrawsOfFunctions(DenseWeights):
+    """With draws as of ``Inducing``: of the functions, on every sequence by itself."""
+
+    fixed_noise = Inducing.fixed_noise
+
+    def offsets(self, conditional: Any, noise: Any, i: int, numbers: Tensor) -> Tensor:
+        factor = cholesky(self.gaussian(conditional)[1][0] / self.scale.square())
+        return torch.einsum("brtu,sbur->sbtr", factor, noise[i])
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("choice", ["linear+rbf", "rbf-ard", ScaleKernel(RBFKernel())], ids=str)
 def test_the_fit_is_that_at_inducing_inputs(choice: Any, cases: ModuleType) -> None:
@@ -170,7 +210,7 @@ def test_the_fit_is_that_at_inducing_inputs(choice: Any, cases: ModuleType) -> N
     kernel, x = make_kernel(choice)
     basis = contrasts(torch.tensor([3.0, 2.0, 1.0]))
     found = []
-    for node in (DenseWeights(kernel, (V,), basis, 1.3), Inducing(kernel, x, (V,), basis=basis)):
+    for node in (DrawsOfFunctions(kernel, (V,), basis, 1.3), Inducing(kernel, x, (V,), basis=basis)):
         node.log_amplitude.fill_(np.log(1.3))
         problem = single_tokens(node, x)
         optimizer = SecondOrder(16, tolerance=1e-9, max_rounds=30, learn_scales=False)

@@ -87,8 +87,9 @@ def weight_of(model: StructuredGPClassifier) -> float:
     return value
 
 
-def predictions(loss: float, n: int = 4) -> Predictions:
-    return Predictions(np.full(n, 5.0), np.full(n, 5 * loss), np.full(n, 4.0), np.full(n, 4.0))
+def predictions(loss: float, n: int = 4, confidence: float = 0.8) -> Predictions:
+    """Right in 80 %."""
+    return Predictions(np.full(n, 5.0), np.full(n, 5 * loss), np.full(n, 5 * confidence), np.full(n, 4.0))
 
 
 def judged(*nll: float) -> Predictions:
@@ -164,15 +165,38 @@ def test_search_and_parabola(
     assert lowest_weight({w: p[1.0].loss for w, p in tried.items()}) == pytest.approx(weight, rel=2e-3)
 
 
-def test_shapes_are_compared_under_two_weights_and_the_better_one_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("losses", "tries"),
+    [
+        ({8: 0.6, 32: 0.5, 128: 0.55}, [8, 32, 128]),
+        ({1: 0.7, 8: 0.6, 32: 0.65}, [1, 8, 32]),
+        ({1: 0.4, 2: 0.5, 8: 0.6, 32: 0.65}, [1, 2, 8, 32]),
+    ],
+)
+def test_larger_weights_come_first_where_confidence_is_too_low(
+    losses: dict[int, float], tries: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(held_out, "LARGEST_WEIGHT", 128.0)
+    _, (tried,) = search(lambda c: {1.0: predictions(losses[int(c.data_weight)], confidence=0.7)})
+    assert list(tried) == tries
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0], ids=["clearly worse", "not clearly worse"])
+def test_of_several_shapes_the_best_one_goes_on(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that is clearly worse under the first weight is not tried under a second one."""
     monkeypatch.setattr(held_out, "LARGEST_WEIGHT", 128.0)
     losses = {("a", 1): 0.5, ("a", 8): 0.6, ("b", 1): 0.7, ("b", 8): 0.4, ("b", 32): 0.45}
     variants = [Candidate(shape=SimpleNamespace(name=name)) for name in "ab"]  # type: ignore[arg-type]
-    n, tried = search(lambda c: {1.0: predictions(losses[c.told["shape"], int(c.data_weight)])}, variants)
+
+    def predict(candidate: Candidate) -> dict[float, Predictions]:
+        name = candidate.told["shape"]
+        found = predictions(losses[name, int(candidate.data_weight)])
+        nll = found.nll + spread * np.array([2.0, -2, 2, -2]) * (name == "a")
+        return {1.0: replace(found, nll=nll)}
+
+    n, tried = search(predict, variants)
     assert n == 1
-    assert [list(found) for found in tried] == [[1, 8], [1, 8, 32]]
+    assert [list(found) for found in tried] == [[1, 8] if spread else [8], [1, 8, 32]]
 
 
 def test_far_weights_have_to_be_clearly_better() -> None:

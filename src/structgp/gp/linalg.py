@@ -7,6 +7,9 @@ from torch import Tensor
 
 RELATIVE_JITTER = 1e-8
 
+SMALL = 128
+"""Rows up to which a triangular matrix is inverted in one go."""
+
 
 def cholesky(matrix: Tensor) -> Tensor:
     """Lower factors of ``matrix`` (..., n, n) with a little jitter on the diagonal.
@@ -32,13 +35,49 @@ def cholesky(matrix: Tensor) -> Tensor:
 def factor_of_inverse(precision: Tensor) -> Tensor:
     """Lower triangular L with L L^T = precision^-1, for (..., n, n) positive definite matrices.
 
-    One Cholesky and one triangular solve: with rows and columns reversed, the factor of the
-    precision comes out upper triangular, and its inverse transpose is the lower one wanted.
+    With rows and columns reversed, the factor of the precision comes out upper triangular, and its inverse
+    transpose is the lower one wanted.
     """
     symmetric = 0.5 * (precision + precision.mT)
-    reverse = symmetric.flip(-1, -2)
-    factor, failed = torch.linalg.cholesky_ex(reverse)
+    return upper_factor_of_inverse(symmetric.flip(-1, -2)).flip(-1, -2)
+
+
+def upper_factor_of_inverse(precision: Tensor) -> Tensor:
+    """Upper triangular U with U U^T = precision^-1, for (..., n, n) positive definite matrices of which the
+    lower triangle is read. Cost 2/3 n^3."""
+    factor, failed = torch.linalg.cholesky_ex(precision)
     # A kernel of very large variance leaves less than rounding between the matrix and singular.
-    upper = (cholesky(reverse) if bool((failed > 0).any()) else factor).flip(-1, -2)
-    eye = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
-    return torch.linalg.solve_triangular(upper, eye.expand_as(upper), upper=True).mT
+    if bool((failed > 0).any()):
+        factor = cholesky(precision.tril() + precision.tril(-1).mT)
+    return inverse_of_lower(factor).mT
+
+
+def inverse_of_lower(factor: Tensor) -> Tensor:
+    """Inverses of lower triangular matrices (..., n, n), by halves: products of matrices are faster than
+    solving for all columns of I, which does not see that the solution is triangular too."""
+    n = factor.shape[-1]
+    if n <= SMALL:
+        eye = torch.eye(n, dtype=factor.dtype, device=factor.device)
+        return torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+    first, second, found = slice(n // 2), slice(n // 2, n), torch.zeros_like(factor)
+    found[..., first, first] = inverse_of_lower(factor[..., first, first])
+    found[..., second, second] = inverse_of_lower(factor[..., second, second])
+    across = factor[..., second, first] @ found[..., first, first]
+    found[..., second, first] = -found[..., second, second] @ across
+    return found
+
+
+def inverse_from_lower(factor: Tensor) -> Tensor:
+    """(L L^T)^-1 of lower triangular matrices (..., n, n)."""
+    if factor.device.type == "cpu":
+        return torch.cholesky_inverse(factor)
+    inverse = inverse_of_lower(factor)  # on a GPU, the other goes through a batch one by one
+    return inverse.mT @ inverse
+
+
+def each_times(matrices: Tensor, vectors: Tensor) -> Tensor:
+    """(..., R, n) the product of each matrix (R, n, n) with its vectors (..., R, n)."""
+    if matrices.device.type != "cpu":
+        return (matrices @ vectors[..., None])[..., 0]
+    # One by one: in one call, it takes torch ten times as long.
+    return torch.stack([v @ m.T for m, v in zip(matrices, vectors.unbind(-2), strict=True)], -2)

@@ -59,9 +59,16 @@ def _on_device(
         x.grad = last[2].clone()
         return last[1]
 
+    # The first step has length 1, as SciPy's: torch's is shorter by the root of the number of parameters,
+    # and so small a gain ended the search.
+    closure()
+    assert x.grad is not None
+    sizes = x.grad.abs()
+    search.param_groups[0]["lr"] = float(sizes.sum() / sizes.norm().clamp(min=1e-300))
     best = start, float("inf")
     for _ in range(steps):
         search.step(closure)
+        search.param_groups[0]["lr"] = 1.0
         gained, value = best[1], closure()
         if value < best[1]:
             best = x.detach().clone(), value

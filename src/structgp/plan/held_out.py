@@ -35,9 +35,9 @@ from structgp.plan.run import Fit
 from structgp.plan.start import start_of
 
 FIRST_WEIGHTS, USUAL_WEIGHT, STEP, LARGEST_WEIGHT = (1.0, 8.0), 2.0, 4.0, 2048.0
-"""Weights that are tried first; one between them, which is tried if the first is better; the factor from
-one to the next larger one, tried while they get better; and a limit. On left-out TRAINING sequences of six
-tasks, the best weight was mostly from 2 to 6."""
+"""Weights that are tried first (``search``); one between them, which is tried if the first is better; the
+factor from one to the next larger one, tried while they get better; and a limit. On left-out TRAINING
+sequences of six tasks, the best weight was mostly from 2 to 6."""
 
 SPREADS = (1.0, 0.75, 0.5, 0.25)
 """Factors on how far draws lie from the posterior mean. The first is Bayes' rule."""
@@ -61,7 +61,8 @@ beside that of so few tokens. The fits have as many draws as the real one: under
 overfitted, and large weights would look worse than they are."""
 
 LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
-"""Confidence is called too low or too high if it differs from accuracy by more than both."""
+"""Confidence is called too low or too high if it differs from accuracy by more than both. By so many
+standard errors a variant has to be worse than another to be dropped after one weight."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,13 @@ class Predictions:
         spread over sequences."""
         away = self.nll - other.nll - (self.loss - other.loss) * self.tokens
         return math.sqrt((away**2).sum()) / float(self.tokens.sum())
+
+    def is_clearly_worse(self, other: Predictions) -> bool:
+        """Whether this loss is larger by more than ``STANDARD_ERRORS`` of the difference; never from a
+        single sequence."""
+        N = len(self.tokens)
+        error = self.error_of_difference(other) * math.sqrt(N / (N - 1)) if N > 1 else math.inf
+        return self.loss - other.loss > STANDARD_ERRORS * error
 
     def mixed(self, other: Predictions, share: float) -> Predictions:
         """The average with ``other``, which has this share."""
@@ -189,26 +197,48 @@ def search(
     predict: Callable[[Candidate], BySpread], variants: Sequence[Candidate] = (Candidate(),)
 ) -> tuple[int, list[dict[float, BySpread]]]:
     """What weights predict under each variant, by weight and spread, and the number of the variant that
-    predicts best: all of them under the first weights, then the best one under the usual weight, or under
-    larger ones while they get better. Each is as good as under its best spread."""
-    tried = [{w: predict(replace(variant, data_weight=w)) for w in FIRST_WEIGHTS} for variant in variants]
-    n = int(np.argmin([min(map(_least, found.values())) for found in tried]))
-    here, (low, high) = tried[n], FIRST_WEIGHTS
-    best, weight = _least(here[high]), STEP * high
-    if _least(here[low]) <= best:
-        here[USUAL_WEIGHT] = predict(replace(variants[n], data_weight=USUAL_WEIGHT))
-        weight = math.inf
-    while weight <= LARGEST_WEIGHT:
-        here[weight] = found = predict(replace(variants[n], data_weight=weight))
-        if not _least(found) < best:
-            break
-        best, weight = _least(found), STEP * weight
-    tried[n] = dict(sorted(here.items()))
-    return n, tried
+    predicts best. Each is as good as under its best spread.
+
+    All variants are tried under the larger of the first weights, and those that are not clearly worse under
+    a second one: a larger one where confidence is too low, which a larger weight raises, else the smaller
+    of the first weights. The best variant goes on alone: to larger weights while they get better, or else
+    to the smaller one, and to the usual one if that is better."""
+    low, high = FIRST_WEIGHTS
+    tried = [{high: predict(replace(variant, data_weight=high))} for variant in variants]
+
+    def gains(n: int, weight: float) -> bool:
+        """Whether a weight is better than all those tried before."""
+        before = min(map(_least, tried[n].values()))
+        tried[n][weight] = predict(replace(variants[n], data_weight=weight))
+        return _least(tried[n][weight]) < before
+
+    first = min((found[high] for found in tried), key=_least)
+    best, plain = _best(first), next(iter(first.values()))
+    timid = plain.mean("confidence") < plain.mean("right") and STEP * high <= LARGEST_WEIGHT
+    second = STEP * high if timid else low
+    better = {
+        n: gains(n, second)
+        for n, found in enumerate(tried)
+        if not _best(found[high]).is_clearly_worse(best)
+    }
+    n = min(better, key=lambda n: min(map(_least, tried[n].values())))
+    if timid and not better[n]:
+        gains(n, low)
+    here, weight = tried[n], STEP * (second if timid else high)
+    if low in here and _least(here[low]) <= _least(here[high]):
+        gains(n, USUAL_WEIGHT)
+    elif not timid or better[n]:
+        while weight <= LARGEST_WEIGHT and gains(n, weight):
+            weight *= STEP
+    return n, [dict(sorted(found.items())) for found in tried]
+
+
+def _best(found: BySpread) -> Predictions:
+    return min(found.values(), key=lambda predictions: predictions.loss)
 
 
 def _least(found: BySpread) -> float:
-    return min(predictions.loss for predictions in found.values())
+    return _best(found).loss
 
 
 def penalised(tried: dict[float, BySpread]) -> dict[float, dict[float, float]]:

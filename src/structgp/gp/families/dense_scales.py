@@ -24,15 +24,22 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from structgp.gp.block import LARGEST_FACTOR, Seen, ratio
 from structgp.gp.kernels.block_sum import covariance
 from structgp.gp.kernels.dense import DenseKernel
-from structgp.gp.linalg import cholesky, factor_of_inverse
+from structgp.gp.linalg import cholesky, each_times, inverse_from_lower, upper_factor_of_inverse
 
 PRIOR_COUNT = 2.0
 """Parameters' worth of prior that the scale of the kernel is right as it is: what nothing determines stays
 put. Not chosen on data."""
 
-SINGLE_WORK = 1e10
-"""Multiplications from which sums of many products are computed in single precision, on the CPU. What is
-rounded is the spread of the posterior; its mean is not."""
+SINGLE_WORK = 3e8
+"""Multiplications, some 20 ms, from which sums of many products are computed in single precision, on the
+CPU. What is rounded is the spread of the posterior; its mean is not."""
+
+LEAST_CURVATURE = 1e-3
+"""Of the precision of the prior, what a token has to add in the direction of its own features to be
+counted."""
+
+PANEL = 256
+"""Rows of a gram matrix that are computed at a time, as far as the diagonal."""
 
 SWEEPS = 6
 """Closed-form steps of the scale per quadratic; they stop earlier where it moves by less than 1 %."""
@@ -82,26 +89,49 @@ def kind_for(values: Tensor, work: int) -> torch.dtype:
     return torch.float32 if values.device.type == "cpu" and work > SINGLE_WORK else values.dtype
 
 
-def gram_of(values: Tensor, bend: Tensor) -> Tensor:
-    """(R, F, F) sum_t phi_t H_tj phi_t^T of features (N, F) and curvature (N, R). Cost O(R N F^2), in
-    single precision where that takes long."""
+def gram_of(values: Tensor, bend: Tensor, sizes: Tensor) -> Tensor:
+    """(R, F, F) lower triangles of sum_t phi_t H_tj phi_t^T, of features (N, F) and curvature (N, R), of
+    functions whose variances are ``sizes`` (R,) times as large as those of the features. Cost O(R N F^2),
+    in single precision where that takes long. With many labels, many tokens say next to nothing of a
+    function, and are left out (``LEAST_CURVATURE``)."""
     kind = kind_for(values, values.numel() * values.shape[1] * bend.shape[1])
-    values, bend = values.to(kind), bend.to(kind)
-    return torch.stack([values.T @ (h[:, None] * values) for h in bend.T]).to(torch.float64)
+    if values.device.type != "cpu":  # where it is fast, and looking for such tokens is not
+        return torch.stack([values.T @ (h[:, None] * values) for h in bend.T])
+    counts = bend * values.square().sum(1)[:, None] * sizes > LEAST_CURVATURE
+    values, bend, found = values.to(kind), bend.to(kind), []
+    for h, here in zip(bend.T, counts.T, strict=True):
+        some, total = values[here], values.new_zeros(values.shape[1], values.shape[1])
+        weighted = h[here, None] * some
+        for first in range(0, len(total), PANEL):
+            last = first + PANEL
+            torch.mm(weighted[:, first:last].T, some[:, :last], out=total[first:last, :last])
+        found.append(total)
+    return torch.stack(found).to(torch.float64)
 
 
-def learn_size(kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS) -> tuple[Tensor, Tensor]:
+def spread_of(gram: Tensor, grown: Tensor) -> Tensor:
+    """(R, F, F) upper roots of the covariances whose inverses are I + grown gram, of which lower triangles
+    are read. Cost O(R F^3), in single precision where that takes long, as the gram matrices then are."""
+    precision = (grown * gram).to(kind_for(gram, gram.numel() * gram.shape[-1]))
+    precision.diagonal(dim1=-1, dim2=-2).add_(1)
+    return upper_factor_of_inverse(precision).to(gram)
+
+
+def learn_size(
+    kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS, gram: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Moves the scale of the whole kernel, whose shape stays, towards where the bound is largest under the
-    quadratic. Returns the posterior there: means (R, F) and roots (R, F, F). Cost O(R N F^2), and O(R F^3)
-    per sweep."""
+    quadratic. gram : (R, F, F) as of ``gram_of``, where that is known. Returns the posterior
+    there: means (R, F) and roots (R, F, F). Cost O(R N F^2), and O(R F^3) per sweep."""
     R, F = seen.bend.shape[1], seen.values.shape[1]
-    gram = gram_of(seen.values, seen.bend)
+    if gram is None:
+        gram = gram_of(seen.values, seen.bend, seen.bend.new_ones(R))
     pull = seen.linear.T @ seen.values  # (R, F)
     lost = (seen.bend * seen.left[:, None]).sum()
-    grown, eye = gram.new_ones(()), torch.eye(F).to(gram)
+    grown = gram.new_ones(())
     for sweep in range(sweeps + 1):
-        root = factor_of_inverse(eye + grown * gram)
-        m = (root @ (root.mT @ (grown.sqrt() * pull)[..., None]))[..., 0]
+        root = spread_of(gram, grown)
+        m = each_times(root, each_times(root.mT, grown.sqrt() * pull))
         determined = R * F - root.square().sum() + grown * lost
         step = ratio(m.square().sum(), determined, PRIOR_COUNT)
         after = (grown * step).clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
@@ -114,15 +144,17 @@ def learn_size(kernel: DenseKernel, seen: Quadratic, sweeps: int = SWEEPS) -> tu
 
 def evidence(kernel: DenseKernel, seen: Quadratic) -> Tensor:
     """The bound at the best posterior under the quadratic, for the whole Gaussian process, up to a
-    constant. Its first derivatives in the kernel's parameters are right. Cost O(R N^3)."""
+    constant. Its first derivatives in the kernel's parameters are right. Cost O(R N^3), in single precision
+    where that takes long."""
     prior = covariance(kernel, seen.rows, seen.rows)
     with torch.no_grad():
         root, linear = seen.bend.clamp(min=0).sqrt().T, seen.linear.T  # (R, N)
-        inner = root[:, :, None] * prior * root[:, None]
+        root = root.to(kind_for(prior, root.numel() * len(prior) ** 2))
+        inner = root[:, :, None] * prior.to(root) * root[:, None]
         inner.diagonal(dim1=-1, dim2=-2).add_(1)
         lower = cholesky(inner)
-        narrow = root[:, :, None] * torch.cholesky_inverse(lower) * root[:, None]  # (K + H^-1)^-1
-        dual = linear - (narrow @ (linear @ prior)[..., None])[..., 0]
+        narrow = inverse_from_lower(lower).mul_(root[:, :, None]).mul_(root[:, None])  # (K + H^-1)^-1
+        dual = linear - each_times(narrow, (linear @ prior).to(root))
         value = 0.5 * (linear * (dual @ prior)).sum() - lower.diagonal(dim1=-1, dim2=-2).log().sum()
         slope = 0.5 * (dual.T @ dual - narrow.sum(0))
     # The value, and a linear function of the prior with the right slope.

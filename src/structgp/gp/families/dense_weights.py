@@ -17,13 +17,25 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from structgp.gp.block import AXIS_PRIOR_COUNT, Block, Entropy, Seen, ratio
-from structgp.gp.families.dense_scales import Quadratic, gram_of, kind_for, learn_shape, learn_size
+from structgp.gp.families.dense_scales import (
+    SWEEPS,
+    Quadratic,
+    gram_of,
+    kind_for,
+    learn_shape,
+    learn_size,
+    spread_of,
+)
 from structgp.gp.families.weights import learn_relevances
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.dense import DenseKernel
-from structgp.gp.linalg import cholesky, factor_of_inverse
+from structgp.gp.linalg import each_times
 from structgp.gp.weight_rows import WeightConditional, noise_table
+
+SHARING = 8
+"""Tokens per draw of the weights. The draws of a fit are of the weights for a group of sequences, not of
+the scores of each sequence by itself: an eighth of the cost, and errors still average out over groups."""
 
 
 def split_kernel(kernel: Kernel) -> tuple[Kernel | None, DenseKernel, slice]:
@@ -65,7 +77,8 @@ class DenseConditional:
 class DenseWeights(Block):
     """kernel : a :class:`DenseKernel`, or a sum with one beside kernels that have weights. Parameters ``m``
     (R, M), the independent weights first; ``factor`` (R, M - F), standard deviations of those; ``root``
-    (R, F, F), whose product with its transpose is the covariance of the others."""
+    (R, F, F), triangular, whose product with its transpose is the covariance of the others. ``gram`` : (R,
+    F, F) as of ``DenseCurvature`` in the last round, None where that is not known."""
 
     name = "dense-weights"
     has_weights = True
@@ -73,6 +86,8 @@ class DenseWeights(Block):
     learns_from_slopes = True
     learns_shape = False
     """Whether ``learn_scales`` moves the kernel's shape too, which takes time cubic in the tokens."""
+
+    gram: Tensor | None = None
 
     def __init__(
         self, kernel: Kernel, labels: Sequence[int], basis: Tensor | None = None, amplitude: float = 1.0
@@ -107,7 +122,9 @@ class DenseWeights(Block):
         return DenseConditional(found, torch.where(mask[..., None], values, 0), torch.where(mask, left, 0))
 
     def conditional_size(self, mask: Tensor, width: int) -> int:
-        return mask.numel() * (16 * width + self.parts[1].n_features)
+        """width : of whole rows."""
+        loose = 0 if self.parts[0] is None else 16 * (width - self.parts[1].n_columns)
+        return mask.numel() * (loose + self.parts[1].n_features)
 
     def gaussian(self, conditional: DenseConditional) -> tuple[Tensor, Tensor]:
         covariance = self._dense_covariance(conditional)
@@ -150,11 +167,11 @@ class DenseWeights(Block):
     def root_times(self, v: Tensor) -> Tensor:
         """(..., R, M) C v with C C^T the covariance."""
         loose, dense = v[..., : self.n_loose], v[..., self.n_loose :]
-        return torch.cat([self.factor * loose, (self.root @ dense[..., None])[..., 0]], -1)
+        return torch.cat([self.factor * loose, each_times(self.root, dense)], -1)
 
     def root_transposed_times(self, v: Tensor) -> Tensor:
         loose, dense = v[..., : self.n_loose], v[..., self.n_loose :]
-        return torch.cat([self.factor * loose, (self.root.mT @ dense[..., None])[..., 0]], -1)
+        return torch.cat([self.factor * loose, each_times(self.root.mT, dense)], -1)
 
     def _constant_sds(self) -> Tensor:
         """Prior standard deviations of the constants' weights, before the amplitude; of the dense part
@@ -196,21 +213,38 @@ class DenseWeights(Block):
             return torch.cat([torch.where(place >= 0, known * value, 0), parts])
 
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Any:
-        """A table for the independent weights, and of each batch (2 half, B, T, R) standard normal numbers,
-        the second half mirrors the first."""
-        table = noise_table(self.n_functions, half, generator).to(self.m) if self.n_loose else None
+        """A table for the independent weights; and standard normal numbers of each batch, whose draws will
+        be mirrored: (R, half, G, F) for the dense weights, which each of G groups of neighbouring examples
+        shares (``SHARING``), and (half, B, T, R) for what they leave open, None where that is nothing."""
+        R, F = self.n_functions, self.n_values - self.n_loose
+        table = noise_table(R, half, generator).to(self.m) if self.n_loose else None
         found = []
         for mask in masks:
-            shape = half, *mask.shape, self.n_functions
-            noise = torch.randn(shape, generator=generator, dtype=self.m.dtype)
-            found.append(torch.cat([noise, -noise]).to(self.m))
+            per_group = max(1, SHARING * half // mask.shape[1])
+            dense = torch.randn((R, half, -(-len(mask) // per_group), F), generator=generator)
+            rest = None
+            if self.parts[1].has_nystrom:
+                rest = torch.randn((half, *mask.shape, R), generator=generator, dtype=self.m.dtype).to(
+                    self.m
+                )
+            found.append((dense.to(self.m.device), rest))
         return table, found
 
     def offsets(self, conditional: DenseConditional, noise: Any, i: int, numbers: Tensor) -> Tensor:
-        """(S, B, T, R) what each draw adds to the mean, joint over tuples, without the amplitude."""
-        table, dense = noise
-        factor = cholesky(self._dense_covariance(conditional))
-        found = torch.einsum("brtu,sbur->sbtr", factor, dense[i])
+        """(S, B, T, R) what each draw adds to the mean, joint over tuples, without the amplitude. Cost
+        O(R F (G half F + S B T))."""
+        table, (dense, rest) = noise[0], noise[1][i]
+        (R, half, G, F), (B, T) = dense.shape, conditional.left.shape
+        kind = kind_for(conditional.values, dense.numel() * F)
+        weights = dense.flatten(1, 2).to(kind) @ self.root.to(kind).mT
+        weights = weights.view(R, half, G, F).permute(2, 3, 1, 0).flatten(2)  # (G, F, half R)
+        n = -(-B // G)
+        values = nn.functional.pad(conditional.values.to(kind), (0, 0, 0, 0, 0, G * n - B))
+        found = values.view(G, n * T, F) @ weights
+        found = found.view(G * n, T, half, R)[:B].permute(2, 0, 1, 3).to(conditional.values.dtype)
+        if rest is not None:
+            found = found + conditional.left.sqrt()[..., None] * rest
+        found = torch.cat([found, -found])
         if conditional.loose is not None:
             found += conditional.loose.spread(self.factor, table, numbers)
         return found
@@ -240,20 +274,33 @@ class DenseWeights(Block):
         if not self.has_own_functions:
             axes = ratio(self.m.square().sum(1), self.determined(), AXIS_PRIOR_COUNT)
         quadratic = Quadratic.of(self, seen, axes)
+        size = self.scale.square() * axes
+        gram = None if self.learns_shape else size[:, None, None] * self._gram(seen)
         self.basis.mul_(axes.sqrt())
         if self.n_loose:
             learn_relevances(self.parts[0], self.m[:, : self.n_loose], self.factor, axes)
         if self.learns_shape:
             quadratic = learn_shape(self, quadratic)
-        m, root = learn_size(self.parts[1], quadratic, *([0] if self.learns_shape else []))
+        m, root = learn_size(self.parts[1], quadratic, 0 if self.learns_shape else SWEEPS, gram)
         self.m[:, self.n_loose :] = m
         self.root.copy_(root)
         return axes
 
+    def _gram(self, seen: Sequence[Seen]) -> Tensor:
+        """(R, F, F) of what was seen, as the last round left it or summed anew."""
+        found, self.gram = self.gram, None
+        if found is None:
+            total = self.curvature_sum()
+            for s in seen:
+                total.add(s.conditional, s.bend)
+            found = total.dense
+        return found
+
     def round_factor(self) -> None:
         super().round_factor()
+        self.gram = None
         with torch.no_grad():
-            self.root.copy_(self.root.tril().float())
+            self.root.copy_(self.root.float())
 
 
 @dataclass(frozen=True)
@@ -298,12 +345,14 @@ class DenseCurvature:
         """bend : (B, T, R). Cost O(R B T F^2)."""
         if conditional.loose is not None:
             self.loose += conditional.loose.squares_times(bend)
-        self.dense += gram_of(conditional.values.flatten(0, 1), bend.flatten(2).flatten(0, 1))
+        bends, size = bend.flatten(2).flatten(0, 1), self.block.scale.square().expand(bend.shape[2])
+        self.dense += gram_of(conditional.values.flatten(0, 1), bends, size)
 
     def tensors(self) -> list[Tensor]:
         return [self.loose, self.dense]
 
     def finish(self) -> None:
-        square, eye = self.block.scale.square(), torch.eye(self.dense.shape[-1]).to(self.dense)
+        square = self.block.scale.square()
         self.block.factor.copy_((1 + square * self.loose).rsqrt())
-        self.block.root.copy_(factor_of_inverse(eye + square * self.dense))
+        self.block.root.copy_(spread_of(self.dense, square))
+        self.block.gram = self.dense
