@@ -209,9 +209,10 @@ class Asked:
         self.require("has_walk", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
-        for i, at in self.one_by_one(known):
-            spans = likely_spans(at, boundaries, least)
-            found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
+        for batch, at in self._potentials(known):
+            each = likely_spans(at.on_host(), boundaries, least)
+            for i, spans in zip(batch.index.tolist(), each, strict=True):
+                found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
         return found
 
     def span(

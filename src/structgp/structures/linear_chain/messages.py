@@ -110,6 +110,26 @@ def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
     return Logs(f, g, mask) if restricted and scaled.ends_nowhere else scaled
 
 
+def likely_spans(
+    f: Tensor, g: Tensor, mask: Tensor, share: Tensor, inside: Tensor, parts: Tensor, least: float
+) -> list[list[tuple[int, int, int, float]]] | None:
+    """``compiled_spans.search_spans``; None where that is not possible, or would not pay."""
+    enough = f.numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.device.type == "cpu"
+    if not enough or not f.dtype == g.dtype == torch.float64 or compiled_loops() is None:
+        return None
+    f = f.masked_fill(~mask[..., None], 0)
+    if g.dim() > 3:
+        g = g.masked_fill(~mask[:, 1:, None, None], 0)
+    spread = _widest(f, (-1,)) + _widest(g, (-1, -2))
+    spread = restricted_spread(f, g, mask) if bool(spread == torch.inf) else spread
+    if not bool(spread <= SAFE_SPREAD[f.dtype]):
+        return None
+    from structgp.structures.linear_chain.compiled_spans import search_spans
+
+    found, possible = search_spans(f, g, mask, share, inside, parts, least)
+    return found if possible else None
+
+
 def _widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Tensor:
     """() largest difference between entries of x within ``dims``, with minima taken of ``lowest`` if given;
     inf where all entries are -inf."""
