@@ -27,7 +27,7 @@ from structgp.gp import FAMILIES, Posterior
 from structgp.gp.kernels.kernel_json import describe, rebuild
 from structgp.structures import Spec, Structure
 
-FORMAT = 7
+FORMAT = 8
 
 
 def save(model: Model, path: str | Path) -> None:

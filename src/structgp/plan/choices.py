@@ -158,7 +158,7 @@ def predictor_of(options: Options, structure: Structure) -> Structure | None:
         raise InputError("predict_with", problem, "use 'chain', or a structure that does")
     if type(asked) is Chain:
         return None
-    if options.constraints is not None:
+    if options.constraints not in (None, "auto"):
         remedy = "use structure=Custom(..., predict_with='chain')"
         raise InputError("constraints", f"{shown(asked)} does not know them", remedy)
     return asked

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from structgp.answers.ask import Asked, Question
+from structgp.answers.best_spans import LEAST_COUNTED, expected_f1
 from structgp.data.examples import Examples
 from structgp.gp.kernels.relevance import HEAVY_TAILS, LIGHT_TAILS
 from structgp.inference import SecondOrder
@@ -67,6 +68,11 @@ class Candidate:
     data_weight: float = 1.0
     shape: DenseShape | None = None
     tails: float | None = None
+
+    @property
+    def key(self) -> tuple[float, str, float | None]:
+        """What tells it from other candidates."""
+        return self.data_weight, "" if self.shape is None else self.shape.name, self.tails
 
     @property
     def told(self) -> dict[str, Any]:
@@ -134,9 +140,11 @@ def choose(
         return replace(plan, data_weight=Choice(1.0, nothing)), None
     variants = _variants(options, plan, examples)
     n, searches = search(folds.predict, variants)
-    mine = torch.tensor([lowest(penalised(searches[n])), float(n)], dtype=torch.float64)
+    weight = lowest(penalised(searches[n]))
+    f1, threshold = folds.expected_f1(replace(variants[n], data_weight=nearest(searches[n], weight)))
+    mine = torch.tensor([weight, float(n), f1, threshold], dtype=torch.float64)
     (agreed,) = together.sum(mine * together.is_first)
-    weight, n = float(agreed[0]), int(agreed[1])
+    weight, n, f1, threshold = float(agreed[0]), int(agreed[1]), float(agreed[2]), float(agreed[3])
     best, tried = variants[n], searches[n]
     at = interpolated(tried, weight)
     found = {
@@ -154,6 +162,10 @@ def choose(
         ],
         "seconds": time.monotonic() - began,
     }
+    if plan.threshold is not None and threshold:
+        reason = f"half of the expected F1 of left-out training data, {f1:.1%}"
+        plan = replace(plan, threshold=Choice(threshold, reason))
+        found["expected_f1"] = f1
     reason = f"predicts left-out training data best: {folds.n_judged} tokens in {len(folds.folds)} folds"
     chosen = Choice[float | None](weight, reason)
     return replace(plan, data_weight=chosen, shape=best.shape, tails=best.tails), found
@@ -216,6 +228,11 @@ def lowest(losses: dict[float, float]) -> float:
     return float(f"{np.exp(np.clip(-b / (2 * a), x[0], x[2])):.3g}")
 
 
+def nearest(tried: Iterable[float], weight: float) -> float:
+    """The weight of those tried that is nearest to another one."""
+    return min(tried, key=lambda w: abs(math.log(w / weight)))
+
+
 def interpolated(tried: dict[float, Predictions], weight: float) -> Predictions:
     """What a weight between those tried would predict, linear in log weight."""
     weights = list(tried)
@@ -244,6 +261,11 @@ class Folds:
         found = [fold.predict(candidate) for fold in self.folds]
         return Predictions(*np.concatenate(found).T)
 
+    def expected_f1(self, candidate: Candidate) -> tuple[float, float]:
+        """The F1 that the folds expect of their best spans under a candidate that was tried, and the
+        threshold that leads to it; zeros where labels are not spans. No label is looked at."""
+        return expected_f1([spans for fold in self.folds for spans in fold.spans.get(candidate.key, ())])
+
 
 def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[list[int], list[int]]]:
     """Of each fold, the sequences that it leaves out, and those that it is fitted to."""
@@ -265,7 +287,8 @@ def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[l
 class Fold:
     """One part of the data. Every candidate is fitted from nothing, as the real fit will be: learning of
     scales ends before they settle, so where it ends depends on where it began. judged : of each sequence
-    left out, (T,) which tokens count."""
+    left out, (T,) which tokens count. spans : by candidate, of each sequence left out, its spans with their
+    probabilities, where labels are spans."""
 
     def __init__(
         self, options: Options, plan: Plan, examples: Examples, left_out: list[int], rest: list[int]
@@ -276,6 +299,7 @@ class Fold:
         shorter = replace(optimizer, max_rounds=min(optimizer.max_rounds, optimizer.learning_rounds))
         self.plan = replace(plan, optimizer=replace(plan.optimizer, value=shorter), trial=True)
         self.options, self.examples, self.left_out = options, examples.part(rest), examples.part(left_out)
+        self.spans: dict[tuple[float, str, float | None], list[list[tuple[int, int, str, float]]]] = {}
         known = self.examples.label_counts > 0
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
 
@@ -299,7 +323,10 @@ class Fold:
         fit = Fit(self.options, self.examples, start, generator)
         fit.train(start.plan, on_fresh_draws=False)
         question = Question(ANSWER_DRAWS, None, plan.device.value)
-        return Asked(fit.model({}), question, self.left_out.rows).marginals()
+        asked = Asked(fit.model({}), question, self.left_out.rows)
+        if plan.threshold is not None:
+            self.spans[candidate.key] = asked.spans(LEAST_COUNTED)
+        return asked.marginals()
 
 
 def _sums(p: np.ndarray, y: np.ndarray) -> list[float]:

@@ -152,9 +152,10 @@ class Parameters:
     posterior: str | Family = "auto"
     inference: str | Optimizer = "auto"
     features: str = "auto"
-    constraints: str | dict[str, Any] | None = None
+    constraints: str | dict[str, Any] | None = "auto"
     class_weight: str | dict[str, float] | None = None
-    decode: str = "marginal"
+    decode: str = "auto"
+    costs: Any = None
     n_draws: int = 128
     device: str = "cpu"
     random_state: int = 0
@@ -182,6 +183,14 @@ class Options(Parameters):
                 _check_fields(option)
         if self.class_weight is not None:
             check_class_weight(self.class_weight)
+        if (self.decode == "cost") != (self.costs is not None):
+            problem, remedy = "no costs to decode by", "pass costs={true: {predicted: cost}}"
+            if self.costs is not None:
+                problem, remedy = (
+                    f"given beside decode={self.decode!r}",
+                    "use decode='cost', or leave it out",
+                )
+            raise InputError("costs", problem, remedy)
         name = self.inference if isinstance(self.inference, str) else ""
         self.family = FAMILIES.get(self.posterior) if isinstance(self.posterior, str) else self.posterior
         self.preset = PRESETS.get(name)
@@ -196,7 +205,7 @@ class Options(Parameters):
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "basis": ("auto", "contrast", "label"),
     "covariance": ("auto", "full", "low-rank", "diagonal"),
-    "decode": ("marginal", "viterbi"),
+    "decode": ("auto", "f1", "accuracy", "sequence", "cost"),
     "entropy": ("auto", "exact", "bhattacharyya", "jensen"),
     "gradient": GRADIENTS,
     "inference": INFERENCE,
@@ -289,6 +298,37 @@ def check_class_weight(given: Any, classes: Sequence[str] | None = None) -> None
             raise InputError("class_weight", problem, f"use {', '.join(classes)}")
 
 
+def cost_matrix(costs: Any, classes: Sequence[str]) -> np.ndarray:
+    """(V, V) cost of each predicted label (column) where another is true (row), from a dict {true:
+    {predicted: cost}}, in which an error costs 1 unless it is named, or from such a matrix."""
+    V, place = len(classes), "costs"
+    if not isinstance(costs, Mapping):
+        try:
+            found = np.array(costs, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InputError(place, "not all numbers", "pass {true: {predicted: cost}}") from None
+        if found.shape != (V, V):
+            remedy = f"pass one row per true label and one column per predicted one, {V} of each"
+            raise InputError(place, f"shape {found.shape} for {V} labels", remedy)
+    else:
+        found, index = 1.0 - np.eye(V), {label: i for i, label in enumerate(classes)}
+        for true, row in costs.items():
+            if not isinstance(row, Mapping):
+                problem = f"must be a dict from predicted label to cost, got {row!r} for {true!r}"
+                raise InputError(place, problem, "pass {true: {predicted: cost}}")
+            for predicted, cost in row.items():
+                for label in (true, predicted):
+                    if label not in index:
+                        problem = f"{label!r} is not a label of the training data"
+                        raise InputError(place, problem, f"use {', '.join(classes)}")
+                if not isinstance(cost, Real):
+                    raise InputError(place, f"must be a number, got {cost!r}", "use a number")
+                found[index[true], index[predicted]] = float(cost)
+    if not np.isfinite(found).all():
+        raise InputError(place, "must be finite numbers", "use large numbers instead of infinite ones")
+    return found
+
+
 def device_of(name: Any) -> str:
     """The torch device that ``name`` stands for; 'auto' is the GPU where there is one. InputError if it
     cannot be used."""
@@ -308,7 +348,7 @@ SAVED: dict[str, type] = {
 }
 """Option objects that a model file keeps."""
 
-NOT_OF_THE_FIT = ("inference", "n_draws", "decode", "class_weight", "device", "verbose")
+NOT_OF_THE_FIT = ("inference", "n_draws", "decode", "costs", "class_weight", "device", "verbose")
 """Parameters that a fit does not depend on, so that one that was cut off may go on with others; and the
 optimiser, which its plan names."""
 
@@ -323,7 +363,7 @@ def to_json(params: Mapping[str, Any]) -> dict[str, Any]:
         elif type(value) in SAVED.values():
             value = {"option": type(value).__name__} | asdict(value)
         plain = _plain(value)
-        if plain is not None and name != "device":
+        if (value is None or plain is not None) and name != "device":
             found[name] = plain
     return found
 
@@ -364,8 +404,8 @@ def _told(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON gives it back, without NumPy's numbers; None where JSON cannot hold it."""
+    """The value as JSON gives it back, without NumPy's numbers and arrays; None where JSON cannot hold it."""
     try:
-        return json.loads(json.dumps(value, default=lambda number: number.item()))
+        return json.loads(json.dumps(value, default=lambda number: number.tolist()))
     except (AttributeError, TypeError, ValueError):
         return None

@@ -43,7 +43,10 @@ class Plan:
     degrees of freedom of sparse features' weights, None for the usual ones. trial : whether this fit only
     serves to choose. covariance : 'full', 'low-rank', 'diagonal', of ``rank`` directions. precision : of
     the fit. on_bound : whether the fit itself learns what each feature is worth. data_weight : how often
-    every training sequence counts; None, which stands for once, until cross-validation has chosen it."""
+    every training sequence counts; None, which stands for once, until cross-validation has chosen it.
+    constraints : the scheme that all training labellings obey, or the user's. decode : what labels are
+    chosen for unless the user says it. threshold : least probability of a span that is predicted for the
+    best F1, None where labels are not spans."""
 
     structure: Choice[Structure]
     kernel: Choice[KernelChoice]
@@ -67,9 +70,17 @@ class Plan:
     entropy: Choice[str] = choices.TIGHTER
     rank: int = 0
     data_weight: Choice[float | None] = choices.PLAIN_BAYES
+    constraints: Choice[Any] = Choice(None, ASKED)
+    decode: Choice[str] = Choice("accuracy", choices.DEFAULT)
+    threshold: Choice[float] | None = None
     shape: Any = None
     tails: float | None = None
     trial: bool = False
+
+    @property
+    def answers_spans(self) -> bool:
+        """Whether the structure that answers knows probabilities of spans."""
+        return self.predictor is None or self.predictor.has_walk
 
     @property
     def n_components(self) -> int:
@@ -245,8 +256,10 @@ def _settings(
 
 
 def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
-    """The plan with the data weight of an earlier fit, unless another is asked for. info : the log of that
-    fit; those of versions without data weights counted every sequence once."""
+    """The plan with the data weight and the threshold of an earlier fit, unless another weight is asked for.
+    info : the log of that fit; those of versions without data weights counted every sequence once."""
+    if plan.threshold is not None and info.get("threshold") is not None:
+        plan = replace(plan, threshold=Choice(info["threshold"], choices.AS_BEFORE))
     if not isinstance(options.prior.data_weight, str):
         return replace(plan, data_weight=Choice(float(options.prior.data_weight), ASKED))
     weight = info.get("plan", {}).get("data_weight", {}).get("value", 1.0)
