@@ -153,7 +153,7 @@ class Asked:
         self.require("has_walk", "spans", "decode", "accuracy")
         decoder, rules = self._span_decoder(), self.model.rules
         found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
-        for batch, at in self._potentials(known):
+        for batch, at in self.potentials(known):
             at = at.on_host()
             each, p = likely_spans(at, decoder.boundaries, decoder.least), at.marginals()
             usual = labellings.best_tokens(p, at.mask, rules).numpy()
@@ -197,7 +197,7 @@ class Asked:
     def _n_best(self, n: int, known: Known | None) -> list[list[tuple[np.ndarray, float]]]:
         model, question = self.model, self.question
         found = [[] if len(r) else [(np.empty(0, dtype=np.int64), 0.0)] for r in self.rows]
-        for batch, at in self._potentials(known):
+        for batch, at in self.potentials(known):
             plugged = at
             if question.n_draws:
                 mean_draw = model.draws(0, question.device)
@@ -256,7 +256,7 @@ class Asked:
         self.require("has_walk", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
-        for batch, at in self._potentials(known):
+        for batch, at in self.potentials(known):
             each = likely_spans(at.on_host(), boundaries, least)
             for i, spans in zip(batch.index.tolist(), each, strict=True):
                 found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
@@ -302,7 +302,7 @@ class Asked:
         self, known: Known | None = None, n_draws: int | None = None
     ) -> Iterator[tuple[int, Potentials]]:
         """The potentials of each sequence that has tokens, without padding, with its place."""
-        for batch, at in self._potentials(known, n_draws):
+        for batch, at in self.potentials(known, n_draws):
             at = at.on_host()
             for b, i in enumerate(batch.index.tolist()):
                 yield i, at.one(b, len(self.rows[i]))
@@ -321,13 +321,13 @@ class Asked:
         n_draws: int | None = None,
     ) -> list[np.ndarray]:
         answers = [empty] * len(self.rows)
-        for batch, at in self._potentials(known, n_draws):
+        for batch, at in self.potentials(known, n_draws):
             values = ask(at).cpu().numpy()
             for b, i in enumerate(batch.index.tolist()):
                 answers[i] = values[b, : len(self.rows[i])]
         return answers
 
-    def _potentials(
+    def potentials(
         self, known: Known | None, n_draws: int | None = None
     ) -> Iterator[tuple[Batch, Potentials]]:
         """Batch after batch, given the labels that are known, with its potentials. n_draws : None for as

@@ -70,13 +70,17 @@ def _enter(node: Tensor, step: Tensor, boundaries: Boundaries, t: int, bounded: 
 def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> Found:
     """Of each sequence, every span (start, stop, type) whose averaged probability is at least ``least``, with
     that probability, most probable first. Cost of compiled loops O(S T V^2) per sequence."""
-    found, lengths = None, at.mask.sum(-1).tolist()
+    found = None
     if boundaries.kinds and type(at.structure) is Chain:
         given = at.f, at.g, at.mask, at.share, boundaries.inside, boundaries.parts
         found = at.structure.likely_spans(*given, least)
-    if found is None:
-        found = [_likely_spans(at.one(b, n), boundaries, least) for b, n in enumerate(lengths)]
-    return found
+    return spans_by_walk(at, boundaries, least) if found is None else found
+
+
+def spans_by_walk(at: Potentials, boundaries: Boundaries, least: float) -> Found:
+    """The same for any structure, from its Markov chain."""
+    lengths = at.mask.sum(-1).tolist()
+    return [_likely_spans(at.one(b, n), boundaries, least) for b, n in enumerate(lengths)]
 
 
 def _likely_spans(
