@@ -230,9 +230,9 @@ def test_tag_with_probabilities(files):
     assert len({line for line in one if line.startswith("# ")}) > 1
 
 
-def test_tag_viterbi(files):
-    out = ok("tag", "-m", files.model, "--viterbi", files.bare).stdout
-    estimator = structgp.load(files.model).set_params(decode="viterbi")
+def test_tag_whole_sequences(files):
+    out = ok("tag", "-m", files.model, "--decode", "sequence", files.bare).stdout
+    estimator = structgp.load(files.model).set_params(decode="sequence")
     template = structgp.data.sources.templates.Template.parse(TEMPLATE)
     predicted = estimator.predict([template.expand(x) for x in files.X_test])
     assert out == columns(files.X_test, predicted, separator="\t")
