@@ -3,12 +3,12 @@
     python -m experiments.decisions --data DIR [--task TASK ...] [--split NAME ...] [--jobs N]
         [--skip-crf | --only-crf] [--speed]
 
-A cell is one split of one task: 'fold0' to 'fold4' are the paper's folds (of the embedded corpus, five parts,
-each of which is the test set once), 'random0' to 'random9' random halves. One default fit answers for every
-decoding; the CRF has its regulariser cross-validated and decodes by Viterbi. In the costs, a token of a span
-that is called outside costs ``MISSED``, any other error 1. Rows go to results/decisions.jsonl, and finished
-cells are not done again. --speed times span probabilities against the loop that they had before.
-"""
+A cell is one split of one task: 'fold0' to 'fold4' are the paper's folds (of the embedded corpus, five
+parts, each of which is the test set once), 'random0' to 'random9' random halves. One default fit answers
+for every decoding; the CRF has its regulariser cross-validated and decodes by Viterbi. In the costs, a
+token of a span that is called outside costs ``MISSED``, any other error 1. Rows go to
+results/decisions.jsonl, and finished cells are not done again. --speed times span probabilities against the
+loop that they had before."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def speed(task: str, data: str | None, n: int = 600) -> str:
-    """Seconds of one process for the span probabilities of n sequences, with those of the potentials that all
-    answers need."""
+    """Seconds of one process for the span probabilities of n sequences, with those of the potentials that
+    all answers need."""
     fold = load_split(task, "fold0", data)
     model = StructuredGPClassifier().fit(fold.X, fold.y)
     asked = model.ask((fold.X_test * (n // len(fold.X_test) + 1))[:n])

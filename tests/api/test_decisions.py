@@ -173,7 +173,7 @@ def test_costs_that_are_not_possible(
 def test_spans_of_labels_that_are_none() -> None:
     X, y = [[{"w": "a"}, {"w": "b"}]] * 6, [["P", "Q"]] * 6
     model = StructuredGPClassifier(decode="f1", prior=Prior(data_weight=1.0)).fit(X, y)
-    with pytest.raises(InputError, match="^decode: the labels P, Q are not spans; "):
+    with pytest.raises(InputError, match=r"^decode: the labels P, Q are not spans; "):
         model.predict(X)
 
 

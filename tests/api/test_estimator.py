@@ -1015,7 +1015,9 @@ def test_parameters_of_prediction_may_change_after_the_fit(train):
     few = model.set_params(n_draws=2).predict_marginals(train[0])
     assert few != many
     assert model.set_params(n_draws=128).predict_marginals(train[0]) == many
-    with pytest.raises(InputError, match=r"^decode: 'foo' is not known; use one of auto, f1, accuracy, sequence, cost$"):
+    with pytest.raises(
+        InputError, match=r"^decode: 'foo' is not known; use one of auto, f1, accuracy, sequence, cost$"
+    ):
         model.set_params(decode="foo").predict(train[0])
 
 

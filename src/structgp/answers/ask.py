@@ -44,10 +44,9 @@ class Question:
     """How a question is answered.
 
     n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. shift :
-    (V,), added to the node scores of every token. device : where the answer is computed. decode : what labels
-    are chosen for: 'accuracy', 'f1', 'sequence' or 'cost'. costs : (V, V) of predicted labels (columns) where
-    others are true (rows), for 'cost'.
-    """
+    (V,), added to the node scores of every token. device : where the answer is computed. decode : what
+    labels are chosen for: 'accuracy', 'f1', 'sequence' or 'cost'. costs : (V, V) of predicted labels
+    (columns) where others are true (rows), for 'cost'."""
 
     n_draws: int = 128
     shift: Tensor | None = None
@@ -148,8 +147,8 @@ class Asked:
         return ways.get(self.question.decode, self.best_tokens)(known)
 
     def best_spans(self, known: Known | None = None) -> list[np.ndarray]:
-        """(T,) label indices: the labelling with the highest expected span F1, of those that the constraints
-        allow."""
+        """(T,) label indices: the labelling with the highest expected span F1, of those that the
+        constraints allow."""
         self.require("has_walk", "spans", "decode", "accuracy")
         decoder, rules = self._span_decoder(), self.model.rules
         found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
@@ -173,8 +172,8 @@ class Asked:
         return SpanDecoder(classes, Boundaries.of(classes), threshold, *allowed)
 
     def cheapest_tokens(self, known: Known | None = None) -> list[np.ndarray]:
-        """(T,) label indices: the labelling with the lowest expected cost, summed over tokens, of those that
-        the constraints allow."""
+        """(T,) label indices: the labelling with the lowest expected cost, summed over tokens, of those
+        that the constraints allow."""
         assert self.question.costs is not None
         costs, rules = torch.from_numpy(self.question.costs), self.model.rules
         none = np.empty(0, dtype=np.int64)

@@ -2,12 +2,13 @@
 
 F1 is 2 correct / (predicted + true spans). Its expectation is taken part by part: a set of n spans with
 probabilities p_i, where m spans are expected, has 2 sum_i p_i / (n + m), which is at least F if and only if
-sum_i (p_i - F / 2) is at least m F / 2. So under the best set with F1 F, spans are worth p - F / 2 each, and
-that set is the one worth most among those that do not overlap (Dinkelbach 1967). The threshold F / 2 is found
-on left-out training sequences and stored, so that the answer for one sequence does not depend on others.
+sum_i (p_i - F / 2) is at least m F / 2. So under the best set with F1 F, spans are worth p - F / 2 each,
+and that set is the one worth most among those that do not overlap (Dinkelbach 1967). The threshold F / 2 is
+found on left-out training sequences and stored, so that the answer for one sequence does not depend on
+others.
 
-Labels must also obey the rules, and agree with what is known: the search is over labellings, and a labelling
-is worth what its spans are worth."""
+Labels must also obey the rules, and agree with what is known: the search is over labellings, and a
+labelling is worth what its spans are worth."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ class SpanDecoder:
 
     def labels(self, spans: Spans, p: np.ndarray, fallback: np.ndarray) -> np.ndarray:
         """(T,) label indices. spans : start, stop, type and probability of each that may be chosen; p : (T,
-        V) label probabilities; fallback : (T,) an allowed labelling, whose spans may be chosen as well where
-        the others do not allow any. Cost O(T V^2), and O(L V) per span of L tokens."""
+        V) label probabilities; fallback : (T,) an allowed labelling, whose spans may be chosen as well
+        where the others do not allow any. Cost O(T V^2), and O(L V) per span of L tokens."""
         found = self._search(spans, p)
         if found is None:
             known = {span[:3]: span[3] for span in spans}
@@ -79,7 +80,7 @@ class SpanDecoder:
         bonus = self._bonus(p)
         score, back = np.full((T + 1, V), -np.inf), np.zeros((T + 1, V), dtype=object)
         before = np.zeros((T + 1, V), np.int64)  # the label before the last part
-        groups = defaultdict(dict)
+        groups: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
         for start, stop, kind, value in spans:
             groups[start, kind][stop] = value - self.threshold
         for t in range(T):
@@ -88,20 +89,20 @@ class SpanDecoder:
                 ways = score[t][:, None] + apart
                 before[t] = ways.argmax(0)
                 reach = ways.max(0) + bonus[t]
-            for v in outside:
-                if reach[v] > score[t + 1, v]:
-                    score[t + 1, v], back[t + 1, v] = reach[v], (t, [v])
+            for o in outside.tolist():
+                if reach[o] > score[t + 1, o]:
+                    score[t + 1, o], back[t + 1, o] = reach[o], (t, [o])
             for kind in range(len(self.boundaries.kinds)):
                 if (t, kind) in groups:
                     self._extend(t, kind, groups[t, kind], reach, bonus, score, back)
-        v = int(score[T].argmax())
-        if score[T, v] == -np.inf:
+        last = int(score[T].argmax())
+        if score[T, last] == -np.inf:
             return None
-        labels, t = np.empty(T, np.int64), T
+        labels, t, v = np.empty(T, np.int64), T, last
         while t:
             start, part = back[t, v]
             labels[start:t] = part
-            t, v = start, before[start][part[0]]
+            t, v = start, int(before[start][part[0]])
         return labels
 
     def _bonus(self, p: np.ndarray) -> np.ndarray:
@@ -141,9 +142,9 @@ class SpanDecoder:
 
 
 def expected_f1(each: Sequence[Sequence[tuple[int, int, Any, float]]]) -> tuple[float, float]:
-    """The highest expected F1 that non-overlapping spans of these sequences have together, and the threshold
-    that leads to it. each : of each sequence, spans that may overlap, all that are not too improbable to
-    count."""
+    """The highest expected F1 that non-overlapping spans of these sequences have together, and the
+    threshold that leads to it. each : of each sequence, spans that may overlap, all that are not too
+    improbable to count."""
     wanted = sum(span[3] for spans in each for span in spans)
     best = 0.0
     while True:  # F rises until it stays
@@ -155,7 +156,8 @@ def expected_f1(each: Sequence[Sequence[tuple[int, int, Any, float]]]) -> tuple[
 
 
 def _best_set(spans: Sequence[tuple[int, int, Any, float]], threshold: float) -> list[float]:
-    """Probabilities of the non-overlapping spans whose probabilities exceed the threshold by most in sum."""
+    """Probabilities of the non-overlapping spans whose probabilities exceed the threshold by most in
+    sum."""
     best: list[tuple[float, list[float]]] = [(0.0, [])]
     ends = [0]
     for start, stop, _, p in sorted((s for s in spans if s[3] > threshold), key=lambda span: span[1]):

@@ -68,8 +68,8 @@ def _enter(node: Tensor, step: Tensor, boundaries: Boundaries, t: int, bounded: 
 
 
 def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> Found:
-    """Of each sequence, every span (start, stop, type) whose averaged probability is at least ``least``, with
-    that probability, most probable first. Cost of compiled loops O(S T V^2) per sequence."""
+    """Of each sequence, every span (start, stop, type) whose averaged probability is at least ``least``,
+    with that probability, most probable first. Cost of compiled loops O(S T V^2) per sequence."""
     found = None
     if boundaries.kinds and type(at.structure) is Chain:
         given = at.f, at.g, at.mask, at.share, boundaries.inside, boundaries.parts

@@ -82,10 +82,10 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         constraints.
     class_weight : None, or a dict from label to a factor: predictions are as if that label were so many
         times as frequent as in training. 'balanced': as if all labels were equally frequent.
-    decode : what predicted labels are chosen for: 'f1' (the highest expected span F1), 'accuracy' (the most
-        tokens right in expectation), 'sequence' (the most probable whole labelling), 'cost' (the lowest
-        expected cost, see ``costs``). 'auto' is 'f1' where labels are spans (B-X, I-X, O and the like), else
-        'accuracy'.
+    decode : what predicted labels are chosen for: 'f1' (the highest expected span F1), 'accuracy' (the
+        most tokens right in expectation), 'sequence' (the most probable whole labelling), 'cost' (the
+        lowest expected cost, see ``costs``). 'auto' is 'f1' where labels are spans (B-X, I-X, O and the
+        like), else 'accuracy'.
     costs : with decode='cost', a dict {true label: {predicted label: cost}}, in which an error costs 1
         unless it is named and a right label nothing; or a (V, V) array ordered as ``classes_``, row = true.
     n_draws : draws of the potentials that a prediction averages over; 0 plugs in the posterior mean.

@@ -15,7 +15,7 @@ from structgp.cli.flags import FEATURES, choice, device_option, encoding_option,
 from structgp.data import shards, sources
 from structgp.errors import InputError
 from structgp.inference.distributed import Processes, joined, n_started
-from structgp.plan.options import INFERENCE, Inducing, Prior, device_of
+from structgp.plan.options import INFERENCE, Inducing, Parameters, Prior, device_of
 from structgp.plan.resolve import check_alone
 from structgp.structures import chain, piecewise
 
@@ -33,8 +33,8 @@ STRUCTURES = {"chain": chain, "piecewise": piecewise}
     "--constraints",
     "--scheme",
     metavar="NAME",
-    help="Tagging scheme that every labelling obeys: BIO, IOBES, BILOU, IO or none; auto adopts the one that "
-    "all of TRAIN obeys.  [default: auto]",
+    help="Tagging scheme that every labelling obeys: BIO, IOBES, BILOU, IO or none; auto adopts the one "
+    "that all of TRAIN obeys.  [default: auto]",
 )
 @click.option(
     "--forbid",
@@ -171,9 +171,9 @@ def _classifier(
 
 def _scheme(name: str | None) -> str | None:
     """``constraints`` of the classifier."""
-    if name is None or name.lower() == "none":
-        return StructuredGPClassifier.constraints if name is None else None
-    return name.lower() if name.lower() == StructuredGPClassifier.constraints else name
+    if name is None or name.lower() == str(Parameters.constraints):
+        return str(Parameters.constraints)
+    return None if name.lower() == "none" else name
 
 
 def _training_data(

@@ -53,8 +53,8 @@ Known = list[list[str | None]]
 @click.option(
     "--decode",
     type=click.Choice(["auto", "f1", "accuracy", "sequence"]),
-    help="What labels are chosen for: span F1, the most tokens right, or the most probable labelling; auto is "
-    "f1 where labels are spans, else accuracy.  [default: as the model was trained]",
+    help="What labels are chosen for: span F1, the most tokens right, or the most probable labelling; auto "
+    "is f1 where labels are spans, else accuracy.  [default: as the model was trained]",
 )
 @click.option("--force", is_flag=True, help="Keep the labels in the file, and label the rest.")
 @click.option(

@@ -1,8 +1,8 @@
 """Which labels may follow which: declared by a tagging scheme, or for single pairs of labels.
 
 A declaration is 'BIO' (also 'IOB2'), 'IOBES' (also 'BIOES', 'BILOU') or 'IO', which forbids nothing; or a
-dict with the key 'forbidden', or 'allowed', and pairs of labels. In a pair, None before a label stands for the start of a
-sequence, and None after a label for its end."""
+dict with the key 'forbidden', or 'allowed', and pairs of labels. In a pair, None before a label stands for
+the start of a sequence, and None after a label for its end."""
 
 from __future__ import annotations
 

@@ -82,6 +82,8 @@ NO_INDUCING: Choice[int | None] = Choice(None, "weights need none")
 UNCORRELATED = Choice("diagonal", "weights have no correlations")
 CORRELATED = Choice("full", "weights of dense features are correlated")
 PLAIN_BAYES: Choice[float | None] = Choice(1.0, "Bayes' rule")
+UNCONSTRAINED: Choice[Any] = Choice(None, DEFAULT)
+TOKENS = Choice("accuracy", "labels are not spans")
 TIGHTER = Choice("bhattacharyya", "exact for one component, and tighter than the paper's for several")
 
 

@@ -298,37 +298,6 @@ def check_class_weight(given: Any, classes: Sequence[str] | None = None) -> None
             raise InputError("class_weight", problem, f"use {', '.join(classes)}")
 
 
-def cost_matrix(costs: Any, classes: Sequence[str]) -> np.ndarray:
-    """(V, V) cost of each predicted label (column) where another is true (row), from a dict {true:
-    {predicted: cost}}, in which an error costs 1 unless it is named, or from such a matrix."""
-    V, place = len(classes), "costs"
-    if not isinstance(costs, Mapping):
-        try:
-            found = np.array(costs, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise InputError(place, "not all numbers", "pass {true: {predicted: cost}}") from None
-        if found.shape != (V, V):
-            remedy = f"pass one row per true label and one column per predicted one, {V} of each"
-            raise InputError(place, f"shape {found.shape} for {V} labels", remedy)
-    else:
-        found, index = 1.0 - np.eye(V), {label: i for i, label in enumerate(classes)}
-        for true, row in costs.items():
-            if not isinstance(row, Mapping):
-                problem = f"must be a dict from predicted label to cost, got {row!r} for {true!r}"
-                raise InputError(place, problem, "pass {true: {predicted: cost}}")
-            for predicted, cost in row.items():
-                for label in (true, predicted):
-                    if label not in index:
-                        problem = f"{label!r} is not a label of the training data"
-                        raise InputError(place, problem, f"use {', '.join(classes)}")
-                if not isinstance(cost, Real):
-                    raise InputError(place, f"must be a number, got {cost!r}", "use a number")
-                found[index[true], index[predicted]] = float(cost)
-    if not np.isfinite(found).all():
-        raise InputError(place, "must be finite numbers", "use large numbers instead of infinite ones")
-    return found
-
-
 def device_of(name: Any) -> str:
     """The torch device that ``name`` stands for; 'auto' is the GPU where there is one. InputError if it
     cannot be used."""
@@ -404,7 +373,8 @@ def _told(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON gives it back, without NumPy's numbers and arrays; None where JSON cannot hold it."""
+    """The value as JSON gives it back, without NumPy's numbers and arrays; None where JSON cannot hold
+    it."""
     try:
         return json.loads(json.dumps(value, default=lambda number: number.tolist()))
     except (AttributeError, TypeError, ValueError):

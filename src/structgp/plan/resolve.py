@@ -70,8 +70,8 @@ class Plan:
     entropy: Choice[str] = choices.TIGHTER
     rank: int = 0
     data_weight: Choice[float | None] = choices.PLAIN_BAYES
-    constraints: Choice[Any] = Choice(None, ASKED)
-    decode: Choice[str] = Choice("accuracy", choices.DEFAULT)
+    constraints: Choice[Any] = choices.UNCONSTRAINED
+    decode: Choice[str] = choices.TOKENS
     threshold: Choice[float] | None = None
     shape: Any = None
     tails: float | None = None
@@ -256,8 +256,8 @@ def _settings(
 
 
 def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
-    """The plan with the data weight and the threshold of an earlier fit, unless another weight is asked for.
-    info : the log of that fit; those of versions without data weights counted every sequence once."""
+    """The plan with the data weight and the threshold of an earlier fit, unless another weight is asked
+    for. info : the log of that fit; those of versions without data weights counted every sequence once."""
     if plan.threshold is not None and info.get("threshold") is not None:
         plan = replace(plan, threshold=Choice(info["threshold"], choices.AS_BEFORE))
     if not isinstance(options.prior.data_weight, str):

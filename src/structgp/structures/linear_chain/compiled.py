@@ -40,9 +40,9 @@ class Compiled:
     """``Messages`` for float32 and float64 on the CPU.
 
     ``spread`` : largest log-ratio within a message that the potentials allow; inf or nan where some of them
-    are. ``finite_spread`` : the same of those that are not -inf; ``is_barred`` : whether some are, of tokens
-    that are neither first nor last. log Z is -inf where a sequence has no labelling. With tables by position their exponentials, O(T
-    V^2) per sequence, are most of the work."""
+    are. ``finite_spread`` : the same of those that are not -inf; ``is_barred`` : whether some are, of
+    tokens that are neither first nor last. log Z is -inf where a sequence has no labelling. With tables by
+    position their exponentials, O(T V^2) per sequence, are most of the work."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
         self._shape, self._shared = f.shape, g.dim() == 3
@@ -180,9 +180,9 @@ def _sum(x: Any) -> Any:
 
 @_compiled
 def _exponentiate(x: Any, n: int, out: Any) -> Any:
-    """Row t of out (T, W) <- exp(x[t] - max x[t]), for the first n rows of x. Returns the sum of the maxima;
-    the largest spread within a row, nan where there is one; the same without -inf; and whether a row has -inf
-    that is neither the first nor the last."""
+    """Row t of out (T, W) <- exp(x[t] - max x[t]), for the first n rows of x. Returns the sum of the
+    maxima; the largest spread within a row, nan where there is one; the same without -inf; and whether a
+    row has -inf that is neither the first nor the last."""
     total, spread, n = 0.0, x.dtype.type(0), max(n, 0)
     finite, barred = x.dtype.type(0), False
     for t in range(n):

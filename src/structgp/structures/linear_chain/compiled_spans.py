@@ -1,8 +1,8 @@
 """Probabilities of spans under a chain, averaged over draws, compiled by numba.
 
 One sequence at a time, and all its draws side by side, which the compiler makes vector instructions of.
-Forward-backward in probability space leaves how probably a span begins at a token, ends after it, or goes on
-from one label to the next; a search multiplies these. A span only visits labels of its own type, so the
+Forward-backward in probability space leaves how probably a span begins at a token, ends after it, or goes
+on from one label to the next; a search multiplies these. A span only visits labels of its own type, so the
 products are as small as those labels are few.
 
 Needs numba (``structgp[fast]``)."""
@@ -25,8 +25,8 @@ def search_spans(
     f: Tensor, g: Tensor, mask: Tensor, share: Tensor, inside: Tensor, parts: Tensor, least: float
 ) -> tuple[Found, bool]:
     """Of each sequence, every span (start, stop, type) with a probability of at least ``least``, and that
-    probability, most probable first; then whether every sequence has a labelling. Right where potentials are
-    not too far apart for probability space.
+    probability, most probable first; then whether every sequence has a labelling. Right where potentials
+    are not too far apart for probability space.
 
     f (S, B, T, V), g, mask (B, T) : a chain; share : (S, B) of the draws; inside : (K, V), whether a label
     belongs to a type; parts : (V, V), whether a span ends between two labels. Cost O(S T V^2) per sequence,
@@ -112,8 +112,8 @@ def _go_on(here: Any, on: Any, pairs: Any, labels: Any, ways: Any, moved: Any) -
 @_reordered
 def _sweep(node: Any, edge: Any, pairs: Any, enter: Any, leave: Any, on: Any) -> bool:
     """enter (T, V, S) <- probability of a label at t with a boundary before it; leave (T, V, S) <- of a
-    boundary after t, given the label at t; on (T, P, S) <- of the second label of a pair at t + 1, given the
-    first at t. Returns whether there is a labelling under every draw."""
+    boundary after t, given the label at t; on (T, P, S) <- of the second label of a pair at t + 1, given
+    the first at t. Returns whether there is a labelling under every draw."""
     n, V, S = node.shape
     alpha, passed, beta = np.empty((n, V, S)), np.empty((n, V, S)), np.empty((n, V, S))
     if not _forward_draws(node, edge, alpha, enter):
