@@ -127,9 +127,9 @@ def test_round_trip_to_the_last_bit(name, data, tmp_path):
         assert loaded.predict_marginals(asked) == estimator.predict_marginals(asked)
         assert loaded.predict(asked) == estimator.predict(asked)
         assert loaded.sequence_log_probs(asked, y) == estimator.sequence_log_probs(asked, y)
-        loaded.decode = estimator.decode = "viterbi"
+        loaded.decode = estimator.decode = "sequence"
         assert loaded.predict(asked) == estimator.predict(asked)
-        estimator.decode = "marginal"
+        estimator.decode = "accuracy"
     again = tmp_path / "again"
     structgp.load(path).save(again)
     assert structgp.load(again).predict_marginals(asked) == estimator.predict_marginals(asked)

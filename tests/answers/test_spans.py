@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +13,8 @@ import torch
 
 from structgp import metrics
 from structgp.answers.spans import Boundaries, likely_spans, span_probability
+from structgp.structures import Rules
+from structgp.structures.linear_chain import messages
 
 CLOSE = 1e-8
 LABELS = {
@@ -69,14 +73,25 @@ def test_probability_of_every_span(make: Any, classes: list[str], setting: Any) 
 @each_set
 @pytest.mark.parametrize("setting", [{}, {"known": 0.3, "bans": 0.15}], ids=str)
 @pytest.mark.parametrize("least", [0.3, 0.05, 1e-4])
-def test_all_spans_that_are_likely(make: Any, classes: list[str], setting: Any, least: float) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_all_spans_that_are_likely(
+    make: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    classes: list[str],
+    setting: Any,
+    least: float,
+    compiled: bool,
+) -> None:
+    if compiled:
+        pytest.importorskip("numba")
+        monkeypatch.setattr(messages, "WORTH_COMPILING", 0)
     case = make(classes, 1, **setting)
     boundaries, table = Boundaries.of(classes), case.by_hand(0)
     expected: dict[tuple[int, int, str], float] = {}
     for y, p in zip(table.labels, table.prob, strict=True):
         for span in metrics.chunks([classes[i] for i in y]):
             expected[span] = expected.get(span, 0.0) + p
-    found = likely_spans(case.alone(0), boundaries, least)
+    (found,) = likely_spans(case.alone(0), boundaries, least)
     by_span = {(start, stop, boundaries.kinds[k]): p for start, stop, k, p in found}
     assert len(by_span) == len(found)
     assert set(by_span) == {span for span, p in expected.items() if p >= least}
@@ -84,6 +99,31 @@ def test_all_spans_that_are_likely(make: Any, classes: list[str], setting: Any, 
         assert p == pytest.approx(expected[span], abs=CLOSE)
     values = [p for *_, p in found]
     assert values == sorted(values, reverse=True)
+
+
+def test_compiled_spans_of_a_batch(make: Any, oracles: ModuleType, mixtures: ModuleType) -> None:
+    """Padding, several lengths, and tables by position, against the walk."""
+    pytest.importorskip("numba")
+    classes = LABELS["BIO"]
+    boundaries = Boundaries.of(classes)
+    for case in (mixtures.mixture(oracles, 3, (5, 1, 3), 5, S=6, bans=bans) for bans in (0.0, 0.2)):
+        at = case.at()
+        for g in (at.g, at.g[:, None, None].expand(-1, 3, 4, -1, -1) + torch.randn(6, 3, 4, 5, 5)):
+            here = replace(at, g=g.double())
+            slow = likely_spans(here, boundaries, 0.02)  # too little to be worth compiling
+            scores = (
+                Rules.restrict(case.rules, (here.f, here.g), at.mask) if case.rules else (here.f, here.g)
+            )
+            given = *scores, at.mask, at.share, boundaries.inside, boundaries.parts
+            quick, possible = compiled_spans().search_spans(*given, 0.02)
+            assert possible
+            assert [[s[:3] for s in spans] for spans in quick] == [[s[:3] for s in spans] for spans in slow]
+            p, q = ([s[3] for spans in found for s in spans] for found in (quick, slow))
+            np.testing.assert_allclose(p, q, rtol=0, atol=CLOSE)
+
+
+def compiled_spans() -> Any:
+    return importlib.import_module("structgp.structures.linear_chain.compiled_spans")
 
 
 def test_one_token(make: Any) -> None:
@@ -100,7 +140,7 @@ def test_long_spans_are_followed_while_they_are_likely(make: Any) -> None:
     case = make(classes, T=6)
     case.f[:], case.g[:] = 0, 0
     case.f[:, 0, 0, 0] = case.f[:, 0, 1:, 1] = 20
-    found = likely_spans(case.alone(0), Boundaries.of(classes), 0.5)
+    (found,) = likely_spans(case.alone(0), Boundaries.of(classes), 0.5)
     assert [span[:3] for span in found] == [(0, 6, 0)]
 
 
@@ -109,7 +149,7 @@ def test_labels_without_any_span(make: Any) -> None:
     assert boundaries.kinds == []
     assert boundaries.inside.shape == (0, 2)
     case = make([".", "O"])
-    assert likely_spans(case.alone(0), boundaries, 0.01) == []
+    assert likely_spans(case.alone(0), boundaries, 0.01) == [[]]
     p = span_probability(case.alone(0), boundaries, 0, 2, "bounds", None)
     assert not p.any()
 

@@ -131,9 +131,8 @@ def test_marginals_and_pairs(asked: Any, averages: Any, X: Any, known: Any, give
 @with_known
 def test_labels(asked: Any, averages: Any, X: Any, known: Any, given_known: bool) -> None:
     told = known if given_known else None
-    found = asked.predict(X, told)
-    viterbi = restored(asked, decode="viterbi", n_draws=0)
-    best = viterbi.predict(X, told)
+    found = restored(asked, decode="accuracy", n_draws=asked.n_draws).predict(X, told)
+    best = restored(asked, decode="sequence", n_draws=0).predict(X, told)
     assert found[1] == best[1] == []
     for i, table in averages(told).items():
         p = np.tensordot(table.prob, table.on, 1)
@@ -267,11 +266,11 @@ def test_no_answer_breaks_the_constraints(fitted: Any, seed: int, lengths: list[
         X.append([{"w": str(rng.choice(list("abcdefg")))} for _ in range(n)])
         labels = fitted.sample_labellings([[{"w": "c"}] * n], 1)[0][0]
         known.append([v if rng.random() < 0.4 else None for v in labels])
-    viterbi = restored(fitted, decode="viterbi")
+    whole = restored(fitted, decode="sequence")
     for told in (None, known):
         found = [
             fitted.predict(X, told),
-            viterbi.predict(X, told),
+            whole.predict(X, told),
             *zip(*fitted.sample_labellings(X, 10, told), strict=True),
         ]
         answers = [(i, y) for labellings in found for i, y in enumerate(labellings)]
@@ -384,7 +383,7 @@ def test_a_structure_that_knows_only_marginals(fitted: Any, X: Any, known: Any) 
         (lambda: other.predict_spans(X), "spans"),
         (lambda: other.span_probability(X[0], 0, 1, "X"), "spans"),
         (lambda: other.predict_uncertainty(X, "sequences"), "entropy"),
-        (lambda: restored(other, decode="viterbi").predict(X), "decoder"),
+        (lambda: restored(other, decode="sequence").predict(X), "decoder"),
         (lambda: other.predict(X, known), "answers where labels are known"),
         (lambda: other.sequence_log_probs(X[:1], [known[0]]), "where labels are missing"),
     ):
@@ -421,7 +420,7 @@ def test_a_file_keeps_the_constraints(fitted: Any, X: Any, known: Any, tmp_path:
     assert again.sample_labellings(X, 3) == fitted.sample_labellings(X, 3)
     with pytest.raises(InputError, match="no labelling"):
         again.predict(X[2:3], [["I-X"]])
-    free = StructuredGPClassifier(n_draws=2).fit(*sequences(4, 0))
+    free = StructuredGPClassifier(n_draws=2, constraints=None).fit(*sequences(4, 0))
     free.save(tmp_path / "free")
     assert structgp.load(tmp_path / "free").model_.constraints is None
 

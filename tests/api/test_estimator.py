@@ -159,9 +159,9 @@ def test_parameters_and_clone():
     own = set(StructuredGPClassifier.__init__.__annotations__) - {"return"}
     assert set(estimator.get_params(deep=False)) == own
     assert own <= set(parameters)
-    assert len(own) == 14
-    assert estimator.set_params(posterior__n_inducing=9, decode="viterbi") is estimator
-    assert (estimator.posterior, estimator.decode) == (Inducing(9), "viterbi")
+    assert len(own) == 15
+    assert estimator.set_params(posterior__n_inducing=9, decode="sequence") is estimator
+    assert (estimator.posterior, estimator.decode) == (Inducing(9), "sequence")
     copied = clone(estimator)
     assert isinstance(copied.kernel, ScaleKernel)
     assert copied.kernel is not kernel
@@ -426,8 +426,8 @@ def test_the_mean_plugged_in(fitted, train, test):
     assert q.max(1).mean() > p.max(1).mean() + 0.01
 
 
-def test_viterbi(train, test, oracles):
-    estimator = StructuredGPClassifier(decode="viterbi", prior=Prior(learn_kernel=False), n_draws=0).fit(
+def test_whole_sequences(train, test, oracles):
+    estimator = StructuredGPClassifier(decode="sequence", prior=Prior(learn_kernel=False), n_draws=0).fit(
         *train
     )
     for x in test[0]:
@@ -437,7 +437,7 @@ def test_viterbi(train, test, oracles):
         log_probs = estimator.sequence_log_probs([x] * len(labels), labels)
         assert estimator.predict_single(x) == labels[int(np.argmax(log_probs))]
     X = train[0] + test[0]
-    assert estimator.predict(X) != estimator.set_params(decode="marginal").predict(X)
+    assert estimator.predict(X) != estimator.set_params(decode="accuracy").predict(X)
 
 
 def test_more_draws_settle(fitted, test):
@@ -839,7 +839,7 @@ def test_nan_and_infinity(form, when, bad, fits, train):
         ("inference", "newton", "second-order"),
         ("inference", 3, "second-order"),
         ("inference", None, "second-order"),
-        ("decode", "greedy", "viterbi"),
+        ("decode", "greedy", "sequence"),
         ("structure", "tree", "chain"),
         ("structure", 3, "function(f, g, y)"),
         ("structure", None, "function(f, g, y)"),
@@ -1015,7 +1015,9 @@ def test_parameters_of_prediction_may_change_after_the_fit(train):
     few = model.set_params(n_draws=2).predict_marginals(train[0])
     assert few != many
     assert model.set_params(n_draws=128).predict_marginals(train[0]) == many
-    with pytest.raises(InputError, match=r"^decode: 'foo' is not known; use one of marginal, viterbi$"):
+    with pytest.raises(
+        InputError, match=r"^decode: 'foo' is not known; use one of auto, f1, accuracy, sequence, cost$"
+    ):
         model.set_params(decode="foo").predict(train[0])
 
 
@@ -1172,10 +1174,10 @@ def test_what_predictions_are_read_with(custom, few, test):
 
 
 def test_a_structure_without_a_decoder(few, test):
-    estimator = fit_log(few, 3, decode="viterbi", structure=Softmax())
+    estimator = fit_log(few, 3, decode="sequence", structure=Softmax())
     error = refused(lambda: estimator.predict(test[0]), "Softmax offers no decoder")
     assert error.place == "decode"
-    assert len(estimator.set_params(decode="marginal").predict(test[0])) == len(test[0])
+    assert len(estimator.set_params(decode="accuracy").predict(test[0])) == len(test[0])
 
 
 def test_clone_and_grid_search_with_a_callable(few):

@@ -325,7 +325,7 @@ def test_round_trip_to_the_last_bit(
     ):
         np.testing.assert_array_equal(p, q)
     for one, other in zip(
-        loaded.model_.ask(asked).viterbi(), estimator.model_.ask(asked).viterbi(), strict=True
+        loaded.model_.ask(asked).best_sequences(), estimator.model_.ask(asked).best_sequences(), strict=True
     ):
         np.testing.assert_array_equal(one, other)
     assert isinstance(loaded.model_.posterior.node, WeightBlock)

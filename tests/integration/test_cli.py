@@ -230,9 +230,9 @@ def test_tag_with_probabilities(files):
     assert len({line for line in one if line.startswith("# ")}) > 1
 
 
-def test_tag_viterbi(files):
-    out = ok("tag", "-m", files.model, "--viterbi", files.bare).stdout
-    estimator = structgp.load(files.model).set_params(decode="viterbi")
+def test_tag_whole_sequences(files):
+    out = ok("tag", "-m", files.model, "--decode", "sequence", files.bare).stdout
+    estimator = structgp.load(files.model).set_params(decode="sequence")
     template = structgp.data.sources.templates.Template.parse(TEMPLATE)
     predicted = estimator.predict([template.expand(x) for x in files.X_test])
     assert out == columns(files.X_test, predicted, separator="\t")
@@ -843,7 +843,7 @@ def test_inducing_inputs_are_left_to_the_estimator(files, tmp_path, monkeypatch)
 @pytest.mark.held_out
 def test_the_weight_of_the_data(files, tmp_path, monkeypatch):
     monkeypatch.setattr("structgp.plan.held_out.N_FOLDS", 2)
-    monkeypatch.setattr("structgp.plan.held_out.LARGEST_WEIGHT", 2.0)
+    monkeypatch.setattr("structgp.plan.trials.LARGEST_WEIGHT", 2.0)
     train = ("train", files.template, files.train, "-o", tmp_path / "model")
     chosen = ok(*train)
     verdict = structgp.load(tmp_path / "model").held_out_["verdict"]

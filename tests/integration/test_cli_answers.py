@@ -87,11 +87,11 @@ def test_the_n_best_as_crf_test_lays_them_out(folder, model, corpus):
     assert shown == expected
     one = blocks(ok("tag", "-m", folder / "model", "-n", 1, "-v", 1, folder / "test").stdout)
     assert all(line.split("\t")[-1].count("/") == 1 for _, *lines in one for line in lines)
-    fails("tag", "-m", folder / "model", "-n", 2, "--viterbi", folder / "test", says="--viterbi")
+    fails("tag", "-m", folder / "model", "-n", 2, "--decode", "f1", folder / "test", says="--decode")
 
 
 def test_no_labelling_breaks_the_scheme(folder):
-    for options in ([], ["--viterbi"], ["-n", 4]):
+    for options in ([], ["--decode", "sequence"], ["-n", 4]):
         for block in blocks(ok("tag", "-m", folder / "model", *options, folder / "pool").stdout):
             labels = ["O", *(line.split("\t")[-1] for line in block if not line.startswith("#"))]
             for before, after in itertools.pairwise(labels):

@@ -51,7 +51,7 @@ def test_a_file_keeps_the_basis(parameters: dict[str, Any], data: Any, tmp_path:
     assert torch.equal(loaded.model_.posterior.node.basis, q.basis)
     assert loaded.predict_marginals(data.X) == fitted.predict_marginals(data.X)
     assert loaded.sequence_log_probs(data.X, y) == fitted.sequence_log_probs(data.X, y)
-    loaded.decode = fitted.decode = "viterbi"
+    loaded.decode = fitted.decode = "sequence"
     assert loaded.predict(data.X) == fitted.predict(data.X)
 
 

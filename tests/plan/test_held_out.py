@@ -26,11 +26,13 @@ from structgp.gp.kernels.relevance import HEAVY_TAILS, LIGHT_TAILS
 from structgp.inference import Problem
 from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import Processes
-from structgp.plan import choices, held_out
-from structgp.plan.held_out import (
+from structgp.plan import choices, held_out, trials
+from structgp.plan.held_out import Fold, Folds
+from structgp.plan.options import Options
+from structgp.plan.resolve import resolve
+from structgp.plan.start import flat_tokens, start_of
+from structgp.plan.trials import (
     Candidate,
-    Fold,
-    Folds,
     Predictions,
     interpolated,
     lowest,
@@ -38,9 +40,6 @@ from structgp.plan.held_out import (
     penalised,
     search,
 )
-from structgp.plan.options import Options
-from structgp.plan.resolve import resolve
-from structgp.plan.start import flat_tokens, start_of
 from structgp.structures import Chain
 
 choosing = pytest.mark.held_out
@@ -56,7 +55,7 @@ def _quick() -> Iterator[None]:
     """Two folds and two weights, 2 and 1."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_out, "N_FOLDS", 2)
-        patch.setattr(held_out, "LARGEST_WEIGHT", held_out.USUAL_WEIGHT)
+        patch.setattr(trials, "LARGEST_WEIGHT", trials.USUAL_WEIGHT)
         yield
 
 
@@ -158,7 +157,7 @@ def test_tolerances_are_per_counted_sequence(cases: Any) -> None:
 def test_search_and_parabola(
     losses: dict[int, float], weight: float, tries: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_out, "LARGEST_WEIGHT", 128.0)
+    monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
     n, (tried,) = search(lambda candidate: {1.0: predictions(losses[int(candidate.data_weight)])})
     assert n == 0
     assert list(tried) == tries
@@ -176,7 +175,7 @@ def test_search_and_parabola(
 def test_larger_weights_come_first_where_confidence_is_too_low(
     losses: dict[int, float], tries: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_out, "LARGEST_WEIGHT", 128.0)
+    monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
     _, (tried,) = search(lambda c: {1.0: predictions(losses[int(c.data_weight)], confidence=0.7)})
     assert list(tried) == tries
 
@@ -184,7 +183,7 @@ def test_larger_weights_come_first_where_confidence_is_too_low(
 @pytest.mark.parametrize("spread", [0.0, 1.0], ids=["clearly worse", "not clearly worse"])
 def test_of_several_shapes_the_best_one_goes_on(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that is clearly worse under the first weight is not tried under a second one."""
-    monkeypatch.setattr(held_out, "LARGEST_WEIGHT", 128.0)
+    monkeypatch.setattr(trials, "LARGEST_WEIGHT", 128.0)
     losses = {("a", 1): 0.5, ("a", 8): 0.6, ("b", 1): 0.7, ("b", 8): 0.4, ("b", 32): 0.45}
     variants = [Candidate(shape=SimpleNamespace(name=name)) for name in "ab"]  # type: ignore[arg-type]
 

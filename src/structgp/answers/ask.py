@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from structgp.answers import labellings
+from structgp.answers.best_spans import SpanDecoder
 from structgp.answers.potentials import Draws, Potentials, mean, sample
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
@@ -43,12 +44,15 @@ class Question:
     """How a question is answered.
 
     n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. shift :
-    (V,), added to the node scores of every token. device : where the answer is computed.
-    """
+    (V,), added to the node scores of every token. device : where the answer is computed. decode : what
+    labels are chosen for: 'accuracy', 'f1', 'sequence' or 'cost'. costs : (V, V) of predicted labels
+    (columns) where others are true (rows), for 'cost'."""
 
     n_draws: int = 128
     shift: Tensor | None = None
     device: str = "cpu"
+    decode: str = "accuracy"
+    costs: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -139,20 +143,62 @@ class Asked:
         rules, none = self.model.rules, np.empty(0, dtype=np.int64)
         return self._each(known, none, lambda at: labellings.best_tokens(at.marginals(), at.mask, rules))
 
-    def viterbi(self, known: Known | None = None) -> list[np.ndarray]:
-        """(T,) label indices of the best whole labelling of each sequence, under the posterior mean."""
-        self.require("has_decoder", "decoder", "decode", "marginal")
+    def labels(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T,) label indices of each sequence, chosen as the question says."""
+        ways = {"f1": self.best_spans, "sequence": self.best_sequences, "cost": self.cheapest_tokens}
+        return ways.get(self.question.decode, self.best_tokens)(known)
+
+    def best_spans(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T,) label indices: the labelling with the highest expected span F1, of those that the
+        constraints allow."""
+        self.require("has_walk", "spans", "decode", "accuracy")
+        decoder, rules = self._span_decoder(), self.model.rules
+        found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
+        for batch, at in self.potentials(known):
+            at = at.on_host()
+            each, p = likely_spans(at, decoder.boundaries, decoder.least), at.marginals()
+            usual = labellings.best_tokens(p, at.mask, rules).numpy()
+            for b, i in enumerate(batch.index.tolist()):
+                n = len(self.rows[i])
+                found[i] = decoder.labels(each[b], p[b, :n].numpy(), usual[b, :n])
+        return found
+
+    def _span_decoder(self) -> SpanDecoder:
+        model, classes = self.model, self.model.labels.classes
+        threshold, V = model.info.get("threshold"), len(model.labels.classes)
+        if threshold is None:
+            problem = f"the labels {', '.join(classes)} are not spans"
+            raise InputError("decode", problem, "use 'accuracy', or labels such as B-X, I-X and O")
+        rules = model.constraints or Allowed(np.ones((V, V), bool), np.ones(V, bool), np.ones(V, bool))
+        allowed = rules.follows, rules.starts, rules.ends
+        return SpanDecoder(classes, Boundaries.of(classes), threshold, *allowed)
+
+    def cheapest_tokens(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T,) label indices: the labelling with the lowest expected cost, summed over tokens, of those
+        that the constraints allow."""
+        assert self.question.costs is not None
+        costs, rules = torch.from_numpy(self.question.costs), self.model.rules
         none = np.empty(0, dtype=np.int64)
-        return self._each(known, none, lambda at: at.structure.decode(at.f, at.g, at.mask)[0], n_draws=0)
+        return self._each(
+            known, none, lambda at: labellings.cheapest_tokens(at.marginals(), at.mask, rules, costs)
+        )
+
+    def best_sequences(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T,) label indices of the most probable whole labelling of each sequence."""
+        self.require("has_decoder", "decoder", "decode", "accuracy")
+        return [found[0][0] for found in self._n_best(1, known)]
 
     def n_best(self, n: int, known: Known | None = None) -> list[list[tuple[np.ndarray, float]]]:
         """The n most probable labellings of each sequence with their log-probabilities, best first; fewer
         where there are not so many."""
         _check_number(n)
         self.require("has_n_best", "n best labellings")
+        return self._n_best(n, known)
+
+    def _n_best(self, n: int, known: Known | None) -> list[list[tuple[np.ndarray, float]]]:
         model, question = self.model, self.question
         found = [[] if len(r) else [(np.empty(0, dtype=np.int64), 0.0)] for r in self.rows]
-        for batch, at in self._potentials(known):
+        for batch, at in self.potentials(known):
             plugged = at
             if question.n_draws:
                 mean_draw = model.draws(0, question.device)
@@ -211,9 +257,10 @@ class Asked:
         self.require("has_walk", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
-        for i, at in self.one_by_one(known):
-            spans = likely_spans(at, boundaries, least)
-            found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
+        for batch, at in self.potentials(known):
+            each = likely_spans(at.on_host(), boundaries, least)
+            for i, spans in zip(batch.index.tolist(), each, strict=True):
+                found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
         return found
 
     def span(
@@ -256,7 +303,7 @@ class Asked:
         self, known: Known | None = None, n_draws: int | None = None
     ) -> Iterator[tuple[int, Potentials]]:
         """The potentials of each sequence that has tokens, without padding, with its place."""
-        for batch, at in self._potentials(known, n_draws):
+        for batch, at in self.potentials(known, n_draws):
             at = at.on_host()
             for b, i in enumerate(batch.index.tolist()):
                 yield i, at.one(b, len(self.rows[i]))
@@ -275,13 +322,13 @@ class Asked:
         n_draws: int | None = None,
     ) -> list[np.ndarray]:
         answers = [empty] * len(self.rows)
-        for batch, at in self._potentials(known, n_draws):
+        for batch, at in self.potentials(known, n_draws):
             values = ask(at).cpu().numpy()
             for b, i in enumerate(batch.index.tolist()):
                 answers[i] = values[b, : len(self.rows[i])]
         return answers
 
-    def _potentials(
+    def potentials(
         self, known: Known | None, n_draws: int | None = None
     ) -> Iterator[tuple[Batch, Potentials]]:
         """Batch after batch, given the labels that are known, with its potentials. n_draws : None for as

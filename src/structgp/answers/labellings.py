@@ -34,10 +34,23 @@ def log_prob(at: Potentials, y: Tensor) -> Tensor:
 def best_tokens(p: Tensor, mask: Tensor, rules: Rules | None) -> Tensor:
     """(B, T) the labelling with the most tokens right in expectation, of those that ``rules`` allow, from
     marginals (B, T, V). Without rules the most probable label of each token."""
-    if rules is None:
-        return p.argmax(-1)
+    return _best(p, p, mask, rules)
+
+
+def cheapest_tokens(p: Tensor, mask: Tensor, rules: Rules | None, costs: Tensor) -> Tensor:
+    """(B, T) the labelling with the lowest expected cost, of those that ``rules`` allow, from marginals (B,
+    T, V) and costs (V, V), row = true, column = predicted."""
+    return _best(-(p @ costs.to(p)), p, mask, rules)
+
+
+def _best(gain: Tensor, p: Tensor, mask: Tensor, rules: Rules | None) -> Tensor:
+    """(B, T) the allowed labelling whose gains (B, T, V) have the largest sum, of labels that are possible
+    under marginals p."""
     # A label of probability 0 may be ruled out by what is known.
-    scores = torch.where(p > 0, p, -torch.inf)[None]
+    scores = torch.where(p > 0, gain, -torch.inf)
+    if rules is None:
+        return scores.argmax(-1)
+    scores = scores[None]
     free = scores.new_zeros((1, *rules.follows.shape))
     return Chain(rules).decode(scores, free, mask)[0]
 
@@ -53,7 +66,11 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
     B, T = at.mask.shape
     n_all = at.f.shape[-1] ** T if T * math.log(at.f.shape[-1]) < 30 else math.inf
     wanted = int(min(2 * n, n_all)) if len(at.f) > 1 else n
-    labels, scores = plugged.structure.n_best(plugged.f, plugged.g, plugged.mask, wanted)
+    if n == 1 and not plugged.structure.has_n_best:
+        labels = plugged.structure.decode(plugged.f, plugged.g, plugged.mask)[:, :, None]
+        scores = at.f.new_zeros((1, B, 1))
+    else:
+        labels, scores = plugged.structure.n_best(plugged.f, plugged.g, plugged.mask, wanted)
     found, possible = labels[0], scores[0] > -torch.inf  # (B, C, T), (B, C)
     if len(at.f) > 1:
         best = at.structure.decode(at.f, at.g, at.mask).transpose(0, 1)  # (B, S, T)

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from structgp.answers.potentials import Potentials
 from structgp.evaluation import metrics
+from structgp.structures import Chain
 
+Found = list[list[tuple[int, int, int, float]]]
 SENSES = ("covers", "bounds", "exact")
 
 
@@ -65,10 +67,27 @@ def _enter(node: Tensor, step: Tensor, boundaries: Boundaries, t: int, bounded: 
     return torch.einsum("si,sij->sj", node[:, t - 1], step[:, t - 1] * boundaries.parts.to(node))
 
 
-def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> list[tuple[int, int, int, float]]:
-    """Every span (start, stop, type) of one sequence whose averaged probability is at least ``least``, with
-    that probability, most probable first. Cost O(S T L K V^2) for spans up to L tokens and K types; a span
-    that is not covered with that probability is not extended."""
+def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> Found:
+    """Of each sequence, every span (start, stop, type) whose averaged probability is at least ``least``,
+    with that probability, most probable first. Cost of compiled loops O(S T V^2) per sequence."""
+    found = None
+    if boundaries.kinds and type(at.structure) is Chain:
+        given = at.f, at.g, at.mask, at.share, boundaries.inside, boundaries.parts
+        found = at.structure.likely_spans(*given, least)
+    return spans_by_walk(at, boundaries, least) if found is None else found
+
+
+def spans_by_walk(at: Potentials, boundaries: Boundaries, least: float) -> Found:
+    """The same for any structure, from its Markov chain."""
+    lengths = at.mask.sum(-1).tolist()
+    return [_likely_spans(at.one(b, n), boundaries, least) for b, n in enumerate(lengths)]
+
+
+def _likely_spans(
+    at: Potentials, boundaries: Boundaries, least: float
+) -> list[tuple[int, int, int, float]]:
+    """Those of the only sequence. Cost O(S T L K V^2) for spans up to L tokens and K types; a span that is
+    not covered with that probability is not extended."""
     node, step = at.structure.walk(at.f, at.g, at.mask)
     joined, parts = (~boundaries.parts).to(node), boundaries.parts.to(node)
     share, T = at.share[:, 0], node.shape[2]

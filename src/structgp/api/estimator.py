@@ -27,6 +27,7 @@ from structgp.inference import StepInfo
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback
 from structgp.plan import held_out
+from structgp.plan.decisions import adopt, declared, decoder_of
 from structgp.plan.grow_posterior import can_go_on, start_from
 from structgp.plan.options import Options, Parameters, check_class_weight, from_json, to_json
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
@@ -76,11 +77,17 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         lifts the limit on templates.
     constraints : on labellings: 'BIO' or 'IOBES', or {'forbidden': [(label, next label), ...]}, or
         {'allowed': [...]}; None in place of a label is the beginning or the end of a sequence. No
-        prediction breaks them, and the chain is fitted under them.
+        prediction breaks them, and the chain is fitted under them. 'auto' adopts BIO, IOBES, BILOU or IO
+        where the labels are written in it and every training labelling obeys it; the plan says so. None: no
+        constraints.
     class_weight : None, or a dict from label to a factor: predictions are as if that label were so many
         times as frequent as in training. 'balanced': as if all labels were equally frequent.
-    decode : 'marginal' (the most probable label of each token) or 'viterbi' (the most probable whole
-        labelling under the posterior mean).
+    decode : what predicted labels are chosen for: 'f1' (the highest expected span F1), 'accuracy' (the
+        most tokens right in expectation), 'sequence' (the most probable whole labelling), 'cost' (the
+        lowest expected cost, see ``costs``). 'auto' is 'f1' where labels are spans (B-X, I-X, O and the
+        like), else 'accuracy'.
+    costs : with decode='cost', a dict {true label: {predicted label: cost}}, in which an error costs 1
+        unless it is named and a right label nothing; or a (V, V) array ordered as ``classes_``, row = true.
     n_draws : draws of the potentials that a prediction averages over; 0 plugs in the posterior mean.
     device : where fit and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
         where there is one. The fitted model itself is kept in main memory.
@@ -182,13 +189,13 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         before = getattr(self, "model_", None) if self.warm_start else None
         if isinstance(X, Shards):
             check_shards(y, sample_weight, early_stopping, before is not None, together)
-            examples: Examples | ShardedExamples = read_sharded(X, self.constraints)
+            examples: Examples | ShardedExamples = read_sharded(X, declared(options))
             plan = resolve(options, examples)
         else:
             if y is None:
                 raise InputError("y", "no labels", "pass one list of labels per sequence, or shards")
             X, y = as_list(X), list(y)
-            given = {"features": self.features, "constraints": self.constraints, "weights": sample_weight}
+            given = {"features": self.features, "constraints": declared(options), "weights": sample_weight}
             known = {} if before is None else {"encoder": before.encoder, "classes": before.labels.classes}
             examples = read_examples(X, y, **given, **known)
             plan = resolve(options, examples, together)
@@ -200,6 +207,7 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
                 plan = resolve(options, examples, together)
         if together.size > 1:
             check_together(together, plan)
+        plan, examples = adopt(options, plan, examples)
         extras = {"dev": dev, "early_stopping": early_stopping, "checkpoint": checkpoint}
         return self._run(options, examples, plan, before, callback, together=together, **extras)
 
@@ -222,14 +230,17 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         if isinstance(X, Shards):
             raise InputError("partial_fit", "shards are fitted as a whole", "use fit, or pass X and y")
         before = getattr(self, "model_", None)
-        given = {"features": self.features, "constraints": self.constraints, "weights": sample_weight}
+        given = {"features": self.features, "constraints": declared(options), "weights": sample_weight}
         known: dict[str, Any] = {"classes": [] if classes is None else [str(label) for label in classes]}
         if before is not None:
             known = {"encoder": before.encoder, "classes": before.labels.classes}
         examples = read_examples(as_list(X), [] if y is None else list(y), **given, **known)
         if before is None:
-            return self._run(options, examples, resolve(options, examples), None, callback)
-        plan = going_on(options, examples, before.posterior)
+            plan, examples = adopt(options, resolve(options, examples), examples)
+            return self._run(options, examples, plan, None, callback)
+        plan, examples = adopt(
+            options, going_on(options, examples, before.posterior), examples, before.info
+        )
         return self._run(options, examples, plan, before, callback, seen_before=before)
 
     def _run(
@@ -300,7 +311,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         if options.class_weight is not None:
             check_class_weight(options.class_weight, model.labels.classes)
             shift = class_shift(options.class_weight, model)
-        return model.ask(as_list(X), Question(int(options.n_draws), shift, options.torch_device))
+        decide = decoder_of(options, model.info, model.labels.classes)
+        return model.ask(as_list(X), Question(int(options.n_draws), shift, options.torch_device, *decide))
 
     def save(self, path: str | Path, extra: dict[str, Any] | None = None) -> None:
         """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``. ``extra`` :

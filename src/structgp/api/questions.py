@@ -64,14 +64,12 @@ class Answers:
     ``known`` : labels that are given, for each sequence a list with None where there is none; every answer
     is then given those."""
 
-    decode: str
-
     def ask(self, X: Iterable[Any]) -> Asked:
         """X, encoded once, to be asked several questions under the parameters as they are now."""
         raise NotImplementedError
 
     def predict(self, X: Iterable[Any], known: Given = None) -> list[list[str]]:
-        """Labels of every token of every sequence."""
+        """Labels of every token of every sequence, chosen for what ``decode`` says."""
         return self.labels_of(self.ask(X), known)
 
     def predict_single(self, x: Any) -> list[str]:
@@ -94,8 +92,7 @@ class Answers:
 
     def labels_of(self, asked: Asked, known: Given = None) -> list[list[str]]:
         """``predict`` for sequences that are encoded already."""
-        best = asked.viterbi(known) if self.decode == "viterbi" else asked.best_tokens(known)
-        return [asked.model.labels.names(indices) for indices in best]
+        return [asked.model.labels.names(indices) for indices in asked.labels(known)]
 
     def predict_marginals(self, X: Iterable[Any], known: Given = None) -> list[list[dict[str, float]]]:
         """For every token a dict from label to its probability."""
@@ -172,12 +169,13 @@ class Answers:
         return Uncertainty(*map(float, (parts.total, parts.data, parts.model)))
 
     def score(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> float:
-        """Token accuracy."""
+        """Token accuracy of ``predict``."""
         X, y = as_list(X), list(y)
         return 1.0 - metrics.token_error(check_all_labelled(X, y), self.predict(X))
 
     def evaluate(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> metrics.Report:
-        """Token error, span scores, NLL and calibration on labelled data. X is encoded once."""
+        """Token error and span scores of ``predict``, NLL and calibration of the probabilities, on labelled
+        data. X is encoded once."""
         X, y = as_list(X), list(y)
         truth = check_all_labelled(X, y)
         asked = self.ask(X)

@@ -15,7 +15,7 @@ from structgp.cli.flags import FEATURES, choice, device_option, encoding_option,
 from structgp.data import shards, sources
 from structgp.errors import InputError
 from structgp.inference.distributed import Processes, joined, n_started
-from structgp.plan.options import INFERENCE, Inducing, Prior, device_of
+from structgp.plan.options import INFERENCE, Inducing, Parameters, Prior, device_of
 from structgp.plan.resolve import check_alone
 from structgp.structures import chain, piecewise
 
@@ -29,7 +29,13 @@ STRUCTURES = {"chain": chain, "piecewise": piecewise}
 @click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score after the fit.")
 @click.option("--early-stopping", is_flag=True, help="Stop when the likelihood of --dev is highest.")
 @feature_options
-@click.option("--scheme", metavar="NAME", help="Tagging scheme of all labellings: BIO or IOBES.")
+@click.option(
+    "--constraints",
+    "--scheme",
+    metavar="NAME",
+    help="Tagging scheme that every labelling obeys: BIO, IOBES, BILOU, IO or none; auto adopts the one "
+    "that all of TRAIN obeys.  [default: auto]",
+)
 @click.option(
     "--forbid",
     nargs=2,
@@ -133,15 +139,15 @@ def _classifier(
     inducing: int | None,
     structure: str,
     seed: int,
-    scheme: str | None,
+    constraints: str | None,
     forbid: Sequence[tuple[str, str]],
     class_weight: Sequence[str],
     data_weight: str,
     **same: Any,
 ) -> StructuredGPClassifier:
     """The classifier that the options ask for; same : those that it has under the same name."""
-    if scheme and forbid:
-        raise InputError("--forbid", "cannot be combined with --scheme", "use one of them")
+    if constraints and forbid:
+        raise InputError("--forbid", "cannot be combined with --constraints", "use one of them")
     weight: float | str = data_weight
     with suppress(ValueError):
         weight = float(data_weight)
@@ -157,10 +163,17 @@ def _classifier(
         structure=STRUCTURES[structure](reader.transition_columns, shared=False),
         features="columns",
         random_state=seed,
-        constraints={"forbidden": forbidden} if forbid else scheme,
+        constraints={"forbidden": forbidden} if forbid else _scheme(constraints),
         class_weight=_class_weight(class_weight),
         **same,
     )
+
+
+def _scheme(name: str | None) -> str | None:
+    """``constraints`` of the classifier."""
+    if name is None or name.lower() == str(Parameters.constraints):
+        return str(Parameters.constraints)
+    return None if name.lower() == "none" else name
 
 
 def _training_data(

@@ -51,9 +51,10 @@ Known = list[list[str | None]]
     help="1: probabilities of the labelling and of each token's label; 2: of every label too.",
 )
 @click.option(
-    "--viterbi",
-    is_flag=True,
-    help="The most probable labelling instead of the most probable label of each token.",
+    "--decode",
+    type=click.Choice(["auto", "f1", "accuracy", "sequence"]),
+    help="What labels are chosen for: span F1, the most tokens right, or the most probable labelling; auto "
+    "is f1 where labels are spans, else accuracy.  [default: as the model was trained]",
 )
 @click.option("--force", is_flag=True, help="Keep the labels in the file, and label the rest.")
 @click.option(
@@ -70,7 +71,7 @@ def tag(
     output: str | None,
     n_best: int | None,
     level: int,
-    viterbi: bool,
+    decode: str | None,
     force: bool,
     missing: str,
     vectors_path: str | None,
@@ -83,11 +84,12 @@ def tag(
     alone; with -v1 or -v2 its probability after a colon.
 
     Under torchrun, the processes share the sequences, and the first one writes."""
-    if n_best and viterbi:
-        remedy = "use -n 1 for the most probable labelling"
-        raise InputError("--viterbi", "cannot be combined with -n", remedy)
+    if n_best and decode:
+        remedy = "leave it out: -n is for the most probable labellings"
+        raise InputError("--decode", "cannot be combined with -n", remedy)
     estimator, reader = load_with_reader(model_path, vectors_path)
-    estimator.decode = "viterbi" if viterbi else "marginal"
+    if decode is not None:
+        estimator.set_params(decode=decode, costs=None)
     tagger = _Tagger(estimator, reader, level, n_best, missing if force else None)
     given: Sequence[Any] = files or [sys.stdin.buffer]
     with joined(device_of(device)) as together:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -132,6 +132,10 @@ class Examples:
         some = [self.rows[i] for i in index], [self.y[i] for i in index]
         weights = None if self.weights is None else self.weights[list(index)]
         return Examples(self.encoder, self.labels, *some, weights, self.constraints)
+
+    def under(self, constraints: Allowed) -> Examples:
+        """The same under constraints that all labellings obey."""
+        return replace(self, constraints=constraints)
 
     @property
     def digest(self) -> str:

@@ -1,12 +1,12 @@
 """Which labels may follow which: declared by a tagging scheme, or for single pairs of labels.
 
-A declaration is 'BIO' (also 'IOB2') or 'IOBES' (also 'BIOES', 'BILOU'); or a dict with the key
-'forbidden', or 'allowed', and pairs of labels. In a pair, None before a label stands for the start of a
-sequence, and None after a label for its end."""
+A declaration is 'BIO' (also 'IOB2'), 'IOBES' (also 'BIOES', 'BILOU') or 'IO', which forbids nothing; or a
+dict with the key 'forbidden', or 'allowed', and pairs of labels. In a pair, None before a label stands for
+the start of a sequence, and None after a label for its end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from structgp.errors import InputError
 
-_SCHEMES = {"BIO": "BIO", "IOB2": "BIO", "IOBES": "IOBES", "BIOES": "IOBES", "BILOU": "IOBES"}
+_SCHEMES = {"BIO": "BIO", "IOB2": "BIO", "IOBES": "IOBES", "BIOES": "IOBES", "BILOU": "IOBES", "IO": "IO"}
 _TAGS = {"B": "B", "I": "I", "E": "E", "L": "E", "S": "S", "U": "S"}
 _OPEN, _GOES_ON = frozenset("BI"), frozenset("IE")
 
@@ -52,6 +52,16 @@ class Allowed:
                 return t
         return None
 
+    def obeyed(self, labels: np.ndarray) -> bool:
+        """Whether these label indices, negative where one is missing, can be part of an allowed
+        labelling."""
+        if (labels < 0).any():
+            possible = np.ones((len(labels), len(self.starts)), bool)
+            possible[labels >= 0] = np.eye(len(self.starts), dtype=bool)[labels[labels >= 0]]
+            return self.has_labelling(possible)
+        ends = not len(labels) or (self.starts[labels[0]] and self.ends[labels[-1]])
+        return bool(ends and self.follows[labels[:-1], labels[1:]].all())
+
     def has_labelling(self, possible: np.ndarray) -> bool:
         """Whether some labelling with only ``possible`` (T, V) labels is allowed."""
         if not len(possible):
@@ -74,18 +84,45 @@ def allowed(declared: Any, classes: Sequence[str], place: str = "constraints") -
     raise InputError(place, f"{declared!r} is not a declaration", remedy)
 
 
+def scheme_of(classes: Sequence[str]) -> str | None:
+    """The tagging scheme that the labels are written in: 'BIO', 'IOBES', 'BILOU' or 'IO'; None where there
+    is no sign of one. All labels but O must have a tag, either all with a type (B-X) or all alone (B), and
+    the tags must show where spans begin and go on, or end: one label I-X beside IN and NN is no sign."""
+    tags, typed = set(), set()
+    for tag, dash, kind in (label.partition("-") for label in classes if label != "O"):
+        if tag not in _TAGS or bool(dash) != bool(kind):
+            return None
+        tags.add(tag)
+        typed.add(bool(dash))
+    if len(typed) != 1:
+        return None
+    if tags == {"I"} and "O" in classes:
+        return "IO"
+    if tags == {"B", "I"} or (tags == {"B"} and typed == {True} and "O" in classes):
+        return "BIO"
+    signs = {"IOBES": ({"B", "E"}, set("BIES")), "BILOU": ({"B", "L"}, set("BILU"))}
+    return next((name for name, (some, every) in signs.items() if some <= tags <= every), None)
+
+
+def obeyed_scheme(classes: Sequence[str], y: Iterable[np.ndarray]) -> str | None:
+    """The scheme of the labels, if every labelling in y obeys it."""
+    name = scheme_of(classes)
+    rules = None if name is None else allowed(name, classes)
+    return name if rules is not None and all(map(rules.obeyed, y)) else None
+
+
 def _of_scheme(name: str, classes: Sequence[str], place: str) -> Allowed:
     scheme = _SCHEMES.get(name.upper())
     if scheme is None:
         raise InputError(place, f"{name!r} is not a scheme", f"use one of {', '.join(_SCHEMES)}")
     parsed = [_parse(label) for label in classes]
     used = {tag for tag, _ in parsed} - {"O"}
-    if not used or (scheme == "BIO" and used & {"E", "S"}):
+    if not used or used & {"BIO": {"E", "S"}, "IO": {"B", "E", "S"}}.get(scheme, set()):
         problem = f"the labels {', '.join(classes)} do not belong to the scheme {name}"
         raise InputError(place, problem, "check the labels, or leave the scheme out")
     V = len(classes)
     follows, starts, ends = np.ones((V, V), bool), np.ones(V, bool), np.ones(V, bool)
-    for j, (tag, kind) in enumerate(parsed):
+    for j, (tag, kind) in enumerate(parsed if scheme != "IO" else ()):
         goes_on = tag in _GOES_ON
         starts[j] = not goes_on
         ends[j] = scheme == "BIO" or tag not in _OPEN

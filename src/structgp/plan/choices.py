@@ -83,6 +83,8 @@ UNCORRELATED = Choice("diagonal", "weights have no correlations")
 CORRELATED = Choice("full", "weights of dense features are correlated")
 PLAIN_BAYES: Choice[float | None] = Choice(1.0, "Bayes' rule")
 PLAIN_SPREAD = Choice(1.0, "Bayes' rule")
+UNCONSTRAINED: Choice[Any] = Choice(None, DEFAULT)
+TOKENS = Choice("accuracy", "labels are not spans")
 TIGHTER = Choice("bhattacharyya", "exact for one component, and tighter than the paper's for several")
 
 
@@ -159,7 +161,7 @@ def predictor_of(options: Options, structure: Structure) -> Structure | None:
         raise InputError("predict_with", problem, "use 'chain', or a structure that does")
     if type(asked) is Chain:
         return None
-    if options.constraints is not None:
+    if options.constraints not in (None, "auto"):
         remedy = "use structure=Custom(..., predict_with='chain')"
         raise InputError("constraints", f"{shown(asked)} does not know them", remedy)
     return asked

@@ -8,44 +8,41 @@ in each fold. Where even then the draws differ too much from each other, as on t
 from the features without exception, they are brought closer to the posterior mean; that needs no fit of its
 own. The same folds tell how confident and how often right the model is on tokens that it has not seen.
 
-A ``Candidate`` is a setting to be tried, ``Folds`` predict what they leave out under it, and ``search``
-decides which candidates to try and which one to take."""
+``Folds`` predict what they leave out under a candidate; ``plan.trials`` decides which candidates to try and
+which one to take."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from structgp.answers.ask import Asked, Model, Question
+from structgp.answers.best_spans import LEAST_COUNTED, expected_f1
 from structgp.data.examples import Examples
 from structgp.gp.kernels.relevance import HEAVY_TAILS, LIGHT_TAILS
 from structgp.inference import SecondOrder
 from structgp.inference.distributed import ALONE, Processes
 from structgp.plan.choices import Choice
-from structgp.plan.dense_shape import DenseShape, by_bound, by_regression
+from structgp.plan.dense_shape import by_bound, by_regression
 from structgp.plan.options import Options
 from structgp.plan.resolve import Plan
 from structgp.plan.run import Fit
 from structgp.plan.start import start_of
-
-FIRST_WEIGHTS, USUAL_WEIGHT, STEP, LARGEST_WEIGHT = (1.0, 8.0), 2.0, 4.0, 2048.0
-"""Weights that are tried first (``search``); one between them, which is tried if the first is better; the
-factor from one to the next larger one, tried while they get better; and a limit. On left-out TRAINING
-sequences of six tasks, the best weight was mostly from 2 to 6."""
-
-SPREADS = (1.0, 0.75, 0.5, 0.25)
-"""Factors on how far draws lie from the posterior mean. The first is Bayes' rule."""
-
-PENALTY, CAUTION = 0.5, 2.0
-"""Standard errors that a weight has to be better by for each factor ``STEP`` between it and the usual one,
-and a spread for each factor ``STEP`` between its variance and that of Bayes' rule: from a handful of tokens
-one cannot tell much, and predictions that are too bold cost more than timid ones. Not chosen on data."""
+from structgp.plan.trials import (
+    SPREADS,
+    BySpread,
+    Candidate,
+    Predictions,
+    interpolated,
+    lowest,
+    nearest,
+    search,
+)
 
 N_FOLDS = 3
 """At most; fewer where there are fewer sequences."""
@@ -59,78 +56,6 @@ ANSWER_DRAWS = 32
 """Draws of the predictions, a quarter of the default's: their error is the same for all weights, and small
 beside that of so few tokens. The fits have as many draws as the real one: under a large weight, fewer are
 overfitted, and large weights would look worse than they are."""
-
-LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
-"""Confidence is called too low or too high if it differs from accuracy by more than both. By so many
-standard errors a variant has to be worse than another to be dropped after one weight."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A setting to be tried, under all ``SPREADS``. data_weight : how often every training sequence counts.
-    shape : of the kernel on dense features, None where there are none. tails : degrees of freedom of sparse
-    features' weights, None for the usual ones."""
-
-    data_weight: float = 1.0
-    shape: DenseShape | None = None
-    tails: float | None = None
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """What there is of it beside the weight, for the log."""
-        shape = {} if self.shape is None else {"shape": self.shape.name}
-        return shape if self.tails is None else shape | {"tails": self.tails}
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """Of left-out sequences, sums over the tokens of each, (N,): number of tokens, negative log-probability
-    of the true label, largest label probability, and whether that label is the true one; all times how
-    often the sequence counts."""
-
-    tokens: np.ndarray
-    nll: np.ndarray
-    confidence: np.ndarray
-    right: np.ndarray
-
-    @property
-    def loss(self) -> float:
-        """Negative log-probability per token."""
-        return self.mean("nll")
-
-    def mean(self, name: str) -> float:
-        """Of one of the sums, per token."""
-        return float(getattr(self, name).sum() / self.tokens.sum())
-
-    def error_of_difference(self, other: Predictions) -> float:
-        """Standard error of the difference between this loss and another on the same tokens, from its
-        spread over sequences."""
-        away = self.nll - other.nll - (self.loss - other.loss) * self.tokens
-        return math.sqrt((away**2).sum()) / float(self.tokens.sum())
-
-    def is_clearly_worse(self, other: Predictions) -> bool:
-        """Whether this loss is larger by more than ``STANDARD_ERRORS`` of the difference; never from a
-        single sequence."""
-        N = len(self.tokens)
-        error = self.error_of_difference(other) * math.sqrt(N / (N - 1)) if N > 1 else math.inf
-        return self.loss - other.loss > STANDARD_ERRORS * error
-
-    def mixed(self, other: Predictions, share: float) -> Predictions:
-        """The average with ``other``, which has this share."""
-        both = ((v, vars(other)[name]) for name, v in vars(self).items())
-        return Predictions(*((1 - share) * a + share * b for a, b in both))
-
-    @property
-    def verdict(self) -> str:
-        """Whether confidence fits, in one sentence."""
-        sure, right, N = self.mean("confidence"), self.mean("right"), len(self.tokens)
-        gap = sure - right
-        left = self.confidence - self.right - gap * self.tokens
-        error = math.sqrt((left**2).sum() * N / (N - 1)) / self.tokens.sum() if N > 1 else math.inf
-        words = "fits"
-        if abs(gap) > max(LEAST_GAP, STANDARD_ERRORS * error):
-            words = "is too low" if gap < 0 else "is too high"
-        return f"Confidence {words}: {sure:.0%} sure on average, right in {right:.0%}."
 
 
 def choose(
@@ -149,9 +74,13 @@ def choose(
     asked = options.prior.spread
     variants, spreads = _variants(options, plan, examples), SPREADS if isinstance(asked, str) else (asked,)
     n, searches = search(lambda candidate: folds.predict(candidate, spreads), variants)
-    mine = torch.tensor([*lowest(searches[n]), float(n)], dtype=torch.float64)
+    weight, spread = lowest(searches[n])
+    near = nearest(searches[n], weight)
+    f1, threshold = folds.expected_f1(replace(variants[n], data_weight=near), spread)
+    mine = torch.tensor([weight, spread, n, f1, threshold], dtype=torch.float64)
     (agreed,) = together.sum(mine * together.is_first)
-    weight, spread, n = float(agreed[0]), float(agreed[1]), int(agreed[2])
+    weight, spread, _, f1, threshold = agreed.tolist()
+    n = int(agreed[2])
     best = variants[n]
     at = interpolated({w: found[spread] for w, found in searches[n].items()}, weight)
     found = {
@@ -170,6 +99,10 @@ def choose(
         ],
         "seconds": time.monotonic() - began,
     }
+    if plan.threshold is not None and threshold:
+        reason = f"half of the expected F1 of left-out training data, {f1:.1%}"
+        plan = replace(plan, threshold=Choice(threshold, reason))
+        found["expected_f1"] = f1
     reason = f"predicts left-out training data best: {folds.n_judged} tokens in {len(folds.folds)} folds"
     chosen, narrowed = Choice[float | None](weight, reason), Choice(spread, reason)
     return replace(plan, data_weight=chosen, spread=narrowed, shape=best.shape, tails=best.tails), found
@@ -190,100 +123,6 @@ def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidat
     return [Candidate()]
 
 
-BySpread: TypeAlias = dict[float, Predictions]
-
-
-def search(
-    predict: Callable[[Candidate], BySpread], variants: Sequence[Candidate] = (Candidate(),)
-) -> tuple[int, list[dict[float, BySpread]]]:
-    """What weights predict under each variant, by weight and spread, and the number of the variant that
-    predicts best. Each is as good as under its best spread.
-
-    All variants are tried under the larger of the first weights, and those that are not clearly worse under
-    a second one: a larger one where confidence is too low, which a larger weight raises, else the smaller
-    of the first weights. The best variant goes on alone: to larger weights while they get better, or else
-    to the smaller one, and to the usual one if that is better."""
-    low, high = FIRST_WEIGHTS
-    tried = [{high: predict(replace(variant, data_weight=high))} for variant in variants]
-
-    def gains(n: int, weight: float) -> bool:
-        """Whether a weight is better than all those tried before."""
-        before = min(map(_least, tried[n].values()))
-        tried[n][weight] = predict(replace(variants[n], data_weight=weight))
-        return _least(tried[n][weight]) < before
-
-    first = min((found[high] for found in tried), key=_least)
-    best, plain = _best(first), next(iter(first.values()))
-    timid = plain.mean("confidence") < plain.mean("right") and STEP * high <= LARGEST_WEIGHT
-    second = STEP * high if timid else low
-    better = {
-        n: gains(n, second)
-        for n, found in enumerate(tried)
-        if not _best(found[high]).is_clearly_worse(best)
-    }
-    n = min(better, key=lambda n: min(map(_least, tried[n].values())))
-    if timid and not better[n]:
-        gains(n, low)
-    here, weight = tried[n], STEP * (second if timid else high)
-    if low in here and _least(here[low]) <= _least(here[high]):
-        gains(n, USUAL_WEIGHT)
-    elif not timid or better[n]:
-        while weight <= LARGEST_WEIGHT and gains(n, weight):
-            weight *= STEP
-    return n, [dict(sorted(found.items())) for found in tried]
-
-
-def _best(found: BySpread) -> Predictions:
-    return min(found.values(), key=lambda predictions: predictions.loss)
-
-
-def _least(found: BySpread) -> float:
-    return _best(found).loss
-
-
-def penalised(tried: dict[float, BySpread]) -> dict[float, dict[float, float]]:
-    """Of each spread and weight, its loss, more where the weight is far from the usual one, and the spread
-    from the first."""
-    steps = {weight: abs(math.log(weight / USUAL_WEIGHT, STEP)) for weight in tried}
-    nearest = tried[min(steps, key=steps.__getitem__)]
-    first, found = next(iter(nearest)), {spread: dict[float, float]() for spread in nearest}
-    for weight, by_spread in tried.items():
-        far = PENALTY * steps[weight] * by_spread[first].error_of_difference(nearest[first])
-        for spread, at in by_spread.items():
-            narrow = CAUTION * abs(math.log((spread / first) ** 2, STEP))
-            found[spread][weight] = at.loss + far + narrow * at.error_of_difference(by_spread[first])
-    return found
-
-
-def lowest(tried: dict[float, BySpread]) -> tuple[float, float]:
-    """The weight and the spread with the lowest penalised loss."""
-    losses = penalised(tried)
-    spread = min(losses, key=lambda spread: min(losses[spread].values()))
-    return lowest_weight(losses[spread]), spread
-
-
-def lowest_weight(losses: dict[float, float]) -> float:
-    """The weight at which a parabola in log weight through the best one and its neighbours is lowest, to
-    three digits; the best one itself where it is the first or the last."""
-    weights, values = list(losses), list(losses.values())
-    i = int(np.argmin(values))
-    if not 0 < i < len(values) - 1:
-        return weights[i]
-    x = np.log(weights[i - 1 : i + 2])
-    a, b, _ = np.polyfit(x, values[i - 1 : i + 2], 2)
-    return float(f"{np.exp(np.clip(-b / (2 * a), x[0], x[2])):.3g}")
-
-
-def interpolated(tried: dict[float, Predictions], weight: float) -> Predictions:
-    """What a weight between those tried would predict, linear in log weight."""
-    weights = list(tried)
-    i = max(0, min(int(np.searchsorted(weights, weight)) - 1, len(weights) - 2))
-    if len(weights) == 1:
-        return tried[weights[0]]
-    share = math.log(weight / weights[i]) / math.log(weights[i + 1] / weights[i])
-    return tried[weights[i]].mixed(tried[weights[i + 1]], share)
-
-
 class Folds:
     """Fits to parts of the training data, each of which leaves out a fold. n_judged : left-out tokens that
     have a label, one which occurs in the rest too."""
@@ -302,6 +141,12 @@ class Folds:
         found = [fold.predict(candidate, spreads) for fold in self.folds]
         parts = zip(spreads, zip(*found, strict=True), strict=True)
         return {spread: Predictions(*np.concatenate(sums).T) for spread, sums in parts}
+
+    def expected_f1(self, candidate: Candidate, spread: float) -> tuple[float, float]:
+        """The F1 that the folds expect of their best spans under a candidate that was tried, and the
+        threshold that leads to it; zeros where labels are not spans. No label is looked at."""
+        key = (*candidate.key, spread)
+        return expected_f1([spans for fold in self.folds for spans in fold.spans.get(key, ())])
 
 
 def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[list[int], list[int]]]:
@@ -324,7 +169,8 @@ def _parts(options: Options, plan: Plan, examples: Examples) -> Iterator[tuple[l
 class Fold:
     """One part of the data. Every candidate is fitted from nothing, as the real fit will be: learning of
     scales ends before they settle, so where it ends depends on where it began. judged : of each sequence
-    left out, (T,) which tokens count."""
+    left out, (T,) which tokens count. spans : by candidate and spread, of each sequence left out, its spans
+    with their probabilities, where labels are spans."""
 
     def __init__(
         self, options: Options, plan: Plan, examples: Examples, left_out: list[int], rest: list[int]
@@ -335,6 +181,7 @@ class Fold:
         shorter = replace(optimizer, max_rounds=min(optimizer.max_rounds, optimizer.learning_rounds))
         self.plan = replace(plan, optimizer=replace(plan.optimizer, value=shorter), trial=True)
         self.options, self.examples, self.left_out = options, examples.part(rest), examples.part(left_out)
+        self.spans: dict[tuple[Any, ...], list[list[tuple[int, int, str, float]]]] = {}
         known = self.examples.label_counts > 0
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
 
@@ -346,9 +193,14 @@ class Fold:
         except torch.linalg.LinAlgError:
             nothing = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
             return [self._judge(nothing)] * len(spreads)
-        question = Question(ANSWER_DRAWS, None, self.plan.device.value)
-        models = (replace(model, spread=spread) for spread in spreads)
-        return [self._judge(Asked(m, question, self.left_out.rows).marginals()) for m in models]
+        question, sums = Question(ANSWER_DRAWS, None, self.plan.device.value), []
+        for spread in spreads:
+            asked = Asked(replace(model, spread=spread), question, self.left_out.rows)
+            sums.append(self._judge(asked.marginals()))
+            if self.plan.threshold is not None:
+                key = (*candidate.key, spread)
+                self.spans[key] = asked.spans(LEAST_COUNTED)
+        return sums
 
     def _judge(self, marginals: list[np.ndarray]) -> np.ndarray:
         parts = zip(marginals, self.left_out.y, self.judged, strict=True)

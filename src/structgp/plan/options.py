@@ -155,9 +155,10 @@ class Parameters:
     posterior: str | Family = "auto"
     inference: str | Optimizer = "auto"
     features: str = "auto"
-    constraints: str | dict[str, Any] | None = None
+    constraints: str | dict[str, Any] | None = "auto"
     class_weight: str | dict[str, float] | None = None
-    decode: str = "marginal"
+    decode: str = "auto"
+    costs: Any = None
     n_draws: int = 128
     device: str = "cpu"
     random_state: int = 0
@@ -185,6 +186,14 @@ class Options(Parameters):
                 _check_fields(option)
         if self.class_weight is not None:
             check_class_weight(self.class_weight)
+        if (self.decode == "cost") != (self.costs is not None):
+            problem, remedy = "no costs to decode by", "pass costs={true: {predicted: cost}}"
+            if self.costs is not None:
+                problem, remedy = (
+                    f"given beside decode={self.decode!r}",
+                    "use decode='cost', or leave it out",
+                )
+            raise InputError("costs", problem, remedy)
         name = self.inference if isinstance(self.inference, str) else ""
         self.family = FAMILIES.get(self.posterior) if isinstance(self.posterior, str) else self.posterior
         self.preset = PRESETS.get(name)
@@ -199,7 +208,7 @@ class Options(Parameters):
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "basis": ("auto", "contrast", "label"),
     "covariance": ("auto", "full", "low-rank", "diagonal"),
-    "decode": ("marginal", "viterbi"),
+    "decode": ("auto", "f1", "accuracy", "sequence", "cost"),
     "entropy": ("auto", "exact", "bhattacharyya", "jensen"),
     "gradient": GRADIENTS,
     "inference": INFERENCE,
@@ -313,7 +322,7 @@ SAVED: dict[str, type] = {
 }
 """Option objects that a model file keeps."""
 
-NOT_OF_THE_FIT = ("inference", "n_draws", "decode", "class_weight", "device", "verbose")
+NOT_OF_THE_FIT = ("inference", "n_draws", "decode", "costs", "class_weight", "device", "verbose")
 """Parameters that a fit does not depend on, so that one that was cut off may go on with others; and the
 optimiser, which its plan names."""
 
@@ -328,7 +337,7 @@ def to_json(params: Mapping[str, Any]) -> dict[str, Any]:
         elif type(value) in SAVED.values():
             value = {"option": type(value).__name__} | asdict(value)
         plain = _plain(value)
-        if plain is not None and name != "device":
+        if (value is None or plain is not None) and name != "device":
             found[name] = plain
     return found
 
@@ -369,8 +378,9 @@ def _told(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON gives it back, without NumPy's numbers; None where JSON cannot hold it."""
+    """The value as JSON gives it back, without NumPy's numbers and arrays; None where JSON cannot hold
+    it."""
     try:
-        return json.loads(json.dumps(value, default=lambda number: number.item()))
+        return json.loads(json.dumps(value, default=lambda number: number.tolist()))
     except (AttributeError, TypeError, ValueError):
         return None

@@ -44,7 +44,10 @@ class Plan:
     serves to choose. covariance : 'full', 'low-rank', 'diagonal', of ``rank`` directions. precision : of
     the fit. on_bound : whether the fit itself learns what each feature is worth. data_weight : how often
     every training sequence counts; None, which stands for once, until cross-validation has chosen it.
-    spread : factor on how far draws lie from the posterior mean."""
+    constraints : the scheme that all training labellings obey, or the user's. decode : what labels are
+    chosen for unless the user says it. threshold : least probability of a span that is predicted for the
+    best F1, None where labels are not spans. spread : factor on how far draws lie from the posterior
+    mean."""
 
     structure: Choice[Structure]
     kernel: Choice[KernelChoice]
@@ -69,9 +72,17 @@ class Plan:
     rank: int = 0
     data_weight: Choice[float | None] = choices.PLAIN_BAYES
     spread: Choice[float] = choices.PLAIN_SPREAD
+    constraints: Choice[Any] = choices.UNCONSTRAINED
+    decode: Choice[str] = choices.TOKENS
+    threshold: Choice[float] | None = None
     shape: Any = None
     tails: float | None = None
     trial: bool = False
+
+    @property
+    def answers_spans(self) -> bool:
+        """Whether the structure that answers knows probabilities of spans."""
+        return self.predictor is None or self.predictor.has_walk
 
     @property
     def n_components(self) -> int:
@@ -248,14 +259,16 @@ def _settings(
 
 
 def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
-    """The plan with the data weight and the spread of an earlier fit, unless others are asked for. info :
-    the log of that fit; those of versions that lack the two had them at 1."""
+    """The plan with the data weight, the spread and the threshold of an earlier fit, unless others are
+    asked for. info : the log of that fit; those of versions that lack the first two had them at 1."""
     found: dict[str, Any] = {}
     for name in ("data_weight", "spread"):
         asked, before = getattr(options.prior, name), info.get("plan", {}).get(name, {}).get("value", 1.0)
         found[name] = (
             Choice(before, choices.AS_BEFORE) if isinstance(asked, str) else Choice(float(asked), ASKED)
         )
+    if plan.threshold is not None and info.get("threshold") is not None:
+        found["threshold"] = Choice(info["threshold"], choices.AS_BEFORE)
     return replace(plan, **found)
 
 

@@ -160,6 +160,8 @@ class Fit:
             for label, count in self.seen_before.info["label_counts"].items():
                 counts[label] += count
             seen = {name: count + self.seen_before.info[name] for name, count in seen.items()}
+        plan = self.start.plan
+        decide = {"decode": plan.decode.value, "threshold": plan.threshold and plan.threshold.value}
         return Model(
             examples.encoder,
             examples.labels,
@@ -167,7 +169,7 @@ class Fit:
             self.start.plan.spec,
             int(self.options.n_draws),
             int(self.options.random_state),
-            info | seen | {"label_counts": counts},
+            info | seen | decide | {"label_counts": counts},
             {} if self.seen_before is None else dict(self.seen_before.extra),
             predictor=self.start.plan.predictor,
             constraints=examples.constraints,

@@ -81,7 +81,7 @@ def examine(
     """Asks the model everything at once. X are the features of ``text``."""
     asked = estimator.ask(X)
     marginals = estimator.marginals_of(asked)
-    if estimator.decode == "marginal" and estimator.model_.rules is None:
+    if asked.question.decode == "accuracy" and estimator.model_.rules is None:
         # What predict says, without asking the draws again.
         predicted = [[max(p, key=p.__getitem__) for p in sequence] for sequence in marginals]
     else:

@@ -90,6 +90,10 @@ class ShardedExamples:
         self.typical_length: float = about["lengths_squared"] / max(1, self.n_tokens)
         self.label_counts, self.some_missing = np.array(about["label_counts"]), bool(about["some_missing"])
 
+    def under(self, constraints: Allowed) -> ShardedExamples:
+        """The same under constraints that all labellings obey."""
+        return ShardedExamples(self.shards, constraints)
+
     def batches(self, batch_tokens: int) -> ShardBatches:
         return ShardBatches(self.shards, batch_tokens)
 

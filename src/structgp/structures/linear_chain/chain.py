@@ -13,7 +13,12 @@ from torch import Generator, Tensor
 
 from structgp.errors import InputError
 from structgp.structures.base import Curvature, Structure
-from structgp.structures.linear_chain.messages import log_partition, node_marginals, pass_messages
+from structgp.structures.linear_chain.messages import (
+    likely_spans,
+    log_partition,
+    node_marginals,
+    pass_messages,
+)
 from structgp.structures.linear_chain.second_moments import chain_curvature
 from structgp.structures.masks import Rules, keep_known
 from structgp.structures.program import Layout, Program, Scores, compile, draws_at_once, variance
@@ -61,6 +66,15 @@ class Chain(Structure):
 
     def sample(self, f: Tensor, g: Tensor, mask: Tensor, generator: Generator) -> Tensor:
         return compile(self.spec, Layout(mask), self.rules).sample((f, g)[: self._n_scores], generator)
+
+    def likely_spans(
+        self, f: Tensor, g: Tensor, mask: Tensor, share: Tensor, inside: Tensor, parts: Tensor, least: float
+    ) -> list[list[tuple[int, int, int, float]]] | None:
+        """What ``answers.spans.likely_spans`` finds, by compiled loops; None where there are none."""
+        program = compile(self.spec, Layout(mask), self.rules)
+        nodes, *tables = program.restrict((f, g)[: self._n_scores])
+        table = tables[0] if tables else f.new_zeros((len(f), *parts.shape))
+        return likely_spans(nodes, table, mask, share, inside, parts, least)
 
     def entropy(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         return compile(self.spec, Layout(mask), self.rules).entropy((f, g)[: self._n_scores])

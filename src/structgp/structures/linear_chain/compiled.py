@@ -40,16 +40,18 @@ class Compiled:
     """``Messages`` for float32 and float64 on the CPU.
 
     ``spread`` : largest log-ratio within a message that the potentials allow; inf or nan where some of them
-    are. log Z is -inf where a sequence has no labelling. With tables by position their exponentials, O(T
-    V^2) per sequence, are most of the work."""
+    are. ``finite_spread`` : the same of those that are not -inf; ``is_barred`` : whether some are, of
+    tokens that are neither first nor last. log Z is -inf where a sequence has no labelling. With tables by
+    position their exponentials, O(T V^2) per sequence, are most of the work."""
 
     def __init__(self, f: Tensor, g: Tensor, mask: Tensor) -> None:
         self._shape, self._shared = f.shape, g.dim() == 3
         g = g[:, None, None] if self._shared else g  # (S, B or 1, T-1 or 1, V, V)
         self._given = f.contiguous().numpy(), g.contiguous().numpy(), self._shared, mask.sum(-1).numpy()
-        log_z, spread = self._empty(*f.shape[:2]), self._empty(*f.shape[:2])
+        log_z, spread = self._empty(*f.shape[:2]), self._empty(3, *f.shape[:2])
         self._share(_forward, log_z, spread)
-        self.log_z, self.spread = torch.from_numpy(log_z), float(spread.max())
+        self.log_z, self.spread = torch.from_numpy(log_z), float(spread[0].max())
+        self.finite_spread, self.is_barred = float(spread[1].max()), bool(spread[2].any())
 
     def _empty(self, *shape: int) -> np.ndarray:
         # NumPy asks for large pages, torch does not: a first touch would cost more than the work.
@@ -178,14 +180,22 @@ def _sum(x: Any) -> Any:
 
 @_compiled
 def _exponentiate(x: Any, n: int, out: Any) -> Any:
-    """Row t of out (T, W) <- exp(x[t] - max x[t]), for the first n rows of x. Returns the sum of the maxima
-    and the largest spread within a row; nan where there is one."""
+    """Row t of out (T, W) <- exp(x[t] - max x[t]), for the first n rows of x. Returns the sum of the
+    maxima; the largest spread within a row, nan where there is one; the same without -inf; and whether a
+    row has -inf that is neither the first nor the last."""
     total, spread, n = 0.0, x.dtype.type(0), max(n, 0)
+    finite, barred = x.dtype.type(0), False
     for t in range(n):
         low = high = x[t, 0]
         for i in range(1, x.shape[1]):
             low = x[t, i] if x[t, i] < low else low
             high = x[t, i] if x[t, i] > high else high
+        least = low
+        if low == -np.inf:
+            barred, least = barred or 0 < t < n - 1, high
+            for i in range(x.shape[1]):
+                least = x[t, i] if -np.inf < x[t, i] < least else least
+        finite = max(finite, high - least)
         for i in range(x.shape[1]):
             out[t, i] = x[t, i] - high
         total += high
@@ -193,7 +203,7 @@ def _exponentiate(x: Any, n: int, out: Any) -> Any:
         spread = wide if wide > spread or wide != wide else spread
     flat = out[:n].reshape(n * x.shape[1])
     exp_in_place(flat)
-    return total, spread + 0 * _sum(flat)
+    return total, spread + 0 * _sum(flat), finite, barred
 
 
 @_compiled
@@ -262,15 +272,16 @@ def _forward(
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
-        tops, g_spread = _exponentiate_edges(g[s, 0], len(edge) if shared else 0, edge, edge_t)
+        tops, g_spread, g_finite, _ = _exponentiate_edges(g[s, 0], len(edge) if shared else 0, edge, edge_t)
         for b in range(start, min(B, start + CHAINS_AT_ONCE)):
             n = lengths[b]
             if not shared:
-                tops, g_spread = _exponentiate_edges(g[s, b], n - 1, edge, edge_t)
-            total, f_spread = _exponentiate(f[s, b], n, node)
+                tops, g_spread, g_finite, _ = _exponentiate_edges(g[s, b], n - 1, edge, edge_t)
+            total, f_spread, f_finite, barred = _exponentiate(f[s, b], n, node)
             total += _forward_chain(node, edge_t, shared, n, alpha, prior, inverse)
             log_z[s, b] = total + (max(n - 1, 0) * tops if shared else tops)
-            spread[s, b] = f_spread + g_spread
+            spread[0, s, b], spread[1, s, b] = f_spread + g_spread, f_finite + g_finite
+            spread[2, s, b] = barred
 
 
 @_compiled

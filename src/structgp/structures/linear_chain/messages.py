@@ -91,7 +91,10 @@ def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
     enough = f.numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.device.type == "cpu"
     if enough and f.dtype in SAFE_SPREAD and g.dtype == f.dtype and compiled_loops() is not None:
         quick = compiled_loops()(f, g, mask)
-        if quick.spread <= SAFE_SPREAD[f.dtype]:
+        spread = quick.spread
+        if spread == torch.inf:  # not nan: every position has a label
+            spread = quick.finite_spread * _detour(g, quick.is_barred, f.shape[2])
+        if spread <= SAFE_SPREAD[f.dtype] and not (quick.spread == torch.inf and quick.ends_nowhere):
             return quick
     # Whatever stands at padding, infinite or nan, has no part in any of it.
     f = f.masked_fill(~mask[..., None], 0)
@@ -108,6 +111,26 @@ def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
         return Logs(f, g, mask)
     scaled = Scaled(f, g, mask, restricted) if quick is None else quick
     return Logs(f, g, mask) if restricted and scaled.ends_nowhere else scaled
+
+
+def likely_spans(
+    f: Tensor, g: Tensor, mask: Tensor, share: Tensor, inside: Tensor, parts: Tensor, least: float
+) -> list[list[tuple[int, int, int, float]]] | None:
+    """``compiled_spans.search_spans``; None where that is not possible, or would not pay."""
+    enough = f.numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.device.type == "cpu"
+    if not enough or not f.dtype == g.dtype == torch.float64 or compiled_loops() is None:
+        return None
+    f = f.masked_fill(~mask[..., None], 0)
+    if g.dim() > 3:
+        g = g.masked_fill(~mask[:, 1:, None, None], 0)
+    spread = _widest(f, (-1,)) + _widest(g, (-1, -2))
+    spread = restricted_spread(f, g, mask) if bool(spread == torch.inf) else spread
+    if not bool(spread <= SAFE_SPREAD[f.dtype]):
+        return None
+    from structgp.structures.linear_chain.compiled_spans import search_spans
+
+    found, possible = search_spans(f, g, mask, share, inside, parts, least)
+    return found if possible else None
 
 
 def _widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Tensor:
@@ -141,13 +164,19 @@ def restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     spread = f.new_zeros(())
     for x, dims in ((f, (-1,)), (g, (-1, -2))):
         spread = spread + _widest(x, dims, x.masked_fill(x == -torch.inf, torch.inf))
-    banned = (g == -torch.inf).flatten(0, -3).any(0)
-    if not bool(banned.any()):
-        return spread  # from any label to any in one step
     # Padding has no -inf: what is followed by a position and is not the first is in the middle.
     within = (f[:, :, 1:-1] == -torch.inf).any(-1).any(0) & mask[:, 2:]
-    detour = f.shape[2] if bool(within.any()) else steps_to_anywhere(~banned)
-    return spread * (f.shape[2] if detour is None else min(detour, f.shape[2]))
+    return spread * _detour(g, bool(within.any()), f.shape[2])
+
+
+def _detour(g: Tensor, is_barred: bool, T: int) -> int:
+    """Steps after which every label can follow every label, at most T. is_barred : labels are ruled out in
+    the middle of a sequence."""
+    banned = (g == -torch.inf).flatten(0, -3).any(0)
+    if not bool(banned.any()):
+        return 1
+    steps = T if is_barred else steps_to_anywhere(~banned)
+    return T if steps is None else min(steps, T)
 
 
 class _Narrowed:

@@ -1,0 +1,171 @@
+"""The labelling with the highest expected span F1.
+
+F1 is 2 correct / (predicted + true spans). Its expectation is taken part by part: a set of n spans with
+probabilities p_i, where m spans are expected, has 2 sum_i p_i / (n + m), which is at least F if and only if
+sum_i (p_i - F / 2) is at least m F / 2. So under the best set with F1 F, spans are worth p - F / 2 each,
+and that set is the one worth most among those that do not overlap (Dinkelbach 1967). The threshold F / 2 is
+found on left-out training sequences and stored, so that the answer for one sequence does not depend on
+others.
+
+Labels must also obey the rules, and agree with what is known: the search is over labellings, and a
+labelling is worth what its spans are worth."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from structgp.answers.spans import Boundaries
+from structgp.evaluation import metrics
+
+Spans = Sequence[tuple[int, int, int, float]]
+
+TOKEN_WORTH = 0.1
+"""Worth of a token's label in a span, beside that of spans: this times how much more probable it is than no
+span. Where a span is probable and its bounds are open, no single span may be worth having, and without this
+such tokens would be left out, and most of them wrong. On left-out TRAINING sequences of four tasks, token
+error is 8.9 % with it, on average, and 10.2 % without; F1 is 78.4 and 78.5 %, which is noise."""
+
+TIE = 1e-6
+"""Worth of a label's probability: it decides between labellings that are worth the same."""
+
+LEAST_COUNTED = 0.005
+"""Spans that are less probable than this are not counted as expected."""
+
+
+@dataclass(frozen=True)
+class SpanDecoder:
+    """classes : labels; boundaries : of them; threshold : of a span's probability, above which it is worth
+    having; follows, starts, ends : what the rules allow."""
+
+    classes: list[str]
+    boundaries: Boundaries
+    threshold: float
+    follows: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def least(self) -> float:
+        """The probability of the least probable span that is considered; less where all tokens must be in
+        spans."""
+        has_outside = not bool(self.boundaries.inside.any(0).all())
+        return self.threshold / 4 if has_outside else 0.01
+
+    def labels(self, spans: Spans, p: np.ndarray, fallback: np.ndarray) -> np.ndarray:
+        """(T,) label indices. spans : start, stop, type and probability of each that may be chosen; p : (T,
+        V) label probabilities; fallback : (T,) an allowed labelling, whose spans may be chosen as well
+        where the others do not allow any. Cost O(T V^2), and O(L V) per span of L tokens."""
+        found = self._search(spans, p)
+        if found is None:
+            known = {span[:3]: span[3] for span in spans}
+            kinds = self.boundaries.kinds
+            chunks = metrics.chunks([self.classes[v] for v in fallback])
+            places = [(start, stop, kinds.index(kind)) for start, stop, kind in chunks]
+            found = self._search([*spans, *((*at, 0.0) for at in places if at not in known)], p)
+        return fallback if found is None else found
+
+    def _search(self, spans: Spans, p: np.ndarray) -> np.ndarray | None:
+        """The labelling worth most; None if there is none. ``score[t]`` : (V,) the most that labels of the
+        tokens before t can be worth if the last of them is v, and no span goes on beyond it; ``back`` : of
+        each of these, the token at which its last part begins, and the labels of that part."""
+        T, V = p.shape
+        parts = self.boundaries.parts.numpy()
+        apart = np.where(self.follows & parts, 0.0, -np.inf)
+        outside = np.flatnonzero(~self.boundaries.inside.any(0).numpy())
+        bonus = self._bonus(p)
+        score, back = np.full((T + 1, V), -np.inf), np.zeros((T + 1, V), dtype=object)
+        before = np.zeros((T + 1, V), np.int64)  # the label before the last part
+        groups: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        for start, stop, kind, value in spans:
+            groups[start, kind][stop] = value - self.threshold
+        for t in range(T):
+            reach = bonus[t]
+            if t:
+                ways = score[t][:, None] + apart
+                before[t] = ways.argmax(0)
+                reach = ways.max(0) + bonus[t]
+            for o in outside.tolist():
+                if reach[o] > score[t + 1, o]:
+                    score[t + 1, o], back[t + 1, o] = reach[o], (t, [o])
+            for kind in range(len(self.boundaries.kinds)):
+                if (t, kind) in groups:
+                    self._extend(t, kind, groups[t, kind], reach, bonus, score, back)
+        last = int(score[T].argmax())
+        if score[T, last] == -np.inf:
+            return None
+        labels, t, v = np.empty(T, np.int64), T, last
+        while t:
+            start, part = back[t, v]
+            labels[start:t] = part
+            t, v = start, int(before[start][part[0]])
+        return labels
+
+    def _bonus(self, p: np.ndarray) -> np.ndarray:
+        """(T, V) worth of each label by itself; -inf where it is not possible."""
+        inside = self.boundaries.inside.any(0).numpy()
+        more = np.maximum(p - p[:, ~inside].sum(1, keepdims=True), 0)
+        bonus = np.where(p > 0, TIE * p + TOKEN_WORTH * np.where(inside, more, 0), -np.inf)
+        bonus[0, ~self.starts] = bonus[-1, ~self.ends] = -np.inf
+        return bonus
+
+    def _extend(
+        self,
+        t: int,
+        kind: int,
+        worth: dict[int, float],
+        reach: np.ndarray,
+        bonus: np.ndarray,
+        score: np.ndarray,
+        back: np.ndarray,
+    ) -> None:
+        """Adds spans of one type that begin at t; worth : of each, by where it stops."""
+        labels = np.flatnonzero(self.boundaries.inside[kind].numpy())
+        block = np.ix_(labels, labels)
+        goes_on = self.follows[block] & ~self.boundaries.parts.numpy()[block]
+        on = np.where(goes_on, 0.0, -np.inf)
+        here, paths = reach[labels], [[v] for v in labels.tolist()]
+        for stop in range(t + 1, max(worth) + 1):
+            for i, v in enumerate(labels.tolist()) if stop in worth else ():
+                value = here[i] + worth[stop]
+                if value > score[stop, v]:
+                    score[stop, v], back[stop, v] = value, (t, paths[i])
+            if stop < len(bonus):
+                ways = here[:, None] + on
+                origin = ways.argmax(0).tolist()
+                here = ways.max(0) + bonus[stop][labels]
+                paths = [[*paths[o], v] for o, v in zip(origin, labels.tolist(), strict=True)]
+
+
+def expected_f1(each: Sequence[Sequence[tuple[int, int, Any, float]]]) -> tuple[float, float]:
+    """The highest expected F1 that non-overlapping spans of these sequences have together, and the
+    threshold that leads to it. each : of each sequence, spans that may overlap, all that are not too
+    improbable to count."""
+    wanted = sum(span[3] for spans in each for span in spans)
+    best = 0.0
+    while True:  # F rises until it stays
+        chosen = [p for spans in each for p in _best_set(spans, best / 2)]
+        f1 = 2 * sum(chosen) / (len(chosen) + wanted) if wanted else 0.0
+        if f1 <= best * (1 + 1e-9):
+            return best, best / 2
+        best = f1
+
+
+def _best_set(spans: Sequence[tuple[int, int, Any, float]], threshold: float) -> list[float]:
+    """Probabilities of the non-overlapping spans whose probabilities exceed the threshold by most in
+    sum."""
+    best: list[tuple[float, list[float]]] = [(0.0, [])]
+    ends = [0]
+    for start, stop, _, p in sorted((s for s in spans if s[3] > threshold), key=lambda span: span[1]):
+        worth, chosen = best[np.searchsorted(ends, start, "right") - 1]
+        here = best[-1] if worth + p - threshold <= best[-1][0] else (worth + p - threshold, [*chosen, p])
+        if stop == ends[-1]:
+            best[-1] = here
+        else:
+            ends.append(stop)
+            best.append(here)
+    return best[-1][1]

@@ -1,0 +1,127 @@
+"""What labellings obey and how they are chosen, where the user leaves it open: rules that all training data
+obey, the measure that labels are chosen for, and the threshold of spans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any, TypeVar
+
+import numpy as np
+
+from structgp.data.examples import Examples
+from structgp.data.schemes import allowed, obeyed_scheme, scheme_of
+from structgp.data.shards import ShardedExamples
+from structgp.errors import InputError
+from structgp.plan.choices import AS_BEFORE, ASKED, TOKENS, Choice, shown
+from structgp.plan.options import Options
+from structgp.plan.resolve import Plan
+from structgp.structures import Chain, Rules
+
+AnyExamples = TypeVar("AnyExamples", bound=Examples | ShardedExamples)
+
+UNKNOWN_THRESHOLD = 1 / 3
+"""Least probability of a span where no left-out data tell how good the model is. The best threshold is half
+the F1 that can be reached (``answers.best_spans``): one half for a model that is always right, and too high
+costs more than too low."""
+
+
+def declared(options: Options) -> Any:
+    """The constraints that the user declares."""
+    return None if _is_open(options) else options.constraints
+
+
+def _is_open(options: Options) -> bool:
+    return isinstance(options.constraints, str) and options.constraints == "auto"
+
+
+def adopt(
+    options: Options, plan: Plan, examples: AnyExamples, before: Mapping[str, Any] | None = None
+) -> tuple[Plan, AnyExamples]:
+    """The plan with constraints, measure and threshold settled, and the examples under those constraints.
+    before : the log of an earlier fit that this one goes on from; what it adopted stays, as long as the new
+    labellings obey it."""
+    classes, earlier = examples.labels.classes, (before or {}).get("plan", {})
+    spans = scheme_of(classes) is not None and plan.answers_spans
+    plan = replace(plan, decode=TOKENS)
+    if spans:
+        threshold = Choice(UNKNOWN_THRESHOLD, "no left-out data tell how good the model is")
+        plan = replace(plan, decode=Choice("f1", "labels are spans"), threshold=threshold)
+    if not _is_open(options):
+        return replace(plan, constraints=Choice(_shown(options.constraints), ASKED)), examples
+    name, reason = None, "the labels are not in a tagging scheme"
+    if type(plan.structure.value) is not Chain or plan.predictor is not None:
+        reason = f"{shown(plan.structure.value)} does not know constraints"
+    elif before is not None and earlier.get("constraints", {}).get("value") is None:
+        reason = AS_BEFORE
+    elif spans:
+        name = obeyed_scheme(classes, _labels(examples))
+        reason = "every training labelling obeys it"
+        if name is None:
+            reason = f"some training labellings do not obey {scheme_of(classes)}"
+    plan = replace(plan, constraints=Choice(name, reason))
+    if name is None:
+        return plan, examples
+    rules = allowed(name, classes)
+    structure = replace(plan.structure, value=Chain(Rules.of(rules), plan.structure.value.spec))
+    return replace(plan, structure=structure), examples.under(rules)  # type: ignore[return-value]
+
+
+def decoder_of(
+    options: Options, info: Mapping[str, Any], classes: Sequence[str]
+) -> tuple[str, np.ndarray | None]:
+    """What labels are chosen for, and the cost of errors where that decides. info : of the model that is
+    asked."""
+    if options.decode == "auto":
+        return info.get("decode", "accuracy"), None
+    return options.decode, None if options.costs is None else cost_matrix(options.costs, classes)
+
+
+def _shown(constraints: Any) -> Any:
+    """Constraints as a plan names them."""
+    if isinstance(constraints, Mapping):
+        (kind, pairs), *_ = constraints.items()
+        return f"{len(pairs)} {kind} pairs"
+    return constraints
+
+
+def _labels(examples: Examples | ShardedExamples) -> Iterable[np.ndarray]:
+    if isinstance(examples, Examples):
+        return examples.y
+    return (labels for _, labels in examples.shards.labels())
+
+
+def cost_matrix(costs: Any, classes: Sequence[str]) -> np.ndarray:
+    """(V, V) cost of each predicted label (column) where another is true (row), from a dict {true:
+    {predicted: cost}}, in which an error costs 1 unless it is named, or from such a matrix."""
+    V, place = len(classes), "costs"
+    if not isinstance(costs, Mapping):
+        try:
+            found = np.array(costs, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InputError(place, "not all numbers", "pass {true: {predicted: cost}}") from None
+        if found.shape != (V, V):
+            remedy = f"pass one row per true label and one column per predicted one, {V} of each"
+            raise InputError(place, f"shape {found.shape} for {V} labels", remedy)
+    else:
+        found, index = 1.0 - np.eye(V), {label: i for i, label in enumerate(classes)}
+        for true, predicted, cost in _named_costs(costs):
+            for label in (true, predicted):
+                if label not in index:
+                    problem = f"{label!r} is not a label of the training data"
+                    raise InputError(place, problem, f"use {', '.join(classes)}")
+            if not isinstance(cost, Real):
+                raise InputError(place, f"must be a number, got {cost!r}", "use a number")
+            found[index[true], index[predicted]] = float(cost)
+    if not np.isfinite(found).all():
+        raise InputError(place, "must be finite numbers", "use large numbers instead of infinite ones")
+    return found
+
+
+def _named_costs(costs: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    for true, row in costs.items():
+        if not isinstance(row, Mapping):
+            problem = f"must be a dict from predicted label to cost, got {row!r} for {true!r}"
+            raise InputError("costs", problem, "pass {true: {predicted: cost}}")
+        yield from ((true, predicted, cost) for predicted, cost in row.items())
