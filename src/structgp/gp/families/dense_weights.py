@@ -77,8 +77,8 @@ class DenseConditional:
 class DenseWeights(Block):
     """kernel : a :class:`DenseKernel`, or a sum with one beside kernels that have weights. Parameters ``m``
     (R, M), the independent weights first; ``factor`` (R, M - F), standard deviations of those; ``root``
-    (R, F, F), lower triangular, whose product with its transpose is the covariance of the others. ``gram`` :
-    (R, F, F) as of ``DenseCurvature`` in the last round, None where that is not known."""
+    (R, F, F), lower triangular, whose product with its transpose is the covariance of the others. ``gram``
+    : (R, F, F) as of ``DenseCurvature`` in the last round, None where that is not known."""
 
     name = "dense-weights"
     has_weights = True
