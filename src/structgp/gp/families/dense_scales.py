@@ -36,7 +36,7 @@ CPU. What is rounded is the spread of the posterior; its mean is not."""
 
 LEAST_CURVATURE = 1e-3
 """Of the precision of the prior, what a token has to add in the direction of its own features to be
-counted."""
+counted. Not chosen on data."""
 
 PANEL = 256
 """Rows of a gram matrix that are computed at a time, as far as the diagonal."""

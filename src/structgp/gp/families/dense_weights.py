@@ -35,7 +35,8 @@ from structgp.gp.weight_rows import WeightConditional, noise_table
 
 SHARING = 8
 """Tokens per draw of the weights. The draws of a fit are of the weights for a group of sequences, not of
-the scores of each sequence by itself: an eighth of the cost, and errors still average out over groups."""
+the scores of each sequence by itself: an eighth of the cost, and errors still average out over groups.
+Not chosen on data."""
 
 
 def split_kernel(kernel: Kernel) -> tuple[Kernel | None, DenseKernel, slice]:
