@@ -62,7 +62,7 @@ def test_the_kernel_of_vectors_is_learned(fitted: StructuredGPClassifier) -> Non
     names = {"categorical": "relevance", "dense": "linear+rbf", "sparse": "relevance"}
     start = build_kernel(names, encoder.blocks, tokens, as_weights=True).requires_grad_(False).kernels[1]
     learned = fitted.model_.posterior.node.kernel.kernels[1]
-    for name, least in (("log_length", 0.01), ("log_scale", 0.5)):
+    for name, least in (("evenness", 0.1), ("log_scale", 0.5)):
         assert (getattr(learned, name) - getattr(start, name)).abs().max() > least
     scales = fitted.training_log_["kernel_scales"]
     assert scales["dense smooth"] > 10 * scales["dense linear"], "how far from the origin is not linear"

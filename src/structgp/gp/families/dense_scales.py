@@ -36,7 +36,7 @@ CPU. What is rounded is the spread of the posterior; its mean is not."""
 
 LEAST_CURVATURE = 1e-3
 """Of the precision of the prior, what a token has to add in the direction of its own features to be
-counted."""
+counted. Not chosen on data."""
 
 PANEL = 256
 """Rows of a gram matrix that are computed at a time, as far as the diagonal."""
@@ -110,11 +110,11 @@ def gram_of(values: Tensor, bend: Tensor, sizes: Tensor) -> Tensor:
 
 
 def spread_of(gram: Tensor, grown: Tensor) -> Tensor:
-    """(R, F, F) upper roots of the covariances whose inverses are I + grown gram, of which lower triangles
+    """(R, F, F) lower roots of the covariances whose inverses are I + grown gram, of which lower triangles
     are read. Cost O(R F^3), in single precision where that takes long, as the gram matrices then are."""
     precision = (grown * gram).to(kind_for(gram, gram.numel() * gram.shape[-1]))
     precision.diagonal(dim1=-1, dim2=-2).add_(1)
-    return upper_factor_of_inverse(precision).to(gram)
+    return upper_factor_of_inverse(precision.flip(-1, -2).mT).flip(-1, -2).to(gram)
 
 
 def learn_size(

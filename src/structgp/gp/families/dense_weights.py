@@ -35,7 +35,8 @@ from structgp.gp.weight_rows import WeightConditional, noise_table
 
 SHARING = 8
 """Tokens per draw of the weights. The draws of a fit are of the weights for a group of sequences, not of
-the scores of each sequence by itself: an eighth of the cost, and errors still average out over groups."""
+the scores of each sequence by itself: an eighth of the cost, and errors still average out over groups.
+Not chosen on data."""
 
 
 def split_kernel(kernel: Kernel) -> tuple[Kernel | None, DenseKernel, slice]:
@@ -77,8 +78,8 @@ class DenseConditional:
 class DenseWeights(Block):
     """kernel : a :class:`DenseKernel`, or a sum with one beside kernels that have weights. Parameters ``m``
     (R, M), the independent weights first; ``factor`` (R, M - F), standard deviations of those; ``root``
-    (R, F, F), triangular, whose product with its transpose is the covariance of the others. ``gram`` : (R,
-    F, F) as of ``DenseCurvature`` in the last round, None where that is not known."""
+    (R, F, F), lower triangular, whose product with its transpose is the covariance of the others. ``gram``
+    : (R, F, F) as of ``DenseCurvature`` in the last round, None where that is not known."""
 
     name = "dense-weights"
     has_weights = True
@@ -216,19 +217,28 @@ class DenseWeights(Block):
         """A table for the independent weights; and standard normal numbers of each batch, whose draws will
         be mirrored: (R, half, G, F) for the dense weights, which each of G groups of neighbouring examples
         shares (``SHARING``), and (half, B, T, R) for what they leave open, None where that is nothing."""
-        R, F = self.n_functions, self.n_values - self.n_loose
+        R = self.n_functions
         table = noise_table(R, half, generator).to(self.m) if self.n_loose else None
         found = []
         for mask in masks:
             per_group = max(1, SHARING * half // mask.shape[1])
-            dense = torch.randn((R, half, -(-len(mask) // per_group), F), generator=generator)
+            dense = self._dense_noise(torch.float32, generator, R, half, -(-len(mask) // per_group))
             rest = None
             if self.parts[1].has_nystrom:
                 rest = torch.randn((half, *mask.shape, R), generator=generator, dtype=self.m.dtype).to(
                     self.m
                 )
-            found.append((dense.to(self.m.device), rest))
+            found.append((dense, rest))
         return table, found
+
+    def _dense_noise(self, kind: torch.dtype, generator: torch.Generator, *shape: int) -> Tensor:
+        """(*shape, F) standard normal numbers, 0 for features that are 0: constant columns cost none, and
+        so change no other."""
+        varies = self.parts[1].feature_varies
+        found = torch.zeros((*shape, len(varies)), dtype=kind, device=varies.device)
+        numbers = torch.randn((*shape, int(varies.sum())), generator=generator, dtype=kind)
+        found[..., varies] = numbers.to(found)
+        return found
 
     def offsets(self, conditional: DenseConditional, noise: Any, i: int, numbers: Tensor) -> Tensor:
         """(S, B, T, R) what each draw adds to the mean, joint over tuples, without the amplitude. Cost
@@ -254,9 +264,9 @@ class DenseWeights(Block):
 
     def draws(self, n: int, seed: int, generator: torch.Generator) -> DenseDraws:
         """n draws, rounded up to mirrored ones. Cost O(n R F^2)."""
-        half, F = (n + 1) // 2, self.n_values - self.n_loose
+        half = (n + 1) // 2
         table = noise_table(self.n_functions, half, generator).to(self.m) if self.n_loose else None
-        noise = torch.randn((half, self.n_functions, F), generator=generator, dtype=self.m.dtype).to(self.m)
+        noise = self._dense_noise(self.m.dtype, generator, half, self.n_functions)
         spread = torch.einsum("rfg,srg->srf", self.root, noise)
         mean = self.m[:, self.n_loose :]
         return DenseDraws(torch.cat([mean + spread, mean - spread]), self.prior_factor(), table, seed)
@@ -300,7 +310,7 @@ class DenseWeights(Block):
         super().round_factor()
         self.gram = None
         with torch.no_grad():
-            self.root.copy_(self.root.float())
+            self.root.copy_(self.root.tril().float())
 
 
 @dataclass(frozen=True)

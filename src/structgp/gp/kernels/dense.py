@@ -133,6 +133,14 @@ class DenseKernel(Kernel):
         """() D, the number of columns that are not constant."""
         return (self.sd > 0).sum().clamp(min=1).to(self.sd)
 
+    @property
+    def feature_varies(self) -> Tensor:
+        """(F,) False for the features that constant columns are."""
+        there = torch.ones(self.n_features, dtype=torch.bool, device=self.sd.device)
+        if self.linear and not self.whole:
+            there[1 : 1 + self.n_columns] = self.sd > 0
+        return there
+
     def free_parameters(self) -> list[torch.nn.Parameter]:
         """Those to be learned: scales, length-scales, evenness; of a smooth part of the user's own, its own
         in their place."""
