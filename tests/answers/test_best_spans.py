@@ -12,7 +12,7 @@ import torch
 
 from structgp import metrics
 from structgp.answers import labellings
-from structgp.answers.best_spans import TIE, TOKEN_WORTH, SpanDecoder, expected_f1
+from structgp.answers.best_spans import LEFT_OUT, TIE, SpanDecoder, expected_f1
 from structgp.answers.spans import Boundaries, likely_spans
 
 SETS = {
@@ -67,8 +67,8 @@ def test_the_labelling_worth_most(
     p = at.marginals()[0].numpy()
     found = decoder.labels(spans, p, labellings.best_tokens(at.marginals(), at.mask, case.rules)[0].numpy())
     inside = boundaries.inside.any(0).numpy()
-    outside = p[:, ~inside].sum(1, keepdims=True)
-    token = TIE * p + TOKEN_WORTH * inside * np.maximum(p - outside, 0)
+    outside = np.maximum(p[:, ~inside].sum(1, keepdims=True), 1e-6)
+    token = TIE * p + LEFT_OUT * ~inside * np.minimum(0, np.log(outside / p.max(1, keepdims=True)))
     value = {(start, stop, boundaries.kinds[k]): q for start, stop, k, q in spans}
 
     def worth(labels: Any) -> float:

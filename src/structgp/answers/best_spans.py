@@ -24,11 +24,12 @@ from structgp.evaluation import metrics
 
 Spans = Sequence[tuple[int, int, int, float]]
 
-TOKEN_WORTH = 0.1
-"""Worth of a token's label in a span, beside that of spans: this times how much more probable it is than no
-span. Where a span is probable and its bounds are open, no single span may be worth having, and without this
-such tokens would be left out, and most of them wrong. On left-out TRAINING sequences of four tasks, token
-error is 8.9 % with it, on average, and 10.2 % without; F1 is 78.4 and 78.5 %, which is noise."""
+LEFT_OUT = 0.05
+"""What it costs to call a token outside, times the log-odds against it and for its most probable label.
+Where a span is probable and its bounds are open, no single span may be worth having, and without this its
+tokens would be called outside, which is almost certainly wrong. On left-out TRAINING sequences of four tasks,
+token error is 8.6 % with it, on average, and 10.2 % without, while F1 is 78.3 and 78.5 %; from .01 to .4 both
+hardly change."""
 
 TIE = 1e-6
 """Worth of a label's probability: it decides between labellings that are worth the same."""
@@ -108,8 +109,9 @@ class SpanDecoder:
     def _bonus(self, p: np.ndarray) -> np.ndarray:
         """(T, V) worth of each label by itself; -inf where it is not possible."""
         inside = self.boundaries.inside.any(0).numpy()
-        more = np.maximum(p - p[:, ~inside].sum(1, keepdims=True), 0)
-        bonus = np.where(p > 0, TIE * p + TOKEN_WORTH * np.where(inside, more, 0), -np.inf)
+        outside = np.maximum(p[:, ~inside].sum(1, keepdims=True), 1e-6)
+        odds = np.log(outside / np.maximum(p.max(1, keepdims=True), outside))
+        bonus = np.where(p > 0, TIE * p + LEFT_OUT * np.where(inside, 0, odds), -np.inf)
         bonus[0, ~self.starts] = bonus[-1, ~self.ends] = -np.inf
         return bonus
 
