@@ -231,6 +231,17 @@ def test_what_a_fold_lacks_stays_at_its_prior(examples: Examples, monkeypatch: p
     assert not (node.m[:, ~absent] == 0).all()
 
 
+def test_errors_per_expected_error() -> None:
+    tokens = np.full(50, 20.0)
+    wrong = np.random.default_rng(0).poisson(2.0, size=50).astype(float)
+    ratio, error = Predictions(tokens, tokens, np.full(50, 16.0), tokens - wrong).error_ratio
+    assert ratio == pytest.approx((wrong.sum() + 0.5) / 200.5)
+    assert error == pytest.approx(0.1, rel=0.3)  # of a hundred errors
+    ratio, error = Predictions(tokens, tokens, np.full(50, 16.0), tokens).error_ratio
+    assert 0 < ratio < 0.01
+    assert error > 1  # none: it may be anything small
+
+
 @choosing
 def test_losses_are_those_of_refits_with_sample_weights(
     data: Generated, examples: Examples, chosen: StructuredGPClassifier

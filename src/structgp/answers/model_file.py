@@ -18,6 +18,7 @@ from torch import Tensor
 
 from structgp import __version__
 from structgp.answers.ask import Model
+from structgp.answers.conformal import Calibration
 from structgp.data.atomic import atomic_write
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import LabelEncoder
@@ -50,6 +51,7 @@ def save(model: Model, path: str | Path) -> None:
         "constraints": None if model.constraints is None else model.constraints.to_json(),
         "n_draws": model.n_draws,
         "seed": model.seed,
+        "calibration": None if model.calibration is None else model.calibration.to_json(),
         "info": model.info,
         "extra": model.extra,
     }
@@ -88,6 +90,7 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         extra=header["extra"],
         predictor=structure,
         constraints=Allowed.from_json(header["constraints"]),
+        calibration=Calibration.from_json(header.get("calibration")),
     )
 
 

@@ -101,6 +101,17 @@ class Predictions:
         away = self.nll - other.nll - (self.loss - other.loss) * self.tokens
         return math.sqrt((away**2).sum()) / float(self.tokens.sum())
 
+    @property
+    def error_ratio(self) -> tuple[float, float]:
+        """Errors per error that the model expected, and the standard error of the ratio's logarithm, from
+        its spread over sequences, and no less than for a Poisson number of errors. Half an error more of
+        each kind keeps both finite."""
+        wrong, expected, N = self.tokens - self.right, self.tokens - self.confidence, len(self.tokens)
+        ratio = (wrong.sum() + 0.5) / (expected.sum() + 0.5)
+        spread = ((wrong - ratio * expected) ** 2).sum() * N / max(1, N - 1)
+        error = math.sqrt(spread) / (wrong.sum() + 0.5)
+        return float(ratio), max(error, 1 / math.sqrt(wrong.sum() + 0.5))
+
     def mixed(self, other: Predictions, share: float) -> Predictions:
         """The average with ``other``, which has this share."""
         both = ((v, vars(other)[name]) for name, v in vars(self).items())
@@ -145,6 +156,7 @@ def choose(
         "confidence": at.mean("confidence"),
         "accuracy": at.mean("right"),
         "verdict": at.verdict,
+        "error_ratio": list(at.error_ratio),
         "n_tokens": folds.n_judged,
         "n_folds": len(folds.folds),
         "tried": [
