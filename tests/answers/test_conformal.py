@@ -86,16 +86,16 @@ def test_too_few_sequences() -> None:
     scores = [np.array([0.5])] * 9
     nine = Calibration(np.full(9, 3), {"tokens": Targets.of(scores)}, (), {})
     assert nine.thresholds("tokens", 0.9).values == [0.5]
-    with pytest.raises(InputError, match="9 calibration sequences are too few.*at least 19.*at most 0.9"):
+    with pytest.raises(InputError, match=r"9 calibration sequences are too few.*at least 19.*at most 0.9"):
         nine.thresholds("tokens", 0.95)
-    with pytest.raises(InputError, match="must be between 0 and 1, got 90"):
+    with pytest.raises(InputError, match=r"must be between 0 and 1, got 90"):
         nine.thresholds("tokens", 90)
-    with pytest.raises(InputError, match="not calibrated for 'spans'.*'tokens'"):
+    with pytest.raises(InputError, match=r"not calibrated for 'spans'.*'tokens'"):
         nine.thresholds("spans", 0.9)
     lost = Calibration(
         np.full(99, 3), {"spans": Targets.of([*[np.zeros(1)] * 20, *[np.ones(1)] * 79])}, (), {}
     )
-    with pytest.raises(InputError, match="ask for at most 0.79"):
+    with pytest.raises(InputError, match=r"ask for at most 0.79"):
         lost.thresholds("spans", 0.9)
     assert lost.thresholds("spans", 0.79).values == [1.0]
 

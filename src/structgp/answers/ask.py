@@ -267,7 +267,7 @@ class Asked:
         if not any(lengths):
             raise InputError("X", "no tokens", "pass at least one sequence with a token")
         generator = torch.Generator().manual_seed(self.model.seed)
-        boundaries, counts = Boundaries.of(self.model.labels.classes), 0
+        boundaries, counts = Boundaries.of(self.model.labels.classes), torch.zeros(())
         for batch, at in self._potentials(None):
             at = at.on_host()
             n = -(-SCORED_LABELLINGS // len(at.f))
@@ -276,7 +276,7 @@ class Asked:
                 labels[b, : lengths[i]] = torch.from_numpy(guess[i])
             counts = counts + drawn_agreement(at, labels, boundaries, n, generator)
         counted = (self.model.info.get("held_out") or {}).get("error_ratio")
-        return expected_scores(np.asarray(counts), lengths, level, counted)
+        return expected_scores(counts.numpy(), lengths, level, counted)
 
     def one_by_one(
         self, known: Known | None = None, n_draws: int | None = None

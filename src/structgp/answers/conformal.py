@@ -1,4 +1,4 @@
-"""Sets with a guarantee: conformal risk control (Angelopoulos et al., 2024), with whole sequences as the unit.
+"""Sets with a guarantee: conformal risk control (Angelopoulos et al., 2024), sequence by sequence.
 
 A set holds everything of probability at least lambda. Each calibration sequence has targets (the true
 labels of its tokens, its true spans, or its true labelling), and its loss at lambda is the share of them

@@ -69,15 +69,18 @@ def expected_scores(
     expected error in cross-validation, and the standard error of its logarithm."""
     wrong, true, guessed, both = counts.T.astype(float)
     ratio = np.ones(len(wrong)) if counted is None else _ratios(wrong, *counted)
-    scores = (
-        np.minimum(1, ratio * wrong / sum(lengths)),
-        _without(ratio * (guessed - both), guessed),
-        _without(ratio * (true - both), true),
-        _without(ratio * (guessed + true - 2 * both), guessed + true),
-    )
+    scores = {
+        "error": np.minimum(1, ratio * wrong / sum(lengths)),
+        "precision": _without(ratio * (guessed - both), guessed),
+        "recall": _without(ratio * (true - both), true),
+        "f1": _without(ratio * (guessed + true - 2 * both), guessed + true),
+    }
     tail = (1 - level) / 2
-    found = (Interval(*map(float, (s.mean(), *np.quantile(s, [tail, 1 - tail])))) for s in scores)
-    return ExpectedScores(*found, float(level), sum(n > 0 for n in lengths), sum(lengths))
+    bounds = {name: np.quantile(s, [tail, 1 - tail]) for name, s in scores.items()}
+    found = {name: Interval(float(s.mean()), *map(float, bounds[name])) for name, s in scores.items()}
+    return ExpectedScores(
+        **found, level=float(level), n_sequences=sum(n > 0 for n in lengths), n_tokens=sum(lengths)
+    )
 
 
 def _ratios(wrong: np.ndarray, counted: float, error: float) -> np.ndarray:

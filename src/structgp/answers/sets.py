@@ -1,4 +1,4 @@
-"""Calibration of a model on labelled sequences, and the sets of labels, spans and labellings that follow."""
+"""A model is calibrated on labelled sequences, and gives sets of labels, spans and labellings."""
 
 from __future__ import annotations
 
