@@ -167,7 +167,7 @@ def run_cell(cell: Cell) -> Row:
 
 def table(rows: Sequence[Row], tasks: Sequence[str]) -> str:
     lines = [
-        "| kind | coverage | task | ours: held, short, long, size | CRF: held, short, long, size | sure |"
+        "| kind | coverage | task | promised | ours: held, short, long, size | CRF: the same | unanswered |"
     ]
     lines.append("|---|---|---|---|---|---|---|")
     for kind in KINDS:

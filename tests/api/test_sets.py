@@ -124,7 +124,7 @@ def test_a_file_keeps_the_calibration_and_a_fit_drops_it(fitted, held_out, tmp_p
     with pytest.raises(InputError, match="n_draws or class_weight is not what it was in calibration"):
         again.predict_sets(X)
     again.fit(*sequences(5, 3))
-    with pytest.raises(InputError, match=r"not calibrated; call calibrate\(X, y\)"):
+    with pytest.raises(InputError, match="not calibrated; calibrate it with labelled"):
         again.predict_sets(X)
 
 

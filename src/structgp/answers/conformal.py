@@ -107,13 +107,15 @@ class Calibration:
         targets, n = self.targets[kind], len(self.lengths)
         if n < needed(coverage):
             problem = f"{n} calibration sequences are too few for a coverage of {coverage:g}"
-            remedy = f"calibrate with at least {needed(coverage)}, or ask for at most {1 - 1 / (n + 1):.2g}"
+            remedy = (
+                f"calibrate with at least {needed(coverage)}, or ask for at most {_below(1 - 1 / (n + 1))}"
+            )
             raise InputError("coverage", problem, remedy)
         if targets.threshold(coverage) is None:
             lost = (targets.score == 0) / targets.sizes[targets.owner]
-            most = math.floor(100 * (1 - (lost.sum() + 1) / (n + 1))) / 100
             problem = f"the largest sets of {kind} hold too little in calibration for {coverage:g}"
-            raise InputError("coverage", problem, f"ask for at most {max(0, most):g}")
+            most = _below(max(0, 1 - (lost.sum() + 1) / (n + 1)))
+            raise InputError("coverage", problem, f"ask for at most {most}")
         cuts = self.cuts(coverage) if by_length else np.empty(0)
         stratum = np.searchsorted(cuts, self.lengths)
         parts = [targets.part(stratum == k) for k in range(len(cuts) + 1)]
@@ -146,6 +148,11 @@ def check_coverage(coverage: Any) -> None:
 def needed(coverage: float) -> int:
     """The smallest number of calibration sequences with which a coverage can be guaranteed."""
     return math.ceil(1 / (1 - coverage) - 1e-9) - 1
+
+
+def _below(share: float) -> str:
+    """Rounded down."""
+    return f"{math.floor(1000 * share + 1e-9) / 1000:g}"
 
 
 def label_scores(p: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -60,7 +60,8 @@ def thresholds(asked: Asked, kind: str, coverage: float, by_length: bool) -> Thr
     check_kind(kind)
     found, now = asked.model.calibration, settings(asked)
     if found is None:
-        remedy = "call calibrate(X, y) with labelled sequences that it was not trained on"
+        remedy = "calibrate it with labelled sequences that it was not trained on (calibrate(X, y), or the "
+        remedy += "command calibrate)"
         raise InputError("predict_sets", "the model is not calibrated", remedy)
     if found.settings != now:
         problem = "n_draws or class_weight is not what it was in calibration"

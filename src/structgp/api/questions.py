@@ -223,7 +223,13 @@ class Answers:
         spans) whose label (or which) is in the sets is at least ``coverage`` on average over sequences like
         those of the calibration; its labelling is in the set with at least that probability. by_length :
         whether this should hold among sequences of similar length too, where there are enough of them."""
-        asked = self.ask(X)
+        return self.sets_of(self.ask(X), coverage, of, by_length)
+
+    @staticmethod
+    def sets_of(
+        asked: Asked, coverage: float, of: str = "tokens", by_length: bool = True
+    ) -> list[list[Any]]:
+        """``predict_sets`` for sequences that are encoded already."""
         limits = sets.thresholds(asked, of, coverage, by_length)
         names = asked.model.labels.names
         if of == "tokens":
