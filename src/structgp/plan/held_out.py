@@ -78,13 +78,16 @@ class Candidate:
 @dataclass(frozen=True)
 class Predictions:
     """Of left-out sequences, sums over the tokens of each, (N,): number of tokens, negative log-probability
-    of the true label, largest label probability, and whether that label is the true one; all times how
-    often the sequence counts."""
+    of the true label, largest label probability, and whether that label is the true one. unseen,
+    unseen_doubt : the number of tokens with labels that the fit has not seen, which do not count among the
+    others, and 1 - largest label probability of these. All times how often the sequence counts."""
 
     tokens: np.ndarray
     nll: np.ndarray
     confidence: np.ndarray
     right: np.ndarray
+    unseen: np.ndarray | float = 0.0
+    unseen_doubt: np.ndarray | float = 0.0
 
     @property
     def loss(self) -> float:
@@ -103,10 +106,11 @@ class Predictions:
 
     @property
     def error_ratio(self) -> tuple[float, float]:
-        """Errors per error that the model expected, and the standard error of the ratio's logarithm, from
-        its spread over sequences, and no less than for a Poisson number of errors. Half an error more of
-        each kind keeps both finite."""
-        wrong, expected, N = self.tokens - self.right, self.tokens - self.confidence, len(self.tokens)
+        """Errors per error that the model expected, labels that it could not know among them, and the
+        standard error of the ratio's logarithm, from its spread over sequences, and no less than for a
+        Poisson number of errors. Half an error more of each kind keeps both finite."""
+        N, wrong = len(self.tokens), self.tokens - self.right + self.unseen
+        expected = self.tokens - self.confidence + self.unseen_doubt
         ratio = (wrong.sum() + 0.5) / (expected.sum() + 0.5)
         spread = ((wrong - ratio * expected) ** 2).sum() * N / max(1, N - 1)
         error = math.sqrt(spread) / (wrong.sum() + 0.5)
@@ -292,14 +296,14 @@ class Fold:
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
 
     def predict(self, candidate: Candidate) -> np.ndarray:
-        """(N, 4) the sums of ``Predictions`` for each sequence left out; where the fit fails, as bad as can
+        """(N, 6) the sums of ``Predictions`` for each sequence left out; where the fit fails, as bad as can
         be."""
         try:
             marginals = self._marginals(candidate)
         except torch.linalg.LinAlgError:
             marginals = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
         parts = zip(marginals, self.left_out.y, self.judged, strict=True)
-        sums = np.array([_sums(p[judged], y[judged]) for p, y, judged in parts])
+        sums = np.array([_sums(p, y, judged) for p, y, judged in parts])
         weights = self.left_out.weights
         return sums if weights is None else weights[:, None] * sums
 
@@ -314,8 +318,11 @@ class Fold:
         return Asked(fit.model({}), question, self.left_out.rows).marginals()
 
 
-def _sums(p: np.ndarray, y: np.ndarray) -> list[float]:
-    """Of tokens with label probabilities p (T, V) and labels y (T,)."""
+def _sums(p: np.ndarray, y: np.ndarray, judged: np.ndarray) -> list[float]:
+    """Of tokens with label probabilities p (T, V) and labels y (T,), negative where they are missing."""
     p = np.where(np.isfinite(p), p, 0.0)  # a weight under which the fit went astray is not chosen
+    unseen = (y >= 0) & ~judged
+    doubt = (1 - p[unseen].max(1)).sum()
+    p, y = p[judged], y[judged]
     loss = -np.log(np.maximum(p[np.arange(len(y)), y], 1e-300))
-    return [len(y), loss.sum(), p.max(1).sum(), (p.argmax(1) == y).sum()]
+    return [len(y), loss.sum(), p.max(1).sum(), (p.argmax(1) == y).sum(), unseen.sum(), doubt]
