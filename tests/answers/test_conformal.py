@@ -121,3 +121,6 @@ def test_a_calibration_survives_its_json() -> None:
     assert after.settings == before.settings
     assert after.thresholds("tokens", 0.4).values == before.thresholds("tokens", 0.4).values
     assert Calibration.from_json(None) is None
+    for wrong in ({"lengths": [3]}, {"targets": {"tokens": [[1, 1], [2], [0.5]]}}):
+        with pytest.raises(ValueError, match="sequence"):
+            Calibration.from_json(before.to_json() | wrong)

@@ -486,7 +486,7 @@ def test_a_trial_that_goes_astray_is_not_chosen(
     found = folds.predict(Candidate(8.0))
     assert np.isfinite(found.loss)
     assert found.loss > 100
-    assert held_out._sums(np.full((2, 3), np.nan), np.array([0, 1]))[1] > 1000
+    assert held_out._sums(np.full((2, 3), np.nan), np.array([0, 1]), np.ones(2, bool))[1] > 1000
 
 
 def test_tails_stay_with_the_model() -> None:

@@ -69,7 +69,10 @@ class Targets:
 
     @staticmethod
     def from_json(parts: Sequence[Sequence[float]]) -> Targets:
+        """ValueError if the parts do not fit each other."""
         sizes, owner, score = parts
+        if len(owner) != len(score) or any(not 0 <= i < len(sizes) for i in owner):
+            raise ValueError("scores without a sequence")
         return Targets(
             np.array(sizes, dtype=np.int64), np.array(owner, dtype=np.int64), np.array(score, float)
         )
@@ -133,10 +136,13 @@ class Calibration:
 
     @staticmethod
     def from_json(found: dict[str, Any] | None) -> Calibration | None:
+        """ValueError if its parts do not fit each other."""
         if found is None:
             return None
         targets = {kind: Targets.from_json(parts) for kind, parts in found["targets"].items()}
         lengths, quartiles = np.array(found["lengths"], dtype=np.int64), tuple(found["quartiles"])
+        if any(len(part.sizes) != len(lengths) for part in targets.values()):
+            raise ValueError("targets of other sequences")
         return Calibration(lengths, targets, quartiles, found["settings"])
 
 

@@ -79,6 +79,12 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         if family not in FAMILIES:
             problem = f"a posterior of family {family!r}, which structgp {__version__} does not know"
             raise ModelFileError(place, problem, f"update structgp (it was written by {header['version']})")
+    try:
+        calibration = Calibration.from_json(header.get("calibration"))
+    except (KeyError, TypeError, ValueError):
+        raise ModelFileError(
+            place, "its calibration cannot be read", "train and calibrate it again"
+        ) from None
     return Model(
         encoder=FeatureEncoder.from_json(header["encoder"]),
         labels=LabelEncoder(header["labels"]),
@@ -90,7 +96,7 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         extra=header["extra"],
         predictor=structure,
         constraints=Allowed.from_json(header["constraints"]),
-        calibration=Calibration.from_json(header.get("calibration")),
+        calibration=calibration,
     )
 
 
