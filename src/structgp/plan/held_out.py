@@ -114,7 +114,7 @@ class Predictions:
         ratio = (wrong.sum() + 0.5) / (expected.sum() + 0.5)
         spread = ((wrong - ratio * expected) ** 2).sum() * N / max(1, N - 1)
         error = math.sqrt(spread) / (wrong.sum() + 0.5)
-        return float(ratio), max(error, 1 / math.sqrt(wrong.sum() + 0.5))
+        return float(ratio), float(max(error, 1 / math.sqrt(wrong.sum() + 0.5)))
 
     def mixed(self, other: Predictions, share: float) -> Predictions:
         """The average with ``other``, which has this share."""
