@@ -15,6 +15,7 @@ from structgp.evaluation.metrics import (
     SpanCounts,
     calibration,
     chunks,
+    deferral,
     evaluate,
     risk_coverage,
     sequence_nll,
@@ -307,6 +308,18 @@ def test_equal_confidences_share_their_errors():
     curve = risk_coverage([["a", "b", "never", "a"]], marginals)
     assert curve.risk.tolist() == pytest.approx([0.5] * 4)
     assert curve.area == pytest.approx(0.5)
+
+
+def test_risk_of_labels_that_are_not_the_most_probable():
+    marginals = [[{"a": 0.7, "b": 0.3}, {"a": 0.6, "b": 0.4}]]
+    curve = risk_coverage([["a", "b"]], marginals, [["b", "b"]])
+    assert curve.risk.tolist() == pytest.approx([0, 0.5])  # the second token's label has more probability
+    left = deferral([["b", "b"]], marginals)
+    assert left.coverage.tolist() == [0.5, 1]
+    assert left.doubt.tolist() == pytest.approx([0.6, 0.7])
+    assert left.expected.tolist() == pytest.approx([0.6, 0.65])
+    with pytest.raises(InputError, match="y_pred"):
+        risk_coverage([["a", "b"]], marginals, [["b"]])
 
 
 def test_risk_coverage_errors():

@@ -295,3 +295,66 @@ def test_every_answer_is_computed_where_it_is_asked_for(folder, tmp_path, comman
     }[command]
     assert ok(command, *words).stdout == ok(command, *words, "--device", "cpu").stdout
     fails(command, *words, "--device", "nowhere", says="'nowhere' cannot be used here")
+
+
+def test_expected_scores_of_an_unlabelled_file(folder, corpus):
+    told, model = ok("expect", folder / "model", folder / "pool").stdout, structgp.load(folder / "model")
+    error = model.expected_scores([corpus.template.expand(x) for x in corpus.X_train[N : N + 25]]).error
+    assert f"token error     {error.mean:>10.2%}   {error.low:.2%} to {error.high:.2%}" in told
+    assert "(25 sequences, " in told
+    labelled = ok("expect", folder / "model", folder / "test", "--json", "--level", "0.5").stdout
+    assert json.loads(labelled)["level"] == 0.5
+    fails(
+        "expect", folder / "model", folder / "pool", "--level", "5", says="--level: must be between 0 and 1"
+    )
+
+
+def test_sets_of_a_calibrated_model(folder, corpus):
+    fails(
+        "tag",
+        "-m",
+        folder / "model",
+        folder / "pool",
+        "--coverage",
+        "0.8",
+        says="the model is not calibrated",
+    )
+    ok("calibrate", folder / "model", folder / "test", "-o", folder / "calibrated")
+    told = ok("tag", "-m", folder / "calibrated", folder / "pool", "--coverage", "0.8").stdout
+    sets = [line.split("\t")[-1].split("|") for line in told.splitlines() if line]
+    model = structgp.load(folder / "calibrated")
+    X = [corpus.template.expand(x) for x in corpus.X_train[N : N + 25]]
+    assert sets == [held for tokens in model.predict_sets(X, 0.8) for held in tokens]
+    assert model.predict(X) == structgp.load(folder / "model").predict(X)
+    few = "--coverage: 20 calibration sequences are too few for a coverage of 0.99; calibrate with at least"
+    fails("tag", "-m", folder / "calibrated", folder / "pool", "--coverage", "0.99", says=few)
+    fails(
+        "tag",
+        "-m",
+        folder / "calibrated",
+        folder / "pool",
+        "--coverage",
+        "0.8",
+        "-v1",
+        says="--coverage: cannot",
+    )
+    fails("calibrate", folder / "model", folder / "template", says="template")
+
+
+def test_labels_left_to_a_person_are_filled_in_by_force(folder, tmp_path):
+    """What --defer writes for them is what --force reads as missing."""
+    told = ok("tag", "-m", folder / "model", folder / "pool", "--defer", "0.3").stdout
+    labels = [line.split("\t")[-1] for line in told.splitlines() if line]
+    sure = ok("tag", "-m", folder / "model", folder / "pool", "-v1").stdout
+    pairs = [line.split("\t")[-1].rsplit("/", 1) for line in sure.splitlines() if "/" in line]
+    assert labels == [label if 1 - float(p) <= 0.3 else "?" for label, p in pairs]
+    assert 0 < labels.count("?") < len(labels)
+    (tmp_path / "left").write_text(told)
+    again = ok("tag", "-m", folder / "model", tmp_path / "left", "--force", "--defer", "0.3", "-v1").stdout
+    kept = [line.split("\t")[-1] for line in again.splitlines() if "/" in line]
+    assert all(
+        now.startswith(f"{label}/1.0") for now, label in zip(kept, labels, strict=True) if label != "?"
+    )
+    fails(
+        "tag", "-m", folder / "model", folder / "pool", "--defer", "0.3", "-n", "2", says="--defer: cannot"
+    )

@@ -102,7 +102,7 @@ def test_commands_and_options_exist(page: Path) -> None:
 
 def test_readme_has_the_commands() -> None:
     found = {words[0] for block in blocks(README, "sh") for words in run_page.commands(block.text)}
-    assert found == {"train", "tag", "evaluate", "describe"}
+    assert found == {"train", "tag", "evaluate", "describe", "expect"}
 
 
 def test_make_targets_exist() -> None:
@@ -114,7 +114,7 @@ def test_make_targets_exist() -> None:
 
 def test_every_command_is_in_the_help() -> None:
     with click.Context(main) as context:
-        commands = ["demo", "describe", "evaluate", "next", "report", "tag", "train"]
+        commands = ["calibrate", "demo", "describe", "evaluate", "expect", "next", "report", "tag", "train"]
         assert sorted(main.list_commands(context)) == commands
 
 

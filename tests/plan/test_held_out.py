@@ -291,6 +291,19 @@ def test_what_a_fold_lacks_stays_at_its_prior(examples: Examples, monkeypatch: p
     assert not (node.m[:, ~absent] == 0).all()
 
 
+def test_errors_per_expected_error() -> None:
+    tokens = np.full(50, 20.0)
+    wrong = np.random.default_rng(0).poisson(2.0, size=50).astype(float)
+    ratio, error = Predictions(tokens, tokens, np.full(50, 16.0), tokens - wrong).error_ratio
+    assert ratio == pytest.approx((wrong.sum() + 0.5) / 200.5)
+    assert error == pytest.approx(0.1, rel=0.3)  # of a hundred errors
+    more = Predictions(tokens, tokens, np.full(50, 16.0), tokens - wrong, np.ones(50), np.full(50, 0.5))
+    assert more.error_ratio[0] == pytest.approx((wrong.sum() + 50.5) / 225.5)
+    ratio, error = Predictions(tokens, tokens, np.full(50, 16.0), tokens).error_ratio
+    assert 0 < ratio < 0.01
+    assert error > 1  # none: it may be anything small
+
+
 @choosing
 def test_losses_are_those_of_refits_with_sample_weights(
     data: Generated, examples: Examples, chosen: StructuredGPClassifier
@@ -541,7 +554,7 @@ def test_a_trial_that_goes_astray_is_not_chosen(
     found = folds.predict(Candidate(8.0))[1.0]
     assert np.isfinite(found.loss)
     assert found.loss > 100
-    assert held_out._sums(np.full((2, 3), np.nan), np.array([0, 1]))[1] > 1000
+    assert held_out._sums(np.full((2, 3), np.nan), np.array([0, 1]), np.ones(2, bool))[1] > 1000
 
 
 def test_tails_stay_with_the_model() -> None:
@@ -566,3 +579,10 @@ def test_tails_of_the_plan_are_those_of_the_kernel(examples: Examples) -> None:
     for tails, found in ((None, LIGHT_TAILS), (5.0, 5.0)):
         start = start_of(Options(), replace(plan, tails=tails), examples, generator)
         assert start.posterior.node.kernel.tails == found
+
+
+def test_labels_that_the_fit_has_not_seen_are_counted_apart() -> None:
+    p = np.array([[0.7, 0.3, 0.0], [0.6, 0.4, 0.0], [0.2, 0.8, 0.0], [0.5, 0.5, 0.0]])
+    y, judged = np.array([0, 2, 0, -1]), np.array([True, False, True, False])
+    found = held_out._sums(p, y, judged)
+    assert found == pytest.approx([2, -np.log(0.7) - np.log(0.2), 1.5, 1, 1, 0.4])

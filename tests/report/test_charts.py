@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from structgp.evaluation.metrics import calibration, risk_coverage
-from structgp.report.charts import confidence_counts, error_at, learning_curve, reliability, risk_curve
+from structgp.evaluation.metrics import calibration, deferral, risk_coverage
+from structgp.report.charts import at_share, confidence_counts, learning_curve, reliability, risk_curve
 from structgp.report.markup import MINUS, Markup, count, decimal, join, percent, plural, tag
 from structgp.report.svg import Plot, ticks, widened
 from structgp.report.tables import signed
@@ -83,7 +83,10 @@ def test_learning_curves_of_any_length(trace, fresh):
 def test_curves_of_a_single_token(truth, p):
     y, marginals = [[truth]], [[{"a": p, "b": 1 - p}]]
     bins, risk = calibration(y, marginals), risk_coverage(y, marginals)
-    for svg in (reliability(bins), confidence_counts(bins), risk_curve(risk)):
+    left = deferral([["a"]], marginals)
+    curves = risk_curve(left, risk), risk_curve(left, None)
+    for svg in (reliability(bins), confidence_counts(bins), *curves):
         assert "nan" not in svg
         assert all(-1 <= v <= 421 for v in numbers_in(svg))
-    assert error_at(risk, 0.1) == error_at(risk, 1.0) == (truth == "b")
+    assert at_share(risk.risk, 0.1) == at_share(risk.risk, 1.0) == (truth == "b")
+    assert ["ideal" in svg for svg in curves] == [True, False]

@@ -59,7 +59,7 @@ def test_every_section_is_there(page):
     assert {anchor[1:] for anchor in anchors} < ids
     titles = page.text["confidence"]
     assert "Reliability: expected calibration error" in titles
-    assert "Risk and coverage: area under the curve" in titles
+    assert "Error among the tokens that are answered, by their share" in titles
     assert "fresh" in page.text["fit"]
     assert "Evidence bound by step" in page.text["fit"]
 
@@ -79,6 +79,22 @@ def test_curves_tell_what_the_metrics_do(findings, page):
     assert decimal(risk_coverage(truth.labels, findings.marginals).area, 4) in text
     for b in truth.calibration.bins:
         assert f"{b.count:,} token" in text
+    expected = findings.expected.error
+    assert f"expects an error of {percent(expected.mean)} (90" in text
+    assert findings.deferral.expected[-1] == pytest.approx(expected.mean)
+    assert f"{decimal(findings.deferral.doubt[-1], 3)} {percent(expected.mean)}" in text
+
+
+def test_what_to_expect_of_unlabelled_text(unlabelled, parse):
+    page = parse(render(unlabelled))
+    everything = " ".join(page.text.values())
+    error, f1 = unlabelled.expected.error, unlabelled.expected.f1
+    for score in (error, f1):
+        assert (
+            f"{percent(score.mean)} 90\u202f% interval {percent(score.low)} to {percent(score.high)}"
+            in everything
+        )
+    assert "what the model expects" not in everything  # there is one curve alone
 
 
 def test_templates_and_transitions_have_names(findings, page):

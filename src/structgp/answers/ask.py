@@ -17,6 +17,8 @@ from torch import Tensor
 
 from structgp.answers import labellings
 from structgp.answers.best_spans import SpanDecoder
+from structgp.answers.conformal import Calibration
+from structgp.answers.expected import ExpectedScores, check_level, drawn_agreement, expected_scores
 from structgp.answers.potentials import Draws, Potentials, mean, sample
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
@@ -37,6 +39,10 @@ BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
 """Most tokens of a batch, and most node scores of all its draws, so that they fit into a cache."""
 
 ENTROPY_SAMPLES = 64
+
+SCORED_LABELLINGS = 512
+"""Labellings of a corpus, at least, whose scores give an interval: the share of them beyond a bound of a 90
+% interval has a standard error of one in a hundred."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,9 @@ class Model:
     which a file does not keep. n_draws : draws that an answer averages over unless the question says
     otherwise; 0 plugs in the posterior mean. seed : of those draws. info : what is worth keeping of the fit
     (bound, time, versions). extra : what the caller wants kept with the model, such as the source of a
-    feature template; JSON values only. constraints : on labellings, in every answer. spread :
-    factor on how far draws lie from the posterior mean."""
+    feature template; JSON values only. constraints : on labellings, in every answer. spread : factor on how
+    far draws lie from the posterior mean. calibration : what sets with a guarantee need, None before it is
+    known."""
 
     encoder: FeatureEncoder
     labels: LabelEncoder
@@ -78,6 +85,7 @@ class Model:
     predictor: Structure | None = None
     constraints: Allowed | None = None
     spread: float = 1.0
+    calibration: Calibration | None = None
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False, compare=False)
     _kept: dict[tuple[int, str], Draws] = field(default_factory=dict, init=False, repr=False, compare=False)
     _placed: dict[str, Posterior] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -298,6 +306,26 @@ class Asked:
             generator = torch.Generator().manual_seed(self.model.seed)
             found[i] = [float(part[0]) for part in sequence_uncertainty(at, ENTROPY_SAMPLES, generator)]
         return found
+
+    def expected_scores(self, guess: Sequence[np.ndarray], level: float) -> ExpectedScores:
+        """How good the labels ``guess`` (label indices) are, by labellings that are drawn from the
+        posterior."""
+        check_level(level)
+        self.require("has_walk", "labellings to draw")
+        lengths = [len(rows) for rows in self.rows]
+        if not any(lengths):
+            raise InputError("X", "no tokens", "pass at least one sequence with a token")
+        generator = torch.Generator().manual_seed(self.model.seed)
+        boundaries, counts = Boundaries.of(self.model.labels.classes), torch.zeros(())
+        for batch, at in self.potentials(None):
+            at = at.on_host()
+            n = -(-SCORED_LABELLINGS // len(at.f))
+            labels = torch.zeros(at.mask.shape, dtype=torch.int64)
+            for b, i in enumerate(batch.index.tolist()):
+                labels[b, : lengths[i]] = torch.from_numpy(guess[i])
+            counts = counts + drawn_agreement(at, labels, boundaries, n, generator)
+        counted = (self.model.info.get("held_out") or {}).get("error_ratio")
+        return expected_scores(counts.numpy(), lengths, level, counted)
 
     def one_by_one(
         self, known: Known | None = None, n_draws: int | None = None

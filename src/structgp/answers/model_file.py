@@ -18,6 +18,7 @@ from torch import Tensor
 
 from structgp import __version__
 from structgp.answers.ask import Model
+from structgp.answers.conformal import Calibration
 from structgp.data.atomic import atomic_write
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import LabelEncoder
@@ -51,6 +52,7 @@ def save(model: Model, path: str | Path) -> None:
         "n_draws": model.n_draws,
         "seed": model.seed,
         "spread": model.spread,
+        "calibration": None if model.calibration is None else model.calibration.to_json(),
         "info": model.info,
         "extra": model.extra,
     }
@@ -78,6 +80,12 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         if family not in FAMILIES:
             problem = f"a posterior of family {family!r}, which structgp {__version__} does not know"
             raise ModelFileError(place, problem, f"update structgp (it was written by {header['version']})")
+    try:
+        calibration = Calibration.from_json(header.get("calibration"))
+    except (KeyError, TypeError, ValueError):
+        raise ModelFileError(
+            place, "its calibration cannot be read", "train and calibrate it again"
+        ) from None
     return Model(
         encoder=FeatureEncoder.from_json(header["encoder"]),
         labels=LabelEncoder(header["labels"]),
@@ -90,6 +98,7 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         extra=header["extra"],
         predictor=structure,
         constraints=Allowed.from_json(header["constraints"]),
+        calibration=calibration,
     )
 
 

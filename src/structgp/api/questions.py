@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
+from structgp.answers import sets
 from structgp.answers.ask import Asked, Known, Model
+from structgp.answers.expected import ExpectedScores
 from structgp.data.examples import as_list, check_all_labelled, check_labels
 from structgp.errors import InputError
 from structgp.evaluation import metrics
@@ -68,9 +70,26 @@ class Answers:
         """X, encoded once, to be asked several questions under the parameters as they are now."""
         raise NotImplementedError
 
-    def predict(self, X: Iterable[Any], known: Given = None) -> list[list[str]]:
-        """Labels of every token of every sequence, chosen for what ``decode`` says."""
-        return self.labels_of(self.ask(X), known)
+    def predict(
+        self, X: Iterable[Any], known: Given = None, *, defer: float | None = None
+    ) -> list[list[Any]]:
+        """Labels of every token of every sequence, chosen for what ``decode`` says. defer : what it costs
+        to ask a person about a token, if an error costs 1; where the label is wrong with a larger
+        probability than that, None stands in its place."""
+        asked = self.ask(X)
+        labels = self.labels_of(asked, known)
+        return labels if defer is None else self.deferred(labels, self.marginals_of(asked, known), defer)
+
+    @staticmethod
+    def deferred(
+        labels: list[list[str]], marginals: list[list[dict[str, float]]], defer: float
+    ) -> list[list[str | None]]:
+        """The labels, None where they are wrong with a probability of more than ``defer``."""
+        if not isinstance(defer, int | float | np.number) or not 0 <= defer <= 1:
+            problem = f"must be between 0 and 1, got {defer!r}"
+            raise InputError("defer", problem, "use the cost of asking divided by the cost of an error")
+        both = ((zip(y, p, strict=True)) for y, p in zip(labels, marginals, strict=True))
+        return [[label if 1 - p[label] <= defer else None for label, p in tokens] for tokens in both]
 
     def predict_single(self, x: Any) -> list[str]:
         """Labels of one sequence."""
@@ -167,6 +186,55 @@ class Answers:
         """Uncertainty whether the span is there, see ``span_probability``."""
         _, parts = self.ask([x]).span(start, stop, label, sense, None if known is None else [known])
         return Uncertainty(*map(float, (parts.total, parts.data, parts.model)))
+
+    def expected_scores(self, X: Iterable[Any], level: float = 0.9) -> ExpectedScores:
+        """How good the labels of ``predict`` are on X, of which no labels are known: error, precision,
+        recall and F1 with credible intervals of this probability.
+
+        The labels are scored against labellings of all of X that are drawn from the posterior, functions
+        first. It knows what the training data tell: text of another kind is not what it expects."""
+        asked = self.ask(X)
+        guess = asked.model.labels.transform(self.labels_of(asked))
+        return asked.expected_scores(guess, level)
+
+    def calibrate(
+        self, X: Iterable[Any], y: Iterable[Sequence[str]], of: Sequence[str] | None = None
+    ) -> Any:
+        """Prepares ``predict_sets`` with labelled sequences that the model was not trained on. What is
+        learned is kept in the model and its file, until the next fit. of : 'tokens', 'spans', 'labellings'
+        or several of them; None for all that the structure can answer. Returns the estimator."""
+        X, y = as_list(X), list(y)
+        truth = check_all_labelled(X, y)
+        asked = self.ask(X)
+        kinds = [of] if isinstance(of, str) else of
+        self.model_ = replace(asked.model, calibration=sets.calibrated(asked, truth, kinds))
+        return self
+
+    def predict_sets(
+        self, X: Iterable[Any], coverage: float = 0.9, of: str = "tokens", by_length: bool = True
+    ) -> list[list[Any]]:
+        """Sets that hold the truth with a guarantee, after ``calibrate``.
+
+        of : 'tokens', for each token a list of labels, most probable first; 'spans', the spans that a
+        sequence may have; 'labellings', its possible labellings. The share of a new sequence's tokens (or
+        spans) whose label (or which) is in the sets is at least ``coverage`` on average over sequences like
+        those of the calibration; its labelling is in the set with at least that probability. by_length :
+        whether this should hold among sequences of similar length too, where there are enough of them."""
+        return self.sets_of(self.ask(X), coverage, of, by_length)
+
+    @staticmethod
+    def sets_of(
+        asked: Asked, coverage: float, of: str = "tokens", by_length: bool = True
+    ) -> list[list[Any]]:
+        """``predict_sets`` for sequences that are encoded already."""
+        limits = sets.thresholds(asked, of, coverage, by_length)
+        names = asked.model.labels.names
+        if of == "tokens":
+            return [[names(held) for held in tokens] for tokens in sets.token_sets(asked, limits)]
+        if of == "spans":
+            return [[Span(*span) for span in spans] for spans in sets.span_sets(asked, limits)]
+        found = sets.labelling_sets(asked, limits)
+        return [[Labelling(names(y), math.exp(value)) for y, value in some] for some in found]
 
     def score(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> float:
         """Token accuracy of ``predict``."""

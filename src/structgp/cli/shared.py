@@ -28,7 +28,9 @@ from structgp.inference import StepInfo
 from structgp.inference.distributed import ALONE, Processes
 
 # Arguments of ``sources.learn`` and ``sources.from_json`` that are options here, as errors name them.
-_ARGUMENT = re.compile(r"(?<!\S)(data_weight|dialect|encoding|numeric|vectors|vector_column)=(?=$|[ ,;])")
+_ARGUMENT = re.compile(
+    r"(?<!\S)(coverage|data_weight|dialect|encoding|level|numeric|vectors|vector_column)=(?=$|[ ,;])"
+)
 
 
 class Group(click.Group):

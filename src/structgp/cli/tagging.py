@@ -56,13 +56,27 @@ Known = list[list[str | None]]
     help="What labels are chosen for: span F1, the most tokens right, or the most probable labelling; auto "
     "is f1 where labels are spans, else accuracy.  [default: as the model was trained]",
 )
+@click.option(
+    "--defer",
+    type=click.FloatRange(0, 1),
+    metavar="COST",
+    help="Write --missing for the label of a token where an error is more probable than this: the cost of "
+    "asking a person, if an error costs 1.",
+)
+@click.option(
+    "--coverage",
+    type=float,
+    metavar="SHARE",
+    help="Write the labels of a set that holds this share of the true labels, joined by |, the most "
+    "probable first. The model has to be calibrated.",
+)
 @click.option("--force", is_flag=True, help="Keep the labels in the file, and label the rest.")
 @click.option(
     "--missing",
     default="?",
     show_default=True,
     metavar="TEXT",
-    help="With --force, the text in the label column of a token without a label.",
+    help="With --force and --defer, the text in the label column of a token without a label.",
 )
 @reading_options
 def tag(
@@ -72,6 +86,8 @@ def tag(
     n_best: int | None,
     level: int,
     decode: str | None,
+    defer: float | None,
+    coverage: float | None,
     force: bool,
     missing: str,
     vectors_path: str | None,
@@ -87,10 +103,15 @@ def tag(
     if n_best and decode:
         remedy = "leave it out: -n is for the most probable labellings"
         raise InputError("--decode", "cannot be combined with -n", remedy)
+    for option, value in (("--coverage", coverage), ("--defer", defer)):
+        beside = n_best or (option == "--coverage" and (level or force or defer is not None))
+        if value is not None and beside:
+            others = "-n" if option == "--defer" else "-n, -v, --force or --defer"
+            raise InputError(option, f"cannot be combined with {others}", "use one of them")
     estimator, reader = load_with_reader(model_path, vectors_path)
     if decode is not None:
         estimator.set_params(decode=decode, costs=None)
-    tagger = _Tagger(estimator, reader, level, n_best, missing if force else None)
+    tagger = _Tagger(estimator, reader, level, n_best, force, missing, defer, coverage)
     given: Sequence[Any] = files or [sys.stdin.buffer]
     with joined(device_of(device)) as together:
         if together.size > 1 and not files:
@@ -118,17 +139,20 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
 @dataclass(frozen=True)
 class _Tagger:
     """Sequences -> blocks of lines, without the blank line after each. level : of ``--verbose``; n_best :
-    of labellings, None for one without its rank; missing : the text of a missing label where the labels in
-    the file are kept, None if they are not."""
+    of labellings, None for one without its rank; force : whether the labels in the file are kept; missing :
+    the text of a missing label; defer, coverage : of these options."""
 
     estimator: StructuredGPClassifier
     reader: Reader
     level: int
     n_best: int | None
-    missing: str | None
+    force: bool
+    missing: str
+    defer: float | None = None
+    coverage: float | None = None
 
     def answer(self, chunk: Sequence[FileSequence]) -> list[str]:
-        known = None if self.missing is None else [self._labels_in(s, self.missing) for s in chunk]
+        known = [self._labels_in(s, self.missing) for s in chunk] if self.force else None
         try:
             asked = self.estimator.ask([sequence.tokens for sequence in chunk])
             found = self._tagged(asked, known) if self.n_best is None else self._ranked(asked, known)
@@ -159,11 +183,19 @@ class _Tagger:
 
     def _tagged(self, asked: Asked, known: Known | None) -> Iterator[list[tuple[str, list[str]]]]:
         """Per sequence, one labelling: the line before it, and the text after the columns of each token."""
+        if self.coverage is not None:
+            sets = self.estimator.sets_of(asked, self.coverage)
+            yield from ([("", ["|".join(held) for held in tokens])] for tokens in sets)
+            return
         labels = self.estimator.labels_of(asked, known)
-        if self.level == 0:
+        if self.level == 0 and self.defer is None:
             yield from ([("", y)] for y in labels)
             return
-        marginals, log_probs = self.estimator.marginals_of(asked, known), asked.log_probs(labels)
+        marginals = self.estimator.marginals_of(asked, known)
+        if self.level == 0:
+            yield from ([("", self._shown(*both))] for both in zip(labels, marginals, strict=True))
+            return
+        log_probs = asked.log_probs(labels)
         given = [0.0] * len(labels) if known is None else asked.log_probs(known)
         for y, p, joint, part in zip(labels, marginals, log_probs, given, strict=True):
             assert joint is not None, "a predicted label is a known one"
@@ -186,10 +218,17 @@ class _Tagger:
     def _with_probabilities(self, labels: list[str], marginals: list[dict[str, float]]) -> list[str]:
         """The text after the columns of each token."""
         mark, found = _LAYOUTS[self.reader.format][1], []
-        for label, p in zip(labels, marginals, strict=True):
+        for label, shown, p in zip(labels, self._shown(labels, marginals), marginals, strict=True):
             every = [f"{name}{mark}{value:.6f}" for name, value in p.items()] if self.level == 2 else []
-            found.append("\t".join([f"{label}{mark}{p[label]:.6f}", *every]))
+            found.append("\t".join([f"{shown}{mark}{p[label]:.6f}", *every]))
         return found
+
+    def _shown(self, labels: list[str], marginals: list[dict[str, float]]) -> list[str]:
+        """The labels, ``missing`` where they are left to a person."""
+        if self.defer is None:
+            return labels
+        (found,) = self.estimator.deferred([labels], [marginals], self.defer)
+        return [self.missing if label is None else label for label in found]
 
 
 @click.command("next")

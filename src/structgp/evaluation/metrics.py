@@ -215,12 +215,12 @@ class RiskCoverage:
     area: float
 
 
-def risk_coverage(y_true: Labels, marginals: Marginals) -> RiskCoverage:
+def risk_coverage(y_true: Labels, marginals: Marginals, y_pred: Labels | None = None) -> RiskCoverage:
     """How much error is left if only the most confident tokens are answered?
 
-    Confidence and right answers are those of :func:`calibration`. Tokens of equal confidence come in random
-    order, and the risk is its expectation over that order."""
-    confidence, right = _confidences(y_true, marginals)
+    Confidence and right answers are those of :func:`calibration`, or of the labels ``y_pred``. Tokens of
+    equal confidence come in random order, and the risk is its expectation over that order."""
+    confidence, right = _confidences(y_true, marginals, y_pred)
     _, group, size = np.unique(-confidence, return_inverse=True, return_counts=True)
     wrong = np.bincount(group, weights=1 - right) / size
     number = np.arange(1, len(right) + 1)
@@ -228,8 +228,29 @@ def risk_coverage(y_true: Labels, marginals: Marginals) -> RiskCoverage:
     return RiskCoverage(number / len(right), risk, float(risk.mean()))
 
 
-def _confidences(y_true: Labels, marginals: Marginals) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The confidence of every token, and 1 where its most probable label is the true one, else 0."""
+@dataclass(frozen=True)
+class Deferral:
+    """If the k most confident of N tokens are answered, a share ``coverage[k - 1]`` = k / N: ``expected[k -
+    1]`` is the error that their probabilities lead to expect, and ``doubt[k - 1]`` the probability that the
+    label of token k is wrong, so that ``predict(defer=doubt[k - 1])`` answers it and those before."""
+
+    coverage: NDArray[np.float64]
+    expected: NDArray[np.float64]
+    doubt: NDArray[np.float64]
+
+
+def deferral(y_pred: Labels, marginals: Marginals) -> Deferral:
+    """What does it cost to leave unsure tokens to a person? Needs no true labels."""
+    doubt = np.sort(1 - _confidences(y_pred, marginals, y_pred)[0])
+    number = np.arange(1, len(doubt) + 1)
+    return Deferral(number / len(doubt), np.cumsum(doubt) / number, doubt)
+
+
+def _confidences(
+    y_true: Labels, marginals: Marginals, y_pred: Labels | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The probability of every token's predicted label, by default its most probable one, and 1 where that
+    is the true one, else 0."""
     tokens = _tokens(y_true, marginals, "marginals")
     if not tokens:
         raise InputError("y_true", "no tokens", "give at least one labelled token")
@@ -240,8 +261,12 @@ def _confidences(y_true: Labels, marginals: Marginals) -> tuple[NDArray[np.float
             if not -_ROUNDING <= max(dist.values()) <= 1 + _ROUNDING:
                 problem = f"{max(dist.values())} is not in [0, 1]"
                 raise InputError(f"marginals[{i}][{t}]", problem, "pass probabilities")
-    right = [max(dist, key=dist.__getitem__) == label for label, dist in tokens]
-    confidence = np.array([max(dist.values()) for _, dist in tokens])
+    if y_pred is None:
+        guesses = [max(dist, key=dist.__getitem__) for _, dist in tokens]
+    else:
+        guesses = [guess for _, guess in _tokens(y_true, y_pred, "y_pred")]
+    right = [guess == label for guess, (label, _) in zip(guesses, tokens, strict=True)]
+    confidence = np.array([dist.get(guess, 0.0) for guess, (_, dist) in zip(guesses, tokens, strict=True)])
     return np.clip(confidence, 0.0, 1.0), np.array(right, dtype=np.float64)
 
 

@@ -89,6 +89,7 @@ def choose(
         "confidence": at.mean("confidence"),
         "accuracy": at.mean("right"),
         "verdict": at.verdict,
+        "error_ratio": list(at.error_ratio),
         "n_tokens": folds.n_judged,
         "n_folds": len(folds.folds),
         "tried": [
@@ -186,7 +187,7 @@ class Fold:
         self.judged = [(y >= 0) & known[np.maximum(y, 0)] for y in self.left_out.y]
 
     def predict(self, candidate: Candidate, spreads: Sequence[float]) -> list[np.ndarray]:
-        """Under each spread, (N, 4) the sums of ``Predictions`` for each sequence left out; where the fit
+        """Under each spread, (N, 6) the sums of ``Predictions`` for each sequence left out; where the fit
         fails, as bad as can be."""
         try:
             model = self._fitted(candidate)
@@ -204,7 +205,7 @@ class Fold:
 
     def _judge(self, marginals: list[np.ndarray]) -> np.ndarray:
         parts = zip(marginals, self.left_out.y, self.judged, strict=True)
-        sums = np.array([_sums(p[judged], y[judged]) for p, y, judged in parts])
+        sums = np.array([_sums(p, y, judged) for p, y, judged in parts])
         weights = self.left_out.weights
         return sums if weights is None else weights[:, None] * sums
 
@@ -218,8 +219,11 @@ class Fold:
         return fit.model({})
 
 
-def _sums(p: np.ndarray, y: np.ndarray) -> list[float]:
-    """Of tokens with label probabilities p (T, V) and labels y (T,)."""
+def _sums(p: np.ndarray, y: np.ndarray, judged: np.ndarray) -> list[float]:
+    """Of tokens with label probabilities p (T, V) and labels y (T,), negative where they are missing."""
     p = np.where(np.isfinite(p), p, 0.0)  # a weight under which the fit went astray is not chosen
+    unseen = (y >= 0) & ~judged
+    doubt = (1 - p[unseen].max(1)).sum()
+    p, y = p[judged], y[judged]
     loss = -np.log(np.maximum(p[np.arange(len(y)), y], 1e-300))
-    return [len(y), loss.sum(), p.max(1).sum(), (p.argmax(1) == y).sum()]
+    return [len(y), loss.sum(), p.max(1).sum(), (p.argmax(1) == y).sum(), unseen.sum(), doubt]

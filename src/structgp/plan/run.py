@@ -155,13 +155,15 @@ class Fit:
         """The model, with the counts of the data in its ``info``; those of the model before count too."""
         examples, posterior = self.examples, self.start.posterior if posterior is None else posterior
         counts = dict(zip(examples.labels.classes, examples.label_counts.tolist(), strict=True))
-        seen = {"n_sequences": examples.n_sequences, "n_tokens": examples.n_tokens}
+        seen: dict[str, Any] = {"n_sequences": examples.n_sequences, "n_tokens": examples.n_tokens}
         if self.seen_before is not None:
             for label, count in self.seen_before.info["label_counts"].items():
                 counts[label] += count
             seen = {name: count + self.seen_before.info[name] for name, count in seen.items()}
         plan = self.start.plan
         decide = {"decode": plan.decode.value, "threshold": plan.threshold and plan.threshold.value}
+        if isinstance(examples, Examples):
+            seen["length_quartiles"] = _quartiles([len(rows) for rows in examples.rows if len(rows)])
         return Model(
             examples.encoder,
             examples.labels,
@@ -283,3 +285,8 @@ class Fit:
             "shape": None if start.plan.shape is None else start.plan.shape.name,
             **start.posterior.summary(plan.entropy.value),  # type: ignore[arg-type]
         }
+
+
+def _quartiles(lengths: list[int]) -> list[int]:
+    """Three lengths that occur and part the sequences into quarters, about."""
+    return [int(q) for q in np.quantile(lengths, [0.25, 0.5, 0.75], method="inverted_cdf")]

@@ -56,13 +56,16 @@ class Candidate:
 @dataclass(frozen=True)
 class Predictions:
     """Of left-out sequences, sums over the tokens of each, (N,): number of tokens, negative log-probability
-    of the true label, largest label probability, and whether that label is the true one; all times how
-    often the sequence counts."""
+    of the true label, largest label probability, and whether that label is the true one. unseen,
+    unseen_doubt : the number of tokens with labels that the fit has not seen, which do not count among the
+    others, and 1 - largest label probability of these. All times how often the sequence counts."""
 
     tokens: np.ndarray
     nll: np.ndarray
     confidence: np.ndarray
     right: np.ndarray
+    unseen: np.ndarray | float = 0.0
+    unseen_doubt: np.ndarray | float = 0.0
 
     @property
     def loss(self) -> float:
@@ -85,6 +88,18 @@ class Predictions:
         N = len(self.tokens)
         error = self.error_of_difference(other) * math.sqrt(N / (N - 1)) if N > 1 else math.inf
         return self.loss - other.loss > STANDARD_ERRORS * error
+
+    @property
+    def error_ratio(self) -> tuple[float, float]:
+        """Errors per error that the model expected, labels that it could not know among them, and the
+        standard error of the ratio's logarithm, from its spread over sequences, and no less than for a
+        Poisson number of errors. Half an error more of each kind keeps both finite."""
+        N, wrong = len(self.tokens), self.tokens - self.right + self.unseen
+        expected = self.tokens - self.confidence + self.unseen_doubt
+        ratio = (wrong.sum() + 0.5) / (expected.sum() + 0.5)
+        spread = ((wrong - ratio * expected) ** 2).sum() * N / max(1, N - 1)
+        error = math.sqrt(spread) / (wrong.sum() + 0.5)
+        return float(ratio), float(max(error, 1 / math.sqrt(wrong.sum() + 0.5)))
 
     def mixed(self, other: Predictions, share: float) -> Predictions:
         """The average with ``other``, which has this share."""

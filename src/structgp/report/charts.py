@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from structgp.evaluation.metrics import Calibration, CalibrationBin, RiskCoverage
+from structgp.evaluation.metrics import Calibration, CalibrationBin, Deferral, RiskCoverage
 from structgp.report.markup import Markup, count, decimal, percent, plural
 from structgp.report.svg import Plot, Range, ticks, widened
 
@@ -76,29 +77,36 @@ def describe_bin(b: CalibrationBin) -> str:
     )
 
 
-def risk_curve(risk: RiskCoverage) -> Markup:
-    """Error of the most confident share of the tokens."""
-    n = len(risk.risk)
+def risk_curve(deferral: Deferral, risk: RiskCoverage | None) -> Markup:
+    """Error of the most confident share of the tokens, and beside it what the model expects; that alone
+    where the true error is not known."""
+    n = len(deferral.expected)
     which = np.unique(np.linspace(0, n - 1, min(n, _CURVE_POINTS)).round().astype(int))
-    points = [(float(risk.coverage[i]), float(risk.risk[i])) for i in which]
-    top = max(0.01, max(r for _, r in points)) * 1.12
-    plot = Plot((0, 1), (0, top), height=330)
+    expected = [(float(deferral.coverage[i]), float(deferral.expected[i])) for i in which]
+    errors, verb = (deferral.expected, "expected to be") if risk is None else (risk.risk, "are")
+    points = [(float(deferral.coverage[i]), float(errors[i])) for i in which]
+    top = max(0.01, *(r for _, r in points + expected)) * 1.12
+    plot = Plot((0, 1), (0, top), height=330, right=58)
     digits = 0 if top > 0.05 else 1
     plot.y_axis("error among them", ticks(0, top), lambda v: percent(v, digits))
     plot.x_axis("most confident share of the tokens", _FIFTHS, lambda v: percent(v, 0))
     plot.area(points, "under")
     plot.line(points, "curve")
+    if risk is not None:
+        plot.line(expected, "ideal", "what the model expects")
     for share in (0.5, 0.8, 1.0):
-        error = error_at(risk, share)
+        error = at_share(errors, share)
         said = "all tokens" if share == 1 else f"most confident {percent(share, 0)}"
-        plot.dot((share, error), "point", 4, f"{said}: {percent(error)} wrong")
-        plot.note((share, error), percent(error), "end", (-4, -9))
-    return plot.svg(f"Risk and coverage: area under the curve {decimal(risk.area, 4)}")
+        plot.dot((share, error), "point", 4, f"{said}: {percent(error)} {verb} wrong")
+        # Where no line passes and no tick is: below the curve, or above it if what is expected lies below.
+        below = at_share(deferral.expected, share) >= error > 0.08 * top
+        plot.note((share, error), percent(error), *(("start", (8, 12)) if below else ("end", (-4, -9))))
+    return plot.svg("Error among the tokens that are answered, by their share")
 
 
-def error_at(risk: RiskCoverage, share: float) -> float:
-    """Error of the most confident ``share``, at least one token."""
-    return float(risk.risk[max(1, round(share * len(risk.risk))) - 1])
+def at_share(values: NDArray[np.float64], share: float) -> float:
+    """Of values by number of tokens, from one on, that of the most confident ``share``."""
+    return float(values[max(1, round(share * len(values))) - 1])
 
 
 def _interval(b: CalibrationBin) -> Range:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from structgp.answers.ask import Asked
+from structgp.answers.expected import ExpectedScores
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.evaluation import metrics
 
 Labels = list[list[str]]
+LEVEL = 0.9
+"""Probability of the intervals of expected scores."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class TokenUncertainty:
 @dataclass(frozen=True)
 class Findings:
     """``templates`` : names of the keys of ``kernel_scales`` in the log of the fit; ``uncertainties`` : the
-    one to begin with first."""
+    one to begin with first; ``expected`` : scores without true labels, None where the structure draws no
+    labellings; ``deferral`` : what leaving unsure tokens to a person leads to."""
 
     estimator: StructuredGPClassifier
     model_name: str
@@ -68,6 +72,8 @@ class Findings:
     marginals: list[list[dict[str, float]]]
     uncertainties: list[TokenUncertainty]
     truth: Truth | None
+    expected: ExpectedScores | None
+    deferral: metrics.Deferral
 
 
 def examine(
@@ -88,7 +94,13 @@ def examine(
         predicted = estimator.labels_of(asked)
     truth = None if text.labels is None else _compare(asked, text.labels, predicted, marginals)
     kinds = token_uncertainties(asked)
-    return Findings(estimator, model_name, templates or {}, text, predicted, marginals, kinds, truth)
+    left, expected = metrics.deferral(predicted, marginals), None
+    if asked.model.structure.has_walk:
+        expected = asked.expected_scores(asked.model.labels.transform(predicted), LEVEL)
+        if left.expected[-1] > 0:  # what cross-validation has found counts for the curve too
+            left = replace(left, expected=left.expected * (expected.error.mean / left.expected[-1]))
+    found = estimator, model_name, templates or {}, text, predicted, marginals, kinds, truth
+    return Findings(*found, expected, left)
 
 
 def token_uncertainties(asked: Asked) -> list[TokenUncertainty]:
@@ -114,6 +126,6 @@ def _compare(asked: Asked, labels: Labels, predicted: Labels, marginals: metrics
         log_probs,
         metrics.evaluate(labels, predicted, marginals, log_probs),
         metrics.calibration(labels, marginals),
-        metrics.risk_coverage(labels, marginals),
+        metrics.risk_coverage(labels, marginals, predicted),
         Counter(zip(chain(*labels), chain(*predicted), strict=True)),
     )

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-from structgp.evaluation.metrics import Calibration, RiskCoverage
+from structgp.answers.expected import Interval
+from structgp.evaluation.metrics import Calibration
 from structgp.report import charts, tables
-from structgp.report.findings import Findings, Truth
+from structgp.report.findings import LEVEL, Findings, Truth
 from structgp.report.markup import Markup, count, decimal, join, percent, plural, tag
 
 _COVERAGES = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 1.0)
@@ -41,15 +42,29 @@ def _tiles(truth: Truth) -> list[Markup]:
 
 def _unlabelled_tiles(findings: Findings) -> list[Markup]:
     tops = [max(p.values()) for sequence in findings.marginals for p in sequence]
-    n = len(findings.text.words)
+    n, expected = len(findings.text.words), findings.expected
     mean = sum(float(v.sum()) for v in findings.uncertainties[0].values) / len(tops)
     unsure = sum(p < 0.5 for p in tops)
+    sizes = f"{plural(len(tops), 'token')} in {plural(n, 'sequence')}, without labels"
+    tiles = [_tile("Tokens", count(len(tops)), sizes)]
+    if expected is not None:
+        tiles = [
+            _tile("Expected error", percent(expected.error.mean), f"{_bounds(expected.error)}; {sizes}"),
+            _tile("Expected span F1", percent(expected.f1.mean), _bounds(expected.f1)),
+        ]
     return [
-        _tile("Sequences", count(n), "without labels"),
-        _tile("Tokens", count(len(tops)), f"{decimal(len(tops) / n, 1)} per sequence"),
+        *tiles,
         _tile("Mean uncertainty", decimal(mean, 3), "nats per token"),
         _tile("No label above one half", percent(unsure / len(tops)), plural(unsure, "token")),
     ]
+
+
+def _interval(score: Interval) -> str:
+    return f"{percent(score.mean)} ({_bounds(score)})"
+
+
+def _bounds(score: Interval) -> str:
+    return f"{percent(LEVEL, 0)} interval {percent(score.low)} to {percent(score.high)}"
 
 
 def _tile(name: str, figure: str, below: str) -> Markup:
@@ -83,11 +98,13 @@ def _facts(findings: Findings) -> Markup:
 
 def confidence(findings: Findings) -> Markup:
     truth, found = findings.truth, findings.estimator.held_out_
-    notes = []
+    plots = [_risk(findings)] if truth is None else [_reliability(truth.calibration), _risk(findings)]
+    notes = [tag("div", *plots, class_="halves")]
     if truth is None:
         notes.append(_note("Only true labels show whether confidence is deserved; this file has none."))
-    else:
-        notes.append(tag("div", _reliability(truth.calibration), _risk(truth.risk), class_="halves"))
+    elif findings.expected is not None:
+        error, f1 = _interval(findings.expected.error), _interval(findings.expected.f1)
+        notes.append(_note(f"Without labels, the model expects an error of {error} and a span F1 of {f1}."))
     if found is not None:
         sizes = f"{plural(found['n_tokens'], 'token')} in {plural(found['n_folds'], 'fold')}"
         said = f"In cross-validation within the training data ({sizes}): "
@@ -109,15 +126,25 @@ def _reliability(calibration: Calibration) -> Markup:
     return _figure("Is it right as often as it claims?", plots, said, "Figures of the bins", table)
 
 
-def _risk(risk: RiskCoverage) -> Markup:
-    rows = ((percent(share, 0), percent(charts.error_at(risk, share))) for share in _COVERAGES)
-    said = (
-        "Error among the tokens that the model is most confident of. "
-        f"Area under the curve {decimal(risk.area, 4)}; lower is better."
-    )
-    table = tables.figures(("most confident", "error"), rows)
-    title, plots = "What if it answers only where it is sure?", [charts.risk_curve(risk)]
-    return _figure(title, plots, said, "Figures of the curve", table)
+def _risk(findings: Findings) -> Markup:
+    left, risk = findings.deferral, None if findings.truth is None else findings.truth.risk
+    columns = [left.expected] if risk is None else [left.expected, risk.risk]
+    rows = [
+        (
+            percent(share, 0),
+            decimal(charts.at_share(left.doubt, share), 3),
+            *(percent(charts.at_share(values, share)) for values in columns),
+        )
+        for share in _COVERAGES
+    ]
+    said = "Error that the model expects among the tokens that it is most confident of. "
+    if risk is not None:
+        said = "Error among the tokens that the model is most confident of, and dashed what it expects. "
+        said += f"Area under the curve {decimal(risk.area, 4)}; lower is better. "
+    said += "The table has the values of defer that leave the others to a person."
+    head = ("answered", "defer", "expected error", "error")[: 2 + len(columns)]
+    title, plots = "What if it answers only where it is sure?", [charts.risk_curve(left, risk)]
+    return _figure(title, plots, said, "Figures of the curve", tables.figures(head, rows))
 
 
 def _figure(title: str, plots: Sequence[Markup], said: str, summary: str, table: Markup) -> Markup:

@@ -1,0 +1,134 @@
+"""How good labels are on text that nobody has labelled: their scores against labellings drawn from the
+posterior.
+
+A draw is one set of functions for the whole corpus, and then one labelling of every sequence given them.
+What is uncertain about the functions is wrong in all sequences alike, so that scores of a corpus spread
+more than its number of tokens suggests.
+
+Models that are too timid or too bold expect too many errors or too few. Where cross-validation within the
+training data has counted r errors per expected error, with a standard error e of log r, errors are
+multiplied by a ratio. Its logarithm is taken to be normal: a priori around 0, with the standard deviation t
+that errors have between draws, in proportion; then, given what was counted, around log(r) t^2 / (t^2 +
+e^2), with variance t^2 e^2 / (t^2 + e^2). On tasks kept for this choice (segmentation, product titles),
+intervals of 90 % held the true error in 4 of 8 cases without it, and in 6 with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structgp.answers.potentials import Potentials
+from structgp.answers.spans import Boundaries
+from structgp.errors import InputError
+
+DRAWS_AT_ONCE = 128
+"""Of few draws, each is repeated about so often, which saves time and little memory."""
+
+
+class Interval(NamedTuple):
+    """Expectation of a score, and bounds that it lies between with a given probability."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ExpectedScores:
+    """Share of tokens with a wrong label, and of spans as conlleval counts them; level : probability of the
+    intervals."""
+
+    error: Interval
+    precision: Interval
+    recall: Interval
+    f1: Interval
+    level: float
+    n_sequences: int
+    n_tokens: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Name -> value, intervals as dicts, in the order of the fields."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: v._asdict() if isinstance(v, Interval) else v for name, v in found.items()}
+
+
+def check_level(level: Any) -> None:
+    if not isinstance(level, int | float | np.number) or not 0 < level < 1:
+        raise InputError("level", f"must be between 0 and 1, got {level!r}", "use 0.9, for example")
+
+
+def expected_scores(
+    counts: np.ndarray, lengths: list[int], level: float, counted: Sequence[float] | None = None
+) -> ExpectedScores:
+    """From the counts of ``agreement`` under all draws (N, 4), over all sequences. counted : errors per
+    expected error in cross-validation, and the standard error of its logarithm."""
+    wrong, true, guessed, both = counts.T.astype(float)
+    ratio = np.ones(len(wrong)) if counted is None else _ratios(wrong, *counted)
+    scores = {
+        "error": np.minimum(1, ratio * wrong / sum(lengths)),
+        "precision": _without(ratio * (guessed - both), guessed),
+        "recall": _without(ratio * (true - both), true),
+        "f1": _without(ratio * (guessed + true - 2 * both), guessed + true),
+    }
+    tail = (1 - level) / 2
+    bounds = {name: np.quantile(s, [tail, 1 - tail]) for name, s in scores.items()}
+    found = {name: Interval(float(s.mean()), *map(float, bounds[name])) for name, s in scores.items()}
+    return ExpectedScores(
+        **found, level=float(level), n_sequences=sum(n > 0 for n in lengths), n_tokens=sum(lengths)
+    )
+
+
+def _ratios(wrong: np.ndarray, counted: float, error: float) -> np.ndarray:
+    """(N,) draws of the ratio by which errors are multiplied, from those of N draws."""
+    between = (wrong.std() / max(wrong.mean(), 1e-12)) ** 2
+    share = between / (between + error**2)
+    normal = np.random.default_rng(0).standard_normal(len(wrong))
+    return np.exp(share * np.log(counted) + np.sqrt(share) * error * normal)
+
+
+def _without(missed: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """The share of a whole that is not missed; as in conlleval, 0 / 0 is 0."""
+    return np.maximum(0, whole - missed) / np.maximum(whole, 1)
+
+
+def agreement(y: Tensor, guess: Tensor, mask: Tensor, boundaries: Boundaries) -> Tensor:
+    """(S, 4) of guess (B, T) against labellings y (S, B, T): tokens that differ, spans in y, spans in the
+    guess, and those in both. Counts as ``metrics.span_scores`` has them."""
+    (kind, begins, stop), (kind_of_guess, expected, stop_of_guess) = (
+        _spans(labels, mask, boundaries) for labels in (y, guess)
+    )
+    both = begins & expected & (kind == kind_of_guess) & (stop == stop_of_guess)
+    wrong = (y != guess) & mask
+    return torch.stack([x.expand(y.shape).flatten(1).sum(1) for x in (wrong, begins, expected, both)], 1)
+
+
+def _spans(y: Tensor, mask: Tensor, boundaries: Boundaries) -> tuple[Tensor, Tensor, Tensor]:
+    """(..., T) of labellings y: the type of span that a token belongs to (-1 for none), whether one begins
+    there, and where it ends."""
+    parted = boundaries.parts[y[..., :-1], y[..., 1:]] | ~mask[..., 1:]
+    edge = torch.ones_like(y[..., :1], dtype=torch.bool)
+    breaks = torch.cat([edge, parted, edge], -1)  # (..., T + 1)
+    T = y.shape[-1]
+    place = torch.where(breaks, torch.arange(T + 1), T)
+    stop = place.flip(-1).cummin(-1).values.flip(-1)[..., 1:]
+    none = torch.full((1, boundaries.inside.shape[1]), 0.5)  # before the types, and less than True
+    kind = torch.cat([none, boundaries.inside.float()]).argmax(0) - 1
+    kind = torch.where(mask, kind[y], -1)
+    return kind, breaks[..., :-1] & (kind >= 0), stop
+
+
+def drawn_agreement(
+    at: Potentials, guess: Tensor, boundaries: Boundaries, n: int, generator: torch.Generator
+) -> Tensor:
+    """(n S, 4) the counts of ``agreement`` under n labellings per draw, one block of S after the other."""
+    at_once, drawn = max(1, DRAWS_AT_ONCE // len(at.f)), []
+    while n > 0:
+        f, g = (x.repeat(min(n, at_once), *[1] * (x.dim() - 1)) for x in (at.f, at.g))
+        drawn.append(agreement(at.structure.sample(f, g, at.mask, generator), guess, at.mask, boundaries))
+        n -= at_once
+    return torch.cat(drawn)

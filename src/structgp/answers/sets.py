@@ -1,0 +1,124 @@
+"""A model is calibrated on labelled sequences, and gives sets of labels, spans and labellings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from structgp.answers.ask import Asked
+from structgp.answers.conformal import KINDS, Calibration, Targets, Thresholds, label_scores, label_sets
+from structgp.errors import InputError
+from structgp.evaluation import metrics
+
+LEAST_SPAN = 0.005
+"""Spans of smaller probability are in no set: more of them than tokens would have to be looked at."""
+
+MOST_LABELLINGS = 50
+"""Labellings in a set, at most."""
+
+ABILITIES = {"tokens": None, "spans": "has_walk", "labellings": "has_n_best"}
+"""What a structure needs for sets of each kind."""
+
+
+def calibrated(asked: Asked, y: Sequence[Sequence[str]], kinds: Sequence[str] | None) -> Calibration:
+    """What the true labels y say about the model's probabilities. kinds : None for all that the structure
+    can answer."""
+    structure = asked.model.structure
+    if kinds is None:
+        kinds = [k for k, name in ABILITIES.items() if name is None or getattr(structure, name)]
+    scores = {"tokens": _token_scores, "spans": _span_scores, "labellings": _labelling_scores}
+    for kind in kinds:
+        check_kind(kind)
+    there = [i for i, rows in enumerate(asked.rows) if len(rows)]
+    if not there:
+        raise InputError("X", "no tokens to calibrate with", "pass labelled sequences")
+    targets = {}
+    for kind in kinds:
+        found = list(scores[kind](asked, y))
+        targets[kind] = Targets.of([found[i] for i in there])
+    lengths = np.array([len(asked.rows[i]) for i in there])
+    quartiles = tuple(asked.model.info.get("length_quartiles", ()))
+    return Calibration(lengths, targets, quartiles, settings(asked))
+
+
+def settings(asked: Asked) -> dict[str, Any]:
+    """What probabilities depend on beside the model and the sequences."""
+    shift = asked.question.shift
+    return {"n_draws": asked.question.n_draws, "shift": None if shift is None else shift.tolist()}
+
+
+def check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise InputError("of", f"{kind!r} is not known", f"use one of {', '.join(map(repr, KINDS))}")
+
+
+def thresholds(asked: Asked, kind: str, coverage: float, by_length: bool) -> Thresholds:
+    """InputError where the model is not calibrated for this question."""
+    check_kind(kind)
+    found, now = asked.model.calibration, settings(asked)
+    if found is None:
+        remedy = "calibrate it with labelled sequences that it was not trained on (calibrate(X, y), or the "
+        remedy += "command calibrate)"
+        raise InputError("predict_sets", "the model is not calibrated", remedy)
+    if found.settings != now:
+        problem = "n_draws or class_weight is not what it was in calibration"
+        raise InputError("predict_sets", problem, "set them back, or calibrate again")
+    return found.thresholds(kind, coverage, by_length)
+
+
+def token_sets(asked: Asked, limits: Thresholds) -> list[list[np.ndarray]]:
+    """Label indices of each token's set, most probable first."""
+    found = []
+    for p in asked.marginals():
+        held, order = label_sets(p, limits.of(len(p))), np.argsort(-p, axis=1, kind="stable")
+        found.append([some[here[some]] for some, here in zip(order, held, strict=True)])
+    return found
+
+
+def span_sets(asked: Asked, limits: Thresholds) -> list[list[tuple[int, int, str, float]]]:
+    """Spans of each sequence, as of ``Asked.spans``."""
+    each = _limits(asked, limits)
+    found = asked.spans(max(LEAST_SPAN, min(each, default=1.0)))
+    return [[s for s in spans if s[3] >= least] for spans, least in zip(found, each, strict=True)]
+
+
+def labelling_sets(asked: Asked, limits: Thresholds) -> list[list[tuple[np.ndarray, float]]]:
+    """Labellings of each sequence, as of ``Asked.n_best``."""
+    each, sets = _limits(asked, limits), []
+    for found, least in zip(asked.n_best(MOST_LABELLINGS), each, strict=True):
+        sets.append(found[:1] + [one for one in found[1:] if math.exp(one[1]) >= least])
+    return sets
+
+
+def _limits(asked: Asked, limits: Thresholds) -> list[float]:
+    """lambda of each sequence, 1 for an empty one."""
+    found = [limits.of(len(rows)) if len(rows) else 1.0 for rows in asked.rows]
+    for i, value in enumerate(found):
+        if value is None:
+            problem = f"calibration sequences of about {len(asked.rows[i])} tokens support no such coverage"
+            raise InputError(f"sequence {i}", problem, "use by_length=False, or ask for less coverage")
+    return [value for value in found if value is not None]
+
+
+def _token_scores(asked: Asked, y: Sequence[Sequence[str]]) -> Iterator[np.ndarray]:
+    encoded = asked.model.labels.transform(y)
+    return (label_scores(p, labels) for p, labels in zip(asked.marginals(), encoded, strict=True))
+
+
+def _span_scores(asked: Asked, y: Sequence[Sequence[str]]) -> Iterator[np.ndarray]:
+    for spans, labels in zip(asked.spans(LEAST_SPAN), y, strict=True):
+        p = {span[:3]: min(span[3], 1 - 1e-12) for span in spans}
+        yield np.array([p.get(span, 0.0) for span in metrics.chunks(labels)])
+
+
+def _labelling_scores(asked: Asked, y: Sequence[Sequence[str]]) -> Iterator[np.ndarray]:
+    names = asked.model.labels.names
+    for found, labels in zip(asked.n_best(MOST_LABELLINGS), y, strict=True):
+        score = 0.0
+        for rank, (indices, value) in enumerate(found):
+            if names(indices) == list(labels):
+                score = 1.0 if rank == 0 else min(math.exp(value), 1 - 1e-12)
+        yield np.array([score])

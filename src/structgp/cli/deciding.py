@@ -1,0 +1,79 @@
+"""The commands expect and calibrate: what to expect of a model on unlabelled text, and sets to rely on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import click
+
+from structgp.cli.flags import reading_options
+from structgp.cli.shared import all_labels, check_writable, load_with_reader, sequences
+from structgp.errors import InputError
+
+ROWS = (
+    ("token error", "error"),
+    ("span F1", "f1"),
+    ("span precision", "precision"),
+    ("span recall", "recall"),
+)
+
+
+@click.command()
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+@click.argument("files", metavar="FILE", nargs=-1, required=True, type=click.Path())
+@click.option("--level", default=0.9, show_default=True, help="Probability of the intervals.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@reading_options
+def expect(
+    model_path: str,
+    files: Sequence[str],
+    level: float,
+    as_json: bool,
+    vectors_path: str | None,
+    device: str,
+    encoding: str,
+) -> None:
+    """Say how good MODEL's labels of FILE are, without true labels: error, F1, precision and recall, with
+    intervals that hold the true figures with the probability --level, if FILE is text like the training
+    data. Labels in FILE are ignored. Several files count as one text."""
+    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    X = [sequence.tokens for sequence in sequences(reader, files, encoding)]
+    found = estimator.expected_scores(X, level)
+    if as_json:
+        click.echo(json.dumps(found.as_dict(), indent=2))
+        return
+    click.echo(f"{'':<16}{'expected':>10}   {level:.0%} interval")
+    for title, name in ROWS:
+        at = getattr(found, name)
+        click.echo(f"{title:<16}{at.mean:>10.2%}   {at.low:.2%} to {at.high:.2%}")
+    click.echo(f"({found.n_sequences} sequences, {found.n_tokens} tokens)")
+
+
+@click.command()
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+@click.argument("data_path", metavar="DATA", type=click.Path())
+@click.option("-o", "--output", type=click.Path(), help="Model file to write.  [default: MODEL]")
+@reading_options
+def calibrate(
+    model_path: str,
+    data_path: str,
+    output: str | None,
+    encoding: str,
+    vectors_path: str | None,
+    device: str,
+) -> None:
+    """Calibrate MODEL on the labelled file DATA, so that its sets (tag --coverage, or predict_sets in
+    Python) come with a guarantee. DATA has to be text like that to be tagged, and not part of the training
+    data. The labels stay the same."""
+    output = model_path if output is None else output
+    check_writable(output)
+    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    data = reader.read(data_path, encoding=encoding)
+    y = all_labels(data, reader.missing)
+    if not any(y):
+        raise InputError(data.name, "no tokens", "give a file with at least one")
+    estimator.calibrate(data.X, y)
+    estimator.device = "cpu"
+    estimator.save(output)
+    click.echo(f"calibrated on {len(y)} sequences; wrote {output}", err=True)
