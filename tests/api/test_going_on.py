@@ -506,7 +506,7 @@ def test_the_second_fit_begins_where_the_first_ended(name: str, data: Generated)
     first = model.fit(X, y).training_log_
     second = model.fit(X, y).training_log_
     assert second["trace"][0][1] > first["elbo"] - 0.02 * 12 - 1
-    assert second["trace"][0][1] > first["trace"][0][1]
+    assert second["trace"][0][1] > first["trace"][0][1] - 0.02 * 12  # the tolerance of a fit
     assert len(second["steps"]) <= len(first["steps"])
     assert model.model_.info["n_sequences"] == 12, "a fit is of its own data"
 

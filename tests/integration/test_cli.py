@@ -769,6 +769,8 @@ def test_demo():
     result = ok("demo")
     assert "token error" in result.stdout
     assert "self-raising" in result.stdout
+    assert "Without looking at the labels it expects a token error of " in result.stdout
+    assert "A person who looks at these finds " in result.stdout
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")

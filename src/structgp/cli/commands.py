@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import click
 
@@ -23,6 +24,7 @@ _DEMO_LINES = (
     "1 (400 g) tin plum tomatoes, roughly chopped",
     "a good handful of fresh mint leaves (optional)",
 )
+_DEMO_DOUBT = 0.3
 
 
 @click.group(cls=shared.Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -84,7 +86,8 @@ def describe_command(model_path: str) -> None:
 @main.command()
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
 def demo(seed: int) -> None:
-    """Train on the embedded corpus of recipe ingredients, score the model, and label three new lines."""
+    """Train on the embedded corpus of recipe ingredients, score the model, say where its doubts are, and
+    label three new lines."""
     corpus = corpora.recipes()
     X = [corpus.template.expand(rows) for rows in corpus.X_train]
     X_test = [corpus.template.expand(rows) for rows in corpus.X_test]
@@ -100,6 +103,7 @@ def demo(seed: int) -> None:
         click.echo(f"structgp: warning: no linear CRF to compare with: {error}", err=True)
     click.echo()
     print_reports(reports)
+    _say_doubts(estimator, X_test, corpus.y_test)
     for line in _DEMO_LINES:
         tokens = corpora.tokenize(line)
         x = corpus.template.expand(corpora.columns(tokens))
@@ -108,6 +112,25 @@ def demo(seed: int) -> None:
         for token, label, p in zip(tokens, labels, marginals, strict=True):
             second = sorted(p, key=p.__getitem__)[-2]
             click.echo(f"  {token:<14}{label:<11}{p[label]:5.2f}   or {second} {p[second]:.2f}")
+
+
+def _say_doubts(estimator: StructuredGPClassifier, X: list[Any], y: list[list[str]]) -> None:
+    """What probabilities are good for: errors are expected without labels, and found where doubts are."""
+    expected = estimator.expected_scores(X)
+    click.echo(
+        f"\nWithout looking at the labels it expects a token error of {expected.error.mean:.1%} "
+        f"({expected.error.low:.1%} to {expected.error.high:.1%}) and a span F1 of {expected.f1.mean:.1%} "
+        f"({expected.f1.low:.1%} to {expected.f1.high:.1%})."
+    )
+    answers = zip(y, estimator.predict(X), estimator.predict(X, defer=_DEMO_DOUBT), strict=True)
+    tokens = [token for sequence in answers for token in zip(*sequence, strict=True)]
+    wrong = [truth != label for truth, label, _ in tokens]
+    doubtful = [kept is None for *_, kept in tokens]
+    found = sum(w and d for w, d in zip(wrong, doubtful, strict=True))
+    click.echo(
+        f"It is less than {1 - _DEMO_DOUBT:.0%} sure of {sum(doubtful)} of the {len(tokens)} tokens. "
+        f"A person who looks at these finds {found} of its {sum(wrong)} errors."
+    )
 
 
 @main.command()
