@@ -3,10 +3,11 @@
     python -m experiments.estimates --data DIR [--task TASK ...] [--splits N] [--size N]
                                     [--kernels] [--jobs N]
 
-Of each random split, one training set of ``size`` sequences; the others are test data. 'estimate' is what
-cross-validation within the training set says of a token's negative log-likelihood (``held_out_``), 'truth'
-that of the test data whose labels occur in the training set. With --kernels, five priors are compared:
-Kendall's tau says whether the estimates rank them as the test data do. Rows go to results/estimates.jsonl.
+Of each random split, one training set of ``size`` sequences, or two thirds if that is less; the others are
+test data. 'estimate' is what cross-validation within the training set says of a token's negative
+log-likelihood (``held_out_``), 'truth' that of the test data whose labels occur in the training set. With
+--kernels, five priors are compared: Kendall's tau says whether the estimates rank them as the test data do.
+Rows go to results/estimates.jsonl.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def compare(data: str | None, size: int, job: tuple[str, int, str]) -> dict[str,
     raw = columns_suite(task, data)
     X, y = [raw.template.expand(x) for x in raw.X], raw.y
     order = np.random.default_rng(split).permutation([i for i, labels in enumerate(y) if labels])
-    train = order[:size]
+    train = order[: min(size, 2 * len(order) // 3)]
     known = {label for i in train for label in y[i]}
-    test = [i for i in order[size:] if set(y[i]) <= known]
+    test = [i for i in order[len(train) :] if set(y[i]) <= known]
     model = StructuredGPClassifier(**KERNELS[kernel]).fit([X[i] for i in train], [y[i] for i in train])
     assert model.held_out_ is not None
     truth = metrics.token_nll([y[i] for i in test], model.predict_marginals([X[i] for i in test]))

@@ -46,7 +46,9 @@ def _multiplier(x: scipy.sparse.csr_array, device: torch.device) -> Callable[[Te
     if device.type == "cpu":
         return lambda b: torch.from_numpy(x @ b.numpy())
     bounds, places, values = (torch.from_numpy(a) for a in (x.indptr, x.indices, x.data))
-    there = torch.sparse_csr_tensor(bounds, places, values, size=x.shape, device=device)
+    there = torch.sparse_csr_tensor(
+        bounds, places, values, size=x.shape, device=device, check_invariants=False
+    )
     return lambda b: there @ b
 
 
