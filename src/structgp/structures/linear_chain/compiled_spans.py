@@ -10,12 +10,15 @@ Needs numba (``structgp[fast]``)."""
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from structgp.structures.linear_chain.compiled import _reordered, _sum
+from structgp.structures.linear_chain.compiled import WORTH_A_THREAD, _compiled, _reordered, _sum
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 
 Found = list[list[tuple[int, int, int, float]]]
@@ -32,20 +35,44 @@ def search_spans(
     belongs to a type; parts : (V, V), whether a span ends between two labels. Cost O(S T V^2) per sequence,
     and O(S) per span that is likely, or would be if it were longer."""
     pairs = (inside[:, :, None] & inside[:, None] & ~parts).nonzero().numpy()  # (P, 3): type, label, next
-    shared, found = g.dim() == 3, []
+    shared, lengths = g.dim() == 3, mask.sum(-1).tolist()
     edge = _exponential(g[:, None]) if shared else None
-    for b, n in enumerate(mask.sum(-1).tolist()):
+
+    def search(b: int) -> list[tuple[int, int, int, float]] | None:
+        n = lengths[b]
         # The spans that begin at one token exclude each other.
         room = min(n * (n + 1) // 2 * len(inside), n * (math.floor(1 / least) + 1))
         places, values = np.empty((room, 3), np.int64), np.empty(room)
         tables = edge if shared else _exponential(g[:, b, : max(0, n - 1)])
         given = _exponential(f[:, b, :n]), tables, np.ascontiguousarray(share[:, b].numpy())
         count = _search(*given, inside.numpy(), pairs, least, places, values)
-        if count < 0:
-            return [], False
         spans = zip(places[:count].tolist(), values[:count].tolist(), strict=True)
-        found.append(sorted(((*place, p) for place, p in spans), key=lambda span: -span[3]))
-    return found, True
+        found = sorted(((*place, p) for place, p in spans), key=lambda span: -span[3])
+        return None if count < 0 else found
+
+    threads = torch.get_num_threads() if f.numel() * f.shape[-1] > WORTH_A_THREAD else 1
+    with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+        found = list((map if pool is None else pool.map)(search, range(len(lengths))))
+    return [spans for spans in found if spans is not None], None not in found
+
+
+@_compiled
+def node_width(f: Any, lengths: Any) -> tuple[float, bool]:
+    """Largest difference between node scores (S, B, T, V) of one token, those of -inf left out, inf where
+    there are no others; and whether some are -inf of tokens that are neither first nor last."""
+    width, is_barred = 0.0, False
+    for s in range(len(f)):
+        for b in range(len(lengths)):
+            for t in range(lengths[b]):
+                low, high = np.inf, -np.inf
+                for v in range(f.shape[3]):
+                    score = f[s, b, t, v]
+                    if score > -np.inf:
+                        low, high = min(low, score), max(high, score)
+                    elif 0 < t < lengths[b] - 1:
+                        is_barred = True
+                width = max(width, high - low if high > -np.inf else np.inf)
+    return width, is_barred
 
 
 def _exponential(scores: Tensor) -> np.ndarray:

@@ -120,15 +120,15 @@ def likely_spans(
     enough = f.numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.device.type == "cpu"
     if not enough or not f.dtype == g.dtype == torch.float64 or compiled_loops() is None:
         return None
-    f = f.masked_fill(~mask[..., None], 0)
+    from structgp.structures.linear_chain.compiled_spans import node_width, search_spans
+
     if g.dim() > 3:
         g = g.masked_fill(~mask[:, 1:, None, None], 0)
-    spread = _widest(f, (-1,)) + _widest(g, (-1, -2))
-    spread = restricted_spread(f, g, mask) if bool(spread == torch.inf) else spread
-    if not bool(spread <= SAFE_SPREAD[f.dtype]):
+    f = f.contiguous()
+    width, is_barred = node_width(f.numpy(), mask.sum(-1).numpy())
+    spread = width + _widest(g, (-1, -2), g.masked_fill(g == -torch.inf, torch.inf))
+    if not bool(spread * _detour(g, is_barred, f.shape[2]) <= SAFE_SPREAD[f.dtype]):
         return None
-    from structgp.structures.linear_chain.compiled_spans import search_spans
-
     found, possible = search_spans(f, g, mask, share, inside, parts, least)
     return found if possible else None
 
