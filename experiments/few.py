@@ -3,10 +3,9 @@
     python -m experiments.few --data DIR [--task TASK ...] [--size N ...] [--seeds N ...]
 
 Each row has one random training set, scored on up to 300 of the other sequences whose labels occur in it.
-'structgp' counts every training sequence once. 'default' counts it eta times, a generalised posterior
-p(w) prod_n p(y_n | x_n, w)^eta, with eta chosen by cross-validation within the training set; 'weighed' does
-the same by refits through the public interface. The CRF is python-crfsuite's with its regulariser
-cross-validated. Rows go to results/few.jsonl.
+'once' counts every training sequence once, Bayes' rule; 'default' as often as cross-validation within the
+training set chooses. The CRF is python-crfsuite's with its regulariser cross-validated. Rows go to
+results/few.jsonl.
 """
 
 from __future__ import annotations
@@ -27,39 +26,7 @@ from structgp.evaluation.crf import LinearCRF
 
 TASKS = ("titles", "recipes", "basenp", "chunking", "japanesene", "segmentation")
 SIZES = (10, 20, 40, 80, 150)
-WEIGHTS = (1.0, 4.0, 16.0, 64.0)
-N_FOLDS = 5
 MOST_TEST = 300
-
-
-class Weighed:
-    """The default classifier with every sequence counted ``weight_`` times. Weights are tried in turn until
-    one predicts left-out tokens worse than the one before. ``losses_`` : of each weight tried, the mean
-    loss of a left-out token whose label the rest has; ``weight_`` is the ``lowest`` of them."""
-
-    def __init__(self, weights: Sequence[float] = WEIGHTS, seed: int = 0) -> None:
-        self.weights, self.seed = weights, seed
-
-    def fit(self, X: list[Any], y: list[list[str]]) -> Weighed:
-        self.losses_: dict[float, float] = {}
-        folds = np.array_split(np.random.default_rng(self.seed).permutation(len(X)), min(N_FOLDS, len(X)))
-        for weight in self.weights:
-            self.losses_[weight] = _left_out_loss(X, y, folds, weight)
-            if self.losses_[weight] > min(self.losses_.values()):
-                break
-        self.weight_ = lowest(self.losses_)
-        self.model_ = _fitted(X, y, self.weight_)
-        return self
-
-    def predict_marginals(self, X: list[Any]) -> Any:
-        return self.model_.predict_marginals(X)
-
-    def predict(self, X: list[Any]) -> list[list[str]]:
-        return self.model_.predict(X)
-
-
-def _fitted(X: list[Any], y: list[list[str]], weight: float) -> StructuredGPClassifier:
-    return once().fit(X, y, sample_weight=np.full(len(X), weight))
 
 
 def once() -> StructuredGPClassifier:
@@ -67,31 +34,7 @@ def once() -> StructuredGPClassifier:
     return StructuredGPClassifier(prior=Prior(data_weight=1.0))
 
 
-def _left_out_loss(X: list[Any], y: list[list[str]], folds: list[np.ndarray], weight: float) -> float:
-    losses = []
-    for fold in folds:
-        rest = np.setdiff1d(np.concatenate(folds), fold)
-        model = _fitted([X[i] for i in rest], [y[i] for i in rest], weight)
-        marginals = model.predict_marginals([X[i] for i in fold])
-        for i, of_tokens in zip(fold, marginals, strict=True):
-            pairs = zip(y[i], of_tokens, strict=True)
-            losses += [-np.log(max(p[label], 1e-300)) for label, p in pairs if label in p]
-    return float(np.mean(losses))
-
-
-def lowest(losses: dict[float, float]) -> float:
-    """The weight at which a parabola in log weight through the best one and its neighbours is lowest; the
-    best one itself where it has one neighbour."""
-    weights, values = list(losses), list(losses.values())
-    i = int(np.argmin(values))
-    if not 0 < i < len(values) - 1:
-        return weights[i]
-    x = np.log(weights[i - 1 : i + 2])
-    a, b, _ = np.polyfit(x, values[i - 1 : i + 2], 2)
-    return float(np.exp(np.clip(-b / (2 * a), x[0], x[2])))
-
-
-METHODS = {"structgp": once, "default": StructuredGPClassifier, "weighed": Weighed, "linear CRF": LinearCRF}
+METHODS = {"once": once, "default": StructuredGPClassifier, "linear CRF": LinearCRF}
 
 
 def load(task: str, data: str | None) -> tuple[list[Any], list[list[str]]]:
@@ -118,20 +61,19 @@ def compare(X: list[Any], y: list[list[str]], size: int, seed: int) -> dict[str,
         model = method().fit([X[i] for i in train], [y[i] for i in train])
         seconds = time.process_time() - began
         row[name] = figures(model, [X[i] for i in test], [y[i] for i in test]) | {"seconds": seconds}
-        if isinstance(model, Weighed):
-            row[name] |= {"weight": model.weight_, "losses": model.losses_}
     return row
 
 
 def figures(model: Any, X: list[Any], y: list[list[str]]) -> dict[str, float]:
-    """NLL, error, calibration error, and mean confidence minus accuracy, per token."""
+    """NLL, error of the most probable labels, calibration error, and mean confidence minus accuracy, per
+    token."""
     marginals = model.predict_marginals(X)
     best = [max(p.items(), key=lambda item: item[1]) for tokens in marginals for p in tokens]
     truth = [label for labels in y for label in labels]
     right = np.mean([label == found for label, (found, _) in zip(truth, best, strict=True)])
     return {
         "nll": metrics.token_nll(y, marginals),
-        "error": 100 * metrics.token_error(y, model.predict(X)),
+        "error": 100 * float(1 - right),
         "ece": metrics.calibration(y, marginals).ece,
         "gap": float(np.mean([p for _, p in best]) - right),
     }
@@ -158,10 +100,7 @@ def main(words: Sequence[str] | None = None) -> None:
                     f"{name} {row[name]['nll']:.3f} {row[name]['gap']:+.3f} {row[name]['error']:.1f}"
                     for name in METHODS
                 )
-                print(
-                    f"{task:<13}{size:>4}{seed:>3}  {told}  weight {row['weighed']['weight']:.1f}",
-                    flush=True,
-                )
+                print(f"{task:<13}{size:>4}{seed:>3}  {told}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from experiments.titles import product_titles
 
 from experiments import few
-from structgp import StructuredGPClassifier
 from structgp.data.schemes import allowed
 
 
@@ -27,25 +28,22 @@ def test_titles_are_the_same_for_a_seed_and_obey_their_scheme() -> None:
     assert isinstance(first["word.istitle()"], bool)
 
 
-@pytest.mark.parametrize(
-    ("losses", "weight"),
-    [
-        ({1.0: 0.5, 4.0: 0.6}, 1.0),
-        ({1.0: 0.6, 4.0: 0.5}, 4.0),
-        ({1.0: 0.6, 4.0: 0.5, 16.0: 0.6}, 4.0),
-        ({1.0: 0.55, 4.0: 0.5, 16.0: 0.6}, 4 * 4 ** (-1 / 6)),
-    ],
-)
-def test_the_lowest_of_a_parabola(losses: dict[float, float], weight: float) -> None:
-    assert few.lowest(losses) == pytest.approx(weight, rel=1e-9)
+class Always:
+    """Says B with a probability of .75 of every token."""
+
+    def fit(self, X: list[Any], y: list[list[str]]) -> Always:
+        return self
+
+    def predict_marginals(self, X: list[Any]) -> list[list[dict[str, float]]]:
+        return [[{"A": 0.25, "B": 0.75}] * len(x) for x in X]
 
 
-@pytest.mark.slow
-def test_a_weight_is_a_sample_weight_and_trials_end_where_they_get_worse() -> None:
-    X, y = product_titles(4, 5)
-    model = few.Weighed((1.0, 2.0)).fit(X[:3], y[:3])
-    losses = list(model.losses_.values())
-    assert list(model.losses_) == [1.0, 2.0]
-    assert model.weight_ == (1.0 if losses[0] < losses[1] else 2.0)
-    same = StructuredGPClassifier().fit(X[:3], y[:3], sample_weight=np.full(3, model.weight_))
-    assert model.predict_marginals(X[3:]) == same.predict_marginals(X[3:])
+def test_figures_of_one_training_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few, "METHODS", {"always": Always})
+    X, y = [[{}, {}]] * 4, [["A", "B"]] * 3 + [["C", "B"]]
+    row = few.compare(X, y, size=3, seed=1)  # with this seed, the one that is left is of the first three
+    assert (row["size"], row["seed"]) == (3, 1)
+    found = row["always"]
+    assert found["nll"] == pytest.approx(-np.log([0.25, 0.75]).mean())
+    assert found["error"] == pytest.approx(50.0)
+    assert found["gap"] == pytest.approx(0.25)
