@@ -15,12 +15,12 @@ from structgp.plan.decisions import UNKNOWN_THRESHOLD
 from structgp.structures import Piecewise
 
 SCHEMES = {
-    "BIO": (["B-X", "I-X", "O"], ["B", "I", "O"], ["B", "I"], ["B-X", "O"], ["B-X", "B-Y", "I-Y"]),
+    "BIO": (["B-X", "I-X", "O"], ["B", "I", "O"], ["B-X", "O"], ["B-X", "B-Y", "I-Y"]),
     "IOBES": (["B-X", "E-X", "O", "S-X"], ["B-X", "E-X", "I-X", "O"]),
     "BILOU": (["B-X", "L-X", "O", "U-X"],),
     "IO": (["I-X", "O"], ["I-X", "I-Y", "O"], ["I", "O"]),
     None: (
-        ["DT", "IN", "NN"], ["NOUN", "O", "VERB"], ["B", "O"], ["B-X", "I", "O"], ["I-X", "IN", "O"],
+        ["DT", "IN", "NN"], ["NOUN", "O", "VERB"], ["B", "I"], ["B", "O"], ["B-X", "I", "O"], ["I-X", "IN", "O"],
         ["B-X", "E-X", "L-X", "O"], ["O"], ["S-X", "O"], ["0", "1"], ["B-", "I-", "O"], ["I-X", "I-Y"],
     ),
 }  # fmt: skip

@@ -87,7 +87,8 @@ def allowed(declared: Any, classes: Sequence[str], place: str = "constraints") -
 def scheme_of(classes: Sequence[str]) -> str | None:
     """The tagging scheme that the labels are written in: 'BIO', 'IOBES', 'BILOU' or 'IO'; None where there
     is no sign of one. All labels but O must have a tag, either all with a type (B-X) or all alone (B), and
-    the tags must show where spans begin and go on, or end: one label I-X beside IN and NN is no sign."""
+    the tags must show where spans begin and go on, or end: one label I-X beside IN and NN is no sign. Nor
+    are B and I alone, as of text cut into words: all that BIO forbids there is to start within a word."""
     tags, typed = set(), set()
     for tag, dash, kind in (label.partition("-") for label in classes if label != "O"):
         if tag not in _TAGS or bool(dash) != bool(kind):
@@ -98,7 +99,9 @@ def scheme_of(classes: Sequence[str]) -> str | None:
         return None
     if tags == {"I"} and "O" in classes:
         return "IO"
-    if tags == {"B", "I"} or (tags == {"B"} and typed == {True} and "O" in classes):
+    if tags == {"B", "I"} and (typed == {True} or "O" in classes):
+        return "BIO"
+    if tags == {"B"} and typed == {True} and "O" in classes:
         return "BIO"
     signs = {"IOBES": ({"B", "E"}, set("BIES")), "BILOU": ({"B", "L"}, set("BILU"))}
     return next((name for name, (some, every) in signs.items() if some <= tags <= every), None)
