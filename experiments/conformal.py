@@ -28,8 +28,9 @@ from experiments.commands import finish
 from experiments.data import RESULTS, Fold, run_command
 from experiments.splits import FOUR, SIZES, split_of
 from structgp import InputError, StructuredGPClassifier
+from structgp.answers.best_spans import LEAST_COUNTED
 from structgp.answers.conformal import KINDS, Calibration, Targets, Thresholds, label_scores
-from structgp.answers.sets import LEAST_SPAN, MOST_LABELLINGS
+from structgp.answers.sets import MOST_LABELLINGS
 from structgp.evaluation import metrics
 from structgp.evaluation.crf import LinearCRF
 
@@ -78,7 +79,7 @@ def ours(fold: Fold) -> dict[str, Answered]:
     model = StructuredGPClassifier().fit(fold.X, fold.y)
     found = {"tokens": from_marginals(model.predict_marginals(fold.X_test), fold.y_test, model.classes_)}
     asked, scores, listed = model.ask(fold.X_test), [], []
-    for spans, labels in zip(asked.spans(LEAST_SPAN), fold.y_test, strict=True):
+    for spans, labels in zip(asked.spans(LEAST_COUNTED), fold.y_test, strict=True):
         p = {span[:3]: min(span[3], 1 - 1e-12) for span in spans}
         scores.append(np.array([p.get(span, 0.0) for span in metrics.chunks(labels)]))
         listed.append(np.array([list(p.values())]))

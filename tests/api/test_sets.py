@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +148,12 @@ def test_deferred_where_an_error_is_more_probable_than_asking_costs(fitted, held
     labels, marginals = fitted.predict(X), fitted.predict_marginals(X)
     found = fitted.predict(X, defer=0.2)
     for guess, left, ps in zip(labels, found, marginals, strict=True):
-        assert left == [v if 1 - p[v] <= 0.2 else None for v, p in zip(guess, ps, strict=True)]
+        assert left == [v if 1 - p[v] <= 0.2 + 1e-12 else None for v, p in zip(guess, ps, strict=True)]
     n_left = [sum(v is None for y in fitted.predict(X, defer=d) for v in y) for d in (0, 0.05, 0.3, 1)]
     assert n_left == sorted(n_left, reverse=True)
     assert n_left[0] > n_left[1] > n_left[2] > n_left[3] == 0
-    for wrong in (-0.1, 2, "often"):
-        with pytest.raises(InputError, match="defer: must be between 0 and 1"):
+    for wrong in (-0.1, np.nan, True, "often"):
+        with pytest.raises(InputError, match="defer: must be 0 or more"):
             fitted.predict(X, defer=wrong)
 
 
@@ -165,4 +167,47 @@ def test_deferring_costs_least_of_all_choices(fitted, held_out) -> None:
     )
     for left, guess, ps in zip(found, labels, marginals, strict=True):
         for v, label, p in zip(left, guess, ps, strict=True):
-            assert (defer if v is None else 1 - p[v]) == min(defer, 1 - p[label])
+            assert (defer if v is None else 1 - p[v]) == pytest.approx(min(defer, 1 - p[label]))
+
+
+def test_costs_of_your_own_count_when_labels_are_deferred(fitted, held_out) -> None:
+    X, model = held_out[0][:20], copy.copy(fitted)
+    costs = {"B-X": {"O": 5.0}}
+    model.set_params(decode="cost", costs=costs)
+    labels, marginals = model.predict(X), model.predict_marginals(X)
+    n_more = 0
+    for guess, left, ps in zip(labels, model.predict(X, defer=0.4), marginals, strict=True):
+        for label, kept, p in zip(guess, left, ps, strict=True):
+            cost = sum(p[true] * (costs.get(true, {}).get(label, 1.0)) for true in p if true != label)
+            assert (kept is None) == (cost > 0.4)
+            n_more += 1 - p[label] <= 0.4 < cost
+    assert n_more > 0
+
+
+def test_no_span_is_right_where_none_is_predicted(fitted, held_out) -> None:
+    model = copy.copy(fitted).set_params(decode="cost", costs={v: {"B-X": 1e6} for v in CLASSES})
+    model.model_ = replace(model.model_, info=model.model_.info | {"error_ratio": [0.5, 0.1]})
+    assert not any(label != "O" for y in model.predict(held_out[0]) for label in y)
+    found = model.expected_scores(held_out[0])
+    assert found.recall.high == found.f1.high == found.precision.high == 0
+
+
+def test_what_partial_fit_keeps(fitted) -> None:
+    X, y = sequences(30, 0)
+    model = StructuredGPClassifier(n_draws=4).fit(X, y)
+    model.model_ = replace(model.model_, info=model.model_.info | {"error_ratio": [0.5, 0.1]})
+    quartiles = model.model_.info["length_quartiles"]
+    model.partial_fit([X[0] * 20], [y[0] * 20])
+    assert model.model_.info["length_quartiles"] == quartiles
+    assert model.model_.info["error_ratio"] == [0.5, 0.1]
+
+
+def test_calibrating_for_nothing_or_for_a_generator(fitted, held_out) -> None:
+    X, y = held_out
+    with pytest.raises(InputError, match="of: nothing to calibrate for"):
+        copy.copy(fitted).calibrate(X, y, of=[])
+    model = copy.copy(fitted).calibrate(X, y, of=(kind for kind in ["tokens"]))
+    assert list(model.model_.calibration.targets) == ["tokens"]
+    unseen = copy.copy(fitted).calibrate(X, [["NEW"] * len(labels) for labels in y], of="tokens")
+    with pytest.raises(InputError, match="calibrate with labels that training saw"):
+        unseen.predict_sets(X, coverage=0.5)

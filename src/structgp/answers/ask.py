@@ -153,8 +153,13 @@ class Asked:
 
     def labels(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of each sequence, chosen as the question says."""
-        ways = {"f1": self.best_spans, "sequence": self.best_sequences, "cost": self.cheapest_tokens}
-        return ways.get(self.question.decode, self.best_tokens)(known)
+        ways = {
+            "accuracy": self.best_tokens,
+            "f1": self.best_spans,
+            "sequence": self.best_sequences,
+            "cost": self.cheapest_tokens,
+        }
+        return ways[self.question.decode](known)
 
     def best_spans(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the highest expected span F1, of those that the
@@ -175,7 +180,7 @@ class Asked:
         model, classes = self.model, self.model.labels.classes
         threshold, V = model.info.get("threshold"), len(model.labels.classes)
         if threshold is None:
-            problem = f"the labels {', '.join(classes)} are not spans"
+            problem = f"the labels {', '.join(classes)} are not in a tagging scheme"
             raise InputError("decode", problem, "use 'accuracy', or labels such as B-X, I-X and O")
         rules = model.constraints or Allowed(np.ones((V, V), bool), np.ones(V, bool), np.ones(V, bool))
         allowed = rules.follows, rules.starts, rules.ends
@@ -324,8 +329,7 @@ class Asked:
             for b, i in enumerate(batch.index.tolist()):
                 labels[b, : lengths[i]] = torch.from_numpy(guess[i])
             counts = counts + drawn_agreement(at, labels, boundaries, n, generator)
-        counted = (self.model.info.get("held_out") or {}).get("error_ratio")
-        return expected_scores(counts.numpy(), lengths, level, counted)
+        return expected_scores(counts.numpy(), lengths, level, self.model.info.get("error_ratio"))
 
     def one_by_one(
         self, known: Known | None = None, n_draws: int | None = None

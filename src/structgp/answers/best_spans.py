@@ -35,7 +35,8 @@ TIE = 1e-6
 """Worth of a label's probability: it decides between labellings that are worth the same."""
 
 LEAST_COUNTED = 0.005
-"""Spans that are less probable than this are not counted as expected."""
+"""Spans that are less probable than this are not counted as expected, and are in no set: there would be
+more of them than tokens."""
 
 
 @dataclass(frozen=True)

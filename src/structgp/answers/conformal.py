@@ -118,7 +118,8 @@ class Calibration:
             lost = (targets.score == 0) / targets.sizes[targets.owner]
             problem = f"the largest sets of {kind} hold too little in calibration for {coverage:g}"
             most = _below(max(0, 1 - (lost.sum() + 1) / (n + 1)))
-            raise InputError("coverage", problem, f"ask for at most {most}")
+            remedy = "calibrate with labels that training saw" if most == "0" else f"ask for at most {most}"
+            raise InputError("coverage", problem, remedy)
         cuts = self.cuts(coverage) if by_length else np.empty(0)
         stratum = np.searchsorted(cuts, self.lengths)
         parts = [targets.part(stratum == k) for k in range(len(cuts) + 1)]

@@ -69,11 +69,12 @@ def expected_scores(
     expected error in cross-validation, and the standard error of its logarithm."""
     wrong, true, guessed, both = counts.T.astype(float)
     ratio = np.ones(len(wrong)) if counted is None else _ratios(wrong, *counted)
+    most = np.minimum(guessed, true)  # that can be right
     scores = {
         "error": np.minimum(1, ratio * wrong / sum(lengths)),
-        "precision": _without(ratio * (guessed - both), guessed),
-        "recall": _without(ratio * (true - both), true),
-        "f1": _without(ratio * (guessed + true - 2 * both), guessed + true),
+        "precision": _right(guessed - ratio * (guessed - both), most, guessed),
+        "recall": _right(true - ratio * (true - both), most, true),
+        "f1": _right(guessed + true - ratio * (guessed + true - 2 * both), 2 * most, guessed + true),
     }
     tail = (1 - level) / 2
     bounds = {name: np.quantile(s, [tail, 1 - tail]) for name, s in scores.items()}
@@ -91,9 +92,9 @@ def _ratios(wrong: np.ndarray, counted: float, error: float) -> np.ndarray:
     return np.exp(share * np.log(counted) + np.sqrt(share) * error * normal)
 
 
-def _without(missed: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """The share of a whole that is not missed; as in conlleval, 0 / 0 is 0."""
-    return np.maximum(0, whole - missed) / np.maximum(whole, 1)
+def _right(number: np.ndarray, most: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """A number from 0 to the most that can be, as a share of a whole; as in conlleval, 0 / 0 is 0."""
+    return np.clip(number, 0, most) / np.maximum(whole, 1)
 
 
 def agreement(y: Tensor, guess: Tensor, mask: Tensor, boundaries: Boundaries) -> Tensor:

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 
 from structgp.answers.ask import Asked
+from structgp.answers.best_spans import LEAST_COUNTED
 from structgp.answers.conformal import KINDS, Calibration, Targets, Thresholds, label_scores, label_sets
 from structgp.errors import InputError
 from structgp.evaluation import metrics
-
-LEAST_SPAN = 0.005
-"""Spans of smaller probability are in no set: more of them than tokens would have to be looked at."""
 
 MOST_LABELLINGS = 50
 """Labellings in a set, at most."""
@@ -30,6 +28,9 @@ def calibrated(asked: Asked, y: Sequence[Sequence[str]], kinds: Sequence[str] | 
     if kinds is None:
         kinds = [k for k, name in ABILITIES.items() if name is None or getattr(structure, name)]
     scores = {"tokens": _token_scores, "spans": _span_scores, "labellings": _labelling_scores}
+    kinds = list(kinds)
+    if not kinds:
+        raise InputError("of", "nothing to calibrate for", f"use one of {', '.join(map(repr, KINDS))}")
     for kind in kinds:
         check_kind(kind)
     there = [i for i, rows in enumerate(asked.rows) if len(rows)]
@@ -81,7 +82,7 @@ def token_sets(asked: Asked, limits: Thresholds) -> list[list[np.ndarray]]:
 def span_sets(asked: Asked, limits: Thresholds) -> list[list[tuple[int, int, str, float]]]:
     """Spans of each sequence, as of ``Asked.spans``."""
     each = _limits(asked, limits)
-    found = asked.spans(max(LEAST_SPAN, min(each, default=1.0)))
+    found = asked.spans(max(LEAST_COUNTED, min(each, default=1.0)))
     return [[s for s in spans if s[3] >= least] for spans, least in zip(found, each, strict=True)]
 
 
@@ -109,7 +110,7 @@ def _token_scores(asked: Asked, y: Sequence[Sequence[str]]) -> Iterator[np.ndarr
 
 
 def _span_scores(asked: Asked, y: Sequence[Sequence[str]]) -> Iterator[np.ndarray]:
-    for spans, labels in zip(asked.spans(LEAST_SPAN), y, strict=True):
+    for spans, labels in zip(asked.spans(LEAST_COUNTED), y, strict=True):
         p = {span[:3]: min(span[3], 1 - 1e-12) for span in spans}
         yield np.array([p.get(span, 0.0) for span in metrics.chunks(labels)])
 

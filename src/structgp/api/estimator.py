@@ -269,7 +269,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
             else:
                 assert isinstance(examples, Examples)
                 start = start_from(as_before(plan, options, before.info), before, examples)
-            fit = Fit(options, examples, start, generator, held_out=found, **extras)
+            ratio = None if before is None else before.info.get("error_ratio")
+            fit = Fit(options, examples, start, generator, held_out=found, error_ratio=ratio, **extras)
             heard = logger.isEnabledFor(logging.INFO)
             for line in plan_lines(start.plan.to_json()) if heard else ():
                 logger.info(line)

@@ -74,22 +74,28 @@ class Answers:
         self, X: Iterable[Any], known: Given = None, *, defer: float | None = None
     ) -> list[list[Any]]:
         """Labels of every token of every sequence, chosen for what ``decode`` says. defer : what it costs
-        to ask a person about a token, if an error costs 1; where the label is wrong with a larger
-        probability than that, None stands in its place."""
+        to ask a person about a token, if an error costs 1, or in the units of ``costs``. Where the expected
+        cost of the label is more than that, None stands in its place."""
         asked = self.ask(X)
         labels = self.labels_of(asked, known)
-        return labels if defer is None else self.deferred(labels, self.marginals_of(asked, known), defer)
+        return labels if defer is None else self.deferred(asked, labels, defer, known)
 
     @staticmethod
     def deferred(
-        labels: list[list[str]], marginals: list[list[dict[str, float]]], defer: float
+        asked: Asked, labels: list[list[str]], defer: float, known: Given = None
     ) -> list[list[str | None]]:
-        """The labels, None where they are wrong with a probability of more than ``defer``."""
-        if not isinstance(defer, int | float | np.number) or not 0 <= defer <= 1:
-            problem = f"must be between 0 and 1, got {defer!r}"
+        """The labels, None where their expected cost is more than ``defer``."""
+        if isinstance(defer, bool) or not isinstance(defer, int | float | np.number) or not defer >= 0:
+            problem = f"must be 0 or more, got {defer!r}"
             raise InputError("defer", problem, "use the cost of asking divided by the cost of an error")
-        both = ((zip(y, p, strict=True)) for y, p in zip(labels, marginals, strict=True))
-        return [[label if 1 - p[label] <= defer else None for label, p in tokens] for tokens in both]
+        encoder, costs = asked.model.labels, asked.question.costs
+        costs = 1.0 - np.eye(len(encoder.classes)) if costs is None else costs
+        found: list[list[str | None]] = []
+        for y, p in zip(labels, asked.marginals(known), strict=True):
+            (places,) = encoder.transform([y])
+            cost = (p @ costs)[np.arange(len(y)), places]
+            found.append([label if c <= defer else None for label, c in zip(y, cost, strict=True)])
+        return found
 
     def predict_single(self, x: Any) -> list[str]:
         """Labels of one sequence."""

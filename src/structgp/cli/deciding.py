@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from structgp.cli.flags import reading_options
-from structgp.cli.shared import all_labels, check_writable, load_with_reader, sequences
+from structgp.cli.shared import all_labels, check_writable, load_with_reader, sequences, warn_of_unseen
 from structgp.errors import InputError
 
 ROWS = (
@@ -73,7 +73,9 @@ def calibrate(
     y = all_labels(data, reader.missing)
     if not any(y):
         raise InputError(data.name, "no tokens", "give a file with at least one")
+    warn_of_unseen(estimator, y, f"{data.name}:", "no set holds those")
     estimator.calibrate(data.X, y)
     estimator.device = "cpu"
     estimator.save(output)
-    click.echo(f"calibrated on {len(y)} sequences; wrote {output}", err=True)
+    sequence = "sequence" if len(y) == 1 else "sequences"
+    click.echo(f"calibrated on {len(y)} {sequence}; wrote {output}", err=True)

@@ -183,14 +183,22 @@ def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) 
 
 def score(estimator: StructuredGPClassifier, X: list[Any], y: list[list[str]], name: str) -> Report:
     report = estimator.evaluate(X, y)
-    if report.n_unseen_tokens:
-        unseen = sorted({label for labels in y for label in labels} - set(estimator.classes_))
-        what = f"{report.n_unseen_tokens} tokens have labels that training never saw ({', '.join(unseen)}"
-        _show_warning(f"{name}: {what}); they count as errors and are not part of the NLL")
+    warn_of_unseen(estimator, y, f"{name}:", "they count as errors and are not part of the NLL")
     if report.sequence_nll == float("inf"):
         what = "some sequences have labels that the constraints forbid: their likelihood is 0"
         _show_warning(f"{name}: {what}")
     return report
+
+
+def warn_of_unseen(
+    estimator: StructuredGPClassifier, y: list[list[str]], place: str, consequence: str
+) -> None:
+    """Warns of labels that training never saw."""
+    unseen = [label for labels in y for label in labels if label not in set(estimator.classes_)]
+    if unseen:
+        names = ", ".join(sorted(set(unseen)))
+        what = f"{len(unseen)} tokens have labels that training never saw ({names})"
+        _show_warning(f"{place} {what}; {consequence}")
 
 
 def score_crf(X: list[Any], y: list[list[str]], X_test: list[Any], y_test: list[list[str]]) -> Report:

@@ -58,9 +58,9 @@ Known = list[list[str | None]]
 )
 @click.option(
     "--defer",
-    type=click.FloatRange(0, 1),
+    type=click.FloatRange(0),
     metavar="COST",
-    help="Write --missing for the label of a token where an error is more probable than this: the cost of "
+    help="Write --missing for the label of a token whose expected cost is more than this: the cost of "
     "asking a person, if an error costs 1.",
 )
 @click.option(
@@ -104,9 +104,9 @@ def tag(
         remedy = "leave it out: -n is for the most probable labellings"
         raise InputError("--decode", "cannot be combined with -n", remedy)
     for option, value in (("--coverage", coverage), ("--defer", defer)):
-        beside = n_best or (option == "--coverage" and (level or force or defer is not None))
+        beside = n_best or (option == "--coverage" and (level or force or decode or defer is not None))
         if value is not None and beside:
-            others = "-n" if option == "--defer" else "-n, -v, --force or --defer"
+            others = "-n" if option == "--defer" else "-n, -v, --force, --decode or --defer"
             raise InputError(option, f"cannot be combined with {others}", "use one of them")
     estimator, reader = load_with_reader(model_path, vectors_path)
     if decode is not None:
@@ -187,21 +187,20 @@ class _Tagger:
             sets = self.estimator.sets_of(asked, self.coverage)
             yield from ([("", ["|".join(held) for held in tokens])] for tokens in sets)
             return
-        labels = self.estimator.labels_of(asked, known)
-        if self.level == 0 and self.defer is None:
-            yield from ([("", y)] for y in labels)
-            return
-        marginals = self.estimator.marginals_of(asked, known)
+        labels = shown = self.estimator.labels_of(asked, known)
+        if self.defer is not None:
+            kept = self.estimator.deferred(asked, labels, self.defer, known)
+            shown = [[label or self.missing for label in y] for y in kept]
         if self.level == 0:
-            yield from ([("", self._shown(*both))] for both in zip(labels, marginals, strict=True))
+            yield from ([("", y)] for y in shown)
             return
-        log_probs = asked.log_probs(labels)
+        marginals, log_probs = self.estimator.marginals_of(asked, known), asked.log_probs(labels)
         given = [0.0] * len(labels) if known is None else asked.log_probs(known)
-        for y, p, joint, part in zip(labels, marginals, log_probs, given, strict=True):
+        for y, named, p, joint, part in zip(labels, shown, marginals, log_probs, given, strict=True):
             assert joint is not None, "a predicted label is a known one"
             assert part is not None, "so is one that is kept"
             head = f"{_LAYOUTS[self.reader.format][0]}{math.exp(min(0.0, joint - part)):.6f}\n"
-            yield [(head, self._with_probabilities(y, p))]
+            yield [(head, self._with_probabilities(y, named, p))]
 
     def _ranked(self, asked: Asked, known: Known | None) -> Iterator[list[tuple[str, list[str]]]]:
         """The same for the best labellings, best first."""
@@ -211,24 +210,19 @@ class _Tagger:
         for found, p in zip(best, marginals, strict=True):
             named = [(asked.model.labels.names(indices), math.exp(value)) for indices, value in found]
             yield [
-                (f"# {rank} {value:.6f}\n", y if p is None else self._with_probabilities(y, p))
+                (f"# {rank} {value:.6f}\n", y if p is None else self._with_probabilities(y, y, p))
                 for rank, (y, value) in enumerate(named)
             ]
 
-    def _with_probabilities(self, labels: list[str], marginals: list[dict[str, float]]) -> list[str]:
-        """The text after the columns of each token."""
+    def _with_probabilities(
+        self, labels: list[str], shown: list[str], marginals: list[dict[str, float]]
+    ) -> list[str]:
+        """The text after the columns of each token. shown : what stands in the place of the labels."""
         mark, found = _LAYOUTS[self.reader.format][1], []
-        for label, shown, p in zip(labels, self._shown(labels, marginals), marginals, strict=True):
+        for label, named, p in zip(labels, shown, marginals, strict=True):
             every = [f"{name}{mark}{value:.6f}" for name, value in p.items()] if self.level == 2 else []
-            found.append("\t".join([f"{shown}{mark}{p[label]:.6f}", *every]))
+            found.append("\t".join([f"{named}{mark}{p[label]:.6f}", *every]))
         return found
-
-    def _shown(self, labels: list[str], marginals: list[dict[str, float]]) -> list[str]:
-        """The labels, ``missing`` where they are left to a person."""
-        if self.defer is None:
-            return labels
-        (found,) = self.estimator.deferred([labels], [marginals], self.defer)
-        return [self.missing if label is None else label for label in found]
 
 
 @click.command("next")

@@ -117,7 +117,8 @@ def obeyed_scheme(classes: Sequence[str], y: Iterable[np.ndarray]) -> str | None
 def _of_scheme(name: str, classes: Sequence[str], place: str) -> Allowed:
     scheme = _SCHEMES.get(name.upper())
     if scheme is None:
-        raise InputError(place, f"{name!r} is not a scheme", f"use one of {', '.join(_SCHEMES)}")
+        remedy = f"use one of {', '.join(_SCHEMES)}, or leave it out"
+        raise InputError(place, f"{name!r} is not a scheme", remedy)
     parsed = [_parse(label) for label in classes]
     used = {tag for tag, _ in parsed} - {"O"}
     if not used or used & {"BIO": {"E", "S"}, "IO": {"B", "E", "S"}}.get(scheme, set()):

@@ -72,17 +72,19 @@ def choose(
         nothing = "no label occurs in two parts of the training data"
         return replace(plan, data_weight=Choice(1.0, nothing)), None
     asked = options.prior.spread
-    variants, spreads = _variants(options, plan, examples), SPREADS if isinstance(asked, str) else (asked,)
+    variants, spreads = (
+        _variants(options, plan, examples),
+        SPREADS if isinstance(asked, str) else (float(asked),),
+    )
     n, searches = search(lambda candidate: folds.predict(candidate, spreads), variants)
     weight, spread = lowest(searches[n])
     near = nearest(searches[n], weight)
     f1, threshold = folds.expected_f1(replace(variants[n], data_weight=near), spread)
     mine = torch.tensor([weight, spread, n, f1, threshold], dtype=torch.float64)
     (agreed,) = together.sum(mine * together.is_first)
-    weight, spread, _, f1, threshold = agreed.tolist()
-    n = int(agreed[2])
-    best = variants[n]
-    at = interpolated({w: found[spread] for w, found in searches[n].items()}, weight)
+    weight, spread, chosen_n, f1, threshold = agreed.tolist()
+    best, tried = variants[int(chosen_n)], searches[int(chosen_n)]
+    at = interpolated({w: by_spread[spread] for w, by_spread in tried.items()}, weight)
     found = {
         "token_nll": at.loss,
         "token_error": 1 - at.mean("right"),
@@ -93,10 +95,10 @@ def choose(
         "n_tokens": folds.n_judged,
         "n_folds": len(folds.folds),
         "tried": [
-            {"data_weight": weight, "spread": spread, "token_nll": p.loss} | variant.told
-            for variant, tried in zip(variants, searches, strict=True)
-            for weight, found in tried.items()
-            for spread, p in found.items()
+            {"data_weight": w, "spread": v, "token_nll": p.loss} | variant.told
+            for variant, by_weight in zip(variants, searches, strict=True)
+            for w, by_spread in by_weight.items()
+            for v, p in by_spread.items()
         ],
         "seconds": time.monotonic() - began,
     }

@@ -77,7 +77,7 @@ def check_shards(
 class Fit:
     """What goes into one fit. seen_before : the model whose data count too. dev : data to score;
     early_stopping : stop by their likelihood. checkpoint : file for the state of the fit. held_out : what
-    cross-validation has found, for the log."""
+    cross-validation has found, for the log; error_ratio : of it, from an earlier fit."""
 
     options: Options
     examples: Examples | ShardedExamples
@@ -89,6 +89,7 @@ class Fit:
     checkpoint: str | Path | None = None
     together: Processes = ALONE
     held_out: dict[str, Any] | None = None
+    error_ratio: Sequence[float] | None = None
 
     def run(self, callback: Callback | None) -> tuple[Model, dict[str, Any]]:
         """Fits the posterior in place; returns the model and the log."""
@@ -161,8 +162,14 @@ class Fit:
                 counts[label] += count
             seen = {name: count + self.seen_before.info[name] for name, count in seen.items()}
         plan = self.start.plan
-        decide = {"decode": plan.decode.value, "threshold": plan.threshold and plan.threshold.value}
-        if isinstance(examples, Examples):
+        decide = {
+            "decode": plan.decode.value,
+            "threshold": plan.threshold and plan.threshold.value,
+            "error_ratio": self.error_ratio if self.held_out is None else self.held_out["error_ratio"],
+        }
+        if self.seen_before is not None:
+            seen["length_quartiles"] = self.seen_before.info.get("length_quartiles", [])
+        elif isinstance(examples, Examples):
             seen["length_quartiles"] = _quartiles([len(rows) for rows in examples.rows if len(rows)])
         return Model(
             examples.encoder,

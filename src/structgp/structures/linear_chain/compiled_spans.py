@@ -9,7 +9,6 @@ Needs numba (``structgp[fast]``)."""
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -41,7 +40,7 @@ def search_spans(
     def search(b: int) -> list[tuple[int, int, int, float]] | None:
         n = lengths[b]
         # The spans that begin at one token exclude each other.
-        room = min(n * (n + 1) // 2 * len(inside), n * (math.floor(1 / least) + 1))
+        room = int(min(n * (n + 1) // 2 * len(inside), n * (1 / max(least, 1e-9) + 1)))
         places, values = np.empty((room, 3), np.int64), np.empty(room)
         tables = edge if shared else _exponential(g[:, b, : max(0, n - 1)])
         given = _exponential(f[:, b, :n]), tables, np.ascontiguousarray(share[:, b].numpy())
