@@ -86,6 +86,7 @@ def test_all_examples_are_run() -> None:
         assert f'example("{file.stem}")' in here, file.name
 
 
+@pytest.mark.slow
 def test_constraints_and_masks() -> None:
     found = example("constraints_and_masks").main()
     assert found["broken rules, free"] > 0
@@ -119,6 +120,7 @@ def test_active_learning() -> None:
     assert found["told, batch"] > found["told, random"]
 
 
+@pytest.mark.slow
 def test_going_on() -> None:
     found = example("going_on").main()
     assert found["comments, weight 5"] > found["comments"]

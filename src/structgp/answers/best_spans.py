@@ -31,6 +31,11 @@ tokens would be called outside, which is almost certainly wrong. On left-out TRA
 tasks, F1 is 76.0, 76.0, 76.0, 75.9 and 75.7 % on average at 0, .005, .01, .02 and .05, and token error
 10.6, 9.6, 9.2, 9.0 and 8.8 %: this is the largest that costs no F1."""
 
+LEAST_ODDS = 0.01
+"""A label has to be this probable for each unit of probability of its token's most probable label: nobody
+should read that a token is outside, with a probability of .00. On left-out TRAINING sequences of three
+tasks, F1 is 84.2 % without it and 84.1 % with it, and 84.0 and 83.9 % at .03 and .1."""
+
 TIE = 1e-6
 """Worth of a label's probability: it decides between labellings that are worth the same."""
 
@@ -108,11 +113,12 @@ class SpanDecoder:
         return labels
 
     def _bonus(self, p: np.ndarray) -> np.ndarray:
-        """(T, V) worth of each label by itself; -inf where it is not possible."""
+        """(T, V) worth of each label by itself; -inf where it is all but impossible."""
         inside = self.boundaries.inside.any(0).numpy()
         outside = np.maximum(p[:, ~inside].sum(1, keepdims=True), 1e-6)
         odds = np.log(outside / np.maximum(p.max(1, keepdims=True), outside))
-        bonus = np.where(p > 0, TIE * p + LEFT_OUT * np.where(inside, 0, odds), -np.inf)
+        possible = (p > 0) & (p >= LEAST_ODDS * p.max(1, keepdims=True))
+        bonus = np.where(possible, TIE * p + LEFT_OUT * np.where(inside, 0, odds), -np.inf)
         bonus[0, ~self.starts] = bonus[-1, ~self.ends] = -np.inf
         return bonus
 

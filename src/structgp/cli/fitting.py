@@ -15,7 +15,7 @@ from structgp.cli.flags import FEATURES, choice, device_option, encoding_option,
 from structgp.data import shards, sources
 from structgp.errors import InputError
 from structgp.inference.distributed import Processes, joined, n_started
-from structgp.plan.options import INFERENCE, Inducing, Prior, device_of
+from structgp.plan.options import INFERENCE, Inducing, Parameters, Prior, device_of
 from structgp.plan.resolve import check_alone
 from structgp.structures import chain, piecewise
 
@@ -171,8 +171,9 @@ def _classifier(
 
 def _scheme(name: str | None) -> str | None:
     """``constraints`` of the classifier."""
-    if name is None or name.lower() == "auto":
-        return "auto"
+    default = str(Parameters.constraints)
+    if name is None or name.lower() == default:
+        return default
     return None if name.lower() == "none" else name
 
 
