@@ -35,8 +35,8 @@ def test_the_vectors_give_back_the_mutual_information() -> None:
     with equal rows have equal vectors."""
     text = [["a", "x", "b"], ["a", "y", "b"], ["c", "z", "c"], ["alone"]]
     found = vectors.word_vectors(text, n_dims=50)
-    np.testing.assert_allclose(found["x"], found["y"], atol=1e-9)
-    assert found["x"] @ found["z"] == pytest.approx(0, abs=1e-9)
+    np.testing.assert_allclose(found["x"], found["y"], atol=1e-7)
+    assert found["x"] @ found["z"] == pytest.approx(0, abs=1e-7)
     assert not found["alone"].any()
 
 

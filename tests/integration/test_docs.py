@@ -28,6 +28,8 @@ PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 SHELL = {"tutorial.md"}
 """Pages whose commands are run. In the others it is checked that the options exist."""
 
+SLOW = {"active.md"}
+
 IMPORTED_ONCE = ["structgp.cli"]
 
 
@@ -67,7 +69,12 @@ def processes() -> multiprocessing.context.BaseContext:
     return context
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=name)
+RUN = [
+    pytest.param(p, marks=pytest.mark.slow if p.name in SLOW else ()) for p in PAGES if blocks(p, "python")
+]
+
+
+@pytest.mark.parametrize("page", RUN, ids=name)
 def test_page_runs(page: Path, tmp_path: Path, processes) -> None:
     arguments = {"PAGE": str(page), "FOLDER": str(tmp_path), "SHELL": page.name in SHELL}
     process = processes.Process(

@@ -313,7 +313,7 @@ def test_losses_are_those_of_refits_with_sample_weights(
     parts = list(held_out._parts(options, resolve(options, examples), examples))
     assert sorted(i for left_out, _ in parts for i in left_out) == list(range(6))
     assert chosen.held_out_ is not None
-    for tried in chosen.held_out_["tried"]:
+    for tried in (t for t in chosen.held_out_["tried"] if t["spread"] in (1.0, 0.5)):
         losses = []
         for left_out, rest in parts:
             model = StructuredGPClassifier(
