@@ -9,15 +9,12 @@ Needs numba (``structgp[fast]``)."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from structgp.structures.linear_chain.compiled import WORTH_A_THREAD, _compiled, _reordered, _sum
+from structgp.structures.linear_chain.compiled import _compiled, _reordered, _sum
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 
 Found = list[list[tuple[int, int, int, float]]]
@@ -34,25 +31,20 @@ def search_spans(
     belongs to a type; parts : (V, V), whether a span ends between two labels. Cost O(S T V^2) per sequence,
     and O(S) per span that is likely, or would be if it were longer."""
     pairs = (inside[:, :, None] & inside[:, None] & ~parts).nonzero().numpy()  # (P, 3): type, label, next
-    shared, lengths = g.dim() == 3, mask.sum(-1).tolist()
+    shared, found = g.dim() == 3, []
     edge = _exponential(g[:, None]) if shared else None
-
-    def search(b: int) -> list[tuple[int, int, int, float]] | None:
-        n = lengths[b]
+    for b, n in enumerate(mask.sum(-1).tolist()):
         # The spans that begin at one token exclude each other.
         room = int(min(n * (n + 1) // 2 * len(inside), n * (1 / max(least, 1e-9) + 1)))
         places, values = np.empty((room, 3), np.int64), np.empty(room)
         tables = edge if shared else _exponential(g[:, b, : max(0, n - 1)])
         given = _exponential(f[:, b, :n]), tables, np.ascontiguousarray(share[:, b].numpy())
         count = _search(*given, inside.numpy(), pairs, least, places, values)
+        if count < 0:
+            return [], False
         spans = zip(places[:count].tolist(), values[:count].tolist(), strict=True)
-        found = sorted(((*place, p) for place, p in spans), key=lambda span: -span[3])
-        return None if count < 0 else found
-
-    threads = torch.get_num_threads() if f.numel() * f.shape[-1] > WORTH_A_THREAD else 1
-    with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
-        found = list((map if pool is None else pool.map)(search, range(len(lengths))))
-    return [spans for spans in found if spans is not None], None not in found
+        found.append(sorted(((*place, p) for place, p in spans), key=lambda span: -span[3]))
+    return found, True
 
 
 @_compiled
