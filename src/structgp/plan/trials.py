@@ -24,7 +24,10 @@ SPREADS = (1.0, 0.75, 0.5, 0.25)
 PENALTY, CAUTION = 0.5, 2.0
 """Standard errors that a weight has to be better by for each factor ``STEP`` between it and the usual one,
 and a spread for each factor ``STEP`` between its variance and that of Bayes' rule: from a handful of tokens
-one cannot tell much, and predictions that are too bold cost more than timid ones. Not chosen on data."""
+one cannot tell much, and predictions that are too bold cost more than timid ones. The first was not chosen
+on data. The second is the usual level of two standard errors; it took the place of .5 after that had been
+seen to choose draws that were too narrow, on test data of three random training sets of 10 and 20 sequences
+(seeds 0 to 2 of ``experiments.few``)."""
 
 LEAST_GAP, STANDARD_ERRORS = 0.02, 2.0
 """Confidence is called too low or too high if it differs from accuracy by more than both. By so many
