@@ -66,7 +66,7 @@ published figure. Seconds are by the clock on the wall, of one process on one co
 shared with others where GPU is said.
 
 The rows of 'ours' are of an earlier default, whose prior had degrees of freedom chosen by trial on these
-tasks. Today's default, with nothing chosen on test data, has its figures in
+tasks. Today's default has its figures in
 [Against a tuned CRF](folds.md).
 """
 OTHERS = f"""\
