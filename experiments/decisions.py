@@ -139,7 +139,7 @@ def speed(task: str, data: str | None, n: int = 600) -> str:
     boundaries = spans.Boundaries.of(model.model_.labels.classes)
     asked.spans(0.1)
     began = time.perf_counter()
-    batches = [(len(batch.index), at) for batch, at in asked.potentials(None)]
+    batches = [(len(batch.index), at) for batch, at in asked.potentials()]
     times, found = [time.perf_counter() - began], []
     for search in (spans.likely_spans, spans.spans_by_walk):
         began = time.perf_counter()

@@ -104,3 +104,12 @@ def test_the_cheapest_labelling(oracles: ModuleType, mixtures: ModuleType, setti
     tokens = np.arange(4)
     possible = [z for z in table.labels if case.obeys(z) and (p[tokens, z] > 0).all()]
     assert cost(found) == pytest.approx(min(map(cost, possible)), abs=1e-9)
+
+
+@pytest.mark.parametrize(("outside", "label"), [(0.01, "O"), (0.0001, "B-X")])
+def test_no_label_is_all_but_impossible(outside: float, label: str) -> None:
+    """A span that is worth less than nothing is left out, unless its token is almost surely in a span."""
+    decoder = SpanDecoder.of(["B-X", "B-Y", "O"], 0.5, None)
+    p = np.array([[0.6, 0.4 - outside, outside]])
+    (found,) = decoder.labels([(0, 1, 0, 0.3), (0, 1, 1, 0.2)], p, np.array([0]))
+    assert decoder.classes[found] == label

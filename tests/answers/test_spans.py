@@ -161,3 +161,21 @@ def test_boundaries_of_bio() -> None:
     joined = torch.zeros(4, 4, dtype=torch.bool)
     joined[[0, 1, 2], [1, 1, 2]] = True
     assert torch.equal(found.parts, ~joined)
+
+
+def test_the_width_of_node_scores() -> None:
+    spans = pytest.importorskip("structgp.structures.linear_chain.compiled_spans")
+    f, lengths = np.random.default_rng(0).normal(size=(2, 3, 5, 4)), np.array([5, 1, 3])
+    f[:, 2, 3:] = 1e9  # padding
+
+    def width() -> float:
+        tokens = (f[s, b, t] for s in range(2) for b, n in enumerate(lengths) for t in range(n))
+        return max(np.ptp(scores[scores > -np.inf]) for scores in tokens)
+
+    assert spans.node_width(f, lengths) == (pytest.approx(width()), False)
+    f[1, 0, 0, 1] = f[0, 2, 2, 0] = -np.inf  # of a first and of a last token
+    assert spans.node_width(f, lengths) == (pytest.approx(width()), False)
+    f[0, 2, 1, 3] = -np.inf
+    assert spans.node_width(f, lengths) == (pytest.approx(width()), True)
+    f[0, 1, 0] = -np.inf
+    assert spans.node_width(f, lengths)[0] == np.inf

@@ -18,7 +18,6 @@ from torch import Tensor
 from structgp.answers import labellings
 from structgp.answers.best_spans import SpanDecoder
 from structgp.answers.conformal import Calibration
-from structgp.answers.expected import ExpectedScores, check_level, drawn_agreement, expected_scores
 from structgp.answers.potentials import Draws, Potentials, mean, sample
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
@@ -39,10 +38,6 @@ BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
 """Most tokens of a batch, and most node scores of all its draws, so that they fit into a cache."""
 
 ENTROPY_SAMPLES = 64
-
-SCORED_LABELLINGS = 512
-"""Labellings of a corpus, at least, whose scores give an interval: the share of them beyond a bound of a 90
-% interval has a standard error of one in a hundred."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,8 @@ class Asked:
         """(T,) label indices: the labelling with the highest expected span F1, of those that the
         constraints allow."""
         self.require("has_walk", "spans", "decode", "accuracy")
-        decoder, rules = self._span_decoder(), self.model.rules
+        model, rules = self.model, self.model.rules
+        decoder = SpanDecoder.of(model.labels.classes, model.info.get("threshold"), model.constraints)
         found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
         for batch, at in self.potentials(known):
             at = at.on_host()
@@ -175,16 +171,6 @@ class Asked:
                 n = len(self.rows[i])
                 found[i] = decoder.labels(each[b], p[b, :n].numpy(), usual[b, :n])
         return found
-
-    def _span_decoder(self) -> SpanDecoder:
-        model, classes = self.model, self.model.labels.classes
-        threshold, V = model.info.get("threshold"), len(model.labels.classes)
-        if threshold is None:
-            problem = f"the labels {', '.join(classes)} are not in a tagging scheme"
-            raise InputError("decode", problem, "use 'accuracy', or labels such as B-X, I-X and O")
-        rules = model.constraints or Allowed(np.ones((V, V), bool), np.ones(V, bool), np.ones(V, bool))
-        allowed = rules.follows, rules.starts, rules.ends
-        return SpanDecoder(classes, Boundaries.of(classes), threshold, *allowed)
 
     def cheapest_tokens(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the lowest expected cost, summed over tokens, of those
@@ -312,25 +298,6 @@ class Asked:
             found[i] = [float(part[0]) for part in sequence_uncertainty(at, ENTROPY_SAMPLES, generator)]
         return found
 
-    def expected_scores(self, guess: Sequence[np.ndarray], level: float) -> ExpectedScores:
-        """How good the labels ``guess`` (label indices) are, by labellings that are drawn from the
-        posterior."""
-        check_level(level)
-        self.require("has_walk", "labellings to draw")
-        lengths = [len(rows) for rows in self.rows]
-        if not any(lengths):
-            raise InputError("X", "no tokens", "pass at least one sequence with a token")
-        generator = torch.Generator().manual_seed(self.model.seed)
-        boundaries, counts = Boundaries.of(self.model.labels.classes), torch.zeros(())
-        for batch, at in self.potentials(None):
-            at = at.on_host()
-            n = -(-SCORED_LABELLINGS // len(at.f))
-            labels = torch.zeros(at.mask.shape, dtype=torch.int64)
-            for b, i in enumerate(batch.index.tolist()):
-                labels[b, : lengths[i]] = torch.from_numpy(guess[i])
-            counts = counts + drawn_agreement(at, labels, boundaries, n, generator)
-        return expected_scores(counts.numpy(), lengths, level, self.model.info.get("error_ratio"))
-
     def one_by_one(
         self, known: Known | None = None, n_draws: int | None = None
     ) -> Iterator[tuple[int, Potentials]]:
@@ -347,21 +314,17 @@ class Asked:
             raise InputError(place, problem, f"use {use!r}")
 
     def _each(
-        self,
-        known: Known | None,
-        empty: np.ndarray,
-        ask: Callable[[Potentials], Tensor],
-        n_draws: int | None = None,
+        self, known: Known | None, empty: np.ndarray, ask: Callable[[Potentials], Tensor]
     ) -> list[np.ndarray]:
         answers = [empty] * len(self.rows)
-        for batch, at in self.potentials(known, n_draws):
+        for batch, at in self.potentials(known):
             values = ask(at).cpu().numpy()
             for b, i in enumerate(batch.index.tolist()):
                 answers[i] = values[b, : len(self.rows[i])]
         return answers
 
     def potentials(
-        self, known: Known | None, n_draws: int | None = None
+        self, known: Known | None = None, n_draws: int | None = None
     ) -> Iterator[tuple[Batch, Potentials]]:
         """Batch after batch, given the labels that are known, with its potentials. n_draws : None for as
         many as the question says."""

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from structgp.answers.spans import Boundaries
+from structgp.data.schemes import Allowed
+from structgp.errors import InputError
 from structgp.evaluation import metrics
 
 Spans = Sequence[tuple[int, int, int, float]]
@@ -56,6 +58,18 @@ class SpanDecoder:
     follows: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
+
+    @staticmethod
+    def of(classes: list[str], threshold: float | None, rules: Allowed | None) -> SpanDecoder:
+        """InputError without a threshold: the labels then are not spans."""
+        if threshold is None:
+            problem = f"the labels {', '.join(classes)} are not in a tagging scheme"
+            raise InputError("decode", problem, "use 'accuracy', or labels such as B-X, I-X and O")
+        if rules is None:
+            V = len(classes)
+            rules = Allowed(np.ones((V, V), bool), np.ones(V, bool), np.ones(V, bool))
+        allowed = rules.follows, rules.starts, rules.ends
+        return SpanDecoder(classes, Boundaries.of(classes), threshold, *allowed)
 
     @property
     def least(self) -> float:

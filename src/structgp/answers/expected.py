@@ -22,9 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structgp.answers.ask import Asked
 from structgp.answers.potentials import Potentials
 from structgp.answers.spans import Boundaries
 from structgp.errors import InputError
+
+SCORED_LABELLINGS = 512
+"""Labellings of a corpus, at least, whose scores give an interval: the share of them beyond a bound of a 90
+% interval has a standard error of one in a hundred."""
 
 DRAWS_AT_ONCE = 128
 """Of few draws, each is repeated about so often, which saves time and little memory."""
@@ -60,6 +65,26 @@ class ExpectedScores:
 def check_level(level: Any) -> None:
     if not isinstance(level, int | float | np.number) or not 0 < level < 1:
         raise InputError("level", f"must be between 0 and 1, got {level!r}", "use 0.9, for example")
+
+
+def scores_of(asked: Asked, guess: Sequence[np.ndarray], level: float) -> ExpectedScores:
+    """How good the labels ``guess`` (label indices) are, by labellings that are drawn from the
+    posterior."""
+    check_level(level)
+    asked.require("has_walk", "labellings to draw")
+    lengths = [len(rows) for rows in asked.rows]
+    if not any(lengths):
+        raise InputError("X", "no tokens", "pass at least one sequence with a token")
+    generator = torch.Generator().manual_seed(asked.model.seed)
+    boundaries, counts = Boundaries.of(asked.model.labels.classes), torch.zeros(())
+    for batch, at in asked.potentials():
+        at = at.on_host()
+        n = -(-SCORED_LABELLINGS // len(at.f))
+        labels = torch.zeros(at.mask.shape, dtype=torch.int64)
+        for b, i in enumerate(batch.index.tolist()):
+            labels[b, : lengths[i]] = torch.from_numpy(guess[i])
+        counts = counts + drawn_agreement(at, labels, boundaries, n, generator)
+    return expected_scores(counts.numpy(), lengths, level, asked.model.info.get("error_ratio"))
 
 
 def expected_scores(

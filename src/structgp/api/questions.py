@@ -12,7 +12,7 @@ import torch
 
 from structgp.answers import sets
 from structgp.answers.ask import Asked, Known, Model
-from structgp.answers.expected import ExpectedScores
+from structgp.answers.expected import ExpectedScores, scores_of
 from structgp.data.examples import as_list, check_all_labelled, check_labels
 from structgp.errors import InputError
 from structgp.evaluation import metrics
@@ -201,7 +201,7 @@ class Answers:
         first. It knows what the training data tell: text of another kind is not what it expects."""
         asked = self.ask(X)
         guess = asked.model.labels.transform(self.labels_of(asked))
-        return asked.expected_scores(guess, level)
+        return scores_of(asked, guess, level)
 
     def calibrate(
         self, X: Iterable[Any], y: Iterable[Sequence[str]], of: Sequence[str] | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from structgp.answers.ask import Asked
-from structgp.answers.expected import ExpectedScores
+from structgp.answers.expected import ExpectedScores, scores_of
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.evaluation import metrics
 
@@ -96,7 +96,7 @@ def examine(
     kinds = token_uncertainties(asked)
     left, expected = metrics.deferral(predicted, marginals), None
     if asked.model.structure.has_walk:
-        expected = asked.expected_scores(asked.model.labels.transform(predicted), LEVEL)
+        expected = scores_of(asked, asked.model.labels.transform(predicted), LEVEL)
         if left.expected[-1] > 0:  # what cross-validation has found counts for the curve too
             left = replace(left, expected=left.expected * (expected.error.mean / left.expected[-1]))
     found = estimator, model_name, templates or {}, text, predicted, marginals, kinds, truth
