@@ -23,11 +23,21 @@ from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probab
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
 from structgp.data.batch import Batch, by_length, pad
 from structgp.data.encode import FeatureEncoder, FeatureSplit
-from structgp.data.examples import MISSING, UNSEEN, LabelEncoder, check_labels
+from structgp.data.examples import (
+    MISSING,
+    UNSEEN,
+    LabelEncoder,
+    by_layer,
+    check_labels,
+    links_of,
+    node_labels,
+)
+from structgp.data.graphs import Shape, shape_of
+from structgp.data.links import GraphSplit, Links
 from structgp.data.schemes import Allowed
 from structgp.errors import InputError
 from structgp.gp import Posterior
-from structgp.structures import Chain, Rules, Spec, Structure, chain
+from structgp.structures import Rules, Spec, Structure, chain, structure_for
 
 Known: TypeAlias = Sequence[Sequence[str | None]]
 
@@ -67,7 +77,7 @@ class Model:
     (bound, time, versions). extra : what the caller wants kept with the model, such as the source of a
     feature template; JSON values only. constraints : on labellings, in every answer. spread : factor on how
     far draws lie from the posterior mean. calibration : what sets with a guarantee need, None before it is
-    known."""
+    known. own : encoders of the features that edges have of their own, by template."""
 
     encoder: FeatureEncoder
     labels: LabelEncoder
@@ -81,6 +91,7 @@ class Model:
     constraints: Allowed | None = None
     spread: float = 1.0
     calibration: Calibration | None = None
+    own: dict[str, FeatureEncoder] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False, compare=False)
     _kept: dict[tuple[int, str], Draws] = field(default_factory=dict, init=False, repr=False, compare=False)
     _placed: dict[str, Posterior] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -92,12 +103,14 @@ class Model:
     @cached_property
     def structure(self) -> Structure:
         """The structure that answers."""
-        return Chain(self.rules, self.spec) if self.predictor is None else self.predictor
+        return structure_for(self.spec, self.rules) if self.predictor is None else self.predictor
 
     @cached_property
-    def split(self) -> FeatureSplit:
-        """What nodes and transitions see of a token's features."""
-        return FeatureSplit(self.encoder, self.spec)
+    def split(self) -> Any:
+        """What each template sees of the features: a ``FeatureSplit``, or a ``GraphSplit``."""
+        if self.spec.is_chain:
+            return FeatureSplit(self.encoder, self.spec)
+        return GraphSplit(self.encoder, self.spec, self.own, self.labels.classes)
 
     @cached_property
     def rules(self) -> Rules | None:
@@ -106,8 +119,13 @@ class Model:
         return None if rules is None or rules.is_free else rules
 
     def ask(self, X: Sequence[Any], question: Question | None = None) -> Asked:
-        """The sequences X, encoded once, to be asked several questions under the same settings."""
-        return Asked(self, question or Question(self.n_draws), self.encoder.transform(X))
+        """The examples X, encoded once, to be asked several questions under the same settings."""
+        question = question or Question(self.n_draws)
+        if self.spec.is_chain:
+            return Asked(self, question, self.encoder.transform(X))
+        shapes = [shape_of(x, self.spec.form, f"X[{n}]") for n, x in enumerate(X)]
+        rows = self.encoder.transform([shape.nodes for shape in shapes])
+        return Asked(self, question, rows, links_of(self.split, rows, shapes), shapes)
 
     def draws(self, n_draws: int, device: str = "cpu") -> Draws:
         """Joint draws of all potentials, or for 0 draws the posterior mean. Kept for the next question: a
@@ -130,11 +148,26 @@ class Model:
 @dataclass(frozen=True)
 class Asked:
     """model : that answers. question : the settings of all answers. rows : (T, W) encoded tokens of each
-    sequence."""
+    sequence. links, shapes : of examples that are not chains, their tuples and what they look like. With
+    layers, answers about tokens come one layer after the other."""
 
     model: Model
     question: Question
     rows: list[np.ndarray]
+    links: list[Links] | None = None
+    shapes: list[Shape] | None = None
+
+    @property
+    def n_layers(self) -> int:
+        """Labels per token."""
+        return max(1, len(self.model.spec.layers))
+
+    def some(self, index: Sequence[int]) -> Asked:
+        """Some of the examples, in this order."""
+        lists = (self.rows, self.links, self.shapes)
+        return Asked(
+            self.model, self.question, *(None if x is None else [x[i] for i in index] for x in lists)
+        )  # type: ignore[arg-type]
 
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
@@ -168,8 +201,7 @@ class Asked:
             each, p = likely_spans(at, decoder.boundaries, decoder.least), at.marginals()
             usual = labellings.best_tokens(p, at.mask, rules).numpy()
             for b, i in enumerate(batch.index.tolist()):
-                n = len(self.rows[i])
-                found[i] = decoder.labels(each[b], p[b, :n].numpy(), usual[b, :n])
+                found[i] = decoder.labels(each[b], batch.real(p, b).numpy(), batch.real(usual, b))
         return found
 
     def cheapest_tokens(self, known: Known | None = None) -> list[np.ndarray]:
@@ -205,8 +237,8 @@ class Asked:
             labels, values = labellings.n_best(at.on_host(), plugged.on_host(), n)
             for b, i in enumerate(batch.index.tolist()):
                 found[i] = [
-                    (y[: len(self.rows[i])].numpy(), float(value))
-                    for y, value in zip(labels[b], values[b], strict=True)
+                    (batch.real(labels[:, k], b).numpy(), float(value))
+                    for k, value in enumerate(values[b])
                     if value > -torch.inf
                 ]
         return found
@@ -219,7 +251,7 @@ class Asked:
         for i, at in self.one_by_one(known):
             seed = np.random.SeedSequence([self.model.seed, i]).generate_state(1)[0]
             generator = torch.Generator().manual_seed(int(seed))
-            found[i] = labellings.sample_labellings(at, n, generator)[:, 0].numpy()
+            found[i] = labellings.sample_labellings(at, n, generator)[:, 0, at.mask[0]].numpy()
         return found
 
     def transition_marginals(self, known: Known | None = None) -> list[np.ndarray]:
@@ -249,7 +281,7 @@ class Asked:
     def draw_marginals(self) -> Iterator[tuple[int, Tensor]]:
         """(S, T, V) label probabilities under each draw, of sequence after sequence, with its place."""
         for i, at in self.one_by_one():
-            yield i, at.structure.marginals(at.f, at.g, at.mask)[:, 0]
+            yield i, at.ask("marginals")[:, 0]
 
     def spans(self, least: float, known: Known | None = None) -> list[list[tuple[int, int, str, float]]]:
         """Spans (start, stop, label) with a probability of at least ``least``, and that probability."""
@@ -320,7 +352,7 @@ class Asked:
         for batch, at in self.potentials(known):
             values = ask(at).cpu().numpy()
             for b, i in enumerate(batch.index.tolist()):
-                answers[i] = values[b, : len(self.rows[i])]
+                answers[i] = batch.real(values, b)
         return answers
 
     def potentials(
@@ -342,12 +374,14 @@ class Asked:
     ) -> Iterator[Batch]:
         model, most, device = self.model, BATCH_TOKENS, self.question.device
         n_labels = len(model.labels.classes)
-        if model.split.next is not None:  # a table of scores for each token
+        featured = self.links is not None and any(model.split.views[1:])
+        if model.split.next is not None or featured:  # a table of scores for each token
             most = max(1, most // n_labels)
         if device == "cpu" and labels is None:  # given labels, rounding depends on how they are padded
             most = min(most, max(1, CACHED_NUMBERS // (n_labels * max(1, n_draws))))
         for index in by_length(lengths, most):
-            batch = model.split(pad(self.rows, labels, model.encoder.pad_row, index))
+            batch = pad(self.rows, labels, model.encoder.pad_row, index, None, self.n_layers)
+            batch = model.split(batch) if self.links is None else model.split(batch, self.rows, self.links)
             yield batch if device == "cpu" else batch.to(device)
 
     def _checked(self, known: Known | None) -> list[np.ndarray] | None:
@@ -356,16 +390,32 @@ class Asked:
         model, encoded = self.model, None
         if known is not None:
             self.require("handles_missing", "answers where labels are known")
-            encoded = model.labels.transform(check_labels(self.rows, known, "known"))
+            encoded = model.labels.transform(self.labels_given(known, "known"))
             for n, labels in enumerate(encoded):
                 if (labels == UNSEEN).any():
                     t = int((labels == UNSEEN).argmax())
                     problem = f"{known[n][t]!r} is not a label of the training data"
                     remedy = f"use None, or one of {', '.join(model.labels.classes)}"
                     raise InputError(f"known[{n}][{t}]", problem, remedy)
-        if model.rules is not None:
+        if model.rules is not None and self.links is None:
             self._check_possible(encoded)
         return encoded
+
+    def shaped(self, values: Sequence[Any]) -> list[Any]:
+        """Values of the variables of each example, in the shape of the example: (H, W) for a grid, a dict by
+        layer where there are several."""
+        if self.shapes is None:
+            return list(values)
+        layers, whole = self.model.spec.layers, self.model.labels.integers
+        if not layers:
+            return [shape.fold(v, whole) for shape, v in zip(self.shapes, values, strict=True)]
+        return [by_layer(layers, v) for v in values]
+
+    def labels_given(self, y: Any, name: str = "y") -> list[list[str | None]]:
+        """Labels of each example as those of its nodes in order, after checking that they fit."""
+        if self.shapes is None:
+            return check_labels(self.rows, y, name)
+        return node_labels(self.shapes, list(y), self.model.spec.layers, name)
 
     def _check_possible(self, known: Sequence[np.ndarray] | None) -> None:
         constraints = self.model.constraints

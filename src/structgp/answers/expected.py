@@ -154,7 +154,7 @@ def drawn_agreement(
     """(n S, 4) the counts of ``agreement`` under n labellings per draw, one block of S after the other."""
     at_once, drawn = max(1, DRAWS_AT_ONCE // len(at.f)), []
     while n > 0:
-        f, g = (x.repeat(min(n, at_once), *[1] * (x.dim() - 1)) for x in (at.f, at.g))
-        drawn.append(agreement(at.structure.sample(f, g, at.mask, generator), guess, at.mask, boundaries))
+        labels = at.repeated(min(n, at_once)).ask("sample", generator)
+        drawn.append(agreement(labels, guess, at.mask, boundaries))
         n -= at_once
     return torch.cat(drawn)

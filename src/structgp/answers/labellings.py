@@ -17,9 +17,9 @@ def transition_marginals(at: Potentials) -> Tensor:
     B, T, V = at.f.shape[1:]
     total = at.f.new_zeros((B, T - 1, V, V))
     # Some draws at a time: there is a transition matrix for each position of each draw.
-    for f, g, share in zip(*(x.split(draws_at_once(at.f)) for x in (at.f, at.g, at.share)), strict=True):
-        node, step = at.structure.walk(f, g, at.mask)
-        total += torch.einsum("sb,sbti,sbtij->btij", share, node[:, :, :-1], step)
+    for some in at.some_draws(draws_at_once(at.f)):
+        node, step = some.ask("walk")
+        total += torch.einsum("sb,sbti,sbtij->btij", some.share, node[:, :, :-1], step)
     return total
 
 
@@ -27,7 +27,7 @@ def log_prob(at: Potentials, y: Tensor) -> Tensor:
     """(B,) log of the probability of labelling y (B, T), averaged over draws; of its known labels where
     some are missing."""
     with torch.no_grad():
-        values = at.structure.log_prob(at.f, at.g, y, at.mask)
+        values = at.log_prob(y)
         return torch.logsumexp(values, 0) - math.log(len(values))
 
 
@@ -67,23 +67,24 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
     n_all = at.f.shape[-1] ** T if T * math.log(at.f.shape[-1]) < 30 else math.inf
     wanted = int(min(2 * n, n_all)) if len(at.f) > 1 else n
     if n == 1 and not plugged.structure.has_n_best:
-        labels = plugged.structure.decode(plugged.f, plugged.g, plugged.mask)[:, :, None]
+        labels = plugged.ask("decode")[:, :, None]
         scores = at.f.new_zeros((1, B, 1))
     else:
-        labels, scores = plugged.structure.n_best(plugged.f, plugged.g, plugged.mask, wanted)
+        labels, scores = plugged.ask("n_best", wanted)
     found, possible = labels[0], scores[0] > -torch.inf  # (B, C, T), (B, C)
     if len(at.f) > 1:
-        best = at.structure.decode(at.f, at.g, at.mask).transpose(0, 1)  # (B, S, T)
+        best = at.ask("decode").transpose(0, 1)  # (B, S, T)
         found = torch.cat([found, best], 1)
         possible = torch.cat([possible, possible.new_ones(B, len(at.f))], 1)
     chosen = found.new_zeros((B, n, T))
     log_probs = at.f.new_full((B, n), -torch.inf)
     for b in range(B):
-        length = int(at.mask[b].sum())
-        candidates = torch.unique(found[b][possible[b]], dim=0)[:, :length]
-        values = _averaged(at.one(b, length), candidates)
+        one = at.one(b, int(at.mask[b].sum()))
+        width = one.mask.shape[1]
+        candidates = torch.unique(found[b][possible[b]], dim=0)[:, :width]
+        values = _averaged(one, candidates)
         top, order = values.topk(min(n, len(candidates)))
-        chosen[b, : len(top), :length] = candidates[order]
+        chosen[b, : len(top), :width] = candidates[order]
         log_probs[b, : len(top)] = top
     return chosen, log_probs
 
@@ -93,9 +94,7 @@ def _averaged(at: Potentials, labels: Tensor) -> Tensor:
     time."""
     values = []
     for some in labels.split(draws_at_once(at.f[None])):
-        C = len(some)
-        g = at.g if at.g.dim() == 3 else at.g.expand(-1, C, -1, -1, -1)
-        values.append(at.structure.log_prob(at.f.expand(-1, C, -1, -1), g, some, at.mask.expand(C, -1)))
+        values.append(at.times(len(some)).log_prob(some))
     return torch.logsumexp(torch.cat(values, 1) + at.share.log(), 0)
 
 
@@ -104,4 +103,4 @@ def sample_labellings(at: Potentials, n: int, generator: torch.Generator) -> Ten
     it. 0 at padding. Cost O(n B T V^2)."""
     which = torch.multinomial(at.share.T, n, replacement=True, generator=generator)  # (B, n)
     some = [at.one(b, at.mask.shape[1], draws) for b, draws in enumerate(which)]
-    return torch.cat([at.structure.sample(one.f, one.g, one.mask, generator) for one in some], 1)
+    return torch.cat([one.ask("sample", generator) for one in some], 1)

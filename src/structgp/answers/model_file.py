@@ -28,7 +28,7 @@ from structgp.gp import FAMILIES, Posterior
 from structgp.gp.kernels.kernel_json import describe, rebuild
 from structgp.structures import Spec, Structure
 
-FORMAT = 8
+FORMAT = 9
 
 
 def save(model: Model, path: str | Path) -> None:
@@ -47,7 +47,9 @@ def save(model: Model, path: str | Path) -> None:
         "predictor": _name_of(model.predictor),
         "posterior": [_block_to_json(name, block) for name, block in posterior.items()],
         "encoder": model.encoder.to_json(),
+        "own": {name: encoder.to_json() for name, encoder in model.own.items()},
         "labels": model.labels.classes,
+        "integer_labels": model.labels.integers,
         "constraints": None if model.constraints is None else model.constraints.to_json(),
         "n_draws": model.n_draws,
         "seed": model.seed,
@@ -88,7 +90,7 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         ) from None
     return Model(
         encoder=FeatureEncoder.from_json(header["encoder"]),
-        labels=LabelEncoder(header["labels"]),
+        labels=LabelEncoder(header["labels"], header["integer_labels"]),
         posterior=_posterior_from_json(header["posterior"], tensors),
         spec=Spec.from_json(header["structure"]),
         n_draws=header["n_draws"],
@@ -99,6 +101,7 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         predictor=structure,
         constraints=Allowed.from_json(header["constraints"]),
         calibration=calibration,
+        own={name: FeatureEncoder.from_json(state) for name, state in header["own"].items()},
     )
 
 

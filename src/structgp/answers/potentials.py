@@ -6,6 +6,7 @@ depend on what else is in the batch, on the order, or on padding."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from structgp.data.batch import Batch
 from structgp.gp import Posterior
-from structgp.structures import Structure, keep_known
+from structgp.structures import Structure
 
 SALT = 1_000_003
 """Between the seeds of one block and of the next: what their draws leave open has nothing in common."""
@@ -35,12 +36,14 @@ class Draws:
         """The scores of every template at the rows of a batch, joint over its tuples. shift : (V,), added
         to the scores of each position."""
         with torch.no_grad():
-            f, g = self._scores(self.parts, batch)
+            scores = self._scores(self.parts, batch)
             if self.spread != 1:
-                parts = zip(self._scores(self.middle, batch), (f, g), strict=True)
-                f, g = (torch.lerp(middle, drawn, self.spread) for middle, drawn in parts)
-        f = f if shift is None else f + shift.to(f)
-        return Potentials(structure, f, g, batch.mask, f.new_full(f.shape[:2], 1 / len(f)))
+                parts = zip(self._scores(self.middle, batch), scores, strict=True)
+                scores = [torch.lerp(middle, drawn, self.spread) for middle, drawn in parts]
+        if shift is not None:
+            scores = structure.shifted(scores, shift)
+        share = scores[0].new_full(scores[0].shape[:2], 1 / len(scores[0]))
+        return Potentials(structure, tuple(scores), batch.layout, share)
 
     def _scores(self, parts: tuple[Any, ...], batch: Batch) -> list[Tensor]:
         found = zip(parts, self.posterior.blocks, batch.rows, batch.masks, strict=True)
@@ -67,14 +70,34 @@ def mean(posterior: Posterior) -> Draws:
 
 @dataclass(frozen=True)
 class Potentials:
-    """f : (S, B, T, V), -inf at labels that are known not to be; g : (S, V, V), or (S, B, T - 1, V, V);
-    mask : (B, T); share : (S, B), how much each draw counts, which sums to 1 over draws."""
+    """scores : of each template, as the structure takes them; those of nodes come first, (S, B, T, V), -inf
+    at labels that are known not to be; then (S, *labels), or (S, B, E, *labels). layout : of the examples,
+    the mask (B, T) of sequences or the layout of graphs. share : (S, B), how much each draw counts, which
+    sums to 1 over draws."""
 
     structure: Structure
-    f: Tensor
-    g: Tensor
-    mask: Tensor
+    scores: tuple[Tensor, ...]
+    layout: Any
     share: Tensor
+
+    @property
+    def f(self) -> Tensor:
+        """(S, B, T, V) scores of nodes, of the first layer."""
+        return self.scores[0]
+
+    @property
+    def g(self) -> Tensor:
+        """Scores of the second template, transitions in a chain."""
+        return self.scores[1]
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, N) the variables that exist."""
+        return self.layout if isinstance(self.layout, Tensor) else self.layout.mask
+
+    @property
+    def n_draws(self) -> int:
+        return len(self.share)
 
     def given(self, y: Tensor) -> Potentials:
         """The same given labels y (B, T) that are known, negative where none is: an answer is then its
@@ -82,22 +105,59 @@ class Potentials:
         if not bool(((y >= 0) & self.mask).any()):
             return self
         with torch.no_grad():
-            share = self.structure.log_prob(self.f, self.g, y, self.mask).softmax(0)
-            return replace(self, f=keep_known(self.f, y, self.mask), share=share)
+            share = self.log_prob(y).softmax(0)
+            return replace(self, scores=self.structure.keep_known(self.scores, y, self.layout), share=share)
 
     def on_host(self) -> Potentials:
-        return Potentials(self.structure, *(x.cpu() for x in (self.f, self.g, self.mask, self.share)))
+        scores = tuple(x.cpu() for x in self.scores)
+        return Potentials(self.structure, scores, self.layout.to("cpu"), self.share.cpu())
 
     def one(self, b: int, length: int, draws: Tensor | slice = slice(None)) -> Potentials:
-        """Those of one example, without padding, under some draws."""
-        some = slice(b, b + 1)
-        g = self.g[draws] if self.g.dim() == 3 else self.g[draws][:, some, : max(0, length - 1)]
-        f, share = self.f[draws][:, some, :length], self.share[draws][:, some]
-        return Potentials(self.structure, f, g, self.mask[some, :length], share)
+        """Those of one example under some draws; of a sequence, without padding."""
+        share, scores = self.share[draws][:, b : b + 1], []
+        for k, x in enumerate(self.scores):
+            scores.append(x[draws][:, b : b + 1] if self._has_examples(k) else x[draws])
+        if not isinstance(self.layout, Tensor):
+            return Potentials(self.structure, tuple(scores), self.layout.rows([b]), share)
+        f, g = scores
+        g = g if g.dim() == 3 else g[:, :, : max(0, length - 1)]
+        return Potentials(self.structure, (f[:, :, :length], g), self.layout[b : b + 1, :length], share)
+
+    def times(self, n: int) -> Potentials:
+        """n copies of the only example."""
+        parts = enumerate(self.scores)
+        scores = [x.expand(-1, n, *x.shape[2:]) if self._has_examples(k) else x for k, x in parts]
+        layout = self.layout.expand(n, -1) if isinstance(self.layout, Tensor) else self.layout.rows([0] * n)
+        return Potentials(self.structure, tuple(scores), layout, self.share.expand(-1, n))
+
+    def some_draws(self, n: int) -> Iterator[Potentials]:
+        """n draws at a time."""
+        for share, *scores in zip(self.share.split(n), *(x.split(n) for x in self.scores), strict=True):
+            yield replace(self, scores=tuple(scores), share=share)
+
+    def repeated(self, n: int) -> Potentials:
+        """Every draw n times, in turn."""
+        scores = tuple(x.repeat(n, *[1] * (x.dim() - 1)) for x in self.scores)
+        return replace(self, scores=scores, share=self.share.repeat(n, 1) / n)
+
+    def _has_examples(self, k: int) -> bool:
+        """Whether scores of template k differ from example to example."""
+        templates = self.structure.spec.templates
+        return self.scores[k].dim() > 1 + (templates[k].labels if k < len(templates) else 2)
+
+    def ask(self, method: str, *more: Any) -> Any:
+        """What the structure answers of every draw: 'marginals', 'walk', 'decode', 'n_best', 'sample',
+        'entropy'. more : further arguments."""
+        return getattr(self.structure, method)(*self.scores, self.layout, *more)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """(S, B) log p(y) under each draw."""
+        log_prob: Any = self.structure.log_prob
+        return log_prob(*self.scores, y, self.layout)
 
     def marginals(self) -> Tensor:
         """(B, T, V) label probabilities, averaged over draws: Bayes-optimal token by token."""
-        return self.average(self.structure.marginals(self.f, self.g, self.mask))
+        return self.average(self.ask("marginals"))
 
     def average(self, values: Tensor) -> Tensor:
         """(B, ...) mean over draws of values (S, B, ...)."""

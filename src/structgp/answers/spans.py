@@ -50,7 +50,7 @@ def span_probability(
     ``stop``. ``at`` : of that sequence alone. ``kind`` : index of the type; None for any. Cost O(S L V^2)
     for a span of L tokens, beside the walk."""
     bounded = sense != "covers"
-    node, step = at.structure.walk(at.f, at.g, at.mask)
+    node, step = at.ask("walk")
     inside = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
     here = _enter(node[:, 0], step[:, 0], boundaries, start, bounded) * inside.to(node)
     for t in range(start, stop - 1):
@@ -88,7 +88,7 @@ def _likely_spans(
 ) -> list[tuple[int, int, int, float]]:
     """Those of the only sequence. Cost O(S T L K V^2) for spans up to L tokens and K types; a span that is
     not covered with that probability is not extended."""
-    node, step = at.structure.walk(at.f, at.g, at.mask)
+    node, step = at.ask("walk")
     joined, parts = (~boundaries.parts).to(node), boundaries.parts.to(node)
     share, T = at.share[:, 0], node.shape[2]
     found: list[tuple[int, int, int, float]] = []

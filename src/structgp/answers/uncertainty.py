@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 
 def token_uncertainty(at: Potentials) -> Parts:
     """(B, T) of the label of each token; 0 at padding."""
-    each = at.structure.marginals(at.f, at.g, at.mask)
+    each = at.ask("marginals")
     return Parts(_entropy(at.average(each)), at.average(_entropy(each)))
 
 
@@ -45,12 +45,12 @@ def sequence_uncertainty(at: Potentials, n_samples: int, generator: torch.Genera
     """(B,) of the whole labelling. The data's part is exact, from the entropy under each draw; the model's
     is estimated from ``n_samples`` labellings, each under all draws, and is exact for a single draw. Cost
     O(S B T V^2 n_samples)."""
-    data = at.average(at.structure.entropy(at.f, at.g, at.mask))
-    if len(at.f) == 1:
+    data = at.average(at.ask("entropy"))
+    if at.n_draws == 1:
         return Parts(data, data)
     values = torch.zeros(len(data), dtype=data.dtype)
     for y in sample_labellings(at, n_samples, generator):
-        log_p = at.structure.log_prob(at.f, at.g, y, at.mask)  # (S, B)
+        log_p = at.log_prob(y)  # (S, B)
         # What y tells of the draw it came from: the divergence of p(draw | y) from the shares.
         posterior = (log_p + at.share.log()).softmax(0)
         values += (torch.xlogy(posterior, posterior) - torch.xlogy(posterior, at.share)).sum(0)

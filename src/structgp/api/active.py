@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -104,7 +103,7 @@ def _batch(asked: Asked, n: int, price: np.ndarray) -> list[int]:
     there = [i for i, rows in enumerate(asked.rows) if len(rows)]
     likely = sorted(there, key=lambda i: -alone[i])[: max(CANDIDATES * n, FEWEST_CANDIDATES)]
     questions = torch.empty(0)
-    for i, p in replace(asked, rows=[asked.rows[i] for i in likely]).draw_marginals():
+    for i, p in asked.some(likely).draw_marginals():
         question = _question(p)
         if not len(questions):
             questions = question.new_empty((len(likely), len(question)))

@@ -29,7 +29,7 @@ from structgp.inference.loop import Callback
 from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared, decoder_of
 from structgp.plan.grow_posterior import can_go_on, start_from
-from structgp.plan.options import Options, Parameters, check_class_weight, from_json, to_json
+from structgp.plan.options import Options, Parameters, check_class_weight, from_json, graph_of, to_json
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
@@ -196,6 +196,7 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
                 raise InputError("y", "no labels", "pass one list of labels per sequence, or shards")
             X, y = as_list(X), list(y)
             given = {"features": self.features, "constraints": declared(options), "weights": sample_weight}
+            given["spec"] = graph_of(options)
             known = {} if before is None else {"encoder": before.encoder, "classes": before.labels.classes}
             examples = read_examples(X, y, **given, **known)
             plan = resolve(options, examples, together)

@@ -13,7 +13,7 @@ import torch
 from structgp.answers import sets
 from structgp.answers.ask import Asked, Known, Model
 from structgp.answers.expected import ExpectedScores, scores_of
-from structgp.data.examples import as_list, check_all_labelled, check_labels
+from structgp.data.examples import as_list, all_labelled
 from structgp.errors import InputError
 from structgp.evaluation import metrics
 
@@ -60,6 +60,12 @@ def class_shift(class_weight: str | dict[str, float], model: Model) -> torch.Ten
     return torch.from_numpy(np.log(weights))
 
 
+def _each_shaped(asked: Asked, found: Sequence[Any]) -> list[list[Any]]:
+    """Labellings by label index, several of each example, with labels by name, in its shape."""
+    names = asked.model.labels.names
+    return [[asked.some([i]).shaped([names(y)])[0] for y in some] for i, some in enumerate(found)]
+
+
 class Answers:
     """The questions of :class:`structgp.StructuredGPClassifier`. All average over the posterior.
 
@@ -77,8 +83,8 @@ class Answers:
         to ask a person about a token, if an error costs 1, or in the units of ``costs``. Where the expected
         cost of the label is more than that, None stands in its place."""
         asked = self.ask(X)
-        labels = self.labels_of(asked, known)
-        return labels if defer is None else self.deferred(asked, labels, defer, known)
+        labels: list[Any] = self.labels_of(asked, known)
+        return asked.shaped(labels if defer is None else self.deferred(asked, labels, defer, known))
 
     @staticmethod
     def deferred(
@@ -106,14 +112,18 @@ class Answers:
         many. Their probabilities are averaged exactly; candidates are the best labellings of the posterior
         mean and of each draw."""
         asked = self.ask(X)
-        names, best = asked.model.labels.names, asked.n_best(n, known)
-        return [[Labelling(names(y), math.exp(value)) for y, value in found] for found in best]
+        best = asked.n_best(n, known)
+        shaped = _each_shaped(asked, [[y for y, _ in found] for found in best])
+        parts = zip(shaped, best, strict=True)
+        return [
+            [Labelling(y, math.exp(v)) for y, (_, v) in zip(some, found, strict=True)]
+            for some, found in parts
+        ]
 
     def sample_labellings(self, X: Iterable[Any], n: int, known: Given = None) -> list[list[list[str]]]:
         """n labellings of each sequence, drawn from the posterior: functions first, labels given them."""
         asked = self.ask(X)
-        names = asked.model.labels.names
-        return [[names(y) for y in drawn] for drawn in asked.samples(n, known)]
+        return _each_shaped(asked, asked.samples(n, known))
 
     def labels_of(self, asked: Asked, known: Given = None) -> list[list[str]]:
         """``predict`` for sequences that are encoded already."""
@@ -121,7 +131,8 @@ class Answers:
 
     def predict_marginals(self, X: Iterable[Any], known: Given = None) -> list[list[dict[str, float]]]:
         """For every token a dict from label to its probability."""
-        return self.marginals_of(self.ask(X), known)
+        asked = self.ask(X)
+        return asked.shaped(self.marginals_of(asked, known))
 
     @staticmethod
     def marginals_of(asked: Asked, known: Given = None) -> list[list[dict[str, float]]]:
@@ -140,8 +151,8 @@ class Answers:
     def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[str | None]]) -> list[float | None]:
         """log p(y | x) of each whole labelling, averaged over the posterior; of its known part where it has
         None in it. None where a label was never seen in training."""
-        X, y = as_list(X), list(y)
-        return self.ask(X).log_probs(check_labels(X, y))
+        asked = self.ask(as_list(X))
+        return asked.log_probs(asked.labels_given(list(y)))
 
     def span_probability(
         self,
@@ -172,9 +183,10 @@ class Answers:
     def predict_uncertainty(self, X: Iterable[Any], of: str = "tokens", known: Given = None) -> Uncertainty:
         """Uncertainty of 'tokens' or of 'sequences' (whole labellings), and where it comes from."""
         if of == "tokens":
-            both = self.ask(X).token_uncertainty(known)
-            total, data = [u[:, 0] for u in both], [u[:, 1] for u in both]
-            return Uncertainty(total, data, [u[:, 0] - u[:, 1] for u in both])
+            asked = self.ask(X)
+            both = asked.token_uncertainty(known)
+            parts = [u[:, 0] for u in both], [u[:, 1] for u in both], [u[:, 0] - u[:, 1] for u in both]
+            return Uncertainty(*map(asked.shaped, parts))
         if of == "sequences":
             whole, part = self.ask(X).sequence_uncertainty(known).T
             return Uncertainty(whole, part, whole - part)
@@ -209,9 +221,8 @@ class Answers:
         """Prepares ``predict_sets`` with labelled sequences that the model was not trained on. What is
         learned is kept in the model and its file, until the next fit. of : 'tokens', 'spans', 'labellings'
         or several of them; None for all that the structure can answer. Returns the estimator."""
-        X, y = as_list(X), list(y)
-        truth = check_all_labelled(X, y)
-        asked = self.ask(X)
+        asked = self.ask(as_list(X))
+        truth = all_labelled(asked.labels_given(list(y)))
         kinds = [of] if isinstance(of, str) else of
         self.model_ = replace(asked.model, calibration=sets.calibrated(asked, truth, kinds))
         return self
@@ -236,7 +247,9 @@ class Answers:
         limits = sets.thresholds(asked, of, coverage, by_length)
         names = asked.model.labels.names
         if of == "tokens":
-            return [[names(held) for held in tokens] for tokens in sets.token_sets(asked, limits)]
+            return asked.shaped(
+                [[names(held) for held in tokens] for tokens in sets.token_sets(asked, limits)]
+            )
         if of == "spans":
             return [[Span(*span) for span in spans] for spans in sets.span_sets(asked, limits)]
         found = sets.labelling_sets(asked, limits)
@@ -244,14 +257,14 @@ class Answers:
 
     def score(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> float:
         """Token accuracy of ``predict``."""
-        X, y = as_list(X), list(y)
-        return 1.0 - metrics.token_error(check_all_labelled(X, y), self.predict(X))
+        asked = self.ask(as_list(X))
+        truth = all_labelled(asked.labels_given(list(y)))
+        return 1.0 - metrics.token_error(truth, self.labels_of(asked))
 
     def evaluate(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> metrics.Report:
         """Token error and span scores of ``predict``, NLL and calibration of the probabilities, on labelled
         data. X is encoded once."""
-        X, y = as_list(X), list(y)
-        truth = check_all_labelled(X, y)
-        asked = self.ask(X)
-        log_probs = asked.log_probs(check_labels(X, y))
+        asked = self.ask(as_list(X))
+        truth = all_labelled(asked.labels_given(list(y)))
+        log_probs = asked.log_probs(truth)
         return metrics.evaluate(truth, self.labels_of(asked), self.marginals_of(asked), log_probs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,20 @@ UNUSED = (-1.0, 0.0)
 
 
 @dataclass(frozen=True)
+class GraphRows:
+    """What a batch of graphs has beside its nodes. layout : a ``data.layout.GraphLayout``. rows, masks : for
+    each template, the features of its tuples, None where they have none, and which of them exist."""
+
+    layout: Any
+    rows: tuple[Tensor | None, ...]
+    masks: tuple[Tensor, ...]
+
+    def to(self, device: str | torch.device) -> GraphRows:
+        rows = tuple(None if r is None else r.to(device) for r in self.rows)
+        return GraphRows(self.layout.to(device), rows, tuple(m.to(device) for m in self.masks))
+
+
+@dataclass(frozen=True)
 class Batch:
     """B sequences, padded at the end to the longest one.
 
@@ -24,8 +39,9 @@ class Batch:
     at real positions; index : (B,) the place of each sequence in the data; weight : (B,) how often each
     counts, None for once; number : (B,) the number by which each sequence finds its noise, None for its
     place among the sequences of all batches; edges : (B, T - 1, W') the features of the transitions into
-    each token but the first, None where they have none. rows, masks : for each template, the features of
-    its tuples, and which of them exist: (B, T) nodes, (B, T - 1) transitions."""
+    each token but the first, None where they have none; graph : what examples have that are not sequences.
+    rows, masks : for each template, the features of its tuples, and which of them exist: (B, T) nodes, (B,
+    T - 1) transitions. layout : what a structure is told of the examples, the mask or a graph's layout."""
 
     x: Tensor
     y: Tensor
@@ -34,20 +50,32 @@ class Batch:
     weight: Tensor | None = None
     number: Tensor | None = None
     edges: Tensor | None = None
-    rows: tuple[Tensor, Tensor | None] = field(init=False, repr=False)
-    masks: tuple[Tensor, Tensor] = field(init=False, repr=False)
+    graph: GraphRows | None = None
+    rows: tuple[Tensor | None, ...] = field(init=False, repr=False)
+    masks: tuple[Tensor, ...] = field(init=False, repr=False)
+    layout: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", (self.x, self.edges))
-        object.__setattr__(self, "masks", (self.mask, self.mask[:, 1:]))
+        usual = GraphRows(self.mask, (self.x, self.edges), (self.mask, self.mask[:, 1:]))
+        found = usual if self.graph is None else self.graph
+        for name in ("rows", "masks", "layout"):
+            object.__setattr__(self, name, getattr(found, name))
 
     def __len__(self) -> int:
         return len(self.index)
 
     def to(self, device: str | torch.device) -> Batch:
         """The batch with all its tensors on ``device``."""
-        parts = (self.x, self.y, self.mask, self.index, self.weight, self.number, self.edges)
+        parts = (self.x, self.y, self.mask, self.index, self.weight, self.number, self.edges, self.graph)
         return Batch(*(None if t is None else t.to(device) for t in parts))  # type: ignore[arg-type]
+
+    def real(self, values: Any, b: int) -> Any:
+        """What values (B, N, ...) have at the variables of example b, without padding; of values (B, N - 1,
+        ...) between neighbours, those after the first."""
+        if self.graph is None:
+            return values[b, : int(self.mask[b].sum())]
+        mask = self.graph.layout.mask[b, self.graph.layout.mask.shape[1] - values.shape[1] :]
+        return values[b][mask.cpu().numpy() if isinstance(values, np.ndarray) else mask]
 
 
 def pad(
@@ -56,9 +84,11 @@ def pad(
     pad_row: np.ndarray,
     index: Sequence[int],
     weights: np.ndarray | None = None,
+    layers: int = 1,
 ) -> Batch:
     """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,); None if all are missing)
-    as one batch, with their ``weights`` (N,).
+    as one batch, with their ``weights`` (N,). layers : labels per token; those of one layer come after those
+    of the other.
 
     pad_row : the row at padded positions, up to the sparse block. That block is filled up with unused
     entries, there and in narrower rows."""
@@ -67,10 +97,11 @@ def pad(
     width = max(rows[i].shape[1] for i in index)
     unused = np.tile(UNUSED, (width - len(pad_row)) // 2)
     x = np.tile(np.concatenate([pad_row, unused]), (B, T, 1))
-    y = np.zeros((B, T), dtype=np.int64)
+    y = np.zeros((B, layers, T), dtype=np.int64)
     for b, i in enumerate(index):
         x[b, : lengths[b], : rows[i].shape[1]] = rows[i]
-        y[b, : lengths[b]] = MISSING if labels is None else labels[i]
+        y[b, :, : lengths[b]] = MISSING if labels is None else labels[i].reshape(layers, -1)
+    y = y.reshape(B, layers * T)
     mask = np.arange(T) < np.array(lengths)[:, None]
     tensors = [torch.from_numpy(a) for a in (x, y, mask, np.array(index, dtype=np.int64))]
     if weights is not None:

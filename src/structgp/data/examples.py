@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from structgp.data.batch import MISSING
+from structgp.data.batch import MISSING, Batch
 from structgp.data.encode import FeatureEncoder
+from structgp.data.graphs import Shape, flat_labels, has_integers, length_of, shape_of
+from structgp.data.links import GraphSplit, Links
 from structgp.data.schemes import Allowed, allowed
 from structgp.data.vocabulary import length
 from structgp.errors import InputError, StructgpWarning
@@ -26,6 +28,8 @@ class LabelEncoder:
     """Labels <-> 0 to V-1, as in ``classes``; None becomes ``MISSING``, an unknown label ``UNSEEN``."""
 
     classes: list[str] = field(default_factory=list)
+    integers: bool = False
+    """Whether labels were given, and are returned, as numbers."""
 
     def fit(self, y: Iterable[Iterable[str | None]]) -> LabelEncoder:
         self.classes = sorted({label for labels in y for label in labels if label is not None})
@@ -71,7 +75,11 @@ def check_labels(
 
 def check_all_labelled(X: Sequence[Any], y: Sequence[Any]) -> list[list[str]]:
     """Like ``check_labels``, but every token must have a label."""
-    found = check_labels(X, y)
+    return all_labelled(check_labels(X, y))
+
+
+def all_labelled(found: list[list[str | None]]) -> list[list[str]]:
+    """The labels as they are; InputError where one is missing."""
     for n, labels in enumerate(found):
         if None in labels:
             place = f"y[{n}][{labels.index(None)}]"
@@ -90,7 +98,8 @@ class Examples:
     """Encoded training data.
 
     rows : one (T, W) matrix per sequence; y : one (T,) array of label indices, ``MISSING`` for missing
-    labels; weights : (N,) how often each sequence counts, None for once; constraints : on labellings.
+    labels; weights : (N,) how often each sequence counts, None for once; constraints : on labellings;
+    split, links : of examples that are not chains, what each template sees, and the tuples of each example.
 
     Of these: n_labels; n_sequences, those with tokens; n_tokens; typical_length, the mean over tokens of
     the length of their sequence; label_counts, (V,) how often each label occurs, sequences counted by their
@@ -103,6 +112,8 @@ class Examples:
     y: list[np.ndarray]
     weights: np.ndarray | None
     constraints: Allowed | None
+    split: GraphSplit | None = None
+    links: list[Links] | None = None
     n_labels: int = field(init=False)
     n_sequences: int = field(init=False)
     n_tokens: int = field(init=False)
@@ -123,7 +134,7 @@ class Examples:
             typical_length=float((lengths**2).sum() / max(1, lengths.sum())),
             label_counts=np.bincount(known, counted, minlength=len(self.labels.classes)),
             in_many_parts=bool(10 * lengths.max() <= lengths.sum()),
-            some_missing=sum(n_known) < lengths.sum(),
+            some_missing=sum(n_known) < sum(map(len, self.y)),
         )
 
     def part(self, index: Sequence[int]) -> Examples:
@@ -131,7 +142,30 @@ class Examples:
         ones that were never seen."""
         some = [self.rows[i] for i in index], [self.y[i] for i in index]
         weights = None if self.weights is None else self.weights[list(index)]
-        return Examples(self.encoder, self.labels, *some, weights, self.constraints)
+        links = None if self.links is None else [self.links[i] for i in index]
+        return Examples(self.encoder, self.labels, *some, weights, self.constraints, self.split, links)
+
+    def as_graphs(self, batch: Batch) -> Batch:
+        """The batch of nodes as one of whole examples."""
+        assert self.split is not None and self.links is not None
+        return self.split(batch, self.rows, self.links)
+
+    @property
+    def n_layers(self) -> int:
+        """Labels per token."""
+        return 1 if self.split is None else max(1, len(self.split.spec.layers))
+
+    def tokens(self, layer: int = 0) -> Examples:
+        """The nodes by themselves, with their labels of one layer."""
+        y, labels = self.y, self.labels
+        if self.split is not None and self.split.spec.layers:
+            start, stop = self.split.spans[self.split.spec.layers[layer]]
+            parts = [of.reshape(self.n_layers, -1)[layer] for of in y]
+            y, labels = (
+                [np.where(of >= 0, of - start, of) for of in parts],
+                LabelEncoder(labels.classes[start:stop]),
+            )
+        return Examples(self.encoder, labels, self.rows, y, self.weights, None)
 
     def under(self, constraints: Allowed) -> Examples:
         """The same under constraints that all labellings obey."""
@@ -141,7 +175,8 @@ class Examples:
     def digest(self) -> str:
         """SHA-256 of all data."""
         digest = hashlib.sha256()
-        for array in (*self.rows, *self.y, self.weights):
+        linked = [array for link in self.links or () for array in (*link.tuples, *link.own)]
+        for array in (*self.rows, *self.y, self.weights, *linked):
             if array is not None:
                 digest.update(repr(array.shape).encode())
                 digest.update(np.ascontiguousarray(array).tobytes())
@@ -157,13 +192,16 @@ def read_examples(
     constraints: Any = None,
     encoder: FeatureEncoder | None = None,
     classes: Sequence[str] = (),
+    spec: Any = None,
 ) -> Examples:
     """X and y as examples.
 
-    encoder : a fitted one to extend by the new features, None for a new one; classes : labels besides those
+    spec : of a structure that is not a chain. encoder : a fitted one to extend by the new features, None for a new one; classes : labels besides those
     of y, which with an encoder come first, in their order. Sequences without any label (with a warning) and
     those of weight 0 are replaced by empty ones."""
-    labels_of = check_labels(X, y)
+    shapes = None if spec is None else [shape_of(x, spec.form, f"X[{n}]") for n, x in enumerate(X)]
+    labels_of = check_labels(X, y) if shapes is None else node_labels(shapes, y, spec.layers)
+    X = X if shapes is None else [shape.nodes for shape in shapes]
     counts = None if weights is None else _check_weights(weights, len(X))
     if any(labels_of) and not any(v is not None for of in labels_of for v in of):
         raise InputError("y", "no token has a label", "label some of them")
@@ -174,6 +212,7 @@ def read_examples(
     used = {i for i in labelled if counts is None or counts[i] > 0}
     # Empty sequences keep the places of the others, which errors name.
     X = [x if i in used else [] for i, x in enumerate(X)]
+    shapes = None if shapes is None else [s if i in used else Shape([]) for i, s in enumerate(shapes)]
     labels_of = [of if i in used else [] for i, of in enumerate(labels_of)]
     if len(used) < len(X) and not any(labels_of):
         raise InputError("y", "no token with a label is in a sequence with weight", "label some tokens")
@@ -181,7 +220,9 @@ def read_examples(
         raise InputError("X", "no tokens", "pass at least one sequence with one token")
     known = classes if encoder is not None else ()
     found = {label for labels in labels_of for label in labels if label is not None}
-    labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known))])
+    whole = spec is not None and spec.form == "grid" and all(map(has_integers, y))
+    order: Any = int if whole else None
+    labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known), key=order)], whole)
     encoder = FeatureEncoder(features).fit(X) if encoder is None else encoder.extended(X)
     if len(labels.classes) < 2:
         raise only_one_class(labels.classes[0], "y")
@@ -189,7 +230,84 @@ def read_examples(
     rules = None if constraints is None else allowed(constraints, labels.classes)
     if rules is not None:
         check_obeyed(rules, enumerate(encoded), labels.classes)
-    return Examples(encoder, labels, encoder.transform(X), encoded, counts, rules)
+    rows = encoder.transform(X)
+    if shapes is None:
+        return Examples(encoder, labels, rows, encoded, counts, rules)
+    split = GraphSplit(encoder, spec, own_encoders(spec, shapes), labels.classes)
+    links = links_of(split, rows, shapes)
+    return Examples(encoder, labels, rows, encoded, counts, rules, split, links)
+
+
+def links_of(split: GraphSplit, rows: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[Links]:
+    """The tuples of each example, whose nodes are encoded as rows."""
+    parts = enumerate(zip(rows, shapes, strict=True))
+    return [split.links(r, shape, f"X[{n}]") for n, (r, shape) in parts]
+
+
+def own_encoders(spec: Any, shapes: Sequence[Shape]) -> dict[str, FeatureEncoder]:
+    """Encoders of the features that edges have of their own, by template."""
+    found = {}
+    for template in spec.templates:
+        if template.ends == "own":
+            graphs = [shape.graph for shape in shapes if shape.graph is not None]
+            given = [g.features[template.key] for g in graphs if template.key in g.features]
+            if not any(map(length_of, given)):
+                place = f"features[{template.key!r}]"
+                problem = f"no example has features of edges {template.key!r}"
+                raise InputError(
+                    place, problem, "pass Graph(..., features={name: (E, D)}), or features=False"
+                )
+            found[template.name] = FeatureEncoder().fit(given)
+    return found
+
+
+def by_layer(layers: Sequence[str], values: Sequence[Any]) -> dict[str, list[Any]]:
+    """Values of variables, one layer after the other, by layer; labels without the layer's name."""
+    n, found = len(values) // len(layers), {}
+    for k, layer in enumerate(layers):
+        start, own = f"{layer}=", []
+        for value in values[k * n : (k + 1) * n]:
+            if isinstance(value, str):
+                value = value.removeprefix(start)
+            elif isinstance(value, dict):
+                value = {
+                    label.removeprefix(start): p for label, p in value.items() if label.startswith(start)
+                }
+            elif isinstance(value, list):
+                value = [label.removeprefix(start) for label in value]
+            own.append(value)
+        found[layer] = own
+    return found
+
+
+def node_labels(
+    shapes: Sequence[Shape], y: Sequence[Any], layers: Sequence[str], name: str = "y"
+) -> list[list[str | None]]:
+    """The labels of all nodes of each example, in order; with layers, those of one layer after the other,
+    each with its layer's name before it."""
+    nodes = [shape.nodes for shape in shapes]
+    if len(nodes) != len(y):
+        problem = f"{len(y)} labellings for {len(nodes)} examples"
+        raise InputError(name, problem, "pass one per example")
+    if not layers:
+        parts = enumerate(zip(y, shapes, strict=True))
+        return check_labels(nodes, [flat_labels(v, s, f"{name}[{n}]") for n, (v, s) in parts], name)
+    for n, labels in enumerate(y):
+        if not isinstance(labels, Mapping) or set(labels) != set(layers):
+            got = (
+                ", ".join(map(str, labels)) if isinstance(labels, Mapping) else f"a {type(labels).__name__}"
+            )
+            problem = f"expected a dict with {', '.join(layers)}, got {got}"
+            raise InputError(f"{name}[{n}]", problem, "pass one list of labels per layer")
+    by_layer = [check_labels(nodes, [labels[layer] for labels in y], name) for layer in layers]
+    return [
+        [
+            None if v is None else f"{layer}={v}"
+            for layer, labels in zip(layers, of, strict=True)
+            for v in labels
+        ]
+        for of in zip(*by_layer, strict=True)
+    ]
 
 
 def _check_weights(weights: Any, n: int) -> np.ndarray:

@@ -7,7 +7,7 @@ the start of a sequence, and None after a label for its end."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,20 +22,26 @@ _OPEN, _GOES_ON = frozenset("BI"), frozenset("IE")
 @dataclass(frozen=True)
 class Allowed:
     """follows : (V, V), whether the column's label may follow the row's; starts, ends : (V,), whether a
-    sequence may start and end with a label."""
+    sequence may start and end with a label; more : by template of a declared structure, whether its tuples
+    may have these labels."""
 
     follows: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
+    more: dict[str, np.ndarray] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value.astype(int).tolist() for name, value in vars(self).items()}
+        found = {name: getattr(self, name).astype(int).tolist() for name in ("follows", "starts", "ends")}
+        more = {name: table.astype(int).tolist() for name, table in self.more.items()}
+        return found | ({"more": more} if more else {})
 
     @staticmethod
     def from_json(state: Mapping[str, Any] | None) -> Allowed | None:
         if state is None:
             return None
-        return Allowed(*(np.array(state[name], dtype=bool) for name in ("follows", "starts", "ends")))
+        found = (np.array(state[name], dtype=bool) for name in ("follows", "starts", "ends"))
+        more = {name: np.array(table, dtype=bool) for name, table in state.get("more", {}).items()}
+        return Allowed(*found, more)
 
     def breaks(self, labels: Sequence[int]) -> int | None:
         """The first position whose label is forbidden after the label before it, at the start or at the

@@ -219,7 +219,6 @@ class Posterior(nn.ModuleDict):
     Blocks are of the families in ``gp.families``. Nobody outside asks which: what an optimiser needs are
     their methods."""
 
-    node: Any
     __getitem__: Any
 
     def __init__(self, blocks: Mapping[str, Any]) -> None:
@@ -227,6 +226,11 @@ class Posterior(nn.ModuleDict):
         self.blocks: list[Any] = list(blocks.values())
         self.n_components: int = self.node.n_components
         """K of a mixture, 1 for other families."""
+
+    @property
+    def node(self) -> Any:
+        """The first block."""
+        return self.blocks[0]
 
     @property
     def mixing(self) -> Tensor:
@@ -249,15 +253,17 @@ class Posterior(nn.ModuleDict):
 
     @torch.no_grad()
     def summary(self, entropy: Entropy) -> dict[str, Any]:
-        """What a training log says of nodes and transitions, in plain numbers."""
-        node, transitions = self.blocks
+        """What a training log says of nodes and of the other templates, in plain numbers."""
+        node, *others = self.blocks
+        sds = {name: block.prior_sd for name, block in list(self.items())[1:]}
         return {
             "function_scales": node.basis.square().sum(0).tolist(),
             "effective_parameters": float(node.effective_parameters()),
             "kl_inducing": float(node.kl(entropy)),
-            "kl_transitions": float(transitions.kl()),
+            "kl_transitions": sum(float(block.kl()) for block in others),
             "amplitude_factor": float(node.log_amplitude.exp()),
-            "transition_sd": transitions.prior_sd,
+            "transition_sd": sds.get("next", 0.0),
+            "template_sds": sds,
             "n_inducing": node.m.shape[-1],
         }
 

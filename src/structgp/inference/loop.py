@@ -94,6 +94,7 @@ def make_batches(
     batch_tokens: int,
     weights: np.ndarray | None = None,
     together: Processes = ALONE,
+    layers: int = 1,
 ) -> list[Batch]:
     """Training batches of similar length, without the sequences that have no tokens or no weight. Each of
     several processes has its share."""
@@ -102,7 +103,7 @@ def make_batches(
         lengths = [n if w > 0 else 0 for n, w in zip(lengths, weights, strict=True)]
     batches = list(by_length(lengths, batch_tokens))
     if together.size == 1:
-        return [pad(rows, labels, pad_row, index, weights) for index in batches]
+        return [pad(rows, labels, pad_row, index, weights, layers) for index in batches]
     order = [i for index in batches for i in index]
     if len(order) < together.size:
         problem = f"{together.size} processes for {len(order)} sequences"

@@ -139,7 +139,7 @@ class Problem:
         """(S, K B) log p of batch i at the scores of every template, those of K components one after
         another; checked to be finite, and times how often each example counts."""
         batch, weight = self.batches[i], self.weights[i]
-        y, mask, K = batch.y, batch.mask, scores[0].shape[1] // len(weight)
+        y, mask, K = batch.y, batch.layout, scores[0].shape[1] // len(weight)
         if K > 1:
             y, mask, weight = y.repeat(K, 1), mask.repeat(K, 1), weight.repeat(K)
         log_prob: Callable[..., Tensor] = self.structure.log_prob
@@ -169,6 +169,8 @@ class Problem:
         draws and times how often each example counts. joint : whether between the nodes of an example
         too."""
         batch, node, structure = self.batches[i], self.posterior.node, self.structure
+        if structure.many_templates:
+            return self._graph_bends(i, scores)
         curvature: Callable[..., Any] = structure.curvature if joint else structure.local_curvature
         extra = () if node.has_own_functions else (node.basis.to(scores[0]),)
         try:
@@ -182,6 +184,14 @@ class Problem:
                 _refuse_shape(f"curvature of {name}", bend, shape)
         weight = self.weights[i].to(found.node)
         return [weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in (found.node, found.next)]
+
+    def _graph_bends(self, i: int, scores: Sequence[Tensor]) -> list[Tensor]:
+        """The same for a structure of any templates."""
+        batch, blocks, structure = self.batches[i], self.posterior.blocks, self.structure
+        bases = [None if block.has_own_functions else block.basis for block in blocks]
+        found = structure.bends(scores, batch.y, batch.layout, bases)  # type: ignore[attr-defined]
+        weight = self.weights[i].to(found[0])
+        return [weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in found]
 
     def _fail(self, i: int, error: LikelihoodError) -> NoReturn:
         """Raises an error of the likelihood on batch i, with the training sequence that it happened on."""

@@ -29,6 +29,7 @@ from structgp.structures import (
     BlackBox,
     Chain,
     Custom,
+    Declared,
     Differences,
     Piecewise,
     Rules,
@@ -96,7 +97,7 @@ def shown(value: Any) -> Any:
         return {k: shown(v) for k, v in value.items()}
     if isinstance(value, Differences):
         return repr(value.inner)
-    if type(value) in (Chain, Piecewise):
+    if type(value) in (Chain, Piecewise, Declared):
         names = [name for name, spec in choose.NAMED.items() if spec == value.spec]
         return names[0] if names else repr(value.spec)
     if isinstance(value, Family):
@@ -125,6 +126,9 @@ def structure_of(options: Options, examples: Examples | ShardedExamples) -> Choi
         if examples.constraints is not None:
             structure = Chain(Rules.of(examples.constraints), structure.spec)
         return Choice(structure, reason)
+    if isinstance(structure, Declared):
+        rules = None if examples.constraints is None else Rules.of(examples.constraints)
+        return Choice(Declared(structure.spec, rules), ASKED)
     if isinstance(structure, BlackBox) and not structure.has_gradient:
         cost = Differences.evaluations(examples.typical_length, examples.n_labels)
         if cost <= CHEAP_DIFFERENCES and _may_be_weights(options, examples.encoder.blocks):
@@ -367,7 +371,8 @@ def data_weight_of(
         "there is much data": examples.n_tokens >= (MANY_DENSE_TOKENS if dense else MANY_TOKENS),
         f"there are fewer than {FEWEST_SEQUENCES} sequences": examples.n_sequences < FEWEST_SEQUENCES,
         "the posterior is a mixture": isinstance(options.family, Mixture),
-        "the structure is your own": type(structure) not in (Chain, Piecewise) or predictor is not None,
+        "the structure is your own": type(structure) not in (Chain, Piecewise, Declared)
+        or predictor is not None,
         f"the {optimizer.name} fit is not repeated to choose it": not isinstance(optimizer, SecondOrder),
     }
     for reason, holds in why_not.items():

@@ -198,7 +198,8 @@ class Fold:
             return [self._judge(nothing)] * len(spreads)
         question, sums = Question(ANSWER_DRAWS, None, self.plan.device.value), []
         for spread in spreads:
-            asked = Asked(replace(model, spread=spread), question, self.left_out.rows)
+            some = self.left_out.rows, self.left_out.links
+            asked = Asked(replace(model, spread=spread), question, *some)
             sums.append(self._judge(asked.marginals()))
             if self.plan.threshold is not None:
                 key = (*candidate.key, spread)

@@ -353,6 +353,12 @@ def from_json(params: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def graph_of(options: Options) -> Spec | None:
+    """The spec of a structure that is not a chain, None for others."""
+    structure = options.structure
+    return structure if isinstance(structure, Spec) and not structure.is_chain else None
+
+
 def fingerprint(options: Options) -> dict[str, Any]:
     """What tells a fit with these options from a fit with others."""
     names = [f.name for f in fields(options) if f.init and f.name not in NOT_OF_THE_FIT]

@@ -24,7 +24,7 @@ from structgp.paper import Preset
 from structgp.plan import choices
 from structgp.plan.choices import ASKED, Choice
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
-from structgp.structures import Chain, Custom, Spec, Structure
+from structgp.structures import Chain, Custom, Declared, Spec, Structure, Template
 
 LATER_LEARNING_ROUNDS = 1
 """How often the kernel moves in a ``partial_fit`` after the first."""
@@ -82,11 +82,20 @@ class Plan:
     @property
     def answers_spans(self) -> bool:
         """Whether the structure that answers knows probabilities of spans."""
+        if isinstance(self.structure.value, Declared):
+            return self.structure.value.has_walk
         return self.predictor is None or self.predictor.has_walk
 
     @property
     def n_components(self) -> int:
         return int(getattr(self.posterior.value, "n_components", 1))
+
+    def of_tokens(self) -> Plan:
+        """The same for nodes by themselves."""
+        spec = Spec((Template("node", 1, None, self.spec.node.without),))
+        split = FeatureSplit(self.split.encoder, spec)  # type: ignore[attr-defined]
+        alone = Choice[Structure](Chain(spec=spec), "nodes by themselves")
+        return replace(self, spec=spec, split=split, structure=alone, transition_sd=0.0)
 
     def with_covariance(self, n_functions: int, n_inducing: int, n_tokens: int) -> Plan:
         """The plan with the form of the covariances settled for this number of inducing inputs."""
@@ -180,13 +189,14 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
     out."""
     structure, sd = choices.structure_of(options, examples), float(options.prior.transition_sd)
     spec, predictor = structure.value.spec, None  # the chain itself answers
-    if isinstance(options.structure, Custom) or type(structure.value) is not Chain:
+    if isinstance(options.structure, Custom) or type(structure.value) not in (Chain, Declared):
         predictor = choices.predictor_of(options, structure.value)
     if sd == 0 and spec.next is not None and not spec.next.is_constant:
         problem = f"0 leaves transitions out, and {spec} gives them features"
         raise InputError("transition_sd", problem, "use a transition_sd above 0, or chain(order=0)")
     spec = spec if spec.likelihood == "exact" else Spec(spec.templates)
-    split = FeatureSplit(examples.encoder, spec)
+    graph = getattr(examples, "split", None)
+    split = FeatureSplit(examples.encoder, spec) if graph is None else graph
     if not split.node.blocks:
         problem = f"{spec} gives all features to transitions and leaves none for single tokens"
         raise InputError(
@@ -196,7 +206,7 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
         "structure": structure,
         "spec": spec,
         "split": split,
-        "transition_sd": 0.0 if spec.next is None else sd,
+        "transition_sd": 0.0 if len(spec.templates) == 1 else sd,
         "predictor": predictor,
     }
 

@@ -18,7 +18,7 @@ import torch
 from structgp import __version__
 from structgp.answers.ask import Model
 from structgp.data.batch import Batch
-from structgp.data.examples import Examples, check_all_labelled
+from structgp.data.examples import Examples, all_labelled
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp.kernels.build import kernel_scales
@@ -183,6 +183,7 @@ class Fit:
             predictor=self.start.plan.predictor,
             constraints=examples.constraints,
             spread=self.start.plan.spread.value,
+            own={} if isinstance(examples, ShardedExamples) or not examples.split else examples.split.own,
         )
 
     def _batches(self, plan: Plan) -> Sequence[Batch]:
@@ -196,13 +197,16 @@ class Fit:
             return examples.batches(most_tokens)
         if plan.split.next is not None:  # a table of scores for each token
             most_tokens = max(1, most_tokens // examples.n_labels)
+        if examples.split is not None and any(examples.split.views[1:]):
+            most_tokens = max(1, most_tokens // examples.n_labels)
         data = examples.rows, examples.y, examples.encoder.pad_row, most_tokens
-        weights = plan.sequence_weights(examples)
-        return [plan.split(batch) for batch in make_batches(*data, weights, self.together)]
+        batches = make_batches(*data, plan.sequence_weights(examples), self.together, examples.n_layers)
+        return [plan.split(b) if examples.split is None else examples.as_graphs(b) for b in batches]
 
     def _watch(self, dev: Dev) -> Watch:
         """Looks at the dev data after each step, where that decides when to stop."""
-        X, truth = dev[0], check_all_labelled(*dev)
+        X = dev[0]
+        truth = all_labelled(self.model_now().ask(X).labels_given(dev[1]))
         if not any(y and set(y) <= set(self.examples.labels.classes) for y in truth):
             problem = "every sequence has a label that training never saw: there is nothing to stop by"
             raise InputError("y_dev", problem, "pass dev data with the labels of the training data")

@@ -36,6 +36,7 @@ from structgp.gp import (
     shape_parameters,
 )
 from structgp.gp.families.dense_weights import split_kernel
+from structgp.gp.families.weights import symmetric_basis
 from structgp.gp.kernels import DenseKernel, RelevanceKernel, variance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.build import KernelChoice, build_kernel, relevance_kernel, rescale
@@ -100,6 +101,8 @@ def start_of(
     options: Options, plan: Plan, examples: Examples | ShardedExamples, generator: torch.Generator
 ) -> Start:
     """The posterior that the fit starts from, and how it came about."""
+    if isinstance(examples, Examples) and examples.split is not None:
+        return _graph_start(options, plan, examples, generator)
     basis, given = None, options.prior.amplitude
     amplitude = None if isinstance(given, str) else float(given)
     if plan.basis.value == "contrast":
@@ -122,6 +125,48 @@ def start_of(
             return _dense_start(kernel, shape, plan, examples, tokens, options.random_state)
     node = Weights(kernel.requires_grad_(False), (examples.n_labels,), basis)
     return Start(_posterior(node, plan, examples), plan)
+
+
+def _graph_start(options: Options, plan: Plan, examples: Examples, generator: torch.Generator) -> Start:
+    """Nodes of each layer as if they were independent, and a block for every other template."""
+    split, templates = examples.split, plan.spec.templates
+    assert split is not None
+    blocks: dict[str, Any] = {}
+    layers = [
+        start_of(options, plan.of_tokens(), examples.tokens(layer), generator)
+        for layer in range(examples.n_layers)
+    ]
+    nodes = iter(start.posterior.node for start in layers)
+    for k, template in enumerate(templates):
+        sizes = split.sizes(k)
+        if template.rule == "node":
+            blocks[template.name] = next(nodes)
+        elif split.views[k] is None:
+            blocks[template.name] = Table(sizes, plan.transition_sd, template.symmetric)
+        else:
+            tokens = tuple_tokens(k, examples)
+            kernel = build_kernel("relevance", split.views[k].blocks, tokens, plan.transition_sd**2)
+            basis = symmetric_basis(sizes) if template.symmetric else None
+            blocks[template.name] = Weights(kernel.requires_grad_(False), sizes, basis)
+    first = layers[0]
+    plan = replace(
+        first.plan, spec=plan.spec, split=split, structure=plan.structure, transition_sd=plan.transition_sd
+    )
+    return Start(Posterior(blocks), plan, first.relaxation, first.pilot, first.residual)
+
+
+def tuple_tokens(k: int, examples: Examples) -> Tensor:
+    """(N, W) features of all tuples of template k."""
+    assert examples.split is not None and examples.links is not None
+    parts = zip(examples.rows, examples.links, strict=True)
+    rows = [examples.split.tuple_rows(k, rows, links) for rows, links in parts if len(rows)]
+    if not any(map(len, rows)):
+        name = examples.split.spec.templates[k].name
+        problem = f"the template {name!r} has features, and no example has such a tuple"
+        raise InputError(
+            "structure", problem, "declare it without features, or pass examples that have some"
+        )
+    return flat_tokens(rows)
 
 
 def _dense_start(

@@ -2,8 +2,10 @@
 of which the engine sees values only."""
 
 from structgp.structures.base import Curvature, Structure, refuse
-from structgp.structures.choose import Custom, as_structure
+from structgp.structures.choose import Custom, as_structure, structure_for
 from structgp.structures.composite import PARTS
+from structgp.structures.declare import edges, grid, layers, same, segments, tree
+from structgp.structures.declared import Declared
 from structgp.structures.linear_chain.chain import Chain
 from structgp.structures.masks import Rules, keep_known
 from structgp.structures.opaque.blackbox import BlackBox
@@ -18,6 +20,7 @@ __all__ = [
     "Chain",
     "Curvature",
     "Custom",
+    "Declared",
     "Differences",
     "Layout",
     "Piecewise",
@@ -29,7 +32,14 @@ __all__ = [
     "as_structure",
     "chain",
     "compile",
+    "edges",
+    "grid",
     "keep_known",
+    "layers",
     "piecewise",
     "refuse",
+    "same",
+    "segments",
+    "structure_for",
+    "tree",
 ]

@@ -6,12 +6,14 @@ Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch import Generator, Tensor
 
 from structgp.errors import LikelihoodError
+from structgp.structures.masks import keep_known
 from structgp.structures.spec import Spec, chain
 
 
@@ -42,6 +44,7 @@ class Structure(ABC):
 
     has_gradient = True
     ignores_shift = handles_missing = takes_single = False
+    many_templates = False  # whether it takes scores and layout of a graph, see ``declared.Declared``
     has_marginals = has_decoder = has_walk = has_n_best = False
     has_curvature = has_local_curvature = False
     spec: Spec = chain()
@@ -80,6 +83,14 @@ class Structure(ABC):
     def decode(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         """(S, B, T) the most probable labelling of each draw; 0 at padding."""
         raise NotImplementedError(f"{type(self).__name__} offers no decoder")
+
+    def keep_known(self, scores: Sequence[Tensor], y: Tensor, mask: Any) -> tuple[Tensor, ...]:
+        """Scores with -inf at all labels but those of y (B, T) that are known (not negative)."""
+        return keep_known(scores[0], y, mask), *scores[1:]
+
+    def shifted(self, scores: Sequence[Tensor], shift: Tensor) -> list[Tensor]:
+        """Scores with a number (V,) added to those of each label."""
+        return [scores[0] + shift.to(scores[0]), *scores[1:]]
 
     def walk(self, f: Tensor, g: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The labelling as a Markov chain from the first position to the last: node marginals (S, B, T, V),

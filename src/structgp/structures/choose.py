@@ -9,7 +9,9 @@ from typing import Any
 
 from structgp.errors import InputError
 from structgp.structures.base import Structure
+from structgp.structures.declared import Declared
 from structgp.structures.linear_chain.chain import Chain
+from structgp.structures.masks import Rules
 from structgp.structures.opaque.blackbox import BlackBox
 from structgp.structures.pseudo_likelihood import Piecewise
 from structgp.structures.spec import Spec, chain, piecewise
@@ -32,6 +34,11 @@ class Custom:
     batched: bool | None = None
 
 
+def structure_for(spec: Spec, rules: Rules | None = None) -> Structure:
+    """The exact likelihood that a spec declares, over the labellings that ``rules`` allow."""
+    return Chain(rules, spec) if spec.is_chain else Declared(spec, rules)
+
+
 def as_structure(given: Any, n_jobs: int = 1) -> Structure:
     """The likelihood to train with.
 
@@ -46,6 +53,8 @@ def as_structure(given: Any, n_jobs: int = 1) -> Structure:
     if isinstance(given, str) and given in NAMED:
         given = NAMED[given]
     if isinstance(given, Spec):
+        if not given.is_chain:
+            return Declared(given)
         return Piecewise(given) if given.likelihood == "piecewise" else Chain(spec=given)
     if inspect.isclass(given):
         name = given.__name__

@@ -7,8 +7,8 @@ before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,16 +18,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rules:
-    """follows : (V, V) bool, row = from, column = to; starts, ends : (V,) bool. What is allowed."""
+    """follows : (V, V) bool, row = from, column = to; starts, ends : (V,) bool; more : by the name of a
+    template, (*sizes) bool. What is allowed."""
 
     follows: Tensor
     starts: Tensor
     ends: Tensor
+    more: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, allowed: Any) -> Rules:
         """From arrays: a :class:`structgp.data.schemes.Allowed`."""
-        return cls(*map(torch.from_numpy, (allowed.follows, allowed.starts, allowed.ends)))
+        found = map(torch.from_numpy, (allowed.follows, allowed.starts, allowed.ends))
+        return cls(*found, {name: torch.from_numpy(table) for name, table in allowed.more.items()})
 
     def restrict(self, scores: Sequence[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
         """Scores (S, B, T, V) of nodes and, if given, (..., V, V) of transitions, with -inf at what is not
@@ -43,9 +46,25 @@ class Rules:
         nodes = f.masked_fill(banned & mask[..., None], -torch.inf)
         return nodes, *(g.masked_fill(~follows, -torch.inf) for g in tables)
 
+    def restrict_graph(
+        self, f: Tensor, tables: Sequence[Tensor], templates: Sequence[Any], layout: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Scores of nodes (S, B, N, V) and of the tuples of each template, with -inf at what is not allowed:
+        rules on what follows are for the template of neighbours in a sequence."""
+        found = []
+        for g, template in zip(tables, templates, strict=True):
+            rule = self.more.get(template.name)
+            if template.rule == "next" and template.labels == 2 and not template.layers:
+                rule = self.follows if rule is None else rule & self.follows
+            found.append(g if rule is None else g.masked_fill(~rule.to(g.device), -torch.inf))
+        if not bool(self.starts.all() and self.ends.all()):
+            (f,) = Rules(torch.ones_like(self.follows), self.starts, self.ends).restrict((f,), layout.mask)
+        return f, found
+
     @cached_property
     def is_free(self) -> bool:
-        return bool(self.follows.all() and self.starts.all() and self.ends.all())
+        free = self.follows.all() and self.starts.all() and self.ends.all()
+        return bool(free and all(rule.all() for rule in self.more.values()))
 
 
 def keep_known(f: Tensor, y: Tensor, mask: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ class Program(ABC):
         leaves = [x.detach().requires_grad_() for x in scores]
         with torch.enable_grad():
             total = self.log_total(leaves, semiring).sum()
-        return torch.autograd.grad(total, leaves)
+        return torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
 
     def n_best(self, scores: Scores, n: int) -> tuple[Tensor, Tensor]:
         """The n best labellings: labels (S, B, n, T), 0 at padding, and log-probabilities (S, B, n), best

@@ -1,47 +1,87 @@
 """Structures as plain data: a list of templates, each with potentials of its own.
 
-A template covers tuples of tokens: ``node`` each token by itself, ``next`` each token together with the one
-before it. Its scores for the labels of a tuple are functions, with a GP prior, of the features of that
-tuple.
+A template covers tuples of variables: ``node`` each variable by itself, ``next`` each token together with
+the one before it, others what their rule says. Its scores for the labels of a tuple are functions, with a GP
+prior, of the features of that tuple. ``structgp.structures.declare`` has the words for other structures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, NoReturn
 
 from structgp.errors import InputError
 
-LABELS = {"node": 1, "next": 2}
-"""Templates that exist, and the number of labels that each tuple has."""
+RULES = ("node", "next", "same", "parent", "offset", "edge", "tie", "length")
+"""How a template finds its tuples: each variable; each token with those before it; tokens that have a
+feature in common; each node with its parent; pixels at a fixed distance; tuples that an example brings; the
+labels of one token in two layers; whole segments."""
+
+ENDS = ("last", "both", "own")
+"""Whose features a tuple has: its last variable's, those of all its variables, or features of its own that
+the example brings."""
 
 LIKELIHOODS = ("exact", "piecewise")
+
+PROGRAMS = ("auto", "exact", "reweighted", "loopy", "gibbs")
+"""How labellings are summed over. 'auto' is exact within a budget and tree-reweighted beyond it."""
 
 
 @dataclass(frozen=True)
 class Template:
     """One kind of potential.
 
-    name : 'node' or 'next'. labels : number of labels in each tuple. features : names of the token features
-    that its scores depend on, beside the constant 1; None for all of them. A ``next`` tuple has the
-    features of its second token. without : names that ``features=None`` leaves out.
-    """
+    name : of the template. labels : number of labels in each tuple. features : names of the features that
+    its scores depend on, beside the constant 1; None for all of them. without : names that
+    ``features=None`` leaves out. rule : how tuples are found (``RULES``), by default as the name says.
+    ends : whose features a tuple has (``ENDS``). symmetric : True if the order of a tuple does not matter.
+    key, where, every : of 'same', the feature that links tokens, ((feature, values), ...) that both must
+    have, and whether every pair is linked rather than successive ones. offset : of 'offset', (rows,
+    columns) from the first pixel to the second. layers : the layer of each place of a tuple, where there
+    are several. longest : of 'length', the longest segment that has a score of its own."""
 
     name: str
     labels: int = 2
     features: tuple[str, ...] | None = ()
     without: tuple[str, ...] = ()
+    rule: str = ""
+    ends: str = "last"
+    symmetric: bool = False
+    key: str = ""
+    where: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    every: bool = False
+    offset: tuple[int, int] = (0, 0)
+    layers: tuple[str, ...] = ()
+    longest: int = 0
 
     def __post_init__(self) -> None:
+        if not self.rule:
+            object.__setattr__(self, "rule", self.name)
         for name in ("features", "without"):
             _check_names(f"{self.name}.{name}", getattr(self, name))
-        if self.name not in LABELS:
-            _refuse("name", f"must be {_any_of(LABELS)}, got {self.name!r}")
-        if self.labels != LABELS[self.name] or isinstance(self.labels, bool):
-            _refuse("labels", f"must be {LABELS[self.name]} for {self.name!r}, got {self.labels!r}")
+        if self.rule not in RULES:
+            refuse(
+                "name", f"must be 'node' or 'next', or have a rule of {_any_of(RULES)}, got {self.name!r}"
+            )
+        places = {"node": 1, "same": 2, "parent": 2, "offset": 2, "tie": 2}.get(self.rule)
+        most = 2 if self.name == "next" else 4
+        if (
+            isinstance(self.labels, bool)
+            or not 1 <= self.labels <= most
+            or self.labels != (places or self.labels)
+        ):
+            wanted = places or (2 if self.name == "next" else "2, 3 or 4")
+            refuse("labels", f"must be {wanted} for {self.name!r}, got {self.labels!r}")
+        if self.ends not in ENDS:
+            refuse(f"{self.name}.ends", f"must be {_any_of(ENDS)}, got {self.ends!r}")
         if self.without and self.features is not None:
-            _refuse("without", f"{self.name!r} names its features and features to leave out")
+            refuse("without", f"{self.name!r} names its features and features to leave out")
+        if self.rule == "same" and not self.key:
+            refuse(f"{self.name}.key", "must name the feature that links tokens")
+        if self.symmetric and self.ends == "both" and not self.is_constant:
+            problem = f"{self.name!r} cannot be symmetric and have the features of both ends in order"
+            refuse(f"{self.name}.symmetric", problem)
 
     @property
     def is_constant(self) -> bool:
@@ -52,49 +92,106 @@ class Template:
 @dataclass(frozen=True, repr=False)
 class Spec:
     """Templates, and the likelihood to train with: 'exact', or 'piecewise' for the piecewise
-    pseudo-likelihood. Two specs can be added if templates of the same name are equal."""
+    pseudo-likelihood. layers : names of the labels that each token has, where it has several. program : how
+    labellings are summed over (``PROGRAMS``). most_entries : table entries per example within which that is
+    exact; None for the usual number. Two specs can be added if templates of the same name are equal."""
 
     templates: tuple[Template, ...]
     likelihood: str = "exact"
-    node: Template = field(init=False, compare=False)
-    next: Template | None = field(init=False, compare=False)
-    """The templates by name; ``next`` is None if tokens are independent."""
+    layers: tuple[str, ...] = ()
+    program: str = "auto"
+    most_entries: int | None = None
 
     def __post_init__(self) -> None:
         names = [template.name for template in self.templates]
-        if names not in (["node"], ["node", "next"]):
-            _refuse("templates", f"must be node, or node and next, got {', '.join(names) or 'none'}")
+        if not names or self.templates[0].rule != "node":
+            refuse("templates", f"must begin with node, got {', '.join(names) or 'none'}")
+        if len(set(names)) < len(names):
+            refuse("templates", f"must have different names, got {', '.join(names)}")
+        rules = [template.rule for template in self.templates]
+        if rules.count("node") != max(1, len(self.layers)):
+            refuse("templates", f"must have one node template per layer, got {', '.join(names)}")
         if self.likelihood not in LIKELIHOODS:
-            _refuse("likelihood", f"must be {_any_of(LIKELIHOODS)}, got {self.likelihood!r}")
-        object.__setattr__(self, "node", self.templates[0])
-        object.__setattr__(self, "next", self.templates[1] if len(names) > 1 else None)
+            refuse("likelihood", f"must be {_any_of(LIKELIHOODS)}, got {self.likelihood!r}")
+        if self.program not in PROGRAMS:
+            refuse("program", f"must be {_any_of(PROGRAMS)}, got {self.program!r}")
+        if self.likelihood == "piecewise" and not self.is_chain:
+            refuse("likelihood", "'piecewise' is for chains; use the program 'auto' for other structures")
+        for first, second in (
+            ("offset", "parent"),
+            ("offset", "next"),
+            ("length", "same"),
+            ("length", "edge"),
+        ):
+            if first in rules and second in rules:
+                refuse("templates", f"{_words(first)} and {_words(second)} do not go together")
+
+    @property
+    def node(self) -> Template:
+        """The node template, of the first layer."""
+        return self.templates[0]
+
+    @property
+    def next(self) -> Template | None:
+        """The template of each token with the one before it; None if there is none."""
+        found = [t for t in self.templates if t.rule == "next" and t.labels == 2]
+        return found[0] if found else None
+
+    @property
+    def is_chain(self) -> bool:
+        """True for the linear chain, which has programs of its own."""
+        usual = [t.name for t in self.templates] in (["node"], ["node", "next"])
+        return usual and not self.layers and self.program == "auto"
+
+    @property
+    def form(self) -> str:
+        """What an example is: 'sequence', 'grid', 'tree' or 'graph'."""
+        rules = {t.rule for t in self.templates}
+        return (
+            "grid"
+            if "offset" in rules
+            else "graph"
+            if "edge" in rules
+            else ("tree" if "parent" in rules else "sequence")
+        )
+
+    def using(self, program: str, most_entries: int | None = None) -> Spec:
+        """The same structure with labellings summed by this program: 'exact', 'reweighted' (tree-reweighted
+        belief propagation, a bound), 'loopy' (loopy belief propagation, no bound), 'gibbs' (answers by
+        sampling), or 'auto'. most_entries : table entries per example within which 'auto' is exact."""
+        return replace(self, program=program, most_entries=most_entries)
 
     def __add__(self, other: Spec) -> Spec:
         if not isinstance(other, Spec):
             return NotImplemented
         if self.likelihood != other.likelihood:
-            _refuse("likelihood", f"cannot add {self.likelihood!r} and {other.likelihood!r}")
+            refuse("likelihood", f"cannot add {self.likelihood!r} and {other.likelihood!r}")
+        if self.layers or other.layers:
+            refuse("layers", "cannot be added to; declare what belongs to a layer inside of layers(...)")
         found = {template.name: template for template in self.templates}
         for template in other.templates:
-            if found.setdefault(template.name, template) != template:
-                _refuse("templates", f"cannot add two different templates {template.name!r}")
-        return Spec(tuple(found.values()), self.likelihood)
+            plain = Template("node", 1, None)
+            if found.get(template.name) == plain:
+                found[template.name] = template
+            elif found.setdefault(template.name, template) != template and template != plain:
+                refuse("templates", f"cannot add two different templates {template.name!r}")
+        program = other.program if self.program == "auto" else self.program
+        most = other.most_entries if self.most_entries is None else self.most_entries
+        return Spec(tuple(found.values()), self.likelihood, (), program, most)
 
     def __repr__(self) -> str:
-        features, shared = () if self.next is None else self.next.features, not self.node.without
-        if features is None or self.node != _node(features, shared):
-            return f"Spec({self.templates!r}, likelihood={self.likelihood!r})"
-        given = "order=0" if self.next is None else f"features={features!r}" if features else ""
-        given += "" if shared else ", shared=False"
-        return f"{'chain' if self.likelihood == 'exact' else 'piecewise'}({given})"
+        from structgp.structures.declare import words
+
+        return words(self)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, for a model file or ``--structure``."""
-        templates = [
-            {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(template).items()}
-            for template in self.templates
-        ]
-        return {"likelihood": self.likelihood, "templates": templates}
+        told: dict[str, Any] = {"likelihood": self.likelihood}
+        told["templates"] = [_template_json(template) for template in self.templates]
+        plain = Spec(self.templates, self.likelihood, self.layers)
+        told |= {"layers": list(self.layers)} if self.layers else {}
+        changed = {name: getattr(self, name) for name in ("program", "most_entries")}
+        return told | {k: v for k, v in changed.items() if v != getattr(plain, k)}
 
     @staticmethod
     def from_json(given: Any) -> Spec:
@@ -102,32 +199,48 @@ class Spec:
         _check_fields("structure", given, Spec)
         templates = given.get("templates")
         if not isinstance(templates, list):
-            _refuse("templates", f"must be a list, got {templates!r}")
+            refuse("templates", f"must be a list, got {templates!r}")
         found = []
         for n, entry in enumerate(templates):
             _check_fields(f"templates[{n}]", entry, Template)
             if "name" not in entry:
-                _refuse(f"templates[{n}].name", "is missing")
-            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-            found.append(Template(**values))
-        return Spec(tuple(found), given.get("likelihood", "exact"))
+                refuse(f"templates[{n}].name", "is missing")
+            for name, value in entry.items():
+                _check_type(f"templates[{n}].{name}", value, KINDS[name])
+            found.append(Template(**{name: _tuples(value) for name, value in entry.items()}))
+        layers, most = given.get("layers", []), given.get("most_entries")
+        _check_type("layers", layers, "names")
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+            refuse("most_entries", f"must be a number of table entries, got {most!r}")
+        rest = given.get("likelihood", "exact"), tuple(layers), given.get("program", "auto"), most
+        return Spec(tuple(found), *rest)
+
+
+KINDS = {
+    "name": "text", "labels": "number", "features": "names or null", "without": "names", "rule": "text",
+    "ends": "text", "symmetric": "flag", "key": "text", "where": "list", "every": "flag",
+    "offset": "numbers", "layers": "names", "longest": "number",
+}  # fmt: skip
+"""What a field of a template is in JSON."""
 
 
 def chain(features: Iterable[str] = (), shared: bool = True, order: int = 1) -> Spec:
-    """The linear chain. Cost O(T V^2) per sequence and draw; O(T V) with ``order=0``.
+    """The linear chain. Cost O(T V^(order + 1)) per sequence and draw.
 
     features : names of token features that the transition into a token depends on (CRF++'s
     ``B01:%x[0,0]``); without any, one table of transition scores serves all positions. shared : False if
-    nodes do not use those features. order : 1; 0 for independent tokens, without transitions.
+    nodes do not use those features. order : 1; 0 for independent tokens, without transitions; 2 or 3 for
+    scores of each label together with the two or three before it, beside those of shorter stretches.
     """
     names = (features,) if isinstance(features, str) else tuple(features)
-    if order not in (0, 1) or isinstance(order, bool):
-        _refuse("order", f"must be 0 or 1, got {order!r}")
+    if order not in (0, 1, 2, 3) or isinstance(order, bool):
+        refuse("order", f"must be 0, 1, 2 or 3, got {order!r}")
     if order == 0:
         if names:
-            _refuse("features", "order=0 has no transitions that could use features")
+            refuse("features", "order=0 has no transitions that could use features")
         return Spec((_node((), True),))
-    return Spec((_node(names, shared), Template("next", features=names)))
+    further = tuple(Template(f"next {k}", k + 1, rule="next") for k in range(2, order + 1))
+    return Spec((_node(names, shared), Template("next", features=names), *further))
 
 
 def piecewise(features: Iterable[str] = (), shared: bool = True) -> Spec:
@@ -140,28 +253,82 @@ def _node(names: tuple[str, ...], shared: bool) -> Template:
     return Template("node", 1, None, () if shared else names)
 
 
+def _template_json(template: Template) -> dict[str, Any]:
+    """All that is not as usual, and the four fields that a chain has."""
+    usual = Template(template.name, template.labels, rule=template.rule, key="." if template.key else "")
+    found = {}
+    for f in fields(Template):
+        value = getattr(template, f.name)
+        always = f.name in ("name", "labels", "features", "without")
+        if always or value != getattr(usual, f.name) or (f.name == "rule" and value != template.name):
+            found[f.name] = _lists(value)
+    return found
+
+
+def _lists(value: Any) -> Any:
+    return [_lists(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
 def _check_names(place: str, names: Any) -> None:
     if names is None and place.endswith("features"):
         return
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
-        _refuse(place, f"must be names of features, got {names!r}")
+        refuse(place, f"must be names of features, got {names!r}")
     if len(set(names)) < len(names):
-        _refuse(place, f"names a feature twice: {', '.join(names)}")
+        refuse(place, f"names a feature twice: {', '.join(names)}")
 
 
 def _check_fields(place: str, given: Any, kind: type) -> None:
     known = [each.name for each in fields(kind) if each.init]
     if not isinstance(given, Mapping):
-        _refuse(place, f"must be an object with {', '.join(known)}, got {given!r}")
+        refuse(place, f"must be an object with {', '.join(known)}, got {given!r}")
     for name in given:
         if name not in known:
-            _refuse(f"{place}.{name}", f"unknown field; known are {', '.join(known)}")
+            refuse(f"{place}.{name}", f"unknown field; known are {', '.join(known)}")
+
+
+def _check_type(place: str, value: Any, kind: str) -> None:
+    names = isinstance(value, list) and all(isinstance(v, str) for v in value)
+    right = {
+        "text": isinstance(value, str),
+        "number": isinstance(value, int) and not isinstance(value, bool),
+        "flag": isinstance(value, bool),
+        "names": names,
+        "names or null": value is None or names,
+        "numbers": isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value),
+        "list": isinstance(value, list)
+        and all(
+            isinstance(v, list) and len(v) == 2 and isinstance(v[0], str) and isinstance(v[1], list)
+            for v in value
+        ),
+    }
+    if not right[kind]:
+        wanted = {
+            "names or null": "names of features, or null",
+            "names": "a list of names",
+            "flag": "true or false",
+            "text": "a string",
+            "number": "a whole number",
+            "numbers": "two whole numbers",
+            "list": "a list of [feature, [values]]",
+        }[kind]
+        refuse(place, f"must be {wanted}, got {value!r}")
+
+
+def _words(rule: str) -> str:
+    return {"offset": "a grid", "parent": "a tree", "next": "a chain", "length": "segments",
+            "same": "links between equal tokens", "edge": "edges"}[rule]  # fmt: skip
 
 
 def _any_of(names: Iterable[str]) -> str:
     return " or ".join(map(repr, names))
 
 
-def _refuse(place: str, problem: str) -> None:
+def refuse(place: str, problem: str) -> NoReturn:
+    """InputError for a structure that cannot be."""
     place = place if place.startswith("structure") else f"structure.{place}"
-    raise InputError(place, problem, "build it with chain() or piecewise()")
+    raise InputError(place, problem, "build it with chain(), grid() and their like")

@@ -220,15 +220,21 @@ def learn_relevances(kernel: Kernel | None, m: Tensor, factor: Tensor, axes: Ten
 class Table(Weights):
     """Scores that do not depend on features, one weight per joint label: g = sqrt(amplitude) v.
 
-    labels : (V, V) for transitions. sd : prior standard deviation of a score; 0 silences the block. What is
-    said of a batch has the shape of one table, (P,), and not of its tuples."""
+    labels : (V, V) for transitions. sd : prior standard deviation of a score; 0 silences the block.
+    symmetric : whether the order of the labels does not matter; the functions are then fewer than the
+    scores. What is said of a batch has the shape of one table, (R,), and not of its tuples."""
 
     name = "table"
     shared = True
     takes_sites = True
 
-    def __init__(self, labels: Sequence[int], sd: float = 1.0) -> None:
-        super().__init__(None, labels, amplitude=float(sd) ** 2)
+    def __init__(self, labels: Sequence[int], sd: float = 1.0, symmetric: bool = False) -> None:
+        self.symmetric = symmetric
+        basis = symmetric_basis(labels) if symmetric else None
+        super().__init__(None, labels, basis, amplitude=float(sd) ** 2)
+
+    def options(self) -> dict[str, Any]:
+        return {"symmetric": True} if self.symmetric else {}
 
     def prior_factor(self) -> Tensor:
         return self.m.new_ones(1)
@@ -254,8 +260,8 @@ class Table(Weights):
         return mean.expand(n, *self.labels), sd.expand(n, *self.labels)
 
     def fixed_noise(self, half: int, masks: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-        """(2 half, P) standard normal numbers, the second half mirrors the first."""
-        noise = torch.randn(half, self.n_scores, generator=generator, dtype=self.m.dtype).to(self.m)
+        """(2 half, R) standard normal numbers, the second half mirrors the first."""
+        noise = torch.randn(half, self.n_functions, generator=generator, dtype=self.m.dtype).to(self.m)
         return torch.cat([noise, -noise])
 
     def visit_noise(self, half: int, generator: torch.Generator) -> Tensor:
@@ -290,9 +296,9 @@ class Table(Weights):
             return
         with torch.no_grad():
             prior = self.scale.square()
-            variance = prior * self.spread.square().view(self.n_scores, -1).sum(-1)
+            variance = prior * self.spread.square().view(self.n_functions, -1).sum(-1)
             second = (prior * self.m[:, 0].square() + variance).sum() + PRIOR_SCORES
-            best = second / (self.n_scores + PRIOR_SCORES)
+            best = second / (self.n_functions + PRIOR_SCORES)
             share = variance / prior
             untouched = torch.minimum(share, share.reciprocal()).mean()
             growth = (1 + untouched) * (best / prior).log()
@@ -311,6 +317,13 @@ class Table(Weights):
         """A gradient in mean and covariance of the scores, as one in ``m`` and in S, without the
         amplitude."""
         return slope[:, None], bend.reshape(self.factor.shape)
+
+
+def symmetric_basis(labels: Sequence[int]) -> Tensor:
+    """(P, R) one function for all orders of the same labels. labels : their numbers, all equal."""
+    index = torch.cartesian_prod(*(torch.arange(n) for n in labels)).sort(-1).values
+    group = torch.unique(index, dim=0, return_inverse=True)[1]
+    return torch.nn.functional.one_hot(group).double()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,183 @@
+"""The words for structures beyond the chain. Each returns plain data, a ``Spec``; specs add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from structgp.structures.spec import Spec, Template, chain, refuse
+
+NODE = Template("node", 1, None)
+
+DIRECTIONS = {"right": (0, 1), "down": (1, 0), "down right": (1, 1), "down left": (1, -1)}
+"""Templates of a grid, and the step from a pixel to its neighbour."""
+
+
+def same(key: str, where: Mapping[str, Any] | None = None, every: bool = False) -> Spec:
+    """Links between tokens of a sequence that have the same value of the feature ``key``, such as all
+    mentions of one word: one table for the labels of two linked tokens, symmetric.
+
+    where : {feature: value or values} that tokens must have to be linked. every : True to link every pair
+    of equal tokens; by default each with the one before it, which costs far less. Cost: with L links that
+    span each other O(T V^(L + 2)) exactly; where that is too much, tree-reweighted."""
+    if not isinstance(key, str) or not key:
+        refuse("same", f"must name a feature, got {key!r}")
+    wanted = [
+        (name, _names(f"same.where[{name!r}]", values)) for name, values in sorted((where or {}).items())
+    ]
+    template = Template(
+        f"same {key}", rule="same", key=key, where=tuple(wanted), every=every, symmetric=True
+    )
+    return Spec((NODE, template))
+
+
+def tree(features: Iterable[str] | str = ()) -> Spec:
+    """A tree or forest: one table for the labels of each parent (row) with each of its children (column).
+    Every example is a :class:`structgp.Graph` with ``parents``. Cost O(N V^2) for N nodes.
+
+    features : names of features that the score of parent and child depends on, of the child; 'both ends'
+    for all features of both."""
+    return Spec((NODE, _with_features(Template("parent"), features)))
+
+
+def grid(neighbours: int = 4, features: Iterable[str] | str = ()) -> Spec:
+    """A grid of pixels: an array (H, W, D), or rows of tokens, with labels (H, W). One table for the labels
+    of each pixel with its neighbour to the right, one for the neighbour below, and with ``neighbours=8``
+    two for the diagonals. Cost: exact O(H W V^(min(H, W) + 1)) where that is within the budget; else
+    tree-reweighted, O(H W V^2) per sweep.
+
+    features : 'both ends' if the scores of two neighbours depend on all features of both, or the names of
+    some of them; without any, one table per direction."""
+    if neighbours not in (4, 8) or isinstance(neighbours, bool):
+        refuse("neighbours", f"must be 4 or 8, got {neighbours!r}")
+    kept = list(DIRECTIONS)[: neighbours // 2]
+    templates = [Template(name, rule="offset", offset=DIRECTIONS[name]) for name in kept]
+    return Spec((NODE, *(_with_features(t, features, both=True) for t in templates)))
+
+
+def edges(name: str, symmetric: bool = False, labels: int = 2, features: bool = False) -> Spec:
+    """Tuples that every example brings under this name: :class:`structgp.Graph` with ``edges={name: (E,
+    labels)}``. One table for their joint labels. Cost: exact where that is within the budget, else
+    tree-reweighted.
+
+    symmetric : True if the order within a tuple means nothing. labels : nodes per tuple, 2 to 4. features :
+    True if every tuple has features of its own, ``features={name: (E, D)}``."""
+    if not isinstance(name, str) or not name or "." in name:
+        refuse("edges", f"must have a name without dots, got {name!r}")
+    own: dict[str, Any] = {"features": None, "ends": "own"} if features else {}
+    return Spec((NODE, Template(f"edge {name}", labels, rule="edge", key=name, symmetric=symmetric, **own)))
+
+
+def layers(**declared: Spec) -> Spec:
+    """Several labels per token, each layer with a structure of its own, tied by one table for each two
+    successive layers: ``layers(pos=chain(), chunk=chain())``. Labels of a sequence are given and returned
+    as a dict from layer to a list of labels. Cost: the junction tree of two chains of U and V labels takes
+    O(T U V (U + V)) per sequence and draw."""
+    if len(declared) < 2:
+        refuse("layers", f"must be at least two, got {', '.join(declared) or 'none'}")
+    found: list[Template] = []
+    for name, spec in declared.items():
+        if (
+            not isinstance(spec, Spec)
+            or spec.form != "sequence"
+            or spec.layers
+            or "." in name
+            or " " in name
+        ):
+            refuse(f"layers.{name}", f"must be a structure of sequences, got {spec!r}")
+        found += [
+            replace(t, name=f"{name} {t.name}", rule=t.rule, layers=(name,) * t.labels)
+            for t in spec.templates
+        ]
+    names = list(declared)
+    for first, second in zip(names, names[1:], strict=False):
+        found.append(Template(f"{first} {second}", rule="tie", layers=(first, second)))
+    return Spec(tuple(found), layers=tuple(names))
+
+
+def segments(max_length: int = 8) -> Spec:
+    """Semi-Markov: beside those of a chain, one score for every type of span and each of its lengths up to
+    ``max_length``, and one for all longer ones. Spans are read off the labels (BIO and the like; of plain
+    labels, runs of one label). Cost O(T V (V + max_length)) per sequence and draw."""
+    if not isinstance(max_length, int) or isinstance(max_length, bool) or not 1 <= max_length <= 100:
+        refuse("max_length", f"must be 1 to 100, got {max_length!r}")
+    return Spec((*chain().templates, Template("length", rule="length", longest=max_length)))
+
+
+def _with_features(template: Template, features: Iterable[str] | str, both: bool = False) -> Template:
+    if features == "both ends":
+        return replace(template, features=None, ends="both")
+    names = (features,) if isinstance(features, str) else tuple(features)
+    return replace(template, features=names, ends="both" if both and names else "last")
+
+
+def _names(place: str, values: Any) -> tuple[str, ...]:
+    found = (values,) if isinstance(values, str) else tuple(values)
+    if not found or not all(isinstance(v, str) for v in found):
+        refuse(place, f"must be a value or several, got {values!r}")
+    return found
+
+
+def words(spec: Spec) -> str:
+    """The call that declares a spec."""
+    features = () if spec.next is None else spec.next.features
+    if not spec.layers and spec.node not in (NODE, replace(NODE, without=features or ())):
+        return f"Spec({spec.templates!r}, likelihood={spec.likelihood!r})"
+    if spec.layers:
+        parts = {name: Spec(tuple(_in_layer(spec, name))) for name in spec.layers}
+        text = f"layers({', '.join(f'{name}={part!r}' for name, part in parts.items())})"
+        return text + _using(spec)
+    by_rule: dict[str, list[Template]] = {}
+    for template in spec.templates[1:]:
+        by_rule.setdefault(template.rule, []).append(template)
+    found = []
+    if "length" in by_rule:
+        found.append(f"segments({by_rule['length'][0].longest})")
+    elif "next" in by_rule or not by_rule:
+        found.append(_chain_words(spec, by_rule.get("next", [])))
+    if "offset" in by_rule:
+        count, text = 2 * len(by_rule["offset"]), _features_words(by_rule["offset"][0])
+        found.append(f"grid({', '.join([*([] if count == 4 else ['neighbours=8']), *text])})")
+    found += [f"tree({', '.join(_features_words(t))})" for t in by_rule.get("parent", [])]
+    for t in by_rule.get("same", []):
+        options = [f"where={ {k: list(v) for k, v in t.where} }"] if t.where else []
+        found.append(f"same({', '.join([repr(t.key), *options, *(['every=True'] if t.every else [])])})")
+    for t in by_rule.get("edge", []):
+        options = [
+            *(["symmetric=True"] if t.symmetric else []),
+            *([f"labels={t.labels}"] if t.labels > 2 else []),
+        ]
+        found.append(
+            f"edges({', '.join([repr(t.key), *options, *([] if t.is_constant else ['features=True'])])})"
+        )
+    return " + ".join(found) + _using(spec)
+
+
+def _using(spec: Spec) -> str:
+    if spec.program == "auto" and spec.most_entries is None:
+        return ""
+    most = "" if spec.most_entries is None else f", {spec.most_entries}"
+    return f".using({spec.program!r}{most})"
+
+
+def _in_layer(spec: Spec, name: str) -> list[Template]:
+    """The templates of one layer, as they were declared."""
+    found = [t for t in spec.templates if set(t.layers) == {name}]
+    return [replace(t, name=t.name.removeprefix(f"{name} "), layers=()) for t in found]
+
+
+def _chain_words(spec: Spec, found: list[Template]) -> str:
+    names, shared = found[0].features if found else (), not spec.node.without
+    given = [] if found else ["order=0"]
+    given += [f"order={len(found)}"] if len(found) > 1 else []
+    given += [f"features={names!r}"] if names else []
+    given += [] if shared else ["shared=False"]
+    return f"{'chain' if spec.likelihood == 'exact' else 'piecewise'}({', '.join(given)})"
+
+
+def _features_words(template: Template) -> list[str]:
+    if template.is_constant:
+        return []
+    names = template.features
+    return ["features='both ends'" if names is None else f"features={names!r}"]

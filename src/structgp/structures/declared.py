@@ -1,0 +1,177 @@
+"""The likelihood of a declared structure beyond the chain: templates over any tuples of variables.
+
+Scores come one tensor per template of the spec, in its order: (S, *sizes) if one table serves all tuples,
+else (S, B, E, *sizes). ``layout`` is a ``data.layout.GraphLayout``; it stands where chains have a mask. With
+layers every layer has a node template of its own, and the programs see one: (S, B, N, V) over the labels of
+all layers, -inf at those of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from structgp.data.layout import GraphLayout
+from structgp.structures.base import Structure
+from structgp.structures.graph.choose import choose_program
+from structgp.structures.graph.program import GraphProgram
+from structgp.structures.masks import Rules, keep_known
+from structgp.structures.program import draws_at_once, variance
+from structgp.structures.spec import Spec
+
+
+class Declared(Structure):
+    """The structure that a spec declares, over the labellings that ``rules`` allow. Its cost is that of the
+    program chosen for each example (``graph.choose``)."""
+
+    ignores_shift = handles_missing = many_templates = True
+    has_marginals = has_decoder = has_n_best = has_local_curvature = True
+
+    def __init__(self, spec: Spec, rules: Rules | None = None) -> None:
+        self.spec, self.rules = spec, None if rules is None or rules.is_free else rules
+        self.nodes = [k for k, t in enumerate(spec.templates) if t.rule == "node"]
+        self.others = [k for k, t in enumerate(spec.templates) if t.rule != "node"]
+        self.has_walk = spec.next is not None and not spec.layers and spec.form != "grid"
+
+    def __repr__(self) -> str:
+        return f"Declared({self.spec!r})"
+
+    def program(self, layout: GraphLayout) -> GraphProgram:
+        """What sums over the labellings of these examples."""
+        return choose_program(layout, self.spec.program, self.spec.most_entries)
+
+    def gathered(self, scores: Sequence[Tensor], layout: GraphLayout) -> tuple[Tensor, ...]:
+        """Scores as programs take them, with -inf at what the rules forbid."""
+        f, tables = self._nodes(scores), [scores[k] for k in self.others]
+        if self.rules is not None:
+            templates = [self.spec.templates[k] for k in self.others]
+            f, tables = self.rules.restrict_graph(f, tables, templates, layout)
+        return f, *tables
+
+    def _nodes(self, scores: Sequence[Tensor]) -> Tensor:
+        """(S, B, N, V) scores of all variables."""
+        if len(self.nodes) == 1:
+            return scores[self.nodes[0]]
+        V, parts = sum(scores[k].shape[-1] for k in self.nodes), []
+        for k in self.nodes:
+            start = self._first_label(k, scores)
+            around = start, V - start - scores[k].shape[-1]
+            parts.append(torch.nn.functional.pad(scores[k], around, value=-torch.inf))
+        return torch.cat(parts, 2)
+
+    def log_prob(self, *given: Any) -> Tensor:
+        """(S, B), from scores, y (B, N) and layout."""
+        *scores, y, layout = given
+        return self.program(layout).log_prob(self.gathered(scores, layout), y)
+
+    def keep_known(self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout) -> tuple[Tensor, ...]:
+        """Scores with -inf at all labels but those of y that are known (not negative)."""
+        found, T = list(scores), scores[self.nodes[0]].shape[2]
+        for layer, k in enumerate(self.nodes):
+            start = self._first_label(k, scores)
+            some = slice(layer * T, (layer + 1) * T)
+            own = torch.where(y[:, some] >= 0, y[:, some] - start, y[:, some])
+            found[k] = keep_known(found[k], own, layout.mask[:, some])
+        return tuple(found)
+
+    def shifted(self, scores: Sequence[Tensor], shift: Tensor) -> list[Tensor]:
+        found = list(scores)
+        for k in self.nodes:
+            start = self._first_label(k, scores)
+            found[k] = scores[k] + shift[start : start + scores[k].shape[-1]].to(scores[k])
+        return found
+
+    def _first_label(self, k: int, scores: Sequence[Tensor]) -> int:
+        """Where the labels of node template k begin among those of all layers, which are sorted by name."""
+        names = [self.spec.templates[n].layers for n in self.nodes]
+        before = [
+            n for n, name in zip(self.nodes, names, strict=True) if name < self.spec.templates[k].layers
+        ]
+        return sum(scores[n].shape[-1] for n in before)
+
+    def marginals(self, *given: Any) -> Tensor:
+        """(S, B, N, V), from scores and layout."""
+        *scores, layout = given
+        program, found = self.program(layout), []
+        for some in _split(scores, layout):
+            found.append(program.node_marginals(self.gathered(some, layout)))
+        return torch.cat(found)
+
+    def template_marginals(self, *given: Any) -> tuple[Tensor, ...]:
+        """For each template of the spec but the nodes, (S, B, E, *sizes) probabilities of the labels of its
+        tuples."""
+        *scores, layout = given
+        return self.program(layout).marginals(self.gathered(scores, layout))[1:]
+
+    def walk(self, *given: Any) -> tuple[Tensor, Tensor]:
+        """The Markov chain over the tokens that has the same probabilities of each label with the next one:
+        what answers about spans are taken from."""
+        *scores, layout = given
+        node, *rest = self.program(layout).marginals(self.gathered(scores, layout))
+        assert self.spec.next is not None
+        both = rest[[self.spec.templates[k].name for k in self.others].index(self.spec.next.name)]
+        before = node[:, :, :-1, :, None]
+        return node, both / torch.where(before > 0, before, 1)
+
+    def decode(self, *given: Any) -> Tensor:
+        *scores, layout = given
+        return self.program(layout).decode(self.gathered(scores, layout))
+
+    def n_best(self, *given: Any) -> tuple[Tensor, Tensor]:
+        *scores, layout, n = given
+        return self.program(layout).n_best(self.gathered(scores, layout), n)
+
+    def sample(self, *given: Any) -> Tensor:
+        generator: Generator
+        *scores, layout, generator = given
+        return self.program(layout).sample(self.gathered(scores, layout), generator)
+
+    def entropy(self, *given: Any) -> Tensor:
+        *scores, layout = given
+        program = self.program(layout)
+        return torch.cat([program.entropy(self.gathered(some, layout)) for some in _split(scores, layout)])
+
+    def bends(
+        self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout, bases: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """Minus the second derivatives of log p in the functions of each template, tuple by tuple, averaged
+        over draws: (B, E, R) along the columns of its basis (P, R), (B, E, *sizes) without one; summed over
+        tuples where one table serves all of them. With labels missing, what is left is clamped at 0, so
+        that it is concave."""
+        with torch.no_grad():
+            found = self._variances(scores, layout, bases)
+            if bool(((y < 0) & layout.mask).any()):
+                told = self._variances(self.keep_known(scores, y, layout), layout, bases)
+                found = [a - b for a, b in zip(found, told, strict=True)]
+            return [bend.clamp(min=0) for bend in found]
+
+    def _variances(
+        self, scores: Sequence[Tensor], layout: GraphLayout, bases: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        program, S, total = self.program(layout), len(scores[0]), [torch.zeros(())] * len(scores)
+        for some in _split(scores, layout):
+            node, *rest = program.slopes(self.gathered(some, layout))
+            marginals: dict[int, Tensor] = dict(zip(self.others, rest, strict=True))
+            T = node.shape[2] // len(self.nodes)
+            for layer, k in enumerate(self.nodes):
+                start = self._first_label(k, scores)
+                size = scores[k].shape[-1]
+                marginals[k] = node[:, :, layer * T : (layer + 1) * T, start : start + size]
+            for k, p in marginals.items():
+                basis = bases[k]
+                flat = p if basis is None else p.flatten(3)
+                bend = variance(flat, None if basis is None else basis.to(p)).sum(0)
+                shared = scores[k].dim() == p.dim() - 2
+                total[k] = total[k].to(p) + (bend.sum(1) if shared else bend)
+        return [bend / S for bend in total]
+
+
+def _split(scores: Sequence[Tensor], layout: GraphLayout) -> Any:
+    """Some draws at a time, so that the tables of all tuples fit into memory."""
+    largest = max((int(torch.tensor(t.sizes).prod()) * t.mask.shape[1] for t in layout.tuples), default=1)
+    V = max(1, largest // max(1, scores[0].shape[2] * scores[0].shape[3]))
+    at_once = max(1, draws_at_once(scores[0][..., :1].expand(-1, -1, -1, max(V, 1) * scores[0].shape[-1])))
+    return zip(*(x.split(at_once) for x in scores), strict=True)
