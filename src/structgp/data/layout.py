@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +70,14 @@ class GraphLayout:
             ]
         )
 
+    @cached_property
+    def kept(self) -> dict[Any, Any]:
+        """What programs keep for the next time that they meet this layout."""
+        return {}
+
     def to(self, device: str | torch.device) -> GraphLayout:
+        if torch.device(device) == self.mask.device:
+            return self
         tuples = tuple(replace(t, index=t.index.to(device), mask=t.mask.to(device)) for t in self.tuples)
         span = None if self.span is None else self.span.to(device)
         return GraphLayout(self.mask.to(device), tuples, span)

@@ -39,9 +39,10 @@ class Declared(Structure):
     def __repr__(self) -> str:
         return f"Declared({self.spec!r})"
 
-    def program(self, layout: GraphLayout) -> GraphProgram:
+    def program(self, layout: GraphLayout, scores: Sequence[Tensor]) -> GraphProgram:
         """What sums over the labellings of these examples."""
-        return choose_program(layout, self.spec.program, self.spec.most_entries)
+        n_labels = sum(scores[k].shape[-1] for k in self.nodes)
+        return choose_program(layout, n_labels, self.spec.program, self.spec.most_entries)
 
     def gathered(self, scores: Sequence[Tensor], layout: GraphLayout) -> tuple[Tensor, ...]:
         """Scores as programs take them, with -inf at what the rules forbid."""
@@ -65,7 +66,7 @@ class Declared(Structure):
     def log_prob(self, *given: Any) -> Tensor:
         """(S, B), from scores, y (B, N) and layout."""
         *scores, y, layout = given
-        return self.program(layout).log_prob(self.gathered(scores, layout), y)
+        return self.program(layout, scores).log_prob(self.gathered(scores, layout), y)
 
     def keep_known(self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout) -> tuple[Tensor, ...]:
         """Scores with -inf at all labels but those of y that are known (not negative)."""
@@ -95,7 +96,7 @@ class Declared(Structure):
     def marginals(self, *given: Any) -> Tensor:
         """(S, B, N, V), from scores and layout."""
         *scores, layout = given
-        program, found = self.program(layout), []
+        program, found = self.program(layout, scores), []
         for some in _split(scores, layout):
             found.append(program.node_marginals(self.gathered(some, layout)))
         return torch.cat(found)
@@ -104,13 +105,13 @@ class Declared(Structure):
         """For each template of the spec but the nodes, (S, B, E, *sizes) probabilities of the labels of its
         tuples."""
         *scores, layout = given
-        return self.program(layout).marginals(self.gathered(scores, layout))[1:]
+        return self.program(layout, scores).marginals(self.gathered(scores, layout))[1:]
 
     def walk(self, *given: Any) -> tuple[Tensor, Tensor]:
         """The Markov chain over the tokens that has the same probabilities of each label with the next one:
         what answers about spans are taken from."""
         *scores, layout = given
-        node, *rest = self.program(layout).marginals(self.gathered(scores, layout))
+        node, *rest = self.program(layout, scores).marginals(self.gathered(scores, layout))
         assert self.spec.next is not None
         both = rest[[self.spec.templates[k].name for k in self.others].index(self.spec.next.name)]
         before = node[:, :, :-1, :, None]
@@ -118,20 +119,20 @@ class Declared(Structure):
 
     def decode(self, *given: Any) -> Tensor:
         *scores, layout = given
-        return self.program(layout).decode(self.gathered(scores, layout))
+        return self.program(layout, scores).decode(self.gathered(scores, layout))
 
     def n_best(self, *given: Any) -> tuple[Tensor, Tensor]:
         *scores, layout, n = given
-        return self.program(layout).n_best(self.gathered(scores, layout), n)
+        return self.program(layout, scores).n_best(self.gathered(scores, layout), n)
 
     def sample(self, *given: Any) -> Tensor:
         generator: Generator
         *scores, layout, generator = given
-        return self.program(layout).sample(self.gathered(scores, layout), generator)
+        return self.program(layout, scores).sample(self.gathered(scores, layout), generator)
 
     def entropy(self, *given: Any) -> Tensor:
         *scores, layout = given
-        program = self.program(layout)
+        program = self.program(layout, scores)
         return torch.cat([program.entropy(self.gathered(some, layout)) for some in _split(scores, layout)])
 
     def bends(
@@ -151,7 +152,7 @@ class Declared(Structure):
     def _variances(
         self, scores: Sequence[Tensor], layout: GraphLayout, bases: Sequence[Tensor | None]
     ) -> list[Tensor]:
-        program, S, total = self.program(layout), len(scores[0]), [torch.zeros(())] * len(scores)
+        program, S, total = self.program(layout, scores), len(scores[0]), [torch.zeros(())] * len(scores)
         for some in _split(scores, layout):
             node, *rest = program.slopes(self.gathered(some, layout))
             marginals: dict[int, Tensor] = dict(zip(self.others, rest, strict=True))
