@@ -14,7 +14,8 @@ its place b N + n.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,10 @@ from structgp.structures.graph.cover import FLOOR, Solution, factors_of, is_shar
 from structgp.structures.graph.forests import levels
 from structgp.structures.graph.layout import GraphLayout
 from structgp.structures.program import Scores
+
+
+WORTH_COMPILING = 50_000
+"""S B N V^2 from which compiled loops are used, as for chains."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +95,15 @@ class PathCover:
     def __init__(self, layout: GraphLayout, rows: Tensor, covers: list[list[list[int]]]) -> None:
         self.rows, self.layout = rows, layout.rows(rows)
         self.plan = PathPlan.of(self.layout, covers).to(rows.device)
+        self.kept: dict[Any, Any] = {}
 
     def solve(self, scores: Scores, sweeps: int, tolerance: float, split: Tensor | None) -> Solution:
         f, *tables = scores
+        enough = f.numel() * f.shape[-1] >= WORTH_COMPILING and f.device.type == "cpu"
+        if enough and compiled_loops() is not None:
+            found = compiled_loops()(self, f, tables, sweeps, tolerance, split)
+            if found is not None:
+                return found
         walk = PathSweeps(self.plan, self.layout.mask, f, self.edge_tables(f, tables), split)
         return walk.run(sweeps, tolerance, self, tables)
 
@@ -127,6 +138,16 @@ class PathCover:
     def _of_template(self) -> list[Tensor]:
         """For each template its edges."""
         return [(self.plan.template == t).nonzero()[:, 0] for t in range(len(self.layout.tuples))]
+
+
+@cache
+def compiled_loops() -> Any:
+    """``path_loops.solve_compiled``; None where numba is not installed, or cannot work with what is."""
+    try:
+        from structgp.structures.graph.path_loops import solve_compiled
+    except (ImportError, OSError, RuntimeError, SystemError):
+        return None
+    return solve_compiled
 
 
 class PathSweeps:

@@ -95,7 +95,7 @@ class TreeCover:
     def _gap(self, p: Tensor) -> Tensor:
         apart = (p - self._mean(p)[:, self.owner]).abs().flatten(2).amax(-1)  # (S, P)
         out = p.new_zeros((len(p), len(self.rows)))
-        return out.index_reduce_(1, self.owner, apart, "amax")
+        return out.scatter_reduce_(1, self.owner.expand_as(apart), apart, "amax")
 
 
 def _like(x: Tensor, other: Tensor) -> Tensor:
