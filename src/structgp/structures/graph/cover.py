@@ -1,0 +1,103 @@
+"""What a cover of a batch by forests finds: the tree-reweighted bound, its gradients and the split it used.
+
+Letters as in ``layout``; S draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from structgp.structures.graph.forests import Factor
+from structgp.structures.graph.layout import GraphLayout, Tuples
+from structgp.structures.program import Scores
+
+FLOOR = -50.0
+"""Logs of probabilities below it count as equal: what is impossible in one forest becomes so in all."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """log_z : (S, B) the bound. node : (S, B, N, V) and tables : (S, B, E, *sizes), or (S, B, *sizes), summed
+    over tuples, for a shared table: its gradients. split : the differences d of node scores between forests,
+    as the cover keeps them. sweeps : how many it took. gap : (S, B) largest difference between a forest's
+    node marginals and their mean."""
+
+    log_z: Tensor
+    node: Tensor
+    tables: tuple[Tensor, ...]
+    split: Tensor
+    sweeps: int
+    gap: Tensor
+
+
+class Cover(Protocol):
+    """Forests that have all factors of some examples, ``rows`` of their batch."""
+
+    rows: Tensor
+
+    def solve(self, scores: Scores, sweeps: int, tolerance: float, split: Tensor | None) -> Solution:
+        """From scores of these examples, without a gradient. split : where d starts, zeros if None. Sweeps
+        end where no gap is above ``tolerance``."""
+
+
+def solve_all(
+    covers: Sequence[Cover],
+    layout: GraphLayout,
+    scores: Scores,
+    sweeps: int,
+    tolerance: float,
+    splits: Sequence[Tensor | None],
+) -> tuple[Solution, list[Tensor]]:
+    """The solution of the whole batch, without its split, and the splits of the covers."""
+    if len(covers) == 1 and len(covers[0].rows) == len(layout):
+        found = covers[0].solve(scores, sweeps, tolerance, splits[0])
+        return found, [found.split]
+    f, *tables = scores
+    S, B = f.shape[:2]
+    log_z, node, gap = f.new_zeros((S, B)), torch.zeros_like(f), f.new_zeros((S, B))
+    slopes = [
+        g.new_zeros((S, B, *t.sizes)) if is_shared(g, t) else torch.zeros_like(g)
+        for g, t in zip(tables, layout.tuples, strict=True)
+    ]
+    most, kept = 0, []
+    for cover, split in zip(covers, splits, strict=True):
+        rows, pairs = cover.rows, zip(tables, layout.tuples, strict=True)
+        some = [f[:, rows], *(g if is_shared(g, t) else g[:, rows] for g, t in pairs)]
+        found = cover.solve(some, sweeps, tolerance, split)
+        log_z[:, rows], node[:, rows], gap[:, rows] = found.log_z, found.node, found.gap
+        for out, p in zip(slopes, found.tables, strict=True):
+            out[:, rows] = p
+        most = max(most, found.sweeps)
+        kept.append(found.split)
+    return Solution(log_z, node, tuple(slopes), f.new_zeros(0), most, gap), kept
+
+
+def join_draws(parts: Sequence[Solution]) -> Solution:
+    """The solution of all draws from those of some each."""
+    if len(parts) == 1:
+        return parts[0]
+    log_z, node, split, gap = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("log_z", "node", "split", "gap")
+    )
+    tables = tuple(torch.cat(x) for x in zip(*(part.tables for part in parts), strict=True))
+    return Solution(log_z, node, tables, split, max(part.sweeps for part in parts), gap)
+
+
+def is_shared(g: Tensor, tuples: Tuples) -> bool:
+    """True if one table serves all tuples."""
+    return g.dim() == 1 + tuples.arity
+
+
+def factors_of(layout: GraphLayout) -> list[list[tuple[int, int, Factor]]]:
+    """For each example (template, tuple, variables) of each factor, nodes apart."""
+    found: list[list[tuple[int, int, Factor]]] = [[] for _ in range(len(layout))]
+    for t, tuples in enumerate(layout.tuples):
+        index, mask = tuples.index.cpu(), tuples.mask.cpu()
+        for (b, e), variables in zip(mask.nonzero().tolist(), index[mask].tolist(), strict=True):
+            found[b].append((t, e, tuple(variables)))
+    return found

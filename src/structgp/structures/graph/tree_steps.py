@@ -1,0 +1,103 @@
+"""The tree-reweighted bound over forests of any factors, by damped steps.
+
+The same bound as in ``path_sweeps``, for factors of any number of variables. All variables move together:
+d_k += step (mean_j log p_j - log p_k), with the step of an example halved whenever its bound would rise.
+
+Letters: as in ``layout``; P forests of all examples together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from structgp.structures.graph.cover import FLOOR, Solution, factors_of, is_shared
+from structgp.structures.graph.layout import GraphLayout
+from structgp.structures.graph.program import Enumeration, by_tuple
+from structgp.structures.program import Scores
+from structgp.structures.semirings import LOG
+
+SMALLEST_STEP = 1e-3
+
+
+class TreeCover:
+    """covers : for each example the forests, lists of positions in ``factors_of`` it.
+
+    forests : a layout whose P examples are the forests of all examples, one after the other. owner : (P,) the
+    example of each, and weight : (P,) its share of it. scale : for each template, (P, E), what a factor's
+    table is multiplied with; 0 where the forest does not have it."""
+
+    def __init__(self, layout: GraphLayout, rows: Tensor, covers: list[list[list[int]]]) -> None:
+        self.rows, layout = rows, layout.rows(rows)
+        counts = torch.tensor([max(1, len(forests)) for forests in covers])
+        self.owner = torch.arange(len(covers)).repeat_interleave(counts).to(rows.device)
+        self.weight = (1 / counts.double()).repeat_interleave(counts).to(rows.device)
+        spread = layout.rows(self.owner)
+        scale = [torch.zeros(t.mask.shape, dtype=torch.float64) for t in spread.tuples]
+        first = 0
+        for found, forests in zip(factors_of(layout), covers, strict=True):
+            members = [set(forest) for forest in forests]
+            for e, (t, place, _) in enumerate(found):
+                having = [k for k, forest in enumerate(members) if e in forest]
+                scale[t][[first + k for k in having], place] = len(forests) / len(having)
+            first += max(1, len(forests))
+        self.scale = [x.to(rows.device) for x in scale]
+        tuples = (replace(t, mask=x > 0) for t, x in zip(spread.tuples, self.scale, strict=True))
+        self.forests = replace(spread, tuples=tuple(tuples))
+        self.program = Enumeration(self.forests)
+
+    def solve(self, scores: Scores, sweeps: int, tolerance: float, split: Tensor | None) -> Solution:
+        f, *tables = scores
+        owner, given = self.owner, self._scaled(tables)
+        d = torch.zeros_like(f[:, owner]) if split is None else split - self._mean(split)[:, owner]
+        value, slopes = self._look(f[:, owner] + d, given)
+        step, gap, done = torch.full_like(value, 0.5), self._gap(slopes[0]), 0
+        while done < sweeps and float(gap.amax()) > tolerance and float(step.amax()) > SMALLEST_STEP:
+            log_p = slopes[0].log().clamp(min=FLOOR)
+            moved = d + step[:, owner, None, None] * (self._mean(log_p)[:, owner] - log_p)
+            new_value, new_slopes = self._look(f[:, owner] + moved, given)
+            better = new_value <= value
+            kept = better[:, owner]
+            d = torch.where(kept[..., None, None], moved, d)
+            slopes = [torch.where(_like(kept, a), a, b) for a, b in zip(new_slopes, slopes, strict=True)]
+            value = torch.where(better, new_value, value)
+            step = torch.where(better, (step * 1.2).clamp(max=1.0), step / 2)
+            gap, done = self._gap(slopes[0]), done + 1
+        found = [self._mean(p * _like(x, p[0])) for p, x in zip(slopes[1:], self.scale, strict=True)]
+        pairs = zip(found, tables, self.forests.tuples, strict=True)
+        by_template = tuple(p.sum(2) if is_shared(g, t) else p for p, g, t in pairs)
+        return Solution(value, self._mean(slopes[0]), by_template, d, done, gap)
+
+    def _scaled(self, tables: Scores) -> list[Tensor]:
+        """(S, P, E, *sizes) tables of each forest."""
+        found = []
+        for g, t, x in zip(tables, self.forests.tuples, self.scale, strict=True):
+            g = by_tuple(g, t) if is_shared(g, t) else g[:, self.owner]
+            x = _like(x.to(g), g[0])
+            found.append(torch.where(x > 0, g * torch.where(x > 0, x, 1), 0))
+        return found
+
+    def _look(self, h: Tensor, given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """(S, B) the bound with node scores h (S, P, N, V), and marginals in each forest."""
+        leaves = [x.detach().requires_grad_() for x in (h, *given)]
+        with torch.enable_grad():
+            total = self.program.log_total(leaves, LOG)
+            slopes = torch.autograd.grad(total.sum(), leaves)
+        return self._mean(total.detach()), list(slopes)
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """(S, B, ...) over the forests of each example, from (S, P, ...)."""
+        out = x.new_zeros((len(x), len(self.rows), *x.shape[2:]))
+        return out.index_add_(1, self.owner, x * _like(self.weight.to(x), x[0]))
+
+    def _gap(self, p: Tensor) -> Tensor:
+        apart = (p - self._mean(p)[:, self.owner]).abs().flatten(2).amax(-1)  # (S, P)
+        out = p.new_zeros((len(p), len(self.rows)))
+        return out.scatter_reduce_(1, self.owner.expand_as(apart), apart, "amax")
+
+
+def _like(x: Tensor, other: Tensor) -> Tensor:
+    """x with dimensions of 1 behind, as many as ``other`` has."""
+    return x.reshape(*x.shape, *[1] * (other.dim() - x.dim()))
