@@ -17,11 +17,24 @@ if TYPE_CHECKING:
     from structgp.evaluation import metrics
     from structgp.inference import Adam, Minibatch, Natural, SecondOrder
     from structgp.plan.options import Inducing, Mixture, Prior, Weights
-    from structgp.structures import Custom, Spec, chain, piecewise
+    from structgp.data.graphs import Graph
+    from structgp.structures import (
+        Custom,
+        Spec,
+        chain,
+        edges,
+        grid,
+        layers,
+        piecewise,
+        same,
+        segments,
+        tree,
+    )
 
 __all__ = [
     "Adam",
     "Custom",
+    "Graph",
     "Inducing",
     "InputError",
     "Minibatch",
@@ -38,11 +51,17 @@ __all__ = [
     "__version__",
     "chain",
     "describe",
+    "edges",
     "explain",
+    "grid",
+    "layers",
     "load",
     "metrics",
     "piecewise",
+    "same",
+    "segments",
     "select",
+    "tree",
 ]
 
 _ROOMS = {
@@ -59,6 +78,13 @@ _ROOMS = {
     "StructuredGPClassifier": "api.estimator",
     "chain": "structures",
     "piecewise": "structures",
+    "Graph": "data.graphs",
+    "edges": "structures",
+    "grid": "structures",
+    "layers": "structures",
+    "same": "structures",
+    "segments": "structures",
+    "tree": "structures",
     "describe": "api.describe",
     "explain": "api.explain",
     "load": "api.estimator",

@@ -29,7 +29,7 @@ from structgp.inference.loop import Callback
 from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared, decoder_of
 from structgp.plan.grow_posterior import can_go_on, start_from
-from structgp.plan.options import Options, Parameters, check_class_weight, from_json, graph_of, to_json
+from structgp.plan.options import Options, Parameters, check_class_weight, from_json, graph_of, refuse_graph, to_json
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
@@ -189,6 +189,7 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         before = getattr(self, "model_", None) if self.warm_start else None
         if isinstance(X, Shards):
             check_shards(y, sample_weight, early_stopping, before is not None, together)
+            refuse_graph(options, "shards")
             examples: Examples | ShardedExamples = read_sharded(X, declared(options))
             plan = resolve(options, examples)
         else:
@@ -228,6 +229,7 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         then name labels that are still to come. About a new label that it did not name, earlier data say
         nothing: not even that it did not occur in them."""
         options = self._options()
+        refuse_graph(options, "partial_fit")
         if isinstance(X, Shards):
             raise InputError("partial_fit", "shards are fitted as a whole", "use fit, or pass X and y")
         before = getattr(self, "model_", None)

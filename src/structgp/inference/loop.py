@@ -111,7 +111,7 @@ def make_batches(
     number, own, found = {i: n for n, i in enumerate(order)}, together.share(order), []
     for places in by_length([lengths[i] for i in own], batch_tokens):
         index = [own[j] for j in places]
-        batch = pad(rows, labels, pad_row, index, weights)
+        batch = pad(rows, labels, pad_row, index, weights, layers)
         found.append(replace(batch, number=torch.tensor([number[i] for i in index])))
     return found
 

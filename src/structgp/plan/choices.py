@@ -148,7 +148,8 @@ def check_transition_features(spec: Spec, optimizer: Optimizer, family: Family, 
         remedy = "use 'second-order' or 'minibatch', with a structure that gives its curvature"
     else:
         return
-    problem = f"{spec} gives transitions features, and {problem}"
+    what = "transitions" if spec.is_chain else "tuples"
+    problem = f"{spec} gives {what} features, and {problem}"
     raise InputError("structure", problem, f"{remedy}, or use chain() without features")
 
 

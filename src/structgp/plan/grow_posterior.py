@@ -26,6 +26,8 @@ from structgp.plan.start import Start, edge_tokens, flat_tokens
 
 def can_go_on(plan: Plan, before: Model, examples: Examples) -> bool:
     """Whether the earlier posterior is of the kind that the plan asks for."""
+    if examples.split is not None or not before.spec.is_chain:
+        return False
     old, transitions = before.posterior.node, before.posterior["next"]
     shift = old.has_own_functions or plan.structure.value.ignores_shift
     silent = transitions.is_silent == (plan.transition_sd == 0)

@@ -24,6 +24,7 @@ from structgp.paper import Preset
 from structgp.plan import choices
 from structgp.plan.choices import ASKED, Choice
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
+from structgp.plan.programs import program_of
 from structgp.structures import Chain, Custom, Declared, Spec, Structure, Template
 
 LATER_LEARNING_ROUNDS = 1
@@ -46,7 +47,8 @@ class Plan:
     every training sequence counts; None, which stands for once, until cross-validation has chosen it.
     constraints : the scheme that all training labellings obey, or the user's. decode : what labels are
     chosen for unless the user says it. threshold : least probability of a span that is predicted for the
-    best F1, None where labels are not spans. spread : factor on how far draws lie from the posterior
+    best F1, None where labels are not spans. program : how labellings are summed over, None for a chain.
+    spread : factor on how far draws lie from the posterior
     mean."""
 
     structure: Choice[Structure]
@@ -75,6 +77,7 @@ class Plan:
     constraints: Choice[Any] = choices.UNCONSTRAINED
     decode: Choice[str] = choices.TOKENS
     threshold: Choice[float] | None = None
+    program: Choice[str] | None = None
     shape: Any = None
     tails: float | None = None
     trial: bool = False
@@ -162,7 +165,7 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
     scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"
     if getattr(asked, "learn_scales", "auto") != "auto":
         scales = choices.PAPER if options.preset else ASKED
-    if model["split"].next is not None:
+    if model["split"].next is not None or any(getattr(model["split"], "views", ())[1:]):
         choices.check_transition_features(model["spec"], optimizer.value, family.value, on_disk)
     if not isinstance(family.value, Weights):
         model["n_inducing"] = choices.n_inducing_of(family.value, options.preset)
@@ -208,6 +211,7 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
         "split": split,
         "transition_sd": 0.0 if len(spec.templates) == 1 else sd,
         "predictor": predictor,
+        "program": None if graph is None else program_of(spec, examples),  # type: ignore[arg-type]
     }
 
 

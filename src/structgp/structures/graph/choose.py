@@ -12,8 +12,6 @@ from torch import Generator, Tensor
 
 from structgp.data.layout import GraphLayout
 from structgp.structures.graph.elimination import Elimination, entries_of
-from structgp.structures.graph.gibbs import Gibbs
-from structgp.structures.graph.loopy import Loopy
 from structgp.structures.graph.program import GraphProgram
 from structgp.structures.graph.reweighted import Reweighted
 from structgp.structures.program import Scores
@@ -27,8 +25,6 @@ on data."""
 NAMED: dict[str, Callable[[GraphLayout], GraphProgram]] = {
     "exact": Elimination,
     "reweighted": Reweighted,
-    "loopy": Loopy,
-    "gibbs": Gibbs,
 }
 
 
