@@ -26,7 +26,6 @@ from structgp.structures.graph.forests import levels
 from structgp.structures.graph.layout import GraphLayout
 from structgp.structures.program import Scores
 
-
 WORTH_COMPILING = 50_000
 """S B N V^2 from which compiled loops are used, as for chains."""
 
@@ -113,7 +112,9 @@ class PathCover:
         found = f.new_zeros((S, len(plan.ends), V, V))
         for at, t, g in zip(self._of_template, self.layout.tuples, tables, strict=True):
             rows, columns = (slice(x, x + n) for x, n in zip(t.first, t.sizes, strict=True))
-            found[:, at, rows, columns] = g[:, None] if is_shared(g, t) else g.flatten(1, 2)[:, plan.place[at]]
+            found[:, at, rows, columns] = (
+                g[:, None] if is_shared(g, t) else g.flatten(1, 2)[:, plan.place[at]]
+            )
         found = torch.where(plan.flip[:, None, None], found.mT, found)
         return found.mul_(plan.scale[:, None, None].to(found))
 
@@ -154,7 +155,9 @@ class PathSweeps:
     """The sweeps in log space, as torch operations: any scores, -inf included. Cost O(S M K V^2) for one
     sweep, memory O(S (M V^2 + B N K V))."""
 
-    def __init__(self, plan: PathPlan, mask: Tensor, f: Tensor, tables: Tensor, split: Tensor | None) -> None:
+    def __init__(
+        self, plan: PathPlan, mask: Tensor, f: Tensor, tables: Tensor, split: Tensor | None
+    ) -> None:
         """f : (S, B, N, V). tables : ``edge_tables``. split : (S, B N, K, V) where d starts, zeros if None."""
         self.plan, self.tables, self.mask, (_, N) = plan, tables, mask, mask.shape
         self.weight = plan.weight.to(f).repeat_interleave(N, 0)[..., None]  # (B N, K, 1)
