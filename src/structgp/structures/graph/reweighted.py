@@ -18,10 +18,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from structgp.errors import InputError
-from structgp.structures.graph.cover import Cover, Solution, factors_of, is_shared, join_draws, solve_all
+from structgp.structures.graph.cover import Cover, Solution, factors_of, join_draws, solve_all, with_slopes, within_span
 from structgp.structures.graph.forests import cover_by_paths, cover_by_trees
 from structgp.structures.graph.local_moves import Block, blocks_of, gibbs_sweep, improved, total_score
 from structgp.structures.graph.mean_field import MeanField
@@ -59,7 +58,7 @@ class Reweighted(GraphProgram):
         """(S, B) an upper bound of log Z, convex in the scores."""
         if semiring is not LOG:
             self._refuse(f"no sum under {semiring}", "ask for log Z or marginals")
-        return _Bound.apply(self, *scores)
+        return with_slopes(self, scores)
 
     def solve(self, scores: Scores) -> Solution:
         """The bound and its gradients, some draws at a time."""
@@ -77,14 +76,6 @@ class Reweighted(GraphProgram):
         if self.warm:
             self._kept[key] = splits
         return found
-
-    def _within_span(self, f: Tensor) -> Tensor:
-        """-inf at labels that a variable does not have."""
-        if self.layout.span is None:
-            return f
-        label = torch.arange(f.shape[-1], device=f.device)
-        first, end = self.layout.span[..., None].unbind(-2)
-        return f.masked_fill((label < first) | (label >= end), -torch.inf)
 
     @cached_property
     def covers(self) -> list[Cover]:
@@ -155,7 +146,7 @@ class Reweighted(GraphProgram):
 
     def _given(self, scores: Scores) -> list[Tensor]:
         f, *tables = (x.detach() for x in scores)
-        return [self._within_span(f), *tables]
+        return [within_span(self.layout, f), *tables]
 
     @cached_property
     def _blocks(self) -> list[Block]:
@@ -167,25 +158,3 @@ class Reweighted(GraphProgram):
 
     def _refuse(self, problem: str, remedy: str) -> NoReturn:
         raise InputError("structure", f"the tree-reweighted program has {problem}", remedy)
-
-
-class _Bound(torch.autograd.Function):
-    """The bound with the split held where it was left: marginals of the forests are then its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, program: Reweighted, *scores: Tensor) -> Tensor:
-        found = program.solve(scores)
-        shared = [is_shared(g, t) for g, t in zip(scores[1:], program.layout.tuples, strict=True)]
-        ctx.slopes, ctx.shared = (found.node, *found.tables), (False, *shared)
-        return found.log_z
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = []
-        for p, shared in zip(ctx.slopes, ctx.shared, strict=True):
-            if shared:
-                slopes.append(torch.einsum("sb,sb...->s...", grad, p))
-            else:
-                slopes.append(p * grad.view(*grad.shape, *[1] * (p.dim() - 2)))
-        return None, *slopes
