@@ -18,8 +18,8 @@ from torch import Tensor
 from structgp.structures.graph.cover import factors_of, is_shared
 from structgp.structures.graph.elimination import Elimination
 from structgp.structures.graph.forests import colours, induced_forests
-from structgp.structures.graph.layout import GraphLayout
-from structgp.structures.graph.program import GraphProgram, picked_scores
+from structgp.structures.graph.layout import GraphLayout, Tuples
+from structgp.structures.graph.program import GraphProgram
 from structgp.structures.program import Scores
 from structgp.structures.semirings import draw
 
@@ -115,7 +115,7 @@ def improved(layout: GraphLayout, scores: Scores, y: Tensor, blocks: Sequence[Bl
             if block.inside is None:
                 y[:, block.variables] = h.argmax(-1)
             else:
-                program, given = _joint(block, scores, h, y)
+                program, given = _joint(block, scores, h)
                 y[:, block.variables] = program.decode(given).flatten(1)[:, block.variables]
         if torch.equal(y, before):
             break
@@ -123,27 +123,39 @@ def improved(layout: GraphLayout, scores: Scores, y: Tensor, blocks: Sequence[Bl
 
 
 def gibbs_sweep(
-    layout: GraphLayout, scores: Scores, y: Tensor, blocks: Sequence[Block], generator: torch.Generator
+    layout: GraphLayout,
+    scores: Scores,
+    y: Tensor,
+    blocks: Sequence[Block],
+    generator: torch.Generator,
+    chance: Tensor | None = None,
 ) -> Tensor:
-    """y (S, B, N) after each block in turn was drawn given the others."""
+    """y (S, B, N) after each block in turn was drawn given the others; ``chance`` (S, B, N, V) is set to the
+    probabilities that each label had."""
     shape, y = y.shape, y.flatten(1).clone()
+    p = None if chance is None else chance.view(len(y), -1, chance.shape[-1])
     for block in blocks:
         h = conditional_scores(block, layout, scores, y)
         if block.inside is None:
-            y[:, block.variables] = draw(h.softmax(-1), generator)
+            share = h.softmax(-1)
+            y[:, block.variables] = draw(share, generator)
+            if p is not None:
+                p[:, block.variables] = share
         else:
-            program, given = _joint(block, scores, h, y)
+            program, given = _joint(block, scores, h)
+            if p is not None:
+                p[:, block.variables] = program.node_marginals(given).flatten(1, 2)[:, block.variables]
             y[:, block.variables] = program.sample(given, generator).flatten(1)[:, block.variables]
     return y.view(shape)
 
 
-def _joint(block: Block, scores: Scores, h: Tensor, y: Tensor) -> tuple[GraphProgram, list[Tensor]]:
-    """An exact program, and its scores, for the labels of a block; the other variables keep theirs."""
+def _joint(block: Block, scores: Scores, h: Tensor) -> tuple[GraphProgram, list[Tensor]]:
+    """An exact program, and its scores, for the labels of a block; the other variables have scores of 0."""
     assert block.inside is not None
     f, *tables = scores
-    fixed = torch.zeros_like(f).flatten(1, 2)
-    fixed[:, block.variables] = h
-    given = [fixed.view_as(f), *(g.clamp(min=IMPOSSIBLE) for g in tables)]
+    nodes = torch.zeros_like(f).flatten(1, 2)
+    nodes[:, block.variables] = h
+    given = [nodes.view_as(f), *(g.clamp(min=IMPOSSIBLE) for g in tables)]
     return Elimination(block.inside), given
 
 
@@ -152,6 +164,18 @@ def total_score(layout: GraphLayout, scores: Scores, y: Tensor) -> Tensor:
     f, *tables = scores
     total = torch.where(layout.mask, f.gather(-1, y[..., None]).squeeze(-1), 0).sum(-1)
     for g, t in zip(tables, layout.tuples, strict=True):
-        rows = [picked_scores(g[s : s + 1], t, y[s]).sum(-1) for s in range(len(f))]
-        total = total + torch.cat(rows)
+        place = entries(t, y)
+        if is_shared(g, t):
+            found = g.flatten(1).gather(1, place.flatten(1)).view_as(place)
+        else:
+            found = g.flatten(3).gather(3, place[..., None]).squeeze(-1)
+        total = total + torch.where(t.mask, found, 0).sum(-1)
     return total
+
+
+def entries(t: Tuples, y: Tensor) -> Tensor:
+    """(S, B, E) the entry of a flat table that labellings y (S, B, N) pick at each tuple; 0 at padding."""
+    place = torch.zeros((len(y), *t.mask.shape), dtype=torch.long, device=y.device)
+    for j, (first, size) in enumerate(zip(t.first, t.sizes, strict=True)):
+        place = place * size + y.gather(2, t.index[None, ..., j].expand_as(place)) - first
+    return torch.where(t.mask, place, 0)
