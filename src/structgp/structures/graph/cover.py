@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from structgp.structures.graph.forests import Factor
 from structgp.structures.graph.layout import GraphLayout, Tuples
@@ -77,6 +78,38 @@ def solve_all(
     return Solution(log_z, node, tuple(slopes), f.new_zeros(0), most, gap), kept
 
 
+class Solver(Protocol):
+    layout: GraphLayout
+
+    def solve(self, scores: Scores) -> Solution: ...
+
+
+def with_slopes(solver: Solver, scores: Scores) -> Tensor:
+    """(S, B) ``log_z`` of the solution, differentiable once in the scores: what else the solution depends on,
+    a split or messages, is best where it is, and held."""
+    return _Held.apply(solver, *scores)
+
+
+class _Held(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, solver: Solver, *scores: Tensor) -> Tensor:
+        found = solver.solve(scores)
+        shared = [is_shared(g, t) for g, t in zip(scores[1:], solver.layout.tuples, strict=True)]
+        ctx.slopes, ctx.shared = (found.node, *found.tables), (False, *shared)
+        return found.log_z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        slopes = []
+        for p, shared in zip(ctx.slopes, ctx.shared, strict=True):
+            if shared:
+                slopes.append(torch.einsum("sb,sb...->s...", grad, p))
+            else:
+                slopes.append(p * grad.view(*grad.shape, *[1] * (p.dim() - 2)))
+        return None, *slopes
+
+
 def join_draws(parts: Sequence[Solution]) -> Solution:
     """The solution of all draws from those of some each."""
     if len(parts) == 1:
@@ -86,6 +119,15 @@ def join_draws(parts: Sequence[Solution]) -> Solution:
     )
     tables = tuple(torch.cat(x) for x in zip(*(part.tables for part in parts), strict=True))
     return Solution(log_z, node, tables, split, max(part.sweeps for part in parts), gap)
+
+
+def within_span(layout: GraphLayout, f: Tensor) -> Tensor:
+    """f (S, B, N, V) with -inf at labels that a variable does not have."""
+    if layout.span is None:
+        return f
+    label = torch.arange(f.shape[-1], device=f.device)
+    first, end = layout.span[..., None].unbind(-2)
+    return f.masked_fill((label < first) | (label >= end), -torch.inf)
 
 
 def is_shared(g: Tensor, tuples: Tuples) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 Factor = tuple[int, ...]
 
@@ -20,7 +21,9 @@ def cover_by_trees(factors: Sequence[Factor]) -> list[list[int]]:
     parents: list[dict[int, int]] = []
     left = list(range(len(factors)))
     while left:
-        forest, parent, later = [], {}, []
+        forest: list[int] = []
+        parent: dict[int, int] = {}
+        later: list[int] = []
         for e in left:
             (forest if _join(parent, factors[e]) else later).append(e)
         forests.append(forest)
@@ -65,7 +68,7 @@ def levels(factors: Sequence[Factor], n: int) -> list[int]:
     after: list[set[int]] = [set() for _ in range(n)]
     for factor in factors:
         ordered = sorted(factor)
-        for u, v in zip(ordered, ordered[1:], strict=False):
+        for u, v in pairwise(ordered):
             after[u].add(v)
     level = [0] * n
     for u in range(n):
@@ -87,8 +90,69 @@ def colours(factors: Sequence[Factor], n: int) -> list[int]:
     return found
 
 
+def induced_forests(factors: Sequence[Factor], n: int) -> list[int]:
+    """For each of n variables the number of its block, such that the factors within a block make a forest of
+    it, and a factor has one variable of a block, or all. Each block takes what it can, in order."""
+    of: list[list[int]] = [[] for _ in range(n)]
+    for e, factor in enumerate(factors):
+        for u in factor:
+            of[u].append(e)
+    block, left, number = [0] * n, list(range(n)), 0
+    while left:
+        parent: dict[int, int] = {}
+        inside, later = set[int](), []
+        for u in left:
+            joined = [[v for v in factors[e] if v in inside] for e in of[u]]
+            others = [v for found in joined for v in found]
+            roots = {_root(parent, v) for v in others}
+            pairs = all(len(factors[e]) == 2 or not found for e, found in zip(of[u], joined, strict=True))
+            if len(roots) < len(others) or not pairs:
+                later.append(u)
+                continue
+            inside.add(u)
+            block[u] = number
+            for v in others:
+                _join(parent, (u, v))
+        left, number = later, number + 1
+    return block
+
+
+def induced_trees(factors: Sequence[Factor]) -> list[int]:
+    """Positions of factors that make a forest whose trees have no other factor with two variables in one of
+    them. Factors with the most frequent difference between their ends go first."""
+    common = Counter(map(_gap, factors))
+    parent: dict[int, int] = {}
+    beside: dict[int, Counter[int]] = {}  # of each component, how many factors it has with others
+    for factor in factors:
+        for u in factor:
+            beside.setdefault(u, Counter()).update(v for v in factor if v != u)
+    kept = []
+    for e in sorted(range(len(factors)), key=lambda e: (-common[_gap(factors[e])], _gap(factors[e]))):
+        roots = [_root(parent, u) for u in factors[e]]
+        if len(set(roots)) < len(roots) or any(beside[a][b] > 1 for a in roots for b in roots if a != b):
+            continue
+        kept.append(e)
+        _join(parent, factors[e])
+        first, *others = roots
+        for other in others:
+            _merge(beside, first, other)
+    return kept
+
+
+def _merge(beside: dict[int, Counter[int]], first: int, other: int) -> None:
+    """Component ``other`` becomes part of ``first``."""
+    found = beside.pop(other)
+    for v, count in found.items():
+        if v == first:
+            continue
+        beside[first][v] += count
+        del beside[v][other]
+        beside[v][first] += count
+    del beside[first][other]
+
+
 def _gap(edge: Factor) -> int:
-    return abs(edge[0] - edge[1])
+    return max(edge) - min(edge)
 
 
 def _root(parent: dict[int, int], u: int) -> int:

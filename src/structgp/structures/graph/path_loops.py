@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +19,9 @@ from numba import njit
 from torch import Tensor
 
 from structgp.structures.graph.cover import FLOOR, Solution, is_shared
+from structgp.structures.graph.path_sweeps import PathCover, PathPlan, label_ranges
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 from structgp.structures.program import Scores
-
-if TYPE_CHECKING:
-    from structgp.structures.graph.path_sweeps import PathCover, PathPlan
 
 LEAST = float(np.exp(FLOOR))
 WORTH_A_THREAD = 200_000
@@ -73,12 +71,15 @@ def solve_compiled(
     slopes, first = [], 0
     for is_one, t in zip(shared, cover.layout.tuples, strict=True):
         n = B if is_one else t.mask.numel()
-        rows, columns = (slice(x, x + size) for x, size in zip(t.first, t.sizes, strict=True))
-        found = torch.from_numpy(pairs[:, first : first + n, rows, columns]).to(f)
+        if t.arity == 2:
+            rows, columns = label_ranges(t)
+            found = torch.from_numpy(pairs[:, first : first + n, rows, columns]).to(f)
+        else:
+            found = f.new_zeros((S, n, *t.sizes))
         slopes.append(found if is_one else found.unflatten(1, tuple(t.mask.shape)))
         first += n
-    log_z, nodes, moved, gap = (torch.from_numpy(x).to(f) for x in (log_z, nodes, moved, gap))
-    return Solution(log_z, nodes, tuple(slopes), moved, int(taken.max()), gap)
+    value, node, d, apart = (torch.from_numpy(x).to(f) for x in (log_z, nodes, moved, gap))
+    return Solution(value, node, tuple(slopes), d, int(taken.max()), apart)
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,9 @@ def _pool(cover: PathCover, f: Tensor, tables: Scores) -> Tensor:
         g = g[:, None] if is_shared(g, t) else g.flatten(1, 2)
         if t.sizes != (V, V):
             whole = g.new_zeros((*g.shape[:2], V, V))
-            rows, columns = (slice(x, x + size) for x, size in zip(t.first, t.sizes, strict=True))
-            whole[:, :, rows, columns] = g
+            if t.arity == 2:
+                rows, columns = label_ranges(t)
+                whole[:, :, rows, columns] = g
             g = whole
         parts.append(g)
     if not parts:
@@ -305,7 +307,8 @@ def solve(
     tables; row (M,) which one an edge has; slot (M,) edges of an example with the same slot share it; count
     (B,) forests; times (M,) forests that have the edge; out_row (M,) where in pairs (S, R', V, V) its
     gradient goes. split (S, B N, K, V) is read if ``warm`` and written where it is not empty."""
-    (S, B, N, V), most = f.shape, into.shape[1]
+    B, N, V = f.shape[1:]
+    most = into.shape[1]
     node, prior = np.empty((N, most, V)), np.empty((N, most, V))
     beta, a = np.empty((N, most, V)), np.empty((N, most, V))
     p, pair, top = np.empty((most, V)), np.empty((V, V)), np.empty((N, most))

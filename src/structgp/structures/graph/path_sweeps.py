@@ -23,9 +23,8 @@ from torch import Tensor
 
 from structgp.structures.graph.cover import FLOOR, Solution, factors_of, is_shared
 from structgp.structures.graph.forests import levels
-from structgp.structures.graph.layout import GraphLayout
+from structgp.structures.graph.layout import GraphLayout, Tuples
 from structgp.structures.program import Scores
-
 
 WORTH_COMPILING = 50_000
 """S B N V^2 from which compiled loops are used, as for chains."""
@@ -112,8 +111,12 @@ class PathCover:
         plan, (S, V) = self.plan, (f.shape[0], f.shape[-1])
         found = f.new_zeros((S, len(plan.ends), V, V))
         for at, t, g in zip(self._of_template, self.layout.tuples, tables, strict=True):
-            rows, columns = (slice(x, x + n) for x, n in zip(t.first, t.sizes, strict=True))
-            found[:, at, rows, columns] = g[:, None] if is_shared(g, t) else g.flatten(1, 2)[:, plan.place[at]]
+            if not len(at):
+                continue
+            rows, columns = label_ranges(t)
+            found[:, at, rows, columns] = (
+                g[:, None] if is_shared(g, t) else g.flatten(1, 2)[:, plan.place[at]]
+            )
         found = torch.where(plan.flip[:, None, None], found.mT, found)
         return found.mul_(plan.scale[:, None, None].to(found))
 
@@ -123,15 +126,13 @@ class PathCover:
         plan, S, slopes = self.plan, len(pair), []
         pair = torch.where(plan.flip[:, None, None], pair.mT, pair)
         for at, t, g in zip(self._of_template, self.layout.tuples, tables, strict=True):
-            rows, columns = (slice(x, x + n) for x, n in zip(t.first, t.sizes, strict=True))
-            B, E = t.mask.shape
-            if is_shared(g, t):
-                found = pair.new_zeros((S, B, *t.sizes))
-                slopes.append(found.index_add_(1, plan.place[at] // max(E, 1), pair[:, at, rows, columns]))
-            else:
-                found = pair.new_zeros((S, B * E, *t.sizes))
-                found[:, plan.place[at]] = pair[:, at, rows, columns]
-                slopes.append(found.view(S, B, E, *t.sizes))
+            (B, E), shared = t.mask.shape, is_shared(g, t)
+            found = pair.new_zeros((S, B if shared else B * E, *t.sizes))
+            if len(at):
+                rows, columns = label_ranges(t)
+                place = plan.place[at] // E if shared else plan.place[at]
+                found.index_add_(1, place, pair[:, at, rows, columns])
+            slopes.append(found if shared else found.view(S, B, E, *t.sizes))
         return tuple(slopes)
 
     @cached_property
@@ -154,7 +155,9 @@ class PathSweeps:
     """The sweeps in log space, as torch operations: any scores, -inf included. Cost O(S M K V^2) for one
     sweep, memory O(S (M V^2 + B N K V))."""
 
-    def __init__(self, plan: PathPlan, mask: Tensor, f: Tensor, tables: Tensor, split: Tensor | None) -> None:
+    def __init__(
+        self, plan: PathPlan, mask: Tensor, f: Tensor, tables: Tensor, split: Tensor | None
+    ) -> None:
         """f : (S, B, N, V). tables : ``edge_tables``. split : (S, B N, K, V) where d starts, zeros if None."""
         self.plan, self.tables, self.mask, (_, N) = plan, tables, mask, mask.shape
         self.weight = plan.weight.to(f).repeat_interleave(N, 0)[..., None]  # (B N, K, 1)
@@ -230,6 +233,11 @@ class PathSweeps:
             x = (x - total.masked_fill(total == -torch.inf, 0)).exp()
             pair[:, edge] += x * (plan.scale[edge].to(x) * self.weight[v, k, 0])[:, None, None]
         return pair
+
+
+def label_ranges(tuples: Tuples) -> list[slice]:
+    """For each place of a tuple, its labels among all V."""
+    return [slice(first, first + n) for first, n in zip(tuples.first, tuples.sizes, strict=True)]
 
 
 def centred(x: Tensor, weight: Tensor) -> Tensor:

@@ -18,11 +18,12 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from structgp.errors import InputError
-from structgp.structures.graph.cover import Cover, Solution, factors_of, is_shared, join_draws, solve_all
+from structgp.structures.graph.cover import Cover, Solution, factors_of, join_draws, solve_all, with_slopes, within_span
 from structgp.structures.graph.forests import cover_by_paths, cover_by_trees
+from structgp.structures.graph.local_moves import Block, blocks_of, gibbs_sweep, improved, total_score
+from structgp.structures.graph.mean_field import MeanField
 from structgp.structures.graph.path_sweeps import PathCover
 from structgp.structures.graph.program import GraphProgram
 from structgp.structures.graph.tree_steps import TreeCover
@@ -31,6 +32,12 @@ from structgp.structures.semirings import LOG, Semiring
 
 ENTRIES_AT_ONCE = 1 << 26
 """Numbers in tables of tuples that are held at once: beyond it, some draws at a time."""
+
+SHARPER = (4.0,)
+"""Scores times this, too, are solved to find a good labelling: the marginals then point to the best ones."""
+
+DECODE_SWEEPS = 20
+GIBBS_SWEEPS = 30
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,11 @@ class Reweighted(GraphProgram):
         """(S, B) an upper bound of log Z, convex in the scores."""
         if semiring is not LOG:
             self._refuse(f"no sum under {semiring}", "ask for log Z or marginals")
-        return _Bound.apply(self, *scores)
+        return with_slopes(self, scores)
 
     def solve(self, scores: Scores) -> Solution:
         """The bound and its gradients, some draws at a time."""
-        f, *tables = (x.detach() for x in scores)
-        given = (self._within_span(f), *tables)
+        given = self._given(scores)
         entries = sum(t.mask.numel() * prod(t.sizes) for t in self.layout.tuples)
         at_once = max(1, ENTRIES_AT_ONCE // max(1, entries))
         parts = zip(*(x.split(at_once) for x in given), strict=True)
@@ -71,18 +77,13 @@ class Reweighted(GraphProgram):
             self._kept[key] = splits
         return found
 
-    def _within_span(self, f: Tensor) -> Tensor:
-        """-inf at labels that a variable does not have."""
-        if self.layout.span is None:
-            return f
-        label = torch.arange(f.shape[-1], device=f.device)
-        first, end = self.layout.span[..., None].unbind(-2)
-        return f.masked_fill((label < first) | (label >= end), -torch.inf)
-
     @cached_property
     def covers(self) -> list[Cover]:
         """Paths where they need at most twice as many forests as trees do."""
-        by_kind: dict[type, tuple[list[int], list[list[list[int]]]]] = {PathCover: ([], []), TreeCover: ([], [])}
+        by_kind: dict[type, tuple[list[int], list[list[list[int]]]]] = {
+            PathCover: ([], []),
+            TreeCover: ([], []),
+        }
         for b, found in enumerate(factors_of(self.layout)):
             factors = [factor for _, _, factor in found]
             trees, kind = cover_by_trees(factors), TreeCover
@@ -99,27 +100,61 @@ class Reweighted(GraphProgram):
             if rows
         ]
 
+    def bracket(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        """(S, B) twice: bounds of log Z from below, by structured mean field or the best labelling found, and
+        from above."""
+        scores = self._given(self.restrict(scores))
+        high = self.solve(scores)
+        low = self._mean_field.lower_bound(scores, high.node)
+        best = total_score(self.layout, scores, self._best_found(scores, high.node))
+        return torch.maximum(low, best), high.log_z
+
+    def decode(self, scores: Scores) -> Tensor:
+        """(S, B, N) a labelling that no change of a block of variables improves, not always the best; 0 at
+        padding. The best of several: from marginals as they are, and of scores ``SHARPER``."""
+        scores = self._given(self.restrict(scores))
+        return self._best_found(scores, self.solve(scores).node)
+
+    def sample(self, scores: Scores, generator: torch.Generator) -> Tensor:
+        """(S, B, N) one labelling per draw and example, by ``GIBBS_SWEEPS`` sweeps of Gibbs sampling over
+        blocks that are forests, from the labels that are most probable each; 0 at padding."""
+        scores = self._given(self.restrict(scores))
+        y = self.solve(scores).node.argmax(-1)
+        for _ in range(GIBBS_SWEEPS):
+            y = gibbs_sweep(self.layout, scores, y, self._blocks, generator)
+        return torch.where(self.layout.mask, y, 0)
+
+    def best(self, scores: Scores, n: int) -> tuple[Tensor, Tensor]:
+        self._refuse("no n best labellings", "use a graph narrow enough for exact sums, or draw samples")
+
+    def n_best(self, scores: Scores, n: int) -> tuple[Tensor, Tensor]:
+        return self.best(scores, n)
+
+    def entropy(self, scores: Scores) -> Tensor:
+        """(S, B) the mean entropy of the forests, in nats: that of the tree-reweighted bound, close to the
+        distribution's own where the bound is close to log Z. 0 where no labelling is allowed."""
+        return self._entropy(self.restrict(scores))
+
+    def _best_found(self, scores: Scores, node: Tensor) -> Tensor:
+        found = []
+        for p in (node, *(self.solve([x * by for x in scores]).node for by in SHARPER)):
+            start = torch.where(self.layout.mask, p.argmax(-1), 0)
+            y = improved(self.layout, scores, start, self._blocks, DECODE_SWEEPS)
+            found.append((torch.where(self.layout.mask, y, 0), total_score(self.layout, scores, y)))
+        labels, values = (torch.stack(x) for x in zip(*found, strict=True))
+        return labels.gather(0, values.argmax(0)[None, ..., None].expand(1, *labels.shape[1:]))[0]
+
+    def _given(self, scores: Scores) -> list[Tensor]:
+        f, *tables = (x.detach() for x in scores)
+        return [within_span(self.layout, f), *tables]
+
+    @cached_property
+    def _blocks(self) -> list[Block]:
+        return blocks_of(self.layout, "forest")
+
+    @cached_property
+    def _mean_field(self) -> MeanField:
+        return MeanField(self.layout)
+
     def _refuse(self, problem: str, remedy: str) -> NoReturn:
         raise InputError("structure", f"the tree-reweighted program has {problem}", remedy)
-
-
-class _Bound(torch.autograd.Function):
-    """The bound with the split held where it was left: marginals of the forests are then its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, program: Reweighted, *scores: Tensor) -> Tensor:
-        found = program.solve(scores)
-        shared = [is_shared(g, t) for g, t in zip(scores[1:], program.layout.tuples, strict=True)]
-        ctx.slopes, ctx.shared = (found.node, *found.tables), (False, *shared)
-        return found.log_z
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = []
-        for p, shared in zip(ctx.slopes, ctx.shared, strict=True):
-            if shared:
-                slopes.append(torch.einsum("sb,sb...->s...", grad, p))
-            else:
-                slopes.append(p * grad.view(*grad.shape, *[1] * (p.dim() - 2)))
-        return None, *slopes

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from structgp.structures.graph.cover import FLOOR, Solution, factors_of, is_shared
+from structgp.structures.graph.elimination import Elimination
 from structgp.structures.graph.layout import GraphLayout
-from structgp.structures.graph.program import Enumeration, by_tuple
+from structgp.structures.graph.program import by_tuple
 from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG
 
@@ -46,7 +47,7 @@ class TreeCover:
         self.scale = [x.to(rows.device) for x in scale]
         tuples = (replace(t, mask=x > 0) for t, x in zip(spread.tuples, self.scale, strict=True))
         self.forests = replace(spread, tuples=tuple(tuples))
-        self.program = Enumeration(self.forests)
+        self.program = Elimination(self.forests)
 
     def solve(self, scores: Scores, sweeps: int, tolerance: float, split: Tensor | None) -> Solution:
         f, *tables = scores
