@@ -62,7 +62,7 @@ class TupleView(RowLayout):
         for j, part in enumerate(chosen if self.has_sparse else ()):
             ids = np.broadcast_to(np.arange(D) + j * known, (len(part), D))
             parts.append(np.stack([ids, part[:, P : P + D]], -1).reshape(len(part), 2 * D))
-            found = part[:, P + D :].reshape(len(part), -1, 2).copy()
+            found = part[:, P + D :].reshape(len(part), (part.shape[1] - P - D) // 2, 2).copy()
             place, unseen = found[..., 0], found[..., 0] >= self.node.n_sparse
             there = place >= 0
             far = n * known + (place - self.node.n_sparse) * n + j

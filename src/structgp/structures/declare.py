@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from structgp.structures.spec import Spec, Template, chain, refuse
+from structgp.structures.spec import PROGRAMS, Spec, Template, chain, refuse
 
 NODE = Template("node", 1, None)
 
@@ -155,7 +155,7 @@ def words(spec: Spec) -> str:
 
 
 def _using(spec: Spec) -> str:
-    if spec.program == "auto" and spec.most_entries is None:
+    if spec.program == PROGRAMS[0] and spec.most_entries is None:
         return ""
     most = "" if spec.most_entries is None else f", {spec.most_entries}"
     return f".using({spec.program!r}{most})"

@@ -25,7 +25,7 @@ the example brings."""
 LIKELIHOODS = ("exact", "piecewise")
 
 PROGRAMS = ("auto", "exact", "reweighted", "loopy", "gibbs")
-"""How labellings are summed over. 'auto' is exact within a budget and tree-reweighted beyond it."""
+"""How labellings are summed over. The first is exact within a budget and tree-reweighted beyond it."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Spec:
     def is_chain(self) -> bool:
         """True for the linear chain, which has programs of its own."""
         usual = [t.name for t in self.templates] in (["node"], ["node", "next"])
-        return usual and not self.layers and self.program == "auto"
+        return usual and not self.layers and self.program == PROGRAMS[0]
 
     @property
     def form(self) -> str:
@@ -175,7 +175,7 @@ class Spec:
                 found[template.name] = template
             elif found.setdefault(template.name, template) != template and template != plain:
                 refuse("templates", f"cannot add two different templates {template.name!r}")
-        program = other.program if self.program == "auto" else self.program
+        program = other.program if self.program == PROGRAMS[0] else self.program
         most = other.most_entries if self.most_entries is None else self.most_entries
         return Spec(tuple(found.values()), self.likelihood, (), program, most)
 

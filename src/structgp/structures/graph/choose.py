@@ -12,6 +12,8 @@ from torch import Generator, Tensor
 
 from structgp.data.layout import GraphLayout
 from structgp.structures.graph.elimination import Elimination, entries_of
+from structgp.structures.graph.gibbs import Gibbs
+from structgp.structures.graph.loopy import Loopy
 from structgp.structures.graph.program import GraphProgram
 from structgp.structures.graph.reweighted import Reweighted
 from structgp.structures.program import Scores
@@ -25,6 +27,8 @@ on data."""
 NAMED: dict[str, Callable[[GraphLayout], GraphProgram]] = {
     "exact": Elimination,
     "reweighted": Reweighted,
+    "loopy": Loopy,
+    "gibbs": Gibbs,
 }
 
 
