@@ -67,7 +67,7 @@ class TupleView(RowLayout):
             there = place >= 0
             far = n * known + (place - self.node.n_sparse) * n + j
             found[..., 0] = np.where(there, np.where(unseen, far, place + D + j * known), place)
-            parts.append(found.reshape(len(part), -1))
+            parts.append(found.reshape(len(part), 2 * found.shape[1]))
         return np.concatenate(parts, 1)
 
 
