@@ -246,7 +246,7 @@ class Asked:
     def samples(self, n: int, known: Known | None = None) -> list[np.ndarray]:
         """(n, T) labellings of each sequence, drawn from the posterior; the same when asked again."""
         _check_number(n)
-        self.require("has_walk", "labellings to draw")
+        self.require("has_sample", "labellings to draw")
         found = [np.empty((n, 0), dtype=np.int64)] * len(self.rows)
         for i, at in self.one_by_one(known):
             seed = np.random.SeedSequence([self.model.seed, i]).generate_state(1)[0]
@@ -323,7 +323,7 @@ class Asked:
 
     def sequence_uncertainty(self, known: Known | None = None) -> np.ndarray:
         """(N, 2) the same for each whole labelling."""
-        self.require("has_walk", "entropy")
+        self.require("has_entropy", "entropy")
         found = np.zeros((len(self.rows), 2))
         for i, at in self.one_by_one(known):
             generator = torch.Generator().manual_seed(self.model.seed)
@@ -341,8 +341,12 @@ class Asked:
 
     def require(self, ability: str, what: str, place: str = "predict_with", use: str = "chain") -> None:
         """InputError where the structure that answers lacks an ability."""
-        if not getattr(self.model.structure, ability):
-            problem = f"{type(self.model.structure).__name__} offers no {what}"
+        structure = self.model.structure
+        if not getattr(structure, ability):
+            if structure.many_templates:
+                problem = f"the structure {structure.spec} offers no {what}"
+                raise InputError("structure", problem, "ask for what it offers, such as marginals")
+            problem = f"{type(structure).__name__} offers no {what}"
             raise InputError(place, problem, f"use {use!r}")
 
     def _each(

@@ -29,7 +29,15 @@ from structgp.inference.loop import Callback
 from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared, decoder_of
 from structgp.plan.grow_posterior import can_go_on, start_from
-from structgp.plan.options import Options, Parameters, check_class_weight, from_json, graph_of, refuse_graph, to_json
+from structgp.plan.options import (
+    Options,
+    Parameters,
+    check_class_weight,
+    from_json,
+    graph_of,
+    refuse_graph,
+    to_json,
+)
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of

@@ -363,7 +363,9 @@ def refuse_graph(options: Options, place: str) -> None:
     """InputError where a structure beyond the chain is used with what knows sequences alone."""
     spec = graph_of(options)
     if spec is not None:
-        raise InputError(place, f"knows chains, and the structure is {spec}", "use fit, with X and y in memory")
+        raise InputError(
+            place, f"knows chains, and the structure is {spec}", "use fit, with X and y in memory"
+        )
 
 
 def fingerprint(options: Options) -> dict[str, Any]:

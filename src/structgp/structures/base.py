@@ -46,12 +46,22 @@ class Structure(ABC):
     ignores_shift = handles_missing = takes_single = False
     many_templates = False  # whether it takes scores and layout of a graph, see ``declared.Declared``
     has_marginals = has_decoder = has_walk = has_n_best = False
-    has_curvature = has_local_curvature = False
+    has_curvature = has_local_curvature = has_sample = has_entropy = False
     spec: Spec = chain()
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
-        for method in ("marginals", "decode", "walk", "n_best", "curvature", "local_curvature"):
+        methods = (
+            "marginals",
+            "decode",
+            "walk",
+            "n_best",
+            "sample",
+            "entropy",
+            "curvature",
+            "local_curvature",
+        )
+        for method in methods:
             flag = "has_decoder" if method == "decode" else f"has_{method}"
             defined = getattr(cls, method) is not getattr(Structure, method)
             if flag not in vars(cls) and getattr(cls, flag) is False:

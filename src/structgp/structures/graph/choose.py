@@ -79,7 +79,10 @@ class Mixed(GraphProgram):
 
     def _some(self, scores: Scores, rows: Tensor) -> Sequence[Tensor]:
         rows = rows.to(scores[0].device)
-        apart = [True, *(g.dim() > 1 + t.arity for g, t in zip(scores[1:], self.layout.tuples, strict=True))]
+        apart = [
+            True,
+            *(g.dim() > 1 + t.arity for g, t in zip(scores[1:], self.layout.tuples, strict=True)),
+        ]
         return [x.index_select(1, rows) if own else x for x, own in zip(scores, apart, strict=True)]
 
     def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:

@@ -17,7 +17,14 @@ from torch import Tensor
 from structgp.errors import InputError
 from structgp.structures.graph.cover import within_span
 from structgp.structures.graph.layout import Tuples
-from structgp.structures.graph.local_moves import Block, blocks_of, entries, gibbs_sweep, improved, total_score
+from structgp.structures.graph.local_moves import (
+    Block,
+    blocks_of,
+    entries,
+    gibbs_sweep,
+    improved,
+    total_score,
+)
 from structgp.structures.graph.program import GraphProgram
 from structgp.structures.program import Scores
 from structgp.structures.semirings import Semiring
@@ -41,7 +48,9 @@ class Gibbs(GraphProgram):
 
     def __post_init__(self) -> None:
         if self.blocks not in ("colour", "forest"):
-            raise InputError("blocks", f"must be 'colour' or 'forest', got {self.blocks!r}", "pass one of them")
+            raise InputError(
+                "blocks", f"must be 'colour' or 'forest', got {self.blocks!r}", "pass one of them"
+            )
         if self.sweeps < BATCHES:
             raise InputError("sweeps", f"must be at least {BATCHES}, got {self.sweeps}", "pass more")
 
@@ -146,4 +155,6 @@ def _count(counts: Tensor, t: Tuples, y: Tensor) -> None:
     """Adds 1 to counts (S, B, E, *sizes) at what labellings y (S, B, N) have at each tuple."""
     S, (B, E) = len(y), t.mask.shape
     place = entries(t, y)
-    counts.view(S, B, E, -1).scatter_add_(-1, place[..., None], t.mask.to(counts).expand(S, B, E)[..., None])
+    counts.view(S, B, E, -1).scatter_add_(
+        -1, place[..., None], t.mask.to(counts).expand(S, B, E)[..., None]
+    )

@@ -105,7 +105,9 @@ def conditional_scores(block: Block, layout: GraphLayout, scores: Scores, y: Ten
     return total
 
 
-def improved(layout: GraphLayout, scores: Scores, y: Tensor, blocks: Sequence[Block], sweeps: int) -> Tensor:
+def improved(
+    layout: GraphLayout, scores: Scores, y: Tensor, blocks: Sequence[Block], sweeps: int
+) -> Tensor:
     """y (S, B, N) after each block in turn took its best labels given the others, until nothing changes."""
     shape, y = y.shape, y.flatten(1).clone()
     for _ in range(sweeps):

@@ -66,7 +66,9 @@ class MeanField:
                 at = t.index[..., j, None].expand(found.shape)
                 added[..., labels].scatter_add_(2, at, found)
                 if j == 0:
-                    p = node.gather(2, t.index[None, ..., 0, None].expand(*found.shape[:-1], node.shape[-1]))
+                    p = node.gather(
+                        2, t.index[None, ..., 0, None].expand(*found.shape[:-1], node.shape[-1])
+                    )
                     p = p[..., labels]
                     total = total + torch.where(p > 0, p * found, 0).flatten(2).sum(-1)
         return added, total

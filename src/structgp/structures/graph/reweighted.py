@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.structures.graph.cover import Cover, Solution, factors_of, join_draws, solve_all, with_slopes, within_span
+from structgp.structures.graph.cover import (
+    Cover,
+    Solution,
+    factors_of,
+    join_draws,
+    solve_all,
+    with_slopes,
+    within_span,
+)
 from structgp.structures.graph.forests import cover_by_paths, cover_by_trees
 from structgp.structures.graph.local_moves import Block, blocks_of, gibbs_sweep, improved, total_score
 from structgp.structures.graph.mean_field import MeanField
