@@ -118,7 +118,8 @@ def _by_recursion(
     leaves = [x.detach().requires_grad_() for x in (f, g, w)]
     with torch.enable_grad():
         log_z = recursion(*leaves, mask, scheme, LOG)
-    node, tables, ends = torch.autograd.grad(log_z.sum(), leaves)
+        total = log_z.sum()
+    node, tables, ends = torch.autograd.grad(total, leaves, materialize_grads=True)
     if spread:
         tables, ends = tables - tables.square(), ends - ends.square()
     length = ends.sum(2)

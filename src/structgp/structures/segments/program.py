@@ -101,6 +101,13 @@ class SegmentsProgram(Program):
         told = variance(found.node, basis).mean(0), bend if apart else bend[:, 0], found.length.mean(0)
         return told if not has_segments else (*told, by_start(found.ends).mean(0))
 
+    def _one_labelling(self, scores: Scores, semiring: Semiring) -> Tensor:
+        f, *rest = (x.detach() for x in self.restrict(scores))
+        with torch.enable_grad():
+            total = self.log_total((f.requires_grad_(), *rest), semiring).sum()
+        (hot,) = torch.autograd.grad(total, f)
+        return torch.where(self.layout.mask, hot.argmax(-1), 0)
+
     def _entropy(self, scores: Scores) -> Tensor:
         # A constant per token or transition changes nothing, and leaves more digits to the difference.
         f, g, h, *rest = scores
