@@ -20,11 +20,11 @@ from structgp.errors import InputError
 from structgp.evaluation.metrics import chunks
 from structgp.structures import Layout, Rules
 from structgp.structures.linear_chain.chain import ChainProgram
-from structgp.structures.segments import messages
-from structgp.structures.segments.program import SegmentsProgram, by_end
-from structgp.structures.segments.recursion import recursion
-from structgp.structures.segments.scheme import SpanScheme
+from structgp.structures.segments import span_messages as messages
+from structgp.structures.segments.ages import recursion
 from structgp.structures.segments.segments import Segments
+from structgp.structures.segments.semi_markov import SegmentsProgram, by_end
+from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.structures.semirings import LOG, MAX, KMax, Sampling
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -412,11 +412,11 @@ def test_long_sequences_are_those_of_log_space(size: float) -> None:
 
 
 def test_a_message_that_underflows_and_is_needed_after_all() -> None:
-    """A long span is improbable at each of its tokens, but all else is worse at the last one."""
+    """A long span is improbable at each of its tokens, but all else is worse at the last two."""
     T, L, classes = 14, 8, ("B-x", "I-x", "O")
     f = torch.zeros(1, 1, T, 3, dtype=torch.float64)
-    f[..., :2] = -100
-    f[:, :, -1] = torch.tensor([-3000.0, 0, -3000])
+    f[..., :2] = -110
+    f[:, :, -2:] = torch.tensor([-650.0, 0, -650])
     h = torch.full((1, 1, L + 1), -torch.inf, dtype=torch.float64)
     h[..., -1] = 0
     g, mask, scheme = f.new_zeros((1, 3, 3)), torch.ones(1, T, dtype=torch.bool), SpanScheme.of(classes)
@@ -458,8 +458,8 @@ def test_the_likelihood_asks_the_program() -> None:
     ]
     for one, other in pairs:
         assert torch.equal(one, other)
-    assert structure.has_marginals and structure.has_decoder and structure.has_n_best
-    assert structure.has_local_curvature and structure.ignores_shift and structure.handles_missing
+    for flag in ("marginals", "decoder", "n_best", "local_curvature"):
+        assert getattr(structure, f"has_{flag}")
     assert not structure.has_walk
     with pytest.raises(NotImplementedError, match="spans"):
         program.walk(scores)

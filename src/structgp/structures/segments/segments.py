@@ -11,8 +11,8 @@ from structgp.errors import InputError
 from structgp.structures.base import Curvature, Structure
 from structgp.structures.masks import Rules, keep_known
 from structgp.structures.program import Layout, Scores
-from structgp.structures.segments.program import SegmentsProgram
-from structgp.structures.segments.scheme import SpanScheme
+from structgp.structures.segments.semi_markov import SegmentsProgram
+from structgp.structures.segments.span_scheme import SpanScheme
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class SegmentsCurvature(Curvature):
 
 
 class Segments(Structure):
-    """Semi-Markov structured softmax over the labellings that ``rules`` allow. ``scheme`` says which spans a
-    labelling has. Labels y that are missing (negative) are summed out.
+    """Semi-Markov structured softmax over the labellings that ``rules`` allow. ``scheme`` says which spans
+    a labelling has. Labels y that are missing (negative) are summed out.
 
     Beside f and g, which are the chain's, methods take h (S, K, L+1), scores of spans by type and length,
     the last for all longer than L, and ``segment`` (S, B, T, L, K), scores of each possible span by first
@@ -56,11 +56,9 @@ class Segments(Structure):
     ) -> Tensor:
         return self.program(mask).node_marginals(self._scores(f, g, h, segment))
 
-    def spans(
-        self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor, segment: Tensor | None = None
-    ) -> Tensor:
-        """(S, B, T, L, K) probability of each possible span of up to L tokens, by first position, length and
-        type."""
+    def spans(self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor, segment: Tensor | None = None) -> Tensor:
+        """(S, B, T, L, K) probability of each possible span of up to L tokens, by first position, length
+        and type."""
         return self.program(mask).spans(self._scores(f, g, h, segment))
 
     def decode(  # type: ignore[override]

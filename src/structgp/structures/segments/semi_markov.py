@@ -1,7 +1,7 @@
 """The semi-Markov chain: structured softmax over labellings whose spans have scores as well.
 
-p(y) = exp(sum_t f[t, y_t] + sum_t g[y_t-1, y_t] + sum over spans of h[type, length] + segment[first position,
-length, type]) / Z.
+p(y) = exp(sum_t f[t, y_t] + sum_t g[y_t-1, y_t] + sum over spans (h[type, length] + segment[first, length,
+type])) / Z, with ``first`` the position where a span begins.
 
 Letters: S draws, B sequences, T positions (padded), V labels, K types of spans, L the longest span that has
 a score of its own; entry l of lengths is length l + 1, and entry L of h is for all that are longer.
@@ -17,17 +17,17 @@ from torch import Tensor
 
 from structgp.structures.masks import keep_known
 from structgp.structures.program import Program, Scores, transition_scores, variance
-from structgp.structures.segments.messages import expectations, log_partition
-from structgp.structures.segments.recursion import recursion
-from structgp.structures.segments.scheme import SpanScheme
+from structgp.structures.segments.ages import recursion
+from structgp.structures.segments.span_messages import expectations, log_partition
+from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.structures.semirings import LOG, Semiring
 
 
 @dataclass(frozen=True)
 class SegmentsProgram(Program):
-    """``scores`` is (f, g, h), or (f, g, h, segment): f (S, B, T, V); g (S, V, V) or (S, B, T-1, V, V); h (S,
-    K, L+1); segment (S, B, T, L, K), of each possible span by its first position, length and type, for those
-    up to L. Cost O(S B T V (V + L)) of every answer in usual schemes, times n for the n best."""
+    """``scores`` is (f, g, h) or (f, g, h, segment): f (S, B, T, V); g (S, V, V) or (S, B, T-1, V, V); h
+    (S, K, L+1); segment (S, B, T, L, K) of each possible span of up to L tokens, by its first position,
+    length and type. Cost O(S B T V (V + L)) of every answer in usual schemes, times n for the n best."""
 
     scheme: SpanScheme = field(kw_only=True)
 
@@ -73,8 +73,8 @@ class SegmentsProgram(Program):
         return told
 
     def slopes(self, scores: Scores) -> tuple[Tensor, ...]:
-        """Probabilities of labels (S, B, T, V) and of transitions (S, B, T-1, V, V), and expected numbers of
-        spans of each type and length (S, B, K, L+1); with segment scores also ``spans``."""
+        """Probabilities of labels (S, B, T, V) and of transitions (S, B, T-1, V, V), and expected
+        numbers of spans of each type and length (S, B, K, L+1); with segment scores also ``spans``."""
         found = expectations(*by_end(scores), self.layout.mask, self.scheme, by_end=len(scores) > 3)
         told = found.node, found.next, found.length
         return told if len(scores) < 4 else (*told, by_start(found.ends))

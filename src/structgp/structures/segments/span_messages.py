@@ -1,8 +1,9 @@
 """log Z over labels and spans, its gradient, and probabilities of labels, transitions and spans.
 
-Compiled loops (``compiled``) where numba is there, the numbers are on the CPU and there is enough to do;
-else, and for sequences whose scores are too far apart for probability space, the recursion in log space.
-Letters and arguments as in ``recursion``: w are scores of spans by type and length, (S, K, L+1), or (S, B,
+Compiled loops (``compiled_ages``) where numba is there, the numbers are on the CPU and there is enough to
+do; else, and for sequences whose scores are too far apart for probability space, the recursion of ``ages``
+in log space.
+Letters and arguments as in ``ages``: w are scores of spans by type and length, (S, K, L+1), or (S, B,
 T, K, L+1) by the position where the span ends as well.
 """
 
@@ -17,8 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from structgp.structures.linear_chain import messages as chain_messages
-from structgp.structures.segments.recursion import recursion
-from structgp.structures.segments.scheme import SpanScheme
+from structgp.structures.segments.ages import recursion
+from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.structures.semirings import LOG
 
 
@@ -60,7 +61,9 @@ class _LogPartition(torch.autograd.Function):
         node, tables, spans = ctx.saved_tensors
         one_table, one_w = ctx.shared
         node = node * grad[..., None, None]
-        tables = torch.einsum("sb...,sb->s...", tables[:, :, 0], grad) if one_table else _times(tables, grad)
+        tables = (
+            torch.einsum("sb...,sb->s...", tables[:, :, 0], grad) if one_table else _times(tables, grad)
+        )
         spans = torch.einsum("sb...,sb->s...", spans, grad) if one_w else _times(spans, grad)
         return node, tables, spans, None, None
 
@@ -115,11 +118,11 @@ def _by_recursion(
         g = g[:, None, None].expand(-1, B, max(T - 1, 0), -1, -1)
     if w.dim() == 3:
         w = w[:, None, None].expand(-1, B, T, -1, -1)
-    leaves = [x.detach().requires_grad_() for x in (f, g, w)]
+    f, g, w = (x.detach().requires_grad_() for x in (f, g, w))
     with torch.enable_grad():
-        log_z = recursion(*leaves, mask, scheme, LOG)
+        log_z = recursion(f, g, w, mask, scheme, LOG)
         total = log_z.sum()
-    node, tables, ends = torch.autograd.grad(total, leaves, materialize_grads=True)
+    node, tables, ends = torch.autograd.grad(total, (f, g, w), materialize_grads=True)
     if spread:
         tables, ends = tables - tables.square(), ends - ends.square()
     length = ends.sum(2)
@@ -130,14 +133,16 @@ def _by_recursion(
 def _in_loops(f: Tensor, w: Tensor) -> bool:
     """Whether compiled loops are possible and pay. Decided by shapes alone."""
     work = f.numel() * (f.shape[-1] + w.shape[-1])
-    return f.device.type == "cpu" and work >= max(1, chain_messages.WORTH_COMPILING) and _loops() is not None
+    return (
+        f.device.type == "cpu" and work >= max(1, chain_messages.WORTH_COMPILING) and _loops() is not None
+    )
 
 
 @cache
 def _loops() -> Any:
-    """The module ``compiled``; None where numba is not installed, or cannot work with what is."""
+    """The module ``compiled_ages``; None where numba is not installed, or cannot work with what is."""
     try:
-        from structgp.structures.segments import compiled
+        from structgp.structures.segments import compiled_ages
     except (ImportError, OSError, RuntimeError, SystemError):
         return None
-    return compiled
+    return compiled_ages

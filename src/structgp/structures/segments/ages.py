@@ -19,15 +19,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from structgp.structures.segments.scheme import SpanScheme
+from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.structures.semirings import Semiring
 
 
 def recursion(
     f: Tensor, g: Tensor, w: Tensor, mask: Tensor, scheme: SpanScheme, semiring: Semiring
 ) -> Tensor:
-    """(S, B) elements of the semiring. f : (S, B, T, V); g : (S, V, V) or (S, B, T-1, V, V); w : (S, K, L+1), or
-    (S, B, T, K, L+1) by the position where the span ends. Whatever stands at padding has no part in it."""
+    """(S, B) elements of the semiring. f : (S, B, T, V); g : (S, V, V) or (S, B, T-1, V, V); w : (S, K,
+    L+1), or (S, B, T, K, L+1) by the position where the span ends. What stands at padding has no part in
+    it."""
     S, B, T, V = f.shape
     scheme = scheme.to(f.device)
     f = f.masked_fill(~mask[..., None], 0)

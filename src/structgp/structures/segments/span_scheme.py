@@ -35,7 +35,9 @@ class SpanScheme:
         same = (self.inside[:, :, None] & self.inside[:, None]).any(0)
         if bool((~same & ~self.parts).any()):
             remedy = "set parts there: only labels of one type can be in one span"
-            raise InputError("scheme.parts", "labels of different types, or outside, are not parted", remedy)
+            raise InputError(
+                "scheme.parts", "labels of different types, or outside, are not parted", remedy
+            )
 
     @staticmethod
     def of(classes: Sequence[str]) -> SpanScheme:
