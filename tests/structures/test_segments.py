@@ -329,7 +329,7 @@ def test_gradients(apart: bool, has_segment: bool) -> None:
     weight = torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=torch.float64)
     y = torch.tensor([[1, 2, 2, 3], [0, -1, 2, -1]])
     assert torch.autograd.gradcheck(
-        lambda *scores: (weight * case.program.log_prob(scores, y)).sum(), leaves, atol=1e-7
+        lambda *scores: (weight * case.program.log_prob(scores, y)).sum(), leaves, atol=1e-7, fast_mode=True
     )
 
 
@@ -412,18 +412,24 @@ def test_long_sequences_are_those_of_log_space(size: float) -> None:
 
 
 def test_a_message_that_underflows_and_is_needed_after_all() -> None:
-    """A long span is improbable at each of its tokens, but all else is worse at the last two."""
-    T, L, classes = 14, 8, ("B-x", "I-x", "O")
+    """The only span that may begin is improbable at each of its tokens, but all else is worse at the last
+    two of them."""
+    classes, T = ("B-x", "I-x", "O"), 12
     f = torch.zeros(1, 1, T, 3, dtype=torch.float64)
-    f[..., :2] = -110
-    f[:, :, -2:] = torch.tensor([-650.0, 0, -650])
-    h = torch.full((1, 1, L + 1), -torch.inf, dtype=torch.float64)
-    h[..., -1] = 0
-    g, mask, scheme = f.new_zeros((1, 3, 3)), torch.ones(1, T, dtype=torch.bool), SpanScheme.of(classes)
+    f[..., 1] = -110
+    f[..., 0] = -torch.inf
+    f[:, :, 0, 1] = -torch.inf
+    f[:, :, 3, 0] = -110
+    f[:, :, -2:, 1:] = torch.tensor([0.0, -650])
+    g, h = f.new_zeros((1, 3, 3)), f.new_zeros((1, 1, 9))
+    g[:, 2, 1] = -torch.inf
+    h[..., :-1] = -torch.inf
+    mask, scheme = torch.ones(1, T, dtype=torch.bool), SpanScheme.of(classes)
     found = messages.expectations(f, g, h, mask, scheme)
+    torch.testing.assert_close(found.log_z, f.new_full((1, 1), -770))
     torch.testing.assert_close(found.log_z, recursion(f, g, h, mask, scheme, LOG))
-    torch.testing.assert_close(found.length.sum(), f.new_ones(()))
-    torch.testing.assert_close(found.node[0, 0, -1, 1], f.new_ones(()))
+    torch.testing.assert_close(found.length[..., -1], f.new_ones((1, 1, 1)))
+    torch.testing.assert_close(found.node[0, 0, 3:, :2].sum(), f.new_full((), 9))
 
 
 def test_single_precision() -> None:
