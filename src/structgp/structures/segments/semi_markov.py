@@ -125,13 +125,13 @@ def by_end(scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
     f, g, h, *rest = scores
     if not rest:
         return f, g, h
-    (segment,) = rest
-    T, L = segment.shape[2:4]
-    ages = [
-        torch.nn.functional.pad(segment[:, :, : max(T - a, 0), a], (0, 0, min(a, T), 0)) for a in range(L)
-    ]
-    longer = segment.new_zeros((*segment.shape[:3], segment.shape[-1]))
-    return f, g, h[:, None, None] + torch.stack([*ages, longer], -1)
+    by_age = rest[0].permute(0, 1, 4, 3, 2)  # (S, B, K, L, T)
+    L, T = by_age.shape[-2:]
+    # Row a moves a positions on: rows of T + L, read as if they were one shorter.
+    rows = torch.nn.functional.pad(by_age, (0, L)).flatten(-2)[..., : L * (T + L - 1)]
+    moved = rows.unflatten(-1, (L, T + L - 1))[..., :T].permute(0, 1, 4, 2, 3)
+    longer = moved.new_zeros((*moved.shape[:-1], 1))
+    return f, g, h[:, None, None] + torch.cat([moved, longer], -1)
 
 
 def by_start(ends: Tensor) -> Tensor:
