@@ -1,0 +1,105 @@
+"""The semi-Markov likelihood: a linear chain with scores of whole spans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from structgp.errors import InputError
+from structgp.structures.base import Curvature, Structure
+from structgp.structures.masks import Rules, keep_known
+from structgp.structures.program import Layout, Scores
+from structgp.structures.segments.semi_markov import SegmentsProgram
+from structgp.structures.segments.span_scheme import SpanScheme
+
+
+@dataclass(frozen=True)
+class SegmentsCurvature(Curvature):
+    """``Curvature``, with length : (B, K, L+1) of the scores of lengths; segment : (B, T, L, K) of those of
+    each possible span, if there are any."""
+
+    length: Tensor
+    segment: Tensor | None = None
+
+
+class Segments(Structure):
+    """Semi-Markov structured softmax over the labellings that ``rules`` allow. ``scheme`` says which spans
+    a labelling has. Labels y that are missing (negative) are summed out.
+
+    Beside f and g, which are the chain's, methods take h (S, K, L+1), scores of spans by type and length,
+    the last for all longer than L, and ``segment`` (S, B, T, L, K), scores of each possible span by first
+    position, length and type, or None. Cost O(S B T V (V + L)) in usual schemes. The labels alone are not a
+    Markov chain, so there is no ``walk``; ``spans`` has the probabilities of spans."""
+
+    ignores_shift = handles_missing = True
+    rules: Rules | None = None
+
+    def __init__(self, scheme: SpanScheme, rules: Rules | None = None) -> None:
+        self.scheme = scheme
+        self.rules = None if rules is None or rules.is_free else rules
+
+    def __repr__(self) -> str:
+        return f"Segments(scheme{'' if self.rules is None else ', rules'})"
+
+    def program(self, mask: Tensor) -> SegmentsProgram:
+        return SegmentsProgram(Layout(mask), self.rules, scheme=self.scheme)
+
+    def log_prob(  # type: ignore[override]
+        self, f: Tensor, g: Tensor, h: Tensor, y: Tensor, mask: Tensor, segment: Tensor | None = None
+    ) -> Tensor:
+        return self.program(mask).log_prob(self._scores(f, g, h, segment), y)
+
+    def marginals(  # type: ignore[override]
+        self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor, segment: Tensor | None = None
+    ) -> Tensor:
+        return self.program(mask).node_marginals(self._scores(f, g, h, segment))
+
+    def spans(self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor, segment: Tensor | None = None) -> Tensor:
+        """(S, B, T, L, K) probability of each possible span of up to L tokens, by first position, length
+        and type."""
+        return self.program(mask).spans(self._scores(f, g, h, segment))
+
+    def decode(  # type: ignore[override]
+        self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor, segment: Tensor | None = None
+    ) -> Tensor:
+        return self.program(mask).decode(self._scores(f, g, h, segment))
+
+    def n_best(  # type: ignore[override]
+        self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor, n: int, segment: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self.program(mask).n_best(self._scores(f, g, h, segment), n)
+
+    def sample(  # type: ignore[override]
+        self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor, generator: Generator,
+        segment: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        return self.program(mask).sample(self._scores(f, g, h, segment), generator)
+
+    def entropy(  # type: ignore[override]
+        self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor, segment: Tensor | None = None
+    ) -> Tensor:
+        return self.program(mask).entropy(self._scores(f, g, h, segment))
+
+    def local_curvature(  # type: ignore[override]
+        self, f: Tensor, g: Tensor, h: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None,
+        segment: Tensor | None = None,
+    ) -> SegmentsCurvature:  # fmt: skip
+        """Variances of each label, each label with the next one, and each span. With labels missing, what
+        those variances lose by the labels that are known; what they gain counts as flat."""
+        with torch.no_grad():
+            program = self.program(mask)
+            scores = program.restrict(self._scores(f, g, h, segment))
+            found = program.variances(scores, basis)
+            if bool(((y < 0) & mask).any()):
+                left = program.variances((keep_known(scores[0], y, mask), *scores[1:]), basis)
+                found = tuple(a - b for a, b in zip(found, left, strict=True))
+            return SegmentsCurvature(*(x.clamp(min=0) for x in found))
+
+    def _scores(self, f: Tensor, g: Tensor, h: Tensor, segment: Tensor | None) -> Scores:
+        K, V = self.scheme.inside.shape
+        if f.shape[-1] != V or h.dim() != 3 or h.shape[1] != K or h.shape[2] < 2:
+            problem = f"f has shape {tuple(f.shape)} and h {tuple(h.shape)}, with {V} labels, {K} types"
+            raise InputError("scores", problem, "pass f (S, B, T, V), h (S, K, L+1) with L at least 1")
+        return (f, g, h) if segment is None else (f, g, h, segment)
