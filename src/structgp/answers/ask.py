@@ -103,7 +103,9 @@ class Model:
     @cached_property
     def structure(self) -> Structure:
         """The structure that answers."""
-        return structure_for(self.spec, self.rules) if self.predictor is None else self.predictor
+        if self.predictor is not None:
+            return self.predictor
+        return structure_for(self.spec, self.rules, self.labels.classes)
 
     @cached_property
     def split(self) -> Any:

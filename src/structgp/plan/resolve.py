@@ -25,7 +25,7 @@ from structgp.plan import choices
 from structgp.plan.choices import ASKED, Choice
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
 from structgp.plan.programs import program_of
-from structgp.structures import Chain, Custom, Declared, Spec, Structure, Template
+from structgp.structures import Chain, Custom, Declared, Segments, Spec, Structure, Template
 
 LATER_LEARNING_ROUNDS = 1
 """How often the kernel moves in a ``partial_fit`` after the first."""
@@ -85,7 +85,7 @@ class Plan:
     @property
     def answers_spans(self) -> bool:
         """Whether the structure that answers knows probabilities of spans."""
-        if isinstance(self.structure.value, Declared):
+        if self.structure.value.many_templates:
             return self.structure.value.has_walk
         return self.predictor is None or self.predictor.has_walk
 
@@ -192,7 +192,7 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
     out."""
     structure, sd = choices.structure_of(options, examples), float(options.prior.transition_sd)
     spec, predictor = structure.value.spec, None  # the chain itself answers
-    if isinstance(options.structure, Custom) or type(structure.value) not in (Chain, Declared):
+    if isinstance(options.structure, Custom) or type(structure.value) not in (Chain, Declared, Segments):
         predictor = choices.predictor_of(options, structure.value)
     if sd == 0 and spec.next is not None and not spec.next.is_constant:
         problem = f"0 leaves transitions out, and {spec} gives them features"

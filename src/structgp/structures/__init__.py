@@ -12,6 +12,8 @@ from structgp.structures.opaque.blackbox import BlackBox
 from structgp.structures.opaque.differences import Differences
 from structgp.structures.program import Layout, Program, compile
 from structgp.structures.pseudo_likelihood import Piecewise
+from structgp.structures.segments.segments import Segments
+from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.structures.spec import Spec, Template, chain, piecewise
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "Piecewise",
     "Program",
     "Rules",
+    "Segments",
+    "SpanScheme",
     "Spec",
     "Structure",
     "Template",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from structgp.structures.linear_chain.chain import Chain
 from structgp.structures.masks import Rules
 from structgp.structures.opaque.blackbox import BlackBox
 from structgp.structures.pseudo_likelihood import Piecewise
+from structgp.structures.segments.segments import Segments
+from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.structures.spec import Spec, chain, piecewise
 
 NAMED: dict[str, Spec] = {"chain": chain(), "piecewise": piecewise()}
@@ -34,8 +36,11 @@ class Custom:
     batched: bool | None = None
 
 
-def structure_for(spec: Spec, rules: Rules | None = None) -> Structure:
-    """The exact likelihood that a spec declares, over the labellings that ``rules`` allow."""
+def structure_for(spec: Spec, rules: Rules | None = None, classes: Sequence[str] = ()) -> Structure:
+    """The likelihood that a spec declares, over the labellings that ``rules`` allow. classes : the labels,
+    which say what a segment is."""
+    if spec.has_segments:
+        return Segments(SpanScheme.of(list(classes)), rules, spec)
     return Chain(rules, spec) if spec.is_chain else Declared(spec, rules)
 
 
