@@ -65,7 +65,8 @@ def test_every_exported_structure_has_an_entry() -> None:
         and issubclass(part, Structure)
         and not inspect.isabstract(part)
     }
-    assert exported == set(STRUCTURES)
+    declared = {"Declared", "Segments"}  # of other scores than f and g: test_declared, test_segments
+    assert exported - declared == set(STRUCTURES)
 
 
 @each_structure
