@@ -70,8 +70,8 @@ def totals(scores: Tensor, schedule: Schedule, with_gradient: bool) -> tuple[Ten
 def _arrays(s: Schedule) -> tuple[np.ndarray, ...]:
     p = s.parts
     cliques = np.stack([s.n_rows, s.n_labels, s.message[:-1], s.part[:-1], s.part[1:]], 1)
-    parts = np.stack([p.is_own, p.is_message, p.base, p.stride, p.source, p.row_map], 1).astype(np.int64)
-    return cliques, parts, s.row_maps, s.first_clique, s.segment, s.first_segment
+    parts = [p.is_own, p.is_message, p.base, p.stride, p.source, p.row_map, p.is_straight]
+    return cliques, np.stack(parts, 1).astype(np.int64), s.row_maps, s.first_clique, s.segment, s.first_segment
 
 
 @_compiled
@@ -98,32 +98,37 @@ def _load(scores: Any, segment: Any, first: int, last: int, x: Any, top: Any, le
 
 
 @_compiled
-def _fill(
-    clique: Any, parts: Any, row_maps: Any, x: Any, messages: Any, offset: int, row: Any, table: Any
-) -> int:
-    """table (R n,) <- the product of the parts of a clique. Returns the first part that is not its own."""
-    n_rows, n_labels = clique[0], clique[1]
-    p, last = clique[3], clique[4]
+def _own(clique: Any, parts: Any, x: Any, messages: Any, offset: int, row: Any) -> int:
+    """row (n,) <- the product of the parts that depend on the eliminated variable alone. Returns the first of
+    the others."""
+    n_labels, p = clique[1], clique[3]
     row[:n_labels] = 1.0
-    while p < last and parts[p, 0]:
+    while p < clique[4] and parts[p, 0]:
         stride = parts[p, 3]
-        if parts[p, 1]:
-            source, base = messages, parts[p, 2] - offset
+        source, base = (messages, parts[p, 2] - offset) if parts[p, 1] else (x, parts[p, 2])
+        if stride == 1:
+            here = source[base : base + n_labels]
+            for i in range(n_labels):
+                row[i] *= here[i]
         else:
-            source, base = x, parts[p, 2]
-        for i in range(n_labels):
-            row[i] *= source[base + i * stride]
+            for i in range(n_labels):
+                row[i] *= source[base + i * stride]
         p += 1
-    wide = p
-    if p == last:
-        for r in range(n_rows):
-            table[r * n_labels : (r + 1) * n_labels] = row[:n_labels]
-    while p < last:
+    return p
+
+
+@_compiled
+def _fill(
+    clique: Any, wide: int, parts: Any, row_maps: Any, x: Any, messages: Any, offset: int, row: Any,
+    table: Any,
+) -> None:  # fmt: skip
+    """table (R n,) <- the product of the parts of a clique, of which ``row`` has those before ``wide``."""
+    n_rows, n_labels, last = clique[0], clique[1], clique[4]
+    if wide == last:
+        table[:n_labels] = row[:n_labels]
+    for p in range(wide, last):
         stride, maps = parts[p, 3], parts[p, 5]
-        if parts[p, 1]:
-            source, base = messages, parts[p, 2] - offset
-        else:
-            source, base = x, parts[p, 2]
+        source, base = (messages, parts[p, 2] - offset) if parts[p, 1] else (x, parts[p, 2])
         for r in range(n_rows):
             begin, to = base + row_maps[maps + r], r * n_labels
             if p == wide:
@@ -132,8 +137,64 @@ def _fill(
             else:
                 for i in range(n_labels):
                     table[to + i] *= source[begin + i * stride]
-        p += 1
-    return wide
+
+
+@_reordered
+def _product(
+    clique: Any, part: Any, row_maps: Any, source: Any, base: int, row: Any, out: Any
+) -> None:
+    """out (R,) <- the sums of the rows of a table whose only other part is ``part``."""
+    n_rows, n_labels, stride = clique[0], clique[1], part[3]
+    if part[6]:
+        out[:] = 0
+        for i in range(n_labels):
+            here, by = source[base + i * stride : base + i * stride + n_rows], row[i]
+            for r in range(n_rows):
+                out[r] += by * here[r]
+        return
+    for r in range(n_rows):
+        begin, total = base + row_maps[part[5] + r], 0.0
+        if stride == 1:
+            here = source[begin : begin + n_labels]
+            for i in range(n_labels):
+                total += row[i] * here[i]
+        else:
+            for i in range(n_labels):
+                total += row[i] * source[begin + i * stride]
+        out[r] = total
+
+
+@_reordered
+def _product_back(
+    clique: Any, part: Any, row_maps: Any, source: Any, base: int, row: Any, scale: Any, out: Any, own: Any
+) -> None:
+    """The way back of ``_product``: probabilities of the entries of the table, row r times ``scale[r]``, are
+    added to what they come from; own (n,) <- their sums over rows."""
+    n_rows, n_labels, stride = clique[0], clique[1], part[3]
+    own[:n_labels] = 0
+    if part[6]:
+        for i in range(n_labels):
+            begin = base + i * stride
+            here, to, by, total = source[begin : begin + n_rows], out[begin : begin + n_rows], row[i], 0.0
+            for r in range(n_rows):
+                p = by * here[r] * scale[r]
+                to[r] += p
+                total += p
+            own[i] = total
+        return
+    for r in range(n_rows):
+        begin, by = base + row_maps[part[5] + r], scale[r]
+        if stride == 1:
+            here, to = source[begin : begin + n_labels], out[begin : begin + n_labels]
+            for i in range(n_labels):
+                p = by * here[i] * row[i]
+                to[i] += p
+                own[i] += p
+        else:
+            for i in range(n_labels):
+                p = by * source[begin + i * stride] * row[i]
+                out[begin + i * stride] += p
+                own[i] += p
 
 
 @_reordered
@@ -147,7 +208,7 @@ def _sum(x: Any, begin: int, n: int) -> float:
 @_compiled
 def _inward(
     first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, top: Any, least: Any,
-    first_segment: int, messages: Any, message_least: Any, row: Any, table: Any,
+    first_segment: int, messages: Any, largest: Any, message_least: Any, row: Any, table: Any,
 ) -> tuple[int, float]:  # fmt: skip
     """The messages of all cliques of an example, divided by their largest number; and log Z."""
     log_z = 0.0
@@ -162,27 +223,34 @@ def _inward(
                 log_z += top[parts[p, 4] - first_segment]
         if bound < SMALLEST:
             return UNSAFE, 0.0
-        _fill(cliques[c], parts, row_maps, x, messages, offset, row, table)
         n_rows, n_labels, to = cliques[c, 0], cliques[c, 1], cliques[c, 2] - offset
+        sums = messages[to : to + n_rows]
+        wide = _own(cliques[c], parts, x, messages, offset, row)
+        if cliques[c, 4] == wide + 1:
+            source, base = (messages, parts[wide, 2] - offset) if parts[wide, 1] else (x, parts[wide, 2])
+            _product(cliques[c], parts[wide], row_maps, source, base, row, sums)
+        else:
+            _fill(cliques[c], wide, parts, row_maps, x, messages, offset, row, table)
+            for r in range(n_rows):
+                sums[r] = _sum(table, r * n_labels, n_labels)
         high, low = 0.0, np.inf
         for r in range(n_rows):
-            total = _sum(table, r * n_labels, n_labels)
-            messages[to + r] = total
+            total = sums[r]
             high = total if total > high else high
             low = total if 0 < total < low else low
         if high == 0:
             return IMPOSSIBLE, 0.0
         for r in range(n_rows):
-            messages[to + r] /= high
-        message_least[c - first] = low / high
+            sums[r] /= high
+        largest[c - first], message_least[c - first] = high, low / high
         log_z += math.log(high)
     return DONE, log_z
 
 
 @_compiled
 def _outward(
-    first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, messages: Any, row: Any,
-    table: Any, slope: Any, share: Any,
+    first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, messages: Any, largest: Any,
+    row: Any, own: Any, table: Any, slope: Any, share: Any,
 ) -> None:  # fmt: skip
     """slope (L,) <- the gradient of log Z. share : of the messages, the probabilities of their rows."""
     slope.fill(0)
@@ -192,30 +260,35 @@ def _outward(
     share[: cliques[last - 1, 2] - offset + cliques[last - 1, 0]] = 0
     share[cliques[last - 1, 2] - offset] = 1
     for c in range(last - 1, first - 1, -1):
-        wide = _fill(cliques[c], parts, row_maps, x, messages, offset, row, table)
         n_rows, n_labels, to = cliques[c, 0], cliques[c, 1], cliques[c, 2] - offset
-        row[:n_labels] = 0
+        wide, last_part = _own(cliques[c], parts, x, messages, offset, row), cliques[c, 4]
+        scale = share[to : to + n_rows]
         for r in range(n_rows):
-            begin = r * n_labels
-            total = _sum(table, begin, n_labels)
-            scale = share[to + r] / total if total > 0 else 0.0
-            for i in range(n_labels):
-                table[begin + i] *= scale
-                row[i] += table[begin + i]
-        for p in range(cliques[c, 3], cliques[c, 4]):
-            stride = parts[p, 3]
-            if parts[p, 1]:
-                out, base = share, parts[p, 2] - offset
-            else:
-                out, base = slope, parts[p, 2]
-            if p < wide:
-                for i in range(n_labels):
-                    out[base + i * stride] += row[i]
-                continue
+            if messages[to + r] > 0:
+                scale[r] /= messages[to + r] * largest[c - first]
+        if last_part == wide + 1:
+            source, base = (messages, parts[wide, 2] - offset) if parts[wide, 1] else (x, parts[wide, 2])
+            out = share if parts[wide, 1] else slope
+            _product_back(cliques[c], parts[wide], row_maps, source, base, row, scale, out, own)
+        else:
+            _fill(cliques[c], wide, parts, row_maps, x, messages, offset, row, table)
+            own[:n_labels] = 0
             for r in range(n_rows):
-                begin, source = base + row_maps[parts[p, 5] + r], r * n_labels
                 for i in range(n_labels):
-                    out[begin + i * stride] += table[source + i]
+                    table[r * n_labels + i] *= scale[r]
+                    own[i] += table[r * n_labels + i]
+            for p in range(wide, last_part):
+                stride, maps = parts[p, 3], parts[p, 5]
+                out, base = (share, parts[p, 2] - offset) if parts[p, 1] else (slope, parts[p, 2])
+                for r in range(n_rows):
+                    begin = base + row_maps[maps + r]
+                    for i in range(n_labels):
+                        out[begin + i * stride] += table[r * n_labels + i]
+        for p in range(cliques[c, 3], wide):
+            stride = parts[p, 3]
+            out, base = (share, parts[p, 2] - offset) if parts[p, 1] else (slope, parts[p, 2])
+            for i in range(n_labels):
+                out[base + i * stride] += own[i]
 
 
 @_compiled
@@ -238,7 +311,7 @@ def _run(
     x, slope = np.zeros(L), np.zeros(L)
     top, least = np.empty(n_segments), np.empty(n_segments)
     messages, share, message_least = np.empty(n_messages), np.empty(n_messages), np.empty(n_cliques)
-    row, table = np.empty(widest), np.empty(largest)
+    row, own, table, tops = np.empty(widest), np.empty(widest), np.empty(largest), np.empty(n_cliques)
     for unit in range(begin, end):
         s, b = unit // B, unit % B
         first, last = first_clique[b], first_clique[b + 1]
@@ -247,14 +320,14 @@ def _run(
         if found == DONE:
             found, value = _inward(
                 first, last, cliques, parts, row_maps, x, top, least,
-                first_segment[b], messages, message_least, row, table,
+                first_segment[b], messages, tops, message_least, row, table,
             )  # fmt: skip
         state[s, b] = found
         log_z[s, b] = value if found == DONE else -np.inf
         if gradient.size:
             if found == DONE:
                 _outward(
-                    first, last, cliques, parts, row_maps, x, messages, row, table, slope, share
+                    first, last, cliques, parts, row_maps, x, messages, tops, row, own, table, slope, share
                 )
                 gradient[s, b] = slope
             else:
