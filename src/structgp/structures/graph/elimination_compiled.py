@@ -1,21 +1,21 @@
 """Elimination in probability space, compiled by numba: log Z and its gradient in one go.
 
-One example of one draw at a time. Scores are exponentiated less the maximum of their segment, tables are
-products, and messages are divided by their largest number: sums of numbers that are not negative, which are
-right to rounding as long as none but those of -inf becomes 0. The smallest positive number of each segment and
-message bounds those of the next table: where that bound is too small, the example is given up (``UNSAFE``), to
-be done in log space.
+One example at a time, of eight draws side by side (``lanes``). Scores are exponentiated less the maximum of
+their segment, tables are products, and messages are divided by their largest number: sums of numbers that are
+not negative, which are right to rounding as long as none but those of -inf becomes 0. The smallest positive
+number of each segment and message bounds those of the next table: where that bound is too small, all is left
+to log space.
 
 The way back gives each table the probabilities of its entries: those of its rows, known from the clique that
 its message went to, shared out within each row. Their sums over all but a part's own entries are the gradient
-in that part, and the probabilities of the rows of the cliques before. All of it is in double precision.
+in that part, and the probabilities of the rows of the cliques before. All of it is in double precision. A
+table with one part beside those of its own variable, as all of a tree, is a matrix product and never built.
 
 Needs numba (``structgp[fast]``), which compiles at the first use and keeps the result in a file.
 """
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -26,21 +26,33 @@ from numba import njit
 from torch import Tensor
 
 from structgp.structures.graph.elimination_schedule import Schedule
+from structgp.structures.graph.lanes import (
+    LANES,
+    add,
+    add_product,
+    divide,
+    dot,
+    highest,
+    lowest,
+    multiply,
+    multiply_and_add,
+    row_sum,
+)
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 
 WORTH_A_THREAD = 1_000_000
 """Table entries of all draws below which a second thread does not pay."""
 
 SMALLEST = 1e-280
-"""A table with smaller positive entries is not trusted; the smallest normal number is 2e-308."""
+"""A table that may have smaller positive entries is not trusted; the smallest normal number is 2e-308."""
 
 WIDEST = -600.0
 """The same of the logarithm of an entry of one segment."""
 
-DONE, IMPOSSIBLE, UNSAFE = range(3)
+BLOCK = 256
+"""Entries of a table that are built at once, 16 KiB in eight draws: half of the nearest cache."""
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
-_reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
 
 def totals(scores: Tensor, schedule: Schedule, with_gradient: bool) -> tuple[Tensor, Tensor] | None:
@@ -48,171 +60,102 @@ def totals(scores: Tensor, schedule: Schedule, with_gradient: bool) -> tuple[Ten
     too large a spread."""
     S, B, L = scores.shape
     given = scores.detach().contiguous().numpy()
-    log_z, state = np.zeros((S, B)), np.zeros((S, B), np.int64)
+    log_z = np.zeros((S, B))
     gradient = np.empty((S, B, L) if with_gradient else (0, 0, 0), given.dtype)
-    arguments = given, *_arrays(schedule), log_z, state, gradient
-    units = S * B
+    arguments = given, *_arrays(schedule), log_z, gradient
+    units = -(-S // LANES) * B
     n = max(1, min(torch.get_num_threads(), units, S * schedule.entries // WORTH_A_THREAD))
     first, *others = pairwise(units * i // n for i in range(n + 1))
-    if not others:
-        _run(*arguments, *first)
-    else:
-        with ThreadPoolExecutor(len(others)) as pool:
-            running = [pool.submit(_run, *arguments, *ends) for ends in others]
-            _run(*arguments, *first)
-        for part in running:
-            part.result()  # raises what went wrong there
-    if (state == UNSAFE).any():
-        return None
-    return torch.from_numpy(log_z).to(scores.dtype), torch.from_numpy(gradient)
+    with ThreadPoolExecutor(max(1, len(others))) as pool:
+        running = [pool.submit(_run, *arguments, *ends) for ends in others]
+        safe = _run(*arguments, *first)
+    safe = all([safe, *(part.result() for part in running)])
+    return (torch.from_numpy(log_z).to(scores.dtype), torch.from_numpy(gradient)) if safe else None
 
 
 def _arrays(s: Schedule) -> tuple[np.ndarray, ...]:
+    """Cliques (M, 5) and parts (P, 6), row by row what the loops need of each."""
     p = s.parts
     cliques = np.stack([s.n_rows, s.n_labels, s.message[:-1], s.part[:-1], s.part[1:]], 1)
-    parts = [p.is_own, p.is_message, p.base, p.stride, p.source, p.row_map, p.is_straight]
-    return cliques, np.stack(parts, 1).astype(np.int64), s.row_maps, s.first_clique, s.segment, s.first_segment
+    parts = np.stack([p.is_own, p.is_message, p.base, p.stride, p.source, p.row_map], 1).astype(np.int64)
+    return cliques, parts, s.row_maps, s.first_clique, s.segment, s.first_segment
 
 
 @_compiled
-def _load(scores: Any, segment: Any, first: int, last: int, x: Any, top: Any, least: Any) -> int:
-    """x (L,) <- exp of the scores less the maximum of their segment; of each segment that maximum and the
-    smallest positive number."""
+def _load(scores: Any, b: int, segment: Any, first: int, last: int, x: Any, top: Any, least: Any) -> bool:
+    """x (L, lanes) <- exp of the scores (lanes, B, L) less the maximum of their segment. Of each segment that
+    maximum (lanes,), -inf where nothing is possible, and its smallest positive number."""
     for i in range(first, last):
         begin, size = segment[i, 0], segment[i, 1]
-        high = -np.inf
-        for j in range(begin, begin + size):
-            high = scores[j] if scores[j] > high else high
-        if high == -np.inf:
-            return IMPOSSIBLE
-        low = 0.0
-        for j in range(begin, begin + size):
-            x[j] = scores[j] - high
-            low = x[j] if -np.inf < x[j] < low else low
-        if low < WIDEST:
-            return UNSAFE
-        top[i - first], least[i - first] = high, low
+        least[i - first] = 0
+        for k in range(LANES):
+            here = scores[min(k, len(scores) - 1), b, begin : begin + size]
+            high = -np.inf
+            for j in range(size):
+                high = here[j] if here[j] > high else high
+            top[(i - first) * LANES + k] = high
+            low, to = 0.0, begin * LANES + k
+            for j in range(size):
+                value = here[j] - high if high > -np.inf else here[j]  # -inf, or nan
+                x[to + j * LANES] = value
+                low = value if -np.inf < value < low else low
+            least[i - first] = min(least[i - first], low)
+        if least[i - first] < WIDEST:
+            return False
     exp_in_place(x)
     exp_in_place(least[: last - first])
-    return DONE
+    return True
 
 
 @_compiled
 def _own(clique: Any, parts: Any, x: Any, messages: Any, offset: int, row: Any) -> int:
-    """row (n,) <- the product of the parts that depend on the eliminated variable alone. Returns the first of
-    the others."""
+    """row (n, lanes) <- the product of the parts that depend on the eliminated variable alone. Returns the
+    first of the others."""
     n_labels, p = clique[1], clique[3]
-    row[:n_labels] = 1.0
+    row[: n_labels * LANES] = 1.0
     while p < clique[4] and parts[p, 0]:
-        stride = parts[p, 3]
+        step = parts[p, 3] * LANES
         source, base = (messages, parts[p, 2] - offset) if parts[p, 1] else (x, parts[p, 2])
-        if stride == 1:
-            here = source[base : base + n_labels]
-            for i in range(n_labels):
-                row[i] *= here[i]
-        else:
-            for i in range(n_labels):
-                row[i] *= source[base + i * stride]
+        for i in range(n_labels):
+            multiply(row, i * LANES, row, i * LANES, source, base * LANES + i * step)
         p += 1
     return p
 
 
 @_compiled
 def _fill(
-    clique: Any, wide: int, parts: Any, row_maps: Any, x: Any, messages: Any, offset: int, row: Any,
-    table: Any,
+    clique: Any, wide: int, first: int, last: int, parts: Any, row_maps: Any, x: Any, messages: Any,
+    offset: int, row: Any, table: Any,
 ) -> None:  # fmt: skip
-    """table (R n,) <- the product of the parts of a clique, of which ``row`` has those before ``wide``."""
-    n_rows, n_labels, last = clique[0], clique[1], clique[4]
-    if wide == last:
-        table[:n_labels] = row[:n_labels]
-    for p in range(wide, last):
-        stride, maps = parts[p, 3], parts[p, 5]
+    """table (last - first, n, lanes) <- some rows of the product of the parts of a clique, of which ``row``
+    has those before ``wide``."""
+    n_labels = clique[1]
+    if wide == clique[4]:
+        table[: n_labels * LANES] = row[: n_labels * LANES]
+    for p in range(wide, clique[4]):
+        step, maps = parts[p, 3] * LANES, parts[p, 5]
         source, base = (messages, parts[p, 2] - offset) if parts[p, 1] else (x, parts[p, 2])
-        for r in range(n_rows):
-            begin, to = base + row_maps[maps + r], r * n_labels
-            if p == wide:
-                for i in range(n_labels):
-                    table[to + i] = row[i] * source[begin + i * stride]
-            else:
-                for i in range(n_labels):
-                    table[to + i] *= source[begin + i * stride]
-
-
-@_reordered
-def _product(
-    clique: Any, part: Any, row_maps: Any, source: Any, base: int, row: Any, out: Any
-) -> None:
-    """out (R,) <- the sums of the rows of a table whose only other part is ``part``."""
-    n_rows, n_labels, stride = clique[0], clique[1], part[3]
-    if part[6]:
-        out[:] = 0
-        for i in range(n_labels):
-            here, by = source[base + i * stride : base + i * stride + n_rows], row[i]
-            for r in range(n_rows):
-                out[r] += by * here[r]
-        return
-    for r in range(n_rows):
-        begin, total = base + row_maps[part[5] + r], 0.0
-        if stride == 1:
-            here = source[begin : begin + n_labels]
+        to = 0
+        for r in range(first, last):
+            begin = (base + row_maps[maps + r]) * LANES
             for i in range(n_labels):
-                total += row[i] * here[i]
-        else:
-            for i in range(n_labels):
-                total += row[i] * source[begin + i * stride]
-        out[r] = total
-
-
-@_reordered
-def _product_back(
-    clique: Any, part: Any, row_maps: Any, source: Any, base: int, row: Any, scale: Any, out: Any, own: Any
-) -> None:
-    """The way back of ``_product``: probabilities of the entries of the table, row r times ``scale[r]``, are
-    added to what they come from; own (n,) <- their sums over rows."""
-    n_rows, n_labels, stride = clique[0], clique[1], part[3]
-    own[:n_labels] = 0
-    if part[6]:
-        for i in range(n_labels):
-            begin = base + i * stride
-            here, to, by, total = source[begin : begin + n_rows], out[begin : begin + n_rows], row[i], 0.0
-            for r in range(n_rows):
-                p = by * here[r] * scale[r]
-                to[r] += p
-                total += p
-            own[i] = total
-        return
-    for r in range(n_rows):
-        begin, by = base + row_maps[part[5] + r], scale[r]
-        if stride == 1:
-            here, to = source[begin : begin + n_labels], out[begin : begin + n_labels]
-            for i in range(n_labels):
-                p = by * here[i] * row[i]
-                to[i] += p
-                own[i] += p
-        else:
-            for i in range(n_labels):
-                p = by * source[begin + i * stride] * row[i]
-                out[begin + i * stride] += p
-                own[i] += p
-
-
-@_reordered
-def _sum(x: Any, begin: int, n: int) -> float:
-    total = 0.0
-    for i in range(begin, begin + n):
-        total += x[i]
-    return total
+                if p == wide:
+                    multiply(table, to, row, i * LANES, source, begin)
+                else:
+                    multiply(table, to, table, to, source, begin)
+                to += LANES
+                begin += step
 
 
 @_compiled
 def _inward(
     first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, top: Any, least: Any,
-    first_segment: int, messages: Any, largest: Any, message_least: Any, row: Any, table: Any,
-) -> tuple[int, float]:  # fmt: skip
-    """The messages of all cliques of an example, divided by their largest number; and log Z."""
-    log_z = 0.0
+    first_segment: int, messages: Any, largest: Any, message_least: Any, row: Any, table: Any, log_z: Any,
+) -> bool:  # fmt: skip
+    """The messages of all cliques of an example, divided by their largest number; log_z (lanes,)."""
+    log_z[:] = 0
     offset = cliques[first, 2] if last > first else 0
+    high, inverse = np.empty(LANES), np.empty(LANES)
     for c in range(first, last):
         bound = 1.0
         for p in range(cliques[c, 3], cliques[c, 4]):
@@ -220,85 +163,112 @@ def _inward(
                 bound *= message_least[parts[p, 4] - first]
             else:
                 bound *= least[parts[p, 4] - first_segment]
-                log_z += top[parts[p, 4] - first_segment]
+                add(log_z, 0, top, (parts[p, 4] - first_segment) * LANES)
         if bound < SMALLEST:
-            return UNSAFE, 0.0
-        n_rows, n_labels, to = cliques[c, 0], cliques[c, 1], cliques[c, 2] - offset
-        sums = messages[to : to + n_rows]
+            return False
+        n_rows, n_labels, to = cliques[c, 0], cliques[c, 1], (cliques[c, 2] - offset) * LANES
+        block = max(1, BLOCK // n_labels)
         wide = _own(cliques[c], parts, x, messages, offset, row)
         if cliques[c, 4] == wide + 1:
+            step, maps = parts[wide, 3] * LANES, parts[wide, 5]
             source, base = (messages, parts[wide, 2] - offset) if parts[wide, 1] else (x, parts[wide, 2])
-            _product(cliques[c], parts[wide], row_maps, source, base, row, sums)
-        else:
-            _fill(cliques[c], wide, parts, row_maps, x, messages, offset, row, table)
             for r in range(n_rows):
-                sums[r] = _sum(table, r * n_labels, n_labels)
-        high, low = 0.0, np.inf
+                dot(messages, to + r * LANES, n_labels, row, source, (base + row_maps[maps + r]) * LANES, step)
+        else:
+            for r in range(0, n_rows, block):
+                end = min(n_rows, r + block)
+                _fill(cliques[c], wide, r, end, parts, row_maps, x, messages, offset, row, table)
+                for i in range(end - r):
+                    row_sum(messages, to + (r + i) * LANES, n_labels, table, i * n_labels * LANES)
+        if c == last - 1:  # one row, in which nan stays nan
+            for k in range(LANES):
+                log_z[k] += 0 * messages[to + k]
+        highest(high, n_rows, messages, to)
+        for k in range(LANES):
+            inverse[k] = 1 / high[k] if high[k] > 0 else 1.0
+            largest[(c - first) * LANES + k] = high[k]
         for r in range(n_rows):
-            total = sums[r]
-            high = total if total > high else high
-            low = total if 0 < total < low else low
-        if high == 0:
-            return IMPOSSIBLE, 0.0
-        for r in range(n_rows):
-            sums[r] /= high
-        largest[c - first], message_least[c - first] = high, low / high
-        log_z += math.log(high)
-    return DONE, log_z
+            multiply(messages, to + r * LANES, messages, to + r * LANES, inverse, 0)
+        message_least[c - first] = lowest(n_rows, messages, to)
+    # One pass of logarithms for all: they cost more than the rest of a small clique.
+    for k in range(LANES):
+        product = 1.0
+        for c in range(last - first):
+            product *= largest[c * LANES + k]
+            if not 1e-100 < product < 1e100:
+                log_z[k] += np.log(product)
+                product = 1.0
+        log_z[k] += np.log(product)
+    return True
 
 
 @_compiled
 def _outward(
     first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, messages: Any, largest: Any,
-    row: Any, own: Any, table: Any, slope: Any, share: Any,
+    row: Any, own: Any, table: Any, log_z: Any, slope: Any, share: Any,
 ) -> None:  # fmt: skip
-    """slope (L,) <- the gradient of log Z. share : of the messages, the probabilities of their rows."""
-    slope.fill(0)
+    """slope (L, lanes) <- the gradient of log Z. share : of the messages, the probabilities of their rows."""
+    slope[:] = 0
     if last == first:
         return
     offset = cliques[first, 2]
-    share[: cliques[last - 1, 2] - offset + cliques[last - 1, 0]] = 0
-    share[cliques[last - 1, 2] - offset] = 1
+    root = (cliques[last - 1, 2] - offset) * LANES
+    share[: root + LANES] = 0
+    for k in range(LANES):
+        share[root + k] = 1 if log_z[k] > -np.inf else 0
     for c in range(last - 1, first - 1, -1):
-        n_rows, n_labels, to = cliques[c, 0], cliques[c, 1], cliques[c, 2] - offset
+        n_rows, n_labels, to = cliques[c, 0], cliques[c, 1], (cliques[c, 2] - offset) * LANES
+        block = max(1, BLOCK // n_labels)
         wide, last_part = _own(cliques[c], parts, x, messages, offset, row), cliques[c, 4]
-        scale = share[to : to + n_rows]
+        own[: n_labels * LANES] = 0
+        # Probabilities of rows by their sums: those of entries by the entries.
         for r in range(n_rows):
-            if messages[to + r] > 0:
-                scale[r] /= messages[to + r] * largest[c - first]
+            divide(share, to + r * LANES, messages, to + r * LANES, largest, (c - first) * LANES)
         if last_part == wide + 1:
+            step, maps = parts[wide, 3] * LANES, parts[wide, 5]
             source, base = (messages, parts[wide, 2] - offset) if parts[wide, 1] else (x, parts[wide, 2])
             out = share if parts[wide, 1] else slope
-            _product_back(cliques[c], parts[wide], row_maps, source, base, row, scale, out, own)
-        else:
-            _fill(cliques[c], wide, parts, row_maps, x, messages, offset, row, table)
-            own[:n_labels] = 0
             for r in range(n_rows):
+                at = (base + row_maps[maps + r]) * LANES
                 for i in range(n_labels):
-                    table[r * n_labels + i] *= scale[r]
-                    own[i] += table[r * n_labels + i]
-            for p in range(wide, last_part):
-                stride, maps = parts[p, 3], parts[p, 5]
-                out, base = (share, parts[p, 2] - offset) if parts[p, 1] else (slope, parts[p, 2])
-                for r in range(n_rows):
-                    begin = base + row_maps[maps + r]
+                    add_product(
+                        out, at, own, i * LANES, source, at, row, i * LANES, share, to + r * LANES
+                    )
+                    at += step
+        else:
+            for r in range(0, n_rows, block):
+                end = min(n_rows, r + block)
+                _fill(cliques[c], wide, r, end, parts, row_maps, x, messages, offset, row, table)
+                at = 0
+                for q in range(r, end):
                     for i in range(n_labels):
-                        out[begin + i * stride] += table[r * n_labels + i]
+                        multiply_and_add(table, at, own, i * LANES, table, at, share, to + q * LANES)
+                        at += LANES
+                for p in range(wide, last_part):
+                    step, maps = parts[p, 3] * LANES, parts[p, 5]
+                    out, base = (share, parts[p, 2] - offset) if parts[p, 1] else (slope, parts[p, 2])
+                    at = 0
+                    for q in range(r, end):
+                        begin = (base + row_maps[maps + q]) * LANES
+                        for i in range(n_labels):
+                            add(out, begin, table, at)
+                            at += LANES
+                            begin += step
         for p in range(cliques[c, 3], wide):
-            stride = parts[p, 3]
+            step = parts[p, 3] * LANES
             out, base = (share, parts[p, 2] - offset) if parts[p, 1] else (slope, parts[p, 2])
             for i in range(n_labels):
-                out[base + i * stride] += own[i]
+                add(out, base * LANES + i * step, own, i * LANES)
 
 
 @_compiled
 def _run(
     scores: Any, cliques: Any, parts: Any, row_maps: Any, first_clique: Any, segment: Any,
-    first_segment: Any, log_z: Any, state: Any, gradient: Any, begin: int, end: int,
-) -> None:  # fmt: skip
-    """Units begin..end of all draws and examples."""
-    B, L = scores.shape[1], scores.shape[2]
-    n_messages = n_cliques = n_segments = largest = widest = 1
+    first_segment: Any, log_z: Any, gradient: Any, begin: int, end: int,
+) -> bool:  # fmt: skip
+    """Units begin..end, each one example of eight draws or what is left of them. False if some are not safe."""
+    S, B, L = scores.shape
+    n_messages = n_cliques = n_segments = widest = 1
     for b in range(B):
         first, last = first_clique[b], first_clique[b + 1]
         n_cliques = max(n_cliques, last - first)
@@ -306,29 +276,31 @@ def _run(
         if last > first:
             n_messages = max(n_messages, cliques[last - 1, 2] + cliques[last - 1, 0] - cliques[first, 2])
     for c in range(len(cliques)):
-        largest = max(largest, cliques[c, 0] * cliques[c, 1])
         widest = max(widest, cliques[c, 1])
-    x, slope = np.zeros(L), np.zeros(L)
-    top, least = np.empty(n_segments), np.empty(n_segments)
-    messages, share, message_least = np.empty(n_messages), np.empty(n_messages), np.empty(n_cliques)
-    row, own, table, tops = np.empty(widest), np.empty(widest), np.empty(largest), np.empty(n_cliques)
+    x, slope = np.zeros(L * LANES), np.zeros(L * LANES)
+    top, least = np.empty(n_segments * LANES), np.empty(n_segments)
+    messages, share = np.empty(n_messages * LANES), np.empty(n_messages * LANES)
+    tops, message_least = np.empty(n_cliques * LANES), np.empty(n_cliques)
+    row, own, value = np.empty(widest * LANES), np.empty(widest * LANES), np.empty(LANES)
+    table = np.empty(max(BLOCK, widest) * LANES)
     for unit in range(begin, end):
-        s, b = unit // B, unit % B
-        first, last = first_clique[b], first_clique[b + 1]
-        found = _load(scores[s, b], segment, first_segment[b], first_segment[b + 1], x, top, least)
-        value = 0.0
-        if found == DONE:
-            found, value = _inward(
-                first, last, cliques, parts, row_maps, x, top, least,
-                first_segment[b], messages, tops, message_least, row, table,
-            )  # fmt: skip
-        state[s, b] = found
-        log_z[s, b] = value if found == DONE else -np.inf
+        s, b = unit // B * LANES, unit % B
+        first, last, n = first_clique[b], first_clique[b + 1], min(LANES, S - s)
+        if not _load(
+            scores[s : s + n], b, segment, first_segment[b], first_segment[b + 1], x, top, least
+        ) or not _inward(
+            first, last, cliques, parts, row_maps, x, top, least,
+            first_segment[b], messages, tops, message_least, row, table, value,
+        ):  # fmt: skip
+            return False
+        for k in range(n):
+            log_z[s + k, b] = value[k]
         if gradient.size:
-            if found == DONE:
-                _outward(
-                    first, last, cliques, parts, row_maps, x, messages, tops, row, own, table, slope, share
-                )
-                gradient[s, b] = slope
-            else:
-                gradient[s, b] = 0
+            _outward(
+                first, last, cliques, parts, row_maps, x, messages, tops, row, own, table, value, slope,
+                share,
+            )  # fmt: skip
+            for k in range(n):
+                for j in range(L):
+                    gradient[s + k, b, j] = slope[j * LANES + k]
+    return True

@@ -35,8 +35,7 @@ _schedules: OrderedDict[tuple[Any, ...], Schedule] = OrderedDict()
 class Parts:
     """What is added up, by clique: the scores of the eliminated variable first, then what else depends on
     none but that variable (``is_own``), then the others. All (P,). clique : whose table. is_message : from the messages, not the scores.
-    source : the segment, or the clique whose message it is. row_map : where in ``row_maps`` it
-    begins. is_straight : that is 0, 1, 2, ...."""
+    source : the segment, or the clique whose message it is. row_map : where in ``row_maps`` it begins."""
 
     clique: np.ndarray
     is_message: np.ndarray
@@ -45,7 +44,6 @@ class Parts:
     stride: np.ndarray
     source: np.ndarray
     row_map: np.ndarray
-    is_straight: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,10 +240,7 @@ class _Found:
         row_map = np.zeros(len(clique), np.int64)
         row_map[wide] = begins[kind]
         flat = np.concatenate([np.zeros(1, np.int64), *maps])  # first the 0 of all that ``is_own``
-        is_straight = np.zeros(len(clique), bool)
-        is_straight[wide] = np.array([(x == np.arange(len(x))).all() for x in maps], bool)[kind]
-        own = strides[:, -1].copy()
-        return Parts(clique, is_message, is_own, base, own, source, row_map, is_straight), flat
+        return Parts(clique, is_message, is_own, base, strides[:, -1].copy(), source, row_map), flat
 
 
 def _row_map(shape: np.ndarray, strides: np.ndarray) -> np.ndarray:
