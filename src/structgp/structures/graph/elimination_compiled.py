@@ -32,8 +32,7 @@ from structgp.structures.graph.lanes import (
     add_product,
     divide,
     dot,
-    highest,
-    lowest,
+    extremes,
     multiply,
     multiply_and_add,
     row_sum,
@@ -155,7 +154,7 @@ def _inward(
     """The messages of all cliques of an example, divided by their largest number; log_z (lanes,)."""
     log_z[:] = 0
     offset = cliques[first, 2] if last > first else 0
-    high, inverse = np.empty(LANES), np.empty(LANES)
+    high, low, inverse = np.empty(LANES), np.empty(LANES), np.empty(LANES)
     for c in range(first, last):
         bound = 1.0
         for p in range(cliques[c, 3], cliques[c, 4]):
@@ -183,13 +182,15 @@ def _inward(
         if c == last - 1:  # one row, in which nan stays nan
             for k in range(LANES):
                 log_z[k] += 0 * messages[to + k]
-        highest(high, n_rows, messages, to)
+        extremes(high, low, n_rows, messages, to)
+        message_least[c - first] = 1
         for k in range(LANES):
-            inverse[k] = 1 / high[k] if high[k] > 0 else 1.0
             largest[(c - first) * LANES + k] = high[k]
+            inverse[k] = 1 / high[k] if high[k] > 0 else 1.0
+            if high[k] > 0:
+                message_least[c - first] = min(message_least[c - first], low[k] * inverse[k])
         for r in range(n_rows):
             multiply(messages, to + r * LANES, messages, to + r * LANES, inverse, 0)
-        message_least[c - first] = lowest(n_rows, messages, to)
     # One pass of logarithms for all: they cost more than the rest of a small clique.
     for k in range(LANES):
         product = 1.0
@@ -231,9 +232,7 @@ def _outward(
             for r in range(n_rows):
                 at = (base + row_maps[maps + r]) * LANES
                 for i in range(n_labels):
-                    add_product(
-                        out, at, own, i * LANES, source, at, row, i * LANES, share, to + r * LANES
-                    )
+                    add_product(out, at, source, row, i * LANES, share, to + r * LANES, own, i * LANES)
                     at += step
         else:
             for r in range(0, n_rows, block):
@@ -242,7 +241,7 @@ def _outward(
                 at = 0
                 for q in range(r, end):
                     for i in range(n_labels):
-                        multiply_and_add(table, at, own, i * LANES, table, at, share, to + q * LANES)
+                        multiply_and_add(table, at, share, to + q * LANES, own, i * LANES)
                         at += LANES
                 for p in range(wide, last_part):
                     step, maps = parts[p, 3] * LANES, parts[p, 5]

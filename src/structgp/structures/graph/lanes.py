@@ -1,157 +1,192 @@
 """Eight numbers at a time for compiled loops: the same place in eight draws, side by side in memory.
 
-Each function loads all that it needs before it stores anything, as plain variables: only then does the compiler
-know that vector instructions would give the same. Places are unsigned: it need not look whether they count from
-the end.
+Each function is a few vector instructions: numba does not make them of eight statements in a row, and for a
+loop of eight it first asks whether arrays overlap. Places are those of the first number, in flat float64
+arrays.
 """
-
-# ruff: noqa: E702
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 LANES = 8
 
-_inlined = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
-_1, _2, _3, _4, _5, _6, _7, _8 = (np.uint64(k) for k in range(1, 9))
+_VECTOR = ir.VectorType(ir.DoubleType(), LANES)
+_CONTRACT = ("contract",)
 
 
-@_inlined
-def multiply(out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> None:
-    """out[o] <- a[i] b[j], of eight numbers from each place on."""
-    o, i, j = np.uint64(o), np.uint64(i), np.uint64(j)
-    p, q, r, s = a[i] * b[j], a[i + _1] * b[j + _1], a[i + _2] * b[j + _2], a[i + _3] * b[j + _3]
-    t, u, v, w = (
-        a[i + _4] * b[j + _4], a[i + _5] * b[j + _5], a[i + _6] * b[j + _6], a[i + _7] * b[j + _7],
-    )  # fmt: skip
-    out[o] = p; out[o + _1] = q; out[o + _2] = r; out[o + _3] = s  # fmt: skip
-    out[o + _4] = t; out[o + _5] = u; out[o + _6] = v; out[o + _7] = w  # fmt: skip
+class _Code:
+    """Writes the instructions of one function."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+        self.context, self.builder, self.types, self.arguments = context, builder, signature.args, arguments
+
+    def pointer(self, array: int, place: Any) -> Any:
+        """To eight numbers of an array, both by their number among the arguments, or to a place given."""
+        given = self.context.make_array(self.types[array])(
+            self.context, self.builder, self.arguments[array]
+        )
+        place = self.arguments[place] if isinstance(place, int) else place
+        return self.builder.bitcast(self.builder.gep(given.data, [place]), _VECTOR.as_pointer())
+
+    def load(self, array: int, place: Any) -> Any:
+        return self.builder.load(self.pointer(array, place), align=8)
+
+    def store(self, value: Any, array: int, place: Any) -> None:
+        self.builder.store(value, self.pointer(array, place), align=8)
+
+    def times(self, a: Any, b: Any) -> Any:
+        return self.builder.fmul(a, b, flags=_CONTRACT)
+
+    def plus(self, a: Any, b: Any) -> Any:
+        return self.builder.fadd(a, b, flags=_CONTRACT)
+
+    def fold(self, count: int, start: float, step: Callable[[Any, Any], Any]) -> Any:
+        """step(so far, m) for m = 0, 1, ... below an argument, from eight times ``start``."""
+        so_far = cgutils.alloca_once_value(self.builder, constant(start))
+        with cgutils.for_range(self.builder, self.arguments[count]) as loop:
+            self.builder.store(step(self.builder.load(so_far), loop.index), so_far)
+        return self.builder.load(so_far)
+
+    def after(self, place: int, m: Any, step: Any) -> Any:
+        """The place that is m steps after an argument."""
+        return self.builder.add(self.arguments[place], self.builder.mul(m, step))
 
 
-@_inlined
-def divide(out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> None:
-    """out[o] /= a[i] b[j], where that is not 0."""
-    o, i, j = np.uint64(o), np.uint64(i), np.uint64(j)
-    p, q, r, s = a[i] * b[j], a[i + _1] * b[j + _1], a[i + _2] * b[j + _2], a[i + _3] * b[j + _3]
-    t, u, v, w = (
-        a[i + _4] * b[j + _4], a[i + _5] * b[j + _5], a[i + _6] * b[j + _6], a[i + _7] * b[j + _7],
-    )  # fmt: skip
-    p, q, r, s = (p if p > 0 else 1.0, q if q > 0 else 1.0, r if r > 0 else 1.0, s if s > 0 else 1.0)
-    t, u, v, w = (t if t > 0 else 1.0, u if u > 0 else 1.0, v if v > 0 else 1.0, w if w > 0 else 1.0)
-    p, q, r, s = out[o] / p, out[o + _1] / q, out[o + _2] / r, out[o + _3] / s
-    t, u, v, w = out[o + _4] / t, out[o + _5] / u, out[o + _6] / v, out[o + _7] / w
-    out[o] = p; out[o + _1] = q; out[o + _2] = r; out[o + _3] = s  # fmt: skip
-    out[o + _4] = t; out[o + _5] = u; out[o + _6] = v; out[o + _7] = w  # fmt: skip
+def constant(value: float) -> Any:
+    return ir.Constant(_VECTOR, [value] * LANES)
 
 
-@_inlined
-def add(out: Any, o: Any, a: Any, i: Any) -> None:
+_EIGHT = ir.Constant(ir.IntType(64), LANES)
+
+
+def _written(*given: Any) -> Callable[[Callable[[_Code], None]], tuple[Any, Any]]:
+    """A function without a result, of arguments of these types."""
+
+    def of(write: Callable[[_Code], None]) -> tuple[Any, Any]:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            write(_Code(context, builder, signature, arguments))
+            return context.get_dummy_value()
+
+        return types.void(*given), generate
+
+    return of
+
+
+@intrinsic
+def multiply(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
+    """out[o] <- a[i] b[j]."""
+
+    @_written(out, types.int64, a, types.int64, b, types.int64)
+    def found(to: _Code) -> None:
+        to.store(to.times(to.load(2, 3), to.load(4, 5)), 0, 1)
+
+    return found
+
+
+@intrinsic
+def add(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
     """out[o] += a[i]."""
-    o, i = np.uint64(o), np.uint64(i)
-    p, q, r, s = out[o] + a[i], out[o + _1] + a[i + _1], out[o + _2] + a[i + _2], out[o + _3] + a[i + _3]
-    t, u, v, w = (
-        out[o + _4] + a[i + _4], out[o + _5] + a[i + _5], out[o + _6] + a[i + _6], out[o + _7] + a[i + _7],
-    )  # fmt: skip
-    out[o] = p; out[o + _1] = q; out[o + _2] = r; out[o + _3] = s  # fmt: skip
-    out[o + _4] = t; out[o + _5] = u; out[o + _6] = v; out[o + _7] = w  # fmt: skip
+
+    @_written(out, types.int64, a, types.int64)
+    def found(to: _Code) -> None:
+        to.store(to.plus(to.load(0, 1), to.load(2, 3)), 0, 1)
+
+    return found
 
 
-@_inlined
-def dot(out: Any, o: Any, n: int, a: Any, b: Any, j: Any, step: Any) -> None:
-    """out[o] <- the sum of a[8 m] b[j + step m] over m < n."""
-    o, j, step, i = np.uint64(o), np.uint64(j), np.uint64(step), np.uint64(0)
-    p = q = r = s = t = u = v = w = 0.0
-    for _ in range(n):
-        p += a[i] * b[j]
-        q += a[i + _1] * b[j + _1]
-        r += a[i + _2] * b[j + _2]
-        s += a[i + _3] * b[j + _3]
-        t += a[i + _4] * b[j + _4]
-        u += a[i + _5] * b[j + _5]
-        v += a[i + _6] * b[j + _6]
-        w += a[i + _7] * b[j + _7]
-        i, j = i + _8, j + step
-    out[o] = p; out[o + _1] = q; out[o + _2] = r; out[o + _3] = s  # fmt: skip
-    out[o + _4] = t; out[o + _5] = u; out[o + _6] = v; out[o + _7] = w  # fmt: skip
+@intrinsic
+def divide(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
+    """out[o] /= a[i] b[j], where that is not 0."""
+
+    @_written(out, types.int64, a, types.int64, b, types.int64)
+    def found(to: _Code) -> None:
+        by = to.times(to.load(2, 3), to.load(4, 5))
+        by = to.builder.select(to.builder.fcmp_ordered("==", by, constant(0)), constant(1), by)
+        to.store(to.builder.fdiv(to.load(0, 1), by), 0, 1)
+
+    return found
 
 
-@_inlined
-def row_sum(out: Any, o: Any, n: int, a: Any, i: Any) -> None:
-    """out[o] <- the sum of a[i + 8 m] over m < n."""
-    o, i = np.uint64(o), np.uint64(i)
-    p = q = r = s = t = u = v = w = 0.0
-    for _ in range(n):
-        p += a[i]
-        q += a[i + _1]
-        r += a[i + _2]
-        s += a[i + _3]
-        t += a[i + _4]
-        u += a[i + _5]
-        v += a[i + _6]
-        w += a[i + _7]
-        i += _8
-    out[o] = p; out[o + _1] = q; out[o + _2] = r; out[o + _3] = s  # fmt: skip
-    out[o + _4] = t; out[o + _5] = u; out[o + _6] = v; out[o + _7] = w  # fmt: skip
+@intrinsic
+def multiply_and_add(_: Any, out: Any, o: Any, a: Any, i: Any, total: Any, k: Any) -> Any:
+    """total[k] += out[o] <- out[o] a[i]."""
+
+    @_written(out, types.int64, a, types.int64, total, types.int64)
+    def found(to: _Code) -> None:
+        product = to.times(to.load(0, 1), to.load(2, 3))
+        to.store(product, 0, 1)
+        to.store(to.plus(to.load(4, 5), product), 4, 5)
+
+    return found
 
 
-@_inlined
-def multiply_and_add(out: Any, o: Any, total: Any, m: Any, a: Any, i: Any, b: Any, j: Any) -> None:
-    """total[m] += out[o] <- a[i] b[j]."""
-    multiply(out, o, a, i, b, j)
-    add(total, m, out, o)
-
-
-@_inlined
+@intrinsic
 def add_product(
-    out: Any, o: Any, total: Any, m: Any, a: Any, i: Any, b: Any, j: Any, c: Any, k: Any
-) -> None:
-    """out[o] += a[i] b[j] c[k], and total[m] likewise."""
-    o, m, i, j, k = np.uint64(o), np.uint64(m), np.uint64(i), np.uint64(j), np.uint64(k)
-    p, q = a[i] * b[j] * c[k], a[i + _1] * b[j + _1] * c[k + _1]
-    r, s = a[i + _2] * b[j + _2] * c[k + _2], a[i + _3] * b[j + _3] * c[k + _3]
-    t, u = a[i + _4] * b[j + _4] * c[k + _4], a[i + _5] * b[j + _5] * c[k + _5]
-    v, w = a[i + _6] * b[j + _6] * c[k + _6], a[i + _7] * b[j + _7] * c[k + _7]
-    p1, q1, r1, s1 = out[o] + p, out[o + _1] + q, out[o + _2] + r, out[o + _3] + s
-    t1, u1, v1, w1 = out[o + _4] + t, out[o + _5] + u, out[o + _6] + v, out[o + _7] + w
-    p, q, r, s = total[m] + p, total[m + _1] + q, total[m + _2] + r, total[m + _3] + s
-    t, u, v, w = total[m + _4] + t, total[m + _5] + u, total[m + _6] + v, total[m + _7] + w
-    out[o] = p1; out[o + _1] = q1; out[o + _2] = r1; out[o + _3] = s1  # fmt: skip
-    out[o + _4] = t1; out[o + _5] = u1; out[o + _6] = v1; out[o + _7] = w1  # fmt: skip
-    total[m] = p; total[m + _1] = q; total[m + _2] = r; total[m + _3] = s  # fmt: skip
-    total[m + _4] = t; total[m + _5] = u; total[m + _6] = v; total[m + _7] = w  # fmt: skip
+    _: Any, out: Any, o: Any, a: Any, b: Any, j: Any, c: Any, k: Any, total: Any, m: Any
+) -> Any:
+    """p = a[o] b[j] c[k]; out[o] += p and total[m] += p."""
+
+    @_written(out, types.int64, a, b, types.int64, c, types.int64, total, types.int64)
+    def found(to: _Code) -> None:
+        product = to.times(to.load(2, 1), to.times(to.load(3, 4), to.load(5, 6)))
+        to.store(to.plus(to.load(0, 1), product), 0, 1)
+        to.store(to.plus(to.load(7, 8), product), 7, 8)
+
+    return found
 
 
-@_inlined
-def highest(out: Any, n: int, a: Any, i: Any) -> None:
-    """out[0] <- the largest of a[i + 8 m] over m < n, or 0."""
-    i = np.uint64(i)
-    p = q = r = s = t = u = v = w = 0.0
-    for _ in range(n):
-        p = a[i] if a[i] > p else p
-        q = a[i + _1] if a[i + _1] > q else q
-        r = a[i + _2] if a[i + _2] > r else r
-        s = a[i + _3] if a[i + _3] > s else s
-        t = a[i + _4] if a[i + _4] > t else t
-        u = a[i + _5] if a[i + _5] > u else u
-        v = a[i + _6] if a[i + _6] > v else v
-        w = a[i + _7] if a[i + _7] > w else w
-        i += _8
-    out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7] = p, q, r, s, t, u, v, w
+@intrinsic
+def dot(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: Any) -> Any:
+    """out[o] <- the sum of a[8 m] b[j + step m] over m < n."""
+
+    @_written(out, types.int64, types.int64, a, b, types.int64, types.int64)
+    def found(to: _Code) -> None:
+        def term(so_far: Any, m: Any) -> Any:
+            first = to.load(3, to.builder.mul(m, _EIGHT))
+            return to.plus(so_far, to.times(first, to.load(4, to.after(5, m, to.arguments[6]))))
+
+        to.store(to.fold(2, 0, term), 0, 1)
+
+    return found
 
 
-@_inlined
-def lowest(n: int, a: Any, i: Any) -> float:
-    """The smallest positive of the 8 n numbers from a[i] on; 1 if there is none below."""
-    i = np.uint64(i)
-    p = q = r = s = 1.0
-    for _ in range(2 * n):
-        p = a[i] if 0 < a[i] < p else p
-        q = a[i + _1] if 0 < a[i + _1] < q else q
-        r = a[i + _2] if 0 < a[i + _2] < r else r
-        s = a[i + _3] if 0 < a[i + _3] < s else s
-        i += _4
-    return min(min(p, q), min(r, s))
+@intrinsic
+def row_sum(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any) -> Any:
+    """out[o] <- the sum of a[i + 8 m] over m < n."""
+
+    @_written(out, types.int64, types.int64, a, types.int64)
+    def found(to: _Code) -> None:
+        to.store(to.fold(2, 0, lambda x, m: to.plus(x, to.load(3, to.after(4, m, _EIGHT)))), 0, 1)
+
+    return found
+
+
+@intrinsic
+def extremes(_: Any, high: Any, low: Any, n: Any, a: Any, i: Any) -> Any:
+    """high[0] <- the largest of a[i + 8 m] over m < n, or 0; low[0] <- the smallest above 0, or inf."""
+
+    @_written(high, low, types.int64, a, types.int64)
+    def found(to: _Code) -> None:
+        def larger(so_far: Any, m: Any) -> Any:
+            here = to.load(3, to.after(4, m, _EIGHT))
+            return to.builder.select(to.builder.fcmp_ordered(">", here, so_far), here, so_far)
+
+        def smaller(so_far: Any, m: Any) -> Any:
+            here = to.load(3, to.after(4, m, _EIGHT))
+            here = to.builder.select(
+                to.builder.fcmp_ordered(">", here, constant(0)), here, constant(float("inf"))
+            )
+            return to.builder.select(to.builder.fcmp_ordered("<", here, so_far), here, so_far)
+
+        zero = ir.Constant(ir.IntType(64), 0)
+        to.store(to.fold(2, 0, larger), 0, zero)
+        to.store(to.fold(2, float("inf"), smaller), 1, zero)
+
+    return found
