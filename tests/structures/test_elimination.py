@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.structures.graph import elimination, elimination_steps
+from structgp.structures.graph import (
+    elimination,
+    elimination_levels,
+    elimination_schedule,
+    elimination_steps,
+)
 from structgp.structures.graph.elimination import Elimination, cost, entries_of
 from structgp.structures.graph.layout import GraphLayout, Tuples
 from structgp.structures.graph.program import Enumeration
@@ -206,8 +211,8 @@ def test_draws_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     layout, scores = skip_chain(8)
     wanted = Elimination(layout).marginals(scores), Elimination(layout).n_best(scores, 3)
     monkeypatch.setattr(elimination_steps, "NUMBERS_AT_ONCE", 1)
-    monkeypatch.setattr(elimination_steps, "ENTRIES_AT_ONCE", 1)
-    elimination_steps.steps_of.cache_clear()
+    monkeypatch.setattr(elimination_levels, "ENTRIES_AT_ONCE", 1)
+    monkeypatch.setattr(elimination_schedule, "_schedules", type(elimination_schedule._schedules)())
     found = Elimination(layout).marginals(scores), Elimination(layout).n_best(scores, 3)
     for x, y in zip([*found[0], *found[1]], [*wanted[0], *wanted[1]], strict=True):
         same(x, y, rtol=1e-12, atol=1e-12)

@@ -172,7 +172,15 @@ def _inward(
             step, maps = parts[wide, 3] * LANES, parts[wide, 5]
             source, base = (messages, parts[wide, 2] - offset) if parts[wide, 1] else (x, parts[wide, 2])
             for r in range(n_rows):
-                dot(messages, to + r * LANES, n_labels, row, source, (base + row_maps[maps + r]) * LANES, step)
+                dot(
+                    messages,
+                    to + r * LANES,
+                    n_labels,
+                    row,
+                    source,
+                    (base + row_maps[maps + r]) * LANES,
+                    step,
+                )
         else:
             for r in range(0, n_rows, block):
                 end = min(n_rows, r + block)
