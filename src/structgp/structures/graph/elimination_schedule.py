@@ -2,10 +2,10 @@
 
 The table of a clique has a row for each labelling of its separator, the last label moving fastest, and in a
 row one entry for each label of the variable that is eliminated. What is added to it, its parts, are the
-scores of that variable, those of every tuple that has it and no variable eliminated before it, and messages of
-cliques before. The sums of the rows are its message, which goes to the clique that eliminates the first
-variable of its separator. Where an example falls into pieces, all but one of them send their total, a message
-of one row, to the last.
+scores of that variable, those of every tuple that has it and no variable eliminated before it, and messages
+of cliques before. The sums of the rows are its message, which goes to the clique that eliminates the first
+variable of its separator. Where an example falls into pieces, all but one of them send their total, a
+message of one row, to the last.
 
 The scores of an example are one vector of L numbers: nodes (N, V), then for each template its tuples
 (E, *sizes), or its one table. Entry (row, label) of part p is number ``base[p] + row_map[row] + label *
@@ -16,17 +16,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+
 from structgp.errors import InputError
 from structgp.structures.graph.elimination_order import MOST_ENTRIES, find_order, label_counts, tuples_of
 from structgp.structures.graph.layout import GraphLayout
 
-KEPT = 64
-"""Schedules that are kept for the next call with the same layout."""
+BYTES_KEPT = 1 << 30
+"""Schedules, with their index tensors, that are kept for the next call with the same layout."""
 
 _schedules: OrderedDict[tuple[Any, ...], Schedule] = OrderedDict()
 
@@ -34,8 +35,9 @@ _schedules: OrderedDict[tuple[Any, ...], Schedule] = OrderedDict()
 @dataclass(frozen=True)
 class Parts:
     """What is added up, by clique: the scores of the eliminated variable first, then what else depends on
-    none but that variable (``is_own``), then the others. All (P,). clique : whose table. is_message : from the messages, not the scores.
-    source : the segment, or the clique whose message it is. row_map : where in ``row_maps`` it begins."""
+    none but that variable (``is_own``), then the others. All (P,). clique : whose table. is_message : from
+    the messages, not the scores. source : the segment, or the clique whose message it is. row_map : where in
+    ``row_maps`` it begins."""
 
     clique: np.ndarray
     is_message: np.ndarray
@@ -48,10 +50,11 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Cliques (M,) by example and level. example, level, n_rows, n_labels : of each. message : (M + 1,) where
-    the messages of each begin. part : (M + 1,) where its parts begin. first_clique : (B + 1,) by example.
-    length : L. Segments are the scores that have a maximum of their own: a node, a tuple, a shared table.
-    segment : (n, 2) where in the L numbers each begins and how long it is; first_segment : (B + 1,)."""
+    """Cliques (M,) by example and level. example, level, n_rows, n_labels : of each. message : (M + 1,)
+    where the messages of each begin. part : (M + 1,) where its parts begin. first_clique : (B + 1,) by
+    example. length : L. Segments are the scores that have a maximum of their own: a node, a tuple, a shared
+    table. segment : (n, 2) where in the L numbers each begins and how long it is; first_segment : (B + 1,).
+    on_device : ``Steps`` by device."""
 
     example: np.ndarray
     level: np.ndarray
@@ -65,19 +68,16 @@ class Schedule:
     segment: np.ndarray
     first_segment: np.ndarray
     length: int
-
-    @property
-    def n_examples(self) -> int:
-        return len(self.first_clique) - 1
+    on_device: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def n_messages(self) -> int:
         return int(self.message[-1])
 
-    @cached_property
-    def largest(self) -> int:
-        """Entries of the largest table."""
-        return int((self.n_rows * self.n_labels).max(initial=1))
+    @property
+    def n_bytes(self) -> int:
+        of_parts = 50 * len(self.parts.base) + 60 * len(self.level) + self.row_maps.nbytes
+        return of_parts + sum(x.n_bytes for x in self.on_device.values())
 
     @cached_property
     def entries(self) -> int:
@@ -92,7 +92,7 @@ def schedule_of(layout: GraphLayout, n_labels: int, shared: Sequence[bool]) -> S
         _schedules.move_to_end(key)
         return _schedules[key]
     _schedules[key] = found = _schedule(layout, n_labels, shared)
-    if len(_schedules) > KEPT:
+    while len(_schedules) > 1 and sum(x.n_bytes for x in _schedules.values()) > BYTES_KEPT:
         _schedules.popitem(last=False)
     return found
 
@@ -209,7 +209,8 @@ class _Found:
     """Parts as they are found. strides : (n, K) of each part along the axes of its clique."""
 
     def __init__(self, K: int) -> None:
-        self.K, self.columns, self.strides = K, [[] for _ in range(4)], [np.zeros((0, K), np.int64)]
+        self.columns: list[list[np.ndarray]] = [[] for _ in range(4)]
+        self.strides = [np.zeros((0, K), np.int64)]
 
     def add(
         self,
@@ -256,7 +257,7 @@ def _distinct(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Numbers (n,) that are equal where rows of x (n, m) are, from 0, and a row of each."""
     code = np.zeros(len(x), np.int64)
     for column in x.T:
-        if len(x) and (column != column[0]).any():
+        if len(x) and np.any(column != column[0]):
             code = np.unique(code * (int(column.max()) + 1) + column, return_inverse=True)[1]
     _, first, code = np.unique(code, return_index=True, return_inverse=True)
     return code, first
