@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.structures.graphs import batch_of, grid, grid_edges, random_graph, random_scores
 from torch import Tensor
 
 from structgp.errors import InputError
@@ -20,7 +21,6 @@ from structgp.structures.graph.program import Enumeration
 from structgp.structures.graph.reweighted import Reweighted
 from structgp.structures.graph.tree_steps import TreeCover
 from structgp.structures.semirings import LOG, MAX
-from tests.structures.graphs import batch_of, grid, grid_edges, random_graph, random_scores
 
 FEW = settings(max_examples=25, deadline=None)
 CLOSE = {"atol": 1e-8, "rtol": 1e-8}
@@ -78,7 +78,9 @@ def test_it_is_convex_along_lines(loops: str, triples: int) -> None:
     generator = torch.Generator().manual_seed(1)
     end = [torch.randn(x.shape, generator=generator, dtype=x.dtype) * 2 for x in start]
     program = Reweighted(layout, sweeps=2000, tolerance=1e-7)
-    line = [program.log_partition([a + t * b for a, b in zip(start, end, strict=True)]) for t in (0, 0.5, 1)]
+    line = [
+        program.log_partition([a + t * b for a, b in zip(start, end, strict=True)]) for t in (0, 0.5, 1)
+    ]
     assert bool((line[1] <= (line[0] + line[2]) / 2 + 1e-6).all())
 
 
@@ -95,7 +97,9 @@ def test_gradient(loops: str, triples: int) -> None:
     told = sum((a * b).sum() for a, b in zip(slopes, along, strict=True))
 
     def value(step: float) -> Tensor:
-        return (tight.log_partition([a + step * b for a, b in zip(scores, along, strict=True)]) * weight).sum()
+        return (
+            tight.log_partition([a + step * b for a, b in zip(scores, along, strict=True)]) * weight
+        ).sum()
 
     assert float(told) == pytest.approx(float((value(1e-4) - value(-1e-4)) / 2e-4), abs=1e-5)
 
@@ -105,7 +109,9 @@ def test_gradient(loops: str, triples: int) -> None:
 
     def held(step: float) -> Tensor:
         moved = [a + step * b for a, b in zip(scores, along, strict=True)]
-        return cover.solve([_rows(x, cover, layout, n) for n, x in enumerate(moved)], 0, 0.0, rough.split).log_z.sum()
+        return cover.solve(
+            [_rows(x, cover, layout, n) for n, x in enumerate(moved)], 0, 0.0, rough.split
+        ).log_z.sum()
 
     at_rest = cover.solve([_rows(x, cover, layout, n) for n, x in enumerate(scores)], 0, 0.0, rough.split)
     told = torch.zeros(())
@@ -208,7 +214,9 @@ def test_missing_and_known_labels(loops: str) -> None:
     whole = Reweighted(layout).log_prob(scores, y)
     assert bool((whole <= Enumeration(layout).log_prob(scores, y) + 0.5).all())
     known = y.clamp(min=0)
-    assert bool((Reweighted(layout).log_prob(scores, known) <= Enumeration(layout).log_prob(scores, known)).all())
+    assert bool(
+        (Reweighted(layout).log_prob(scores, known) <= Enumeration(layout).log_prob(scores, known)).all()
+    )
 
 
 def test_labels_of_their_own(loops: str) -> None:
@@ -287,7 +295,9 @@ def test_covers() -> None:
     assert all(v == u + 1 for u, v in rows)
     assert len(cover_by_paths(grid_edges(4, 5, True))) == 4
     ring = [(n, (n + 1) % 6) for n in range(6)]
-    assert sorted(e for forest in cover_by_trees(ring) for e in set(forest)) != list(range(6))  # some in both
+    assert sorted(e for forest in cover_by_trees(ring) for e in set(forest)) != list(
+        range(6)
+    )  # some in both
     assert {e for forest in cover_by_trees(ring) for e in forest} == set(range(6))
     assert len(cover_by_trees([(0, 1, 2), (2, 3, 4), (4, 5)])) == 1
     assert max(induced_forests(grid_edges(5, 5), 25)) == 1

@@ -1,8 +1,8 @@
 """Gibbs sampling: marginals and labellings of any factor graph, with their Monte Carlo error.
 
-Each draw of the scores has a chain of labellings of its own, which starts at a good labelling and changes block
-by block (``local_moves``). Node marginals are means of the probabilities that a label was drawn with, given the
-other blocks, which vary less than the labels drawn.
+Each draw of the scores has a chain of labellings of its own, which starts at a good labelling and changes
+block by block (``local_moves``). Node marginals are means of the probabilities that a label was drawn with,
+given the other blocks, which vary less than the labels drawn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from torch import Tensor
 from structgp.errors import InputError
 from structgp.structures.graph.cover import within_span
 from structgp.structures.graph.layout import Tuples
-from structgp.structures.graph.local_moves import Block, blocks_of, entries, gibbs_sweep, improved, total_score
+from structgp.structures.graph.local_moves import (
+    Block,
+    blocks_of,
+    entries,
+    gibbs_sweep,
+    improved,
+    total_score,
+)
 from structgp.structures.graph.program import GraphProgram
 from structgp.structures.program import Scores
 from structgp.structures.semirings import Semiring
@@ -28,9 +35,9 @@ BATCHES = 10
 
 @dataclass(frozen=True)
 class Gibbs(GraphProgram):
-    """sweeps : that answers are means of. burn_in : sweeps before them. blocks : 'colour' for variables without
-    a factor between them, 'forest' for as many as make a forest, which mix faster and cost more. seed : of the
-    chains, so that an answer depends on nothing but the scores."""
+    """sweeps : that answers are means of. burn_in : sweeps before them. blocks : 'colour' for variables
+    without a factor between them, 'forest' for as many as make a forest, which mix faster and cost more.
+    seed : of the chains, so that an answer depends on nothing but the scores."""
 
     sweeps: int = 500
     burn_in: int = 50
@@ -41,7 +48,9 @@ class Gibbs(GraphProgram):
 
     def __post_init__(self) -> None:
         if self.blocks not in ("colour", "forest"):
-            raise InputError("blocks", f"must be 'colour' or 'forest', got {self.blocks!r}", "pass one of them")
+            raise InputError(
+                "blocks", f"must be 'colour' or 'forest', got {self.blocks!r}", "pass one of them"
+            )
         if self.sweeps < BATCHES:
             raise InputError("sweeps", f"must be at least {BATCHES}, got {self.sweeps}", "pass more")
 
@@ -146,4 +155,6 @@ def _count(counts: Tensor, t: Tuples, y: Tensor) -> None:
     """Adds 1 to counts (S, B, E, *sizes) at what labellings y (S, B, N) have at each tuple."""
     S, (B, E) = len(y), t.mask.shape
     place = entries(t, y)
-    counts.view(S, B, E, -1).scatter_add_(-1, place[..., None], t.mask.to(counts).expand(S, B, E)[..., None])
+    counts.view(S, B, E, -1).scatter_add_(
+        -1, place[..., None], t.mask.to(counts).expand(S, B, E)[..., None]
+    )

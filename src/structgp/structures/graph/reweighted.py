@@ -1,12 +1,13 @@
-"""The tree-reweighted bound (Wainwright, Jaakkola and Willsky, 2005): log Z from above, for graphs too wide to
-sum over.
+"""The tree-reweighted bound (Wainwright, Jaakkola and Willsky, 2005): log Z from above, for graphs too wide
+to sum over.
 
-log Z(f, g) <= sum_k w_k log Z_k(f + d_k, g_k): a weighted mean over forests that together have every factor,
-convex in the scores, with the split d of node scores chosen to make it small. Its gradient at the best split
-is what the forests agree on: marginals of every node and tuple. Where the graph is a forest, all is exact.
+log Z(f, g) <= sum_k w_k log Z_k(f + d_k, g_k): a weighted mean over forests that together have every
+factor, convex in the scores, with the split d of node scores chosen to make it small. Its gradient at the
+best split is what the forests agree on: marginals of every node and tuple. Where the graph is a forest, all
+is exact.
 
-Examples whose factors all have two variables are covered by paths (``path_sweeps``); others, and graphs that
-paths need many more forests for, by trees (``tree_steps``).
+Examples whose factors all have two variables are covered by paths (``path_sweeps``); others, and graphs
+that paths need many more forests for, by trees (``tree_steps``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.structures.graph.cover import Cover, Solution, factors_of, join_draws, solve_all, with_slopes, within_span
+from structgp.structures.graph.cover import (
+    Cover,
+    Solution,
+    factors_of,
+    join_draws,
+    solve_all,
+    with_slopes,
+    within_span,
+)
 from structgp.structures.graph.forests import cover_by_paths, cover_by_trees
 from structgp.structures.graph.local_moves import Block, blocks_of, gibbs_sweep, improved, total_score
 from structgp.structures.graph.mean_field import MeanField
@@ -34,7 +43,8 @@ ENTRIES_AT_ONCE = 1 << 26
 """Numbers in tables of tuples that are held at once: beyond it, some draws at a time."""
 
 SHARPER = (4.0,)
-"""Scores times this, too, are solved to find a good labelling: the marginals then point to the best ones."""
+"""Scores times this, too, are solved to find a good labelling: the marginals then point to the best
+ones."""
 
 DECODE_SWEEPS = 20
 GIBBS_SWEEPS = 30
@@ -101,8 +111,8 @@ class Reweighted(GraphProgram):
         ]
 
     def bracket(self, scores: Scores) -> tuple[Tensor, Tensor]:
-        """(S, B) twice: bounds of log Z from below, by structured mean field or the best labelling found, and
-        from above."""
+        """(S, B) twice: bounds of log Z from below, by structured mean field or the best labelling found,
+        and from above."""
         scores = self._given(self.restrict(scores))
         high = self.solve(scores)
         low = self._mean_field.lower_bound(scores, high.node)
