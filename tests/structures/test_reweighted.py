@@ -22,7 +22,7 @@ from structgp.structures.graph.reweighted import Reweighted
 from structgp.structures.graph.tree_steps import TreeCover
 from structgp.structures.semirings import LOG, MAX
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=15, deadline=None)
 CLOSE = {"atol": 1e-8, "rtol": 1e-8}
 
 

@@ -90,25 +90,25 @@ class Reweighted(GraphProgram):
     @cached_property
     def covers(self) -> list[Cover]:
         """Paths where they need at most twice as many forests as trees do."""
-        by_kind: dict[type, tuple[list[int], list[list[list[int]]]]] = {
-            PathCover: ([], []),
-            TreeCover: ([], []),
-        }
+        by_paths: dict[int, list[list[int]]] = {}
+        by_trees: dict[int, list[list[int]]] = {}
         for b, found in enumerate(factors_of(self.layout)):
             factors = [factor for _, _, factor in found]
-            trees, kind = cover_by_trees(factors), TreeCover
-            if all(len(factor) == 2 for factor in factors):
-                paths = cover_by_paths(factors)
-                if len(paths) <= (2 * len(trees) if len(trees) > 1 else 1):
-                    trees, kind = paths, PathCover
-            by_kind[kind][0].append(b)
-            by_kind[kind][1].append(trees)
+            trees = cover_by_trees(factors)
+            paths = cover_by_paths(factors) if all(len(factor) == 2 for factor in factors) else None
+            if paths is not None and len(paths) <= (2 * len(trees) if len(trees) > 1 else 1):
+                by_paths[b] = paths
+            else:
+                by_trees[b] = trees
+        made: list[Cover] = []
         device = self.layout.mask.device
-        return [
-            kind(self.layout, torch.tensor(rows, device=device), forests)
-            for kind, (rows, forests) in by_kind.items()
-            if rows
-        ]
+        if by_paths:
+            rows = torch.tensor(list(by_paths), device=device)
+            made.append(PathCover(self.layout, rows, [*by_paths.values()]))
+        if by_trees:
+            rows = torch.tensor(list(by_trees), device=device)
+            made.append(TreeCover(self.layout, rows, [*by_trees.values()]))
+        return made
 
     def bracket(self, scores: Scores) -> tuple[Tensor, Tensor]:
         """(S, B) twice: bounds of log Z from below, by structured mean field or the best labelling found,
