@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.structures.graphs import batch_of, grid, grid_edges, random_graph, random_scores
 from torch import Tensor
 
 from structgp.errors import InputError
@@ -20,9 +21,8 @@ from structgp.structures.graph.program import Enumeration
 from structgp.structures.graph.reweighted import Reweighted
 from structgp.structures.graph.tree_steps import TreeCover
 from structgp.structures.semirings import LOG, MAX
-from tests.structures.graphs import batch_of, grid, grid_edges, random_graph, random_scores
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=15, deadline=None)
 CLOSE = {"atol": 1e-8, "rtol": 1e-8}
 
 

@@ -2,8 +2,8 @@
 
 Two kinds. Trees: a factor may join a forest if its variables are in different components of it. Monotone
 paths, for factors of two variables: an edge runs from its earlier to its later variable, and may join a
-forest if the earlier one has no edge out of it there and the later one no edge into it. Such a forest cannot
-have a cycle. A grid numbered row by row becomes its rows and its columns, with diagonals two more.
+forest if the earlier one has no edge out of it there and the later one no edge into it. Such a forest
+cannot have a cycle. A grid numbered row by row becomes its rows and its columns, with diagonals two more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def cover_by_trees(factors: Sequence[Factor]) -> list[list[int]]:
 def cover_by_paths(edges: Sequence[Factor]) -> list[list[int]]:
     """The same of monotone paths, at least as many as a variable has edges into it, or out of it.
 
-    Edges with the most frequent difference between their ends go first: the rows of a grid stay together."""
+    Edges with the most frequent difference between their ends go first: the rows of a grid stay
+    together."""
     common = Counter(map(_gap, edges))
     order = sorted(range(len(edges)), key=lambda e: (-common[_gap(edges[e])], _gap(edges[e])))
     forests: list[list[int]] = []
@@ -91,8 +92,8 @@ def colours(factors: Sequence[Factor], n: int) -> list[int]:
 
 
 def induced_forests(factors: Sequence[Factor], n: int) -> list[int]:
-    """For each of n variables the number of its block, such that the factors within a block make a forest of
-    it, and a factor has one variable of a block, or all. Each block takes what it can, in order."""
+    """For each of n variables the number of its block, such that the factors within a block make a forest
+    of it, and a factor has one variable of a block, or all. Each block takes what it can, in order."""
     of: list[list[int]] = [[] for _ in range(n)]
     for e, factor in enumerate(factors):
         for u in factor:

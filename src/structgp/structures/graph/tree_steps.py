@@ -26,9 +26,9 @@ SMALLEST_STEP = 1e-3
 class TreeCover:
     """covers : for each example the forests, lists of positions in ``factors_of`` it.
 
-    forests : a layout whose P examples are the forests of all examples, one after the other. owner : (P,) the
-    example of each, and weight : (P,) its share of it. scale : for each template, (P, E), what a factor's
-    table is multiplied with; 0 where the forest does not have it."""
+    forests : a layout whose P examples are the forests of all examples, one after the other. owner : (P,)
+    the example of each, and weight : (P,) its share of it. scale : for each template, (P, E), what a
+    factor's table is multiplied with; 0 where the forest does not have it."""
 
     def __init__(self, layout: GraphLayout, rows: Tensor, covers: list[list[list[int]]]) -> None:
         self.rows, layout = rows, layout.rows(rows)
