@@ -105,7 +105,7 @@ class Potentials:
         if not bool(((y >= 0) & self.mask).any()):
             return self
         with torch.no_grad():
-            share = self.log_prob(y).softmax(0)
+            share = self.log_prob(y).softmax(0) if self.n_draws > 1 else self.share
             return replace(self, scores=self.structure.keep_known(self.scores, y, self.layout), share=share)
 
     def on_host(self) -> Potentials:

@@ -125,7 +125,7 @@ def _compare(asked: Asked, labels: Labels, predicted: Labels, marginals: metrics
     return Truth(
         labels,
         log_probs,
-        report_of(asked, labels, predicted, marginals),
+        report_of(asked, labels, predicted, marginals, log_probs),
         metrics.calibration(labels, marginals),
         metrics.risk_coverage(labels, marginals, predicted),
         Counter(zip(chain(*labels), chain(*predicted), strict=True)),
