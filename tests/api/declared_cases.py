@@ -17,7 +17,7 @@ N = 14
 
 @dataclass(frozen=True)
 class Case:
-    """A declared structure with examples and their labels. unit : probability that a label follows chance."""
+    """A declared structure with examples and their labels."""
 
     spec: Spec
     X: list[Any]

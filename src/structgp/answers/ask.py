@@ -370,7 +370,9 @@ class Asked:
         if not getattr(structure, ability):
             if structure.many_templates:
                 problem = f"the structure {structure.spec} offers no {what}"
-                raise InputError("structure", problem, "ask for predict_marginals or predict_template_marginals")
+                raise InputError(
+                    "structure", problem, "ask for predict_marginals or predict_template_marginals"
+                )
             problem = f"{type(structure).__name__} offers no {what}"
             raise InputError(place, problem, f"use {use!r}")
 

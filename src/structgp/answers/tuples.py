@@ -18,8 +18,8 @@ AT_ONCE = 1 << 24
 
 class TupleMarginals(NamedTuple):
     """Of one example. tuples : (E, a) numbers of the tokens or nodes of each tuple; pixels of a grid are
-    counted row by row. probabilities : (E, *sizes) of their joint labels, in the order of ``classes_``; of a
-    layer, its labels in that order."""
+    counted row by row. probabilities : (E, *sizes) of their joint labels, in the order of ``classes_``;
+    of a layer, its labels in that order."""
 
     tuples: np.ndarray
     probabilities: np.ndarray

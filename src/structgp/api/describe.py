@@ -13,8 +13,8 @@ from structgp.answers.ask import Model
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.data.sources import Coverage
 from structgp.gp.kernels.build import kernel_scales
-from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.plan.resolve import plan_lines
+from structgp.structures.segments.span_scheme import SpanScheme
 
 MOST_LENGTHS = 10
 """Length-scales that a summary shows."""
@@ -44,8 +44,8 @@ class Summary:
     with word vectors, else None; held_out : figures of cross-validation (``held_out_``), None where there
     are none; length_scales : of the kernel on dense columns, in their units: one number where all columns
     share one after scaling (for a typical column), else one per column, None for a constant one; None
-    where there are none; tables : of every template but the nodes, by name, for structures beyond the chain;
-    layer_templates : as ``templates``, by layer, where there are several."""
+    where there are none; tables : of every template but the nodes, by name, for structures beyond the
+    chain; layer_templates : as ``templates``, by layer, where there are several."""
 
     templates: dict[str, float]
     classes: list[str]
@@ -62,7 +62,7 @@ class Summary:
     def __str__(self) -> str:
         of_tuples = {f"{name!r}": table.scales for name, table in self.tables.items()}
         of_nodes = {f"{name!r} feature": scales for name, scales in self.layer_templates.items()}
-        scaled = {"template": self.templates} if not of_nodes else of_nodes
+        scaled = of_nodes or {"template": self.templates}
         scaled |= {"transition": self.transition_templates} | of_tuples
         width = max(map(len, (*(name for some in scaled.values() for name in some), *self.classes)))
         lines = ["plan", *(f"  {line}" for line in plan_lines(self.plan)), ""] if self.plan else []
@@ -130,7 +130,7 @@ def describe(model: StructuredGPClassifier) -> Summary:
     if "next" in fitted.posterior:
         mean, sd = (x.numpy().copy() for x in fitted.posterior["next"].constant_scores())
     return Summary(
-        dict(fitted.info["kernel_scales"]),
+        dict(fitted.info.get("kernel_scales") or {}),
         list(fitted.labels.classes),
         mean,
         sd,

@@ -266,7 +266,14 @@ def _without(fitted: Model, q: Any, row: Tensor, dual: Tensor) -> list[tuple[str
 
 
 def _witnesses(
-    model: StructuredGPClassifier, q: Any, at: Variable, row: Tensor, direction: Tensor, X: Any, y: Any, n: int
+    model: StructuredGPClassifier,
+    q: Any,
+    at: Variable,
+    row: Tensor,
+    direction: Tensor,
+    X: Any,
+    y: Any,
+    n: int,
 ) -> list[Witness]:
     """Training tokens, or without them inducing inputs. direction : (R,) of label against other."""
     fitted = model.model_

@@ -1,8 +1,8 @@
-"""Why a node of any structure has its label: what its own features say, and what each neighbouring tuple adds.
+"""Why a node of any structure has its label: its own features, and what each neighbouring tuple adds.
 
-Under the posterior mean, a tuple adds what the log-odds of the node's label against another lose if that tuple
-is taken away. In a tree that is the message that comes from it, and the parts sum up to the whole; where
-tuples make circles, what they say together is the rest.
+Under the posterior mean, a tuple adds what the log-odds of the node's label against another lose if that
+tuple is taken away. In a tree that is the message that comes from it, and the parts sum up to the whole;
+where tuples make circles, what they say together is the rest.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class GraphExplanation:
     """``log_odds`` of ``label`` against ``other`` = ``unary`` + the scores of ``neighbours`` + ``rest``,
     under the posterior mean.
 
-    features : parts of ``unary``, largest first. neighbours : the tuples that the node is in, largest first.
-    rest : what no tuple adds by itself, 0 in trees. witnesses : as of :class:`Explanation`."""
+    features : parts of ``unary``, largest first. neighbours : the tuples that the node is in, largest
+    first. rest : what no tuple adds by itself, 0 in trees. witnesses : as of :class:`Explanation`."""
 
     label: str
     other: str
@@ -149,10 +149,12 @@ def variable_at(asked: Asked, token: Any) -> Variable:
 
 
 def _is_number(value: Any, n: int) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and -n <= value < n
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and -n <= int(value) < n
 
 
-def neighbours_of(asked: Asked, at: Potentials, to: Variable, a: int, b: int) -> tuple[float, list[Neighbour]]:
+def neighbours_of(
+    asked: Asked, at: Potentials, to: Variable, a: int, b: int
+) -> tuple[float, list[Neighbour]]:
     """Log-odds of label a of the variable against b, and what every tuple that it is in adds, largest
     first. at : of the posterior mean, of the only example. Cost: one sum over labellings per tuple."""
     if asked.model.spec.has_segments:
@@ -180,8 +182,8 @@ def _in_graph(asked: Asked, at: Potentials, to: Variable, a: int, b: int) -> tup
     if not near:
         return whole, []
     copies = at.times(len(near))
-    tuples = [_without(t, [e if k == j else None for k, e in near]) for j, t in enumerate(layout.tuples)]
-    without = GraphLayout(copies.layout.mask, tuple(tuples), copies.layout.span)
+    less = [_without(t, [e if k == j else None for k, e in near]) for j, t in enumerate(layout.tuples)]
+    without = GraphLayout(copies.layout.mask, tuple(less), copies.layout.span)
     lost = whole - _odds(replace(copies, layout=without), n, to, a, b)
     tables = at.ask("template_marginals")
     found = []
@@ -227,7 +229,9 @@ def _others(asked: Asked, tuples: Tuples, e: int, place: int) -> tuple[Any, ...]
     return tuple(found)
 
 
-def _in_segments(asked: Asked, at: Potentials, to: Variable, a: int, b: int) -> tuple[float, list[Neighbour]]:
+def _in_segments(
+    asked: Asked, at: Potentials, to: Variable, a: int, b: int
+) -> tuple[float, list[Neighbour]]:
     """The transitions into the token and out of it, and the scores of lengths."""
     f, g, h = at.scores
     t, n, names = to.token, len(asked.rows[0]), asked.model.labels.classes

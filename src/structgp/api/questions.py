@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 
 class Labelling(NamedTuple):
-    """Labels of a whole sequence, with their joint probability; of other examples, labels in their shape."""
+    """Labels of a whole sequence, or of another example in its shape, with their joint probability."""
 
     labels: Any
     probability: float
@@ -72,7 +72,8 @@ def _labellings(asked: Asked, found: Sequence[Sequence[tuple[Any, float]]]) -> l
     shaped = _each_shaped(asked, [[y for y, _ in some] for some in found])
     parts = zip(shaped, found, strict=True)
     return [
-        [Labelling(y, math.exp(v)) for y, (_, v) in zip(labels, some, strict=True)] for labels, some in parts
+        [Labelling(y, math.exp(v)) for y, (_, v) in zip(labels, some, strict=True)]
+        for labels, some in parts
     ]
 
 
@@ -179,14 +180,16 @@ class Answers:
 
         sense : 'covers', one span holds all of those tokens, and may be longer; 'bounds', a span begins at
         start and ends before stop, whatever its label; 'exact', the same with this label. For 'covers' a
-        label may be given. What counts as a span is read off the labels as conlleval does."""
+        label may be given. What counts as a span is read off the labels as conlleval does. Exact for
+        chains; for other structures of sequences, that of the Markov chain with the same probabilities of
+        each label with the next one."""
         return self.ask([x]).span(start, stop, label, sense, None if known is None else [known])[0]
 
     def predict_spans(
         self, X: Iterable[Any], threshold: float = 0.1, known: Given = None
     ) -> list[list[Span]]:
         """Spans of every sequence with at least this probability, with exactly these bounds and label, most
-        probable first. They may overlap: they are alternatives."""
+        probable first. They may overlap: they are alternatives. See ``span_probability``."""
         if not 0 < threshold <= 1:
             problem = f"must be above 0 and at most 1, got {threshold!r}"
             raise InputError("threshold", problem, "use a probability")

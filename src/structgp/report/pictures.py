@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -23,12 +24,12 @@ MOST_NODES = 60
 """Nodes of a tree that is drawn."""
 
 PICTURE, ROOM, SLOT, LEVEL = 230, 16, 74, 66
-"""Width of an image and room for writing in a cell; width and height that a node of a tree takes; pixels."""
+"""In pixels: width of an image, room for writing in a cell, width and height of a node of a tree."""
 
 
 def pictures(findings: Findings) -> Markup | None:
-    """A few examples as pictures, the most surprising ones first, or without labels the most uncertain; None
-    for examples that have none."""
+    """A few examples as pictures, the most surprising ones first, or without labels the most uncertain;
+    None for examples that have none."""
     if findings.form == "grid":
         return _images(findings)
     return _trees(findings) if findings.form == "tree" else None
@@ -56,20 +57,24 @@ def _wrong(findings: Findings) -> list[float]:
 
 def _images(findings: Findings) -> Markup:
     assert findings.shapes is not None
-    chosen, cells = [], 0
+    chosen: list[int] = []
+    cells = 0
     for i in order_of(findings)[:MOST_PICTURES]:
         cells += len(findings.predicted[i])
         if chosen and cells > MOST_CELLS:
             break
         chosen.append(i)
-    names = sorted({label for i in chosen for label in _labels_of(findings, i)}, key=_by_number)
-    known = [str(c) for c in findings.estimator.classes_]
-    hues = {label: _hue(n, len(names)) for n, label in enumerate(sorted(names, key=lambda v: _place(v, known)))}
+    often = Counter(label for i in chosen for label in _labels_of(findings, i))
+    names = sorted(often, key=lambda label: _place(label, findings.estimator.classes_.tolist()))
+    # What is everywhere, such as a background, is grey.
+    usual = often.most_common(1)[0][0] if often else ""
+    hues = {label: _hue(n, len(names), label == usual) for n, label in enumerate(names)}
     keys = (tag("span", tag("i", style=hues[label]), label) for label in hues)
     said = "The most surprising images first." if findings.truth else "The most uncertain images first."
     said += " Dashed: pixels whose label is wrong. Darker: more uncertain."
     drawn = [_image(findings, i, hues) for i in chosen]
-    return join((tag("p", said, class_="note"), tag("div", *keys, class_="keys"), *drawn))
+    shown = tag("div", *drawn, class_="pictures")
+    return join((tag("p", said, class_="note"), tag("div", *keys, class_="keys"), shown))
 
 
 def _labels_of(findings: Findings, i: int) -> list[str]:
@@ -77,17 +82,13 @@ def _labels_of(findings: Findings, i: int) -> list[str]:
     return [*findings.predicted[i], *truth]
 
 
-def _by_number(label: str) -> tuple[int, float, str]:
-    return (0, float(label), label) if label.lstrip("-").isdigit() else (1, 0.0, label)
+def _place(label: str, known: Sequence[str]) -> tuple[int, str]:
+    return known.index(label) if label in known else len(known), label
 
 
-def _place(label: str, known: Sequence[str]) -> int:
-    return known.index(label) if label in known else len(known)
-
-
-def _hue(n: int, of: int) -> str:
+def _hue(n: int, of: int, grey: bool) -> str:
     """A colour that is far from those of other labels: hues around the circle, every other one paler."""
-    return f"--hue:{round(360 * n / max(of, 1))};--pale:{n % 2 if of > 6 else 0}"
+    return f"--hue:{round(360 * n / max(of, 1))};--pale:{n % 2 if of > 6 else 0};--full:{0 if grey else 1}"
 
 
 def _image(findings: Findings, i: int, hues: dict[str, str]) -> Markup:
@@ -96,11 +97,10 @@ def _image(findings: Findings, i: int, hues: dict[str, str]) -> Markup:
     assert size is not None
     predicted, truth = findings.predicted[i], findings.truth
     true = None if truth is None else truth.labels[i]
-    wrong = [false for false in (() if true is None else map(str.__ne__, true, predicted))]
+    wrong = [] if true is None else [a != b for a, b in zip(true, predicted, strict=True)]
     panels = [] if true is None else [("true labels", _labels(size, true, hues, None))]
     panels.append(("predicted labels", _labels(size, predicted, hues, wrong)))
-    for kind in findings.uncertainties:
-        panels.append((kind.title, _shades(size, kind.values[i], kind.full)))
+    panels += [(kind.title, _shades(size, kind.values[i], kind.full)) for kind in findings.uncertainties]
     facts = [f"line {count(findings.text.lines[i])}", f"{size[0]} x {size[1]} pixels"]
     if true is not None:
         facts.append(plural(sum(wrong), "error") if any(wrong) else "no error")
@@ -155,7 +155,12 @@ def _side(size: tuple[int, int]) -> float:
 
 def _cell(side: float, h: int, w: int, n: int, title: str, kind: str, style: str) -> Markup:
     room = 1.0 if kind == "false" else 0.0
-    box = {"x": w * side + room, "y": h * side + room, "width": n * side - 2 * room, "height": side - 2 * room}
+    box = {
+        "x": w * side + room,
+        "y": h * side + room,
+        "width": n * side - 2 * room,
+        "height": side - 2 * room,
+    }
     return tag("rect", title and tag("title", title), **box, class_=kind, style=style or None)
 
 
@@ -172,11 +177,15 @@ def _trees(findings: Findings) -> Markup:
     assert findings.shapes is not None
     small = [i for i in order_of(findings) if len(findings.predicted[i]) <= MOST_NODES]
     if not small:
-        return tag("p", f"No tree has at most {MOST_NODES} nodes, and larger ones are not drawn.", class_="note")
+        return tag(
+            "p", f"No tree has at most {MOST_NODES} nodes, and larger ones are not drawn.", class_="note"
+        )
     said = "The most surprising trees first" if findings.truth else "The most uncertain trees first"
-    said += f", of those with at most {MOST_NODES} nodes. Shaded by uncertainty; wrong labels struck through."
+    said += (
+        f", of those with at most {MOST_NODES} nodes. Shaded by uncertainty; wrong labels struck through."
+    )
     drawn = [_tree(findings, i, findings.shapes[i]) for i in small[:MOST_PICTURES]]
-    return join((tag("p", said, class_="note"), *drawn))
+    return join((tag("p", said, class_="note"), tag("div", *drawn, class_="pictures")))
 
 
 def _tree(findings: Findings, i: int, shape: Shape) -> Markup:
@@ -186,28 +195,50 @@ def _tree(findings: Findings, i: int, shape: Shape) -> Markup:
         parents[child] = parent
     place, depth = positions(parents)
     x, y = (place + 0.5) * SLOT, depth * LEVEL + 16
+    truth = None if findings.truth is None else findings.truth.labels[i]
+    ends = [
+        24 if truth is None or a == b else 35
+        for a, b in zip(truth or [""] * n, findings.predicted[i], strict=True)
+    ]
     parts = [
-        tag("line", x1=float(x[p]), y1=float(y[p] + 30), x2=float(x[t]), y2=float(y[t] - 14), class_="branch")
+        tag(
+            "line",
+            x1=float(x[p]),
+            y1=float(y[p] + ends[p]),
+            x2=float(x[t]),
+            y2=float(y[t] - 14),
+            class_="branch",
+        )
         for t, p in enumerate(parents)
         if p >= 0
     ]
-    truth = None if findings.truth is None else findings.truth.labels[i]
     for t, (word, label) in enumerate(zip(findings.text.words[i], findings.predicted[i], strict=True)):
         wrong = truth is not None and truth[t] != label
         share = min(1.0, float(kind.values[i][t]) / kind.full)
         title = f"{word}: {label}" + (f", true label {truth[t]}" if truth is not None and wrong else "")
         box = {"x": float(x[t]) - SLOT / 2 + 3, "y": float(y[t]) - 13, "width": SLOT - 6.0, "height": 20.0}
-        words = tag("text", _short(word), x=float(x[t]), y=float(y[t]) + 2, text_anchor="middle", class_="word")
+        words = tag(
+            "text", _short(word), x=float(x[t]), y=float(y[t]) + 2, text_anchor="middle", class_="word"
+        )
         below = [(label, "wrong" if wrong else "label")] + ([(truth[t], "true")] if wrong and truth else [])
         lines = [
-            tag("text", _short(name), x=float(x[t]), y=float(y[t]) + 18 + 11 * k, text_anchor="middle", class_=of)
+            tag(
+                "text",
+                _short(name),
+                x=float(x[t]),
+                y=float(y[t]) + 18 + 11 * k,
+                text_anchor="middle",
+                class_=of,
+            )
             for k, (name, of) in enumerate(below)
         ]
         node = tag("rect", **box, rx=4, class_="doubt", style=f"--shade:{100 * share:.0f}%")
         parts.append(tag("g", tag("title", title), node, words, *lines))
     width, height = (float(place.max()) + 1) * SLOT, float(depth.max()) * LEVEL + 52
     size = {"viewBox": f"0 0 {width:.0f} {height:.0f}", "width": width, "height": height}
-    svg = tag("svg", tag("title", f"tree of {plural(n, 'node')}"), *parts, **size, role="img", class_="tree")
+    svg = tag(
+        "svg", tag("title", f"tree of {plural(n, 'node')}"), *parts, **size, role="img", class_="tree"
+    )
     facts = [f"line {count(findings.text.lines[i])}", plural(n, "node")]
     if truth is not None:
         bad = sum(a != b for a, b in zip(truth, findings.predicted[i], strict=True))

@@ -202,7 +202,9 @@ def transitions(findings: Findings) -> Markup:
         return scores_by_template(findings)
     next_ = findings.estimator.model_.posterior["next"]
     if next_.is_silent:
-        return join((tag("h3", "From one label to the next"), _note("The model has no label-to-label scores.")))
+        return join(
+            (tag("h3", "From one label to the next"), _note("The model has no label-to-label scores."))
+        )
     classes = findings.estimator.classes_.tolist()
     used = Counter(label for labels in findings.predicted for label in labels)
     kept = tables.frequent({label: used[label] for label in classes})

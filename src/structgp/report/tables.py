@@ -130,7 +130,12 @@ def signed(value: float, digits: int = 1) -> str:
 
 
 def _label_table(
-    labels: Sequence[str], cell: Cell, down: str, across: str, name: str, others: Sequence[str] | None = None
+    labels: Sequence[str],
+    cell: Cell,
+    down: str,
+    across: str,
+    name: str,
+    others: Sequence[str] | None = None,
 ) -> Markup:
     """others : of the columns, None for the same as the rows."""
     others = labels if others is None else others

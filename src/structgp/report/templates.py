@@ -60,13 +60,17 @@ def _table(template: Template, table: Table, used: Counter[str], never: np.ndarr
         index.append(sorted(order[: MOST_ROWS if template.rule == "length" else most]))
     place = np.ix_(*index)
     columns = [table.axes[-1][v] for v in index[-1]]
-    names = product(*([axis[v] for v in some] for axis, some in zip(table.axes[:-1], index[:-1], strict=True)))
+    names = product(
+        *([axis[v] for v in some] for axis, some in zip(table.axes[:-1], index[:-1], strict=True))
+    )
     parts = (table.mean, table.sd, np.zeros(table.mean.shape, bool) if never is None else never)
     mean, sd, banned = (x[place].reshape(-1, len(columns)) for x in parts)
     down, across = PLACES.get(template.name) or PLACES.get(template.rule) or _numbered(len(table.axes))
     if template.rule == "tie":
         down, across = template.layers
-    drawn = tables.scores([" ".join(of) for of in names], columns, (mean, sd, banned), down, across, template.name)
+    drawn = tables.scores(
+        [" ".join(of) for of in names], columns, (mean, sd, banned), down, across, template.name
+    )
     title = tag("h4", template.name, tag("small", f" prior sd {decimal(table.prior_sd, 2)}"))
     left_out = max(len(axis) - len(some) for axis, some in zip(table.axes, index, strict=True))
     more = tag("p", f"The {plural(left_out, 'label')} predicted least often left out.", class_="note")
