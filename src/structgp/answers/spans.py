@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from structgp.answers.exact_spans import likely_segments, span_by_sums, sums_exactly
 from structgp.answers.potentials import Potentials
 from structgp.evaluation import metrics
 from structgp.structures import Chain
@@ -50,6 +51,9 @@ def span_probability(
     ``stop``. ``at`` : of that sequence alone. ``kind`` : index of the type; None for any. Cost O(S L V^2)
     for a span of L tokens, beside the walk."""
     bounded = sense != "covers"
+    if sums_exactly(at):
+        labels = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
+        return span_by_sums(at, labels, boundaries.parts, start, stop, bounded)
     node, step = at.ask("walk")
     inside = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
     here = _enter(node[:, 0], step[:, 0], boundaries, start, bounded) * inside.to(node)
@@ -74,7 +78,19 @@ def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> Found:
     if boundaries.kinds and type(at.structure) is Chain:
         given = at.f, at.g, at.mask, at.share, boundaries.inside, boundaries.parts
         found = at.structure.likely_spans(*given, least)
-    return spans_by_walk(at, boundaries, least) if found is None else found
+    short = likely_segments(at, boundaries.parts, least) if found is None else None
+    found = spans_by_walk(at, boundaries, least) if found is None else found
+    return found if short is None else _with_segments(at, found, short)
+
+
+def _with_segments(at: Potentials, found: Found, short: list[dict[tuple[int, int, int], float]]) -> Found:
+    """Spans of the Markov chain that are longer than any segment with a score of its own, and the others
+    with the probabilities of segments."""
+    longest, both = at.scores[2].shape[-1] - 1, []
+    for spans, exact in zip(found, short, strict=True):
+        long = [span for span in spans if span[1] - span[0] > longest]
+        both.append(sorted([*long, *((*span, p) for span, p in exact.items())], key=lambda span: -span[3]))
+    return both
 
 
 def spans_by_walk(at: Potentials, boundaries: Boundaries, least: float) -> Found:

@@ -180,16 +180,17 @@ class Answers:
 
         sense : 'covers', one span holds all of those tokens, and may be longer; 'bounds', a span begins at
         start and ends before stop, whatever its label; 'exact', the same with this label. For 'covers' a
-        label may be given. What counts as a span is read off the labels as conlleval does. Exact for
-        chains; for other structures of sequences, that of the Markov chain with the same probabilities of
-        each label with the next one."""
+        label may be given. What counts as a span is read off the labels as conlleval does. Exact
+        given the draws, wherever labellings are summed over exactly."""
         return self.ask([x]).span(start, stop, label, sense, None if known is None else [known])[0]
 
     def predict_spans(
         self, X: Iterable[Any], threshold: float = 0.1, known: Given = None
     ) -> list[list[Span]]:
         """Spans of every sequence with at least this probability, with exactly these bounds and label, most
-        probable first. They may overlap: they are alternatives. See ``span_probability``."""
+        probable first. They may overlap: they are alternatives. Exact given the draws for chains, and for
+        segments up to ``max_length``; for other structures of sequences, those of the Markov chain with the
+        same probabilities of each label with the next one."""
         if not 0 < threshold <= 1:
             problem = f"must be above 0 and at most 1, got {threshold!r}"
             raise InputError("threshold", problem, "use a probability")

@@ -20,6 +20,7 @@ from structgp.structures.graph.choose import choose_program
 from structgp.structures.graph.program import GraphProgram
 from structgp.structures.masks import Rules, keep_known
 from structgp.structures.program import draws_at_once, variance
+from structgp.structures.semirings import LOG
 from structgp.structures.spec import Spec
 
 
@@ -122,6 +123,11 @@ class Declared(Structure):
     def decode(self, *given: Any) -> Tensor:
         *scores, layout = given
         return self.program(layout, scores).decode(self.gathered(scores, layout))
+
+    def log_partition(self, *given: Any) -> Tensor:
+        """(S, B) log Z, from scores and layout."""
+        *scores, layout = given
+        return self.program(layout, scores).log_total(self.gathered(scores, layout), LOG)
 
     def is_exact(self, *given: Any) -> bool:
         """Whether the labellings of all these examples are summed over exactly, from scores and layout."""

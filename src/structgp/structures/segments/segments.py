@@ -66,6 +66,10 @@ class Segments(Structure):
     ) -> Tensor:
         return self.program(mask).node_marginals(self._scores(f, g, h, segment))
 
+    def log_partition(self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor) -> Tensor:
+        """(S, B) log Z."""
+        return self.program(mask).log_partition(self._scores(f, g, h, None))
+
     def spans(self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor, segment: Tensor | None = None) -> Tensor:
         """(S, B, T, L, K) probability of each possible span of up to L tokens, by first position, length
         and type."""
