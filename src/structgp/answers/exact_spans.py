@@ -1,6 +1,6 @@
 """Probabilities of spans where labels are not a Markov chain: higher orders, skip links, segments.
 
-A span is an event about labels and pairs of neighbouring labels. With -inf at what does not agree with it,
+A span is an event about labels and neighbouring labels. With -inf at what does not agree with it,
 the sum over labellings is that over those that have the span: p = Z(span) / Z."""
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def variable_at(asked: Asked, token: Any) -> Variable:
     if spec.layers or size is not None:
         what = "(layer, token)" if spec.layers else "(row, column)"
         if not isinstance(token, tuple) or len(token) != 2:
-            raise InputError("token", f"must be {what}, got {token!r}", f"pass a pair {what}")
+            raise InputError("token", f"must be {what}, got {token!r}", f"pass {what}")
     if spec.layers:
         if token[0] not in spec.layers:
             raise InputError("token", f"no layer {token[0]!r}", f"use {', '.join(spec.layers)}")
@@ -224,8 +224,8 @@ def _others(asked: Asked, tuples: Tuples, e: int, place: int) -> tuple[Any, ...]
     found: list[Any] = []
     for j, n in enumerate(tuples.index[0, e].tolist()):
         if j != place:
-            pair = (layers[n // T], n % T) if layers else n
-            found.append(divmod(n, size[1]) if size is not None else pair)
+            named = (layers[n // T], n % T) if layers else n
+            found.append(divmod(n, size[1]) if size is not None else named)
     return tuple(found)
 
 

@@ -48,7 +48,7 @@ def order_of(findings: Findings) -> list[int]:
 
 def _wrong(findings: Findings) -> list[float]:
     assert findings.truth is not None
-    pairs = zip(findings.truth.labels, findings.predicted, strict=True)
+    both = zip(findings.truth.labels, findings.predicted, strict=True)
     return [float(sum(a != b for a, b in zip(*pair, strict=True))) for pair in pairs]
 
 

@@ -14,7 +14,7 @@ from structgp.evaluation.metrics import Calibration
 from structgp.report import charts, tables
 from structgp.report.findings import LEVEL, Findings, Truth
 from structgp.report.markup import Markup, count, decimal, join, percent, plural, tag
-from structgp.report.templates import scores_by_template
+from structgp.report.template_tables import scores_by_template
 
 _COVERAGES = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 1.0)
 _ENLARGED = 0.25
@@ -59,10 +59,10 @@ def _whole_tile(findings: Findings, truth: Truth) -> Markup:
     if findings.form == "sequence":
         spans = f"precision {percent(scores.span_precision)}, recall {percent(scores.span_recall)}"
         return _tile("Span F1", percent(scores.span_f1), spans)
-    pairs = list(zip(truth.labels, findings.predicted, strict=True))
-    right = sum(list(labels) == list(guess) for labels, guess in pairs)
-    told = f"{count(right)} of {plural(len(pairs), example)} without an error"
-    return _tile(f"Whole {example}s right", percent(right / max(1, len(pairs))), told)
+    both = list(zip(truth.labels, findings.predicted, strict=True))
+    right = sum(list(labels) == list(guess) for labels, guess in both)
+    told = f"{count(right)} of {plural(len(both), example)} without an error"
+    return _tile(f"Whole {example}s right", percent(right / max(1, len(both))), told)
 
 
 def _unlabelled_tiles(findings: Findings) -> list[Markup]:
