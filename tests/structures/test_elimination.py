@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -32,12 +31,12 @@ S, N, V = 2, 4, 5
 
 
 @pytest.fixture(autouse=True, params=["torch", "compiled"])
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """All in torch operations, and all that can be in compiled loops, however small it is."""
     if request.param == "compiled" and elimination.compiled_loops() is None:
         pytest.skip("numba is not installed")
     monkeypatch.setattr(elimination, "WORTH_COMPILING", 0 if request.param == "compiled" else float("inf"))
-    yield request.param
+    return str(request.param)
 
 
 class Reference(Enumeration):
@@ -309,8 +308,10 @@ def test_cost_is_known_before_any_table() -> None:
     layout = skip_chain(6)[0]
     # Six variables alone; and a chain with links, whose cliques have up to four variables.
     found = cost(layout)
-    assert found.entries[1] == 18 and found.largest[1] == 3
-    assert 3**3 < found.largest[0] <= 3**4 and found.entries[0] < 6 * 3**4
+    assert found.entries[1] == 18
+    assert found.largest[1] == 3
+    assert 3**3 < found.largest[0] <= 3**4
+    assert found.entries[0] < 6 * 3**4
     assert cost(grid(4, 2)).largest.item() == 2**5
 
 

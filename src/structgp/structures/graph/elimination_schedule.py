@@ -36,8 +36,8 @@ _schedules: OrderedDict[tuple[Any, ...], Schedule] = OrderedDict()
 class Parts:
     """What is added up, by clique: the scores of the eliminated variable first, then what else depends on
     none but that variable (``is_own``), then the others. All (P,). clique : whose table. is_message : from
-    the messages, not the scores. source : the segment, or the clique whose message it is. row_map : where in
-    ``row_maps`` it begins."""
+    the messages, not the scores. source : the segment, or the clique whose message it is. row_map : where
+    in ``row_maps`` it begins."""
 
     clique: np.ndarray
     is_message: np.ndarray
@@ -230,7 +230,7 @@ class _Found:
         """And the row maps, one after the other. shape : (M, K) of the cliques."""
         clique, is_message, base, source = (np.concatenate(x) for x in self.columns)
         strides = np.concatenate(self.strides)
-        is_own = ~strides[:, :-1].any(1)
+        is_own = (strides[:, :-1] == 0).all(1)
         turn = np.lexsort((~is_own, clique))
         clique, is_message, base, source = clique[turn], is_message[turn], base[turn], source[turn]
         is_own, strides = is_own[turn], strides[turn]
@@ -257,7 +257,7 @@ def _distinct(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Numbers (n,) that are equal where rows of x (n, m) are, from 0, and a row of each."""
     code = np.zeros(len(x), np.int64)
     for column in x.T:
-        if len(x) and np.any(column != column[0]):
+        if len(x) and column.min() < column.max():
             code = np.unique(code * (int(column.max()) + 1) + column, return_inverse=True)[1]
     _, first, code = np.unique(code, return_index=True, return_inverse=True)
     return code, first
