@@ -192,12 +192,17 @@ def test_frequencies_of_draws_are_the_marginals() -> None:
     same(both, marginals[1][0, 0, e].flatten(), rtol=0, atol=0.02)
 
 
-def test_any_spread_and_single_precision() -> None:
+@pytest.mark.parametrize("scale", [30, 60, 100, 150, 400])
+def test_scores_of_any_spread(scale: float) -> None:
     layout, scores = skip_chain(6)
-    wide = [400 * x for x in scores]
+    wide = [scale * x for x in scores]
     same(Elimination(layout).log_partition(wide), Enumeration(layout).log_partition(wide))
     for p, q in zip(Elimination(layout).marginals(wide), Reference(layout).marginals(wide), strict=True):
         same(p, q)
+
+
+def test_single_precision() -> None:
+    layout, scores = skip_chain(6)
     single = [x.float() for x in scores]
     found = Elimination(layout).log_partition(single)
     assert found.dtype == torch.float32

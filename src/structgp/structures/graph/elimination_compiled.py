@@ -148,6 +148,18 @@ def _fill(
 
 
 @_compiled
+def _log_product(x: Any) -> float:
+    """The sum of logarithms, few of which are taken: one costs more than a small clique."""
+    found, product = 0.0, 1.0
+    for i in range(len(x)):
+        product *= x[i]
+        if not 1e-20 < product < 1e100:  # times SMALLEST it is still above 0
+            found += np.log(product)
+            product = 1.0
+    return found + np.log(product)
+
+
+@_compiled
 def _inward(
     first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, top: Any, least: Any,
     first_segment: int, messages: Any, largest: Any, message_least: Any, row: Any, table: Any, log_z: Any,
@@ -200,15 +212,8 @@ def _inward(
                 message_least[c - first] = min(message_least[c - first], low[k] * inverse[k])
         for r in range(n_rows):
             multiply(messages, to + r * LANES, messages, to + r * LANES, inverse, 0)
-    # One pass of logarithms for all: they cost more than the rest of a small clique.
     for k in range(LANES):
-        product = 1.0
-        for c in range(last - first):
-            product *= largest[c * LANES + k]
-            if not 1e-100 < product < 1e100:
-                log_z[k] += np.log(product)
-                product = 1.0
-        log_z[k] += np.log(product)
+        log_z[k] += _log_product(largest[k : (last - first) * LANES : LANES])
     return True
 
 
