@@ -57,7 +57,7 @@ def _message(node: Any, other: Any, n: int, k: int, out: Any) -> float:
 
 
 @_compiled
-def _exponentiate(x: Any, scale: float, flip: bool, out: Any) -> float:
+def exponentiate(x: Any, scale: float, flip: bool, out: Any) -> float:
     """out (V, V) <- exp(scale x - top), transposed if ``flip``; the top."""
     V, top = len(x), -np.inf
     for i in range(V):
@@ -94,7 +94,7 @@ def _marginals(node: Any, prior: Any, beta: Any, n: int, K: int, p: Any) -> bool
 
 
 @_compiled
-def _agree(node: Any, top: Any, p: Any, n: int, K: int) -> float:
+def agree(node: Any, top: Any, p: Any, n: int, K: int) -> float:
     """Moves the node scores exp(h - top) of variable n so that its marginals p become their geometric mean;
     the largest difference to their mean before."""
     V, gap = p.shape[1], 0.0
@@ -190,7 +190,7 @@ def solve(
         done.fill(0)
         for e in edges:
             if done[slot[e]] == 0:
-                table_top[slot[e]] = _exponentiate(pool[s, row[e]], scale[e], flip[e], tables[slot[e]])
+                table_top[slot[e]] = exponentiate(pool[s, row[e]], scale[e], flip[e], tables[slot[e]])
                 tables_t[slot[e]] = tables[slot[e]].T
                 done[slot[e]] = 1
         for n in range(N):
@@ -220,12 +220,12 @@ def solve(
                 if there[b, n]:
                     _forth(n, K, into, ends, slot, start, tables_t, node, prior, a)
                     ok = ok and _marginals(node, prior, beta, n, K, p)
-                    _agree(node, top, p, n, K)
+                    agree(node, top, p, n, K)
             for n in range(N - 1, -1, -1):
                 if there[b, n]:
                     _back(n, K, out, ends, slot, start, tables, node, beta, a)
                     ok = ok and _marginals(node, prior, beta, n, K, p)
-                    gap = max(gap, _agree(node, top, p, n, K))
+                    gap = max(gap, agree(node, top, p, n, K))
         total = 0.0
         for n in range(N):
             nodes[s, b, n].fill(0)

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from structgp.structures.graph.cover import FLOOR, Solution, factors_of, is_shared
+from structgp.structures.graph.edge_rows import label_ranges
 from structgp.structures.graph.forests import levels
-from structgp.structures.graph.layout import GraphLayout, Tuples
+from structgp.structures.graph.layout import GraphLayout
 from structgp.structures.program import Scores
 
 WORTH_COMPILING = 50_000
@@ -237,11 +238,6 @@ class PathSweeps:
             x = (x - total.masked_fill(total == -torch.inf, 0)).exp()
             pair[:, edge] += x * (plan.scale[edge].to(x) * self.weight[v, k, 0])[:, None, None]
         return pair
-
-
-def label_ranges(tuples: Tuples) -> list[slice]:
-    """For each place of a tuple, its labels among all V."""
-    return [slice(first, first + n) for first, n in zip(tuples.first, tuples.sizes, strict=True)]
 
 
 def centred(x: Tensor, weight: Tensor) -> Tensor:
