@@ -22,8 +22,8 @@ WORTH_A_THREAD = 200_000
 
 @dataclass(frozen=True)
 class EdgeRows:
-    """For each of M edges its row among all tables (``pool_of``), and its row among ``n_out`` gradients: one
-    per tuple, or one per example for a shared table. slot : edges of an example with the same slot, of
+    """For each of M edges its row among all tables (``pool_of``), and its row among ``n_out`` gradients:
+    one per tuple, or one per example for a shared table. slot : edges of an example with the same slot, of
     ``n_slots``, have the same table, scaled and turned alike."""
 
     row: np.ndarray
@@ -41,8 +41,9 @@ class EdgeRows:
         first_edge: np.ndarray,
         alike: np.ndarray,
     ) -> EdgeRows:
-        """shared : whether each template has one table. template, place : (M,) which tuple an edge is, b E +
-        e. first_edge : (B + 1,) by example. alike : (M, n) what edges with the same slot have in common."""
+        """shared : whether each template has one table. template, place : (M,) which tuple an edge is, b E
+        + e. first_edge : (B + 1,) by example. alike : (M, n) what edges with the same slot have in
+        common."""
         B = len(layout)
         row, out_row, in_pool, in_out = np.zeros_like(place), np.zeros_like(place), 0, 0
         for k, (is_one, t) in enumerate(zip(shared, layout.tuples, strict=True)):
@@ -78,7 +79,9 @@ def pool_of(layout: GraphLayout, f: Tensor, tables: Scores) -> Tensor:
     return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).contiguous()
 
 
-def slopes_of(layout: GraphLayout, pairs: np.ndarray, shared: tuple[bool, ...], f: Tensor) -> tuple[Tensor, ...]:
+def slopes_of(
+    layout: GraphLayout, pairs: np.ndarray, shared: tuple[bool, ...], f: Tensor
+) -> tuple[Tensor, ...]:
     """Gradients in the tables from ``pairs`` (S, n_out, V, V): by tuple, or by example for a shared one."""
     slopes, first = [], 0
     for is_one, t in zip(shared, layout.tuples, strict=True):

@@ -1,4 +1,4 @@
-"""``TreeCover.solve`` by compiled loops (``tree_loops``), for forests of edges: the order of their messages."""
+"""``TreeCover.solve`` by compiled loops (``tree_loops``), for forests of edges."""
 
 from __future__ import annotations
 
@@ -154,9 +154,10 @@ def solve_compiled(
         moved[:] = split.numpy()
     given = (
         f.contiguous().numpy(), pool_of(layout, f, tables).numpy(), layout.mask.numpy(), index.count,
-        index.first_edge, index.ends, rows.row, rows.slot, rows.n_slots, index.scale, index.times, index.begin, index.beside,
-        index.walk_begin, index.walk, index.after, index.all_begin, index.every, index.n_up, index.is_root,
-        moved, split is not None, sweeps, tolerance, log_z, nodes, pairs, rows.out_row, gap, taken, failed,
+        index.first_edge, index.ends, rows.row, rows.slot, rows.n_slots, index.scale, index.times,
+        index.begin, index.beside, index.walk_begin, index.walk, index.after, index.all_begin, index.every,
+        index.n_up, index.is_root, moved, split is not None, sweeps, tolerance, log_z, nodes, pairs,
+        rows.out_row, gap, taken, failed,
     )  # fmt: skip
     share(solve, S * B, S * len(rows.row) * V * V, given)
     if failed.any():

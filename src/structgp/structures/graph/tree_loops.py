@@ -1,9 +1,9 @@
 """The tree-reweighted bound over forests of edges, compiled by numba: one example of one draw at a time.
 
-As in ``path_sweeps`` each variable in turn has its marginals made equal in all forests, forth and back. From
-one variable of a tree to the next, in the order of their places, only the messages on the way between them
-have changed: those are renewed, so that every step is exact and the bound never rises. Within the loops all
-is float64, in probability space, messages scaled so that their largest number is 1.
+As in ``path_sweeps`` each variable in turn has its marginals made equal in all forests, forth and back.
+From one variable of a tree to the next, in the order of their places, only the messages on the way between
+them have changed: those are renewed, so that every step is exact and the bound never rises. Within the
+loops all is float64, in probability space, messages scaled so that their largest number is 1.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contra
 
 @_reordered
 def _product(
-    node: Any, told: Any, begin: Any, beside: Any, n: int, k: int, at: int, first: int, skip: int, out: Any
-) -> None:
-    """out (V,) <- scores of variable n in forest k times what its edges tell it, but for edge ``skip``. at :
-    its place in ``begin``; first : the example's first edge."""
+    node: Any, told: Any, begin: Any, beside: Any, n: int, k: int, at: int, first: int, skip: int,
+    out: Any,
+) -> None:  # fmt: skip
+    """out (V,) <- scores of variable n in forest k times what its edges tell it, but for edge ``skip``. at
+    : its place in ``begin``; first : the example's first edge."""
     for v in range(len(out)):
         out[v] = node[n, k, v]
     for i in range(begin[at], begin[at + 1]):
@@ -36,15 +37,27 @@ def _product(
 
 @_reordered
 def _send(tables: Any, slot: int, x: Any, told: Any, k: int, e: int, way: int) -> float:
-    """told[k, e, way] <- the message of an edge, from its first variable to its second if ``way`` is 1; what
-    it was divided by."""
-    V, most = len(x), 0.0
-    for i in range(V):
-        found = 0.0
+    """told[k, e, way] <- the message of an edge, from its first variable to its second if ``way`` is 1;
+    what it was divided by."""
+    V, most, row = len(x), 0.0, 0
+    while row + 4 <= V:  # a number that is loaded serves four rows
+        a = b = c = d = 0.0
         for j in range(V):
-            found += tables[slot, way, i, j] * x[j]
-        told[k, e, way, i] = found
-        most = max(most, found)
+            a += tables[slot, way, row, j] * x[j]
+            b += tables[slot, way, row + 1, j] * x[j]
+            c += tables[slot, way, row + 2, j] * x[j]
+            d += tables[slot, way, row + 3, j] * x[j]
+        told[k, e, way, row], told[k, e, way, row + 1] = a, b
+        told[k, e, way, row + 2], told[k, e, way, row + 3] = c, d
+        most = max(most, max(max(a, b), max(c, d)))
+        row += 4
+    while row < V:
+        a = 0.0
+        for j in range(V):
+            a += tables[slot, way, row, j] * x[j]
+        told[k, e, way, row] = a
+        most = max(most, a)
+        row += 1
     if most > 0:
         factor = 1 / most
         for i in range(V):
@@ -59,17 +72,23 @@ def solve(
     every: Any, n_up: Any, is_root: Any, split: Any, warm: bool, sweeps: int, tolerance: float, log_z: Any,
     nodes: Any, pairs: Any, out_row: Any, gaps: Any, taken: Any, failed: Any, first: int, last: int,
 ) -> None:  # fmt: skip
-    """Units first..last of draws and examples, draw by draw. Most arrays as in ``path_loops.solve``; a place
-    is (b N + n) K + k. begin, beside : for each place its edges in that forest, and which way leads to it.
-    walk_begin, walk : edges and ways from the variable of its tree that comes before, to it. after : the
-    variable of its tree that comes next, or -1. all_begin, every : for each example and forest all edges both
-    ways, each after those that it depends on; the first ``n_up`` lead to the roots."""
+    """Units first..last of draws and examples, draw by draw. Most arrays as in ``path_loops.solve``; a
+    place is (b N + n) K + k. begin, beside : for each place its edges in that forest, and which way leads
+    to it. walk_begin, walk : edges and ways from the variable of its tree that comes before, to it. after :
+    the variable of its tree that comes next, or -1. all_begin, every : for each example and forest all
+    edges both ways, each after those that it depends on; the first ``n_up`` lead to the roots."""
     B, N, V = f.shape[1:]
     most, most_edges = after.shape[1], 1
     for b in range(B):
         most_edges = max(most_edges, first_edge[b + 1] - first_edge[b])
     node, told = np.empty((N, most, V)), np.ones((most, most_edges, 2, V))
-    p, pair, top, x, z = np.empty((most, V)), np.empty((V, V)), np.empty((N, most)), np.empty(V), np.empty(V)
+    p, pair, top, x, z = (
+        np.empty((most, V)),
+        np.empty((V, V)),
+        np.empty((N, most)),
+        np.empty(V),
+        np.empty(V),
+    )
     tables, table_top = np.empty((n_slots, 2, V, V)), np.empty(n_slots)
     done = np.empty(n_slots, np.int64)
     for unit in range(first, last):
