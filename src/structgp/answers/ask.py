@@ -27,7 +27,7 @@ from structgp.data.examples import MISSING, UNSEEN, LabelEncoder, check_labels
 from structgp.data.schemes import Allowed
 from structgp.errors import InputError
 from structgp.gp import Posterior
-from structgp.structures import Chain, Rules, Spec, Structure, chain
+from structgp.structures import ByValues, Chain, Rules, Spec, Structure, chain
 
 Known: TypeAlias = Sequence[Sequence[str | None]]
 
@@ -140,6 +140,14 @@ class Asked:
         """(T, V) label probabilities of each sequence."""
         return self._each(known, np.empty((0, len(self.model.labels.classes))), Potentials.marginals)
 
+    def monte_carlo_error(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T, V) standard errors of ``marginals`` that come from sampling labellings, for a likelihood of
+        which there are values alone; 0 where answers are exact given the draws."""
+        none = np.empty((0, len(self.model.labels.classes)))
+        if not isinstance(self.model.structure, ByValues):
+            return [np.zeros((len(r), none.shape[1])) for r in self.rows]
+        return self._each(known, none, lambda at: at.monte_carlo_error())
+
     def best_tokens(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
         constraints allow."""
@@ -159,7 +167,7 @@ class Asked:
     def best_spans(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the highest expected span F1, of those that the
         constraints allow."""
-        self.require("has_walk", "spans", "decode", "accuracy")
+        self.require("has_spans", "spans", "decode", "accuracy")
         model, rules = self.model, self.model.rules
         decoder = SpanDecoder.of(model.labels.classes, model.info.get("threshold"), model.constraints)
         found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
@@ -214,7 +222,7 @@ class Asked:
     def samples(self, n: int, known: Known | None = None) -> list[np.ndarray]:
         """(n, T) labellings of each sequence, drawn from the posterior; the same when asked again."""
         _check_number(n)
-        self.require("has_walk", "labellings to draw")
+        self.require("has_sample", "labellings to draw")
         found = [np.empty((n, 0), dtype=np.int64)] * len(self.rows)
         for i, at in self.one_by_one(known):
             seed = np.random.SeedSequence([self.model.seed, i]).generate_state(1)[0]
@@ -224,7 +232,7 @@ class Asked:
 
     def transition_marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T - 1, V, V) probabilities of each label with the next one; (0, V, V) for at most one token."""
-        self.require("has_walk", "transition marginals")
+        self.require("has_spans", "transition marginals")
         V = len(self.model.labels.classes)
         found = self._each(known, np.empty((0, V, V)), labellings.transition_marginals)
         return [p[: max(0, len(r) - 1)] for p, r in zip(found, self.rows, strict=True)]
@@ -253,7 +261,7 @@ class Asked:
 
     def spans(self, least: float, known: Known | None = None) -> list[list[tuple[int, int, str, float]]]:
         """Spans (start, stop, label) with a probability of at least ``least``, and that probability."""
-        self.require("has_walk", "spans")
+        self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
         for batch, at in self.potentials(known):
@@ -272,7 +280,7 @@ class Asked:
         if (sense == "exact" and label is None) or (sense == "bounds" and label is not None):
             problem = "'exact' needs a label" if label is None else "'bounds' is for any label"
             raise InputError("label", problem, "use sense='bounds' without a label, 'exact' with one")
-        self.require("has_walk", "spans")
+        self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         if label is not None and label not in boundaries.kinds:
             kinds = ", ".join(map(repr, boundaries.kinds))
@@ -291,7 +299,7 @@ class Asked:
 
     def sequence_uncertainty(self, known: Known | None = None) -> np.ndarray:
         """(N, 2) the same for each whole labelling."""
-        self.require("has_walk", "entropy")
+        self.require("has_entropy", "entropy")
         found = np.zeros((len(self.rows), 2))
         for i, at in self.one_by_one(known):
             generator = torch.Generator().manual_seed(self.model.seed)
@@ -310,7 +318,8 @@ class Asked:
     def require(self, ability: str, what: str, place: str = "predict_with", use: str = "chain") -> None:
         """InputError where the structure that answers lacks an ability."""
         if not getattr(self.model.structure, ability):
-            problem = f"{type(self.model.structure).__name__} offers no {what}"
+            structure = self.model.structure
+            problem = f"{getattr(structure, 'name', type(structure).__name__)} offers no {what}"
             raise InputError(place, problem, f"use {use!r}")
 
     def _each(

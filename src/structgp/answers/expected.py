@@ -71,7 +71,7 @@ def scores_of(asked: Asked, guess: Sequence[np.ndarray], level: float) -> Expect
     """How good the labels ``guess`` (label indices) are, by labellings that are drawn from the
     posterior."""
     check_level(level)
-    asked.require("has_walk", "labellings to draw")
+    asked.require("has_sample", "labellings to draw")
     lengths = [len(rows) for rows in asked.rows]
     if not any(lengths):
         raise InputError("X", "no tokens", "pass at least one sequence with a token")

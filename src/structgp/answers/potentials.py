@@ -14,7 +14,7 @@ from torch import Tensor
 
 from structgp.data.batch import Batch
 from structgp.gp import Posterior
-from structgp.structures import Structure, keep_known
+from structgp.structures import ByValues, Structure, keep_known
 
 SALT = 1_000_003
 """Between the seeds of one block and of the next: what their draws leave open has nothing in common."""
@@ -67,14 +67,23 @@ def mean(posterior: Posterior) -> Draws:
 
 @dataclass(frozen=True)
 class Potentials:
-    """f : (S, B, T, V), -inf at labels that are known not to be; g : (S, V, V), or (S, B, T - 1, V, V);
-    mask : (B, T); share : (S, B), how much each draw counts, which sums to 1 over draws."""
+    """likelihood : that answers, before anything is known. f : (S, B, T, V), -inf at labels that are known
+    not to be; g : (S, V, V), or (S, B, T - 1, V, V); mask : (B, T); share : (S, B), how much each draw
+    counts, which sums to 1 over draws. known : (B, T) labels that are known, negative where none is, for a
+    likelihood that cannot read them off f; else None."""
 
-    structure: Structure
+    likelihood: Structure
     f: Tensor
     g: Tensor
     mask: Tensor
     share: Tensor
+    known: Tensor | None = None
+
+    @property
+    def structure(self) -> Structure:
+        """That answers, given what is known."""
+        told = None if self.known is None else self.likelihood.given(self.known)
+        return self.likelihood if told is None else told
 
     def given(self, y: Tensor) -> Potentials:
         """The same given labels y (B, T) that are known, negative where none is: an answer is then its
@@ -83,21 +92,32 @@ class Potentials:
             return self
         with torch.no_grad():
             share = self.structure.log_prob(self.f, self.g, y, self.mask).softmax(0)
+            if self.likelihood.given(y) is not None:
+                return replace(self, known=y, share=share)
             return replace(self, f=keep_known(self.f, y, self.mask), share=share)
 
     def on_host(self) -> Potentials:
-        return Potentials(self.structure, *(x.cpu() for x in (self.f, self.g, self.mask, self.share)))
+        known = None if self.known is None else self.known.cpu()
+        f, g, mask, share = (x.cpu() for x in (self.f, self.g, self.mask, self.share))
+        return Potentials(self.likelihood, f, g, mask, share, known)
 
     def one(self, b: int, length: int, draws: Tensor | slice = slice(None)) -> Potentials:
         """Those of one example, without padding, under some draws."""
         some = slice(b, b + 1)
         g = self.g[draws] if self.g.dim() == 3 else self.g[draws][:, some, : max(0, length - 1)]
         f, share = self.f[draws][:, some, :length], self.share[draws][:, some]
-        return Potentials(self.structure, f, g, self.mask[some, :length], share)
+        known = None if self.known is None else self.known[some, :length]
+        return Potentials(self.likelihood, f, g, self.mask[some, :length], share, known)
 
     def marginals(self) -> Tensor:
         """(B, T, V) label probabilities, averaged over draws: Bayes-optimal token by token."""
         return self.average(self.structure.marginals(self.f, self.g, self.mask))
+
+    def monte_carlo_error(self) -> Tensor:
+        """(B, T, V) standard errors of ``marginals`` that come from sampling labellings."""
+        answering = self.structure
+        assert isinstance(answering, ByValues)
+        return answering.monte_carlo_error(self.f, self.g, self.mask, self.share)
 
     def average(self, values: Tensor) -> Tensor:
         """(B, ...) mean over draws of values (S, B, ...)."""

@@ -33,7 +33,6 @@ from structgp.plan.options import Options, Parameters, check_class_weight, from_
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
-from structgp.structures import Structure
 
 logger = logging.getLogger("structgp")
 
@@ -345,10 +344,12 @@ def _is_option(value: Any) -> bool:
     return params is not None and params.frozen and not isinstance(value, type)
 
 
-def load(path: str | Path, structure: Structure | None = None) -> StructuredGPClassifier:
+def load(path: str | Path, structure: Any = None) -> StructuredGPClassifier:
     """The fitted estimator in a file that ``save`` or ``structgp train`` wrote. ``structure`` : your own
-    that answered, if the model had one; a file holds no code."""
+    function or :class:`Structure` that answered, if the model had one; a file holds no code. 'chain' has
+    the chain answer in its place."""
     model = model_file.load(path, structure)
+    structure = None if isinstance(structure, str) else structure
     params = {"kernel": model.posterior.node.kernel} | from_json(model.extra.get("params", {}))
     if structure is not None:
         params["structure"] = structure
@@ -359,7 +360,7 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
     estimator.classes_ = np.array(model.labels.classes)
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:
-        message = f"{path}: fitted with a likelihood that a file does not hold; it answers as before, "
-        message += "by the chain. Set the structure again before another fit"
+        message = f"{path}: fitted with a likelihood that a file does not hold; the chain "
+        message += "answers. Set the structure again before another fit"
         warnings.warn(message, StructgpWarning, stacklevel=2)
     return estimator

@@ -24,7 +24,8 @@ from structgp.paper import Preset
 from structgp.plan import choices
 from structgp.plan.choices import ASKED, Choice
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
-from structgp.structures import Chain, Custom, Spec, Structure
+from structgp.plan.predictor import answers_by, predictor_of
+from structgp.structures import ByValues, Chain, Custom, Spec, Structure
 
 LATER_LEARNING_ROUNDS = 1
 """How often the kernel moves in a ``partial_fit`` after the first."""
@@ -46,8 +47,8 @@ class Plan:
     every training sequence counts; None, which stands for once, until cross-validation has chosen it.
     constraints : the scheme that all training labellings obey, or the user's. decode : what labels are
     chosen for unless the user says it. threshold : least probability of a span that is predicted for the
-    best F1, None where labels are not spans. spread : factor on how far draws lie from the posterior
-    mean."""
+    best F1, None where labels are not spans. answers : how a likelihood of the
+    user's own answers. spread : factor on how far draws lie from the posterior mean."""
 
     structure: Choice[Structure]
     kernel: Choice[KernelChoice]
@@ -75,6 +76,7 @@ class Plan:
     constraints: Choice[Any] = choices.UNCONSTRAINED
     decode: Choice[str] = choices.TOKENS
     threshold: Choice[float] | None = None
+    answers: Choice[str] | None = None
     shape: Any = None
     tails: float | None = None
     trial: bool = False
@@ -82,7 +84,7 @@ class Plan:
     @property
     def answers_spans(self) -> bool:
         """Whether the structure that answers knows probabilities of spans."""
-        return self.predictor is None or self.predictor.has_walk
+        return self.predictor is None or self.predictor.has_spans
 
     @property
     def n_components(self) -> int:
@@ -181,7 +183,9 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
     structure, sd = choices.structure_of(options, examples), float(options.prior.transition_sd)
     spec, predictor = structure.value.spec, None  # the chain itself answers
     if isinstance(options.structure, Custom) or type(structure.value) is not Chain:
-        predictor = choices.predictor_of(options, structure.value)
+        predictor = predictor_of(options, structure.value)
+    if isinstance(predictor, ByValues):
+        predictor.probe(examples.n_labels)
     if sd == 0 and spec.next is not None and not spec.next.is_constant:
         problem = f"0 leaves transitions out, and {spec} gives them features"
         raise InputError("transition_sd", problem, "use a transition_sd above 0, or chain(order=0)")
@@ -198,6 +202,7 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
         "split": split,
         "transition_sd": 0.0 if spec.next is None else sd,
         "predictor": predictor,
+        "answers": answers_by(structure.value, predictor, examples),
     }
 
 
