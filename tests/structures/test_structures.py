@@ -114,6 +114,8 @@ def test_gradients(entry: Entry) -> None:
     f, g, y, mask = latents()
     f.requires_grad_()
     g.requires_grad_()
+    if isinstance(entry.make(), ByValues):
+        pytest.skip("answers, and is not trained with")
     assert entry.make().has_gradient
     assert torch.autograd.gradcheck(lambda f, g: entry.make().log_prob(f, g, y, mask), (f, g))
 

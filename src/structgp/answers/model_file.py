@@ -78,8 +78,9 @@ def load(path: str | Path, structure: Any = None) -> Model:
     if short != given_short and not _is_chain(structure):
         problem = f"answers by {name}, which a file does not hold"
         problem += "" if given is None else f", and was given {given}"
-        call = short if header.get("by_values") else f"{short}()"
-        remedy = f"pass it: load(path, structure={call}), or structure='chain' for the chain's answers"
+        remedy = f"pass it: load(path, structure={short}())"
+        if header.get("by_values"):
+            remedy = f"pass it: load(path, structure={short}), or structure='chain' for the chain's answers"
         raise ModelFileError(place, problem, remedy)
     for family in (block["family"] for block in header["posterior"]):
         if family not in FAMILIES:
@@ -147,8 +148,10 @@ def _predictor(structure: Any) -> Structure | None:
     """What answers for a structure that is passed to ``load``."""
     if structure is None or _is_chain(structure):
         return None
-    if isinstance(structure, Custom) and structure.predict_with != "auto":
-        return _predictor(structure.predict_with)
+    if isinstance(structure, Custom):
+        asked = structure.predict_with
+        if isinstance(asked, Structure) or _is_chain(asked):
+            return _predictor(asked)
     return answers_of(as_structure(structure))
 
 

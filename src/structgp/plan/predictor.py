@@ -51,7 +51,8 @@ def answers_by(
         return Choice(shown(predictor), "it offers marginals")
     length, V = examples.typical_length, examples.n_labels
     if V**length <= MOST_VALUES:
-        reason = f"a sequence has about {V ** round(length):,} labellings for {predictor.name} to value"
+        reason = f"a sequence has about {V ** round(length):,} labellings for {predictor.name} to value; "
+        reason += f"those with more than {MOST_VALUES:,} are sampled"
         return Choice("enumeration", reason)
     reason = f"a sequence has about {V}^{length:.0f} labellings, of which {predictor.name} values "
     reason += f"{MOST_VALUES:,} at most; monte_carlo_error(X) tells the error"

@@ -13,6 +13,7 @@ import hashlib
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -111,9 +112,8 @@ class ByValues(Structure):
             return
         self.is_normalised = bool((totals.abs() <= NORMALISED).all())
         if not self.is_normalised:
-            text = (
-                f"likelihood {self.name}: its probabilities sum to {float(totals[0].exp()):.3g} over all "
-            )
+            worst = float(totals[totals.abs().argmax()].exp())
+            text = f"likelihood {self.name}: its probabilities sum to {worst:.3g} over all "
             text += f"labellings of {T} tokens with {n_labels} labels; answers are normalised, but the fit "
             text += "takes it for a likelihood as it is"
             warnings.warn(text, StructgpWarning, stacklevel=3)
@@ -196,7 +196,7 @@ class ByValues(Structure):
     def _pools(self, f: Tensor, g: Tensor, mask: Tensor) -> Iterator[tuple[int, int, Pool]]:
         for b, n, one in self._each(f, g, mask):
             pool = self._pool(*one, self._known(b, n))
-            if not bool((pool.log_z > -torch.inf).all()):
+            if not pool.is_possible:
                 what = "all" if pool.drawn is None else f"{len(pool.labels)}"
                 problem = f"gives probability 0 to {what} labellings of {n} tokens that were evaluated"
                 remedy = "check labels that are known, or use structure=Custom(..., predict_with='chain')"
@@ -237,6 +237,8 @@ class ByValues(Structure):
         if V**n_free <= MOST_VALUES:
             return enumerated(values, given[0, 0] > -torch.inf)
         pool = sampled(values, given, g, self.spec, torch.Generator().manual_seed(self.seed))
+        self.probe(V)
+        pool = replace(pool, sums_to_1=bool(self.is_normalised) and n_free == T)
         if pool.effective() < LEAST_EFFECTIVE and not self._done["warnings"]:
             self._done["warnings"] = 1
             text = f"likelihood {self.name}: {len(pool.labels)} sampled labellings of {T} tokens are worth "

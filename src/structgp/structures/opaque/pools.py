@@ -20,17 +20,21 @@ Values = Callable[[Tensor], Tensor]
 class Pool:
     """labels : (C, T), all different. values : (S, C) of the function. log_weight : (C,) log of how many
     labellings each one stands for, 0 if all are there. drawn : (C,) how often each was drawn, None if all
-    are there. n_labels : V."""
+    are there. n_labels : V. sums_to_1 : whether the function's probabilities are known to sum to 1."""
 
     labels: Tensor
     values: Tensor
     log_weight: Tensor
     drawn: Tensor | None
     n_labels: int
+    sums_to_1: bool = False
 
     @cached_property
     def log_z(self) -> Tensor:
-        """(S,) log of the sum over all labellings; an unbiased estimate of the sum if they were drawn."""
+        """(S,) log of the sum over all labellings; an estimate if they were drawn, of a sum without
+        bias, unless it is known."""
+        if self.sums_to_1:
+            return self.values.new_zeros(len(self.values))
         return torch.logsumexp(self.values + self.log_weight, 1)
 
     @cached_property
@@ -43,6 +47,11 @@ class Pool:
     def hot(self) -> Tensor:
         """(C, T, V) one-hot rows of the labels."""
         return torch.nn.functional.one_hot(self.labels, self.n_labels).to(self.values)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether every draw has a labelling that is not impossible."""
+        return bool((self.values > -torch.inf).any(1).all())
 
     @property
     def numbers(self) -> int:
