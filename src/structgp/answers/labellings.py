@@ -17,6 +17,7 @@ def transition_marginals(at: Potentials) -> Tensor:
     B, T, V = at.f.shape[1:]
     total = at.f.new_zeros((B, T - 1, V, V))
     if not at.structure.has_walk:
+        total = total.cpu()
         for b, (labels, p) in enumerate(weighted_labellings(at)):
             for t in range(labels.shape[1] - 1):
                 total[b, t].index_put_((labels[:, t], labels[:, t + 1]), p.to(total), accumulate=True)

@@ -52,8 +52,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         f (S, T, V), g (S, V, V) and y (T,) indices into ``classes_``, that returns S log-probabilities, in
         torch or NumPy, with or without a gradient. With an attribute ``batched = True`` it is ``log_prob(f,
         g, y, mask)`` on (S, B, T, V), (S, V, V), (B, T), (B, T) and returns (S, B).
-        :class:`structgp.Custom` adds what answers and how many processes call it. See
-        :mod:`structgp.testing`.
+        It answers by its values. :class:`structgp.Custom` adds what answers in its place and how many
+        processes call it. See :mod:`structgp.testing`.
     kernel : 'auto' (where the fit is second-order, 'relevance' on categorical and sparse features and
         'linear+rbf' on dense ones; else one weight per template on categorical features, normalised linear
         on sparse and RBF on dense ones), 'relevance' (linear, with one scale per template and one relevance

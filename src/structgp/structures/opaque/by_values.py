@@ -13,7 +13,7 @@ import hashlib
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -42,6 +42,16 @@ NORMALISED = 1e-4
 """How far the log of the sum over labellings may be from 0: a function may compute in single precision."""
 
 
+@dataclass
+class _Done:
+    """What a structure shares with itself given labels. values : labellings evaluated so far."""
+
+    values: int = 0
+    was_tried: bool = False
+    is_normalised: bool | None = None
+    was_warned: bool = False
+
+
 class ByValues(Structure):
     """Answers of ``inner``, a likelihood with no more than ``log_prob``. ``seed`` : of sampled labellings;
     every sequence begins with it, so that its answer does not depend on what else is asked. ``known`` : (B,
@@ -56,10 +66,8 @@ class ByValues(Structure):
     def __init__(self, inner: Structure, seed: int = 0, known: Tensor | None = None) -> None:
         self.inner, self.seed, self.known, self.spec = inner, seed, known, inner.spec
         self.ignores_shift = inner.ignores_shift
-        self.is_normalised: bool | None = None
-        """Whether probabilities sum to 1 over labellings in a trial; None before it, or if it failed."""
         self._kept: dict[bytes, Pool] = {}
-        self._lock, self._done = threading.Lock(), {"values": 0, "trials": 0, "warnings": 0}
+        self._lock, self._done = threading.Lock(), _Done()
 
     def __reduce__(self) -> tuple[type[ByValues], tuple[Any, ...]]:
         """A copy starts without kept pools."""
@@ -70,7 +78,12 @@ class ByValues(Structure):
 
     @property
     def n_values(self) -> int:
-        return self._done["values"]
+        return self._done.values
+
+    @property
+    def is_normalised(self) -> bool | None:
+        """Whether probabilities sum to 1 over labellings in a trial; None before it, or if it failed."""
+        return self._done.is_normalised
 
     @property
     def name(self) -> str:
@@ -91,16 +104,15 @@ class ByValues(Structure):
         """The same given labels y (B, T), negative where none is known. Scores stay as they are: what a
         function makes of a score that is -inf, nobody knows."""
         found = ByValues(self.inner, self.seed, y.cpu())
-        found.is_normalised, found._kept = self.is_normalised, self._kept
-        found._lock, found._done = self._lock, self._done
+        found._kept, found._lock, found._done = self._kept, self._lock, self._done
         return found
 
     def probe(self, n_labels: int) -> None:
         """Finds out whether the function sums to 1 over labellings, on a few generated scores; a warning if
         it does not."""
-        if self._done["trials"]:
+        if self._done.was_tried:
             return
-        self._done["trials"] = 1
+        self._done.was_tried = True
         T = next((t for t in (3, 2) if n_labels**t <= TRIAL_LABELLINGS), 1)
         generator = torch.Generator().manual_seed(0)
         f = torch.randn((2, 1, T, n_labels), generator=generator, dtype=torch.float64)
@@ -110,7 +122,7 @@ class ByValues(Structure):
             totals = self._values(f, g, labels).logsumexp(1)
         except LikelihoodError:  # there may be labellings that it cannot take, or features that it needs
             return
-        self.is_normalised = bool((totals.abs() <= NORMALISED).all())
+        self._done.is_normalised = bool((totals.abs() <= NORMALISED).all())
         if not self.is_normalised:
             worst = float(totals[totals.abs().argmax()].exp())
             text = f"likelihood {self.name}: its probabilities sum to {worst:.3g} over all "
@@ -239,8 +251,8 @@ class ByValues(Structure):
         pool = sampled(values, given, g, self.spec, torch.Generator().manual_seed(self.seed))
         self.probe(V)
         pool = replace(pool, sums_to_1=bool(self.is_normalised) and n_free == T)
-        if pool.effective() < LEAST_EFFECTIVE and not self._done["warnings"]:
-            self._done["warnings"] = 1
+        if pool.effective() < LEAST_EFFECTIVE and not self._done.was_warned:
+            self._done.was_warned = True
             text = f"likelihood {self.name}: {len(pool.labels)} sampled labellings of {T} tokens are worth "
             text += f"{pool.effective():.0f} independent ones; monte_carlo_error tells how far off "
             text += "probabilities may be"
@@ -256,5 +268,5 @@ class ByValues(Structure):
             with torch.no_grad():
                 all_real = torch.ones(some.shape, dtype=torch.bool)
                 found.append(self.inner.log_prob(f.expand(-1, C, -1, -1), tables, some, all_real))
-        self._done["values"] += len(labels)
+        self._done.values += len(labels)
         return torch.cat(found, 1)
