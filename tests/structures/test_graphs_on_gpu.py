@@ -16,10 +16,7 @@ from structgp.structures.graph.elimination import Elimination
 from structgp.structures.graph.loopy import Loopy
 from structgp.structures.graph.reweighted import Reweighted
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 PROGRAMS: dict[str, Any] = {
     "elimination": Elimination,
