@@ -34,10 +34,11 @@ from structgp.data.examples import (
 )
 from structgp.data.graphs import Shape, shape_of
 from structgp.data.links import GraphSplit, Links
+from structgp.data.rules import broken_tuple
 from structgp.data.schemes import Allowed
 from structgp.errors import InputError
 from structgp.gp import Posterior
-from structgp.structures import Rules, Spec, Structure, chain, structure_for
+from structgp.structures import Declared, Rules, Spec, Structure, chain, structure_for
 
 Known: TypeAlias = Sequence[Sequence[str | None]]
 
@@ -179,7 +180,9 @@ class Asked:
         """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
         constraints allow."""
         rules, none = self.model.rules, np.empty(0, dtype=np.int64)
-        return self._each(known, none, lambda at: labellings.best_tokens(at.marginals(), at.mask, rules))
+        return self._each(
+            known, none, lambda at: labellings.best_tokens(at.marginals(), at.layout, rules, at.structure)
+        )
 
     def labels(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of each sequence, chosen as the question says."""
@@ -201,9 +204,11 @@ class Asked:
         for batch, at in self.potentials(known):
             at = at.on_host()
             each, p = likely_spans(at, decoder.boundaries, decoder.least), at.marginals()
-            usual = labellings.best_tokens(p, at.mask, rules).numpy()
+            usual = labellings.best_tokens(p, at.layout, rules, at.structure).numpy()
             for b, i in enumerate(batch.index.tolist()):
                 found[i] = decoder.labels(each[b], batch.real(p, b).numpy(), batch.real(usual, b))
+                if not self._obeyed(i, found[i]):
+                    found[i] = batch.real(usual, b)
         return found
 
     def cheapest_tokens(self, known: Known | None = None) -> list[np.ndarray]:
@@ -213,8 +218,17 @@ class Asked:
         costs, rules = torch.from_numpy(self.question.costs), self.model.rules
         none = np.empty(0, dtype=np.int64)
         return self._each(
-            known, none, lambda at: labellings.cheapest_tokens(at.marginals(), at.mask, rules, costs)
+            known,
+            none,
+            lambda at: labellings.cheapest_tokens(at.marginals(), at.layout, rules, costs, at.structure),
         )
+
+    def _obeyed(self, i: int, labels: np.ndarray) -> bool:
+        """Whether labels of example i obey the rules on templates that are not those of a chain."""
+        rules = self.model.constraints
+        if rules is None or not rules.more or self.links is None:
+            return True
+        return broken_tuple(rules, self.model.split, labels, self.links[i]) is None
 
     def best_sequences(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of the most probable whole labelling of each sequence."""
@@ -373,6 +387,8 @@ class Asked:
         draws = model.draws(n_draws, question.device)
         for batch in self._batches([len(r) for r in self.rows], labels, n_draws):
             at = draws.potentials(model.structure, batch, question.shift)
+            if model.rules is not None and isinstance(model.structure, Declared):
+                self._check_graphs(batch, at, known is not None)
             yield batch, at if labels is None else at.given(batch.y)
 
     def _batches(
@@ -396,14 +412,15 @@ class Asked:
         model, encoded = self.model, None
         if known is not None:
             self.require("handles_missing", "answers where labels are known")
-            encoded = model.labels.transform(self.labels_given(known, "known"))
+            given = self.labels_given(known, "known")
+            encoded = model.labels.transform(given)
             for n, labels in enumerate(encoded):
                 if (labels == UNSEEN).any():
                     t = int((labels == UNSEEN).argmax())
-                    problem = f"{known[n][t]!r} is not a label of the training data"
+                    problem = f"{given[n][t]!r} is not a label of the training data"
                     remedy = f"use None, or one of {', '.join(model.labels.classes)}"
                     raise InputError(f"known[{n}][{t}]", problem, remedy)
-        if model.rules is not None and self.links is None:
+        if model.rules is not None and not isinstance(model.structure, Declared):
             self._check_possible(encoded)
         return encoded
 
@@ -423,6 +440,17 @@ class Asked:
             return check_labels(self.rows, y, name)
         return node_labels(self.shapes, list(y), self.model.spec.layers, name)
 
+    def _check_graphs(self, batch: Batch, at: Potentials, given: bool) -> None:
+        """InputError where the labels that are known or the constraints leave an example of the batch
+        without labelling. Cost: that of one more draw."""
+        structure, one = at.structure, next(at.some_draws(1))
+        assert isinstance(structure, Declared)
+        scores = structure.keep_known(one.scores, batch.y, at.layout) if given else one.scores
+        possible = structure.has_labelling(scores, at.layout)
+        if not bool(possible.all()):
+            n = int(batch.index[int((~possible).nonzero()[0, 0])])
+            raise _no_labelling(n, len(self.rows[n]), given)
+
     def _check_possible(self, known: Sequence[np.ndarray] | None) -> None:
         constraints = self.model.constraints
         assert constraints is not None
@@ -436,9 +464,13 @@ class Asked:
                 there = known[n] >= 0
                 possible[there] = np.eye(V, dtype=bool)[known[n][there]]
             if not constraints.has_labelling(possible):
-                agrees = "" if known is None else " and with the labels that are known"
-                problem = f"no labelling of its {len(r)} tokens agrees with the constraints{agrees}"
-                raise InputError(f"sequence {n}", problem, "check the labels, or fit without constraints")
+                raise _no_labelling(n, len(r), known is not None)
+
+
+def _no_labelling(n: int, n_tokens: int, given: bool) -> InputError:
+    agrees = " and with the labels that are known" if given else ""
+    problem = f"no labelling of its {n_tokens} tokens agrees with the constraints{agrees}"
+    return InputError(f"sequence {n}", problem, "check the labels, or fit without constraints")
 
 
 def _check_number(n: Any) -> None:

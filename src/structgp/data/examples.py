@@ -15,7 +15,8 @@ from structgp.data.batch import MISSING, Batch
 from structgp.data.encode import FeatureEncoder
 from structgp.data.graphs import Shape, flat_labels, has_integers, length_of, shape_of
 from structgp.data.links import GraphSplit, Links
-from structgp.data.schemes import Allowed, allowed
+from structgp.data.rules import check_tuples, declared_rules
+from structgp.data.schemes import Allowed
 from structgp.data.vocabulary import length
 from structgp.errors import InputError, StructgpWarning
 
@@ -227,7 +228,7 @@ def read_examples(
     if len(labels.classes) < 2:
         raise only_one_class(labels.classes[0], "y")
     encoded = labels.transform(labels_of)
-    rules = None if constraints is None else allowed(constraints, labels.classes)
+    rules = None if constraints is None else declared_rules(constraints, labels.classes, spec)
     if rules is not None:
         check_obeyed(rules, enumerate(encoded), labels.classes)
     rows = encoder.transform(X)
@@ -235,6 +236,8 @@ def read_examples(
         return Examples(encoder, labels, rows, encoded, counts, rules)
     split = GraphSplit(encoder, spec, own_encoders(spec, shapes), labels.classes)
     links = links_of(split, rows, shapes)
+    if rules is not None and rules.more:
+        check_tuples(rules, split, encoded, links, labels.classes)
     return Examples(encoder, labels, rows, encoded, counts, rules, split, links)
 
 
@@ -326,7 +329,7 @@ def _check_weights(weights: Any, n: int) -> np.ndarray:
 
 def check_obeyed(rules: Allowed, y: Iterable[tuple[int, np.ndarray]], classes: Sequence[str]) -> None:
     """InputError for the first of the numbered label sequences that the rules forbid."""
-    for n, sequence in y:
+    for n, sequence in y if not rules.follows_freely else ():
         t = rules.breaks(sequence.tolist())
         possible = np.ones((len(sequence), len(classes)), bool)
         possible[sequence >= 0] = np.eye(len(classes), dtype=bool)[sequence[sequence >= 0]]

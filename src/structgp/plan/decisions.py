@@ -84,8 +84,13 @@ def decoder_of(
 def _shown(constraints: Any) -> Any:
     """Constraints as a plan names them."""
     if isinstance(constraints, Mapping):
-        (kind, pairs), *_ = constraints.items()
-        return f"{len(pairs)} {kind} pairs"
+        parts = [f"scheme {constraints['scheme']}"] if "scheme" in constraints else []
+        for kind, rules in constraints.items():
+            if isinstance(rules, Mapping):
+                parts += [f"{len(tuples)} {kind} tuples of {name}" for name, tuples in rules.items()]
+            elif kind != "scheme":
+                parts.append(f"{len(rules)} {kind} pairs")
+        return ", ".join(parts)
     return constraints
 
 

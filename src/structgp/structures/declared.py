@@ -20,6 +20,7 @@ from structgp.structures.graph.choose import choose_program
 from structgp.structures.graph.program import GraphProgram
 from structgp.structures.masks import Rules, keep_known
 from structgp.structures.program import draws_at_once, variance
+from structgp.structures.semirings import LOG
 from structgp.structures.spec import Spec
 
 
@@ -120,6 +121,24 @@ class Declared(Structure):
     def decode(self, *given: Any) -> Tensor:
         *scores, layout = given
         return self.program(layout, scores).decode(self.gathered(scores, layout))
+
+    def best_allowed(self, gain: Tensor, layout: GraphLayout) -> Tensor:
+        """(S, B, N) the labelling that the rules allow whose gains (S, B, N, V) have the largest sum."""
+        tables = [gain.new_zeros((len(gain), *tuples.sizes)) for tuples in layout.tuples]
+        if self.rules is not None:
+            templates = [self.spec.templates[k] for k in self.others]
+            gain, tables = self.rules.restrict_graph(gain, tables, templates, layout)
+        program = choose_program(layout, gain.shape[-1], self.spec.program, self.spec.most_entries)
+        return program.decode((gain, *tables))
+
+    def has_labelling(self, scores: Sequence[Tensor], layout: GraphLayout) -> Tensor:
+        """(B,) False where the rules, and scores of -inf, are known to leave no labelling: for certain
+        where the sum over labellings is exact."""
+        if self.spec.program == "gibbs":  # which has no sum
+            return torch.ones(len(layout), dtype=torch.bool)
+        free = [torch.where(x > -torch.inf, 0.0, -torch.inf)[:1] for x in scores]
+        total = self.program(layout, free).log_total(self.gathered(free, layout), LOG)
+        return ~(total[0] == -torch.inf)
 
     def n_best(self, *given: Any) -> tuple[Tensor, Tensor]:
         *scores, layout, n = given
