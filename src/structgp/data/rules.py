@@ -4,9 +4,9 @@ A declaration is one of ``data.schemes``, for neighbours in a sequence, or names
 
     {"forbidden": {"next": [("A", "B")], "cites": [("A", "B")]}, "allowed": {"parent": [("A", "A"), ...]}}
 
-A template goes by its name, by the name of the edges, or by the feature of equal tokens. A tagging scheme may
-stand beside it: ``{"scheme": "BIO", "forbidden": {...}}``. In the pairs of 'next', None stands for the start
-or the end of a sequence. Labels of a layer are written without the layer's name."""
+A template goes by its name, by the name of the edges, or by the feature of equal tokens. A tagging scheme
+may stand beside it: ``{"scheme": "BIO", "forbidden": {...}}``. In the pairs of 'next', None stands for the
+start or the end of a sequence. Labels of a layer are written without the layer's name."""
 
 from __future__ import annotations
 
@@ -84,11 +84,14 @@ def _also(rules: Allowed, kind: str, name: str, tuples: Any, classes: Sequence[s
 
 def _template(name: str, spec: Any, place: str) -> Any:
     known = [] if spec is None else [t for t in spec.templates if t.rule not in ("node", "length")]
-    found = [t for t in known if t.name == name] or [t for t in known if t.key == name]
+    also = (f"same {name}", f"edge {name}")
+    found = [t for t in known if t.name == name] or [t for t in known if t.key == name or t.name in also]
     if len(found) == 1:
         return found[0]
     names = ", ".join(repr(t.name) for t in known) or "'next'"
-    problem = f"{name!r} could be any of {len(found)} templates" if found else "not a template of the structure"
+    problem = (
+        f"{name!r} could be any of {len(found)} templates" if found else "not a template of the structure"
+    )
     raise InputError(place, problem, f"use one of {names}")
 
 
@@ -113,7 +116,10 @@ def _is_tuple(given: Any, template: Any) -> bool:
 
 
 def _own_labels(classes: Sequence[str], start: int, stop: int, layer: str) -> dict[str, int]:
-    return {label.removeprefix(f"{layer}=") if layer else label: i for i, label in enumerate(classes[start:stop])}
+    return {
+        label.removeprefix(f"{layer}=") if layer else label: i
+        for i, label in enumerate(classes[start:stop])
+    }
 
 
 def _indices(given: Any, places: Sequence[dict[str, int]], template: Any, place: str) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Structures in short words, as JSON has them: ``{"chain": {"order": 2}, "same": {"key": "word"}}``.
 
-Each word is a function of ``structures.declare`` with its arguments; what they declare adds up. ``same`` and
-``edges`` may be lists, for several of them. ``layers`` has words for each layer. ``program`` and
+Each word is a function of ``structures.declare`` with its arguments; what they declare adds up. ``same``
+and ``edges`` may be lists, for several of them. ``layers`` has words for each layer. ``program`` and
 ``most_entries`` are those of ``Spec.using``. A spec as ``Spec.to_json`` writes it, with ``templates``, is
 taken as well."""
 
