@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.structures.graphs import batch_of, grid_edges, random_scores
 
 from structgp.errors import InputError
 from structgp.structures.graph.gibbs import Gibbs
 from structgp.structures.graph.program import Enumeration
 from structgp.structures.semirings import LOG
-from tests.structures.graphs import batch_of, grid_edges, random_scores
 
 
 @pytest.mark.parametrize("blocks", ["colour", "forest"])

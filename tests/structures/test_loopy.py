@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.structures.graphs import batch_of, grid, random_scores
 
 from structgp.errors import InputError, StructgpWarning
 from structgp.structures.graph.loopy import Loopy
 from structgp.structures.graph.program import Enumeration
 from structgp.structures.semirings import LOG, MAX
-from tests.structures.graphs import batch_of, grid, random_scores
 
 CLOSE = {"atol": 1e-8, "rtol": 1e-8}
 
