@@ -165,6 +165,29 @@ class Asked:
         """Labels per token."""
         return max(1, len(self.model.spec.layers))
 
+    @property
+    def span_names(self) -> list[str]:
+        """The labels as spans are read off them: B-chunk=NP for the label B-NP of a layer 'chunk'."""
+        return [self._span_name(label) for label in self.model.labels.classes]
+
+    def span_labels(self, y: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Labels of each sequence to read spans off, one sequence per layer."""
+        if not self.model.spec.layers:
+            return [list(labels) for labels in y]
+        found = []
+        for labels in y:
+            n = len(labels) // self.n_layers
+            found += [[*map(self._span_name, labels[k * n : (k + 1) * n])] for k in range(self.n_layers)]
+        return found
+
+    def _span_name(self, label: str) -> str:
+        layer, _, own = label.partition("=")
+        if layer not in self.model.spec.layers:
+            return label
+        tag, dash, kind = own.partition("-")
+        prefixed = own == tag == "O" or (len(tag) == 1 and dash)
+        return f"{tag}-{layer}={kind}" if prefixed and dash else own if prefixed else label
+
     def some(self, index: Sequence[int]) -> Asked:
         """Some of the examples, in this order."""
         lists = (self.rows, self.links, self.shapes)

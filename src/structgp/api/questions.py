@@ -13,7 +13,8 @@ import torch
 from structgp.answers import sets
 from structgp.answers.ask import Asked, Known, Model
 from structgp.answers.expected import ExpectedScores, scores_of
-from structgp.data.examples import as_list, all_labelled
+from structgp.answers.tuples import TupleMarginals, template_marginals
+from structgp.data.examples import all_labelled, as_list, by_layer
 from structgp.errors import InputError
 from structgp.evaluation import metrics
 
@@ -154,6 +155,14 @@ class Answers:
         """(T - 1, V, V) probabilities of the labels of neighbouring tokens, ordered as in ``classes_``."""
         return self.ask(X).transition_marginals(known)
 
+    def predict_template_marginals(
+        self, X: Iterable[Any], template: str, known: Given = None
+    ) -> list[TupleMarginals]:
+        """Probabilities of the joint labels of every tuple of a template of the structure, such as 'next',
+        'parent', 'right' or 'edge cites' (``model_.spec.templates`` has the names): for each example the
+        tuples (E, a), numbers of nodes, and probabilities (E, *sizes) in the order of ``classes_``."""
+        return template_marginals(self.ask(X), template, known)
+
     def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[str | None]]) -> list[float | None]:
         """log p(y | x) of each whole labelling, averaged over the posterior; of its known part where it has
         None in it. None where a label was never seen in training."""
@@ -269,8 +278,31 @@ class Answers:
 
     def evaluate(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> metrics.Report:
         """Token error and span scores of ``predict``, NLL and calibration of the probabilities, on labelled
-        data. X is encoded once."""
+        data. X is encoded once. With layers, of all labels together, and of each layer in ``layers``."""
         asked = self.ask(as_list(X))
         truth = all_labelled(asked.labels_given(list(y)))
-        log_probs = asked.log_probs(truth)
-        return metrics.evaluate(truth, self.labels_of(asked), self.marginals_of(asked), log_probs)
+        return report_of(asked, truth, self.labels_of(asked), self.marginals_of(asked))
+
+
+def report_of(
+    asked: Asked, truth: Sequence[Sequence[str]], guess: Sequence[Sequence[str]], marginals: metrics.Marginals
+) -> metrics.Report:
+    """All figures of predicted labels and their probabilities."""
+    spans, log_probs = (asked.span_labels(truth), asked.span_labels(guess)), asked.log_probs(truth)
+    whole = metrics.evaluate(truth, guess, marginals, log_probs, spans)
+    layers = asked.model.spec.layers
+    if not layers:
+        return whole
+    of_layers = [[by_layer(layers, each) for each in some] for some in (truth, guess, marginals)]
+    found = {}
+    for k, layer in enumerate(layers):
+        own = [[each[layer] for each in some] for some in of_layers]
+        known = [_only(labels, k, len(layers)) for labels in truth]
+        found[layer] = metrics.evaluate(own[0], own[1], own[2], asked.log_probs(known))
+    return replace(whole, layers=found)
+
+
+def _only(labels: Sequence[str], k: int, n_layers: int) -> list[str | None]:
+    """The labels of all layers with those of layer k alone known."""
+    n = len(labels) // n_layers
+    return [label if i // max(n, 1) == k else None for i, label in enumerate(labels)]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from structgp.answers.ask import Asked
 from structgp.answers.expected import ExpectedScores, scores_of
 from structgp.api.estimator import StructuredGPClassifier
+from structgp.api.questions import report_of
 from structgp.evaluation import metrics
 
 Labels = list[list[str]]
@@ -124,7 +125,7 @@ def _compare(asked: Asked, labels: Labels, predicted: Labels, marginals: metrics
     return Truth(
         labels,
         log_probs,
-        metrics.evaluate(labels, predicted, marginals, log_probs),
+        report_of(asked, labels, predicted, marginals),
         metrics.calibration(labels, marginals),
         metrics.risk_coverage(labels, marginals, predicted),
         Counter(zip(chain(*labels), chain(*predicted), strict=True)),
