@@ -153,9 +153,10 @@ def report(
     if estimator.model_.spec.layers:
         problem = f"shows one label per token, and {estimator.model_.spec} has several"
         raise InputError("report", problem, "ask for predictions with tag, and for scores with evaluate")
-    labels = [shared.flat(s.labels) for s in found if s.labels is not None]
-    every = labels if len(labels) == len(found) else None
-    text = Text(os.path.basename(data_path), [s.words for s in found], [s.line for s in found], every)
+    every = [shared.flat(s.labels) for s in found if s.labels is not None]
+    whole = len(every) == len(found) and not any(None in labels for labels in every)
+    labels: Any = every if whole else None
+    text = Text(os.path.basename(data_path), [s.words for s in found], [s.line for s in found], labels)
     model, templates = os.path.basename(model_path), reader.template_lines
     with shared.in_files([(s.name, s.line) for s in found] if reader.format == "jsonl" else []):
         X = [s.tokens for s in found]

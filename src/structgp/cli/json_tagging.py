@@ -34,8 +34,9 @@ class JsonTagger:
             known = [self._labels_in(s) for s in chunk] if self.force else None
             asked = self.estimator.ask([s.tokens for s in chunk])
             found = self._tagged(asked, known) if self.n_best is None else self._ranked(asked, known)
+            whole = asked.model.labels.integers
             pairs: Any = zip(chunk, found, strict=True)
-            return [format_json(example.given, **answers) for example, answers in pairs]
+            return [format_json(one.given, **(_whole(found) if whole else found)) for one, found in pairs]
 
     def _labels_in(self, example: FileSequence) -> Any:
         if example.labels is None:
@@ -46,7 +47,9 @@ class JsonTagger:
     def _tagged(self, asked: Asked, known: Any) -> Iterator[dict[str, Any]]:
         """What one labelling adds to each line."""
         if self.coverage is not None:
-            yield from ({"sets": sets} for sets in self.estimator.sets_of(asked, self.coverage))
+            labels = asked.shaped(self.estimator.labels_of(asked))
+            sets = self.estimator.sets_of(asked, self.coverage)
+            yield from ({"labels": y, "sets": held} for y, held in zip(labels, sets, strict=True))
             return
         labels = self.estimator.labels_of(asked, known)
         shown: list[Any] = labels
@@ -89,6 +92,15 @@ class JsonTagger:
             else:
                 found.append([_rounded(at[label]) for at, label in zip(p, y, strict=True)])
         return asked.shaped(found)
+
+
+def _whole(answer: Any) -> Any:
+    """Labels that are numbers in the file as numbers again."""
+    if isinstance(answer, dict):
+        return {key: _whole(value) for key, value in answer.items()}
+    if isinstance(answer, list):
+        return [_whole(value) for value in answer]
+    return int(answer) if isinstance(answer, str) else answer
 
 
 def _rounded(value: float) -> float:

@@ -232,12 +232,7 @@ def score(estimator: StructuredGPClassifier, data: Labelled, y: list[Any]) -> di
     if reports["structgp"].sequence_nll == float("inf"):
         what = "some sequences have labels that the constraints forbid: their likelihood is 0"
         _show_warning(f"{name}: {what}")
-    layers = estimator.model_.spec.layers
-    if layers:
-        labels, marginals = estimator.predict(data.X), estimator.predict_marginals(data.X)
-        for layer in layers:
-            each = ([of[layer] for of in part] for part in (y, labels, marginals))
-            reports[layer] = evaluate(*each, [None] * len(y))
+    reports |= reports["structgp"].layers
     return reports
 
 
