@@ -60,7 +60,7 @@ def check_labels(
         raise InputError(name, problem, "pass one per sequence")
     for n, (x, labels) in enumerate(zip(X, y, strict=True), first):
         place = f"{name}[{n}]"
-        if isinstance(labels, str) or not hasattr(labels, "__len__"):
+        if isinstance(labels, str | Mapping) or not hasattr(labels, "__len__"):
             kind = type(labels).__name__
             raise InputError(place, f"expected a list of labels, got a {kind}", "pass a list")
         n_tokens = length(x, f"X[{n}]")
@@ -197,9 +197,9 @@ def read_examples(
 ) -> Examples:
     """X and y as examples.
 
-    spec : of a structure that is not a chain. encoder : a fitted one to extend by the new features, None for a new one; classes : labels besides those
-    of y, which with an encoder come first, in their order. Sequences without any label (with a warning) and
-    those of weight 0 are replaced by empty ones."""
+    spec : of a structure that is not a chain. encoder : a fitted one to extend by the new features, None
+    for a new one; classes : labels besides those of y, which with an encoder come first, in their order.
+    Sequences without any label (with a warning) and those of weight 0 are replaced by empty ones."""
     shapes = None if spec is None else [shape_of(x, spec.form, f"X[{n}]") for n, x in enumerate(X)]
     labels_of = check_labels(X, y) if shapes is None else node_labels(shapes, y, spec.layers)
     X = X if shapes is None else [shape.nodes for shape in shapes]

@@ -173,7 +173,9 @@ def check_tuples(
         found = broken_tuple(rules, split, labels, link)
         if found is not None:
             template, nodes, indices = found
-            names = ", ".join(repr(classes[i]) for i in indices)
+            layers = template.layers or ("",) * len(indices)
+            own = [classes[i].removeprefix(f"{w}=") for w, i in zip(layers, indices, strict=True)]
+            names = ", ".join(map(repr, own))
             problem = f"labels ({names}) of nodes {tuple(nodes)} in template {template.name!r}, which the "
             problem += "constraints forbid"
             raise InputError(f"y[{n}]", problem, "correct the labels or the constraints")

@@ -9,7 +9,9 @@ from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
+from structgp.data.batch import by_length, pad
 from structgp.data.examples import Examples
 from structgp.data.schemes import allowed, obeyed_scheme, scheme_of
 from structgp.data.shards import ShardedExamples
@@ -25,6 +27,9 @@ UNKNOWN_THRESHOLD = 1 / 3
 """Least probability of a span where no left-out data tell how good the model is. The best threshold is half
 the F1 that can be reached (``answers.best_spans``): one half for a model that is always right, and too high
 costs more than too low."""
+
+TOKENS_AT_ONCE = 2_000
+"""Most tokens whose labellings are looked for at once."""
 
 
 def declared(options: Options) -> Any:
@@ -49,6 +54,7 @@ def adopt(
         threshold = Choice(UNKNOWN_THRESHOLD, "no left-out data tell how good the model is")
         plan = replace(plan, decode=Choice("f1", "labels are spans"), threshold=threshold)
     if not _is_open(options):
+        _check_possible(plan, examples)
         return replace(plan, constraints=Choice(_shown(options.constraints), ASKED)), examples
     name, reason = None, "the labels are not in a tagging scheme"
     kind = type(plan.structure.value)
@@ -69,6 +75,29 @@ def adopt(
         fitted = structure_for(plan.structure.value.spec, Rules.of(rules), classes)
         plan = replace(plan, structure=replace(plan.structure, value=fitted))
     return plan, examples.under(rules)  # type: ignore[return-value]
+
+
+def _check_possible(plan: Plan, examples: Examples | ShardedExamples) -> None:
+    """InputError for an example some of whose labels are missing, where the rules on templates leave no
+    labelling that agrees with the others."""
+    structure = plan.structure.value
+    if not isinstance(structure, Declared) or structure.rules is None or not isinstance(examples, Examples):
+        return
+    missing = [len(y) if (y < 0).any() else 0 for y in examples.y]
+    for index in by_length(missing, TOKENS_AT_ONCE):
+        given = examples.rows, examples.y, examples.encoder.pad_row, index, None, examples.n_layers
+        batch, split = examples.as_graphs(pad(*given)), examples.split
+        assert split is not None
+        scores = [
+            torch.zeros((1, *(mask.shape if t.rule == "node" else ()), *split.sizes(k)), dtype=torch.float64)
+            for k, (t, mask) in enumerate(zip(structure.spec.templates, batch.masks, strict=True))
+        ]
+        known = structure.keep_known(scores, batch.y, batch.layout)
+        possible = structure.has_labelling(known, batch.layout)
+        if not bool(possible.all()):
+            n = index[int((~possible).nonzero()[0, 0])]
+            problem = "no labelling that agrees with its labels obeys the constraints"
+            raise InputError(f"y[{n}]", problem, "correct the labels or the constraints")
 
 
 def decoder_of(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
+from structgp.errors import InputError
 from structgp.structures.declare import edges, grid, layers, same, segments, tree
 from structgp.structures.spec import PROGRAMS, Spec, chain, piecewise, refuse
 
@@ -69,7 +70,11 @@ def _part(word: str, given: Any, place: str) -> Spec:
     needed = NEEDED.get(word)
     if needed is not None and needed not in given:
         refuse(f"{place}.{needed}", "is missing")
-    return function(**given)
+    try:
+        return function(**given)
+    except InputError as error:
+        own = error.place.removeprefix("structure.").removeprefix(word).removeprefix(".")
+        raise InputError(f"{place}.{own or needed or word}", error.problem, error.remedy) from error
 
 
 def _layers(given: Any, place: str) -> Spec:

@@ -114,6 +114,8 @@ def _parsed(line: str, place: str) -> dict[str, Any]:
 
     try:
         given = json.loads(line, object_pairs_hook=unique, parse_constant=lambda _: float("nan"))
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
         where = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
