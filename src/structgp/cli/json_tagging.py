@@ -35,8 +35,8 @@ class JsonTagger:
             asked = self.estimator.ask([s.tokens for s in chunk])
             found = self._tagged(asked, known) if self.n_best is None else self._ranked(asked, known)
             whole = asked.model.labels.integers
-            pairs: Any = zip(chunk, found, strict=True)
-            return [format_json(one.given, **(_whole(found) if whole else found)) for one, found in pairs]
+            both: Any = zip(chunk, found, strict=True)
+            return [format_json(one.given, **(_whole(found) if whole else found)) for one, found in both]
 
     def _labels_in(self, example: FileSequence) -> Any:
         if example.labels is None:

@@ -30,7 +30,8 @@ from structgp.inference.distributed import ALONE, Processes
 
 # Arguments of ``sources.learn`` and ``sources.from_json`` that are options here, as errors name them.
 _ARGUMENT = re.compile(
-    r"(?<!\S)(coverage|data_weight|dialect|encoding|level|missing|numeric|vectors|vector_column)=(?=$|[ ,;])"
+    r"(?<!\S)(coverage|data_weight|dialect|encoding|level|missing|numeric|vectors|vector_column)="
+    r"(?=$|[ ,;])"
 )
 
 _EXAMPLE = re.compile(r"(?P<what>X|y|known|sequence)[\[ ](?P<number>\d+)\]?(?P<rest>.*)")

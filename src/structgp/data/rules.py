@@ -75,8 +75,8 @@ def _also(rules: Allowed, kind: str, name: str, tuples: Any, classes: Sequence[s
     template = None if spec is None and name == "next" else _template(name, spec, place)
     if template is None or is_plain_next(template):
         more = allowed({kind: tuples}, classes, place)
-        follows, starts, ends = rules.follows & more.follows, rules.starts & more.starts, rules.ends & more.ends
-        return replace(rules, follows=follows, starts=starts, ends=ends)
+        both = {n: getattr(rules, n) & getattr(more, n) for n in ("follows", "starts", "ends")}
+        return replace(rules, **both)
     table = _table(kind, template, tuples, classes, spec, place)
     before = rules.more.get(template.name, True)
     return replace(rules, more=rules.more | {template.name: table & before})

@@ -88,10 +88,9 @@ def _check_possible(plan: Plan, examples: Examples | ShardedExamples) -> None:
         given = examples.rows, examples.y, examples.encoder.pad_row, index, None, examples.n_layers
         batch, split = examples.as_graphs(pad(*given)), examples.split
         assert split is not None
-        scores = [
-            torch.zeros((1, *(mask.shape if t.rule == "node" else ()), *split.sizes(k)), dtype=torch.float64)
-            for k, (t, mask) in enumerate(zip(structure.spec.templates, batch.masks, strict=True))
-        ]
+        shapes = [mask.shape if k in structure.nodes else () for k, mask in enumerate(batch.masks)]
+        sizes = [(1, *shape, *split.sizes(k)) for k, shape in enumerate(shapes)]
+        scores = [torch.zeros(size, dtype=torch.float64) for size in sizes]
         known = structure.keep_known(scores, batch.y, batch.layout)
         possible = structure.has_labelling(known, batch.layout)
         if not bool(possible.all()):

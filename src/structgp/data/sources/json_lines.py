@@ -105,10 +105,10 @@ def _example(line: str, form: str | None, name: str, number: int) -> JsonExample
 
 
 def _parsed(line: str, place: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+    def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) < len(items):
+            twice = next(key for n, (key, _) in enumerate(items) if key in dict(items[:n]))
             raise InputError(place, f"the key {twice!r} twice", "give it once")
         return found
 

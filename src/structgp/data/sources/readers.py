@@ -286,19 +286,31 @@ def learn(
     if not isinstance(template, Template):
         assert template is not None
         template = Template.read(template, encoding=encoding, dialect=dialect or "crf++")
+    numbers, words, n_columns = _beside(train, template, numeric, vectors, vector_column or 0, encoding)
+    return ColumnReader(template, n_columns, numbers, words, missing, transitions)
+
+
+def _beside(
+    train: Input,
+    template: Template,
+    numeric: Sequence[int],
+    vectors: Path | None,
+    column: int,
+    encoding: str,
+) -> tuple[NumericColumns | None, ColumnVectors | None, int]:
+    """Numbers and word vectors beside the template's features, and the number of columns."""
     name = name_of(train)
     n_columns = _feature_columns(train, template, encoding, name)
     numbers, words = None, None
     if numeric:
-        for column in numeric:
-            _check_column(column, "numeric", n_columns, name)
+        for number in numeric:
+            _check_column(number, "numeric", n_columns, name)
         numbers = NumericColumns.learn(numeric, iter_columns(train, encoding=encoding), name)
     if vectors is not None:
-        column = vector_column or 0
         _check_column(column, "vector_column", n_columns, name)
         in_column = [row[column] for s in iter_columns(train, encoding=encoding) for row in s.rows]
         words = ColumnVectors.learn(WordVectors(vectors, encoding=encoding), column, in_column)
-    return ColumnReader(template, n_columns, numbers, words, missing, transitions)
+    return numbers, words, n_columns
 
 
 def _check_arguments(format: str, **given: Any) -> None:
