@@ -861,10 +861,9 @@ def test_the_weight_of_the_data(files, tmp_path, monkeypatch):
         refused(*train, "--data-weight", wrong, says=["--data-weight: must be a number above 0"])
 
 
-def test_unknown_likelihoods_are_clicks(files, tmp_path):
-    result = run("train", files.template, files.train, "-o", tmp_path / "m", "--structure", "tree")
-    assert result.exit_code == 2
-    assert "'tree' is not one of" in result.stderr
+def test_unknown_structures_are_refused(files, tmp_path):
+    given = ("train", files.template, files.train, "-o", tmp_path / "m", "--structure", "tree")
+    refused(*given, says=["--structure: 'tree' is not known; use chain or piecewise, or a file"])
 
 
 def test_describe(tmp_path):
