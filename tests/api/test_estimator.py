@@ -759,7 +759,7 @@ def test_training_log_is_complete(fitted):
     log = fitted.training_log_
     documented = StructuredGPClassifier.__doc__.split("training_log_ :")[1].split("model_ :")[0]
     keys = set(re.findall(r"'(\w+)'", documented)) - {"bound", "regression"}  # values of 'shape'
-    assert keys == set(log) | {"dev", "vectors"}
+    assert keys == set(log) | {"dev", "vectors", "log_z", "low", "high"}
     assert np.isfinite(log["elbo"])
     assert log["evaluations"] > 0
     assert log["seconds"] > 0

@@ -121,7 +121,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         columns share one after scaling, else a list), 'shape' (how it was learned: 'bound', 'regression'),
         'amplitude_factor', 'transition_sd', 'template_sds' (prior sd of a score, by template but the nodes),
         'n_inducing', 'inducing_residual', 'evaluations', 'seconds',
-        'dev' if dev data was passed, and 'vectors' in a model from a file that was trained with word
+        'log_z' for structures beyond the chain (bounds of it from below and above, 'low' and 'high', where
+        the tree-reweighted one stands in for it, else None), 'dev' if dev data was passed, and 'vectors' in a model from a file that was trained with word
         vectors (numbers of training tokens with and without one).
     model_ : the fitted :class:`structgp.answers.ask.Model`.
 
@@ -292,6 +293,10 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
                 self.model_, self.training_log_ = fit.run(report if heard else callback)
             finally:
                 del self._fitting
+            between = self.training_log_.get("log_z")
+            if heard and between is not None:
+                told = "log Z of a training example is between %.2f and %.2f, on average over %d of them"
+                logger.info(told, between["low"], between["high"], between["n_examples"])
         self.classes_ = np.array(examples.labels.classes)
         if fit.dev is not None:
             self.training_log_["dev"] = self.evaluate(*fit.dev).as_dict()

@@ -158,6 +158,11 @@ class Declared(Structure):
         program = self.program(layout, scores)
         return torch.cat([program.entropy(self.gathered(some, layout)) for some in _split(scores, layout)])
 
+    def bracket(self, *given: Any) -> tuple[Tensor, Tensor]:
+        """(S, B) twice: log Z is between them. Equal where the program is exact."""
+        *scores, layout = given
+        return self.program(layout, scores).bracket(self.gathered(scores, layout))
+
     def bends(
         self,
         scores: Sequence[Tensor],
