@@ -185,8 +185,9 @@ def test_other_commands(trained: Any, tmp_path: Path) -> None:
     ok("calibrate", model, folder / "train", "-o", tmp_path / "calibrated")
     sets = lines_of(ok("tag", "-m", tmp_path / "calibrated", folder / "bare", "--coverage", "0.7").stdout)
     assert all(len(flat(line["sets"])) == len(flat(line["labels"])) for line in sets)
-    assert SPECS[kind].keys() & {"chain", "tree", "edges", "layers", "grid"}
-    assert structgp.load(model).structure == structgp.load(tmp_path / "calibrated").structure
+    ok("report", model, file, "-o", tmp_path / "page.html")
+    assert "<html" in (tmp_path / "page.html").read_text()
+    assert str(structgp.load(model).structure) in ok("describe", model).stdout
 
 
 def test_a_wrong_line_is_named(trained: Any, tmp_path: Path) -> None:

@@ -392,7 +392,7 @@ class Asked:
         if not getattr(structure, ability):
             if structure.many_templates:
                 problem = f"the structure {structure.spec} offers no {what}"
-                raise InputError("structure", problem, "ask for what it offers, such as marginals")
+                raise InputError("structure", problem, "ask for predict_marginals or predict_template_marginals")
             problem = f"{getattr(structure, 'name', type(structure).__name__)} offers no {what}"
             raise InputError(place, problem, f"use {use!r}")
 

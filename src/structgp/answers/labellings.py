@@ -86,7 +86,7 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
     B, T = at.mask.shape
     n_all = at.f.shape[-1] ** T if T * math.log(at.f.shape[-1]) < 30 else math.inf
     wanted = int(min(2 * n, n_all)) if len(at.f) > 1 else n
-    if n == 1 and not plugged.structure.has_n_best:
+    if n == 1 and not _lists_best(plugged):
         labels = plugged.ask("decode")[:, :, None]
         scores = at.f.new_zeros((1, B, 1))
     else:
@@ -107,6 +107,12 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
         chosen[b, : len(top), :width] = candidates[order]
         log_probs[b, : len(top)] = top
     return chosen, log_probs
+
+
+def _lists_best(at: Potentials) -> bool:
+    """Whether the n best labellings can be listed; a program that is not exact knows a good one alone."""
+    structure: Any = at.structure
+    return structure.has_n_best and (not hasattr(structure, "is_exact") or bool(at.ask("is_exact")))
 
 
 def _averaged(at: Potentials, labels: Tensor) -> Tensor:

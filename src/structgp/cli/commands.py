@@ -146,16 +146,13 @@ def report(
 ) -> None:
     """Show a model's answers for the file DATA on one HTML page.
 
-    If DATA has labels in its last column, the page compares them with the answers."""
+    If all of DATA has labels, the page compares them with the answers."""
     shared.check_writable(output)
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     found = list(shared.sequences(reader, [data_path], encoding))
-    if estimator.model_.spec.layers:
-        problem = f"shows one label per token, and {estimator.model_.spec} has several"
-        raise InputError("report", problem, "ask for predictions with tag, and for scores with evaluate")
-    every = [shared.flat(s.labels) for s in found if s.labels is not None]
-    whole = len(every) == len(found) and not any(None in labels for labels in every)
-    labels: Any = every if whole else None
+    every: list[Any] = [s.labels for s in found if s.labels is not None]
+    whole = len(every) == len(found) and not any(None in shared.flat(labels) for labels in every)
+    labels = every if whole else None
     text = Text(os.path.basename(data_path), [s.words for s in found], [s.line for s in found], labels)
     model, templates = os.path.basename(model_path), reader.template_lines
     with shared.in_files([(s.name, s.line) for s in found] if reader.format == "jsonl" else []):

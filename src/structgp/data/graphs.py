@@ -138,6 +138,8 @@ def has_integers(y: Any) -> bool:
 
 def parents_of(graph: Graph | None, n: int, place: str) -> np.ndarray:
     """(E, 2) parent and child, from the parents of n nodes. InputError where they are not a forest."""
+    if n == 0:
+        return np.empty((0, 2), dtype=np.int64)
     if graph is None or graph.parents is None:
         raise InputError(place, "no parents", "pass structgp.Graph(nodes, parents=[...]), -1 for a root")
     given = [-1 if p is None else p for p in graph.parents]

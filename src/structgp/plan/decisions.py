@@ -72,7 +72,7 @@ def adopt(
         return plan, examples
     rules = allowed(name, classes)
     if kind in (Chain, Declared, Segments):
-        fitted = structure_for(plan.structure.value.spec, Rules.of(rules), classes)
+        fitted = structure_for(plan.structure.value.spec, Rules.of(rules), classes, True)
         plan = replace(plan, structure=replace(plan.structure, value=fitted))
     return plan, examples.under(rules)  # type: ignore[return-value]
 
