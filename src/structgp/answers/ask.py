@@ -34,10 +34,11 @@ from structgp.data.examples import (
 )
 from structgp.data.graphs import Shape, shape_of
 from structgp.data.links import GraphSplit, Links
+from structgp.data.rules import broken_tuple
 from structgp.data.schemes import Allowed
 from structgp.errors import InputError
 from structgp.gp import Posterior
-from structgp.structures import ByValues, Rules, Spec, Structure, chain, structure_for
+from structgp.structures import ByValues, Declared, Rules, Spec, Structure, chain, structure_for
 
 Known: TypeAlias = Sequence[Sequence[str | None]]
 
@@ -164,6 +165,29 @@ class Asked:
         """Labels per token."""
         return max(1, len(self.model.spec.layers))
 
+    @property
+    def span_names(self) -> list[str]:
+        """The labels as spans are read off them: B-chunk=NP for the label B-NP of a layer 'chunk'."""
+        return [self._span_name(label) for label in self.model.labels.classes]
+
+    def span_labels(self, y: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Labels of each sequence to read spans off, one sequence per layer."""
+        if not self.model.spec.layers:
+            return [list(labels) for labels in y]
+        found = []
+        for labels in y:
+            n = len(labels) // self.n_layers
+            found += [[*map(self._span_name, labels[k * n : (k + 1) * n])] for k in range(self.n_layers)]
+        return found
+
+    def _span_name(self, label: str) -> str:
+        layer, _, own = label.partition("=")
+        if layer not in self.model.spec.layers:
+            return label
+        tag, dash, kind = own.partition("-")
+        prefixed = own == tag == "O" or (len(tag) == 1 and dash)
+        return f"{tag}-{layer}={kind}" if prefixed and dash else own if prefixed else label
+
     def some(self, index: Sequence[int]) -> Asked:
         """Some of the examples, in this order."""
         lists = (self.rows, self.links, self.shapes)
@@ -187,7 +211,9 @@ class Asked:
         """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
         constraints allow."""
         rules, none = self.model.rules, np.empty(0, dtype=np.int64)
-        return self._each(known, none, lambda at: labellings.best_tokens(at.marginals(), at.mask, rules))
+        return self._each(
+            known, none, lambda at: labellings.best_tokens(at.marginals(), at.layout, rules, at.structure)
+        )
 
     def labels(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of each sequence, chosen as the question says."""
@@ -209,9 +235,11 @@ class Asked:
         for batch, at in self.potentials(known):
             at = at.on_host()
             each, p = likely_spans(at, decoder.boundaries, decoder.least), at.marginals()
-            usual = labellings.best_tokens(p, at.mask, rules).numpy()
+            usual = labellings.best_tokens(p, at.layout, rules, at.structure).numpy()
             for b, i in enumerate(batch.index.tolist()):
                 found[i] = decoder.labels(each[b], batch.real(p, b).numpy(), batch.real(usual, b))
+                if not self._obeyed(i, found[i]):
+                    found[i] = batch.real(usual, b)
         return found
 
     def cheapest_tokens(self, known: Known | None = None) -> list[np.ndarray]:
@@ -221,8 +249,17 @@ class Asked:
         costs, rules = torch.from_numpy(self.question.costs), self.model.rules
         none = np.empty(0, dtype=np.int64)
         return self._each(
-            known, none, lambda at: labellings.cheapest_tokens(at.marginals(), at.mask, rules, costs)
+            known,
+            none,
+            lambda at: labellings.cheapest_tokens(at.marginals(), at.layout, rules, costs, at.structure),
         )
+
+    def _obeyed(self, i: int, labels: np.ndarray) -> bool:
+        """Whether labels of example i obey the rules on templates that are not those of a chain."""
+        rules = self.model.constraints
+        if rules is None or not rules.more or self.links is None:
+            return True
+        return broken_tuple(rules, self.model.split, labels, self.links[i]) is None
 
     def best_sequences(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of the most probable whole labelling of each sequence."""
@@ -355,7 +392,7 @@ class Asked:
         if not getattr(structure, ability):
             if structure.many_templates:
                 problem = f"the structure {structure.spec} offers no {what}"
-                raise InputError("structure", problem, "ask for what it offers, such as marginals")
+                raise InputError("structure", problem, "ask for predict_marginals or predict_template_marginals")
             problem = f"{getattr(structure, 'name', type(structure).__name__)} offers no {what}"
             raise InputError(place, problem, f"use {use!r}")
 
@@ -381,6 +418,8 @@ class Asked:
         draws = model.draws(n_draws, question.device)
         for batch in self._batches([len(r) for r in self.rows], labels, n_draws):
             at = draws.potentials(model.structure, batch, question.shift)
+            if model.rules is not None and isinstance(model.structure, Declared):
+                self._check_graphs(batch, at, known is not None)
             yield batch, at if labels is None else at.given(batch.y)
 
     def _batches(
@@ -404,14 +443,15 @@ class Asked:
         model, encoded = self.model, None
         if known is not None:
             self.require("handles_missing", "answers where labels are known")
-            encoded = model.labels.transform(self.labels_given(known, "known"))
+            given = self.labels_given(known, "known")
+            encoded = model.labels.transform(given)
             for n, labels in enumerate(encoded):
                 if (labels == UNSEEN).any():
                     t = int((labels == UNSEEN).argmax())
-                    problem = f"{known[n][t]!r} is not a label of the training data"
+                    problem = f"{given[n][t]!r} is not a label of the training data"
                     remedy = f"use None, or one of {', '.join(model.labels.classes)}"
                     raise InputError(f"known[{n}][{t}]", problem, remedy)
-        if model.rules is not None and self.links is None:
+        if model.rules is not None and not isinstance(model.structure, Declared):
             self._check_possible(encoded)
         return encoded
 
@@ -431,6 +471,17 @@ class Asked:
             return check_labels(self.rows, y, name)
         return node_labels(self.shapes, list(y), self.model.spec.layers, name)
 
+    def _check_graphs(self, batch: Batch, at: Potentials, given: bool) -> None:
+        """InputError where the labels that are known or the constraints leave an example of the batch
+        without labelling. Cost: that of one more draw."""
+        structure, one = at.structure, next(at.some_draws(1))
+        assert isinstance(structure, Declared)
+        scores = structure.keep_known(one.scores, batch.y, at.layout) if given else one.scores
+        possible = structure.has_labelling(scores, at.layout)
+        if not bool(possible.all()):
+            n = int(batch.index[int((~possible).nonzero()[0, 0])])
+            raise _no_labelling(n, len(self.rows[n]), given)
+
     def _check_possible(self, known: Sequence[np.ndarray] | None) -> None:
         constraints = self.model.constraints
         assert constraints is not None
@@ -444,9 +495,13 @@ class Asked:
                 there = known[n] >= 0
                 possible[there] = np.eye(V, dtype=bool)[known[n][there]]
             if not constraints.has_labelling(possible):
-                agrees = "" if known is None else " and with the labels that are known"
-                problem = f"no labelling of its {len(r)} tokens agrees with the constraints{agrees}"
-                raise InputError(f"sequence {n}", problem, "check the labels, or fit without constraints")
+                raise _no_labelling(n, len(r), known is not None)
+
+
+def _no_labelling(n: int, n_tokens: int, given: bool) -> InputError:
+    agrees = " and with the labels that are known" if given else ""
+    problem = f"no labelling of its {n_tokens} tokens agrees with the constraints{agrees}"
+    return InputError(f"sequence {n}", problem, "check the labels, or fit without constraints")
 
 
 def _check_number(n: Any) -> None:

@@ -72,17 +72,17 @@ def scores_of(asked: Asked, guess: Sequence[np.ndarray], level: float) -> Expect
     posterior."""
     check_level(level)
     asked.require("has_sample", "labellings to draw")
-    lengths = [len(rows) for rows in asked.rows]
+    lengths = [len(rows) * asked.n_layers for rows in asked.rows]
     if not any(lengths):
         raise InputError("X", "no tokens", "pass at least one sequence with a token")
     generator = torch.Generator().manual_seed(asked.model.seed)
-    boundaries, counts = Boundaries.of(asked.model.labels.classes), torch.zeros(())
+    boundaries, counts = Boundaries.of(asked.span_names), torch.zeros(())
     for batch, at in asked.potentials():
         at = at.on_host()
         n = -(-SCORED_LABELLINGS // len(at.f))
         labels = torch.zeros(at.mask.shape, dtype=torch.int64)
         for b, i in enumerate(batch.index.tolist()):
-            labels[b, : lengths[i]] = torch.from_numpy(guess[i])
+            labels[b, at.mask[b]] = torch.from_numpy(guess[i])
         counts = counts + drawn_agreement(at, labels, boundaries, n, generator)
     return expected_scores(counts.numpy(), lengths, level, asked.model.info.get("error_ratio"))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from structgp.answers.potentials import Potentials
-from structgp.structures import Chain, Rules
+from structgp.structures import Chain, Declared, Rules, Structure
 from structgp.structures.program import draws_at_once
 
 
@@ -44,27 +45,33 @@ def log_prob(at: Potentials, y: Tensor) -> Tensor:
         return torch.logsumexp(values, 0) - math.log(len(values))
 
 
-def best_tokens(p: Tensor, mask: Tensor, rules: Rules | None) -> Tensor:
+def best_tokens(p: Tensor, layout: Any, rules: Rules | None, structure: Structure | None = None) -> Tensor:
     """(B, T) the labelling with the most tokens right in expectation, of those that ``rules`` allow, from
-    marginals (B, T, V). Without rules the most probable label of each token."""
-    return _best(p, p, mask, rules)
+    marginals (B, T, V). Without rules the most probable label of each token. layout, structure : the mask
+    of sequences, or the layout of graphs and the structure that declares them."""
+    return _best(p, p, layout, rules, structure)
 
 
-def cheapest_tokens(p: Tensor, mask: Tensor, rules: Rules | None, costs: Tensor) -> Tensor:
+def cheapest_tokens(
+    p: Tensor, layout: Any, rules: Rules | None, costs: Tensor, structure: Structure | None = None
+) -> Tensor:
     """(B, T) the labelling with the lowest expected cost, of those that ``rules`` allow, from marginals (B,
     T, V) and costs (V, V), row = true, column = predicted."""
-    return _best(-(p @ costs.to(p)), p, mask, rules)
+    return _best(-(p @ costs.to(p)), p, layout, rules, structure)
 
 
-def _best(gain: Tensor, p: Tensor, mask: Tensor, rules: Rules | None) -> Tensor:
+def _best(gain: Tensor, p: Tensor, layout: Any, rules: Rules | None, structure: Structure | None) -> Tensor:
     """(B, T) the allowed labelling whose gains (B, T, V) have the largest sum, of labels that are possible
     under marginals p."""
     # A label of probability 0 may be ruled out by what is known.
     scores = torch.where(p > 0, gain, -torch.inf)
     if rules is None:
         return scores.argmax(-1)
+    if isinstance(structure, Declared):
+        return structure.best_allowed(scores[None], layout)[0]
     scores = scores[None]
     free = scores.new_zeros((1, *rules.follows.shape))
+    mask = layout if isinstance(layout, Tensor) else layout.mask
     return Chain(rules).decode(scores, free, mask)[0]
 
 
@@ -79,7 +86,7 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
     B, T = at.mask.shape
     n_all = at.f.shape[-1] ** T if T * math.log(at.f.shape[-1]) < 30 else math.inf
     wanted = int(min(2 * n, n_all)) if len(at.f) > 1 else n
-    if n == 1 and not plugged.structure.has_n_best:
+    if n == 1 and not _lists_best(plugged):
         labels = plugged.ask("decode")[:, :, None]
         scores = at.f.new_zeros((1, B, 1))
     else:
@@ -100,6 +107,12 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
         chosen[b, : len(top), :width] = candidates[order]
         log_probs[b, : len(top)] = top
     return chosen, log_probs
+
+
+def _lists_best(at: Potentials) -> bool:
+    """Whether the n best labellings can be listed; a program that is not exact knows a good one alone."""
+    structure: Any = at.structure
+    return structure.has_n_best and (not hasattr(structure, "is_exact") or bool(at.ask("is_exact")))
 
 
 def _averaged(at: Potentials, labels: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ class Potentials:
         if not bool(((y >= 0) & self.mask).any()):
             return self
         with torch.no_grad():
-            share = self.log_prob(y).softmax(0)
+            share = self.log_prob(y).softmax(0) if self.n_draws > 1 else self.share
             if self.likelihood.given(y) is not None:
                 return replace(self, known=y, share=share)
             return replace(self, scores=self.structure.keep_known(self.scores, y, self.layout), share=share)

@@ -24,7 +24,7 @@ ABILITIES = {"tokens": None, "spans": "has_spans", "labellings": "has_n_best"}
 def calibrated(asked: Asked, y: Sequence[Sequence[str]], kinds: Sequence[str] | None) -> Calibration:
     """What the true labels y say about the model's probabilities. kinds : None for all that the structure
     can answer."""
-    structure = asked.model.structure
+    structure, asked_for = asked.model.structure, kinds is not None
     if kinds is None:
         kinds = [k for k, name in ABILITIES.items() if name is None or getattr(structure, name)]
     scores = {"tokens": _token_scores, "spans": _span_scores, "labellings": _labelling_scores}
@@ -38,7 +38,12 @@ def calibrated(asked: Asked, y: Sequence[Sequence[str]], kinds: Sequence[str] | 
         raise InputError("X", "no tokens to calibrate with", "pass labelled sequences")
     targets = {}
     for kind in kinds:
-        found = list(scores[kind](asked, y))
+        try:
+            found = list(scores[kind](asked, y))
+        except InputError:  # the program of some example cannot answer it
+            if asked_for or kind == "tokens":
+                raise
+            continue
         targets[kind] = Targets.of([found[i] for i in there])
     lengths = np.array([len(asked.rows[i]) for i in there])
     quartiles = tuple(asked.model.info.get("length_quartiles", ()))

@@ -1,20 +1,37 @@
-"""What a model has learned as a whole: the plan of its fit, scales of templates, transitions."""
+"""What a model has learned as a whole: the plan of its fit, scales of features, tables of templates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from structgp.answers.ask import Model
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.data.sources import Coverage
 from structgp.gp.kernels.build import kernel_scales
+from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.plan.resolve import plan_lines
 
 MOST_LENGTHS = 10
 """Length-scales that a summary shows."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Scores of the joint labels of a template's tuples, apart from features. axes : names of what each
+    dimension counts, labels in the order of a tuple; of 'length', types of spans and lengths. mean, sd : of
+    the posterior. prior_sd : standard deviation of a score a priori. scales : prior variance of a weight of
+    the tuples' features, by feature; empty where they have none."""
+
+    axes: tuple[tuple[str, ...], ...]
+    mean: np.ndarray
+    sd: np.ndarray
+    prior_sd: float
+    scales: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -27,7 +44,8 @@ class Summary:
     with word vectors, else None; held_out : figures of cross-validation (``held_out_``), None where there
     are none; length_scales : of the kernel on dense columns, in their units: one number where all columns
     share one after scaling (for a typical column), else one per column, None for a constant one; None
-    where there are none."""
+    where there are none; tables : of every template but the nodes, by name, for structures beyond the chain;
+    layer_templates : as ``templates``, by layer, where there are several."""
 
     templates: dict[str, float]
     classes: list[str]
@@ -38,9 +56,15 @@ class Summary:
     vectors: Coverage | None = None
     held_out: dict[str, Any] | None = None
     length_scales: float | list[float | None] | None = None
+    tables: dict[str, Table] = field(default_factory=dict)
+    layer_templates: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        width = max(map(len, (*self.templates, *self.transition_templates, *self.classes)))
+        of_tuples = {f"{name!r}": table.scales for name, table in self.tables.items()}
+        of_nodes = {f"{name!r} feature": scales for name, scales in self.layer_templates.items()}
+        scaled = {"template": self.templates} if not of_nodes else of_nodes
+        scaled |= {"transition": self.transition_templates} | of_tuples
+        width = max(map(len, (*(name for some in scaled.values() for name in some), *self.classes)))
         lines = ["plan", *(f"  {line}" for line in plan_lines(self.plan)), ""] if self.plan else []
         lines += ["word vectors", f"  {self.vectors} (training)", ""] if self.vectors else []
         if self.held_out is not None:
@@ -49,14 +73,16 @@ class Summary:
                 *(f"  {line}" for line in held_out_lines(self.held_out)),
                 "",
             ]
-        for name, scales in (("template", self.templates), ("transition", self.transition_templates)):
+        for name, scales in scaled.items():
             if scales:
                 lines.append(f"{name} weights (prior variance)")
                 lines += [*(f"  {name:<{width}}  {value:8.3f}" for name, value in scales.items()), ""]
         if self.length_scales is not None:
             lines += ["length-scales (in units of the dense columns)"]
             lines += [*(f"  {line}" for line in length_lines(self.length_scales)), ""]
-        if not self.transition_sds.any():
+        for name, table in self.tables.items():
+            lines += [f"{name} (mean, sd; prior sd {table.prior_sd:.2f})", *table_lines(table), ""]
+        if self.tables or not self.transition_sds.any():
             return "\n".join(lines).rstrip()
         heads = "".join(f"{c:>14}" for c in self.classes)
         lines += ["transitions (mean, sd)", " " * (width + 2) + heads]
@@ -64,6 +90,18 @@ class Summary:
             cells = (f"{m:+.2f} ({s:.2f})".rjust(14) for m, s in zip(means, sds, strict=True))
             lines.append(f"  {name:<{width}}" + "".join(cells))
         return "\n".join(lines)
+
+
+def table_lines(table: Table) -> list[str]:
+    """A table for people to read: the last place of a tuple across, all others down."""
+    names = [" ".join(labels) for labels in product(*table.axes[:-1])]
+    width, last = max(map(len, names), default=0), table.axes[-1]
+    lines = [" " * (width + 2) + "".join(f"{label:>14}" for label in last)]
+    rows = (x.reshape(-1, len(last)) for x in (table.mean, table.sd))
+    for name, means, sds in zip(names, *rows, strict=True):
+        cells = (f"{m:+.2f} ({s:.2f})".rjust(14) for m, s in zip(means, sds, strict=True))
+        lines.append(f"  {name:<{width}}" + "".join(cells))
+    return lines
 
 
 def held_out_lines(found: dict[str, Any]) -> list[str]:
@@ -83,19 +121,61 @@ def length_lines(found: float | list[float | None]) -> list[str]:
 
 
 def describe(model: StructuredGPClassifier) -> Summary:
-    """What the model has learned about templates and transitions, and the plan of its fit."""
+    """What the model has learned about features, transitions and other templates, and the plan of its
+    fit."""
     check_is_fitted(model, "model_")
-    fitted, edges = model.model_, model.model_.split.next
-    transitions, covered = fitted.posterior["next"], model.training_log_.get("vectors")
-    mean, sd = transitions.constant_scores()
+    fitted, covered = model.model_, model.training_log_.get("vectors")
+    V, edges = len(fitted.labels.classes), fitted.split.next
+    mean, sd = np.zeros((V, V)), np.zeros((V, V))
+    if "next" in fitted.posterior:
+        mean, sd = (x.numpy().copy() for x in fitted.posterior["next"].constant_scores())
     return Summary(
         dict(fitted.info["kernel_scales"]),
         list(fitted.labels.classes),
-        mean.numpy().copy(),
-        sd.numpy().copy(),
+        mean,
+        sd,
         dict(fitted.info.get("plan", {})),
-        {} if edges is None else dict(kernel_scales(transitions.kernel, edges.blocks)),
+        {} if edges is None else dict(kernel_scales(fitted.posterior["next"].kernel, edges.blocks)),
         Coverage(**covered) if covered else None,
         fitted.info.get("held_out"),
         fitted.info.get("length_scales"),
+        {} if fitted.spec.is_chain else tables_of(fitted),
+        _by_layer(fitted),
     )
+
+
+def tables_of(fitted: Model) -> dict[str, Table]:
+    """The table of every template but the nodes, of a structure beyond the chain."""
+    found = {}
+    for k, template in enumerate(fitted.spec.templates):
+        block, view = fitted.posterior[template.name], fitted.split.views[k]
+        if template.rule == "node" or block.is_silent:
+            continue
+        mean, sd = (x.numpy().copy() for x in block.constant_scores())
+        scales = {} if view is None else dict(kernel_scales(block.kernel, view.blocks))
+        found[template.name] = Table(_axes(fitted, k), mean, sd, float(block.prior_sd), scales)
+    return found
+
+
+def _axes(fitted: Model, k: int) -> tuple[tuple[str, ...], ...]:
+    """What each dimension of the scores of template k counts."""
+    template, classes = fitted.spec.templates[k], fitted.labels.classes
+    if template.rule == "length":
+        lengths = [*map(str, range(1, template.longest + 1)), f"over {template.longest}"]
+        return tuple(SpanScheme.types_of(classes)), tuple(lengths)
+    spans = fitted.split.spans
+    parts = [(layer, spans[layer]) for layer in template.layers or ("",) * template.labels]
+    return tuple(
+        tuple(c.removeprefix(f"{layer}=" if layer else "") for c in classes[start:stop])
+        for layer, (start, stop) in parts
+    )
+
+
+def _by_layer(fitted: Model) -> dict[str, dict[str, float]]:
+    """Prior variances of weights, by layer and feature."""
+    found = {}
+    for k, template in enumerate(fitted.spec.templates):
+        if template.rule == "node" and template.layers:
+            blocks, block = fitted.split.views[k].blocks, fitted.posterior[template.name]
+            found[template.layers[0]] = dict(kernel_scales(block.kernel, blocks))
+    return found

@@ -83,8 +83,10 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         set of attributes), or 'auto' (columns if all tokens have the same number). With dicts, 'columns'
         lifts the limit on templates.
     constraints : on labellings: 'BIO' or 'IOBES', or {'forbidden': [(label, next label), ...]}, or
-        {'allowed': [...]}; None in place of a label is the beginning or the end of a sequence. No
-        prediction breaks them, and the chain is fitted under them. 'auto' adopts BIO, IOBES, BILOU or IO
+        {'allowed': [...]}; None in place of a label is the beginning or the end of a sequence. With the
+        names of templates, rules on the tuples of any structure, such as {'forbidden': {'parent': [(label,
+        label), ...], 'cites': [...]}} (``structgp.data.rules``). No prediction breaks them, and the
+        structure is fitted under them. 'auto' adopts BIO, IOBES, BILOU or IO
         where the labels are written in it and every training labelling obeys it; the plan says so. None: no
         constraints.
     class_weight : None, or a dict from label to a factor: predictions are as if that label were so many

@@ -8,6 +8,8 @@ f being a sum over features in turn; and at the optimum of the fit also over tra
 its likeness to this one times what the model leaves unexplained of its label,
 
     f(x) = sum_n k(x, x_n) (1[y_n] - p_n).
+
+For structures beyond the chain ``explain_graph`` says what every neighbouring tuple adds.
 """
 
 from __future__ import annotations
@@ -22,31 +24,14 @@ from torch import Tensor
 
 from structgp.answers.ask import Asked, Model
 from structgp.api.estimator import StructuredGPClassifier
-from structgp.data.examples import as_list, check_labels
+from structgp.api.explain_graph import GraphExplanation, Part, Variable, Witness, neighbours_of, variable_at
+from structgp.data.examples import as_list
 from structgp.errors import InputError
 from structgp.gp.kernels import covariance
 from structgp.gp.kernels.block_sum import BlockSumKernel
 from structgp.gp.kernels.dense import COMPONENTS
 from structgp.gp.kernels.template import MISSING
 from structgp.structures import Chain
-
-
-class Part(NamedTuple):
-    """What one feature adds to the log-odds. ``value`` : of a template, what stands there."""
-
-    name: str
-    value: str
-    score: float
-
-
-class Witness(NamedTuple):
-    """What one training token adds to the log-odds; ``features`` of an inducing input, in its place."""
-
-    sequence: int | None
-    token: int | None
-    label: str | None
-    score: float
-    features: tuple[str, ...] = ()
 
 
 class Transition(NamedTuple):
@@ -86,38 +71,35 @@ class Explanation:
             f"{self.label} rather than {self.other}: log-odds {self.log_odds:+.2f} "
             f"= features {self.unary:+.2f}, left {self.left:+.2f}, right {self.right:+.2f}"
         ]
-        lines += [f"  {part.score:+6.2f}  {part.name} {part.value}" for part in self.features]
+        lines += map(str, self.features)
         for side, step in (("before", self.before), ("after", self.after)):
             if step is not None:
                 lines.append(
                     f"  {step.score:+6.2f}  {step.if_label} {side} {self.label}, where {side} "
                     f"{self.other} were {step.if_other} (sd {step.sd:.2f})"
                 )
-        for w in self.witnesses:
-            where = " ".join(w.features)
-            if w.sequence is not None:
-                where = f"sequence {w.sequence}, token {w.token}, {w.label}"
-            lines.append(f"  {w.score:+6.2f}  {where}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *map(str, self.witnesses)])
 
 
 def explain(
     model: StructuredGPClassifier,
     x: Any,
-    token: int,
+    token: Any,
     label: str | None = None,
     other: str | None = None,
     *,
     X_train: Iterable[Any] | None = None,
-    y_train: Iterable[Sequence[str | None]] | None = None,
+    y_train: Iterable[Any] | None = None,
     n: int = 10,
-) -> Explanation:
+) -> Explanation | GraphExplanation:
     """Why token number ``token`` of the sequence x has ``label`` (by default the most probable one) rather
-    than ``other`` (by default the next).
+    than ``other`` (by default the next). In a grid, a token is (row, column); with layers, (layer, token).
 
     With training data, ``n`` of its tokens that speak for the label and against it; without, inducing
-    inputs where the model has them."""
+    inputs where the model has them. Structures beyond the chain have a :class:`GraphExplanation`."""
     asked = model.ask([x])
+    if asked.links is not None:
+        return _explain_graph(model, asked, token, label, other, X_train, y_train, n)
     asked.require("has_walk", "neighbours")
     fitted, rows = asked.model, asked.rows
     if not len(rows[0]):
@@ -142,12 +124,51 @@ def explain(
         before = _transition(fitted, rows[0][t], beside, a, b, after=False)
     if linked and t + 1 < T:
         after = _transition(fitted, rows[0][t + 1], step[t], a, b, after=True)
-    row = fitted.split.node.select(torch.from_numpy(rows[0][t : t + 1]))
-    basis = fitted.posterior.node.basis
-    features = _features(asked, row, a, b)[: max(n, 1)]
-    witnesses = _witnesses(model, row, basis[a] - basis[b], X_train, y_train, n)
+    at_token = Variable("node", t, t, 0, (0, len(classes)))
+    features, witnesses = _own(model, asked, at_token, a, b, X_train, y_train, n)
     numbers = float(p[a]), odds, unary, left, odds - unary - left
     return Explanation(classes[a], classes[b], *numbers, features, before, after, witnesses)
+
+
+def _explain_graph(
+    model: StructuredGPClassifier,
+    asked: Asked,
+    token: Any,
+    label: str | None,
+    other: str | None,
+    X_train: Any,
+    y_train: Any,
+    n: int,
+) -> GraphExplanation:
+    """As ``explain``, for structures beyond the chain."""
+    asked.require("has_marginals", "marginals")
+    if not len(asked.rows[0]):
+        raise InputError("x", "no tokens in it", "pass an example with at least one")
+    variable = variable_at(asked, token)
+    first, last = variable.labels
+    names = variable.names(asked)
+    p = asked.marginals()[0][variable.layer * len(asked.rows[0]) + variable.token]
+    a, b = _two(names, p[first:last], label, other)
+    ((_, at),) = asked.one_by_one(n_draws=0)
+    unary = at.scores[variable.block(asked)][0, 0, variable.token]
+    odds, found = neighbours_of(asked, at, variable, a, b)
+    own = float(unary[a] - unary[b])
+    rest = odds - own - sum(near.score for near in found)
+    features, witnesses = _own(model, asked, variable, first + a, first + b, X_train, y_train, n)
+    numbers = float(p[first + a]), odds, own
+    return GraphExplanation(names[a], names[b], *numbers, features, found, rest, witnesses)
+
+
+def _own(
+    model: StructuredGPClassifier, asked: Asked, at: Variable, a: int, b: int, X: Any, y: Any, n: int
+) -> tuple[list[Part], list[Witness]]:
+    """What the features of a token say for label a against b, and training tokens."""
+    fitted = asked.model
+    row = fitted.split.node.select(torch.from_numpy(asked.rows[0][at.token : at.token + 1]))
+    q, first = fitted.posterior[at.template], at.labels[0]
+    direction = q.basis[a - first] - q.basis[b - first]  # (R,)
+    features = _features(asked, q, row, direction, a, b)[: max(n, 1)]
+    return features, _witnesses(model, q, at, row, direction, X, y, n)
 
 
 def _two(classes: Sequence[str], p: np.ndarray, label: str | None, other: str | None) -> tuple[int, int]:
@@ -174,17 +195,16 @@ def _transition(fitted: Model, row: np.ndarray, beside: Tensor, a: int, b: int, 
     return Transition(names[i], names[j], float(score), float(spread))
 
 
-def _features(asked: Asked, row: Tensor, a: int, b: int) -> list[Part]:
+def _features(asked: Asked, q: Any, row: Tensor, direction: Tensor, a: int, b: int) -> list[Part]:
+    """q : the block of nodes. direction : (R,) of label a against b."""
     fitted, shift = asked.model, asked.question.shift
-    q = fitted.posterior.node
-    direction = q.basis[a] - q.basis[b]  # (R,)
     dual = q.dual()
     if dual is None:
         scores = q.feature_scores(row, direction).tolist()
         names = _names(fitted, row, slots=True)
         found = [(t or v, v if t else "", score) for (t, v), score in zip(names, scores, strict=True)]
     else:
-        found = _without(fitted, row, dual @ direction)
+        found = _without(fitted, q, row, dual @ direction)
     parts: dict[tuple[str, str], float] = {}
     if shift is not None:
         found = [*found, ("class weight", "", float(shift[a] - shift[b]))]
@@ -217,11 +237,10 @@ def _name(known: Sequence[str], cell: float) -> str:
     return "" if cell < 0 else known[int(cell)] if cell < len(known) else "(new)"
 
 
-def _without(fitted: Model, row: Tensor, dual: Tensor) -> list[tuple[str, str, float]]:
+def _without(fitted: Model, q: Any, row: Tensor, dual: Tensor) -> list[tuple[str, str, float]]:
     """Template by template, block by block: what the score loses without it; and what none of them alone
     accounts for: label frequencies, and what templates say together. dual : (M,)."""
-    q, encoder = fitted.posterior.node, fitted.split.node
-    found = []
+    encoder, found = fitted.split.node, []
     with torch.no_grad():
         whole = float(covariance(q.kernel, row, q.inducing)[0] @ dual)
         for block in encoder.blocks:
@@ -247,33 +266,36 @@ def _without(fitted: Model, row: Tensor, dual: Tensor) -> list[tuple[str, str, f
 
 
 def _witnesses(
-    model: StructuredGPClassifier, row: Tensor, direction: Tensor, X: Any, y: Any, n: int
+    model: StructuredGPClassifier, q: Any, at: Variable, row: Tensor, direction: Tensor, X: Any, y: Any, n: int
 ) -> list[Witness]:
     """Training tokens, or without them inducing inputs. direction : (R,) of label against other."""
-    fitted, q = model.model_, model.model_.posterior.node
+    fitted = model.model_
     if (X is None) != (y is None):
         raise InputError("X_train", "one of X_train and y_train is missing", "pass both or neither")
     if X is None or y is None:
-        return _inducing(fitted, row, direction, n)
-    X = as_list(X)
-    labels, asked = check_labels(X, list(y)), model.ask(X)
+        return _inducing(fitted, q, row, direction, n)
+    asked, (first, last) = model.ask(as_list(X)), at.labels
+    given = list(y)
+    labels = asked.labels_given(given)
     # (T, V) per sequence: 1[y] - p, where y is known
-    surprise = [known - p for known, p in zip(asked.marginals(labels), asked.marginals(), strict=True)]
+    surprise = [known - p for known, p in zip(asked.marginals(given), asked.marginals(), strict=True)]
     often = fitted.info.get("plan", {}).get("data_weight", {}).get("value", 1.0)
     amplitude, along, scores, places = often * float(q.log_amplitude.exp()), direction @ q.basis.T, [], []
     for i, rows in enumerate(asked.rows):
         if len(rows):
             with torch.no_grad():
                 k = covariance(q.kernel, row, fitted.split.node.select(torch.from_numpy(rows)))[0]
-            scores.append((amplitude * k * (torch.from_numpy(surprise[i]) @ along)).numpy())
+            start = at.layer * len(rows)
+            own = torch.from_numpy(surprise[i][start : start + len(rows), first:last])
+            scores.append((amplitude * k * (own @ along)).numpy())
             places += [(i, t) for t in range(len(rows))]
     flat = np.concatenate(scores) if scores else np.empty(0)
     found = [(*places[k], float(flat[k])) for k in _extremes(flat, n)]
-    return [Witness(i, t, labels[i][t], score) for i, t, score in found]
+    told = [labels[i][at.layer * len(asked.rows[i]) + t] for i, t, _ in found]
+    return [Witness(i, t, at.short(v), score) for (i, t, score), v in zip(found, told, strict=True)]
 
 
-def _inducing(fitted: Model, row: Tensor, direction: Tensor, n: int) -> list[Witness]:
-    q = fitted.posterior.node
+def _inducing(fitted: Model, q: Any, row: Tensor, direction: Tensor, n: int) -> list[Witness]:
     dual = q.dual()
     if dual is None:
         return []

@@ -13,7 +13,8 @@ import torch
 from structgp.answers import sets
 from structgp.answers.ask import Asked, Known, Model
 from structgp.answers.expected import ExpectedScores, scores_of
-from structgp.data.examples import as_list, all_labelled
+from structgp.answers.tuples import TupleMarginals, template_marginals
+from structgp.data.examples import all_labelled, as_list, by_layer
 from structgp.errors import InputError
 from structgp.evaluation import metrics
 
@@ -30,9 +31,9 @@ class Span(NamedTuple):
 
 
 class Labelling(NamedTuple):
-    """Labels of a whole sequence, with their joint probability."""
+    """Labels of a whole sequence, with their joint probability; of other examples, labels in their shape."""
 
-    labels: list[str]
+    labels: Any
     probability: float
 
 
@@ -64,6 +65,15 @@ def _each_shaped(asked: Asked, found: Sequence[Any]) -> list[list[Any]]:
     """Labellings by label index, several of each example, with labels by name, in its shape."""
     names = asked.model.labels.names
     return [[asked.some([i]).shaped([names(y)])[0] for y in some] for i, some in enumerate(found)]
+
+
+def _labellings(asked: Asked, found: Sequence[Sequence[tuple[Any, float]]]) -> list[list[Labelling]]:
+    """Labellings by label index with their log-probabilities, as a user sees them."""
+    shaped = _each_shaped(asked, [[y for y, _ in some] for some in found])
+    parts = zip(shaped, found, strict=True)
+    return [
+        [Labelling(y, math.exp(v)) for y, (_, v) in zip(labels, some, strict=True)] for labels, some in parts
+    ]
 
 
 class Answers:
@@ -112,13 +122,7 @@ class Answers:
         many. Their probabilities are averaged exactly; candidates are the best labellings of the posterior
         mean and of each draw."""
         asked = self.ask(X)
-        best = asked.n_best(n, known)
-        shaped = _each_shaped(asked, [[y for y, _ in found] for found in best])
-        parts = zip(shaped, best, strict=True)
-        return [
-            [Labelling(y, math.exp(v)) for y, (_, v) in zip(some, found, strict=True)]
-            for some, found in parts
-        ]
+        return _labellings(asked, asked.n_best(n, known))
 
     def sample_labellings(self, X: Iterable[Any], n: int, known: Given = None) -> list[list[list[str]]]:
         """n labellings of each sequence, drawn from the posterior: functions first, labels given them."""
@@ -153,6 +157,14 @@ class Answers:
     def predict_transition_marginals(self, X: Iterable[Any], known: Given = None) -> list[np.ndarray]:
         """(T - 1, V, V) probabilities of the labels of neighbouring tokens, ordered as in ``classes_``."""
         return self.ask(X).transition_marginals(known)
+
+    def predict_template_marginals(
+        self, X: Iterable[Any], template: str, known: Given = None
+    ) -> list[TupleMarginals]:
+        """Probabilities of the joint labels of every tuple of a template of the structure, such as 'next',
+        'parent', 'right' or 'edge cites' (``model_.spec.templates`` has the names): for each example the
+        tuples (E, a), numbers of nodes, and probabilities (E, *sizes) in the order of ``classes_``."""
+        return template_marginals(self.ask(X), template, known)
 
     def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[str | None]]) -> list[float | None]:
         """log p(y | x) of each whole labelling, averaged over the posterior; of its known part where it has
@@ -258,8 +270,7 @@ class Answers:
             )
         if of == "spans":
             return [[Span(*span) for span in spans] for spans in sets.span_sets(asked, limits)]
-        found = sets.labelling_sets(asked, limits)
-        return [[Labelling(names(y), math.exp(value)) for y, value in some] for some in found]
+        return _labellings(asked, sets.labelling_sets(asked, limits))
 
     def score(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> float:
         """Token accuracy of ``predict``."""
@@ -269,8 +280,42 @@ class Answers:
 
     def evaluate(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> metrics.Report:
         """Token error and span scores of ``predict``, NLL and calibration of the probabilities, on labelled
-        data. X is encoded once."""
+        data. X is encoded once. With layers, of all labels together, and of each layer in ``layers``."""
         asked = self.ask(as_list(X))
         truth = all_labelled(asked.labels_given(list(y)))
-        log_probs = asked.log_probs(truth)
-        return metrics.evaluate(truth, self.labels_of(asked), self.marginals_of(asked), log_probs)
+        return report_of(asked, truth, self.labels_of(asked), self.marginals_of(asked))
+
+
+def report_of(
+    asked: Asked,
+    truth: Sequence[Sequence[str]],
+    guess: Sequence[Sequence[str]],
+    marginals: metrics.Marginals,
+    log_probs: metrics.LogProbs | None = None,
+) -> metrics.Report:
+    """All figures of predicted labels and their probabilities. log_probs : of the true labellings, where
+    they are known already."""
+    spans = asked.span_labels(truth), asked.span_labels(guess)
+    log_probs = log_probs_of(asked, truth) if log_probs is None else log_probs
+    whole = metrics.evaluate(truth, guess, marginals, log_probs, spans)
+    layers = asked.model.spec.layers
+    if not layers:
+        return whole
+    of_layers = [[by_layer(layers, each) for each in some] for some in (truth, guess, marginals)]
+    found = {}
+    for k, layer in enumerate(layers):
+        own = [[each[layer] for each in some] for some in of_layers]
+        known = [_only(labels, k, len(layers)) for labels in truth]
+        found[layer] = metrics.evaluate(own[0], own[1], own[2], log_probs_of(asked, known))
+    return replace(whole, layers=found)
+
+
+def log_probs_of(asked: Asked, y: Sequence[Sequence[str | None]]) -> list[float | None]:
+    """log p(y | x), None for all where labellings are sampled and have no log-probabilities."""
+    return asked.log_probs(y) if asked.model.spec.program != "gibbs" else [None] * len(y)
+
+
+def _only(labels: Sequence[str], k: int, n_layers: int) -> list[str | None]:
+    """The labels of all layers with those of layer k alone known."""
+    n = len(labels) // n_layers
+    return [label if i // max(n, 1) == k else None for i, label in enumerate(labels)]

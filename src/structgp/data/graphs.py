@@ -111,9 +111,9 @@ def _grid(x: Any, place: str) -> Shape:
 def flat_labels(y: Any, shape: Shape, place: str) -> list[Any]:
     """The labels of all nodes, in order, of an example of that shape."""
     if shape.size is None:
-        return (
-            y if isinstance(y, list) else list(y) if hasattr(y, "__len__") and not isinstance(y, str) else y
-        )
+        if isinstance(y, str | Mapping) or not hasattr(y, "__len__"):
+            return y  # type: ignore[return-value]  # an error that is named later
+        return y if isinstance(y, list) else list(y)
     H, W = shape.size
     found: Any = y
     if isinstance(y, np.ndarray):
@@ -138,6 +138,8 @@ def has_integers(y: Any) -> bool:
 
 def parents_of(graph: Graph | None, n: int, place: str) -> np.ndarray:
     """(E, 2) parent and child, from the parents of n nodes. InputError where they are not a forest."""
+    if n == 0:
+        return np.empty((0, 2), dtype=np.int64)
     if graph is None or graph.parents is None:
         raise InputError(place, "no parents", "pass structgp.Graph(nodes, parents=[...]), -1 for a root")
     given = [-1 if p is None else p for p in graph.parents]

@@ -275,7 +275,8 @@ class Report:
     """Every figure for one set of predictions; fractions, not percentages.
 
     ``token_nll`` is None if no token's label was seen in training, ``sequence_nll`` if no sequence has a
-    log-probability. Either can be ``inf``."""
+    log-probability. Either can be ``inf``. ``layers`` : the figures of each layer by itself, where tokens
+    have several labels; those of the whole count every label as a token."""
 
     token_error: float
     span_f1: float
@@ -287,20 +288,30 @@ class Report:
     n_tokens: int
     n_sequences: int
     n_unseen_tokens: int
+    layers: dict[str, Report] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, float | int | None]:
-        """Name -> value, in the order of the fields."""
-        return dict(vars(self))
+    def as_dict(self) -> dict[str, Any]:
+        """Name -> value, in the order of the fields; layers only where there are some."""
+        found = {name: value for name, value in vars(self).items() if name != "layers"}
+        told = {name: report.as_dict() for name, report in self.layers.items()}
+        return found | ({"layers": told} if told else {})
 
 
-def evaluate(y_true: Labels, y_pred: Labels, marginals: Marginals, log_probs: LogProbs) -> Report:
-    """All figures at once. log_probs : log p(y_true | x) of each sequence, None where a label is unseen."""
+def evaluate(
+    y_true: Labels,
+    y_pred: Labels,
+    marginals: Marginals,
+    log_probs: LogProbs,
+    spans_of: tuple[Labels, Labels] | None = None,
+) -> Report:
+    """All figures at once. log_probs : log p(y_true | x) of each sequence, None where a label is unseen.
+    spans_of : true and predicted labels to read spans off, where those are written in another way."""
     tokens = _tokens(y_true, marginals, "marginals")
     if len(log_probs) != len(y_true):
         problem = f"{len(log_probs)} values where y_true has {len(y_true)} sequences"
         raise InputError("log_probs", problem, "give one log-probability (or None) for each sequence")
     n_unseen = sum(label not in dist for label, dist in tokens)
-    spans = span_scores(y_true, y_pred)
+    spans = span_scores(*(spans_of or (y_true, y_pred)))
     return Report(
         token_error=token_error(y_true, y_pred),
         span_f1=spans.f1,

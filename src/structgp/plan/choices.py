@@ -130,7 +130,7 @@ def structure_of(options: Options, examples: Examples | ShardedExamples) -> Choi
         return Choice(structure, reason)
     if isinstance(structure, Declared):
         rules = None if examples.constraints is None else Rules.of(examples.constraints)
-        return Choice(structure_for(structure.spec, rules, examples.labels.classes), ASKED)
+        return Choice(structure_for(structure.spec, rules, examples.labels.classes, True), ASKED)
     if isinstance(structure, BlackBox) and not structure.has_gradient:
         cost = Differences.evaluations(examples.typical_length, examples.n_labels)
         if cost <= CHEAP_DIFFERENCES and _may_be_weights(options, examples.encoder.blocks):

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from structgp.answers.ask import Asked
 from structgp.answers.expected import ExpectedScores, scores_of
 from structgp.api.estimator import StructuredGPClassifier
+from structgp.api.questions import log_probs_of, report_of
+from structgp.data.graphs import Shape
+from structgp.errors import InputError
 from structgp.evaluation import metrics
 
 Labels = list[list[str]]
@@ -25,12 +28,13 @@ LEVEL = 0.9
 @dataclass(frozen=True)
 class Text:
     """Sequences as the reader knows them. name : of the file. words : one string per token. lines : where
-    each sequence begins in the file. labels : the true ones, None where the file has none."""
+    each sequence begins in the file. labels : the true ones, None where the file has none; of examples that
+    are not sequences, those of all nodes in order, or in the shape that the estimator takes."""
 
     name: str
     words: list[list[str]]
     lines: list[int]
-    labels: Labels | None
+    labels: Sequence[Any] | None
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,9 @@ class TokenUncertainty:
 class Findings:
     """``templates`` : names of the keys of ``kernel_scales`` in the log of the fit; ``uncertainties`` : the
     one to begin with first; ``expected`` : scores without true labels, None where the structure draws no
-    labellings; ``deferral`` : what leaving unsure tokens to a person leads to."""
+    labellings; ``deferral`` : what leaving unsure tokens to a person leads to; ``form`` : of an example,
+    'sequence', 'grid', 'tree' or 'graph'; ``shapes`` : of examples that are not chains. With layers, every
+    layer of an example is a sequence of its own."""
 
     estimator: StructuredGPClassifier
     model_name: str
@@ -74,6 +80,8 @@ class Findings:
     truth: Truth | None
     expected: ExpectedScores | None
     deferral: metrics.Deferral
+    form: str = "sequence"
+    shapes: list[Shape] | None = None
 
 
 def examine(
@@ -92,15 +100,67 @@ def examine(
         predicted = [[max(p, key=p.__getitem__) for p in sequence] for sequence in marginals]
     else:
         predicted = estimator.labels_of(asked)
-    truth = None if text.labels is None else _compare(asked, text.labels, predicted, marginals)
+    labels = None if text.labels is None else _flat(asked, text.labels)
+    truth = None if labels is None else _compare(asked, labels, predicted, marginals)
     kinds = token_uncertainties(asked)
-    left, expected = metrics.deferral(predicted, marginals), None
-    if asked.model.structure.has_sample:
-        expected = scores_of(asked, asked.model.labels.transform(predicted), LEVEL)
-        if left.expected[-1] > 0:  # what cross-validation has found counts for the curve too
-            left = replace(left, expected=left.expected * (expected.error.mean / left.expected[-1]))
+    left, expected = metrics.deferral(predicted, marginals), _expected(asked, predicted)
+    if expected is not None and left.expected[-1] > 0:
+        # What cross-validation has found counts for the curve too.
+        left = replace(left, expected=left.expected * (expected.error.mean / left.expected[-1]))
     found = estimator, model_name, templates or {}, text, predicted, marginals, kinds, truth
-    return Findings(*found, expected, left)
+    findings = Findings(*found, expected, left, asked.model.spec.form, asked.shapes)
+    return _layer_by_layer(asked, findings) if asked.model.spec.layers else findings
+
+
+def _flat(asked: Asked, labels: Sequence[Any]) -> Labels:
+    """The true labels of all nodes of each example, in order."""
+    is_flat = all(isinstance(of, list) and all(isinstance(v, str) for v in of) for of in labels)
+    if is_flat and not asked.model.spec.layers:
+        return list(labels)
+    found = asked.labels_given(list(labels))
+    return [[label for label in of if label is not None] for of in found]
+
+
+def _expected(asked: Asked, predicted: Labels) -> ExpectedScores | None:
+    """Scores without labels, None where labellings cannot be drawn."""
+    if not asked.model.structure.has_sample:
+        return None
+    try:
+        return scores_of(asked, asked.model.labels.transform(predicted), LEVEL)
+    except InputError:  # the program of some example draws none
+        return None
+
+
+def _layer_by_layer(asked: Asked, found: Findings) -> Findings:
+    """Each layer of an example as a sequence."""
+    n_layers, text, truth = asked.n_layers, found.text, found.truth
+
+    def split(values: Sequence[Any]) -> list[Any]:
+        parts = [(of, len(of) // n_layers) for of in values]
+        return [of[k * n : (k + 1) * n] for of, n in parts for k in range(n_layers)]
+
+    def repeat(values: Sequence[Any]) -> list[Any]:
+        return [value for value in values for _ in range(n_layers)]
+
+    if truth is not None:
+        labels = split(truth.labels)
+        known: list[list[str | None]] = []
+        for i, of in enumerate(truth.labels):
+            for k in range(n_layers):
+                before, own = [len(labels[i * n_layers + j]) for j in range(k)], labels[i * n_layers + k]
+                rest = len(of) - sum(before) - len(own)
+                known.append([*[None] * sum(before), *own, *[None] * rest])
+        again = asked.some(repeat(range(len(truth.labels))))
+        truth = replace(truth, labels=labels, log_probs=log_probs_of(again, known))
+    return replace(
+        found,
+        text=replace(text, words=repeat(text.words), lines=repeat(text.lines)),
+        predicted=split(found.predicted),
+        marginals=split(found.marginals),
+        uncertainties=[replace(u, values=split(u.values)) for u in found.uncertainties],
+        truth=truth,
+        shapes=None,
+    )
 
 
 def token_uncertainties(asked: Asked) -> list[TokenUncertainty]:
@@ -120,11 +180,11 @@ def token_uncertainties(asked: Asked) -> list[TokenUncertainty]:
 
 
 def _compare(asked: Asked, labels: Labels, predicted: Labels, marginals: metrics.Marginals) -> Truth:
-    log_probs = asked.log_probs(labels)
+    log_probs = log_probs_of(asked, labels)
     return Truth(
         labels,
         log_probs,
-        metrics.evaluate(labels, predicted, marginals, log_probs),
+        report_of(asked, labels, predicted, marginals, log_probs),
         metrics.calibration(labels, marginals),
         metrics.risk_coverage(labels, marginals, predicted),
         Counter(zip(chain(*labels), chain(*predicted), strict=True)),

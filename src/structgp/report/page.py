@@ -23,7 +23,8 @@ from typing import Any
 
 from structgp.report import sections
 from structgp.report.findings import Findings
-from structgp.report.markup import Markup, join
+from structgp.report.markup import Markup, join, tag
+from structgp.report.pictures import pictures
 
 _WORTH_NAMING = 0.005
 _MOST_NAMED = 5
@@ -31,7 +32,12 @@ _MOST_NAMED = 5
 
 def render(findings: Findings) -> str:
     """The page; equal findings give equal text."""
-    script = _asset("page.js")
+    script, drawn = _asset("page.js"), pictures(findings)
+    title = {"grid": "Images", "tree": "Trees"}.get(findings.form, "")
+    link = "" if drawn is None else tag("a", title, href="#pictures")
+    shown = "" if drawn is None else tag("section", tag("h2", title), drawn, id="pictures")
+    # The pixels of an image say nothing one after the other.
+    with_text = findings.form != "grid"
     return Template(_asset("page.html")).substitute(
         style=_asset("page.css"),
         script=script,
@@ -45,7 +51,11 @@ def render(findings: Findings) -> str:
         transitions=sections.transitions(findings),
         weights=sections.weights(findings),
         fit=sections.fit(findings),
-        payload=_payload(findings),
+        pictures_link=link,
+        pictures=shown,
+        text_link=tag("a", "The text", href="#text") if with_text else "",
+        text_hidden="" if with_text else " hidden",
+        payload=_payload(findings, with_text),
     )
 
 
@@ -53,7 +63,7 @@ def _asset(name: str) -> str:
     return (resources.files("structgp.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _payload(findings: Findings) -> Markup:
+def _payload(findings: Findings, with_text: bool = True) -> Markup:
     """JSON that can stand in a script element whatever the tokens are."""
     truths = () if findings.truth is None else chain(*findings.truth.labels)
     labels = sorted({*findings.estimator.classes_.tolist(), *truths})
@@ -65,7 +75,9 @@ def _payload(findings: Findings) -> Markup:
             for u in findings.uncertainties
         ],
         "labelled": findings.truth is not None,
-        "sequences": [_sequence(findings, i, number) for i in range(len(findings.text.words))],
+        "sequences": [
+            _sequence(findings, i, number) for i in range(len(findings.text.words) if with_text else 0)
+        ],
     }
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # Only strings contain '<', which could end the element or open a comment in it.

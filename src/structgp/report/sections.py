@@ -9,35 +9,60 @@ from collections.abc import Sequence
 import torch
 
 from structgp.answers.expected import Interval
+from structgp.api.describe import describe
 from structgp.evaluation.metrics import Calibration
 from structgp.report import charts, tables
 from structgp.report.findings import LEVEL, Findings, Truth
 from structgp.report.markup import Markup, count, decimal, join, percent, plural, tag
+from structgp.report.templates import scores_by_template
 
 _COVERAGES = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 1.0)
 _ENLARGED = 0.25
 """A bracket lower than this share of the curve gets an enlargement."""
 
 
+NOUNS = {
+    "sequence": ("token", "sequence"),
+    "grid": ("pixel", "image"),
+    "tree": ("node", "tree"),
+    "graph": ("node", "graph"),
+}
+"""What a variable and an example are called."""
+
+
 def headline(findings: Findings) -> Markup:
-    tiles = _unlabelled_tiles(findings) if findings.truth is None else _tiles(findings.truth)
+    tiles = _unlabelled_tiles(findings) if findings.truth is None else _tiles(findings, findings.truth)
     return join((tag("div", *tiles, class_="tiles"), _facts(findings)))
 
 
-def _tiles(truth: Truth) -> list[Markup]:
-    scores = truth.scores
+def _tiles(findings: Findings, truth: Truth) -> list[Markup]:
+    scores, (one, example) = truth.scores, NOUNS[findings.form]
     wrong = round(scores.token_error * scores.n_tokens)
-    sizes = f"{plural(scores.n_tokens, 'token')} in {plural(scores.n_sequences, 'sequence')}"
-    spans = f"precision {percent(scores.span_precision)}, recall {percent(scores.span_recall)}"
-    whole = f"{decimal(scores.sequence_nll, 2)} per sequence"
+    sizes = f"{plural(scores.n_tokens, one)} in {plural(scores.n_sequences, example)}"
+    whole = f"{decimal(scores.sequence_nll, 2)} per {example}"
     if scores.n_unseen_tokens:
-        whole += f"; {plural(scores.n_unseen_tokens, 'token')} with unseen labels left out"
+        whole += f"; {plural(scores.n_unseen_tokens, one)} with unseen labels left out"
+    told = f"{count(wrong)} of {sizes}"
+    if scores.layers:
+        told = ", ".join(f"{layer} {percent(own.token_error)}" for layer, own in scores.layers.items())
     return [
-        _tile("Token error", percent(scores.token_error), f"{count(wrong)} of {sizes}"),
-        _tile("Span F1", percent(scores.span_f1), spans),
-        _tile("Negative log-likelihood", decimal(scores.token_nll, 3), f"nats per token; {whole}"),
+        _tile(f"{one.capitalize()} error", percent(scores.token_error), told),
+        _whole_tile(findings, truth),
+        _tile("Negative log-likelihood", decimal(scores.token_nll, 3), f"nats per {one}; {whole}"),
         _tile("Calibration error", decimal(scores.ece, 3), "ECE: confidence against accuracy"),
     ]
+
+
+def _whole_tile(findings: Findings, truth: Truth) -> Markup:
+    """Spans of sequences; of other examples how many are right as a whole."""
+    scores, example = truth.scores, NOUNS[findings.form][1]
+    if findings.form == "sequence":
+        spans = f"precision {percent(scores.span_precision)}, recall {percent(scores.span_recall)}"
+        return _tile("Span F1", percent(scores.span_f1), spans)
+    pairs = list(zip(truth.labels, findings.predicted, strict=True))
+    right = sum(list(labels) == list(guess) for labels, guess in pairs)
+    told = f"{count(right)} of {plural(len(pairs), example)} without an error"
+    return _tile(f"Whole {example}s right", percent(right / max(1, len(pairs))), told)
 
 
 def _unlabelled_tiles(findings: Findings) -> list[Markup]:
@@ -45,17 +70,18 @@ def _unlabelled_tiles(findings: Findings) -> list[Markup]:
     n, expected = len(findings.text.words), findings.expected
     mean = sum(float(v.sum()) for v in findings.uncertainties[0].values) / len(tops)
     unsure = sum(p < 0.5 for p in tops)
-    sizes = f"{plural(len(tops), 'token')} in {plural(n, 'sequence')}, without labels"
-    tiles = [_tile("Tokens", count(len(tops)), sizes)]
+    one, example = NOUNS[findings.form]
+    sizes = f"{plural(len(tops), one)} in {plural(n, example)}, without labels"
+    tiles = [_tile(f"{one.capitalize()}s", count(len(tops)), sizes)]
     if expected is not None:
-        tiles = [
-            _tile("Expected error", percent(expected.error.mean), f"{_bounds(expected.error)}; {sizes}"),
-            _tile("Expected span F1", percent(expected.f1.mean), _bounds(expected.f1)),
-        ]
+        error = f"{_bounds(expected.error)}; {sizes}"
+        tiles = [_tile("Expected error", percent(expected.error.mean), error)]
+        if findings.form == "sequence":
+            tiles.append(_tile("Expected span F1", percent(expected.f1.mean), _bounds(expected.f1)))
     return [
         *tiles,
-        _tile("Mean uncertainty", decimal(mean, 3), "nats per token"),
-        _tile("No label above one half", percent(unsure / len(tops)), plural(unsure, "token")),
+        _tile("Mean uncertainty", decimal(mean, 3), f"nats per {one}"),
+        _tile("No label above one half", percent(unsure / len(tops)), plural(unsure, one)),
     ]
 
 
@@ -103,8 +129,10 @@ def confidence(findings: Findings) -> Markup:
     if truth is None:
         notes.append(_note("Only true labels show whether confidence is deserved; this file has none."))
     elif findings.expected is not None:
-        error, f1 = _interval(findings.expected.error), _interval(findings.expected.f1)
-        notes.append(_note(f"Without labels, the model expects an error of {error} and a span F1 of {f1}."))
+        said = f"Without labels, the model expects an error of {_interval(findings.expected.error)}"
+        if findings.form == "sequence":
+            said += f" and a span F1 of {_interval(findings.expected.f1)}"
+        notes.append(_note(f"{said}."))
     if found is not None:
         sizes = f"{plural(found['n_tokens'], 'token')} in {plural(found['n_folds'], 'fold')}"
         said = f"In cross-validation within the training data ({sizes}): "
@@ -168,9 +196,13 @@ def confusions(findings: Findings) -> Markup:
 
 
 def transitions(findings: Findings) -> Markup:
+    """Scores of labels that go together: of a chain from one label to the next, of other structures the
+    tables of all templates."""
+    if not findings.estimator.model_.spec.is_chain:
+        return scores_by_template(findings)
     next_ = findings.estimator.model_.posterior["next"]
     if next_.is_silent:
-        return _note("The model has no label-to-label scores.")
+        return join((tag("h3", "From one label to the next"), _note("The model has no label-to-label scores.")))
     classes = findings.estimator.classes_.tolist()
     used = Counter(label for labels in findings.predicted for label in labels)
     kept = tables.frequent({label: used[label] for label in classes})
@@ -183,16 +215,22 @@ def transitions(findings: Findings) -> Markup:
     parts = [_note(said), table]
     if left_out := len(classes) - len(kept):
         parts.append(_note(f"The {plural(left_out, 'label')} predicted least often left out."))
-    return join(parts)
+    return join([tag("h3", "From one label to the next"), *parts])
 
 
 def weights(findings: Findings) -> Markup:
-    scales = findings.estimator.model_.info.get("kernel_scales") or {}
-    if not scales:
+    found = describe(findings.estimator)
+    parts: dict[str, dict[str, float]] = found.layer_templates or {"": found.templates}
+    parts |= {name: table.scales for name, table in found.tables.items()}
+    parts = {name: scales for name, scales in parts.items() if scales}
+    if not parts:
         return _note("The kernel has no weights by template.")
-    named = [(findings.templates.get(key, key), value) for key, value in scales.items()]
     said = "Prior variance of a weight in each template, learned on the evidence bound; bars show its root."
-    return join((_note(said), tables.weights(named)))
+    listed: list[Markup] = [_note(said)]
+    for name, scales in parts.items():
+        listed += [tag("h4", name)] if name else []
+        listed.append(tables.weights([(findings.templates.get(key, key), v) for key, v in scales.items()]))
+    return join(listed)
 
 
 def fit(findings: Findings) -> Markup:

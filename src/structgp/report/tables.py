@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from structgp.report.markup import MINUS, Markup, count, decimal, percent, tag
@@ -43,25 +44,41 @@ def confusion(counts: Counter[tuple[str, str]]) -> tuple[Markup, int]:
 def transitions(labels: Sequence[str], mean: Tensor, sd: Tensor, never: Tensor) -> Markup:
     """Posterior mean (V, V) of each label-to-label score, and below it its standard deviation; a dot where
     constraints forbid it."""
-    place = {label: i for i, label in enumerate(labels)}
+    found = tuple(x.numpy() for x in (mean, sd, never))
+    return scores(labels, labels, found, "label", "next label", "transitions", " then ")
+
+
+def scores(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[np.ndarray],
+    down: str,
+    across: str,
+    name: str,
+    between: str = ", ",
+) -> Markup:
+    """values : posterior mean, standard deviation and whether constraints forbid it, (R, C) each, of what
+    goes together. down, across : what rows and columns are."""
+    mean, sd, never = values
+    row_of, column_of = ({v: i for i, v in enumerate(some)} for some in (rows, columns))
     # Scores well below 1 hardly matter, and are shaded accordingly.
-    top = max(1.0, float(mean.abs().max()))
+    top = max(1.0, float(np.abs(mean).max(initial=0.0)))
 
     def cell(before: str, after: str) -> Markup:
-        here = place[before], place[after]
+        here, both = (row_of[before], column_of[after]), f"{before}{between}{after}"
         m, s = float(mean[here]), float(sd[here])
         if never[here]:
-            return tag("td", "·", title=f"{before} then {after}: the constraints forbid it")
+            return tag("td", "·", title=f"{both}: the constraints forbid it")
         return tag(
             "td",
             signed(m),
             tag("small", f"±{decimal(s, 1)}"),
             class_="plus" if m >= 0 else "minus",
-            title=f"{before} then {after}: {signed(m, 2)}, standard deviation {decimal(s, 2)}",
+            title=f"{both}: {signed(m, 2)}, standard deviation {decimal(s, 2)}",
             style=_strength(abs(m) / top),
         )
 
-    return _label_table(labels, cell, "label", "next label", "transitions")
+    return _label_table(rows, cell, down, across, name, columns)
 
 
 def frequent(tokens: Mapping[str, int]) -> list[str]:
@@ -112,11 +129,15 @@ def signed(value: float, digits: int = 1) -> str:
     return text if text.startswith(MINUS) or not text.strip("0.") else f"+{text}"
 
 
-def _label_table(labels: Sequence[str], cell: Cell, down: str, across: str, name: str) -> Markup:
+def _label_table(
+    labels: Sequence[str], cell: Cell, down: str, across: str, name: str, others: Sequence[str] | None = None
+) -> Markup:
+    """others : of the columns, None for the same as the rows."""
+    others = labels if others is None else others
     corner = tag("th", tag("span", f"{down} \N{DOWNWARDS ARROW}"), class_="corner")
-    columns = [tag("th", tag("span", label), scope="col", title=label) for label in labels]
+    columns = [tag("th", tag("span", label), scope="col", title=label) for label in others]
     body = [
-        tag("tr", tag("th", row, scope="row", title=row), *(cell(row, label) for label in labels))
+        tag("tr", tag("th", row, scope="row", title=row), *(cell(row, label) for label in others))
         for row in labels
     ]
     caption = tag("caption", f"{across} \N{RIGHTWARDS ARROW}")

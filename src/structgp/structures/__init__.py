@@ -17,6 +17,7 @@ from structgp.structures.pseudo_likelihood import Piecewise
 from structgp.structures.segments.segments import Segments
 from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.structures.spec import Spec, Template, chain, piecewise
+from structgp.structures.words import spec_from_words
 
 __all__ = [
     "MOST_VALUES",
@@ -49,6 +50,7 @@ __all__ = [
     "refuse",
     "same",
     "segments",
+    "spec_from_words",
     "structure_for",
     "tree",
 ]

@@ -38,12 +38,14 @@ class Custom:
     batched: bool | None = None
 
 
-def structure_for(spec: Spec, rules: Rules | None = None, classes: Sequence[str] = ()) -> Structure:
+def structure_for(
+    spec: Spec, rules: Rules | None = None, classes: Sequence[str] = (), fitting: bool = False
+) -> Structure:
     """The likelihood that a spec declares, over the labellings that ``rules`` allow. classes : the labels,
-    which say what a segment is."""
+    which say what a segment is. fitting : True for a fit, False for answers."""
     if spec.has_segments:
         return Segments(SpanScheme.of(list(classes)), rules, spec)
-    return Chain(rules, spec) if spec.is_chain else Declared(spec, rules)
+    return Chain(rules, spec) if spec.is_chain else Declared(spec, rules, fitting)
 
 
 def as_structure(given: Any, n_jobs: int = 1) -> Structure:

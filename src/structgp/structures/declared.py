@@ -20,6 +20,7 @@ from structgp.structures.graph.choose import choose_program
 from structgp.structures.graph.program import GraphProgram
 from structgp.structures.masks import Rules, keep_known
 from structgp.structures.program import draws_at_once, variance
+from structgp.structures.semirings import LOG
 from structgp.structures.spec import Spec
 
 
@@ -29,12 +30,14 @@ STEP = 1e-4
 
 class Declared(Structure):
     """The structure that a spec declares, over the labellings that ``rules`` allow. Its cost is that of the
-    program chosen for each example (``graph.choose``)."""
+    program chosen for each example (``graph.choose``). fitting : True for the likelihood of a fit, which needs
+    log Z: where answers are to be sampled, it is summed as if nothing had been asked for."""
 
     ignores_shift = handles_missing = many_templates = True
     has_marginals = has_decoder = has_n_best = has_local_curvature = has_curvature = True
 
-    def __init__(self, spec: Spec, rules: Rules | None = None) -> None:
+    def __init__(self, spec: Spec, rules: Rules | None = None, fitting: bool = False) -> None:
+        self.summed_by = "auto" if fitting and spec.program == "gibbs" else spec.program
         self.spec, self.rules = spec, None if rules is None or rules.is_free else rules
         self.nodes = [k for k, t in enumerate(spec.templates) if t.rule == "node"]
         self.others = [k for k, t in enumerate(spec.templates) if t.rule != "node"]
@@ -46,7 +49,7 @@ class Declared(Structure):
     def program(self, layout: GraphLayout, scores: Sequence[Tensor]) -> GraphProgram:
         """What sums over the labellings of these examples."""
         n_labels = sum(scores[k].shape[-1] for k in self.nodes)
-        return choose_program(layout, n_labels, self.spec.program, self.spec.most_entries)
+        return choose_program(layout, n_labels, self.summed_by, self.spec.most_entries)
 
     def gathered(self, scores: Sequence[Tensor], layout: GraphLayout) -> tuple[Tensor, ...]:
         """Scores as programs take them, with -inf at what the rules forbid."""
@@ -124,6 +127,29 @@ class Declared(Structure):
     def decode(self, *given: Any) -> Tensor:
         *scores, layout = given
         return self.program(layout, scores).decode(self.gathered(scores, layout))
+
+    def best_allowed(self, gain: Tensor, layout: GraphLayout) -> Tensor:
+        """(S, B, N) the labelling that the rules allow whose gains (S, B, N, V) have the largest sum."""
+        tables = [gain.new_zeros((len(gain), *tuples.sizes)) for tuples in layout.tuples]
+        if self.rules is not None:
+            templates = [self.spec.templates[k] for k in self.others]
+            gain, tables = self.rules.restrict_graph(gain, tables, templates, layout)
+        program = choose_program(layout, gain.shape[-1], self.summed_by, self.spec.most_entries)
+        return program.decode((gain, *tables))
+
+    def has_labelling(self, scores: Sequence[Tensor], layout: GraphLayout) -> Tensor:
+        """(B,) False where the rules, and scores of -inf, are known to leave no labelling: for certain
+        where the sum over labellings is exact."""
+        if self.summed_by == "gibbs":  # which has no sum
+            return torch.ones(len(layout), dtype=torch.bool)
+        free = [torch.where(x > -torch.inf, 0.0, -torch.inf)[:1] for x in scores]
+        total = self.program(layout, free).log_total(self.gathered(free, layout), LOG)
+        return ~(total[0] == -torch.inf)
+
+    def is_exact(self, *given: Any) -> bool:
+        """Whether the labellings of all these examples are summed over exactly, from scores and layout."""
+        *scores, layout = given
+        return self.program(layout, scores).exact
 
     def n_best(self, *given: Any) -> tuple[Tensor, Tensor]:
         *scores, layout, n = given

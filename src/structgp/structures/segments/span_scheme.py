@@ -44,13 +44,18 @@ class SpanScheme:
         """Spans as ``metrics.chunks`` reads them off BIO, IOBES, BILOU or IO labels, types in alphabetical
         order; but equal labels without a prefix are one span as long as they follow each other."""
         alone = [chunks([label]) for label in classes]  # one span, or none
-        kinds = sorted({kind for spans in alone for *_, kind in spans})
+        kinds = SpanScheme.types_of(classes)
         inside = [[(0, 1, kind) in spans for spans in alone] for kind in kinds]
         parts = [[(0, 2) not in [span[:2] for span in chunks([i, j])] for j in classes] for i in classes]
         for v, label in enumerate(classes):
             parts[v][v] &= alone[v] != [(0, 1, label)]
         whether = torch.tensor(inside, dtype=torch.bool).view(len(kinds), len(classes))
         return SpanScheme(whether, torch.tensor(parts, dtype=torch.bool))
+
+    @staticmethod
+    def types_of(classes: Sequence[str]) -> list[str]:
+        """Types of spans, in alphabetical order."""
+        return sorted({kind for label in classes for *_, kind in chunks([label])})
 
     @staticmethod
     def runs(V: int) -> SpanScheme:
