@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -32,12 +31,12 @@ S, N, V = 2, 4, 5
 
 
 @pytest.fixture(autouse=True, params=["torch", "compiled"])
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """All in torch operations, and all that can be in compiled loops, however small it is."""
     if request.param == "compiled" and elimination.compiled_loops() is None:
         pytest.skip("numba is not installed")
     monkeypatch.setattr(elimination, "WORTH_COMPILING", 0 if request.param == "compiled" else float("inf"))
-    yield request.param
+    return str(request.param)
 
 
 class Reference(Enumeration):
@@ -193,12 +192,17 @@ def test_frequencies_of_draws_are_the_marginals() -> None:
     same(both, marginals[1][0, 0, e].flatten(), rtol=0, atol=0.02)
 
 
-def test_any_spread_and_single_precision() -> None:
+@pytest.mark.parametrize("scale", [30, 60, 100, 150, 400])
+def test_scores_of_any_spread(scale: float) -> None:
     layout, scores = skip_chain(6)
-    wide = [400 * x for x in scores]
+    wide = [scale * x for x in scores]
     same(Elimination(layout).log_partition(wide), Enumeration(layout).log_partition(wide))
     for p, q in zip(Elimination(layout).marginals(wide), Reference(layout).marginals(wide), strict=True):
         same(p, q)
+
+
+def test_single_precision() -> None:
+    layout, scores = skip_chain(6)
     single = [x.float() for x in scores]
     found = Elimination(layout).log_partition(single)
     assert found.dtype == torch.float32
@@ -309,8 +313,10 @@ def test_cost_is_known_before_any_table() -> None:
     layout = skip_chain(6)[0]
     # Six variables alone; and a chain with links, whose cliques have up to four variables.
     found = cost(layout)
-    assert found.entries[1] == 18 and found.largest[1] == 3
-    assert 3**3 < found.largest[0] <= 3**4 and found.entries[0] < 6 * 3**4
+    assert found.entries[1] == 18
+    assert found.largest[1] == 3
+    assert 3**3 < found.largest[0] <= 3**4
+    assert found.entries[0] < 6 * 3**4
     assert cost(grid(4, 2)).largest.item() == 2**5
 
 

@@ -34,10 +34,11 @@ from structgp.data.examples import (
 )
 from structgp.data.graphs import Shape, shape_of
 from structgp.data.links import GraphSplit, Links
+from structgp.data.rules import broken_tuple
 from structgp.data.schemes import Allowed
 from structgp.errors import InputError
 from structgp.gp import Posterior
-from structgp.structures import Rules, Spec, Structure, chain, structure_for
+from structgp.structures import ByValues, Declared, Rules, Spec, Structure, chain, structure_for
 
 Known: TypeAlias = Sequence[Sequence[str | None]]
 
@@ -198,11 +199,21 @@ class Asked:
         """(T, V) label probabilities of each sequence."""
         return self._each(known, np.empty((0, len(self.model.labels.classes))), Potentials.marginals)
 
+    def monte_carlo_error(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T, V) standard errors of ``marginals`` that come from sampling labellings, for a likelihood of
+        which there are values alone; 0 where answers are exact given the draws."""
+        none = np.empty((0, len(self.model.labels.classes)))
+        if not isinstance(self.model.structure, ByValues):
+            return [np.zeros((len(r), none.shape[1])) for r in self.rows]
+        return self._each(known, none, lambda at: at.monte_carlo_error())
+
     def best_tokens(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
         constraints allow."""
         rules, none = self.model.rules, np.empty(0, dtype=np.int64)
-        return self._each(known, none, lambda at: labellings.best_tokens(at.marginals(), at.mask, rules))
+        return self._each(
+            known, none, lambda at: labellings.best_tokens(at.marginals(), at.layout, rules, at.structure)
+        )
 
     def labels(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of each sequence, chosen as the question says."""
@@ -217,16 +228,18 @@ class Asked:
     def best_spans(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the highest expected span F1, of those that the
         constraints allow."""
-        self.require("has_walk", "spans", "decode", "accuracy")
+        self.require("has_spans", "spans", "decode", "accuracy")
         model, rules = self.model, self.model.rules
         decoder = SpanDecoder.of(model.labels.classes, model.info.get("threshold"), model.constraints)
         found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
         for batch, at in self.potentials(known):
             at = at.on_host()
             each, p = likely_spans(at, decoder.boundaries, decoder.least), at.marginals()
-            usual = labellings.best_tokens(p, at.mask, rules).numpy()
+            usual = labellings.best_tokens(p, at.layout, rules, at.structure).numpy()
             for b, i in enumerate(batch.index.tolist()):
                 found[i] = decoder.labels(each[b], batch.real(p, b).numpy(), batch.real(usual, b))
+                if not self._obeyed(i, found[i]):
+                    found[i] = batch.real(usual, b)
         return found
 
     def cheapest_tokens(self, known: Known | None = None) -> list[np.ndarray]:
@@ -236,8 +249,17 @@ class Asked:
         costs, rules = torch.from_numpy(self.question.costs), self.model.rules
         none = np.empty(0, dtype=np.int64)
         return self._each(
-            known, none, lambda at: labellings.cheapest_tokens(at.marginals(), at.mask, rules, costs)
+            known,
+            none,
+            lambda at: labellings.cheapest_tokens(at.marginals(), at.layout, rules, costs, at.structure),
         )
+
+    def _obeyed(self, i: int, labels: np.ndarray) -> bool:
+        """Whether labels of example i obey the rules on templates that are not those of a chain."""
+        rules = self.model.constraints
+        if rules is None or not rules.more or self.links is None:
+            return True
+        return broken_tuple(rules, self.model.split, labels, self.links[i]) is None
 
     def best_sequences(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of the most probable whole labelling of each sequence."""
@@ -281,7 +303,7 @@ class Asked:
 
     def transition_marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T - 1, V, V) probabilities of each label with the next one; (0, V, V) for at most one token."""
-        self.require("has_walk", "transition marginals")
+        self.require("has_spans", "transition marginals")
         V = len(self.model.labels.classes)
         found = self._each(known, np.empty((0, V, V)), labellings.transition_marginals)
         return [p[: max(0, len(r) - 1)] for p, r in zip(found, self.rows, strict=True)]
@@ -310,7 +332,7 @@ class Asked:
 
     def spans(self, least: float, known: Known | None = None) -> list[list[tuple[int, int, str, float]]]:
         """Spans (start, stop, label) with a probability of at least ``least``, and that probability."""
-        self.require("has_walk", "spans")
+        self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
         for batch, at in self.potentials(known):
@@ -329,7 +351,7 @@ class Asked:
         if (sense == "exact" and label is None) or (sense == "bounds" and label is not None):
             problem = "'exact' needs a label" if label is None else "'bounds' is for any label"
             raise InputError("label", problem, "use sense='bounds' without a label, 'exact' with one")
-        self.require("has_walk", "spans")
+        self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         if label is not None and label not in boundaries.kinds:
             kinds = ", ".join(map(repr, boundaries.kinds))
@@ -373,7 +395,7 @@ class Asked:
                 raise InputError(
                     "structure", problem, "ask for predict_marginals or predict_template_marginals"
                 )
-            problem = f"{type(structure).__name__} offers no {what}"
+            problem = f"{getattr(structure, 'name', type(structure).__name__)} offers no {what}"
             raise InputError(place, problem, f"use {use!r}")
 
     def _each(
@@ -398,6 +420,8 @@ class Asked:
         draws = model.draws(n_draws, question.device)
         for batch in self._batches([len(r) for r in self.rows], labels, n_draws):
             at = draws.potentials(model.structure, batch, question.shift)
+            if model.rules is not None and isinstance(model.structure, Declared):
+                self._check_graphs(batch, at, known is not None)
             yield batch, at if labels is None else at.given(batch.y)
 
     def _batches(
@@ -421,14 +445,15 @@ class Asked:
         model, encoded = self.model, None
         if known is not None:
             self.require("handles_missing", "answers where labels are known")
-            encoded = model.labels.transform(self.labels_given(known, "known"))
+            given = self.labels_given(known, "known")
+            encoded = model.labels.transform(given)
             for n, labels in enumerate(encoded):
                 if (labels == UNSEEN).any():
                     t = int((labels == UNSEEN).argmax())
-                    problem = f"{known[n][t]!r} is not a label of the training data"
+                    problem = f"{given[n][t]!r} is not a label of the training data"
                     remedy = f"use None, or one of {', '.join(model.labels.classes)}"
                     raise InputError(f"known[{n}][{t}]", problem, remedy)
-        if model.rules is not None and self.links is None:
+        if model.rules is not None and not isinstance(model.structure, Declared):
             self._check_possible(encoded)
         return encoded
 
@@ -448,6 +473,17 @@ class Asked:
             return check_labels(self.rows, y, name)
         return node_labels(self.shapes, list(y), self.model.spec.layers, name)
 
+    def _check_graphs(self, batch: Batch, at: Potentials, given: bool) -> None:
+        """InputError where the labels that are known or the constraints leave an example of the batch
+        without labelling. Cost: that of one more draw."""
+        structure, one = at.structure, next(at.some_draws(1))
+        assert isinstance(structure, Declared)
+        scores = structure.keep_known(one.scores, batch.y, at.layout) if given else one.scores
+        possible = structure.has_labelling(scores, at.layout)
+        if not bool(possible.all()):
+            n = int(batch.index[int((~possible).nonzero()[0, 0])])
+            raise _no_labelling(n, len(self.rows[n]), given)
+
     def _check_possible(self, known: Sequence[np.ndarray] | None) -> None:
         constraints = self.model.constraints
         assert constraints is not None
@@ -461,9 +497,13 @@ class Asked:
                 there = known[n] >= 0
                 possible[there] = np.eye(V, dtype=bool)[known[n][there]]
             if not constraints.has_labelling(possible):
-                agrees = "" if known is None else " and with the labels that are known"
-                problem = f"no labelling of its {len(r)} tokens agrees with the constraints{agrees}"
-                raise InputError(f"sequence {n}", problem, "check the labels, or fit without constraints")
+                raise _no_labelling(n, len(r), known is not None)
+
+
+def _no_labelling(n: int, n_tokens: int, given: bool) -> InputError:
+    agrees = " and with the labels that are known" if given else ""
+    problem = f"no labelling of its {n_tokens} tokens agrees with the constraints{agrees}"
+    return InputError(f"sequence {n}", problem, "check the labels, or fit without constraints")
 
 
 def _check_number(n: Any) -> None:

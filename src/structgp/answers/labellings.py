@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from structgp.answers.potentials import Potentials
-from structgp.structures import Chain, Rules
+from structgp.structures import Chain, Declared, Rules, Structure
 from structgp.structures.program import draws_at_once
 
 
@@ -17,11 +17,24 @@ def transition_marginals(at: Potentials) -> Tensor:
     """(B, T-1, V, V) probabilities of each label with the next one; 0 at padding."""
     B, T, V = at.f.shape[1:]
     total = at.f.new_zeros((B, T - 1, V, V))
+    if not at.structure.has_walk:
+        total = total.cpu()
+        for b, (labels, p) in enumerate(weighted_labellings(at)):
+            for t in range(labels.shape[1] - 1):
+                total[b, t].index_put_((labels[:, t], labels[:, t + 1]), p.to(total), accumulate=True)
+        return total
     # Some draws at a time: there is a transition matrix for each position of each draw.
     for some in at.some_draws(draws_at_once(at.f)):
         node, step = some.ask("walk")
         total += torch.einsum("sb,sbti,sbtij->btij", some.share, node[:, :, :-1], step)
     return total
+
+
+def weighted_labellings(at: Potentials) -> list[tuple[Tensor, Tensor]]:
+    """For each sequence labellings (C, T), without padding, and their probabilities (C,) averaged over
+    draws."""
+    each = at.ask("labellings")
+    return [(labels.to(p.device), at.share[:, b].to(p) @ p) for b, (labels, p) in enumerate(each)]
 
 
 def log_prob(at: Potentials, y: Tensor) -> Tensor:
@@ -32,27 +45,33 @@ def log_prob(at: Potentials, y: Tensor) -> Tensor:
         return torch.logsumexp(values, 0) - math.log(len(values))
 
 
-def best_tokens(p: Tensor, mask: Tensor, rules: Rules | None) -> Tensor:
+def best_tokens(p: Tensor, layout: Any, rules: Rules | None, structure: Structure | None = None) -> Tensor:
     """(B, T) the labelling with the most tokens right in expectation, of those that ``rules`` allow, from
-    marginals (B, T, V). Without rules the most probable label of each token."""
-    return _best(p, p, mask, rules)
+    marginals (B, T, V). Without rules the most probable label of each token. layout, structure : the mask
+    of sequences, or the layout of graphs and the structure that declares them."""
+    return _best(p, p, layout, rules, structure)
 
 
-def cheapest_tokens(p: Tensor, mask: Tensor, rules: Rules | None, costs: Tensor) -> Tensor:
+def cheapest_tokens(
+    p: Tensor, layout: Any, rules: Rules | None, costs: Tensor, structure: Structure | None = None
+) -> Tensor:
     """(B, T) the labelling with the lowest expected cost, of those that ``rules`` allow, from marginals (B,
     T, V) and costs (V, V), row = true, column = predicted."""
-    return _best(-(p @ costs.to(p)), p, mask, rules)
+    return _best(-(p @ costs.to(p)), p, layout, rules, structure)
 
 
-def _best(gain: Tensor, p: Tensor, mask: Tensor, rules: Rules | None) -> Tensor:
+def _best(gain: Tensor, p: Tensor, layout: Any, rules: Rules | None, structure: Structure | None) -> Tensor:
     """(B, T) the allowed labelling whose gains (B, T, V) have the largest sum, of labels that are possible
     under marginals p."""
     # A label of probability 0 may be ruled out by what is known.
     scores = torch.where(p > 0, gain, -torch.inf)
     if rules is None:
         return scores.argmax(-1)
+    if isinstance(structure, Declared):
+        return structure.best_allowed(scores[None], layout)[0]
     scores = scores[None]
     free = scores.new_zeros((1, *rules.follows.shape))
+    mask = layout if isinstance(layout, Tensor) else layout.mask
     return Chain(rules).decode(scores, free, mask)[0]
 
 

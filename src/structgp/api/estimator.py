@@ -41,7 +41,6 @@ from structgp.plan.options import (
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
-from structgp.structures import Structure
 
 logger = logging.getLogger("structgp")
 
@@ -61,8 +60,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         f (S, T, V), g (S, V, V) and y (T,) indices into ``classes_``, that returns S log-probabilities, in
         torch or NumPy, with or without a gradient. With an attribute ``batched = True`` it is ``log_prob(f,
         g, y, mask)`` on (S, B, T, V), (S, V, V), (B, T), (B, T) and returns (S, B).
-        :class:`structgp.Custom` adds what answers and how many processes call it. See
-        :mod:`structgp.testing`.
+        It answers by its values. :class:`structgp.Custom` adds what answers in its place and how many
+        processes call it. See :mod:`structgp.testing`.
     kernel : 'auto' (where the fit is second-order, 'relevance' on categorical and sparse features and
         'linear+rbf' on dense ones; else one weight per template on categorical features, normalised linear
         on sparse and RBF on dense ones), 'relevance' (linear, with one scale per template and one relevance
@@ -84,8 +83,10 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         set of attributes), or 'auto' (columns if all tokens have the same number). With dicts, 'columns'
         lifts the limit on templates.
     constraints : on labellings: 'BIO' or 'IOBES', or {'forbidden': [(label, next label), ...]}, or
-        {'allowed': [...]}; None in place of a label is the beginning or the end of a sequence. No
-        prediction breaks them, and the chain is fitted under them. 'auto' adopts BIO, IOBES, BILOU or IO
+        {'allowed': [...]}; None in place of a label is the beginning or the end of a sequence. With the
+        names of templates, rules on the tuples of any structure, such as {'forbidden': {'parent': [(label,
+        label), ...], 'cites': [...]}} (``structgp.data.rules``). No prediction breaks them, and the
+        structure is fitted under them. 'auto' adopts BIO, IOBES, BILOU or IO
         where the labels are written in it and every training labelling obeys it; the plan says so. None: no
         constraints.
     class_weight : None, or a dict from label to a factor: predictions are as if that label were so many
@@ -120,7 +121,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         columns share one after scaling, else a list), 'shape' (how it was learned: 'bound', 'regression'),
         'amplitude_factor', 'transition_sd', 'template_sds' (prior sd of a score, by template but the nodes),
         'n_inducing', 'inducing_residual', 'evaluations', 'seconds',
-        'dev' if dev data was passed, and 'vectors' in a model from a file that was trained with word
+        'log_z' for structures beyond the chain (bounds of it from below and above, 'low' and 'high', where
+        the tree-reweighted one stands in for it, else None), 'dev' if dev data was passed, and 'vectors' in a model from a file that was trained with word
         vectors (numbers of training tokens with and without one).
     model_ : the fitted :class:`structgp.answers.ask.Model`.
 
@@ -291,6 +293,10 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
                 self.model_, self.training_log_ = fit.run(report if heard else callback)
             finally:
                 del self._fitting
+            between = self.training_log_.get("log_z")
+            if heard and between is not None:
+                told = "log Z of a training example is between %.2f and %.2f, on average over %d of them"
+                logger.info(told, between["low"], between["high"], between["n_examples"])
         self.classes_ = np.array(examples.labels.classes)
         if fit.dev is not None:
             self.training_log_["dev"] = self.evaluate(*fit.dev).as_dict()
@@ -357,10 +363,12 @@ def _is_option(value: Any) -> bool:
     return params is not None and params.frozen and not isinstance(value, type)
 
 
-def load(path: str | Path, structure: Structure | None = None) -> StructuredGPClassifier:
+def load(path: str | Path, structure: Any = None) -> StructuredGPClassifier:
     """The fitted estimator in a file that ``save`` or ``structgp train`` wrote. ``structure`` : your own
-    that answered, if the model had one; a file holds no code."""
+    function or :class:`Structure` that answered, if the model had one; a file holds no code. 'chain' has
+    the chain answer in its place."""
     model = model_file.load(path, structure)
+    structure = None if isinstance(structure, str) else structure
     params = {"kernel": model.posterior.node.kernel} | from_json(model.extra.get("params", {}))
     if structure is not None:
         params["structure"] = structure
@@ -371,7 +379,7 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
     estimator.classes_ = np.array(model.labels.classes)
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:
-        message = f"{path}: fitted with a likelihood that a file does not hold; it answers as before, "
-        message += "by the chain. Set the structure again before another fit"
+        message = f"{path}: fitted with a likelihood that a file does not hold; the chain "
+        message += "answers. Set the structure again before another fit"
         warnings.warn(message, StructgpWarning, stacklevel=2)
     return estimator

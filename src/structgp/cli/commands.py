@@ -16,6 +16,7 @@ from structgp.cli.flags import model_option, reading_options
 from structgp.cli.shared import all_labels, load_with_reader, print_reports, score, score_crf
 from structgp.data import corpora
 from structgp.data.atomic import atomic_write
+from structgp.data.sources import Labelled
 from structgp.errors import InputError
 from structgp.report import Text, examine, render
 
@@ -30,11 +31,11 @@ _DEMO_DOUBT = 0.3
 @click.group(cls=shared.Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="structgp")
 def main() -> None:
-    """Label sequences, and know how sure the labels are.
+    """Label sequences, trees, grids and other graphs, and know how sure the labels are.
 
     Files have one token per line, columns separated by spaces or tabs, a blank line between sequences,
     and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's files, with a label
-    and attributes on each line, need no template."""
+    and attributes on each line, need no template. JSON lines, one example per line, hold any structure."""
 
 
 @main.command("evaluate")
@@ -64,7 +65,9 @@ def evaluate_command(
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     test = reader.read(test_path, encoding=encoding)
     y_test = all_labels(test, reader.missing)
-    reports = {"structgp": score(estimator, test.X, y_test, test.name)}
+    if against and reader.format == "jsonl":
+        raise InputError("--against", "a linear CRF reads no JSON lines", "leave it out")
+    reports = score(estimator, test, y_test)
     if against and train_path:
         data = reader.read(train_path, encoding=encoding)
         y = all_labels(data, reader.missing)
@@ -96,7 +99,7 @@ def demo(seed: int) -> None:
     estimator = StructuredGPClassifier(features="columns", random_state=seed)
     shared.fit_with_progress(estimator, X, corpus.y_train)
     shared.say_fit(estimator, len(X), sum(map(len, corpus.y_train)))
-    reports = {"structgp": score(estimator, X_test, corpus.y_test, "recipes/test.conll")}
+    reports = score(estimator, Labelled("recipes/test.conll", X_test, corpus.y_test), corpus.y_test)
     try:
         reports["linear CRF"] = score_crf(X, corpus.y_train, X_test, corpus.y_test)
     except InputError as error:
@@ -143,15 +146,18 @@ def report(
 ) -> None:
     """Show a model's answers for the file DATA on one HTML page.
 
-    If DATA has labels in its last column, the page compares them with the answers."""
+    If all of DATA has labels, the page compares them with the answers."""
     shared.check_writable(output)
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     found = list(shared.sequences(reader, [data_path], encoding))
-    labels = [s.labels for s in found if s.labels is not None]
-    every = labels if len(labels) == len(found) else None
-    text = Text(os.path.basename(data_path), [s.words for s in found], [s.line for s in found], every)
+    every: list[Any] = [s.labels for s in found if s.labels is not None]
+    whole = len(every) == len(found) and not any(None in shared.flat(labels) for labels in every)
+    labels = every if whole else None
+    text = Text(os.path.basename(data_path), [s.words for s in found], [s.line for s in found], labels)
     model, templates = os.path.basename(model_path), reader.template_lines
-    findings = examine(estimator, [s.tokens for s in found], text, model_name=model, templates=templates)
+    with shared.in_files([(s.name, s.line) for s in found] if reader.format == "jsonl" else []):
+        X = [s.tokens for s in found]
+        findings = examine(estimator, X, text, model_name=model, templates=templates)
     # Some encodings hold halves of characters, which UTF-8 does not.
     content = render(findings).encode("utf-8", "replace")
     with atomic_write(output, "wb") as file:

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 import click
 
 from structgp.cli.flags import reading_options
-from structgp.cli.shared import all_labels, check_writable, load_with_reader, sequences, warn_of_unseen
+from structgp.cli.shared import (
+    all_labels,
+    check_writable,
+    flat,
+    in_files,
+    load_with_reader,
+    places_of,
+    sequences,
+    warn_of_unseen,
+)
 from structgp.errors import InputError
 
 ROWS = (
@@ -38,13 +47,16 @@ def expect(
     intervals that hold the true figures with the probability --level, if FILE is text like the training
     data. Labels in FILE are ignored. Several files count as one text."""
     estimator, reader = load_with_reader(model_path, vectors_path, device)
-    X = [sequence.tokens for sequence in sequences(reader, files, encoding)]
-    found = estimator.expected_scores(X, level)
+    read = list(sequences(reader, files, encoding))
+    with in_files([(s.name, s.line) for s in read] if reader.format == "jsonl" else []):
+        found = estimator.expected_scores([s.tokens for s in read], level)
     if as_json:
         click.echo(json.dumps(found.as_dict(), indent=2))
         return
     click.echo(f"{'':<16}{'expected':>10}   {level:.0%} interval")
-    for title, name in ROWS:
+    spec = estimator.model_.spec
+    # Spans are stretches of a sequence with one label per token.
+    for title, name in ROWS if spec.form == "sequence" and not spec.layers else ROWS[:1]:
         at = getattr(found, name)
         click.echo(f"{title:<16}{at.mean:>10.2%}   {at.low:.2%} to {at.high:.2%}")
     click.echo(f"({found.n_sequences} sequences, {found.n_tokens} tokens)")
@@ -71,10 +83,11 @@ def calibrate(
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     data = reader.read(data_path, encoding=encoding)
     y = all_labels(data, reader.missing)
-    if not any(y):
+    if not any(map(flat, y)):
         raise InputError(data.name, "no tokens", "give a file with at least one")
     warn_of_unseen(estimator, y, f"{data.name}:", "no set holds those")
-    estimator.calibrate(data.X, y)
+    with in_files(places_of(data) if reader.format == "jsonl" else []):
+        estimator.calibrate(data.X, y)
     estimator.device = "cpu"
     estimator.save(output)
     sequence = "sequence" if len(y) == 1 else "sequences"

@@ -12,15 +12,15 @@ import click
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import shared
 from structgp.cli.flags import FEATURES, choice, device_option, encoding_option, feature_options
+from structgp.cli.structure_files import check_format, declared_in, features_named, read_json, structure_of
 from structgp.data import shards, sources
 from structgp.errors import InputError
 from structgp.inference.distributed import Processes, joined, n_started
 from structgp.plan.options import INFERENCE, Inducing, Parameters, Prior, device_of
 from structgp.plan.resolve import check_alone
-from structgp.structures import chain, piecewise
+from structgp.structures import Spec
 
 KERNELS = ("relevance", "template", "template-product")
-STRUCTURES = {"chain": chain, "piecewise": piecewise}
 
 
 @click.command()
@@ -34,7 +34,8 @@ STRUCTURES = {"chain": chain, "piecewise": piecewise}
     "--scheme",
     metavar="NAME",
     help="Tagging scheme that every labelling obeys: BIO, IOBES, BILOU, IO or none; auto adopts the one "
-    "that all of TRAIN obeys.  [default: auto]",
+    "that all of TRAIN obeys; or a file NAME.json with rules on any template, such as "
+    """{"forbidden": {"parent": [["A", "B"]]}}.  [default: auto]""",
 )
 @click.option(
     "--forbid",
@@ -69,7 +70,18 @@ STRUCTURES = {"chain": chain, "piecewise": piecewise}
     help="How often every sequence counts against the prior; auto chooses by cross-validation in TRAIN.",
 )
 @choice("--inference", INFERENCE, "Optimiser of the evidence bound.")
-@choice("--structure", STRUCTURES, "Structured softmax, or its piecewise pseudo-likelihood.")
+@click.option(
+    "--structure",
+    default="chain",
+    show_default=True,
+    metavar="NAME",
+    help="chain; piecewise, its pseudo-likelihood; or a file NAME.json that declares a structure in words, "
+    'such as {"chain": {"order": 2}, "same": {"key": "word"}}, {"grid": {"neighbours": 8, "features": '
+    '"both ends"}}, {"tree": {}}, {"edges": [{"name": "cites", "symmetric": true}]}, {"layers": {"pos": '
+    '{"chain": {}}, "chunk": {"chain": {}}}} or {"segments": {"max_length": 8}}; with "program" and '
+    '"most_entries" for how labellings are summed over. Features of columns go by the number or name of '
+    "a line of TEMPLATE.",
+)
 @device_option
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal models.")
 @click.option(
@@ -95,6 +107,10 @@ def train(
 ) -> None:
     """Fit a model to the labelled file TRAIN, with features from TEMPLATE.
 
+    With --format jsonl, TRAIN has one example per line: {"tokens": [{"word": "two"}, ...], "labels":
+    ["QTY", ...]}, with "parents" for a tree, "edges" and "features" for a graph, "pixels" in rows in the
+    place of tokens for a grid, "labels" by layer for layers.
+
     Ctrl-C stops early and keeps the model so far. After a crash, the same command continues the fit:
     until it is finished, its state is in the file MODEL.checkpoint.
 
@@ -105,16 +121,19 @@ def train(
     if shards_folder is not None:
         check_alone(Processes(size=n_started()))
     features = {name: given.pop(name) for name in FEATURES}
-    reader, X, y, counts = _training_data(paths, encoding, missing, shards_folder, features)
+    spec = declared_in(given["structure"])
+    check_format(spec, features["format"], shards_folder)
+    features |= _of_structure(spec, features["format"])
+    reader, X, y, counts, places = _training_data(paths, encoding, missing, shards_folder, features)
     dev = reader.read(dev_path, encoding=encoding) if dev_path else None
     y_dev = shared.all_labels(dev, missing) if dev is not None else []
-    estimator = _classifier(reader, **given)
+    estimator = _classifier(reader, spec, **given)
     checkpoint = Path(f"{output}.checkpoint")
     if restart:
         checkpoint.unlink(missing_ok=True)
     watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True} if dev and early_stopping else {}
     try:
-        with joined(device_of(given["device"])) as together:
+        with joined(device_of(given["device"])) as together, shared.in_files(places):
             shared.fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
     except InputError as error:
         if error.place == str(checkpoint):
@@ -129,11 +148,19 @@ def train(
         click.echo(f"{reader.vectors.vectors.name}: {reader.vectors.coverage}", err=True)
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
-        shared.print_reports({"structgp": shared.score(estimator, dev.X, y_dev, dev.name)})
+        shared.print_reports(shared.score(estimator, dev, y_dev))
+
+
+def _of_structure(spec: Spec | None, format: str) -> dict[str, Any]:
+    """What the reader of a format has to know of the structure."""
+    if format == "jsonl":
+        return {"form": "sequence" if spec is None else spec.form}
+    return {"keys": features_named(spec)} if format == "crfsuite" and spec is not None else {}
 
 
 def _classifier(
     reader: sources.Reader,
+    spec: Spec | None,
     *,
     kernel: str,
     inducing: int | None,
@@ -156,12 +183,13 @@ def _classifier(
         # With dense features beside them, the kernel named is that of the templates.
         kernel={"categorical": kernel} if reader.has_dense and kernel in KERNELS else kernel,
         posterior="auto" if inducing is None else Inducing(n_inducing=inducing),
-        # Without a B line there are no transition scores.
+        # Without a B line there are no transition scores, unless a file declares them.
         prior=Prior(
-            transition_sd=Prior.transition_sd if reader.has_transitions else 0.0, data_weight=weight
+            transition_sd=Prior.transition_sd if reader.has_transitions or spec is not None else 0.0,
+            data_weight=weight,
         ),
-        structure=STRUCTURES[structure](reader.transition_columns, shared=False),
-        features="columns",
+        structure=structure_of(structure, spec, reader),
+        features=Parameters.features if reader.format == "jsonl" else "columns",
         random_state=seed,
         constraints={"forbidden": forbidden} if forbid else _scheme(constraints),
         class_weight=_class_weight(class_weight),
@@ -169,26 +197,33 @@ def _classifier(
     )
 
 
-def _scheme(name: str | None) -> str | None:
+def _scheme(name: str | None) -> Any:
     """``constraints`` of the classifier."""
     default = str(Parameters.constraints)
     if name is None or name.lower() == default:
         return default
+    if name.endswith(".json"):
+        return read_json(name)
     return None if name.lower() == "none" else name
 
 
 def _training_data(
     paths: Sequence[str], encoding: str, missing: str | None, folder: str | None, features: dict[str, Any]
-) -> tuple[sources.Reader, Any, list[list[str | None]] | None, tuple[int, int]]:
-    """The reader that the arguments ask for, X and y as ``fit`` takes them, and the numbers of sequences
-    and tokens. A column file is read once, since it may be a pipe, and with shards never held whole."""
+) -> tuple[sources.Reader, Any, list[Any] | None, tuple[int, int], list[tuple[str, int]]]:
+    """The reader that the arguments ask for, X and y as ``fit`` takes them, the numbers of sequences and
+    tokens, and the places of JSON lines. A file is read once, since it may be a pipe, and with shards never
+    held whole."""
     format_name, given = features["format"], f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
-    if format_name == "crfsuite" and len(paths) != 1:
-        problem = f"{given}, but CRFsuite's format needs only TRAIN"
-        raise InputError("train", problem, "leave TEMPLATE out: attributes are already features")
+    if format_name != "columns" and len(paths) != 1:
+        name, what = {"crfsuite": ("CRFsuite's format", "attributes")}.get(
+            format_name, ("JSON lines", "keys")
+        )
+        problem = f"{given}, but {name} {'need' if format_name == 'jsonl' else 'needs'} only TRAIN"
+        raise InputError("train", problem, f"leave TEMPLATE out: {what} are already features")
     if format_name == "columns" and len(paths) != 2:
         problem = f"{given}, but TEMPLATE and TRAIN are needed"
-        raise InputError("train", problem, "give both, or --format crfsuite for a file of attributes")
+        remedy = "give both, or --format crfsuite for a file of attributes, jsonl for JSON lines"
+        raise InputError("train", problem, remedy)
     hold, train, template = folder is None, paths[-1], None
     for option in ("numeric", "vectors"):
         if features[option] and not hold:
@@ -205,10 +240,11 @@ def _training_data(
     reader = sources.learn(file, template=template, missing=missing, encoding=encoding, **features)
     if folder is not None:
         found = _shards_of(reader.stream(train, encoding), folder)
-        return reader, found, None, (found.about["n_given"], found.n_tokens)
+        return reader, found, None, (found.about["n_given"], found.n_tokens), []
     data = reader.read(file, encoding=encoding)
     shared.check_two_labels(data.y, data.name)
-    return reader, data.X, data.y, (len(data.X), sum(map(len, data.y)))
+    places = shared.places_of(data) if format_name == "jsonl" else []
+    return reader, data.X, data.y, (len(data.X), shared.n_tokens(data.y)), places
 
 
 def _shards_of(stream: sources.Stream, folder: str) -> shards.Shards:

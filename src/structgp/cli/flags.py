@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from structgp.data.sources.lines import check_encoding
+from structgp.data.sources.readers import FORMATS
 
 
 def _known_encoding(_: click.Context, __: click.Parameter, encoding: str) -> str:
@@ -51,8 +52,9 @@ FEATURES = ("format", "dialect", "numeric", "vectors", "vector_column")
 feature_options = combined(
     choice(
         "--format",
-        ["columns", "crfsuite"],
-        "Format of TRAIN: columns, or CRFsuite's attributes, which need no TEMPLATE.",
+        FORMATS,
+        "Format of TRAIN: columns; CRFsuite's attributes, or JSON lines with one example per line, which "
+        "need no TEMPLATE.",
     ),
     click.option(
         "--dialect", type=click.Choice(["crf++", "wapiti"]), help="Dialect of TEMPLATE.  [default: crf++]"

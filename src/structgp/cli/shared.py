@@ -10,11 +10,12 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 import click
+import numpy as np
 from tqdm import tqdm
 
 from structgp.api.describe import held_out_lines
@@ -29,8 +30,11 @@ from structgp.inference.distributed import ALONE, Processes
 
 # Arguments of ``sources.learn`` and ``sources.from_json`` that are options here, as errors name them.
 _ARGUMENT = re.compile(
-    r"(?<!\S)(coverage|data_weight|dialect|encoding|level|numeric|vectors|vector_column)=(?=$|[ ,;])"
+    r"(?<!\S)(coverage|data_weight|dialect|encoding|level|missing|numeric|vectors|vector_column)="
+    r"(?=$|[ ,;])"
 )
+
+_EXAMPLE = re.compile(r"(?P<what>X|y|known|sequence)[\[ ](?P<number>\d+)\]?(?P<rest>.*)")
 
 
 class Group(click.Group):
@@ -96,22 +100,61 @@ def sequences(
             click.echo(f"{name}: {covered}", err=True)
 
 
-def check_two_labels(y: Sequence[Sequence[str | None]], name: str) -> None:
-    found = {label for labels in y for label in labels} - {None}
+@contextmanager
+def in_files(places: Sequence[tuple[str, int]]) -> Iterator[None]:
+    """Errors about an example in memory name its place in a file instead: ``X[3][5]`` is node 5 of the
+    fourth place (name, line)."""
+    try:
+        yield
+    except InputError as error:
+        found = _EXAMPLE.fullmatch(error.place)
+        if found is None or int(found["number"]) >= len(places):
+            raise
+        name, line = places[int(found["number"])]
+        rest = found["rest"]
+        if found["what"] == "X":
+            rest = re.sub(r"^\[(\d+)\]", r", node \1", rest)
+        elif found["what"] in ("y", "known"):
+            rest = f".labels{rest}"
+        raise InputError(f"{name}:{line}{rest}", error.problem, error.remedy) from error
+
+
+def places_of(data: Labelled) -> list[tuple[str, int]]:
+    """Where each example of a file is."""
+    return [(data.name, line) for line in data.lines]
+
+
+def flat(labels: Any) -> list[str | None]:
+    """All labels of an example; those of a layer with its name, as the model calls them."""
+    if isinstance(labels, Mapping):
+        parts = [(layer, flat(of)) for layer, of in labels.items()]
+        return [None if v is None else f"{layer}={v}" for layer, of in parts for v in of]
+    if isinstance(labels, np.ndarray):
+        return [str(v) for v in labels.ravel().tolist()]
+    rows = [row if isinstance(row, list) else [row] for row in labels]
+    return [label for row in rows for label in row]
+
+
+def n_tokens(y: Sequence[Any]) -> int:
+    """Tokens that have these labels, of which each may have several."""
+    return sum(len(flat(labels)) // (len(labels) if isinstance(labels, Mapping) else 1) for labels in y)
+
+
+def check_two_labels(y: Sequence[Any], name: str) -> None:
+    found = {label for labels in y for label in flat(labels)} - {None}
     if len(found) < 2:
         same = f"the same label, {found.pop()!r}" if found else "no label"
         remedy = "check that the label is the last column, and give examples of a second label"
         raise InputError(name, f"every token has {same}", remedy)
 
 
-def all_labels(data: Labelled, missing: str | None) -> list[list[str]]:
+def all_labels(data: Labelled, missing: str | None) -> list[Any]:
     """The labels of a file in which every token needs one."""
-    y = [[label for label in labels if label is not None] for labels in data.y]
-    n = sum(map(len, data.y)) - sum(map(len, y))
+    n = sum(flat(labels).count(None) for labels in data.y)
     if n:
-        problem = f"{n} tokens have no label ({missing!r})"
+        problem = f"{n} tokens have no label ({'null' if missing is None else repr(missing)})"
         raise InputError(data.name, problem, "label them, or leave their sequences out")
-    return y
+    return data.y
 
 
 class _UnwrittenError(Exception):
@@ -181,20 +224,23 @@ def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) 
         click.echo(f"data weight {weight:g}, spread {spread:g}; in cross-validation {told}", err=True)
 
 
-def score(estimator: StructuredGPClassifier, X: list[Any], y: list[list[str]], name: str) -> Report:
-    report = estimator.evaluate(X, y)
+def score(estimator: StructuredGPClassifier, data: Labelled, y: list[Any]) -> dict[str, Report]:
+    """Scores on a labelled file, with layers those of each layer too."""
+    name = data.name
+    with in_files(places_of(data)):
+        reports = {"structgp": estimator.evaluate(data.X, y)}
     warn_of_unseen(estimator, y, f"{name}:", "they count as errors and are not part of the NLL")
-    if report.sequence_nll == float("inf"):
+    if reports["structgp"].sequence_nll == float("inf"):
         what = "some sequences have labels that the constraints forbid: their likelihood is 0"
         _show_warning(f"{name}: {what}")
-    return report
+    reports |= reports["structgp"].layers
+    return reports
 
 
-def warn_of_unseen(
-    estimator: StructuredGPClassifier, y: list[list[str]], place: str, consequence: str
-) -> None:
+def warn_of_unseen(estimator: StructuredGPClassifier, y: list[Any], place: str, consequence: str) -> None:
     """Warns of labels that training never saw."""
-    unseen = [label for labels in y for label in labels if label not in set(estimator.classes_)]
+    known = set(estimator.classes_)
+    unseen = [str(label) for labels in y for label in flat(labels) if label not in known]
     if unseen:
         names = ", ".join(sorted(set(unseen)))
         what = f"{len(unseen)} tokens have labels that training never saw ({names})"

@@ -16,7 +16,8 @@ from structgp.answers.ask import Asked
 from structgp.api.active import STRATEGIES, select
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli.flags import choice, model_option, reading_options
-from structgp.cli.shared import load_with_reader, output_stream, sequences
+from structgp.cli.json_tagging import JsonTagger
+from structgp.cli.shared import in_files, load_with_reader, output_stream, sequences
 from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.columns import format_sequence
 from structgp.errors import InputError
@@ -99,6 +100,10 @@ def tag(
     with its rank and probability. A model of CRFsuite's attributes answers like crfsuite tag: the label
     alone; with -v1 or -v2 its probability after a colon.
 
+    A model of JSON lines writes JSON lines: the line with "labels"; with -v1 the "probability" of the
+    labelling and "probabilities" of its labels, with -v2 of every label; with -n "labellings", with
+    --coverage "sets". Missing labels are null.
+
     Under torchrun, the processes share the sequences, and the first one writes."""
     if n_best and decode:
         remedy = "leave it out: -n is for the most probable labellings"
@@ -111,7 +116,12 @@ def tag(
     estimator, reader = load_with_reader(model_path, vectors_path)
     if decode is not None:
         estimator.set_params(decode=decode, costs=None)
-    tagger = _Tagger(estimator, reader, level, n_best, force, missing, defer, coverage)
+    tagger: _Tagger | JsonTagger = _Tagger(
+        estimator, reader, level, n_best, force, missing, defer, coverage
+    )
+    if reader.format == "jsonl":
+        tagger = JsonTagger(estimator, level, n_best, force, defer, coverage)
+    end = "" if reader.format == "jsonl" else "\n"
     given: Sequence[Any] = files or [sys.stdin.buffer]
     with joined(device_of(device)) as together:
         if together.size > 1 and not files:
@@ -125,7 +135,7 @@ def tag(
                 own = [tagger.answer(chunk) for chunk in together.share(dealt)]
                 for lines in (lines for answered in together.gather(own) for lines in answered):
                     assert out is not None
-                    out.writelines(block + "\n" for block in lines)
+                    out.writelines(block + end for block in lines)
                 if out is not None:
                     out.flush()
 
@@ -253,9 +263,11 @@ def next_command(
     estimator, reader = load_with_reader(model_path, vectors_path, device)
     pool = list(sequences(reader, files, encoding))
     X = [sequence.tokens for sequence in pool]
-    chosen = select(estimator, X, number, strategy, cost=cost, random_state=seed)
+    with in_files([(s.name, s.line) for s in pool] if reader.format == "jsonl" else []):
+        chosen = select(estimator, X, number, strategy, cost=cost, random_state=seed)
     labels = estimator.predict([X[i] for i in chosen])
+    end = "" if reader.format == "jsonl" else "\n"
     with output_stream(output, encoding) as out:
         for i, y in zip(chosen, labels, strict=True):
             click.echo(f"{pool[i].name}:{pool[i].line}", err=True)
-            out.write(reader.with_labels(pool[i], y) + "\n")
+            out.write(reader.with_labels(pool[i], y) + end)

@@ -15,7 +15,8 @@ from structgp.data.batch import MISSING, Batch
 from structgp.data.encode import FeatureEncoder
 from structgp.data.graphs import Shape, flat_labels, has_integers, length_of, shape_of
 from structgp.data.links import GraphSplit, Links
-from structgp.data.schemes import Allowed, allowed
+from structgp.data.rules import check_tuples, declared_rules
+from structgp.data.schemes import Allowed
 from structgp.data.vocabulary import length
 from structgp.errors import InputError, StructgpWarning
 
@@ -59,7 +60,7 @@ def check_labels(
         raise InputError(name, problem, "pass one per sequence")
     for n, (x, labels) in enumerate(zip(X, y, strict=True), first):
         place = f"{name}[{n}]"
-        if isinstance(labels, str) or not hasattr(labels, "__len__"):
+        if isinstance(labels, str | Mapping) or not hasattr(labels, "__len__"):
             kind = type(labels).__name__
             raise InputError(place, f"expected a list of labels, got a {kind}", "pass a list")
         n_tokens = length(x, f"X[{n}]")
@@ -196,9 +197,9 @@ def read_examples(
 ) -> Examples:
     """X and y as examples.
 
-    spec : of a structure that is not a chain. encoder : a fitted one to extend by the new features, None for a new one; classes : labels besides those
-    of y, which with an encoder come first, in their order. Sequences without any label (with a warning) and
-    those of weight 0 are replaced by empty ones."""
+    spec : of a structure that is not a chain. encoder : a fitted one to extend by the new features, None
+    for a new one; classes : labels besides those of y, which with an encoder come first, in their order.
+    Sequences without any label (with a warning) and those of weight 0 are replaced by empty ones."""
     shapes = None if spec is None else [shape_of(x, spec.form, f"X[{n}]") for n, x in enumerate(X)]
     labels_of = check_labels(X, y) if shapes is None else node_labels(shapes, y, spec.layers)
     X = X if shapes is None else [shape.nodes for shape in shapes]
@@ -227,7 +228,7 @@ def read_examples(
     if len(labels.classes) < 2:
         raise only_one_class(labels.classes[0], "y")
     encoded = labels.transform(labels_of)
-    rules = None if constraints is None else allowed(constraints, labels.classes)
+    rules = None if constraints is None else declared_rules(constraints, labels.classes, spec)
     if rules is not None:
         check_obeyed(rules, enumerate(encoded), labels.classes)
     rows = encoder.transform(X)
@@ -235,6 +236,8 @@ def read_examples(
         return Examples(encoder, labels, rows, encoded, counts, rules)
     split = GraphSplit(encoder, spec, own_encoders(spec, shapes), labels.classes)
     links = links_of(split, rows, shapes)
+    if rules is not None and rules.more:
+        check_tuples(rules, split, encoded, links, labels.classes)
     return Examples(encoder, labels, rows, encoded, counts, rules, split, links)
 
 
@@ -326,7 +329,7 @@ def _check_weights(weights: Any, n: int) -> np.ndarray:
 
 def check_obeyed(rules: Allowed, y: Iterable[tuple[int, np.ndarray]], classes: Sequence[str]) -> None:
     """InputError for the first of the numbered label sequences that the rules forbid."""
-    for n, sequence in y:
+    for n, sequence in y if not rules.follows_freely else ():
         t = rules.breaks(sequence.tolist())
         possible = np.ones((len(sequence), len(classes)), bool)
         possible[sequence >= 0] = np.eye(len(classes), dtype=bool)[sequence[sequence >= 0]]

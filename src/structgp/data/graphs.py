@@ -111,9 +111,9 @@ def _grid(x: Any, place: str) -> Shape:
 def flat_labels(y: Any, shape: Shape, place: str) -> list[Any]:
     """The labels of all nodes, in order, of an example of that shape."""
     if shape.size is None:
-        return (
-            y if isinstance(y, list) else list(y) if hasattr(y, "__len__") and not isinstance(y, str) else y
-        )
+        if isinstance(y, str | Mapping) or not hasattr(y, "__len__"):
+            return y  # type: ignore[return-value]  # an error that is named later
+        return y if isinstance(y, list) else list(y)
     H, W = shape.size
     found: Any = y
     if isinstance(y, np.ndarray):

@@ -30,6 +30,11 @@ class Allowed:
     ends: np.ndarray
     more: dict[str, np.ndarray] = field(default_factory=dict)
 
+    @property
+    def follows_freely(self) -> bool:
+        """True if nothing is forbidden about neighbours in a sequence, its start and its end."""
+        return bool(self.follows.all() and self.starts.all() and self.ends.all())
+
     def to_json(self) -> dict[str, Any]:
         found = {name: getattr(self, name).astype(int).tolist() for name in ("follows", "starts", "ends")}
         more = {name: table.astype(int).tolist() for name, table in self.more.items()}
@@ -86,7 +91,8 @@ def allowed(declared: Any, classes: Sequence[str], place: str = "constraints") -
         (kind, pairs), *_ = declared.items()
         if kind in ("forbidden", "allowed"):
             return _of_pairs(kind, _checked(pairs, classes, place), classes)
-    remedy = "use the name of a scheme, {'forbidden': [(label, next), ...]} or {'allowed': [...]}"
+    remedy = "use the name of a scheme, {'forbidden': [(label, next), ...]}, {'allowed': [...]}, or a dict "
+    remedy += "from template to tuples in the place of a list"
     raise InputError(place, f"{declared!r} is not a declaration", remedy)
 
 

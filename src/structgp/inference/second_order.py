@@ -127,10 +127,10 @@ class SecondOrder:
         converged = stays and _is_settled(change, state.change, self.tolerance)
         converged = converged and means.gap < self.tolerance * problem.n_counted
         few, looked = False, 0
-        if converged and done < self.max_rounds:
+        if converged:
             few, looked = _has_few_draws(problem, state, elbo)
         converged = converged and not few
-        finished = converged or done >= self.max_rounds
+        finished = converged or done >= self.max_rounds or (few and state.n_draws >= MOST_DRAWS)
         evaluations = state.evaluations + means.evaluations + extra + looked
         told = StepInfo(state.iteration, elbo, evaluations, finished, converged, state.n_draws)
         after = replace(state, iteration=done, elbo=elbo, evaluations=0, change=change)
@@ -141,9 +141,10 @@ class SecondOrder:
 
 
 def _has_few_draws(problem: Problem, state: SecondOrderState, elbo: float) -> tuple[bool, int]:
-    """Whether means at inducing inputs have followed their draws too closely, and more are allowed; and the
-    likelihoods computed to tell. Weights are left alone, whose default fit takes seconds."""
-    if state.n_draws >= MOST_DRAWS or not any(block.joint_curvature for block in problem.posterior.blocks):
+    """Whether means at inducing inputs have followed their draws too closely; and the likelihoods computed
+    to tell. Where they have, and more draws are not allowed, the fit ends without having converged. Weights
+    are left alone, whose default fit takes seconds."""
+    if not any(block.joint_curvature for block in problem.posterior.blocks):
         return False, 0
     generator = torch.Generator()
     generator.set_state(state.generator.get_state())  # as if nothing had been drawn

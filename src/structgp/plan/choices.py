@@ -155,25 +155,6 @@ def check_transition_features(spec: Spec, optimizer: Optimizer, family: Family, 
     raise InputError("structure", problem, f"{remedy}, or use chain() without features")
 
 
-def predictor_of(options: Options, structure: Structure) -> Structure | None:
-    """The structure that answers; None for the chain."""
-    custom = options.structure if isinstance(options.structure, Custom) else None
-    asked: str | Structure = "auto" if custom is None else custom.predict_with
-    if not isinstance(asked, Structure):
-        if asked == "chain" or not structure.has_marginals:
-            return None
-        asked = structure
-    if not asked.has_marginals:
-        problem = f"{type(asked).__name__} offers no marginals"
-        raise InputError("predict_with", problem, "use 'chain', or a structure that does")
-    if type(asked) is Chain:
-        return None
-    if options.constraints not in (None, "auto"):
-        remedy = "use structure=Custom(..., predict_with='chain')"
-        raise InputError("constraints", f"{shown(asked)} does not know them", remedy)
-    return asked
-
-
 def learns_on_bound(options: Options, structure: Structure, blocks: Sequence[Block]) -> bool:
     """Whether the fit itself learns what each feature is worth."""
     if not options.learns_kernel:

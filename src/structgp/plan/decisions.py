@@ -9,7 +9,9 @@ from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
+from structgp.data.batch import by_length, pad
 from structgp.data.examples import Examples
 from structgp.data.schemes import allowed, obeyed_scheme, scheme_of
 from structgp.data.shards import ShardedExamples
@@ -25,6 +27,9 @@ UNKNOWN_THRESHOLD = 1 / 3
 """Least probability of a span where no left-out data tell how good the model is. The best threshold is half
 the F1 that can be reached (``answers.best_spans``): one half for a model that is always right, and too high
 costs more than too low."""
+
+TOKENS_AT_ONCE = 2_000
+"""Most tokens whose labellings are looked for at once."""
 
 
 def declared(options: Options) -> Any:
@@ -49,6 +54,7 @@ def adopt(
         threshold = Choice(UNKNOWN_THRESHOLD, "no left-out data tell how good the model is")
         plan = replace(plan, decode=Choice("f1", "labels are spans"), threshold=threshold)
     if not _is_open(options):
+        _check_possible(plan, examples)
         return replace(plan, constraints=Choice(_shown(options.constraints), ASKED)), examples
     name, reason = None, "the labels are not in a tagging scheme"
     kind = type(plan.structure.value)
@@ -71,6 +77,28 @@ def adopt(
     return plan, examples.under(rules)  # type: ignore[return-value]
 
 
+def _check_possible(plan: Plan, examples: Examples | ShardedExamples) -> None:
+    """InputError for an example some of whose labels are missing, where the rules on templates leave no
+    labelling that agrees with the others."""
+    structure = plan.structure.value
+    if not isinstance(structure, Declared) or structure.rules is None or not isinstance(examples, Examples):
+        return
+    missing = [len(y) if (y < 0).any() else 0 for y in examples.y]
+    for index in by_length(missing, TOKENS_AT_ONCE):
+        given = examples.rows, examples.y, examples.encoder.pad_row, index, None, examples.n_layers
+        batch, split = examples.as_graphs(pad(*given)), examples.split
+        assert split is not None
+        shapes = [mask.shape if k in structure.nodes else () for k, mask in enumerate(batch.masks)]
+        sizes = [(1, *shape, *split.sizes(k)) for k, shape in enumerate(shapes)]
+        scores = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+        known = structure.keep_known(scores, batch.y, batch.layout)
+        possible = structure.has_labelling(known, batch.layout)
+        if not bool(possible.all()):
+            n = index[int((~possible).nonzero()[0, 0])]
+            problem = "no labelling that agrees with its labels obeys the constraints"
+            raise InputError(f"y[{n}]", problem, "correct the labels or the constraints")
+
+
 def decoder_of(
     options: Options, info: Mapping[str, Any], classes: Sequence[str]
 ) -> tuple[str, np.ndarray | None]:
@@ -84,8 +112,13 @@ def decoder_of(
 def _shown(constraints: Any) -> Any:
     """Constraints as a plan names them."""
     if isinstance(constraints, Mapping):
-        (kind, pairs), *_ = constraints.items()
-        return f"{len(pairs)} {kind} pairs"
+        parts = [f"scheme {constraints['scheme']}"] if "scheme" in constraints else []
+        for kind, rules in constraints.items():
+            if isinstance(rules, Mapping):
+                parts += [f"{len(tuples)} {kind} tuples of {name}" for name, tuples in rules.items()]
+            elif kind != "scheme":
+                parts.append(f"{len(rules)} {kind} pairs")
+        return ", ".join(parts)
     return constraints
 
 

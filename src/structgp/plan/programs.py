@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import torch
 
+from structgp.answers.ask import Asked, Model, Question
 from structgp.data.batch import by_length, pad
 from structgp.data.examples import Examples
 from structgp.plan.choices import ASKED, Choice
 from structgp.structures import Spec
 from structgp.structures.graph.choose import MOST_ENTRIES
 from structgp.structures.graph.elimination import entries_of
+
+BRACKETED = 20
+"""Examples that log Z is bracketed on: a second or two."""
 
 TOLD = {
     "exact": "elimination",
@@ -38,6 +42,24 @@ def program_of(spec: Spec, examples: Examples) -> Choice[str]:
     if wide == len(entries):
         return Choice(TOLD["reweighted"], reason)
     return Choice(f"{TOLD['exact']}, or {TOLD['reweighted']}", reason)
+
+
+def bracket_of(model: Model, examples: Examples) -> dict[str, float] | None:
+    """Bounds of log Z from below and above, averaged over some training examples, where the tree-reweighted
+    bound stands in for it; at the posterior mean. None where it is exact, or neither is known."""
+    spec = model.spec
+    if spec.is_chain or spec.has_segments or spec.program in ("exact", "loopy"):
+        return None
+    there = [i for i, rows in enumerate(examples.rows) if len(rows)]
+    some = there[:: max(1, len(there) // BRACKETED)][:BRACKETED]
+    part = examples.part(some)
+    asked, low, high = Asked(model, Question(0), part.rows, part.links), 0.0, 0.0
+    for _, at in asked.potentials():
+        below, above = at.ask("bracket")
+        low, high = low + float(below.sum()), high + float(above.sum())
+    if high - low <= 1e-6 * (1 + abs(high)):
+        return None
+    return {"low": low / len(some), "high": high / len(some), "n_examples": len(some)}
 
 
 def _largest(entries: torch.Tensor) -> int:

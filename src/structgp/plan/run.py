@@ -28,6 +28,7 @@ from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback, History, Watch, make_batches, train
 from structgp.plan.options import Options, fingerprint
+from structgp.plan.programs import bracket_of
 from structgp.plan.resolve import Plan, all_at_once, check_alone
 from structgp.plan.start import Start
 from structgp.structures import Differences
@@ -119,7 +120,10 @@ class Fit:
         if kept is not None and self.together.is_first:
             kept.remove()
         info = {k: v for k, v in log.items() if k != "steps"}
-        return self.model(info | {"version": __version__}), log
+        model = self.model(info | {"version": __version__})
+        if isinstance(self.examples, Examples) and self.examples.split is not None:
+            log["log_z"] = model.info["log_z"] = bracket_of(model, self.examples)
+        return model, log
 
     def train(
         self,

@@ -133,10 +133,10 @@ def _graph_start(options: Options, plan: Plan, examples: Examples, generator: to
     split, templates = examples.split, plan.spec.templates
     assert split is not None
     blocks: dict[str, Any] = {}
-    layers = [
-        start_of(options, plan.of_tokens(), examples.tokens(layer), generator)
-        for layer in range(examples.n_layers)
-    ]
+    layers, alone = [], plan.of_tokens()
+    for layer in range(examples.n_layers):
+        layers.append(start_of(options, alone, examples.tokens(layer), generator))
+        alone = replace(alone, shape=None)  # which was learned on the first layer
     nodes = iter(start.posterior.node for start in layers)
     for k, template in enumerate(templates):
         sizes = split.sizes(k)

@@ -49,7 +49,7 @@ def order_of(findings: Findings) -> list[int]:
 def _wrong(findings: Findings) -> list[float]:
     assert findings.truth is not None
     both = zip(findings.truth.labels, findings.predicted, strict=True)
-    return [float(sum(a != b for a, b in zip(*pair, strict=True))) for pair in pairs]
+    return [float(sum(a != b for a, b in zip(*two, strict=True))) for two in both]
 
 
 # -- images ----------------------------------------------------------------------------------------

@@ -24,13 +24,17 @@ from structgp.structures.semirings import LOG
 from structgp.structures.spec import Spec
 
 
+STEP = 1e-4
+"""Of a score, for differences of marginals: their error is of its square, and of rounding over it."""
+
+
 class Declared(Structure):
     """The structure that a spec declares, over the labellings that ``rules`` allow. Its cost is that of the
     program chosen for each example (``graph.choose``). fitting : True for the likelihood of a fit, which
     needs log Z: where answers are to be sampled, it is summed as if nothing had been asked for."""
 
     ignores_shift = handles_missing = many_templates = True
-    has_marginals = has_decoder = has_n_best = has_local_curvature = True
+    has_marginals = has_decoder = has_n_best = has_local_curvature = has_curvature = True
 
     def __init__(self, spec: Spec, rules: Rules | None = None, fitting: bool = False) -> None:
         self.summed_by = "auto" if fitting and spec.program == "gibbs" else spec.program
@@ -129,6 +133,24 @@ class Declared(Structure):
         *scores, layout = given
         return self.program(layout, scores).log_total(self.gathered(scores, layout), LOG)
 
+    def best_allowed(self, gain: Tensor, layout: GraphLayout) -> Tensor:
+        """(S, B, N) the labelling that the rules allow whose gains (S, B, N, V) have the largest sum."""
+        tables = [gain.new_zeros((len(gain), *tuples.sizes)) for tuples in layout.tuples]
+        if self.rules is not None:
+            templates = [self.spec.templates[k] for k in self.others]
+            gain, tables = self.rules.restrict_graph(gain, tables, templates, layout)
+        program = choose_program(layout, gain.shape[-1], self.summed_by, self.spec.most_entries)
+        return program.decode((gain, *tables))
+
+    def has_labelling(self, scores: Sequence[Tensor], layout: GraphLayout) -> Tensor:
+        """(B,) False where the rules, and scores of -inf, are known to leave no labelling: for certain
+        where the sum over labellings is exact."""
+        if self.summed_by == "gibbs":  # which has no sum
+            return torch.ones(len(layout), dtype=torch.bool)
+        free = [torch.where(x > -torch.inf, 0.0, -torch.inf)[:1] for x in scores]
+        total = self.program(layout, free).log_total(self.gathered(free, layout), LOG)
+        return ~(total[0] == -torch.inf)
+
     def is_exact(self, *given: Any) -> bool:
         """Whether the labellings of all these examples are summed over exactly, from scores and layout."""
         *scores, layout = given
@@ -148,19 +170,60 @@ class Declared(Structure):
         program = self.program(layout, scores)
         return torch.cat([program.entropy(self.gathered(some, layout)) for some in _split(scores, layout)])
 
+    def bracket(self, *given: Any) -> tuple[Tensor, Tensor]:
+        """(S, B) twice: log Z is between them. Equal where the program is exact."""
+        *scores, layout = given
+        return self.program(layout, scores).bracket(self.gathered(scores, layout))
+
     def bends(
-        self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout, bases: Sequence[Tensor | None]
+        self,
+        scores: Sequence[Tensor],
+        y: Tensor,
+        layout: GraphLayout,
+        bases: Sequence[Tensor | None],
+        joint: Sequence[bool] = (),
     ) -> list[Tensor]:
         """Minus the second derivatives of log p in the functions of each template, tuple by tuple, averaged
         over draws: (B, E, R) along the columns of its basis (P, R), (B, E, *sizes) without one; summed over
         tuples where one table serves all of them. With labels missing, what is left is clamped at 0, so
-        that it is concave."""
+        that it is concave. joint : for which node templates those between the nodes of an example are
+        wanted too, (B, R, T, T)."""
         with torch.no_grad():
             found = self._variances(scores, layout, bases)
             if bool(((y < 0) & layout.mask).any()):
                 told = self._variances(self.keep_known(scores, y, layout), layout, bases)
                 found = [a - b for a, b in zip(found, told, strict=True)]
-            return [bend.clamp(min=0) for bend in found]
+            found = [bend.clamp(min=0) for bend in found]
+            for layer, k in enumerate(self.nodes):
+                if any(joint) and joint[k]:
+                    found[k] = self._covariances(scores, y, layout, layer, bases[k])
+            return found
+
+    def _covariances(
+        self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout, layer: int, basis: Tensor | None
+    ) -> Tensor:
+        """(B, R, T, T) of the labels of one layer, averaged over draws: how marginals move with the scores
+        of each node, by differences. Nodes whose label is missing count as flat. Cost: 2 T R times that of
+        the marginals."""
+        k, program = self.nodes[layer], self.program(layout, scores)
+        _, B, T, V = scores[k].shape
+        basis = torch.eye(V).to(scores[k]) if basis is None else basis.to(scores[k])
+        start, R = self._first_label(k, scores), basis.shape[1]
+        found = scores[k].new_zeros((B, R, T, T))
+        for t in range(T):
+            for r in range(R):
+                ends = []
+                for step in (STEP, -STEP):
+                    moved = list(scores)
+                    moved[k] = scores[k].clone()
+                    moved[k][:, :, t] += step * basis[:, r]
+                    p = program.node_marginals(self.gathered(moved, layout))
+                    own = p[:, :, layer * T : (layer + 1) * T, start : start + V]
+                    ends.append((own @ basis[:, r]).mean(0))  # (B, T)
+                found[:, r, t] = (ends[0] - ends[1]) / (2 * STEP)
+        known = ((y >= 0) & layout.mask)[:, layer * T : (layer + 1) * T]
+        both = known[:, None, :, None] & known[:, None, None]
+        return 0.5 * (found + found.mT) * both
 
     def _variances(
         self, scores: Sequence[Tensor], layout: GraphLayout, bases: Sequence[Tensor | None]

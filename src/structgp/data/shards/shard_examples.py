@@ -12,7 +12,8 @@ import torch
 from structgp.data.batch import UNUSED, Batch, by_length
 from structgp.data.encode import entries
 from structgp.data.examples import LabelEncoder, check_obeyed
-from structgp.data.schemes import Allowed, allowed
+from structgp.data.rules import declared_rules
+from structgp.data.schemes import Allowed
 from structgp.data.shards.folder import Shards, part
 
 
@@ -100,7 +101,7 @@ class ShardedExamples:
 
 def read_sharded(shards: Shards, constraints: Any) -> ShardedExamples:
     """The examples of some shards; InputError for labels that the constraints forbid."""
-    rules = None if constraints is None else allowed(constraints, shards.classes)
+    rules = None if constraints is None else declared_rules(constraints, shards.classes)
     if rules is not None:
         check_obeyed(rules, shards.labels(), shards.classes)
     return ShardedExamples(shards, rules)

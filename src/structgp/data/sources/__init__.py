@@ -7,12 +7,22 @@
     for sequence in reader.sequences("new.col"): ...     # one by one, to label
 
 A :class:`ColumnReader` reads columns through a CRF++ or Wapiti template, with numbers and word vectors
-beside them, an :class:`AttributeReader` CRFsuite's labels and attributes."""
+beside them, an :class:`AttributeReader` CRFsuite's labels and attributes, a :class:`JsonReader` JSON lines,
+for graphs, trees, grids and layers as well."""
 
 from structgp.data.sources.attributes import iter_attributes
 from structgp.data.sources.columns import iter_columns, read_columns, write_columns
+from structgp.data.sources.json_lines import iter_json
 from structgp.data.sources.lines import FileSequence, Labelled
-from structgp.data.sources.readers import AttributeReader, ColumnReader, Reader, Stream, from_json, learn
+from structgp.data.sources.readers import (
+    AttributeReader,
+    ColumnReader,
+    JsonReader,
+    Reader,
+    Stream,
+    from_json,
+    learn,
+)
 from structgp.data.sources.templates import Template
 from structgp.data.sources.vectors import Coverage, NumericColumns, WordVectors
 
@@ -21,6 +31,7 @@ __all__ = [
     "ColumnReader",
     "Coverage",
     "FileSequence",
+    "JsonReader",
     "Labelled",
     "NumericColumns",
     "Reader",
@@ -30,6 +41,7 @@ __all__ = [
     "from_json",
     "iter_attributes",
     "iter_columns",
+    "iter_json",
     "learn",
     "read_columns",
     "write_columns",

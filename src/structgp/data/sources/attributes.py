@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from structgp.data.sources.lines import FileSequence, Source, iter_sequences, name_of, parse_number
 from structgp.errors import InputError
@@ -54,6 +55,29 @@ def format_attributes(labels: Sequence[str], tokens: Sequence[Mapping[str, float
         fields = [_escaped(name) + ("" if value == 1.0 else f":{value!r}") for name, value in token.items()]
         lines.append("\t".join([_escaped(label), *fields]) + "\n")
     return "".join(lines)
+
+
+def named(token: Mapping[str, float], keys: Sequence[str]) -> dict[str, Any]:
+    """A token with the first attribute ``key=value`` of each key as a string: ``{key: value}``.
+
+    >>> named({"w=two": 1.0, "length": 3.0}, ["w"])
+    {'w': 'two', 'length': 3.0}
+    """
+    found: dict[str, Any] = {}
+    for name, number in token.items():
+        key, equals, value = name.partition("=")
+        if equals and key in keys and key not in token and key not in found and number == 1.0:
+            found[key] = value
+        else:
+            found[name] = number
+    return found
+
+
+def unnamed(token: Mapping[str, Any]) -> dict[str, float]:
+    """The attributes that ``named`` was given."""
+    return {
+        f"{k}={v}" if isinstance(v, str) else k: 1.0 if isinstance(v, str) else v for k, v in token.items()
+    }
 
 
 def _escaped(name: str) -> str:

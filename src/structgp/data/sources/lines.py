@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeVar
 
 from structgp.data.arrays import LARGEST
@@ -38,12 +38,12 @@ class FileSequence:
 
     cells : its columns as written, the label included (CRFsuite's files: no cells); tokens : its features;
     words : the text to show for each token; labels : as written, None if the file has no labels;
-    name, line : where it starts."""
+    name, line : where it starts. Examples of JSON lines may be graphs and grids, with labels to match."""
 
     cells: Sequence[Sequence[str]]
-    tokens: list[Any]
+    tokens: Any
     words: list[str]
-    labels: list[str] | None
+    labels: Any
     name: str
     line: int
 
@@ -51,11 +51,12 @@ class FileSequence:
 @dataclass(frozen=True)
 class Labelled:
     """A labelled file, ready to fit or score. X : the tokens of each sequence; y : their labels, None
-    where a label is missing."""
+    where a label is missing; lines : where each sequence starts."""
 
     name: str
     X: list[Any]
-    y: list[list[str | None]]
+    y: list[Any]
+    lines: list[int] = field(default_factory=list)
 
 
 def iter_sequences(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
 
-from structgp.data.sources.attributes import format_attributes, iter_attributes
+from structgp.data.sources.attributes import format_attributes, iter_attributes, named, unnamed
 from structgp.data.sources.columns import ColumnFile, format_sequence, iter_columns
+from structgp.data.sources.json_lines import FORMS, format_json, iter_json
 from structgp.data.sources.lines import FileSequence, Labelled, Source, digest_of_file, name_of, read_all
 from structgp.data.sources.templates import Template, columns_that_exist
 from structgp.data.sources.vectors import ColumnVectors, Coverage, NumericColumns, WordVectors
@@ -22,6 +23,7 @@ from structgp.errors import InputError
 Path = str | os.PathLike[str]
 Input = Source | ColumnFile
 Labels = list[str | None]
+FORMATS = ("columns", "crfsuite", "jsonl")
 
 
 class Reader(ABC):
@@ -60,18 +62,26 @@ class Reader(ABC):
         """How many tokens of a sequence have a word vector, None for a reader without word vectors."""
         return None if self.vectors is None else self.vectors.coverage_of(sequence.cells)
 
+    def labels_of(self, found: FileSequence) -> Any:
+        """The labels of a sequence, None where one is missing; InputError if it has none."""
+        if found.labels is None:
+            raise InputError(
+                f"{found.name}:{found.line}", "no label column", "add the label as last column"
+            )
+        return [None if y == self.missing else y for y in found.labels]
+
     def labelled(self, source: Input, encoding: str, name: str) -> Iterator[tuple[list[Any], Labels]]:
         """Tokens and labels (None if missing) of each sequence; InputError for a file without labels."""
         for found in self.sequences(source, encoding=encoding, name=name):
-            if found.labels is None:
-                raise InputError(f"{name}:{found.line}", "no label column", "add the label as last column")
-            yield found.tokens, [None if y == self.missing else y for y in found.labels]
+            yield found.tokens, self.labels_of(found)
 
     def read(self, source: Input, *, encoding: str = "utf-8", name: str | None = None) -> Labelled:
         """Read a whole labelled file."""
         name = name_of(source) if name is None else name
-        X, y = zip(*read_all(self.labelled(source, encoding, name), name), strict=True)
-        return Labelled(name, list(X), list(y))
+        found = self.sequences(source, encoding=encoding, name=name)
+        parts = read_all(((s.tokens, self.labels_of(s), s.line) for s in found), name)
+        X, y, lines = zip(*parts, strict=True)
+        return Labelled(name, list(X), list(y), list(lines))
 
     def stream(self, path: str | os.PathLike[str], encoding: str = "utf-8") -> Stream:
         """A labelled file as :func:`structgp.data.shards.write` takes it, never held whole."""
@@ -171,22 +181,55 @@ class ColumnReader(Reader):
 
 @dataclass(frozen=True)
 class AttributeReader(Reader):
-    """Reads CRFsuite's files: a label and attributes on each line. Tokens are dicts from name to value."""
+    """Reads CRFsuite's files: a label and attributes on each line. Tokens are dicts from name to value.
+
+    keys : features that a structure names; attributes ``key=value`` of these become strings, ``{key:
+    value}``."""
 
     missing: str | None = None
+    keys: tuple[str, ...] = ()
 
     format: ClassVar[str] = "crfsuite"
 
     def sequences(
         self, source: Any, *, encoding: str = "utf-8", name: str | None = None
     ) -> Iterator[FileSequence]:
-        return iter_attributes(source, encoding=encoding, name=name)
+        for found in iter_attributes(source, encoding=encoding, name=name):
+            yield replace(found, tokens=[named(t, self.keys) for t in found.tokens]) if self.keys else found
 
     def with_labels(self, sequence: FileSequence, labels: Sequence[str]) -> str:
-        return format_attributes(labels, sequence.tokens)
+        return format_attributes(labels, [unnamed(token) for token in sequence.tokens])
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": self.format, "missing": self.missing}
+        return {"format": self.format, "missing": self.missing, "keys": list(self.keys)}
+
+
+@dataclass(frozen=True)
+class JsonReader(Reader):
+    """Reads JSON lines (``json_lines``): sequences, trees, graphs and grids. form : which of these, None to
+    tell by the keys of each line."""
+
+    form: str | None = None
+
+    format: ClassVar[str] = "jsonl"
+    missing: ClassVar[str | None] = None  # type: ignore[misc]
+
+    def sequences(
+        self, source: Any, *, encoding: str = "utf-8", name: str | None = None
+    ) -> Iterator[FileSequence]:
+        return iter_json(source, self.form, encoding=encoding, name=name)
+
+    def labels_of(self, found: FileSequence) -> Any:
+        if found.labels is None:
+            problem, remedy = "no 'labels'", 'add "labels": [...], null for those that are missing'
+            raise InputError(f"{found.name}:{found.line}", problem, remedy)
+        return found.labels
+
+    def with_labels(self, sequence: Any, labels: Any) -> str:
+        return format_json(sequence.given, labels=labels)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": self.format, "form": self.form}
 
 
 def learn(
@@ -200,6 +243,8 @@ def learn(
     vector_column: int | None = None,
     missing: str | None = None,
     transitions: bool = True,
+    keys: Sequence[str] = (),
+    form: str | None = None,
     encoding: str = "utf-8",
 ) -> Reader:
     """The reader for a training file, and for all files like it.
@@ -210,12 +255,15 @@ def learn(
     ----------
     train : the labelled file, as :func:`iter_columns` takes it, or what :func:`read_columns` has read.
     template : of column files, a template or the path of one.
-    format : 'columns', or 'crfsuite' for labels and attributes, which need no template.
+    format : 'columns'; 'crfsuite' for labels and attributes, or 'jsonl' for JSON lines, which need no
+        template.
     dialect : of the template's file, 'crf++' (default) or 'wapiti'.
     numeric : columns of numbers, counted from 0; they are standardised.
     vectors, vector_column : path of word vectors (:class:`WordVectors`), and the column of the words (0).
     missing : the text in the label column of a token without a label.
     transitions : whether the last columns of tokens are the features of the template's bigrams.
+    keys : of CRFsuite's files, names before '=' in attributes that a structure refers to.
+    form : of JSON lines, 'sequence', 'tree', 'graph' or 'grid' (``spec.form``); None to tell by each line.
 
     Example
     -------
@@ -230,39 +278,66 @@ def learn(
     ``StructuredGPClassifier(features="columns").fit(data.X, data.y)`` is a model of them, and
     ``model.save(path, reader.to_json())`` keeps the reader, which :func:`from_json` gives back."""
     given = {"template": template, "dialect": dialect, "numeric": numeric, "vectors": vectors}
-    _check_arguments(format, **given, vector_column=vector_column)
+    _check_arguments(format, **given, vector_column=vector_column, missing=missing, keys=keys, form=form)
     if format == "crfsuite":
-        return AttributeReader(missing)
+        return AttributeReader(missing, tuple(keys))
+    if format == "jsonl":
+        return JsonReader(form)
     if not isinstance(template, Template):
         assert template is not None
         template = Template.read(template, encoding=encoding, dialect=dialect or "crf++")
+    numbers, words, n_columns = _beside(train, template, numeric, vectors, vector_column or 0, encoding)
+    return ColumnReader(template, n_columns, numbers, words, missing, transitions)
+
+
+def _beside(
+    train: Input,
+    template: Template,
+    numeric: Sequence[int],
+    vectors: Path | None,
+    column: int,
+    encoding: str,
+) -> tuple[NumericColumns | None, ColumnVectors | None, int]:
+    """Numbers and word vectors beside the template's features, and the number of columns."""
     name = name_of(train)
     n_columns = _feature_columns(train, template, encoding, name)
     numbers, words = None, None
     if numeric:
-        for column in numeric:
-            _check_column(column, "numeric", n_columns, name)
+        for number in numeric:
+            _check_column(number, "numeric", n_columns, name)
         numbers = NumericColumns.learn(numeric, iter_columns(train, encoding=encoding), name)
     if vectors is not None:
-        column = vector_column or 0
         _check_column(column, "vector_column", n_columns, name)
         in_column = [row[column] for s in iter_columns(train, encoding=encoding) for row in s.rows]
         words = ColumnVectors.learn(WordVectors(vectors, encoding=encoding), column, in_column)
-    return ColumnReader(template, n_columns, numbers, words, missing, transitions)
+    return numbers, words, n_columns
 
 
 def _check_arguments(format: str, **given: Any) -> None:
     """InputError for arguments that do not go together."""
-    if format not in ("columns", "crfsuite"):
-        raise InputError("format", f"{format!r} is not known", "use 'columns' or 'crfsuite'")
+    if format not in FORMATS:
+        raise InputError("format", f"{format!r} is not known", f"use one of {', '.join(FORMATS)}")
+    if given["form"] not in (None, *FORMS):
+        raise InputError("form", f"{given['form']!r} is not known", f"use one of {', '.join(FORMS)}")
     if format == "columns" and given["template"] is None:
-        raise InputError("template", "missing", "give one, or format='crfsuite' for attributes")
+        remedy = "give one, or format='crfsuite' for attributes, 'jsonl' for JSON lines"
+        raise InputError("template", "missing", remedy)
     if given.pop("vector_column") is not None and given["vectors"] is None:
         raise InputError("vector_column", "no word vectors", "give them with vectors=")
+    others = {"keys": "crfsuite", "form": "jsonl"}
     for name, value in given.items():
-        if format == "crfsuite" and value:
+        if not value or name == "missing":
+            continue
+        if name in others and others[name] != format:
+            raise InputError(name, f"is for the format {others[name]!r}", "leave it out")
+        if name not in others and format == "crfsuite":
             problem = "is for column files; CRFsuite's files have attributes"
             raise InputError(name, problem, "leave it out, and write numbers as name:value")
+        if name not in others and format == "jsonl":
+            problem = "is for column files; JSON lines have features"
+            raise InputError(name, problem, "leave it out, and write numbers and vectors into the tokens")
+    if given["missing"] is not None and format == "jsonl":
+        raise InputError("missing", "is for other files; JSON lines have null", "leave it out")
 
 
 def _feature_columns(train: Input, template: Template, encoding: str, name: str) -> int:
@@ -299,7 +374,9 @@ def from_json(state: Mapping[str, Any], model: str = "model", vectors: Path | No
     if vectors is not None and "vectors" not in state:
         raise InputError("vectors", f"{model} was trained without word vectors", "leave it out")
     if state.get("format") == "crfsuite":
-        return AttributeReader(state.get("missing"))
+        return AttributeReader(state.get("missing"), tuple(state.get("keys", ())))
+    if state.get("format") == "jsonl":
+        return JsonReader(state.get("form"))
     if "template" not in state:
         problem = "a model without a feature template, saved from Python"
         raise InputError(model, problem, "use it from Python, or train one with 'structgp train'")

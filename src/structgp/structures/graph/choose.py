@@ -94,6 +94,9 @@ class Mixed(GraphProgram):
     def node_marginals(self, scores: Scores) -> Tensor:
         return self._join(lambda program, some: program.node_marginals(some), scores)
 
+    def bracket(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        return self._join(lambda program, some: program.bracket(some), scores)
+
     def decode(self, scores: Scores) -> Tensor:
         return self._join(lambda program, some: program.decode(some), scores)
 

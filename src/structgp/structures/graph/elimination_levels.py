@@ -1,8 +1,7 @@
 """The schedule of elimination as index tensors, level by level, for torch operations on any device.
 
-All tables of a level with the same number n of labels are one step: their R rows one after the other. What is
-added up is kept by rows, so that index tensors have one number for n table entries.
-"""
+All tables of a level with the same number n of labels are one step: their R rows one after the other. What
+is added up is kept by rows, so that index tensors have one number for n table entries."""
 
 from __future__ import annotations
 
@@ -108,7 +107,8 @@ def _step(s: Schedule, cliques: np.ndarray, message: np.ndarray, labels: list[Te
         i, row = _runs(np.zeros(len(p), np.int64), n_rows[c])
         mapped = s.row_maps[s.parts.row_map[p][i] + np.where(s.parts.is_own[p][i], 0, row)]
         found = base[which][i] + mapped, s.parts.stride[p][i], first_row[c][i] + row
-        return Rows(*(torch.from_numpy(x).to(here.device) for x in found), here)
+        begin, stride, to = (torch.from_numpy(x).to(here.device) for x in found)
+        return Rows(begin, stride, to, here)
 
     sent = is_message.nonzero()[0]
     sent = sent[np.argsort(slot[sent], kind="stable")]

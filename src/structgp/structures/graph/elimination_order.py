@@ -1,10 +1,11 @@
 """In which order the variables of a batch of factor graphs are eliminated, and what that costs.
 
 To eliminate a variable is to sum over its labels in a table that it shares with its neighbours, who are
-then neighbours of one another. The variable and those neighbours are its clique, the neighbours its separator.
-Variables with at most one neighbour go first, all of the batch at once, round by round: a forest is done by
-then, with as many rounds as it is deep. What is left of an example, its core, goes one variable at a time,
-the one first whose neighbours need the fewest new links, and among those the one with the smallest table.
+then neighbours of one another. The variable and those neighbours are its clique, the neighbours its
+separator. Variables with at most one neighbour go first, all of the batch at once, round by round: a
+forest is done by then, with as many rounds as it is deep. What is left of an example, its core, goes one
+variable at a time, the one first whose neighbours need the fewest new links, and among those the one with
+the smallest table.
 
 Letters: B examples, N variables of an example (padded), M variables of the batch that are real. A variable
 of the batch is b N + n.

@@ -1,11 +1,12 @@
 """Elimination level by level, as torch operations: any semiring, any device, and any scores.
 
-In each step scores and messages are gathered and added up to tables, and the sums of their rows are the next
-messages. Nothing of it waits for the device. The backward pass builds each table again rather than keep it.
+In each step scores and messages are gathered and added up to tables, and the sums of their rows are the
+next messages. Nothing of it waits for the device. The backward pass builds each table again rather than
+keep it.
 
-Letters: S draws, B examples, L scores of an example, R rows and n labels of a step. Draws come last, so that
-what is gathered are runs of S numbers. Messages are (M, S) elements of the semiring; with KMax (k, M, S).
-"""
+Letters: S draws, B examples, L scores of an example, R rows and n labels of a step. Draws come last, so
+that what is gathered are runs of S numbers. Messages are (M, S) elements of the semiring; with KMax (k, M,
+S)."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from structgp.structures.graph.elimination_schedule import Schedule
 from structgp.structures.semirings import LOG, KMax, Semiring
 
 NUMBERS_AT_ONCE = 1 << 25
-"""Numbers of all draws that a step may gather: beyond it, some draws at a time. A step needs memory for up to
-four times as many, 1 GiB."""
+"""Numbers of all draws that a step may gather: beyond it, some draws at a time. A step needs memory for up
+to four times as many, 1 GiB."""
 
 
 def total_by_steps(scores: Tensor, schedule: Schedule, semiring: Semiring) -> Tensor:

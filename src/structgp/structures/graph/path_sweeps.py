@@ -22,12 +22,14 @@ import torch
 from torch import Tensor
 
 from structgp.structures.graph.cover import FLOOR, Solution, factors_of, is_shared
+from structgp.structures.graph.edge_rows import label_ranges
 from structgp.structures.graph.forests import levels
-from structgp.structures.graph.layout import GraphLayout, Tuples
+from structgp.structures.graph.layout import GraphLayout
 from structgp.structures.program import Scores
 
-WORTH_COMPILING = 50_000
-"""S B N V^2 from which compiled loops are used, as for chains."""
+WORTH_COMPILING = 10_000
+"""S B N V^2 from which compiled loops are used: tiny problems never wait for numba to start. Less than for
+chains, since there are many sweeps."""
 
 
 @dataclass(frozen=True)
@@ -123,18 +125,18 @@ class PathCover:
         found = torch.where(plan.flip[:, None, None], found.mT, found)
         return found.mul_(plan.scale[:, None, None].to(found))
 
-    def table_slopes(self, pair: Tensor, tables: Scores) -> tuple[Tensor, ...]:
+    def table_slopes(self, joint: Tensor, tables: Scores) -> tuple[Tensor, ...]:
         """From gradients in the unscaled table of each edge (S, M, V, V), earlier variable first, those in
         the tables: by tuple, or by example for a shared one."""
-        plan, S, slopes = self.plan, len(pair), []
-        pair = torch.where(plan.flip[:, None, None], pair.mT, pair)
+        plan, S, slopes = self.plan, len(joint), []
+        joint = torch.where(plan.flip[:, None, None], joint.mT, joint)
         for at, t, g in zip(self._of_template, self.layout.tuples, tables, strict=True):
             (B, E), shared = t.mask.shape, is_shared(g, t)
-            found = pair.new_zeros((S, B if shared else B * E, *t.sizes))
+            found = joint.new_zeros((S, B if shared else B * E, *t.sizes))
             if len(at):
                 rows, columns = label_ranges(t)
                 place = plan.place[at] // E if shared else plan.place[at]
-                found.index_add_(1, place, pair[:, at, rows, columns])
+                found.index_add_(1, place, joint[:, at, rows, columns])
             slopes.append(found if shared else found.view(S, B, E, *t.sizes))
         return tuple(slopes)
 
@@ -189,7 +191,7 @@ class PathSweeps:
         return Solution(
             total.sum(-1).view(S, B, N).sum(-1),
             (p * self.weight).sum(2).view(S, B, N, V),
-            cover.table_slopes(self._pairs(), tables),
+            cover.table_slopes(self._joints(), tables),
             torch.where(self.f > -torch.inf, self.h - self.f, 0),
             done,
             self.gap.view(S, B, N).amax(-1),
@@ -223,11 +225,11 @@ class PathSweeps:
         total = x.logsumexp(-1, keepdim=True)
         return x - total.masked_fill(total == -torch.inf, 0)
 
-    def _pairs(self) -> Tensor:
+    def _joints(self) -> Tensor:
         """(S, M, V, V) gradients in the unscaled tables: means of marginals over the forests that have the
         edge."""
         plan, (S, _, K, V) = self.plan, self.h.shape
-        pair = self.h.new_zeros((S, len(plan.ends), V, V))
+        joint = self.h.new_zeros((S, len(plan.ends), V, V))
         for k in range(K):
             v = (plan.into[:, k] >= 0).nonzero()[:, 0]
             edge = plan.into[v, k]
@@ -235,13 +237,8 @@ class PathSweeps:
             x = self.tables[:, edge] + before + (self.h + self.beta)[:, v, k, None]
             total = x.flatten(2).logsumexp(-1)[..., None, None]
             x = (x - total.masked_fill(total == -torch.inf, 0)).exp()
-            pair[:, edge] += x * (plan.scale[edge].to(x) * self.weight[v, k, 0])[:, None, None]
-        return pair
-
-
-def label_ranges(tuples: Tuples) -> list[slice]:
-    """For each place of a tuple, its labels among all V."""
-    return [slice(first, first + n) for first, n in zip(tuples.first, tuples.sizes, strict=True)]
+            joint[:, edge] += x * (plan.scale[edge].to(x) * self.weight[v, k, 0])[:, None, None]
+        return joint
 
 
 def centred(x: Tensor, weight: Tensor) -> Tensor:

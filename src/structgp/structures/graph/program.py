@@ -52,6 +52,11 @@ class GraphProgram(Program):
         parts = zip(scores[1:], self.layout.tuples, strict=True)
         return self._gradients([scores[0], *(by_tuple(g, t) for g, t in parts)], LOG)
 
+    def bracket(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        """(S, B) bounds of log Z from below and from above."""
+        log_z = self.log_total(scores, LOG)
+        return log_z, log_z
+
     def _entropy(self, scores: Scores) -> Tensor:
         total = self.log_total(scores, LOG)
         for x, p in zip(scores, self.slopes(scores), strict=True):

@@ -81,9 +81,14 @@ class Segments(Structure):
         return node, both / torch.where(before > 0, before, 1)
 
     def bends(
-        self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout, bases: Sequence[Tensor | None]
+        self,
+        scores: Sequence[Tensor],
+        y: Tensor,
+        layout: GraphLayout,
+        bases: Sequence[Tensor | None],
+        joint: Sequence[bool] = (),
     ) -> list[Tensor]:
-        """As ``Declared.bends``."""
+        """As ``Declared.bends``, without curvature between nodes."""
         basis = None if bases[0] is None else bases[0].to(scores[0])
         found = self.local_curvature(*scores, y, layout.mask, basis)
         return [found.node, found.next, found.length]
