@@ -48,7 +48,7 @@ def bracket_of(model: Model, examples: Examples) -> dict[str, float] | None:
     """Bounds of log Z from below and above, averaged over some training examples, where the tree-reweighted
     bound stands in for it; at the posterior mean. None where it is exact, or neither is known."""
     spec = model.spec
-    if spec.is_chain or spec.has_segments or spec.program in ("exact", "loopy"):
+    if spec.is_chain or spec.has_segments or spec.program in ("exact", "loopy", "gibbs"):
         return None
     there = [i for i, rows in enumerate(examples.rows) if len(rows)]
     some = there[:: max(1, len(there) // BRACKETED)][:BRACKETED]
