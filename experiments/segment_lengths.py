@@ -58,7 +58,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     options = parser.parse_args()
     print(
-        f"{'task':<10} {'seed':>4} {'structure':<14} {'token NLL':>9} {'seq. NLL':>9} {'error':>6} {'F1':>6} {'CPU s':>6}"
+        f"{'task':<10} {'seed':>4} {'structure':<14} {'token NLL':>9} {'seq. NLL':>9} {'error':>6} "
+        f"{'F1':>6} {'CPU s':>6}"
     )
     for task in options.task:
         make, longest = TASKS[task]

@@ -37,13 +37,15 @@ def draw(
     drop = 26 if arcs else 0
     at = [(x, y + drop) for x, y in at]
     width, height = max(x for x, _ in at) + EDGE, max(y for _, y in at) + EDGE + (16 if words else 0)
-    found = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">', STYLE]
+    found = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">',
+        STYLE,
+    ]
     for a, b in boxes:
         (x, y), (x2, _) = at[a], at[b]
         r = RADIUS + 6
-        found.append(
-            f'<rect class="box" x="{x - r}" y="{y - r}" width="{x2 - x + 2 * r}" height="{2 * r}" rx="{r}"/>'
-        )
+        size = f'width="{x2 - x + 2 * r}" height="{2 * r}"'
+        found.append(f'<rect class="box" x="{x - r}" y="{y - r}" {size} rx="{r}"/>')
     for kind, links in (("", lines), ("more", more)):
         for a, b in links:
             (x, y), (x2, y2) = at[a], at[b]

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from structgp.api.describe import describe
     from structgp.api.estimator import StructuredGPClassifier, load
     from structgp.api.explain import explain
+    from structgp.data.graphs import Graph
     from structgp.evaluation import metrics
     from structgp.inference import Adam, Minibatch, Natural, SecondOrder
     from structgp.plan.options import Inducing, Mixture, Prior, Weights
-    from structgp.data.graphs import Graph
     from structgp.structures import (
         Custom,
         Spec,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import functools
+import math
 import signal
 import subprocess
 import sys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from structgp.structures.graph.layout import GraphLayout, Tuples
+from structgp.data.layout import GraphLayout, Tuples
 
 
 def batch_of(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from structgp.data.layout import GraphLayout, Tuples
 from structgp.errors import InputError
 from structgp.structures.graph import (
     elimination,
@@ -19,8 +20,7 @@ from structgp.structures.graph import (
     elimination_steps,
 )
 from structgp.structures.graph.elimination import Elimination, cost, entries_of
-from structgp.structures.graph.layout import GraphLayout, Tuples
-from structgp.structures.graph.program import Enumeration
+from structgp.structures.graph.factor_graph import Enumeration
 from structgp.structures.linear_chain.chain import ChainProgram
 from structgp.structures.program import Layout, Scores
 from structgp.structures.semirings import LOG, MAX, Semiring

@@ -7,8 +7,8 @@ import torch
 from tests.structures.graphs import batch_of, grid_edges, random_scores
 
 from structgp.errors import InputError
+from structgp.structures.graph.factor_graph import Enumeration
 from structgp.structures.graph.gibbs import Gibbs
-from structgp.structures.graph.program import Enumeration
 from structgp.structures.semirings import LOG
 
 

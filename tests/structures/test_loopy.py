@@ -7,8 +7,8 @@ import torch
 from tests.structures.graphs import batch_of, grid, random_scores
 
 from structgp.errors import InputError, StructgpWarning
+from structgp.structures.graph.factor_graph import Enumeration
 from structgp.structures.graph.loopy import Loopy
-from structgp.structures.graph.program import Enumeration
 from structgp.structures.semirings import LOG, MAX
 
 CLOSE = {"atol": 1e-8, "rtol": 1e-8}

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.structures.graphs import batch_of, grid, grid_edges, random_graph, random_scores
 from torch import Tensor
 
+from structgp.data.layout import GraphLayout
 from structgp.errors import InputError
 from structgp.structures.graph import path_sweeps, tree_steps
 from structgp.structures.graph.cover import Solution
+from structgp.structures.graph.factor_graph import Enumeration
 from structgp.structures.graph.forests import cover_by_paths, cover_by_trees, induced_forests, induced_trees
-from structgp.structures.graph.layout import GraphLayout
 from structgp.structures.graph.path_sweeps import PathCover
-from structgp.structures.graph.program import Enumeration
 from structgp.structures.graph.reweighted import Reweighted
 from structgp.structures.graph.tree_steps import TreeCover
 from structgp.structures.semirings import LOG, MAX

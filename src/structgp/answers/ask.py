@@ -190,10 +190,9 @@ class Asked:
 
     def some(self, index: Sequence[int]) -> Asked:
         """Some of the examples, in this order."""
-        lists = (self.rows, self.links, self.shapes)
-        return Asked(
-            self.model, self.question, *(None if x is None else [x[i] for i in index] for x in lists)
-        )  # type: ignore[arg-type]
+        links = None if self.links is None else [self.links[i] for i in index]
+        shapes = None if self.shapes is None else [self.shapes[i] for i in index]
+        return Asked(self.model, self.question, [self.rows[i] for i in index], links, shapes)
 
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
@@ -458,8 +457,8 @@ class Asked:
         return encoded
 
     def shaped(self, values: Sequence[Any]) -> list[Any]:
-        """Values of the variables of each example, in the shape of the example: (H, W) for a grid, a dict by
-        layer where there are several."""
+        """Values of the variables of each example, in the shape of the example: (H, W) for a grid, a dict
+        by layer where there are several."""
         if self.shapes is None:
             return list(values)
         layers, whole = self.model.spec.layers, self.model.labels.integers

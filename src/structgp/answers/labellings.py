@@ -118,9 +118,7 @@ def _lists_best(at: Potentials) -> bool:
 def _averaged(at: Potentials, labels: Tensor) -> Tensor:
     """(C,) log-probabilities, averaged over draws, of labellings (C, T) of the only sequence, some at a
     time."""
-    values = []
-    for some in labels.split(draws_at_once(at.f[None])):
-        values.append(at.times(len(some)).log_prob(some))
+    values = [at.times(len(some)).log_prob(some) for some in labels.split(draws_at_once(at.f[None]))]
     return torch.logsumexp(torch.cat(values, 1) + at.share.log(), 0)
 
 

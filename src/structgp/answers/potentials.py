@@ -70,11 +70,12 @@ def mean(posterior: Posterior) -> Draws:
 
 @dataclass(frozen=True)
 class Potentials:
-    """likelihood : that answers, before anything is known. scores : of each template, as the structure takes
-    them; those of nodes come first, (S, B, T, V), -inf at labels that are known not to be; then (S,
+    """likelihood : that answers, before anything is known. scores : of each template, as the structure
+    takes them; those of nodes come first, (S, B, T, V), -inf at labels that are known not to be; then (S,
     *labels), or (S, B, E, *labels). layout : of the examples, the mask (B, T) of sequences or the layout of
-    graphs. share : (S, B), how much each draw counts, which sums to 1 over draws. known : (B, T) labels that
-    are known, negative where none is, for a likelihood that cannot read them off the scores; else None."""
+    graphs. share : (S, B), how much each draw counts, which sums to 1 over draws. known : (B, T) labels
+    that are known, negative where none is, for a likelihood that cannot read them off the scores; else
+    None."""
 
     likelihood: Structure
     scores: tuple[Tensor, ...]

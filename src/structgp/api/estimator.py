@@ -119,11 +119,11 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         a weight, by template), 'function_scales', 'effective_parameters', 'kl_inducing', 'kl_transitions',
         'length_scales' (of the kernel on dense features, in the units of the columns: one number where all
         columns share one after scaling, else a list), 'shape' (how it was learned: 'bound', 'regression'),
-        'amplitude_factor', 'transition_sd', 'template_sds' (prior sd of a score, by template but the nodes),
-        'n_inducing', 'inducing_residual', 'evaluations', 'seconds',
-        'log_z' for structures beyond the chain (bounds of it from below and above, 'low' and 'high', where
-        the tree-reweighted one stands in for it, else None), 'dev' if dev data was passed, and 'vectors' in a model from a file that was trained with word
-        vectors (numbers of training tokens with and without one).
+        'amplitude_factor', 'transition_sd', 'template_sds' (prior sd of a score, by template but the
+        nodes), 'n_inducing', 'inducing_residual', 'evaluations', 'seconds', 'log_z' for structures beyond
+        the chain (bounds of it from below and above, 'low' and 'high', where the tree-reweighted one stands
+        in for it, else None), 'dev' if dev data was passed, and 'vectors' in a model from a file that was
+        trained with word vectors (numbers of training tokens with and without one).
     model_ : the fitted :class:`structgp.answers.ask.Model`.
 
     Notes

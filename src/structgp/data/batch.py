@@ -19,8 +19,8 @@ UNUSED = (-1.0, 0.0)
 
 @dataclass(frozen=True)
 class GraphRows:
-    """What a batch of graphs has beside its nodes. layout : a ``data.layout.GraphLayout``. rows, masks : for
-    each template, the features of its tuples, None where they have none, and which of them exist."""
+    """What a batch of graphs has beside its nodes. layout : a ``data.layout.GraphLayout``. rows, masks :
+    for each template, the features of its tuples, None where they have none, and which of them exist."""
 
     layout: Any
     rows: tuple[Tensor | None, ...]
@@ -87,8 +87,8 @@ def pad(
     layers: int = 1,
 ) -> Batch:
     """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,); None if all are missing)
-    as one batch, with their ``weights`` (N,). layers : labels per token; those of one layer come after those
-    of the other.
+    as one batch, with their ``weights`` (N,). layers : labels per token; those of one layer come after
+    those of the other.
 
     pad_row : the row at padded positions, up to the sparse block. That block is filled up with unused
     entries, there and in narrower rows."""
@@ -97,7 +97,7 @@ def pad(
     width = max(rows[i].shape[1] for i in index)
     unused = np.tile(UNUSED, (width - len(pad_row)) // 2)
     x = np.tile(np.concatenate([pad_row, unused]), (B, T, 1))
-    y = np.zeros((B, layers, T), dtype=np.int64)
+    y: np.ndarray = np.zeros((B, layers, T), dtype=np.int64)
     for b, i in enumerate(index):
         x[b, : lengths[b], : rows[i].shape[1]] = rows[i]
         y[b, :, : lengths[b]] = MISSING if labels is None else labels[i].reshape(layers, -1)
@@ -106,7 +106,7 @@ def pad(
     tensors = [torch.from_numpy(a) for a in (x, y, mask, np.array(index, dtype=np.int64))]
     if weights is not None:
         tensors.append(torch.from_numpy(weights[list(index)]))
-    return Batch(*tensors)
+    return Batch(*tensors)  # type: ignore[arg-type]
 
 
 def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

@@ -148,7 +148,8 @@ class Examples:
 
     def as_graphs(self, batch: Batch) -> Batch:
         """The batch of nodes as one of whole examples."""
-        assert self.split is not None and self.links is not None
+        assert self.split is not None
+        assert self.links is not None
         return self.split(batch, self.rows, self.links)
 
     @property

@@ -42,8 +42,8 @@ class Shape:
     size: tuple[int, int] | None = None
 
     def fold(self, values: Any, integers: bool = False) -> Any:
-        """Values of the nodes, (N, ...) or a list of N, in the shape of the example. Labels of a grid become
-        an array (H, W), of numbers where they were given as such (``integers``)."""
+        """Values of the nodes, (N, ...) or a list of N, in the shape of the example. Labels of a grid
+        become an array (H, W), of numbers where they were given as such (``integers``)."""
         if self.size is None:
             return values
         H, W = self.size
@@ -112,7 +112,7 @@ def flat_labels(y: Any, shape: Shape, place: str) -> list[Any]:
     """The labels of all nodes, in order, of an example of that shape."""
     if shape.size is None:
         if isinstance(y, str | Mapping) or not hasattr(y, "__len__"):
-            return y  # type: ignore[return-value]  # an error that is named later
+            return y  # an error that is named later
         return y if isinstance(y, list) else list(y)
     H, W = shape.size
     found: Any = y
@@ -178,7 +178,8 @@ def _check_forest(parents: np.ndarray, place: str) -> None:
 
 
 def edges_of(graph: Graph | None, name: str, labels: int, n: int, place: str) -> np.ndarray:
-    """(E, labels) the tuples that an example brings under a name, checked; none where it has no such name."""
+    """(E, labels) the tuples that an example brings under a name, checked; none where it has no such
+    name."""
     given = None if graph is None else graph.edges.get(name)
     place = f"{place}.edges[{name!r}]"
     if given is None:

@@ -44,9 +44,9 @@ class Allowed:
     def from_json(state: Mapping[str, Any] | None) -> Allowed | None:
         if state is None:
             return None
-        found = (np.array(state[name], dtype=bool) for name in ("follows", "starts", "ends"))
+        follows, starts, ends = (np.array(state[n], dtype=bool) for n in ("follows", "starts", "ends"))
         more = {name: np.array(table, dtype=bool) for name, table in state.get("more", {}).items()}
-        return Allowed(*found, more)
+        return Allowed(follows, starts, ends, more)
 
     def breaks(self, labels: Sequence[int]) -> int | None:
         """The first position whose label is forbidden after the label before it, at the start or at the

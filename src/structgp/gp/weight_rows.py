@@ -5,6 +5,7 @@ Letters as in ``gp.block``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,9 +47,12 @@ def _multiplier(x: scipy.sparse.csr_array, device: torch.device) -> Callable[[Te
     if device.type == "cpu":
         return lambda b: torch.from_numpy(x @ b.numpy())
     bounds, places, values = (torch.from_numpy(a) for a in (x.indptr, x.indices, x.data))
-    there = torch.sparse_csr_tensor(
-        bounds, places, values, size=x.shape, device=device, check_invariants=False
-    )
+    with warnings.catch_warnings():
+        # That such tensors are new to torch, and are not checked: these come from SciPy.
+        warnings.simplefilter("ignore", UserWarning)
+        there = torch.sparse_csr_tensor(
+            bounds, places, values, size=x.shape, device=device, check_invariants=False
+        )
     return lambda b: there @ b
 
 

@@ -10,8 +10,8 @@ from structgp.data.batch import by_length, pad
 from structgp.data.examples import Examples
 from structgp.plan.choices import ASKED, Choice
 from structgp.structures import Spec
-from structgp.structures.graph.choose import MOST_ENTRIES
 from structgp.structures.graph.elimination import entries_of
+from structgp.structures.graph.program_choice import MOST_ENTRIES
 
 BRACKETED = 20
 """Examples that log Z is bracketed on: a second or two."""

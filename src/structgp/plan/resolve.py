@@ -62,7 +62,7 @@ class Plan:
     precision: Choice[str]
     device: Choice[str]
     spec: Spec
-    split: FeatureSplit
+    split: Any  # a FeatureSplit, or a GraphSplit for structures beyond the chain
     transition_sd: float
     predictor: Structure | None
     has_weights: bool
@@ -98,7 +98,7 @@ class Plan:
     def of_tokens(self) -> Plan:
         """The same for nodes by themselves."""
         spec = Spec((Template("node", 1, None, self.spec.node.without),))
-        split = FeatureSplit(self.split.encoder, spec)  # type: ignore[attr-defined]
+        split = FeatureSplit(self.split.encoder, spec)
         alone = Choice[Structure](Chain(spec=spec), "nodes by themselves")
         return replace(self, spec=spec, split=split, structure=alone, transition_sd=0.0)
 

@@ -160,7 +160,8 @@ def _graph_start(options: Options, plan: Plan, examples: Examples, generator: to
 
 def tuple_tokens(k: int, examples: Examples) -> Tensor:
     """(N, W) features of all tuples of template k."""
-    assert examples.split is not None and examples.links is not None
+    assert examples.split is not None
+    assert examples.links is not None
     parts = zip(examples.rows, examples.links, strict=True)
     rows = [examples.split.tuple_rows(k, rows, links) for rows, links in parts if len(rows)]
     if not any(map(len, rows)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from structgp.structures.spec import PROGRAMS, Spec, Template, chain, refuse
@@ -91,7 +92,7 @@ def layers(**declared: Spec) -> Spec:
             for t in spec.templates
         ]
     names = list(declared)
-    for first, second in zip(names, names[1:], strict=False):
+    for first, second in pairwise(names):
         found.append(Template(f"{first} {second}", rule="tie", layers=(first, second)))
     return Spec(tuple(found), layers=tuple(names))
 
@@ -137,8 +138,8 @@ def words(spec: Spec) -> str:
     elif "next" in by_rule or not by_rule:
         found.append(_chain_words(spec, by_rule.get("next", [])))
     if "offset" in by_rule:
-        count, text = 2 * len(by_rule["offset"]), _features_words(by_rule["offset"][0])
-        found.append(f"grid({', '.join([*([] if count == 4 else ['neighbours=8']), *text])})")
+        count, named = 2 * len(by_rule["offset"]), _features_words(by_rule["offset"][0])
+        found.append(f"grid({', '.join([*([] if count == 4 else ['neighbours=8']), *named])})")
     found += [f"tree({', '.join(_features_words(t))})" for t in by_rule.get("parent", [])]
     for t in by_rule.get("same", []):
         options = [f"where={ {k: list(v) for k, v in t.where} }"] if t.where else []

@@ -1,9 +1,9 @@
 """The likelihood of a declared structure beyond the chain: templates over any tuples of variables.
 
 Scores come one tensor per template of the spec, in its order: (S, *sizes) if one table serves all tuples,
-else (S, B, E, *sizes). ``layout`` is a ``data.layout.GraphLayout``; it stands where chains have a mask. With
-layers every layer has a node template of its own, and the programs see one: (S, B, N, V) over the labels of
-all layers, -inf at those of others.
+else (S, B, E, *sizes). ``layout`` is a ``data.layout.GraphLayout``; it stands where chains have a mask.
+With layers every layer has a node template of its own, and the programs see one: (S, B, N, V) over the
+labels of all layers, -inf at those of others.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from torch import Generator, Tensor
 
 from structgp.data.layout import GraphLayout
 from structgp.structures.base import Structure
-from structgp.structures.graph.choose import choose_program
-from structgp.structures.graph.program import GraphProgram
+from structgp.structures.graph.factor_graph import GraphProgram
+from structgp.structures.graph.program_choice import choose_program
 from structgp.structures.masks import Rules, keep_known
 from structgp.structures.program import draws_at_once, variance
 from structgp.structures.semirings import LOG
 from structgp.structures.spec import Spec
-
 
 STEP = 1e-4
 """Of a score, for differences of marginals: their error is of its square, and of rounding over it."""
@@ -103,10 +102,9 @@ class Declared(Structure):
     def marginals(self, *given: Any) -> Tensor:
         """(S, B, N, V), from scores and layout."""
         *scores, layout = given
-        program, found = self.program(layout, scores), []
-        for some in _split(scores, layout):
-            found.append(program.node_marginals(self.gathered(some, layout)))
-        return torch.cat(found)
+        program = self.program(layout, scores)
+        parts = _split(scores, layout)
+        return torch.cat([program.node_marginals(self.gathered(some, layout)) for some in parts])
 
     def template_marginals(self, *given: Any) -> tuple[Tensor, ...]:
         """For each template of the spec but the nodes, (S, B, E, *sizes) probabilities of the labels of its

@@ -29,8 +29,9 @@ class Rules:
     @classmethod
     def of(cls, allowed: Any) -> Rules:
         """From arrays: a :class:`structgp.data.schemes.Allowed`."""
-        found = map(torch.from_numpy, (allowed.follows, allowed.starts, allowed.ends))
-        return cls(*found, {name: torch.from_numpy(table) for name, table in allowed.more.items()})
+        follows, starts, ends = map(torch.from_numpy, (allowed.follows, allowed.starts, allowed.ends))
+        more = {name: torch.from_numpy(table) for name, table in allowed.more.items()}
+        return cls(follows, starts, ends, more)
 
     def restrict(self, scores: Sequence[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
         """Scores (S, B, T, V) of nodes and, if given, (..., V, V) of transitions, with -inf at what is not
@@ -49,8 +50,8 @@ class Rules:
     def restrict_graph(
         self, f: Tensor, tables: Sequence[Tensor], templates: Sequence[Any], layout: Any
     ) -> tuple[Tensor, list[Tensor]]:
-        """Scores of nodes (S, B, N, V) and of the tuples of each template, with -inf at what is not allowed:
-        rules on what follows are for the template of neighbours in a sequence."""
+        """Scores of nodes (S, B, N, V) and of the tuples of each template, with -inf at what is not
+        allowed: rules on what follows are for the template of neighbours in a sequence."""
         found = []
         for g, template in zip(tables, templates, strict=True):
             rule = self.more.get(template.name)

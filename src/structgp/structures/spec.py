@@ -1,8 +1,8 @@
 """Structures as plain data: a list of templates, each with potentials of its own.
 
 A template covers tuples of variables: ``node`` each variable by itself, ``next`` each token together with
-the one before it, others what their rule says. Its scores for the labels of a tuple are functions, with a GP
-prior, of the features of that tuple. ``structgp.structures.declare`` has the words for other structures.
+the one before it, others what their rule says. Its scores for the labels of a tuple are functions, with a
+GP prior, of the features of that tuple. ``structgp.structures.declare`` has the words for other structures.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ class ShardBatches(Sequence[Batch]):
         y = np.zeros(mask.shape, dtype=np.int64)
         x[mask], y[mask] = flat, array(part(k, "labels"))[tokens]
         numbers = np.array(array(part(k, "numbers"))[begin:end])
-        return Batch(*(torch.from_numpy(found) for found in (x, y, mask, numbers)))
+        tensors = [torch.from_numpy(found) for found in (x, y, mask, numbers)]
+        return Batch(*tensors)  # type: ignore[arg-type]
 
 
 class ShardedExamples:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from structgp.data.layout import GraphLayout, Tuples
 from structgp.structures.graph.forests import Factor
-from structgp.structures.graph.layout import GraphLayout, Tuples
 from structgp.structures.program import Scores
 
 FLOOR = -50.0

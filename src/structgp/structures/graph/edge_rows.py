@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structgp.data.layout import GraphLayout, Tuples
 from structgp.structures.graph.cover import is_shared
-from structgp.structures.graph.layout import GraphLayout, Tuples
 from structgp.structures.program import Scores
 
 WORTH_A_THREAD = 200_000

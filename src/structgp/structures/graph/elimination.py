@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from structgp.structures.graph.elimination_order import MOST_ENTRIES, Cost, cost, entries_of
 from structgp.structures.graph.elimination_schedule import Schedule, schedule_of
 from structgp.structures.graph.elimination_steps import total_by_steps
-from structgp.structures.graph.program import GraphProgram
+from structgp.structures.graph.factor_graph import GraphProgram
 from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG, Semiring
 

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structgp.data.layout import GraphLayout
 from structgp.errors import InputError
-from structgp.structures.graph.layout import GraphLayout
 
 MOST_ENTRIES = 1 << 26
 """Table entries of an example beyond which it is not eliminated: half a GiB of doubles if all tables of one

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from structgp.data.layout import GraphLayout
 from structgp.errors import InputError
 from structgp.structures.graph.elimination_order import Order, tuples_of
-from structgp.structures.graph.layout import GraphLayout
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from structgp.data.layout import GraphLayout
 from structgp.errors import InputError
 from structgp.structures.graph.elimination_order import MOST_ENTRIES, find_order, label_counts
 from structgp.structures.graph.elimination_parts import Cliques, Found, Parts
-from structgp.structures.graph.layout import GraphLayout
 
 BYTES_KEPT = 1 << 30
 """Schedules, with their index tensors, that are kept for the next call with the same layout."""

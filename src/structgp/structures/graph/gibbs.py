@@ -14,9 +14,10 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from structgp.data.layout import Tuples
 from structgp.errors import InputError
 from structgp.structures.graph.cover import within_span
-from structgp.structures.graph.layout import Tuples
+from structgp.structures.graph.factor_graph import GraphProgram
 from structgp.structures.graph.local_moves import (
     Block,
     blocks_of,
@@ -25,7 +26,6 @@ from structgp.structures.graph.local_moves import (
     improved,
     total_score,
 )
-from structgp.structures.graph.program import GraphProgram
 from structgp.structures.program import Scores
 from structgp.structures.semirings import Semiring
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from structgp.data.layout import GraphLayout, Tuples
 from structgp.structures.graph.cover import factors_of, is_shared
 from structgp.structures.graph.elimination import Elimination
+from structgp.structures.graph.factor_graph import GraphProgram
 from structgp.structures.graph.forests import colours, induced_forests
-from structgp.structures.graph.layout import GraphLayout, Tuples
-from structgp.structures.graph.program import GraphProgram
 from structgp.structures.program import Scores
 from structgp.structures.semirings import draw
 

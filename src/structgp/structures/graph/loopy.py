@@ -19,11 +19,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from structgp.data.layout import Tuples
 from structgp.errors import InputError, StructgpWarning
 from structgp.structures.graph.cover import Solution, is_shared, with_slopes, within_span
-from structgp.structures.graph.layout import Tuples
+from structgp.structures.graph.factor_graph import GraphProgram, by_tuple
 from structgp.structures.graph.local_moves import blocks_of, improved
-from structgp.structures.graph.program import GraphProgram, by_tuple
 from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG, Semiring
 

@@ -15,11 +15,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from structgp.data.layout import GraphLayout, Tuples
 from structgp.structures.graph.cover import factors_of
 from structgp.structures.graph.elimination import Elimination
+from structgp.structures.graph.factor_graph import by_tuple
 from structgp.structures.graph.forests import induced_trees
-from structgp.structures.graph.layout import GraphLayout, Tuples
-from structgp.structures.graph.program import by_tuple
 from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG
 

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structgp.data.layout import GraphLayout
 from structgp.structures.graph.cover import FLOOR, Solution, factors_of, is_shared
 from structgp.structures.graph.edge_rows import label_ranges
 from structgp.structures.graph.forests import levels
-from structgp.structures.graph.layout import GraphLayout
 from structgp.structures.program import Scores
 
 WORTH_COMPILING = 10_000

@@ -30,11 +30,11 @@ from structgp.structures.graph.cover import (
     with_slopes,
     within_span,
 )
+from structgp.structures.graph.factor_graph import GraphProgram
 from structgp.structures.graph.forests import cover_by_paths, cover_by_trees
 from structgp.structures.graph.local_moves import Block, blocks_of, gibbs_sweep, improved, total_score
 from structgp.structures.graph.mean_field import MeanField
 from structgp.structures.graph.path_sweeps import PathCover
-from structgp.structures.graph.program import GraphProgram
 from structgp.structures.graph.tree_steps import TreeCover
 from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG, Semiring

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structgp.data.layout import GraphLayout
 from structgp.structures.graph.cover import Solution, factors_of, is_shared
 from structgp.structures.graph.edge_rows import EdgeRows, pool_of, share, slopes_of
-from structgp.structures.graph.layout import GraphLayout
 from structgp.structures.graph.tree_loops import solve
 from structgp.structures.program import Scores
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structgp.data.layout import GraphLayout
 from structgp.structures.graph.cover import FLOOR, Solution, factors_of, is_shared
 from structgp.structures.graph.elimination import Elimination
-from structgp.structures.graph.layout import GraphLayout
-from structgp.structures.graph.program import by_tuple
+from structgp.structures.graph.factor_graph import by_tuple
 from structgp.structures.program import Scores
 from structgp.structures.semirings import LOG
 

@@ -90,7 +90,8 @@ class Segments(Structure):
     ) -> list[Tensor]:
         """As ``Declared.bends``, without curvature between nodes."""
         basis = None if bases[0] is None else bases[0].to(scores[0])
-        found = self.local_curvature(*scores, y, layout.mask, basis)
+        f, g, h = scores
+        found = self.local_curvature(f, g, h, y, layout.mask, basis)
         return [found.node, found.next, found.length]
 
     def decode(  # type: ignore[override]

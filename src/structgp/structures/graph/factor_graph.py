@@ -3,8 +3,8 @@
 p(y) = exp(sum_n f[n, y_n] + sum_k sum_e g_k[e, y at the tuple e of template k]) / Z.
 
 ``scores`` is (f, g_1, g_2, ...): f (S, B, N, V) of nodes, -inf where a label is impossible; g_k (S, *sizes)
-if one table serves all tuples of template k, else (S, B, E, *sizes), -inf allowed. What stands at padding has
-no part in any answer. Letters as in ``layout``.
+if one table serves all tuples of template k, else (S, B, E, *sizes), -inf allowed. What stands at padding
+has no part in any answer. Letters as in ``data.layout``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from structgp.structures.graph.layout import GraphLayout, Tuples
+from structgp.data.layout import GraphLayout, Tuples
 from structgp.structures.masks import keep_known
 from structgp.structures.program import Program, Scores
 from structgp.structures.semirings import LOG, Semiring

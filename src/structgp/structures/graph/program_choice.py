@@ -12,9 +12,9 @@ from torch import Generator, Tensor
 
 from structgp.data.layout import GraphLayout
 from structgp.structures.graph.elimination import Elimination, entries_of
+from structgp.structures.graph.factor_graph import GraphProgram
 from structgp.structures.graph.gibbs import Gibbs
 from structgp.structures.graph.loopy import Loopy
-from structgp.structures.graph.program import GraphProgram
 from structgp.structures.graph.reweighted import Reweighted
 from structgp.structures.program import Scores
 from structgp.structures.semirings import Semiring

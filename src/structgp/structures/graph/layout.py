@@ -1,3 +1,0 @@
-from structgp.data.layout import GraphLayout, Tuples
-
-__all__ = ["GraphLayout", "Tuples"]
