@@ -23,7 +23,7 @@ from structgp.structures.graph.path_sweeps import PathCover, PathPlan, label_ran
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 from structgp.structures.program import Scores
 
-LEAST = float(np.exp(FLOOR))
+LEAST, TINY = float(np.exp(FLOOR)), float(np.finfo(np.float64).tiny)
 WORTH_A_THREAD = 200_000
 """Products of a number by a number below which a second thread does not pay."""
 
@@ -122,10 +122,10 @@ def _edge_index(cover: PathCover, shared: tuple[bool, ...]) -> EdgeIndex:
         if len(told):
             slot[some] = np.unique(told, axis=0, return_inverse=True)[1].reshape(-1)
             n_slots = max(n_slots, int(slot[some].max()) + 1)
-    return EdgeIndex(first_edge, row, out_row, in_out, slot, n_slots, _times(plan))
+    return EdgeIndex(first_edge, row, out_row, in_out, slot, n_slots, _forests_with(plan))
 
 
-def _times(plan: PathPlan) -> np.ndarray:
+def _forests_with(plan: PathPlan) -> np.ndarray:
     """(M,) how many forests have each edge."""
     found = plan.into[plan.into >= 0]
     return torch.bincount(found, minlength=len(plan.ends)).double().numpy()
@@ -158,28 +158,24 @@ def _sum(x: Any) -> float:
 
 
 @_reordered
-def _rows_times(table: Any, a: Any, b: Any, out: Any) -> None:
-    """out <- table (a b), up to a factor that makes its sum 1."""
-    total = 0.0
-    for i in range(len(out)):
-        found = 0.0
-        for j in range(len(a)):
-            found += table[i, j] * (a[j] * b[j])
-        out[i] = found
-        total += found
-    if total > 0:
-        for i in range(len(out)):
-            out[i] /= total
-
-
-@_compiled
-def _columns_times(table: Any, a: Any, out: Any) -> None:
-    """out <- a table."""
-    out.fill(0)
-    for i in range(len(a)):
-        x = a[i]
-        for j in range(len(out)):
-            out[j] += x * table[i, j]
+def _times(table: Any, a: Any, out: Any) -> None:
+    """out <- table a, four rows at a time: a number that is loaded serves all of them."""
+    row = 0
+    while row + 4 <= len(out):
+        w = x = y = z = 0.0
+        for i in range(len(a)):
+            w += table[row, i] * a[i]
+            x += table[row + 1, i] * a[i]
+            y += table[row + 2, i] * a[i]
+            z += table[row + 3, i] * a[i]
+        out[row], out[row + 1], out[row + 2], out[row + 3] = w, x, y, z
+        row += 4
+    while row < len(out):
+        w = 0.0
+        for i in range(len(a)):
+            w += table[row, i] * a[i]
+        out[row] = w
+        row += 1
 
 
 @_compiled
@@ -213,8 +209,9 @@ def _marginals(node: Any, prior: Any, beta: Any, p: Any) -> bool:
             total += p[k, v]
         if not total > 0:
             return False
+        factor = 1 / total
         for v in range(p.shape[1]):
-            p[k, v] /= total
+            p[k, v] *= factor
     return True
 
 
@@ -232,9 +229,10 @@ def _agree(node: Any, top: Any, p: Any) -> float:
         for k in range(K):
             gap = max(gap, abs(p[k, v] - mean))
         if K == 2:
-            ratio = np.sqrt(max(p[1, v], LEAST) / max(p[0, v], LEAST))
-            node[0, v] *= ratio
-            node[1, v] /= ratio
+            one, other = max(p[0, v], LEAST), max(p[1, v], LEAST)
+            middle = np.sqrt(one * other)
+            node[0, v] *= middle / one
+            node[1, v] *= middle / other
             continue
         logs = 0.0
         for k in range(K):
@@ -248,15 +246,17 @@ def _agree(node: Any, top: Any, p: Any) -> float:
             most = max(most, node[k, v])
         if most > 0:
             top[k] += np.log(most)
+            factor = 1 / most
             for v in range(V):
-                node[k, v] /= most
+                node[k, v] *= factor
     return gap
 
 
 @_compiled
 def _back(
-    n: int, K: int, out: Any, ends: Any, slot: Any, start: int, tables: Any, node: Any, beta: Any
-) -> None:
+    n: int, K: int, out: Any, ends: Any, slot: Any, start: int, tables: Any, node: Any, beta: Any,
+    passed: Any,
+) -> None:  # fmt: skip
     """Renews what all that follows says of variable n."""
     for k in range(K):
         edge = out[start + n, k]
@@ -264,12 +264,17 @@ def _back(
             beta[n, k].fill(1)
         else:
             w = ends[edge, 1] - start
-            _rows_times(tables[slot[edge]], node[w, k], beta[w, k], beta[n, k])
+            for v in range(len(passed)):
+                passed[v] = node[w, k, v] * beta[w, k, v]
+            _times(tables[slot[edge]], passed, beta[n, k])
+            factor = 1 / max(_sum(beta[n, k]), TINY)
+            for v in range(len(passed)):
+                beta[n, k, v] *= factor
 
 
 @_compiled
 def _forth(
-    n: int, K: int, into: Any, ends: Any, slot: Any, start: int, tables: Any, node: Any, prior: Any, a: Any
+    n: int, K: int, into: Any, ends: Any, slot: Any, start: int, tables_t: Any, node: Any, prior: Any, a: Any
 ) -> Any:
     """Renews what all that comes before says of variable n, and its forward message a (N, K, V), which sums
     to 1. The sum over forests of the logarithms of what it was divided by."""
@@ -279,7 +284,7 @@ def _forth(
         if edge < 0:
             prior[n, k].fill(1)
         else:
-            _columns_times(tables[slot[edge]], a[ends[edge, 0] - start, k], prior[n, k])
+            _times(tables_t[slot[edge]], a[ends[edge, 0] - start, k], prior[n, k])
         total += _message(node[n, k], prior[n, k], a[n, k])
     return total
 
@@ -291,8 +296,9 @@ def _message(node: Any, prior: Any, a: Any) -> float:
     scale = _sum(a)
     if not scale > 0:
         return -np.inf
+    factor = 1 / scale
     for v in range(len(a)):
-        a[v] /= scale
+        a[v] *= factor
     return np.log(scale)
 
 
@@ -312,7 +318,8 @@ def solve(
     node, prior = np.empty((N, most, V)), np.empty((N, most, V))
     beta, a = np.empty((N, most, V)), np.empty((N, most, V))
     p, pair, top = np.empty((most, V)), np.empty((V, V)), np.empty((N, most))
-    tables, table_top = np.empty((n_slots, V, V)), np.empty(n_slots)
+    tables, tables_t = np.empty((n_slots, V, V)), np.empty((n_slots, V, V))
+    table_top, passed = np.empty(n_slots), np.empty(V)
     done = np.empty(n_slots, np.int64)
     for unit in range(first, last):
         s, b = unit // B, unit % B
@@ -322,6 +329,7 @@ def solve(
         for e in edges:
             if done[slot[e]] == 0:
                 table_top[slot[e]] = _exponentiate(pool[s, row[e]], scale[e], flip[e], tables[slot[e]])
+                tables_t[slot[e]] = tables[slot[e]].T
                 done[slot[e]] = 1
         for n in range(N):
             if not there[b, n]:
@@ -342,27 +350,27 @@ def solve(
                 exp_in_place(node[n, k])
         for n in range(N - 1, -1, -1):
             if there[b, n]:
-                _back(n, K, out, ends, slot, start, tables, node, beta)
+                _back(n, K, out, ends, slot, start, tables, node, beta, passed)
         ok, sweep, gap = True, 0, 0.0 if K == 1 else np.inf
         while sweep < sweeps and gap > tolerance and ok:
             sweep, gap = sweep + 1, 0.0
             for n in range(N):
                 if there[b, n]:
-                    _forth(n, K, into, ends, slot, start, tables, node, prior, a)
+                    _forth(n, K, into, ends, slot, start, tables_t, node, prior, a)
                     ok = ok and _marginals(node[n, :K], prior[n, :K], beta[n, :K], p[:K])
                     _agree(node[n, :K], top[n, :K], p[:K])
                     for k in range(K):
                         _message(node[n, k], prior[n, k], a[n, k])
             for n in range(N - 1, -1, -1):
                 if there[b, n]:
-                    _back(n, K, out, ends, slot, start, tables, node, beta)
+                    _back(n, K, out, ends, slot, start, tables, node, beta, passed)
                     ok = ok and _marginals(node[n, :K], prior[n, :K], beta[n, :K], p[:K])
                     gap = max(gap, _agree(node[n, :K], top[n, :K], p[:K]))
         total = 0.0
         for n in range(N):
             nodes[s, b, n].fill(0)
             if there[b, n]:
-                total += _forth(n, K, into, ends, slot, start, tables, node, prior, a)
+                total += _forth(n, K, into, ends, slot, start, tables_t, node, prior, a)
                 ok = ok and _marginals(node[n, :K], prior[n, :K], beta[n, :K], p[:K])
                 for k in range(K):
                     total += top[n, k]
