@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,7 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from structgp.errors import InputError
-from structgp.structures.graph import elimination, elimination_steps
+from structgp.structures.graph import (
+    elimination,
+    elimination_levels,
+    elimination_schedule,
+    elimination_steps,
+)
 from structgp.structures.graph.elimination import Elimination, cost, entries_of
 from structgp.structures.graph.layout import GraphLayout, Tuples
 from structgp.structures.graph.program import Enumeration
@@ -27,12 +31,12 @@ S, N, V = 2, 4, 5
 
 
 @pytest.fixture(autouse=True, params=["torch", "compiled"])
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """All in torch operations, and all that can be in compiled loops, however small it is."""
     if request.param == "compiled" and elimination.compiled_loops() is None:
         pytest.skip("numba is not installed")
     monkeypatch.setattr(elimination, "WORTH_COMPILING", 0 if request.param == "compiled" else float("inf"))
-    yield request.param
+    return str(request.param)
 
 
 class Reference(Enumeration):
@@ -188,12 +192,17 @@ def test_frequencies_of_draws_are_the_marginals() -> None:
     same(both, marginals[1][0, 0, e].flatten(), rtol=0, atol=0.02)
 
 
-def test_any_spread_and_single_precision() -> None:
+@pytest.mark.parametrize("scale", [30, 60, 100, 150, 400])
+def test_scores_of_any_spread(scale: float) -> None:
     layout, scores = skip_chain(6)
-    wide = [400 * x for x in scores]
+    wide = [scale * x for x in scores]
     same(Elimination(layout).log_partition(wide), Enumeration(layout).log_partition(wide))
     for p, q in zip(Elimination(layout).marginals(wide), Reference(layout).marginals(wide), strict=True):
         same(p, q)
+
+
+def test_single_precision() -> None:
+    layout, scores = skip_chain(6)
     single = [x.float() for x in scores]
     found = Elimination(layout).log_partition(single)
     assert found.dtype == torch.float32
@@ -206,8 +215,8 @@ def test_draws_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     layout, scores = skip_chain(8)
     wanted = Elimination(layout).marginals(scores), Elimination(layout).n_best(scores, 3)
     monkeypatch.setattr(elimination_steps, "NUMBERS_AT_ONCE", 1)
-    monkeypatch.setattr(elimination_steps, "ENTRIES_AT_ONCE", 1)
-    elimination_steps.steps_of.cache_clear()
+    monkeypatch.setattr(elimination_levels, "ENTRIES_AT_ONCE", 1)
+    monkeypatch.setattr(elimination_schedule, "_schedules", type(elimination_schedule._schedules)())
     found = Elimination(layout).marginals(scores), Elimination(layout).n_best(scores, 3)
     for x, y in zip([*found[0], *found[1]], [*wanted[0], *wanted[1]], strict=True):
         same(x, y, rtol=1e-12, atol=1e-12)
@@ -304,8 +313,10 @@ def test_cost_is_known_before_any_table() -> None:
     layout = skip_chain(6)[0]
     # Six variables alone; and a chain with links, whose cliques have up to four variables.
     found = cost(layout)
-    assert found.entries[1] == 18 and found.largest[1] == 3
-    assert 3**3 < found.largest[0] <= 3**4 and found.entries[0] < 6 * 3**4
+    assert found.entries[1] == 18
+    assert found.largest[1] == 3
+    assert 3**3 < found.largest[0] <= 3**4
+    assert found.entries[0] < 6 * 3**4
     assert cost(grid(4, 2)).largest.item() == 2**5
 
 

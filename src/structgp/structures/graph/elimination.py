@@ -1,9 +1,9 @@
 """Exact sums over the labellings of any factor graph, by variable elimination.
 
-log Z and its gradient come from compiled loops in probability space (``elimination_compiled``) where numba is
-there, the scores are on the CPU and there is enough to do; from torch operations (``elimination_steps``)
-otherwise, under all other semirings, and where scores have too large a spread for probability space.
-"""
+log Z and its gradient come from compiled loops in probability space (``elimination_compiled``) where numba
+is there, the scores are on the CPU and there is enough to do; from torch operations
+(``elimination_steps``) otherwise, under all other semirings, and where scores have too large a spread for
+probability space."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ problems never wait for numba to start; the chain's number."""
 @dataclass(frozen=True)
 class Elimination(GraphProgram):
     """Every answer costs O(S sum of ``entries_of(layout)``), times n log n for the n best: for a tree O(N
-    V^2) per example and draw. Memory for a copy of the scores, per draw and example, of shared tables too."""
+    V^2) per example and draw. Memory for a copy of the scores, per draw and example, of shared tables
+    too."""
 
     def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
         f, *tables = scores
@@ -76,9 +77,9 @@ def _can_compile(scores: Tensor, schedule: Schedule) -> bool:
 
 @cache
 def compiled_loops() -> Any:
-    """The module of compiled loops; None without numba."""
+    """The module of compiled loops; None where numba is not installed, or cannot work with what is."""
     try:
         from structgp.structures.graph import elimination_compiled
-    except ImportError:
+    except (ImportError, OSError, RuntimeError, SystemError):
         return None
     return elimination_compiled

@@ -1,15 +1,16 @@
 """Elimination in probability space, compiled by numba: log Z and its gradient in one go.
 
-One example at a time, of eight draws side by side (``lanes``). Scores are exponentiated less the maximum of
-their segment, tables are products, and messages are divided by their largest number: sums of numbers that are
-not negative, which are right to rounding as long as none but those of -inf becomes 0. The smallest positive
-number of each segment and message bounds those of the next table: where that bound is too small, all is left
-to log space.
+One example at a time, of eight draws side by side (``lanes``). Scores are exponentiated less the maximum
+of their segment, tables are products, and messages are divided by their largest number: sums of numbers
+that are not negative, which are right to rounding as long as none but those of -inf becomes 0. The
+smallest positive number of each segment and message bounds those of the next table: where that bound is
+too small, all is left to log space.
 
-The way back gives each table the probabilities of its entries: those of its rows, known from the clique that
-its message went to, shared out within each row. Their sums over all but a part's own entries are the gradient
-in that part, and the probabilities of the rows of the cliques before. All of it is in double precision. A
-table with one part beside those of its own variable, as all of a tree, is a matrix product and never built.
+The way back gives each table the probabilities of its entries: those of its rows, known from the clique
+that its message went to, shared out within each row. Their sums over all but a part's own entries are the
+gradient in that part, and the probabilities of the rows of the cliques before. All of it is in double
+precision. A table with one part beside those of its own variable, as all of a tree, is a matrix product
+and never built.
 
 Needs numba (``structgp[fast]``), which compiles at the first use and keeps the result in a file.
 """
@@ -55,13 +56,13 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contrac
 
 
 def totals(scores: Tensor, schedule: Schedule, with_gradient: bool) -> tuple[Tensor, Tensor] | None:
-    """(S, B) log Z of scores (S, B, L) and, if asked for, its gradient (S, B, L). None where the scores have
-    too large a spread."""
+    """(S, B) log Z of scores (S, B, L) and, if asked for, its gradient (S, B, L). None where the scores
+    have too large a spread."""
     S, B, L = scores.shape
     given = scores.detach().contiguous().numpy()
     log_z = np.zeros((S, B))
     gradient = np.empty((S, B, L) if with_gradient else (0, 0, 0), given.dtype)
-    arguments = given, *_arrays(schedule), log_z, gradient
+    arguments: tuple[Any, ...] = (given, *_arrays(schedule), log_z, gradient)
     units = -(-S // LANES) * B
     n = max(1, min(torch.get_num_threads(), units, S * schedule.entries // WORTH_A_THREAD))
     first, *others = pairwise(units * i // n for i in range(n + 1))
@@ -82,8 +83,8 @@ def _arrays(s: Schedule) -> tuple[np.ndarray, ...]:
 
 @_compiled
 def _load(scores: Any, b: int, segment: Any, first: int, last: int, x: Any, top: Any, least: Any) -> bool:
-    """x (L, lanes) <- exp of the scores (lanes, B, L) less the maximum of their segment. Of each segment that
-    maximum (lanes,), -inf where nothing is possible, and its smallest positive number."""
+    """x (L, lanes) <- exp of the scores (lanes, B, L) less the maximum of their segment. Of each segment
+    that maximum (lanes,), -inf where nothing is possible, and its smallest positive number."""
     for i in range(first, last):
         begin, size = segment[i, 0], segment[i, 1]
         least[i - first] = 0
@@ -147,6 +148,18 @@ def _fill(
 
 
 @_compiled
+def _log_product(x: Any) -> float:
+    """The sum of logarithms, few of which are taken: one costs more than a small clique."""
+    found, product = 0.0, 1.0
+    for i in range(len(x)):
+        product *= x[i]
+        if not 1e-20 < product < 1e100:  # times SMALLEST it is still above 0
+            found += np.log(product)
+            product = 1.0
+    return found + np.log(product)
+
+
+@_compiled
 def _inward(
     first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, top: Any, least: Any,
     first_segment: int, messages: Any, largest: Any, message_least: Any, row: Any, table: Any, log_z: Any,
@@ -172,7 +185,15 @@ def _inward(
             step, maps = parts[wide, 3] * LANES, parts[wide, 5]
             source, base = (messages, parts[wide, 2] - offset) if parts[wide, 1] else (x, parts[wide, 2])
             for r in range(n_rows):
-                dot(messages, to + r * LANES, n_labels, row, source, (base + row_maps[maps + r]) * LANES, step)
+                dot(
+                    messages,
+                    to + r * LANES,
+                    n_labels,
+                    row,
+                    source,
+                    (base + row_maps[maps + r]) * LANES,
+                    step,
+                )
         else:
             for r in range(0, n_rows, block):
                 end = min(n_rows, r + block)
@@ -191,15 +212,8 @@ def _inward(
                 message_least[c - first] = min(message_least[c - first], low[k] * inverse[k])
         for r in range(n_rows):
             multiply(messages, to + r * LANES, messages, to + r * LANES, inverse, 0)
-    # One pass of logarithms for all: they cost more than the rest of a small clique.
     for k in range(LANES):
-        product = 1.0
-        for c in range(last - first):
-            product *= largest[c * LANES + k]
-            if not 1e-100 < product < 1e100:
-                log_z[k] += np.log(product)
-                product = 1.0
-        log_z[k] += np.log(product)
+        log_z[k] += _log_product(largest[k : (last - first) * LANES : LANES])
     return True
 
 
@@ -208,7 +222,8 @@ def _outward(
     first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, messages: Any, largest: Any,
     row: Any, own: Any, table: Any, log_z: Any, slope: Any, share: Any,
 ) -> None:  # fmt: skip
-    """slope (L, lanes) <- the gradient of log Z. share : of the messages, the probabilities of their rows."""
+    """slope (L, lanes) <- the gradient of log Z. share : of the messages, the probabilities of their
+    rows."""
     slope[:] = 0
     if last == first:
         return
@@ -249,7 +264,7 @@ def _outward(
                     at = 0
                     for q in range(r, end):
                         begin = (base + row_maps[maps + q]) * LANES
-                        for i in range(n_labels):
+                        for _ in range(n_labels):
                             add(out, begin, table, at)
                             at += LANES
                             begin += step
@@ -265,7 +280,8 @@ def _run(
     scores: Any, cliques: Any, parts: Any, row_maps: Any, first_clique: Any, segment: Any,
     first_segment: Any, log_z: Any, gradient: Any, begin: int, end: int,
 ) -> bool:  # fmt: skip
-    """Units begin..end, each one example of eight draws or what is left of them. False if some are not safe."""
+    """Units begin..end, each one example of eight draws or what is left of them. False if some are not
+    safe."""
     S, B, L = scores.shape
     n_messages = n_cliques = n_segments = widest = 1
     for b in range(B):
