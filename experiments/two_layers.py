@@ -166,7 +166,9 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _tell(name: str, rows: list[dict[str, Any]]) -> None:
-    error, nll, seconds, cpu = (np.mean([r[k] for r in rows]) for k in ("error", "nll", "seconds", "cpu_seconds"))
+    error, nll, seconds, cpu = (
+        np.mean([r[k] for r in rows]) for k in ("error", "nll", "seconds", "cpu_seconds")
+    )
     print(f"{name:<22}{error:>10.2f}{nll:>10.4f}{seconds:>10.0f}{cpu:>10.0f}", flush=True)
 
 
