@@ -3,8 +3,8 @@
     python -m experiments.two_layers --data DIR [--fold K ...] [--method NAME ...]
 
 The paper's five folds of the chunking columns, without their second column as a feature. 'words' finds
-chunks from the words alone; 'cascade' finds parts of speech first and gives them to the chunker as features,
-in training as predicted by models that have not seen the sentence; 'layers' is one model of both labels.
+chunks from the words alone; 'cascade' finds parts of speech first and gives them to the chunker as
+features, in training as predicted by models that have not seen the sentence; 'layers' is one model of both labels.
 Figures are of chunks. Rows go to results/two_layers.jsonl.
 """
 
@@ -113,7 +113,8 @@ class Layers:
         return self
 
     def marginals(self, X: list[Tokens]) -> Any:
-        return [each["chunk"] for each in self.model.predict_marginals(X)]
+        found: Any = self.model.predict_marginals(X)
+        return [each["chunk"] for each in found]
 
 
 METHODS: dict[str, Callable[[], Any]] = {

@@ -26,8 +26,8 @@ def same(
     where : {feature: value or values} that tokens must have to be linked. every : True to link every pair
     of equal tokens; by default each with the one before it, which costs far less. features : names of
     features of both tokens that the score depends on, 'both ends' for all of them; the table is then not
-    symmetric, the earlier token comes first. Cost: with L links that span each other O(T V^(L + 2)) exactly;
-    where that is too much, tree-reweighted."""
+    symmetric, the earlier token comes first. Cost: with L links that span each other O(T V^(L + 2))
+    exactly; where that is too much, tree-reweighted."""
     if not isinstance(key, str) or not key:
         refuse("same", f"must name a feature, got {key!r}")
     wanted = [
