@@ -4,8 +4,8 @@
 
 The paper's five folds of the chunking columns, without their second column as a feature. 'words' finds
 chunks from the words alone; 'cascade' finds parts of speech first and gives them to the chunker as
-features, in training as predicted by models that have not seen the sentence; 'layers' is one model of both labels.
-Figures are of chunks. Rows go to results/two_layers.jsonl.
+features, in training as predicted by models that have not seen the sentence; 'layers' is one model of both
+labels. Figures are of chunks. Rows go to results/two_layers.jsonl.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Layers:
 
     def fit(self, X: list[Tokens], tags: Labels, y: Labels) -> Layers:
         spec = layers(pos=chain(), chunk=chain()).using(self.program)
-        both = [{"pos": a, "chunk": b} for a, b in zip(tags, y, strict=True)]
+        both: Any = [{"pos": a, "chunk": b} for a, b in zip(tags, y, strict=True)]
         self.model = StructuredGPClassifier(structure=spec, decode="accuracy").fit(X, both)
         return self
 

@@ -143,8 +143,8 @@ def words(spec: Spec) -> str:
     elif "next" in by_rule or not by_rule:
         found.append(_chain_words(spec, by_rule.get("next", [])))
     if "offset" in by_rule:
-        count, text = 2 * len(by_rule["offset"]), _features_words(by_rule["offset"][0])
-        found.append(f"grid({', '.join([*([] if count == 4 else ['neighbours=8']), *text])})")
+        count, given = 2 * len(by_rule["offset"]), _features_words(by_rule["offset"][0])
+        found.append(f"grid({', '.join([*([] if count == 4 else ['neighbours=8']), *given])})")
     found += [f"tree({', '.join(_features_words(t))})" for t in by_rule.get("parent", [])]
     for t in by_rule.get("same", []):
         options = [f"where={ {k: list(v) for k, v in t.where} }"] if t.where else []
