@@ -4,8 +4,8 @@
 
 DIR/structures/seminars.col has one token on each line (token, line number, label), and a blank line between
 documents. Five folds by document; all methods see the same features of tokens. ``--within`` splits the
-training documents of each fold once more, and scores on the part left out: what is chosen is chosen there. Figures
-are F1 of spans that are right in all respects, by field, over all folds together. Rows go to
+training documents of each fold once more, and scores on the part left out: what is chosen is chosen there.
+Figures are F1 of spans that are right in all respects, by field, over all folds together. Rows go to
 results/seminars.jsonl.
 """
 
