@@ -11,7 +11,7 @@ from structgp.data.examples import Examples
 from structgp.plan.choices import ASKED, Choice
 from structgp.structures import Spec
 from structgp.structures.graph.elimination import entries_of
-from structgp.structures.graph.program_choice import MOST_ENTRIES
+from structgp.structures.graph.program_choice import budgets
 
 BRACKETED = 20
 """Examples that log Z is bracketed on: a second or two."""
@@ -28,17 +28,17 @@ def program_of(spec: Spec, examples: Examples) -> Choice[str]:
     """The program for these examples, in words."""
     if spec.has_segments:
         return Choice("exact, by segments", "a recursion over labels and ages of segments")
-    most = MOST_ENTRIES if spec.most_entries is None else spec.most_entries
     if spec.program in ("reweighted", "loopy", "gibbs"):
         return Choice(TOLD[spec.program], ASKED)
-    entries = _entries(examples, most if spec.program == "auto" else torch.inf)
+    entries, most = _entries(examples, spec)
     wide = int((entries > most).sum())
     size = f"{_largest(entries):,} table entries per example at most"
     if spec.program == "exact":
         return Choice(TOLD["exact"], f"asked for; {size}")
     if not wide:
         return Choice(TOLD["exact"], size)
-    reason = f"{wide} of {len(entries)} examples have more than {most:,} table entries"
+    least = int(most[entries > most].min())
+    reason = f"{wide} of {len(entries)} examples are over their budget of {least:,} table entries or more"
     if wide == len(entries):
         return Choice(TOLD["reweighted"], reason)
     return Choice(f"{TOLD['exact']}, or {TOLD['reweighted']}", reason)
@@ -67,10 +67,15 @@ def _largest(entries: torch.Tensor) -> int:
     return int(finite.max()) if len(finite) else 0
 
 
-def _entries(examples: Examples, most: float) -> torch.Tensor:
-    """(N,) table entries of each example that has nodes; infinite where there are more than ``most``."""
-    found = []
+def _entries(examples: Examples, spec: Spec) -> tuple[torch.Tensor, torch.Tensor]:
+    """(N,) twice, of each example that has nodes: table entries, infinite where they are far beyond the
+    budget, and the budget."""
+    found, allowed = [], []
     for index in by_length([len(rows) for rows in examples.rows], 4_000):
         batch = pad(examples.rows, None, examples.encoder.pad_row, index, None, examples.n_layers)
-        found.append(entries_of(examples.as_graphs(batch).layout, examples.n_labels, most).double())
-    return torch.cat(found) if found else torch.zeros(0)
+        layout = examples.as_graphs(batch).layout
+        budget = budgets(layout, spec.most_entries).double()
+        limit = float(budget.max()) if spec.program == "auto" else torch.inf
+        found.append(entries_of(layout, examples.n_labels, limit).double())
+        allowed.append(budget)
+    return (torch.cat(found), torch.cat(allowed)) if found else (torch.zeros(0), torch.zeros(0))

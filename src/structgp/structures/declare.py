@@ -15,22 +15,28 @@ DIRECTIONS = {"right": (0, 1), "down": (1, 0), "down right": (1, 1), "down left"
 """Templates of a grid, and the step from a pixel to its neighbour."""
 
 
-def same(key: str, where: Mapping[str, Any] | None = None, every: bool = False) -> Spec:
+def same(
+    key: str,
+    where: Mapping[str, Any] | None = None,
+    every: bool = False,
+    features: Iterable[str] | str = (),
+) -> Spec:
     """Links between tokens of a sequence that have the same value of the feature ``key``, such as all
     mentions of one word: one table for the labels of two linked tokens, symmetric.
 
     where : {feature: value or values} that tokens must have to be linked. every : True to link every pair
-    of equal tokens; by default each with the one before it, which costs far less. Cost: with L links that
-    span each other O(T V^(L + 2)) exactly; where that is too much, tree-reweighted."""
+    of equal tokens; by default each with the one before it, which costs far less. features : names of
+    features of both tokens that the score depends on, 'both ends' for all of them; the table is then not
+    symmetric, the earlier token comes first. Cost: with L links that span each other O(T V^(L + 2))
+    exactly; where that is too much, tree-reweighted."""
     if not isinstance(key, str) or not key:
         refuse("same", f"must name a feature, got {key!r}")
     wanted = [
         (name, _names(f"same.where[{name!r}]", values)) for name, values in sorted((where or {}).items())
     ]
-    template = Template(
-        f"same {key}", rule="same", key=key, where=tuple(wanted), every=every, symmetric=True
-    )
-    return Spec((NODE, template))
+    template = Template(f"same {key}", rule="same", key=key, where=tuple(wanted), every=every)
+    template = _with_features(template, features, both=True)
+    return Spec((NODE, replace(template, symmetric=template.is_constant)))
 
 
 def tree(features: Iterable[str] | str = ()) -> Spec:
@@ -143,7 +149,8 @@ def words(spec: Spec) -> str:
     found += [f"tree({', '.join(_features_words(t))})" for t in by_rule.get("parent", [])]
     for t in by_rule.get("same", []):
         options = [f"where={ {k: list(v) for k, v in t.where} }"] if t.where else []
-        found.append(f"same({', '.join([repr(t.key), *options, *(['every=True'] if t.every else [])])})")
+        options += ["every=True"] if t.every else []
+        found.append(f"same({', '.join([repr(t.key), *options, *_features_words(t)])})")
     for t in by_rule.get("edge", []):
         options = [
             *(["symmetric=True"] if t.symmetric else []),

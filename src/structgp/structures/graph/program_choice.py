@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -23,6 +24,11 @@ MOST_ENTRIES = 1 << 15
 """Table entries per example and draw within which elimination is exact: about a millisecond each time it is
 summed over. A chain of 100 tokens and 9 labels has 8,100; a 6 x 6 grid of 3 labels 30,000. Set by time, not
 on data."""
+
+AS_DEAR = 32
+"""Larger examples are summed over exactly if that takes at most so many entries for each one of their own
+tables, about what the sweeps of the tree-reweighted bound cost: a chain of 300 tokens and 9 labels may have
+800,000. Set by time, not on data."""
 
 NAMED: dict[str, Callable[[GraphLayout], GraphProgram]] = {
     "exact": Elimination,
@@ -45,8 +51,8 @@ def choose_program(
 def _chosen(layout: GraphLayout, n_labels: int, program: str, most_entries: int | None) -> GraphProgram:
     if program in NAMED:
         return NAMED[program](layout)
-    most = MOST_ENTRIES if most_entries is None else most_entries
-    small = entries_of(layout, n_labels, most) <= most
+    budget = budgets(layout, most_entries)
+    small = entries_of(layout, n_labels, float(budget.max())) <= budget
     if bool(small.all()):
         return Elimination(layout)
     if not bool(small.any()):
@@ -56,6 +62,17 @@ def _chosen(layout: GraphLayout, n_labels: int, program: str, most_entries: int 
         rows = which.nonzero()[:, 0]
         parts.append((rows, kind(layout.rows(rows))))
     return Mixed(layout, None, tuple(parts))
+
+
+def budgets(layout: GraphLayout, most_entries: int | None = None) -> Tensor:
+    """(B,) table entries within which each example is summed over exactly: ``most_entries`` if given, else
+    what ``MOST_ENTRIES`` and ``AS_DEAR`` allow."""
+    if most_entries is not None:
+        return torch.full((len(layout),), float(most_entries))
+    own = torch.zeros(len(layout))
+    for t in layout.tuples:
+        own += t.mask.sum(1).cpu() * float(prod(t.sizes))
+    return (AS_DEAR * own).clamp(min=MOST_ENTRIES)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,211 @@
+"""Seminar announcements: CRFsuite, the chain, and the chain with links between equal capitalised words.
+
+    python -m experiments.seminars --data DIR [--fold K ...] [--method NAME ...] [--within]
+
+DIR/structures/seminars.col has one token on each line (token, line number, label), and a blank line between
+documents. Five folds by document; all methods see the same features of tokens. ``--within`` splits the
+training documents of each fold once more, and scores on the part left out: what is chosen is chosen there.
+Figures are F1 of spans that are right in all respects, by field, over all folds together. Rows go to
+results/seminars.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.data import keep, run_command
+from experiments.suites import data_folder
+from structgp import Spec, StructuredGPClassifier, chain, metrics, same
+from structgp.data.sources.columns import read_columns
+from structgp.evaluation.crf import LinearCRF
+
+FIELDS = ("speaker", "location", "stime", "etime")
+N_FOLDS, SEED = 5, 0
+WINDOW, NEAR = 4, 2
+"""Words around a token that are features of it, and how near those are whose shapes are."""
+
+FEW = 3
+"""Documents that a word may be in and still be rare."""
+
+CAPITALISED = ("Xx", "XX", "XxXx")
+"""Shapes of words that are linked."""
+
+_SHAPES = (
+    ("Xx", r"[A-Z][a-z]+"),
+    ("X", r"[A-Z]"),
+    ("XX", r"[A-Z]{2,}"),
+    ("XxXx", r"[A-Z]+[a-z]+[A-Z]+[a-z]*"),
+    ("x", r"[a-z]+"),
+    ("0:00", r"\d{1,2}:\d\d"),
+    ("0", r"\d"),
+    ("00", r"\d\d"),
+    ("000", r"\d{3,}"),
+    ("a0", r"[A-Za-z0-9]+"),
+)
+_EDGE = "-"  # beyond the end of a document
+
+
+def shape(word: str) -> str:
+    """The kind of a word; punctuation stands for itself."""
+    return next((name for name, pattern in _SHAPES if re.fullmatch(pattern, word)), word[:1])
+
+
+def features(words: Sequence[str], lines: Sequence[str]) -> list[dict[str, str]]:
+    """What all methods see of the tokens of one document: the word, its beginning, end and shape, words and
+    shapes around it, and where in its line it stands."""
+    T, lower, shapes = len(words), [w.lower() for w in words], [shape(w) for w in words]
+    first: list[int] = []  # of the line that a token is in
+    for t in range(T):
+        first.append(first[-1] if t and lines[t] == lines[t - 1] else t)
+    openings = sorted(set(first))
+    number = {t: n for n, t in enumerate(openings)}
+
+    def at(values: Sequence[str], t: int) -> str:
+        return values[t] if 0 <= t < T else _EDGE
+
+    found = []
+    for t in range(T):
+        n = number[first[t]]
+        end = openings[n + 1] if n + 1 < len(openings) else T
+        token = {f"word{d:+d}": at(lower, t + d) for d in range(-WINDOW, WINDOW + 1) if d}
+        token |= {f"shape{d:+d}": at(shapes, t + d) for d in range(-NEAR, NEAR + 1) if d}
+        token |= {
+            "word": words[t],
+            "lower": lower[t],
+            "shape": shapes[t],
+            "prefix": lower[t][:3],
+            "suffix": lower[t][-3:],
+            "shapes before": f"{at(shapes, t - 1)} {shapes[t]}",
+            "shapes after": f"{shapes[t]} {at(shapes, t + 1)}",
+            "words before": f"{at(lower, t - 2)} {at(lower, t - 1)}",
+            "words after": f"{at(lower, t + 1)} {at(lower, t + 2)}",
+            "opening": lower[first[t]],
+            "opening before": at(lower, openings[n - 1]) if n else _EDGE,
+            "place": str(min(t - first[t], 3)),
+            "place from end": str(min(end - 1 - t, 3)),
+            "length of line": str(min(end - first[t], 8)),
+            "line": str(min(n, 8)),
+        }
+        found.append(token)
+    return found
+
+
+def rare(X: Sequence[Sequence[dict[str, str]]]) -> Callable[[str], bool]:
+    """Whether a word is in at most ``FEW`` of these documents."""
+    count = Counter(word for x in X for word in {token["word"] for token in x})
+    return lambda word: count[word] <= FEW
+
+
+def marked(X: Sequence[Sequence[dict[str, str]]], is_rare: Callable[[str], bool]) -> list[Any]:
+    """Documents with one more feature, 'kind': the shape of rare words, '' of others."""
+    return [[t | {"kind": t["shape"] if is_rare(t["word"]) else ""} for t in x] for x in X]
+
+
+def load(data: str | None) -> tuple[list[list[dict[str, str]]], list[list[str]]]:
+    """All documents: features and labels of their tokens."""
+    file = data_folder(data) / "structures" / "seminars.col"
+    rows, y = read_columns(file, encoding="utf-8", name=str(file)).split_labels()
+    return [features([r[0] for r in doc], [r[1] for r in doc]) for doc in rows], y
+
+
+def folds(n: int, seed: int = SEED) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(training documents, test documents) of each fold."""
+    parts = np.array_split(np.random.default_rng(seed).permutation(n), N_FOLDS)
+    return [(np.concatenate(parts[:k] + parts[k + 1 :]), parts[k]) for k in range(N_FOLDS)]
+
+
+def within(train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Training documents split once more."""
+    return train[len(train) // 5 :], train[: len(train) // 5]
+
+
+def linked() -> Spec:
+    """The chain with links between successive equal words that are capitalised."""
+    return chain() + same("word", where={"kind": CAPITALISED})
+
+
+METHODS: dict[str, Callable[[], Any]] = {
+    "CRFsuite": LinearCRF,
+    "chain": StructuredGPClassifier,
+    "skip-chain": lambda: StructuredGPClassifier(structure=linked()),
+}
+
+
+def compare(method: Any, X: list[Any], y: list[list[str]], train: Any, test: Any) -> dict[str, Any]:
+    """Right, guessed and true spans of every field, token NLL and times, of one fold."""
+    began, cpu = time.perf_counter(), time.process_time()
+    X_train, X_test = [X[i] for i in train], [X[i] for i in test]
+    is_rare = rare(X_train)
+    method.fit(marked(X_train, is_rare), [y[i] for i in train])
+    fit, fit_cpu = time.perf_counter() - began, time.process_time() - cpu
+    X_test, y_test, began = marked(X_test, is_rare), [y[i] for i in test], time.perf_counter()
+    guessed = method.predict(X_test)
+    answer = time.perf_counter() - began
+    return {
+        "counts": counts(y_test, guessed),
+        "nll": metrics.token_nll(y_test, method.predict_marginals(X_test)),
+        "seconds": fit,
+        "cpu_seconds": fit_cpu,
+        "answer_seconds": answer,
+    }
+
+
+def counts(y: Sequence[Sequence[str]], guessed: Sequence[Sequence[str]]) -> dict[str, list[int]]:
+    """{field: [right, guessed, true spans]}."""
+    found = {name: [0, 0, 0] for name in FIELDS}
+    for truth, labels in zip(y, guessed, strict=True):
+        spans = [set(metrics.chunks(each)) for each in (labels, truth)]
+        for n, some in enumerate((spans[0] & spans[1], *spans)):
+            for _, _, kind in some:
+                found[kind][n] += 1
+    return found
+
+
+def f1(found: Sequence[dict[str, list[int]]]) -> dict[str, float]:
+    """F1 in percent of every field and of all spans, over several folds together."""
+    total = {name: np.sum([each[name] for each in found], axis=0) for name in FIELDS}
+    total["overall"] = np.sum(list(total.values()), axis=0)
+    return {name: 200 * float(r) / max(1, int(g + t)) for name, (r, g, t) in total.items()}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.seminars",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data", help="folder with structures/seminars.col (default: STRUCTGP_DATA)")
+    parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--fold", nargs="+", type=int, choices=range(N_FOLDS), default=range(N_FOLDS))
+    parser.add_argument("--within", action="store_true", help="on a part of the training documents")
+    options = parser.parse_args(words)
+    X, y = load(options.data)
+    print(f"{'method':<12}" + "".join(f"{name:>10}" for name in (*FIELDS, "overall", "NLL", "fit s")))
+    for name in options.method:
+        rows = []
+        for k in options.fold:
+            train, test = folds(len(X))[k]
+            parts = within(train) if options.within else (train, test)
+            row = {"method": name, "fold": k, "within": options.within}
+            rows.append(row | compare(METHODS[name](), X, y, *parts))
+            keep("seminars", rows[-1])
+            _tell(f"{name} {k}", rows[-1:])
+        _tell(name, rows)
+
+
+def _tell(name: str, rows: list[dict[str, Any]]) -> None:
+    scores = f1([row["counts"] for row in rows])
+    nll, seconds = np.mean([row["nll"] for row in rows]), max(row["seconds"] for row in rows)
+    told = "".join(f"{scores[field]:>10.1f}" for field in (*FIELDS, "overall"))
+    print(f"{name:<12}{told}{nll:>10.4f}{seconds:>10.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    run_command(main)

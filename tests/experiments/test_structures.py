@@ -1,0 +1,111 @@
+"""Seminars and two layers, on generated documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import seminars, two_layers
+from structgp import Prior, Spec, StructuredGPClassifier, chain, same
+
+NAMES = ("Alda", "Borg", "Cole", "Dunn", "Ekman", "Falk", "Gray", "Hale", "Ives", "Jung")
+
+
+def documents(n: int) -> list[list[tuple[str, str, str]]]:
+    """Token, line and label: a speaker announced by 'Speaker :' and mentioned again."""
+    random, found = np.random.default_rng(0), []
+    for i in range(n):
+        name, time = NAMES[i % len(NAMES)], f"{random.integers(1, 12)}:00"
+        first = [("Speaker", "O"), (":", "O"), (name, "B-speaker")]
+        second = [("At", "O"), (time, "B-stime"), (name, "B-speaker"), ("talks", "O")]
+        found.append([(w, str(line), v) for line, row in enumerate((first, second)) for w, v in row])
+    return found
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "structures").mkdir()
+    text = "\n".join("".join("\t".join(row) + "\n" for row in doc) for doc in documents(20))
+    (tmp_path / "structures" / "seminars.col").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_features_say_where_in_its_line_a_word_stands() -> None:
+    words, lines = zip(*[(w, line) for w, line, _ in documents(1)[0]], strict=True)
+    found = seminars.features(words, lines)
+    assert found[2]["opening"] == "speaker"
+    assert found[2]["place"] == "2"
+    assert found[2]["place from end"] == "0"
+    assert found[5]["opening before"] == "speaker"
+    assert found[4]["shape"] == "0:00"
+    assert found[0]["word-1"] == "-"
+
+
+def test_only_words_of_few_training_documents_are_linked(data: Path) -> None:
+    X, _ = seminars.load(str(data))
+    marked = seminars.marked(X, seminars.rare(X))
+    kinds = {token["word"]: token["kind"] for token in marked[0]}
+    assert kinds["Speaker"] == kinds["At"] == ""
+    assert kinds["Alda"] == "Xx"
+
+
+def test_folds_have_every_document_once() -> None:
+    folds = seminars.folds(23)
+    assert sorted(np.concatenate([test for _, test in folds])) == list(range(23))
+    for train, test in folds:
+        assert not set(train) & set(test)
+        rest, left_out = seminars.within(train)
+        assert sorted([*rest, *left_out]) == sorted(train)
+
+
+def test_scores_of_seminars_by_field() -> None:
+    truth, guessed = ["B-speaker", "I-speaker", "O", "B-stime"], ["B-speaker", "O", "O", "B-stime"]
+    found = seminars.counts([truth], [guessed])
+    assert found["speaker"] == [0, 1, 1]
+    assert found["stime"] == [1, 1, 1]
+    assert seminars.f1([found])["overall"] == pytest.approx(50.0)
+
+
+def test_a_skip_chain_is_fitted_and_scored(data: Path) -> None:
+    X, y = seminars.load(str(data))
+    model = StructuredGPClassifier(structure=seminars.linked(), prior=Prior(data_weight=1.0))
+    row = seminars.compare(model, X, y, range(15), range(15, 20))
+    assert row["counts"]["speaker"][2] == 10
+    assert row["nll"] < 0.5
+
+
+def sentences(n: int) -> tuple[list[list[str]], list[list[str]], list[list[str]]]:
+    words = [["the", "dog", "runs"], ["a", "cat", "sleeps"], ["dogs", "run", "."]]
+    tags = [["DT", "NN", "VB"], ["DT", "NN", "VB"], ["NN", "VB", "."]]
+    chunks = [["B-NP", "I-NP", "B-VP"], ["B-NP", "I-NP", "B-VP"], ["B-NP", "B-VP", "O"]]
+    return tuple([items[i % 3] for i in range(n)] for items in (words, tags, chunks))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("method", ["words", "cascade", "layers"])
+def test_chunks_of_generated_sentences(method: str) -> None:
+    words, tags, y = sentences(12)
+    X = [two_layers.features(row) for row in words]
+    row = two_layers.run(two_layers.METHODS[method](), X, tags, y, range(9), range(9, 12))
+    assert row["error"] < 40
+    assert np.isfinite(row["nll"])
+
+
+def test_tags_around_a_word_are_features() -> None:
+    (found,) = two_layers.with_tags([two_layers.features(["the", "dog"])], [["DT", "NN"]])
+    assert (found[0]["tag+0"], found[0]["tag+1"], found[1]["tags-1"]) == ("DT", "NN", "DT NN")
+    assert two_layers.shape("U.S.-1,500") == "X.X.-0,0"
+
+
+def test_links_whose_score_depends_on_both_ends() -> None:
+    spec = chain() + same("word", where={"kind": "Xx"}, features=["word-1"])
+    assert Spec.from_json(spec.to_json()) == spec
+    assert "features=('word-1',)" in repr(spec)
+    assert not spec.templates[-1].symmetric
+    rows = documents(12)
+    X = [seminars.features([r[0] for r in doc], [r[1] for r in doc]) for doc in rows]
+    y = [[r[2] for r in doc] for doc in rows]
+    model = StructuredGPClassifier(structure=spec, prior=Prior(data_weight=1.0))
+    row = seminars.compare(model, X, y, range(9), range(9, 12))
+    assert row["nll"] < 0.5
