@@ -10,7 +10,8 @@ a chain, what an annotator writes at a position depends on its true label throug
                    = Z(f + log C[:, seen], g) / Z(f, g),
 
 and that is all the engine is given: a function of f, g and the labels seen that returns numbers. It
-fits the posterior from them, and predictions read f and g as a chain over the TRUE labels.
+fits the posterior from them. What is to be predicted is not what the annotators write, so
+``predict_with="chain"`` reads f and g as a chain over the TRUE labels.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from structgp import InputError, Natural, StructgpError, StructuredGPClassifier, metrics
+from structgp import Custom, InputError, Natural, StructgpError, StructuredGPClassifier, metrics
 from structgp.data.corpora import recipes
 from structgp.evaluation.crf import LinearCRF
 
@@ -94,7 +95,9 @@ def methods(n_labels: int, **options: Any) -> dict[str, Callable[[], Any]]:
     """The three by name; ``options`` are of the first one's classifier."""
     annotator = Annotator(uniform_confusion(n_labels))
     return {
-        "annotator": lambda: StructuredGPClassifier(structure=annotator, **options),
+        "annotator": lambda: StructuredGPClassifier(
+            structure=Custom(annotator, predict_with="chain"), **options
+        ),
         "chain": StructuredGPClassifier,
         "CRF": LinearCRF,
     }

@@ -11,7 +11,8 @@ by dynamic programming over positions and segments. No CRF has such a likelihood
 estimator wants one label a token, so each summary is spread evenly over its line before the fit; the
 likelihood collapses it again, and no true position reaches the fit.
 
-The function is written in torch and autograd differentiates it: the engine finds that out by itself.
+The function is written in torch and autograd differentiates it: the engine finds that out by itself. What
+is to be predicted are labels at their places, not summaries: ``predict_with="chain"`` reads f and g so.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from structgp import StructgpError, StructuredGPClassifier, metrics
+from structgp import Custom, StructgpError, StructuredGPClassifier, metrics
 from structgp.data.corpora import recipes
 
 Labels = list[list[str]]
@@ -88,7 +89,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
     errors = {"commonest label": metrics.token_error(y_test, guess)}
     print(f"{len(X)} lines, token error on {len(X_test)} others")
     print(f"{'always ' + commonest:<34}{100 * errors['commonest label']:6.1f} %", flush=True)
-    summaries = StructuredGPClassifier(structure=log_prob_of_summary)
+    summaries = StructuredGPClassifier(structure=Custom(log_prob_of_summary, predict_with="chain"))
     for name, model, labels in (
         ("summaries", summaries, seen),
         ("chain, summaries spread evenly", StructuredGPClassifier(), seen),

@@ -50,7 +50,10 @@ def compare(task: str, k: int, data: str | None, n_jobs: int) -> dict[str, Any]:
     for name, choice in {
         "second-order": {},
         "pathwise": {"inference": Natural()},
-        "values only": {"structure": Custom(opaque_chain, n_jobs=n_jobs), "inference": Natural()},
+        "values only": {
+            "structure": Custom(opaque_chain, predict_with="chain", n_jobs=n_jobs),
+            "inference": Natural(),
+        },
     }.items():
         model = StructuredGPClassifier(**(PLAIN | choice)).fit(fold.X, fold.y)
         log = model.training_log_

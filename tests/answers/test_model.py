@@ -289,8 +289,8 @@ sys.path.insert(0, ".")
 import mine
 torch.set_num_threads(1)
 X = json.load(open("x.json"))
-given = {"class": {"structure": mine.Mine()}}
-for name in ("features", "class", "function"):
+given = {"class": {"structure": mine.Mine()}, "function": {"structure": mine.function}}
+for name in ("features", "class", "function", "chain"):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = structgp.load(name, **given.get(name, {}))
@@ -302,8 +302,8 @@ for name in ("features", "class", "function"):
 
 
 def test_every_kind_of_structure_answers_alike_in_a_new_process(data, tmp_path, monkeypatch):
-    """A declared one with features on transitions, a class of the user's own, and a plain function: to the
-    last bit."""
+    """A declared one with features on transitions, a class of the user's own, and a plain function that
+    answers itself or through the chain: to the last bit."""
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "x.json").write_text(json.dumps(data.X))
     monkeypatch.syspath_prepend(tmp_path)
@@ -313,6 +313,9 @@ def test_every_kind_of_structure_answers_alike_in_a_new_process(data, tmp_path, 
         "features": StructuredGPClassifier(structure=structgp.chain(features=["0", "2"]), n_draws=8),
         "class": StructuredGPClassifier(structure=mine.Mine(), **quick),
         "function": StructuredGPClassifier(structure=mine.function, **quick),
+        "chain": StructuredGPClassifier(
+            structure=structgp.Custom(mine.function, predict_with="chain"), **quick
+        ),
     }
     expected = []
     for name, model in made.items():
@@ -327,6 +330,15 @@ def test_every_kind_of_structure_answers_alike_in_a_new_process(data, tmp_path, 
     assert made["features"].model_.split.next is not None
     with pytest.raises(ModelFileError, match=r"mine.Mine, .*; pass it: load\(path, structure=Mine\(\)\)$"):
         structgp.load(tmp_path / "class")
+    said = (
+        r"mine.function, which a file .*; pass it: load\(path, structure=function\), or structure='chain'"
+    )
+    for other in (None, mine.Mine(), mine.Mine):
+        with pytest.raises((ModelFileError, InputError), match=said if other is None else "Mine"):
+            structgp.load(tmp_path / "function", structure=other)
+    with pytest.warns(structgp.StructgpWarning, match="the chain answers"):
+        by_chain = structgp.load(tmp_path / "function", structure="chain")
+    assert isinstance(by_chain.model_.structure, Chain)
     source = Path(structgp.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", ASK],
@@ -340,8 +352,8 @@ def test_every_kind_of_structure_answers_alike_in_a_new_process(data, tmp_path, 
     # repr of a float reads back as the same float.
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [answers[:3] for answers in found] == expected
-    assert [len(answers[3]) for answers in found] == [0, 0, 1]
-    assert "fitted with a likelihood that a file does not hold" in found[2][3][0]
+    assert [len(answers[3]) for answers in found] == [0, 0, 0, 1]
+    assert "fitted with a likelihood that a file does not hold; the chain answers" in found[3][3][0]
 
 
 def test_what_else_comes_back(fitted, data, tmp_path):

@@ -109,7 +109,7 @@ def test_compiled_spans_of_a_batch(make: Any, oracles: ModuleType, mixtures: Mod
     for case in (mixtures.mixture(oracles, 3, (5, 1, 3), 5, S=6, bans=bans) for bans in (0.0, 0.2)):
         at = case.at()
         for g in (at.g, at.g[:, None, None].expand(-1, 3, 4, -1, -1) + torch.randn(6, 3, 4, 5, 5)):
-            here = replace(at, g=g.double())
+            here = replace(at, scores=(at.f, g.double()))
             slow = likely_spans(here, boundaries, 0.02)  # too little to be worth compiling
             scores = (
                 Rules.restrict(case.rules, (here.f, here.g), at.mask) if case.rules else (here.f, here.g)

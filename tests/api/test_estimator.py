@@ -1049,24 +1049,24 @@ def test_verbose_is_heard_when_the_root_logger_is_not(few, caplog, capsys):
 
 
 def torch_softmax(f, g, y):
-    """Each token for itself, and pairs by the pseudo-likelihood; in torch."""
-    unary = f.log_softmax(-1)[:, torch.arange(len(y)), y].sum(-1)
-    return unary + g.log_softmax(-1)[:, y[:-1], y[1:]].sum(-1)
+    """Each label given the one before, by a softmax; in torch."""
+    rows = torch.cat([f[:, :1], f[:, 1:] + g[:, y[:-1]]], 1)
+    return rows.log_softmax(-1)[:, torch.arange(len(y)), y].sum(-1)
 
 
 def numpy_softmax(f, g, y):
     """The same in NumPy."""
     f, g, y = np.asarray(f), np.asarray(g), np.asarray(y)
-    f = f - np.logaddexp.reduce(f, axis=-1, keepdims=True)
-    g = g - np.logaddexp.reduce(g, axis=-1, keepdims=True)
-    return f[:, np.arange(len(y)), y].sum(-1) + g[:, y[:-1], y[1:]].sum(-1)
+    rows = np.concatenate([f[:, :1], f[:, 1:] + g[:, y[:-1]]], 1)
+    rows = rows - np.logaddexp.reduce(rows, axis=-1, keepdims=True)
+    return rows[:, np.arange(len(y)), y].sum(-1)
 
 
 def batched_softmax(f, g, y, mask):
     """The same on a whole batch."""
-    unary = f.log_softmax(-1).gather(-1, y.expand(len(f), -1, -1)[..., None])[..., 0]
-    pairs = g.log_softmax(-1)[:, y[:, :-1], y[:, 1:]]
-    return (unary * mask).sum(-1) + (pairs * mask[:, 1:]).sum(-1)
+    rows = torch.cat([f[:, :, :1], f[:, :, 1:] + g[:, y[:, :-1]]], 2)
+    chosen = rows.log_softmax(-1).gather(-1, y.expand(len(f), -1, -1)[..., None])[..., 0]
+    return (chosen * mask).sum(-1)
 
 
 batched_softmax.batched = True
@@ -1151,9 +1151,15 @@ def test_a_likelihood_by_name_or_as_an_object(custom, fitted, few, test):
 
 
 def test_what_predictions_are_read_with(custom, few, test):
-    """Marginals of its own if the likelihood has them, else the chain's."""
-    for name in ("torch", "numpy", "batched", "piecewise", "chain, object"):
+    """Marginals of its own if the likelihood has them, else its values; the chain's for the chain."""
+    for name in ("piecewise", "chain, object"):
         assert isinstance(custom(name).model_.structure, Chain), name
+        assert "answers" not in custom(name).training_log_["plan"]
+    for name in ("torch", "numpy", "batched"):
+        answers = custom(name).training_log_["plan"]["answers"]
+        assert answers["value"] == "enumeration"
+        assert f"labellings for {name}_softmax to value" in answers["reason"]
+        assert custom(name).model_.structure.name == f"{name}_softmax"
     own = StructuredGPClassifier(structure=Softmax(), n_draws=0, **FIXED).fit(
         *few, callback=lambda info: info.iteration == 3
     )
@@ -1193,13 +1199,19 @@ def test_clone_and_grid_search_with_a_callable(few):
 
 
 def test_a_model_of_a_function_loads_and_answers_as_it_did(custom, test, tmp_path):
-    """A file holds no code: the function is left out, and did not answer."""
+    """A file holds no code: the function has to be passed again, or the chain asked for."""
     estimator = custom("numpy")
     estimator.save(tmp_path / "model")
-    with pytest.warns(StructgpWarning, match="fitted with a likelihood that a file does not hold"):
-        loaded = structgp.load(tmp_path / "model")
+    with pytest.raises(ModelFileError, match=r"numpy_softmax, which a file does not hold; pass it"):
+        structgp.load(tmp_path / "model")
+    with pytest.raises(ModelFileError, match=r"numpy_softmax, .* and was given .*torch_softmax"):
+        structgp.load(tmp_path / "model", structure=torch_softmax)
+    with pytest.warns(StructgpWarning, match="a likelihood that a file does not hold; the chain answers"):
+        loaded = structgp.load(tmp_path / "model", structure="chain")
     assert isinstance(loaded.model_.structure, Chain)
     assert loaded.get_params()["structure"] == "chain"
+    loaded = structgp.load(tmp_path / "model", structure=numpy_softmax)
+    assert loaded.get_params()["structure"] is numpy_softmax
     assert loaded.get_params()["posterior__n_inducing"] == 12
     assert loaded.predict_marginals(test[0]) == estimator.predict_marginals(test[0])
     assert loaded.training_log_["optimizer"] == "natural"
@@ -1237,7 +1249,9 @@ def test_a_failing_likelihood_names_the_sequence(form, few):
             values = np.where(np.arange(len(values)) == 1, float(form), values)
         return values
 
-    error = refused(fit(*few, structure=failing, **QUICK), f"training sequence {n + 1} ")
+    error = refused(
+        fit(*few, structure=Custom(failing, predict_with="chain"), **QUICK), f"training sequence {n + 1} "
+    )
     assert isinstance(error, LikelihoodError)
     assert error.sequence == n
     assert f"({len(wrong)} tokens)" in error.place

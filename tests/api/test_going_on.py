@@ -17,7 +17,7 @@ from torch import Tensor
 
 import structgp
 import structgp.inference.loop
-from structgp import Inducing, InputError, Mixture, Prior, StructgpWarning, StructuredGPClassifier
+from structgp import Custom, Inducing, InputError, Mixture, Prior, StructgpWarning, StructuredGPClassifier
 from structgp.answers.ask import Model, Question
 from structgp.data.batch import Batch
 from structgp.data.examples import read_examples
@@ -473,7 +473,7 @@ def test_likelihoods_that_cannot_go_on(data: Generated, fitted: StructuredGPClas
     with pytest.raises(
         InputError, match=r"^partial_fit: BlackBox.*may depend on a direction that was left out"
     ):
-        model.set_params(structure=shifts).partial_fit(data.X, data.y)
+        model.set_params(structure=Custom(shifts, predict_with="chain")).partial_fit(data.X, data.y)
 
 
 def test_a_part_of_nothing(data: Generated, fitted: StructuredGPClassifier) -> None:
@@ -606,7 +606,9 @@ def test_another_likelihood_begins_anew(data: Generated) -> None:
 
     model = StructuredGPClassifier(n_draws=4, warm_start=True).fit(data.X[:6], data.y[:6])
     with pytest.warns(StructgpWarning, match="starts from the prior"):
-        model.set_params(structure=shifts).fit(data.X[:6], data.y[:6], callback=lambda info: True)
+        model.set_params(structure=Custom(shifts, predict_with="chain")).fit(
+            data.X[:6], data.y[:6], callback=lambda info: True
+        )
     assert model.model_.posterior.node.has_own_functions
 
 

@@ -8,7 +8,9 @@ from torch import Tensor
 from structgp.structures.graph.layout import GraphLayout, Tuples
 
 
-def batch_of(graphs: list[tuple[int, list[list[tuple[int, ...]]]]], sizes: list[tuple[int, ...]]) -> GraphLayout:
+def batch_of(
+    graphs: list[tuple[int, list[list[tuple[int, ...]]]]], sizes: list[tuple[int, ...]]
+) -> GraphLayout:
     """graphs : for each example its number of variables and, for each template, its tuples. sizes : of each
     template, labels counted from 0."""
     N = max(n for n, _ in graphs)
@@ -41,7 +43,9 @@ def grid(H: int, W: int, V: int, B: int = 1, diagonals: bool = False) -> GraphLa
     return batch_of([(H * W, [grid_edges(H, W, diagonals)])] * B, [(V, V)])
 
 
-def random_graph(generator: torch.Generator, n: int, edges: int, triples: int = 0) -> list[list[tuple[int, ...]]]:
+def random_graph(
+    generator: torch.Generator, n: int, edges: int, triples: int = 0
+) -> list[list[tuple[int, ...]]]:
     """Tuples of two and of three variables, in any order; no pair twice."""
     pairs, found = set(), []
     for _ in range(edges):
@@ -54,7 +58,12 @@ def random_graph(generator: torch.Generator, n: int, edges: int, triples: int = 
 
 
 def random_scores(
-    layout: GraphLayout, V: int, generator: torch.Generator, S: int = 2, shared: bool = False, size: float = 1.0
+    layout: GraphLayout,
+    V: int,
+    generator: torch.Generator,
+    S: int = 2,
+    shared: bool = False,
+    size: float = 1.0,
 ) -> list[Tensor]:
     B, N = layout.mask.shape
     scores = [size * torch.randn((S, B, N, V), generator=generator, dtype=torch.float64)]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.structures.graphs import batch_of, grid_edges, random_scores
 
 from structgp.errors import InputError
 from structgp.structures.graph.gibbs import Gibbs
 from structgp.structures.graph.program import Enumeration
 from structgp.structures.semirings import LOG
-from tests.structures.graphs import batch_of, grid_edges, random_scores
 
 
 @pytest.mark.parametrize("blocks", ["colour", "forest"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_marginals_within_their_error(blocks: str, shared: bool) -> None:
-    layout = batch_of([(6, [grid_edges(2, 3), [(1, 0, 5)]]), (4, [[(3, 0), (0, 1)], []])], [(2, 2), (2, 2, 2)])
+    layout = batch_of(
+        [(6, [grid_edges(2, 3), [(1, 0, 5)]]), (4, [[(3, 0), (0, 1)], []])], [(2, 2), (2, 2, 2)]
+    )
     scores = random_scores(layout, 2, torch.Generator().manual_seed(0), S=1, shared=shared, size=0.7)
     exact, chains = Enumeration(layout).marginals(scores), 100
     many = [x.expand(chains, *x.shape[1:]) for x in scores]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.structures.graphs import batch_of, grid, random_scores
 
 from structgp.errors import InputError, StructgpWarning
 from structgp.structures.graph.loopy import Loopy
 from structgp.structures.graph.program import Enumeration
 from structgp.structures.semirings import LOG, MAX
-from tests.structures.graphs import batch_of, grid, random_scores
 
 CLOSE = {"atol": 1e-8, "rtol": 1e-8}
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_forests_are_exact(shared: bool) -> None:
-    layout = batch_of([(6, [[(1, 0), (4, 1)], [(2, 1, 3)]]), (4, [[(0, 3)], [(3, 2, 1)]])], [(2, 2), (2, 2, 2)])
+    layout = batch_of(
+        [(6, [[(1, 0), (4, 1)], [(2, 1, 3)]]), (4, [[(0, 3)], [(3, 2, 1)]])], [(2, 2), (2, 2, 2)]
+    )
     scores = random_scores(layout, 2, torch.Generator().manual_seed(0), shared=shared)
     scores[0][:, 1, 4:] = torch.nan
     scores[0][:, 0, 2, 1] = -torch.inf
@@ -31,7 +33,9 @@ def test_weak_loops_are_close_and_the_gradient_is_the_beliefs() -> None:
     f, g = random_scores(layout, 2, torch.Generator().manual_seed(1))
     g = 0.3 * g
     program, exact = Loopy(layout, tolerance=1e-12), Enumeration(layout)
-    torch.testing.assert_close(program.log_partition((f, g)), exact.log_partition((f, g)), atol=0.02, rtol=0)
+    torch.testing.assert_close(
+        program.log_partition((f, g)), exact.log_partition((f, g)), atol=0.02, rtol=0
+    )
     torch.testing.assert_close(program.marginals((f, g)), exact.marginals((f, g)), atol=0.02, rtol=0)
     leaves = [f.clone().requires_grad_(), g.clone().requires_grad_()]
     slopes = torch.autograd.grad(program.log_total(leaves, LOG).sum(), leaves)

@@ -85,16 +85,16 @@ def test_specs_add_up() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: chain(order=2), "order: must be 0 or 1, got 2"),
-        (lambda: chain(order=True), "order: must be 0 or 1"),
+        (lambda: chain(order=4), "order: must be 0, 1, 2 or 3, got 4"),
+        (lambda: chain(order=True), "order: must be 0, 1"),
         (lambda: chain(["word"], order=0), "features: order=0 has no transitions"),
         (lambda: chain(["word", "word"]), r"next.features: names a feature twice|names a feature"),
         (lambda: chain([3]), r"features: must be names of features, got \(3,\)"),
-        (lambda: Template("skip"), "name: must be 'node' or 'next', got 'skip'"),
+        (lambda: Template("skip"), "name: must be 'node' or 'next', or have a rule of .*, got 'skip'"),
         (lambda: Template("next", 3), "labels: must be 2 for 'next', got 3"),
         (lambda: Template("next", features=("a",), without=("b",)), "without: 'next' names"),
-        (lambda: Spec(()), "templates: must be node, or node and next, got none"),
-        (lambda: Spec((Template("next"),)), "templates: must be node"),
+        (lambda: Spec(()), "templates: must begin with node, got none"),
+        (lambda: Spec((Template("next"),)), "templates: must begin with node, got next"),
         (lambda: Spec(chain().templates, "loopy"), "likelihood: must be 'exact' or 'piecewise'"),
     ],
 )
@@ -106,7 +106,10 @@ def test_what_cannot_be(make: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d | {"layers": 2}, r"structure\.layers: unknown field"),
+        (lambda d: d | {"levels": 2}, r"structure\.levels: unknown field"),
+        (lambda d: d | {"layers": 2}, r"structure\.layers: must be a list of names, got 2"),
+        (lambda d: d | {"most_entries": 0}, r"structure\.most_entries: must be a number of table entries"),
+        (lambda d: d | {"program": "exakt"}, r"structure\.program: must be 'auto' or 'exact'"),
         (lambda d: d | {"templates": 3}, r"structure\.templates: must be a list, got 3"),
         (lambda d: {}, r"structure\.templates: must be a list, got None"),
         (lambda d: [d], "structure: must be an object with templates, likelihood"),
@@ -118,13 +121,13 @@ def test_what_cannot_be(make: Any, says: str) -> None:
         ),
         (
             lambda d: d | {"templates": [{"name": "node", "labels": "1"}]},
-            r"labels: must be 1 for 'node', got '1'",
+            r"templates\[0\]\.labels: must be a whole number, got '1'",
         ),
         (
             lambda d: d | {"templates": [{"name": "next", "features": "word"}]},
-            "features: must be names of features, got 'word'",
+            r"templates\[0\]\.features: must be names of features, or null, got 'word'",
         ),
-        (lambda d: d | {"templates": [{"name": ["node"]}]}, "name: must be 'node' or 'next'"),
+        (lambda d: d | {"templates": [{"name": ["node"]}]}, r"templates\[0\]\.name: must be a string"),
         (lambda d: d | {"likelihood": None}, "likelihood: must be 'exact' or 'piecewise'"),
     ],
 )

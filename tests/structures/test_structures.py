@@ -13,7 +13,7 @@ from torch import Tensor
 
 import structgp.structures
 from structgp.errors import InputError
-from structgp.structures import BlackBox, Chain, Differences, Piecewise, Structure, as_structure
+from structgp.structures import BlackBox, ByValues, Chain, Differences, Piecewise, Structure, as_structure
 
 S, V = 2, 3
 LENGTHS = (4, 1, 3)
@@ -35,6 +35,7 @@ def softmax_at_each_position(f: Tensor, g: Tensor, y: Tensor) -> Tensor:
 
 STRUCTURES = {
     "BlackBox": Entry(lambda: BlackBox(softmax_at_each_position)),
+    "ByValues": Entry(lambda: ByValues(BlackBox(softmax_at_each_position))),
     "Chain": Entry(Chain),
     "Differences": Entry(lambda: Differences(Chain())),
     "Piecewise": Entry(Piecewise, normalized=False),
@@ -65,7 +66,8 @@ def test_every_exported_structure_has_an_entry() -> None:
         and issubclass(part, Structure)
         and not inspect.isabstract(part)
     }
-    assert exported == set(STRUCTURES)
+    declared = {"Declared", "Segments"}  # of other scores than f and g: test_declared, test_segments
+    assert exported - declared == set(STRUCTURES)
 
 
 @each_structure
@@ -113,6 +115,8 @@ def test_gradients(entry: Entry) -> None:
     f, g, y, mask = latents()
     f.requires_grad_()
     g.requires_grad_()
+    if isinstance(entry.make(), ByValues):
+        pytest.skip("answers, and is not trained with")
     assert entry.make().has_gradient
     assert torch.autograd.gradcheck(lambda f, g: entry.make().log_prob(f, g, y, mask), (f, g))
 

@@ -37,7 +37,7 @@ from structgp.data.links import GraphSplit, Links
 from structgp.data.schemes import Allowed
 from structgp.errors import InputError
 from structgp.gp import Posterior
-from structgp.structures import Rules, Spec, Structure, chain, structure_for
+from structgp.structures import ByValues, Rules, Spec, Structure, chain, structure_for
 
 Known: TypeAlias = Sequence[Sequence[str | None]]
 
@@ -103,7 +103,9 @@ class Model:
     @cached_property
     def structure(self) -> Structure:
         """The structure that answers."""
-        return structure_for(self.spec, self.rules) if self.predictor is None else self.predictor
+        if self.predictor is not None:
+            return self.predictor
+        return structure_for(self.spec, self.rules, self.labels.classes)
 
     @cached_property
     def split(self) -> Any:
@@ -173,6 +175,14 @@ class Asked:
         """(T, V) label probabilities of each sequence."""
         return self._each(known, np.empty((0, len(self.model.labels.classes))), Potentials.marginals)
 
+    def monte_carlo_error(self, known: Known | None = None) -> list[np.ndarray]:
+        """(T, V) standard errors of ``marginals`` that come from sampling labellings, for a likelihood of
+        which there are values alone; 0 where answers are exact given the draws."""
+        none = np.empty((0, len(self.model.labels.classes)))
+        if not isinstance(self.model.structure, ByValues):
+            return [np.zeros((len(r), none.shape[1])) for r in self.rows]
+        return self._each(known, none, lambda at: at.monte_carlo_error())
+
     def best_tokens(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
         constraints allow."""
@@ -192,7 +202,7 @@ class Asked:
     def best_spans(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the highest expected span F1, of those that the
         constraints allow."""
-        self.require("has_walk", "spans", "decode", "accuracy")
+        self.require("has_spans", "spans", "decode", "accuracy")
         model, rules = self.model, self.model.rules
         decoder = SpanDecoder.of(model.labels.classes, model.info.get("threshold"), model.constraints)
         found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
@@ -256,7 +266,7 @@ class Asked:
 
     def transition_marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T - 1, V, V) probabilities of each label with the next one; (0, V, V) for at most one token."""
-        self.require("has_walk", "transition marginals")
+        self.require("has_spans", "transition marginals")
         V = len(self.model.labels.classes)
         found = self._each(known, np.empty((0, V, V)), labellings.transition_marginals)
         return [p[: max(0, len(r) - 1)] for p, r in zip(found, self.rows, strict=True)]
@@ -285,7 +295,7 @@ class Asked:
 
     def spans(self, least: float, known: Known | None = None) -> list[list[tuple[int, int, str, float]]]:
         """Spans (start, stop, label) with a probability of at least ``least``, and that probability."""
-        self.require("has_walk", "spans")
+        self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
         for batch, at in self.potentials(known):
@@ -304,7 +314,7 @@ class Asked:
         if (sense == "exact" and label is None) or (sense == "bounds" and label is not None):
             problem = "'exact' needs a label" if label is None else "'bounds' is for any label"
             raise InputError("label", problem, "use sense='bounds' without a label, 'exact' with one")
-        self.require("has_walk", "spans")
+        self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         if label is not None and label not in boundaries.kinds:
             kinds = ", ".join(map(repr, boundaries.kinds))
@@ -346,7 +356,7 @@ class Asked:
             if structure.many_templates:
                 problem = f"the structure {structure.spec} offers no {what}"
                 raise InputError("structure", problem, "ask for what it offers, such as marginals")
-            problem = f"{type(structure).__name__} offers no {what}"
+            problem = f"{getattr(structure, 'name', type(structure).__name__)} offers no {what}"
             raise InputError(place, problem, f"use {use!r}")
 
     def _each(

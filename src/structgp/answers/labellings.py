@@ -16,11 +16,24 @@ def transition_marginals(at: Potentials) -> Tensor:
     """(B, T-1, V, V) probabilities of each label with the next one; 0 at padding."""
     B, T, V = at.f.shape[1:]
     total = at.f.new_zeros((B, T - 1, V, V))
+    if not at.structure.has_walk:
+        total = total.cpu()
+        for b, (labels, p) in enumerate(weighted_labellings(at)):
+            for t in range(labels.shape[1] - 1):
+                total[b, t].index_put_((labels[:, t], labels[:, t + 1]), p.to(total), accumulate=True)
+        return total
     # Some draws at a time: there is a transition matrix for each position of each draw.
     for some in at.some_draws(draws_at_once(at.f)):
         node, step = some.ask("walk")
         total += torch.einsum("sb,sbti,sbtij->btij", some.share, node[:, :, :-1], step)
     return total
+
+
+def weighted_labellings(at: Potentials) -> list[tuple[Tensor, Tensor]]:
+    """For each sequence labellings (C, T), without padding, and their probabilities (C,) averaged over
+    draws."""
+    each = at.ask("labellings")
+    return [(labels.to(p.device), at.share[:, b].to(p) @ p) for b, (labels, p) in enumerate(each)]
 
 
 def log_prob(at: Potentials, y: Tensor) -> Tensor:

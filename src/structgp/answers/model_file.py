@@ -26,7 +26,7 @@ from structgp.data.schemes import Allowed
 from structgp.errors import ModelFileError
 from structgp.gp import FAMILIES, Posterior
 from structgp.gp.kernels.kernel_json import describe, rebuild
-from structgp.structures import Spec, Structure
+from structgp.structures import ByValues, Custom, Spec, Structure, answers_of, as_structure
 
 FORMAT = 9
 
@@ -45,6 +45,7 @@ def save(model: Model, path: str | Path) -> None:
         "version": __version__,
         "structure": model.spec.to_json(),
         "predictor": _name_of(model.predictor),
+        "by_values": isinstance(model.predictor, ByValues),
         "posterior": [_block_to_json(name, block) for name, block in posterior.items()],
         "encoder": model.encoder.to_json(),
         "own": {name: encoder.to_json() for name, encoder in model.own.items()},
@@ -65,19 +66,24 @@ def save(model: Model, path: str | Path) -> None:
         file.write(content)
 
 
-def load(path: str | Path, structure: Structure | None = None) -> Model:
+def load(path: str | Path, structure: Any = None) -> Model:
     """Reads a model file; ModelFileError, in one line, if it is not one or was damaged. ``structure`` : the
-    user's own that answered, where the model had one: a file holds no code."""
+    user's own function or Structure that answered, where the model had one: a file holds no code. 'chain'
+    to have the chain answer in its place."""
     place = str(path)
     header, tensors = _read(place)
-    name, given = header["predictor"], _name_of(structure)
+    name, predictor = header["predictor"], _predictor(structure)
+    given = _name_of(predictor)
     short, given_short = (n and n.split(".")[-1] for n in (name, given))
     if name is None and given is not None:
         raise ModelFileError(place, "answers by the chain", "leave structure out")
-    if short != given_short:
+    if short != given_short and not _is_chain(structure):
         problem = f"answers by {name}, which a file does not hold"
         problem += "" if given is None else f", and was given {given}"
-        raise ModelFileError(place, problem, f"pass it: load(path, structure={short}())")
+        remedy = f"pass it: load(path, structure={short}())"
+        if header.get("by_values"):
+            remedy = f"pass it: load(path, structure={short}), or structure='chain' for the chain's answers"
+        raise ModelFileError(place, problem, remedy)
     for family in (block["family"] for block in header["posterior"]):
         if family not in FAMILIES:
             problem = f"a posterior of family {family!r}, which structgp {__version__} does not know"
@@ -98,7 +104,7 @@ def load(path: str | Path, structure: Structure | None = None) -> Model:
         spread=header["spread"],
         info=header["info"],
         extra=header["extra"],
-        predictor=structure,
+        predictor=predictor,
         constraints=Allowed.from_json(header["constraints"]),
         calibration=calibration,
         own={name: FeatureEncoder.from_json(state) for name, state in header["own"].items()},
@@ -137,9 +143,28 @@ def _read(place: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return header, tensors
 
 
+def _is_chain(structure: Any) -> bool:
+    return isinstance(structure, str) and structure == "chain"
+
+
+def _predictor(structure: Any) -> Structure | None:
+    """What answers for a structure that is passed to ``load``."""
+    if structure is None or _is_chain(structure):
+        return None
+    if isinstance(structure, Custom):
+        asked = structure.predict_with
+        if isinstance(asked, Structure) or _is_chain(asked):
+            return _predictor(asked)
+    return answers_of(as_structure(structure))
+
+
 def _name_of(structure: Structure | None) -> str | None:
-    """Module and class of a user's own structure."""
-    return None if structure is None else f"{type(structure).__module__}.{type(structure).__qualname__}"
+    """Module and name of a user's own structure or function."""
+    if structure is None:
+        return None
+    if isinstance(structure, ByValues):
+        return structure.full_name
+    return f"{type(structure).__module__}.{type(structure).__qualname__}"
 
 
 def _posterior_from_json(states: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Posterior:

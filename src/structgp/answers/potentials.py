@@ -15,7 +15,7 @@ from torch import Tensor
 
 from structgp.data.batch import Batch
 from structgp.gp import Posterior
-from structgp.structures import Structure
+from structgp.structures import ByValues, Structure
 
 SALT = 1_000_003
 """Between the seeds of one block and of the next: what their draws leave open has nothing in common."""
@@ -70,15 +70,23 @@ def mean(posterior: Posterior) -> Draws:
 
 @dataclass(frozen=True)
 class Potentials:
-    """scores : of each template, as the structure takes them; those of nodes come first, (S, B, T, V), -inf
-    at labels that are known not to be; then (S, *labels), or (S, B, E, *labels). layout : of the examples,
-    the mask (B, T) of sequences or the layout of graphs. share : (S, B), how much each draw counts, which
-    sums to 1 over draws."""
+    """likelihood : that answers, before anything is known. scores : of each template, as the structure takes
+    them; those of nodes come first, (S, B, T, V), -inf at labels that are known not to be; then (S,
+    *labels), or (S, B, E, *labels). layout : of the examples, the mask (B, T) of sequences or the layout of
+    graphs. share : (S, B), how much each draw counts, which sums to 1 over draws. known : (B, T) labels that
+    are known, negative where none is, for a likelihood that cannot read them off the scores; else None."""
 
-    structure: Structure
+    likelihood: Structure
     scores: tuple[Tensor, ...]
     layout: Any
     share: Tensor
+    known: Tensor | None = None
+
+    @property
+    def structure(self) -> Structure:
+        """That answers, given what is known."""
+        told = None if self.known is None else self.likelihood.given(self.known)
+        return self.likelihood if told is None else told
 
     @property
     def f(self) -> Tensor:
@@ -106,11 +114,14 @@ class Potentials:
             return self
         with torch.no_grad():
             share = self.log_prob(y).softmax(0)
+            if self.likelihood.given(y) is not None:
+                return replace(self, known=y, share=share)
             return replace(self, scores=self.structure.keep_known(self.scores, y, self.layout), share=share)
 
     def on_host(self) -> Potentials:
+        known = None if self.known is None else self.known.cpu()
         scores = tuple(x.cpu() for x in self.scores)
-        return Potentials(self.structure, scores, self.layout.to("cpu"), self.share.cpu())
+        return Potentials(self.likelihood, scores, self.layout.to("cpu"), self.share.cpu(), known)
 
     def one(self, b: int, length: int, draws: Tensor | slice = slice(None)) -> Potentials:
         """Those of one example under some draws; of a sequence, without padding."""
@@ -118,17 +129,20 @@ class Potentials:
         for k, x in enumerate(self.scores):
             scores.append(x[draws][:, b : b + 1] if self._has_examples(k) else x[draws])
         if not isinstance(self.layout, Tensor):
-            return Potentials(self.structure, tuple(scores), self.layout.rows([b]), share)
+            return Potentials(self.likelihood, tuple(scores), self.layout.rows([b]), share)
         f, g = scores
         g = g if g.dim() == 3 else g[:, :, : max(0, length - 1)]
-        return Potentials(self.structure, (f[:, :, :length], g), self.layout[b : b + 1, :length], share)
+        known = None if self.known is None else self.known[b : b + 1, :length]
+        layout = self.layout[b : b + 1, :length]
+        return Potentials(self.likelihood, (f[:, :, :length], g), layout, share, known)
 
     def times(self, n: int) -> Potentials:
         """n copies of the only example."""
         parts = enumerate(self.scores)
         scores = [x.expand(-1, n, *x.shape[2:]) if self._has_examples(k) else x for k, x in parts]
         layout = self.layout.expand(n, -1) if isinstance(self.layout, Tensor) else self.layout.rows([0] * n)
-        return Potentials(self.structure, tuple(scores), layout, self.share.expand(-1, n))
+        known = None if self.known is None else self.known.expand(n, -1)
+        return Potentials(self.likelihood, tuple(scores), layout, self.share.expand(-1, n), known)
 
     def some_draws(self, n: int) -> Iterator[Potentials]:
         """n draws at a time."""
@@ -158,6 +172,12 @@ class Potentials:
     def marginals(self) -> Tensor:
         """(B, T, V) label probabilities, averaged over draws: Bayes-optimal token by token."""
         return self.average(self.ask("marginals"))
+
+    def monte_carlo_error(self) -> Tensor:
+        """(B, T, V) standard errors of ``marginals`` that come from sampling labellings."""
+        answering = self.structure
+        assert isinstance(answering, ByValues)
+        return answering.monte_carlo_error(self.f, self.g, self.mask, self.share)
 
     def average(self, values: Tensor) -> Tensor:
         """(B, ...) mean over draws of values (S, B, ...)."""

@@ -17,7 +17,7 @@ from structgp.evaluation import metrics
 MOST_LABELLINGS = 50
 """Labellings in a set, at most."""
 
-ABILITIES = {"tokens": None, "spans": "has_walk", "labellings": "has_n_best"}
+ABILITIES = {"tokens": None, "spans": "has_spans", "labellings": "has_n_best"}
 """What a structure needs for sets of each kind."""
 
 

@@ -1,8 +1,9 @@
 """Probabilities of spans, exact under each draw.
 
 Where one span ends and the next begins is a question about two neighbouring labels, as conlleval reads them
-(``metrics.chunks``). Under one draw the labelling is a Markov chain, so the probability of a span is a
-product of its transition matrices, restricted to the labels that agree with the span.
+(``metrics.chunks``). Under one draw the labelling of a chain is a Markov chain, so the probability of a
+span is a product of its transition matrices, restricted to the labels that agree with the span. Other
+structures list labellings with their probabilities, and those that have the span are added up.
 
     'covers' : tokens start to stop all belong to one span, which may be longer;
     'bounds' : a span of any label begins at start and ends before stop;
@@ -10,12 +11,15 @@ product of its transition matrices, restricted to the labels that agree with the
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from structgp.answers.labellings import weighted_labellings
 from structgp.answers.potentials import Potentials
 from structgp.evaluation import metrics
 from structgp.structures import Chain
@@ -50,6 +54,9 @@ def span_probability(
     ``stop``. ``at`` : of that sequence alone. ``kind`` : index of the type; None for any. Cost O(S L V^2)
     for a span of L tokens, beside the walk."""
     bounded = sense != "covers"
+    if not at.structure.has_walk:
+        ((labels, p),) = at.ask("labellings")
+        return p @ _has_span(labels, boundaries, start, stop, bounded, kind).to(p)
     node, step = at.ask("walk")
     inside = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
     here = _enter(node[:, 0], step[:, 0], boundaries, start, bounded) * inside.to(node)
@@ -58,6 +65,20 @@ def span_probability(
     if not bounded or stop == node.shape[2]:
         return here.sum(-1)
     return torch.einsum("si,sij->s", here, step[:, 0, stop - 1] * boundaries.parts.to(here))
+
+
+def _has_span(
+    labels: Tensor, boundaries: Boundaries, start: int, stop: int, bounded: bool, kind: int | None
+) -> Tensor:
+    """(C,) whether a labelling (C, T) has the span, in the sense of ``span_probability``."""
+    inside = boundaries.inside.any(0) if kind is None else boundaries.inside[kind]
+    breaks = boundaries.parts[labels[:, :-1], labels[:, 1:]]  # (C, T-1), between t and t + 1
+    found = inside[labels[:, start]] & ~breaks[:, start : stop - 1].any(1)
+    if bounded and start > 0:
+        found &= breaks[:, start - 1]
+    if bounded and stop < labels.shape[1]:
+        found &= breaks[:, stop - 1]
+    return found
 
 
 def _enter(node: Tensor, step: Tensor, boundaries: Boundaries, t: int, bounded: bool) -> Tensor:
@@ -74,7 +95,28 @@ def likely_spans(at: Potentials, boundaries: Boundaries, least: float) -> Found:
     if boundaries.kinds and type(at.structure) is Chain:
         given = at.f, at.g, at.mask, at.share, boundaries.inside, boundaries.parts
         found = at.structure.likely_spans(*given, least)
+    if not at.structure.has_walk:
+        found = [_added_up(*each, boundaries, least) for each in weighted_labellings(at)]
     return spans_by_walk(at, boundaries, least) if found is None else found
+
+
+def _added_up(
+    labels: Tensor, p: Tensor, boundaries: Boundaries, least: float
+) -> list[tuple[int, int, int, float]]:
+    """Spans of labellings (C, T) whose probabilities p (C,) add up to ``least`` or more."""
+    if not boundaries.kinds or not labels.shape[1]:
+        return []
+    edge = torch.ones((len(labels), 1), dtype=torch.bool)
+    breaks = torch.cat([edge, boundaries.parts[labels[:, :-1], labels[:, 1:]], edge], 1)  # (C, T + 1)
+    is_inside, kinds = boundaries.inside.any(0), boundaries.inside.int().argmax(0)
+    total: dict[tuple[int, int, int], float] = defaultdict(float)
+    for row, cuts, share in zip(labels.tolist(), breaks.tolist(), p.tolist(), strict=True):
+        places = [t for t, cut in enumerate(cuts) if cut]
+        for start, stop in pairwise(places) if share > 0 else ():
+            if bool(is_inside[row[start]]):
+                total[start, stop, int(kinds[row[start]])] += share
+    found = [(*span, share) for span, share in total.items() if share >= least]
+    return sorted(found, key=lambda span: (-span[3], span[:3]))
 
 
 def spans_by_walk(at: Potentials, boundaries: Boundaries, least: float) -> Found:

@@ -41,7 +41,6 @@ from structgp.plan.options import (
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
-from structgp.structures import Structure
 
 logger = logging.getLogger("structgp")
 
@@ -61,8 +60,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         f (S, T, V), g (S, V, V) and y (T,) indices into ``classes_``, that returns S log-probabilities, in
         torch or NumPy, with or without a gradient. With an attribute ``batched = True`` it is ``log_prob(f,
         g, y, mask)`` on (S, B, T, V), (S, V, V), (B, T), (B, T) and returns (S, B).
-        :class:`structgp.Custom` adds what answers and how many processes call it. See
-        :mod:`structgp.testing`.
+        It answers by its values. :class:`structgp.Custom` adds what answers in its place and how many
+        processes call it. See :mod:`structgp.testing`.
     kernel : 'auto' (where the fit is second-order, 'relevance' on categorical and sparse features and
         'linear+rbf' on dense ones; else one weight per template on categorical features, normalised linear
         on sparse and RBF on dense ones), 'relevance' (linear, with one scale per template and one relevance
@@ -118,7 +117,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         a weight, by template), 'function_scales', 'effective_parameters', 'kl_inducing', 'kl_transitions',
         'length_scales' (of the kernel on dense features, in the units of the columns: one number where all
         columns share one after scaling, else a list), 'shape' (how it was learned: 'bound', 'regression'),
-        'amplitude_factor', 'transition_sd', 'n_inducing', 'inducing_residual', 'evaluations', 'seconds',
+        'amplitude_factor', 'transition_sd', 'template_sds' (prior sd of a score, by template but the nodes),
+        'n_inducing', 'inducing_residual', 'evaluations', 'seconds',
         'dev' if dev data was passed, and 'vectors' in a model from a file that was trained with word
         vectors (numbers of training tokens with and without one).
     model_ : the fitted :class:`structgp.answers.ask.Model`.
@@ -356,10 +356,12 @@ def _is_option(value: Any) -> bool:
     return params is not None and params.frozen and not isinstance(value, type)
 
 
-def load(path: str | Path, structure: Structure | None = None) -> StructuredGPClassifier:
+def load(path: str | Path, structure: Any = None) -> StructuredGPClassifier:
     """The fitted estimator in a file that ``save`` or ``structgp train`` wrote. ``structure`` : your own
-    that answered, if the model had one; a file holds no code."""
+    function or :class:`Structure` that answered, if the model had one; a file holds no code. 'chain' has
+    the chain answer in its place."""
     model = model_file.load(path, structure)
+    structure = None if isinstance(structure, str) else structure
     params = {"kernel": model.posterior.node.kernel} | from_json(model.extra.get("params", {}))
     if structure is not None:
         params["structure"] = structure
@@ -370,7 +372,7 @@ def load(path: str | Path, structure: Structure | None = None) -> StructuredGPCl
     estimator.classes_ = np.array(model.labels.classes)
     model.posterior.requires_grad_(False)
     if structure is None and "structure" not in params:
-        message = f"{path}: fitted with a likelihood that a file does not hold; it answers as before, "
-        message += "by the chain. Set the structure again before another fit"
+        message = f"{path}: fitted with a likelihood that a file does not hold; the chain "
+        message += "answers. Set the structure again before another fit"
         warnings.warn(message, StructgpWarning, stacklevel=2)
     return estimator

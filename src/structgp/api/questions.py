@@ -140,6 +140,12 @@ class Answers:
         classes, found = asked.model.labels.classes, asked.marginals(known)
         return [[dict(zip(classes, map(float, p), strict=True)) for p in sequence] for sequence in found]
 
+    def monte_carlo_error(self, X: Iterable[Any], known: Given = None) -> list[np.ndarray]:
+        """(T, V) standard errors of the probabilities of ``predict_marginals`` that come from sampling
+        labellings, ordered as in ``classes_``. Not 0 only where a likelihood of your own answers, about
+        sequences with too many labellings to enumerate."""
+        return self.ask(X).monte_carlo_error(known)
+
     def predict_marginals_single(self, x: Any) -> list[dict[str, float]]:
         """For every token of one sequence a dict from label to its probability."""
         return self.predict_marginals([x])[0]

@@ -81,22 +81,22 @@ def learn_shape(
     scale = nn.Parameter(x.new_tensor(math.log(0.5 / max(size, 1e-12))))
     noise = nn.Parameter(x.new_tensor(0.0))
     parameters = [*shape_parameters(kernel), scale, noise]
-    start = parameters_to_vector(parameters).detach().numpy()
+    start = parameters_to_vector(parameters).detach().cpu().numpy()
 
     def negative(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        vector_to_parameters(torch.tensor(flat), parameters)
+        vector_to_parameters(torch.tensor(flat).to(x), parameters)
         noise_variance = NOISE_FLOOR + (1 - NOISE_FLOOR) * noise.sigmoid()
         evidence = _log_evidence(kernel, x, targets, scale.exp(), noise_variance)
         grads = torch.autograd.grad(evidence, parameters, allow_unused=True, materialize_grads=True)
         away = (flat - start) / PRIOR_SD
         value = float(evidence.detach()) - 0.5 * float(away @ away)
-        return -value, -parameters_to_vector(grads).numpy() + away / PRIOR_SD
+        return -value, -parameters_to_vector(grads).cpu().numpy() + away / PRIOR_SD
 
     before = -negative(start)[0]
     result = scipy.optimize.minimize(
         negative, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_STEPS}
     )
-    vector_to_parameters(torch.tensor(result.x), parameters)
+    vector_to_parameters(torch.tensor(result.x).to(x), parameters)
     away = (result.x - start) / PRIOR_SD
     after = -float(result.fun) + 0.5 * float(away @ away)
     return Relaxation((before, after), int(result.nfev), len(x))
@@ -104,7 +104,7 @@ def learn_shape(
 
 def _log_evidence(kernel: Kernel, x: Tensor, targets: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
     N, V = targets.shape
-    eye = torch.eye(N, dtype=x.dtype)
+    eye = torch.eye(N, dtype=x.dtype, device=x.device)
     factor = cholesky(scale * covariance(kernel, x, x) + noise * eye)
     fit = torch.linalg.solve_triangular(factor, targets, upper=False).square().sum()
     return -0.5 * fit - V * factor.diagonal().log().sum() - 0.5 * N * V * math.log(2 * math.pi)

@@ -170,7 +170,7 @@ class Problem:
         too."""
         batch, node, structure = self.batches[i], self.posterior.node, self.structure
         if structure.many_templates:
-            return self._graph_bends(i, scores)
+            return self._graph_bends(i, scores, joint)
         curvature: Callable[..., Any] = structure.curvature if joint else structure.local_curvature
         extra = () if node.has_own_functions else (node.basis.to(scores[0]),)
         try:
@@ -185,11 +185,13 @@ class Problem:
         weight = self.weights[i].to(found.node)
         return [weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in (found.node, found.next)]
 
-    def _graph_bends(self, i: int, scores: Sequence[Tensor]) -> list[Tensor]:
+    def _graph_bends(self, i: int, scores: Sequence[Tensor], joint: bool) -> list[Tensor]:
         """The same for a structure of any templates."""
-        batch, blocks, structure = self.batches[i], self.posterior.blocks, self.structure
+        batch, blocks = self.batches[i], self.posterior.blocks
+        bends: Callable[..., list[Tensor]] = self.structure.bends  # type: ignore[attr-defined]
         bases = [None if block.has_own_functions else block.basis for block in blocks]
-        found = structure.bends(scores, batch.y, batch.layout, bases)  # type: ignore[attr-defined]
+        wanted = [joint and block.joint_curvature for block in blocks]
+        found = bends(scores, batch.y, batch.layout, bases, wanted)
         weight = self.weights[i].to(found[0])
         return [weight.view(-1, *[1] * (bend.dim() - 1)) * bend for bend in found]
 

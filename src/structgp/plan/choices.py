@@ -33,10 +33,12 @@ from structgp.structures import (
     Differences,
     Piecewise,
     Rules,
+    Segments,
     Spec,
     Structure,
     as_structure,
     choose,
+    structure_for,
 )
 
 T = TypeVar("T")
@@ -97,7 +99,7 @@ def shown(value: Any) -> Any:
         return {k: shown(v) for k, v in value.items()}
     if isinstance(value, Differences):
         return repr(value.inner)
-    if type(value) in (Chain, Piecewise, Declared):
+    if type(value) in (Chain, Piecewise, Declared, Segments):
         names = [name for name, spec in choose.NAMED.items() if spec == value.spec]
         return names[0] if names else repr(value.spec)
     if isinstance(value, Family):
@@ -128,7 +130,7 @@ def structure_of(options: Options, examples: Examples | ShardedExamples) -> Choi
         return Choice(structure, reason)
     if isinstance(structure, Declared):
         rules = None if examples.constraints is None else Rules.of(examples.constraints)
-        return Choice(Declared(structure.spec, rules), ASKED)
+        return Choice(structure_for(structure.spec, rules, examples.labels.classes), ASKED)
     if isinstance(structure, BlackBox) and not structure.has_gradient:
         cost = Differences.evaluations(examples.typical_length, examples.n_labels)
         if cost <= CHEAP_DIFFERENCES and _may_be_weights(options, examples.encoder.blocks):
@@ -151,25 +153,6 @@ def check_transition_features(spec: Spec, optimizer: Optimizer, family: Family, 
     what = "transitions" if spec.is_chain else "tuples"
     problem = f"{spec} gives {what} features, and {problem}"
     raise InputError("structure", problem, f"{remedy}, or use chain() without features")
-
-
-def predictor_of(options: Options, structure: Structure) -> Structure | None:
-    """The structure that answers; None for the chain."""
-    custom = options.structure if isinstance(options.structure, Custom) else None
-    asked: str | Structure = "auto" if custom is None else custom.predict_with
-    if not isinstance(asked, Structure):
-        if asked == "chain" or not structure.has_marginals:
-            return None
-        asked = structure
-    if not asked.has_marginals:
-        problem = f"{type(asked).__name__} offers no marginals"
-        raise InputError("predict_with", problem, "use 'chain', or a structure that does")
-    if type(asked) is Chain:
-        return None
-    if options.constraints not in (None, "auto"):
-        remedy = "use structure=Custom(..., predict_with='chain')"
-        raise InputError("constraints", f"{shown(asked)} does not know them", remedy)
-    return asked
 
 
 def learns_on_bound(options: Options, structure: Structure, blocks: Sequence[Block]) -> bool:
@@ -372,7 +355,7 @@ def data_weight_of(
         "there is much data": examples.n_tokens >= (MANY_DENSE_TOKENS if dense else MANY_TOKENS),
         f"there are fewer than {FEWEST_SEQUENCES} sequences": examples.n_sequences < FEWEST_SEQUENCES,
         "the posterior is a mixture": isinstance(options.family, Mixture),
-        "the structure is your own": type(structure) not in (Chain, Piecewise, Declared)
+        "the structure is your own": type(structure) not in (Chain, Piecewise, Declared, Segments)
         or predictor is not None,
         f"the {optimizer.name} fit is not repeated to choose it": not isinstance(optimizer, SecondOrder),
     }

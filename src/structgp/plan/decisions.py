@@ -17,7 +17,7 @@ from structgp.errors import InputError
 from structgp.plan.choices import AS_BEFORE, ASKED, TOKENS, Choice, shown
 from structgp.plan.options import Options
 from structgp.plan.resolve import Plan
-from structgp.structures import Chain, Declared, Piecewise, Rules, structure_for
+from structgp.structures import Chain, Declared, Piecewise, Rules, Segments, structure_for
 
 AnyExamples = TypeVar("AnyExamples", bound=Examples | ShardedExamples)
 
@@ -51,7 +51,8 @@ def adopt(
     if not _is_open(options):
         return replace(plan, constraints=Choice(_shown(options.constraints), ASKED)), examples
     name, reason = None, "the labels are not in a tagging scheme"
-    if type(plan.structure.value) not in (Chain, Piecewise, Declared) or plan.predictor is not None:
+    kind = type(plan.structure.value)
+    if kind not in (Chain, Piecewise, Declared, Segments) or plan.predictor is not None:
         reason = f"{shown(plan.structure.value)} does not know constraints"
     elif before is not None and earlier.get("constraints", {}).get("value") is None:
         reason = AS_BEFORE
@@ -64,8 +65,8 @@ def adopt(
     if name is None:
         return plan, examples
     rules = allowed(name, classes)
-    if type(plan.structure.value) in (Chain, Declared):
-        fitted = structure_for(plan.structure.value.spec, Rules.of(rules))
+    if kind in (Chain, Declared, Segments):
+        fitted = structure_for(plan.structure.value.spec, Rules.of(rules), classes)
         plan = replace(plan, structure=replace(plan.structure, value=fitted))
     return plan, examples.under(rules)  # type: ignore[return-value]
 

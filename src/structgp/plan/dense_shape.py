@@ -88,15 +88,18 @@ def by_regression(
     known = [(plan.split.node.select(rows), y) for rows, y in known if len(y)]
     kernel = _kernel(options, plan, torch.from_numpy(np.concatenate([rows for rows, _ in known])))
     dense, columns = split_kernel(kernel)[1:]
-    x = [torch.from_numpy(rows)[:, columns] for rows, _ in known]
+    device = plan.device.value
+    dense.to(device)
+    x = [torch.from_numpy(rows)[:, columns].to(device) for rows, _ in known]
     before = dense.mean_variance(torch.cat(x))
     for parameter in dense.free_parameters():
         parameter.requires_grad_(True)
-    labels = [torch.from_numpy(y) for _, y in known]
+    labels = [torch.from_numpy(y).to(device) for _, y in known]
     relaxation = learn_shape(dense, x, labels, generator, REGRESSION_TOKENS)
     dense.requires_grad_(False)
     # The size of a regression function says nothing about the size of a score.
     dense.log_scale.add_((before / dense.mean_variance(torch.cat(x))).log())
+    dense.to("cpu")
     basis = _basis(plan, examples)
     return DenseShape("regression", _parameters(dense), basis, plan.transition_sd, relaxation=relaxation)
 

@@ -120,6 +120,8 @@ def _variants(options: Options, plan: Plan, examples: Examples) -> list[Candidat
     if plan.has_dense:
         # Learned once, on all sequences: a handful of numbers says nothing of single ones.
         seed = torch.Generator().manual_seed(int(options.random_state))
+        if examples.split is not None:
+            plan, examples = plan.of_tokens(), examples.tokens()
         return [Candidate(shape=way(options, plan, examples, seed)) for way in (by_bound, by_regression)]
     if all(block.kind == "sparse" for block in plan.split.node.blocks):
         return [Candidate(tails=tails) for tails in (HEAVY_TAILS, LIGHT_TAILS)]

@@ -22,6 +22,8 @@ TOLD = {
 
 def program_of(spec: Spec, examples: Examples) -> Choice[str]:
     """The program for these examples, in words."""
+    if spec.has_segments:
+        return Choice("exact, by segments", "a recursion over labels and ages of segments")
     most = MOST_ENTRIES if spec.most_entries is None else spec.most_entries
     if spec.program in ("reweighted", "loopy", "gibbs"):
         return Choice(TOLD[spec.program], ASKED)

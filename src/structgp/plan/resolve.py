@@ -24,8 +24,9 @@ from structgp.paper import Preset
 from structgp.plan import choices
 from structgp.plan.choices import ASKED, Choice
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
+from structgp.plan.predictor import answers_by, predictor_of
 from structgp.plan.programs import program_of
-from structgp.structures import Chain, Custom, Declared, Spec, Structure, Template
+from structgp.structures import ByValues, Chain, Custom, Declared, Segments, Spec, Structure, Template
 
 LATER_LEARNING_ROUNDS = 1
 """How often the kernel moves in a ``partial_fit`` after the first."""
@@ -48,8 +49,8 @@ class Plan:
     constraints : the scheme that all training labellings obey, or the user's. decode : what labels are
     chosen for unless the user says it. threshold : least probability of a span that is predicted for the
     best F1, None where labels are not spans. program : how labellings are summed over, None for a chain.
-    spread : factor on how far draws lie from the posterior
-    mean."""
+    answers : how a likelihood of the user's own answers. spread : factor on how far draws lie from the
+    posterior mean."""
 
     structure: Choice[Structure]
     kernel: Choice[KernelChoice]
@@ -78,6 +79,7 @@ class Plan:
     decode: Choice[str] = choices.TOKENS
     threshold: Choice[float] | None = None
     program: Choice[str] | None = None
+    answers: Choice[str] | None = None
     shape: Any = None
     tails: float | None = None
     trial: bool = False
@@ -85,9 +87,9 @@ class Plan:
     @property
     def answers_spans(self) -> bool:
         """Whether the structure that answers knows probabilities of spans."""
-        if isinstance(self.structure.value, Declared):
+        if self.structure.value.many_templates:
             return self.structure.value.has_walk
-        return self.predictor is None or self.predictor.has_walk
+        return self.predictor is None or self.predictor.has_spans
 
     @property
     def n_components(self) -> int:
@@ -192,8 +194,10 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
     out."""
     structure, sd = choices.structure_of(options, examples), float(options.prior.transition_sd)
     spec, predictor = structure.value.spec, None  # the chain itself answers
-    if isinstance(options.structure, Custom) or type(structure.value) not in (Chain, Declared):
-        predictor = choices.predictor_of(options, structure.value)
+    if isinstance(options.structure, Custom) or type(structure.value) not in (Chain, Declared, Segments):
+        predictor = predictor_of(options, structure.value)
+    if isinstance(predictor, ByValues):
+        predictor.probe(examples.n_labels)
     if sd == 0 and spec.next is not None and not spec.next.is_constant:
         problem = f"0 leaves transitions out, and {spec} gives them features"
         raise InputError("transition_sd", problem, "use a transition_sd above 0, or chain(order=0)")
@@ -212,6 +216,7 @@ def _model(options: Options, examples: Examples | ShardedExamples) -> dict[str, 
         "transition_sd": 0.0 if len(spec.templates) == 1 else sd,
         "predictor": predictor,
         "program": None if graph is None else program_of(spec, examples),  # type: ignore[arg-type]
+        "answers": answers_by(structure.value, predictor, examples),
     }
 
 

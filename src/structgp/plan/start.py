@@ -45,6 +45,7 @@ from structgp.plan.dense_shape import DenseShape, by_bound
 from structgp.plan.options import Options
 from structgp.plan.pilot import Pilot, run_pilot
 from structgp.plan.resolve import Plan
+from structgp.structures import SpanScheme
 
 ENOUGH = 0.02
 """Share of the prior variance that inducing inputs may leave open, under a kernel that is known."""
@@ -132,13 +133,15 @@ def _graph_start(options: Options, plan: Plan, examples: Examples, generator: to
     split, templates = examples.split, plan.spec.templates
     assert split is not None
     blocks: dict[str, Any] = {}
-    layers = [
-        start_of(options, plan.of_tokens(), examples.tokens(layer), generator)
-        for layer in range(examples.n_layers)
-    ]
+    layers, alone = [], plan.of_tokens()
+    for layer in range(examples.n_layers):
+        layers.append(start_of(options, alone, examples.tokens(layer), generator))
+        alone = replace(alone, shape=None)  # which was learned on the first layer
     nodes = iter(start.posterior.node for start in layers)
     for k, template in enumerate(templates):
         sizes = split.sizes(k)
+        if template.rule == "length":
+            sizes = (len(SpanScheme.of(examples.labels.classes).inside), template.longest + 1)
         if template.rule == "node":
             blocks[template.name] = next(nodes)
         elif split.views[k] is None:

@@ -95,7 +95,7 @@ def examine(
     truth = None if text.labels is None else _compare(asked, text.labels, predicted, marginals)
     kinds = token_uncertainties(asked)
     left, expected = metrics.deferral(predicted, marginals), None
-    if asked.model.structure.has_walk:
+    if asked.model.structure.has_sample:
         expected = scores_of(asked, asked.model.labels.transform(predicted), LEVEL)
         if left.expected[-1] > 0:  # what cross-validation has found counts for the curve too
             left = replace(left, expected=left.expected * (expected.error.mean / left.expected[-1]))

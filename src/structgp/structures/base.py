@@ -30,6 +30,20 @@ class Curvature:
     next: Tensor
 
 
+METHODS = (
+    "marginals",
+    "decode",
+    "walk",
+    "n_best",
+    "sample",
+    "entropy",
+    "labellings",
+    "curvature",
+    "local_curvature",
+)
+"""What a structure may offer beside ``log_prob``."""
+
+
 class Structure(ABC):
     """A likelihood p(y | f, g) of one labelled structure given its latent values.
 
@@ -46,28 +60,24 @@ class Structure(ABC):
     ignores_shift = handles_missing = takes_single = False
     many_templates = False  # whether it takes scores and layout of a graph, see ``declared.Declared``
     has_marginals = has_decoder = has_walk = has_n_best = False
-    has_curvature = has_local_curvature = has_sample = has_entropy = False
+    has_sample = has_entropy = has_labellings = False
+    has_curvature = has_local_curvature = False
     spec: Spec = chain()
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
-        methods = (
-            "marginals",
-            "decode",
-            "walk",
-            "n_best",
-            "sample",
-            "entropy",
-            "curvature",
-            "local_curvature",
-        )
-        for method in methods:
+        for method in METHODS:
             flag = "has_decoder" if method == "decode" else f"has_{method}"
             defined = getattr(cls, method) is not getattr(Structure, method)
             if flag not in vars(cls) and getattr(cls, flag) is False:
                 setattr(cls, flag, defined or (method == "local_curvature" and cls.has_curvature))
         if "takes_single" not in vars(cls):
             cls.takes_single = False
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether answers about transitions and spans can be derived."""
+        return self.has_walk or self.has_labellings
 
     @abstractmethod
     def log_prob(self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -107,6 +117,17 @@ class Structure(ABC):
         and transition matrices (S, B, T-1, V, V) from each position to the next; both 0 at padding. Answers
         about transitions and spans come from it."""
         raise NotImplementedError(f"{type(self).__name__} offers no Markov chain")
+
+    def labellings(self, f: Tensor, g: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """For each sequence labellings (C, T), without padding, and (S, C) what each of them counts under
+        each draw, which sums to 1: all labellings with their probabilities, or a weighted sample. Answers
+        about spans come from them where there is no ``walk``."""
+        raise NotImplementedError(f"{type(self).__name__} offers no list of labellings")
+
+    def given(self, y: Tensor) -> Structure | None:
+        """The structure given labels y (B, T), negative where none is known; None if it is enough that
+        other labels have a score of -inf."""
+        return None
 
     def sample(self, f: Tensor, g: Tensor, mask: Tensor, generator: Generator) -> Tensor:
         """(S, B, T) one labelling per draw and sequence, drawn from p(y | f, g); 0 at padding."""

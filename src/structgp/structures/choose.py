@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,11 @@ from structgp.structures.declared import Declared
 from structgp.structures.linear_chain.chain import Chain
 from structgp.structures.masks import Rules
 from structgp.structures.opaque.blackbox import BlackBox
+from structgp.structures.opaque.by_values import ByValues
+from structgp.structures.opaque.differences import Differences
 from structgp.structures.pseudo_likelihood import Piecewise
+from structgp.structures.segments.segments import Segments
+from structgp.structures.segments.span_scheme import SpanScheme
 from structgp.structures.spec import Spec, chain, piecewise
 
 NAMED: dict[str, Spec] = {"chain": chain(), "piecewise": piecewise()}
@@ -24,9 +28,9 @@ class Custom:
     """A likelihood of one's own to train with, and what answers questions afterwards.
 
     log_prob : a function, or whatever else :func:`as_structure` takes. predict_with : 'auto' for the
-    likelihood itself if it offers marginals, else the chain; 'chain'; or a Structure. n_jobs : processes
-    for a NumPy function, -1 for one per core. batched : whether a function computes a whole batch,
-    ``function(f, g, y, mask)``; None to read its attribute ``batched``."""
+    likelihood itself, by its values alone if it offers no marginals; 'chain'; or a Structure. n_jobs :
+    processes for a NumPy function, -1 for one per core. batched : whether a function computes a whole
+    batch, ``function(f, g, y, mask)``; None to read its attribute ``batched``."""
 
     log_prob: Callable[..., Any] | Structure | Spec | str
     predict_with: str | Structure = "auto"
@@ -34,8 +38,11 @@ class Custom:
     batched: bool | None = None
 
 
-def structure_for(spec: Spec, rules: Rules | None = None) -> Structure:
-    """The exact likelihood that a spec declares, over the labellings that ``rules`` allow."""
+def structure_for(spec: Spec, rules: Rules | None = None, classes: Sequence[str] = ()) -> Structure:
+    """The likelihood that a spec declares, over the labellings that ``rules`` allow. classes : the labels,
+    which say what a segment is."""
+    if spec.has_segments:
+        return Segments(SpanScheme.of(list(classes)), rules, spec)
     return Chain(rules, spec) if spec.is_chain else Declared(spec, rules)
 
 
@@ -65,3 +72,9 @@ def as_structure(given: Any, n_jobs: int = 1) -> Structure:
     names = ", ".join(map(repr, NAMED))
     remedy = f"pass one of {names}, a Spec, a Structure or a function(f, g, y)"
     raise InputError("structure", f"must be a structure, got {given!r}", remedy)
+
+
+def answers_of(structure: Structure) -> Structure:
+    """What answers for a likelihood: itself, or its values if it offers no marginals."""
+    inner = structure.inner if isinstance(structure, Differences) else structure
+    return inner if inner.has_marginals else ByValues(inner)

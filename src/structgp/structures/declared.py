@@ -23,12 +23,16 @@ from structgp.structures.program import draws_at_once, variance
 from structgp.structures.spec import Spec
 
 
+STEP = 1e-4
+"""Of a score, for differences of marginals: their error is of its square, and of rounding over it."""
+
+
 class Declared(Structure):
     """The structure that a spec declares, over the labellings that ``rules`` allow. Its cost is that of the
     program chosen for each example (``graph.choose``)."""
 
     ignores_shift = handles_missing = many_templates = True
-    has_marginals = has_decoder = has_n_best = has_local_curvature = True
+    has_marginals = has_decoder = has_n_best = has_local_curvature = has_curvature = True
 
     def __init__(self, spec: Spec, rules: Rules | None = None) -> None:
         self.spec, self.rules = spec, None if rules is None or rules.is_free else rules
@@ -136,18 +140,54 @@ class Declared(Structure):
         return torch.cat([program.entropy(self.gathered(some, layout)) for some in _split(scores, layout)])
 
     def bends(
-        self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout, bases: Sequence[Tensor | None]
+        self,
+        scores: Sequence[Tensor],
+        y: Tensor,
+        layout: GraphLayout,
+        bases: Sequence[Tensor | None],
+        joint: Sequence[bool] = (),
     ) -> list[Tensor]:
         """Minus the second derivatives of log p in the functions of each template, tuple by tuple, averaged
         over draws: (B, E, R) along the columns of its basis (P, R), (B, E, *sizes) without one; summed over
         tuples where one table serves all of them. With labels missing, what is left is clamped at 0, so
-        that it is concave."""
+        that it is concave. joint : for which node templates those between the nodes of an example are
+        wanted too, (B, R, T, T)."""
         with torch.no_grad():
             found = self._variances(scores, layout, bases)
             if bool(((y < 0) & layout.mask).any()):
                 told = self._variances(self.keep_known(scores, y, layout), layout, bases)
                 found = [a - b for a, b in zip(found, told, strict=True)]
-            return [bend.clamp(min=0) for bend in found]
+            found = [bend.clamp(min=0) for bend in found]
+            for layer, k in enumerate(self.nodes):
+                if any(joint) and joint[k]:
+                    found[k] = self._covariances(scores, y, layout, layer, bases[k])
+            return found
+
+    def _covariances(
+        self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout, layer: int, basis: Tensor | None
+    ) -> Tensor:
+        """(B, R, T, T) of the labels of one layer, averaged over draws: how marginals move with the scores
+        of each node, by differences. Nodes whose label is missing count as flat. Cost: 2 T R times that of
+        the marginals."""
+        k, program = self.nodes[layer], self.program(layout, scores)
+        _, B, T, V = scores[k].shape
+        basis = torch.eye(V).to(scores[k]) if basis is None else basis.to(scores[k])
+        start, R = self._first_label(k, scores), basis.shape[1]
+        found = scores[k].new_zeros((B, R, T, T))
+        for t in range(T):
+            for r in range(R):
+                ends = []
+                for step in (STEP, -STEP):
+                    moved = list(scores)
+                    moved[k] = scores[k].clone()
+                    moved[k][:, :, t] += step * basis[:, r]
+                    p = program.node_marginals(self.gathered(moved, layout))
+                    own = p[:, :, layer * T : (layer + 1) * T, start : start + V]
+                    ends.append((own @ basis[:, r]).mean(0))  # (B, T)
+                found[:, r, t] = (ends[0] - ends[1]) / (2 * STEP)
+        known = ((y >= 0) & layout.mask)[:, layer * T : (layer + 1) * T]
+        both = known[:, None, :, None] & known[:, None, None]
+        return 0.5 * (found + found.mT) * both
 
     def _variances(
         self, scores: Sequence[Tensor], layout: GraphLayout, bases: Sequence[Tensor | None]

@@ -144,6 +144,11 @@ class Spec:
         return usual and not self.layers and self.program == PROGRAMS[0]
 
     @property
+    def has_segments(self) -> bool:
+        """True if whole segments have scores."""
+        return any(t.rule == "length" for t in self.templates)
+
+    @property
     def form(self) -> str:
         """What an example is: 'sequence', 'grid', 'tree' or 'graph'."""
         rules = {t.rule for t in self.templates}

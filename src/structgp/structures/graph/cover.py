@@ -23,10 +23,10 @@ FLOOR = -50.0
 
 @dataclass(frozen=True)
 class Solution:
-    """log_z : (S, B) the bound. node : (S, B, N, V) and tables : (S, B, E, *sizes), or (S, B, *sizes), summed
-    over tuples, for a shared table: its gradients. split : the differences d of node scores between forests,
-    as the cover keeps them. sweeps : how many it took. gap : (S, B) largest difference between a forest's
-    node marginals and their mean."""
+    """log_z : (S, B) the bound. node : (S, B, N, V) and tables : (S, B, E, *sizes), or (S, B, *sizes),
+    summed over tuples, for a shared table: its gradients. split : the differences d of node scores between
+    forests, as the cover keeps them. sweeps : how many it took. gap : (S, B) largest difference between a
+    forest's node marginals and their mean."""
 
     log_z: Tensor
     node: Tensor
@@ -79,14 +79,15 @@ def solve_all(
 
 
 class Solver(Protocol):
-    layout: GraphLayout
+    @property
+    def layout(self) -> GraphLayout: ...
 
     def solve(self, scores: Scores) -> Solution: ...
 
 
 def with_slopes(solver: Solver, scores: Scores) -> Tensor:
-    """(S, B) ``log_z`` of the solution, differentiable once in the scores: what else the solution depends on,
-    a split or messages, is best where it is, and held."""
+    """(S, B) ``log_z`` of the solution, differentiable once in the scores: what else the solution depends
+    on, a split or messages, is best where it is, and held."""
     return _Held.apply(solver, *scores)
 
 

@@ -1,35 +1,85 @@
-"""Exact sums over the labellings of any factor graph, by variable elimination."""
+"""Exact sums over the labellings of any factor graph, by variable elimination.
+
+log Z and its gradient come from compiled loops in probability space (``elimination_compiled``) where numba
+is there, the scores are on the CPU and there is enough to do; from torch operations
+(``elimination_steps``) otherwise, under all other semirings, and where scores have too large a spread for
+probability space."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from structgp.structures.graph.elimination_order import MOST_ENTRIES, Cost, cost, entries_of
-from structgp.structures.graph.elimination_schedule import schedule_of
+from structgp.structures.graph.elimination_schedule import Schedule, schedule_of
 from structgp.structures.graph.elimination_steps import total_by_steps
 from structgp.structures.graph.program import GraphProgram
 from structgp.structures.program import Scores
-from structgp.structures.semirings import Semiring
+from structgp.structures.semirings import LOG, Semiring
 
 __all__ = ["MOST_ENTRIES", "Cost", "Elimination", "cost", "entries_of"]
+
+WORTH_COMPILING = 50_000
+"""Table entries of all draws from which compiled loops are used. Decided by shapes alone, so that tiny
+problems never wait for numba to start; the chain's number."""
 
 
 @dataclass(frozen=True)
 class Elimination(GraphProgram):
-    """Cost O(S sum of ``entries_of(layout)``) of every answer: for a tree O(N V^2) per example and draw."""
+    """Every answer costs O(S sum of ``entries_of(layout)``), times n log n for the n best: for a tree O(N
+    V^2) per example and draw. Memory for a copy of the scores, per draw and example, of shared tables
+    too."""
 
     def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
         f, *tables = scores
-        pairs = list(zip(tables, self.layout.tuples, strict=True))
-        shared = [g.dim() == 1 + t.arity for g, t in pairs]
+        shared = [g.dim() == 1 + t.arity for g, t in zip(tables, self.layout.tuples, strict=True)]
         schedule = schedule_of(self.layout, f.shape[-1], shared)
-        B = len(self.layout)
         parts = [
-            g.flatten(1)[:, None].expand(-1, B, -1) if one else g.flatten(2)
+            g.flatten(1)[:, None].expand(-1, len(self.layout), -1) if one else g.flatten(2)
             for g, one in zip(tables, shared, strict=True)
         ]
         flat = torch.cat([f.flatten(2), *parts], -1)
+        if semiring is LOG and _can_compile(flat, schedule):
+            found = _Compiled.apply(flat, schedule)
+            if found is not None:
+                return found
         return total_by_steps(flat, schedule, semiring)
+
+
+class _Compiled(torch.autograd.Function):
+    """log Z (S, B); None where the scores have too large a spread."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, schedule: Schedule) -> Tensor | None:
+        found = compiled_loops().totals(scores, schedule, ctx.needs_input_grad[0])
+        if found is None:
+            return None
+        ctx.gradient = found[1]
+        return found[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        # An impossible example has gradient 0, whatever comes from above.
+        return ctx.gradient * grad.masked_fill(~grad.isfinite(), 0)[..., None], None
+
+
+def _can_compile(scores: Tensor, schedule: Schedule) -> bool:
+    enough = len(scores) * schedule.entries >= max(1, WORTH_COMPILING)
+    known = scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64)
+    return enough and known and compiled_loops() is not None
+
+
+@cache
+def compiled_loops() -> Any:
+    """The module of compiled loops; None where numba is not installed, or cannot work with what is."""
+    try:
+        from structgp.structures.graph import elimination_compiled
+    except (ImportError, OSError, RuntimeError, SystemError):
+        return None
+    return elimination_compiled

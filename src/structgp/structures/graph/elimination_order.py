@@ -1,13 +1,14 @@
 """In which order the variables of a batch of factor graphs are eliminated, and what that costs.
 
-To eliminate a variable is to sum over its labels in a table that it shares with its neighbours, who are then
-neighbours of one another. The variable and those neighbours are its clique, the neighbours its separator.
-Variables with at most one neighbour go first, all of the batch at once, round by round: a forest is done by
-then, with as many rounds as it is deep. What is left of an example, its core, goes one variable at a time,
-the one first whose neighbours need the fewest new links, and among those the one with the smallest table.
+To eliminate a variable is to sum over its labels in a table that it shares with its neighbours, who are
+then neighbours of one another. The variable and those neighbours are its clique, the neighbours its
+separator. Variables with at most one neighbour go first, all of the batch at once, round by round: a
+forest is done by then, with as many rounds as it is deep. What is left of an example, its core, goes one
+variable at a time, the one first whose neighbours need the fewest new links, and among those the one with
+the smallest table.
 
-Letters: B examples, N variables of an example (padded), M variables of the batch that are real. A variable of
-the batch is b N + n.
+Letters: B examples, N variables of an example (padded), M variables of the batch that are real. A variable
+of the batch is b N + n.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Order:
 
 def cost(layout: GraphLayout, n_labels: int | None = None, limit: float = MOST_ENTRIES) -> Cost:
     """What elimination would cost, without a table being built. ``n_labels`` : V, where ``layout`` has
-    neither spans nor tuples to tell it. The search for an order stops, example by example, past ``limit``."""
+    neither spans nor tuples to tell it. The search for an order of an example stops past ``limit``."""
     found = find_order(layout, label_counts(layout, n_labels), limit)
     return Cost(torch.from_numpy(found.entries), torch.from_numpy(found.largest))
 
@@ -108,7 +109,7 @@ def find_order(layout: GraphLayout, counts: np.ndarray, limit: float = MOST_ENTR
         local = np.ascontiguousarray(compact[ends[b] : ends[b + 1]] - cuts[b])
         core = _order_core(local.tobytes(), np.ascontiguousarray(counts[own]).tobytes(), limit)
         if core is None:
-            parts.refuse(b)
+            parts.refuse(int(b))
         else:
             variable, depth, sizes, others = core
             parts.add(own[variable], depth + (level + 1), sizes, own[others])

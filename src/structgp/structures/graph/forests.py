@@ -2,8 +2,8 @@
 
 Two kinds. Trees: a factor may join a forest if its variables are in different components of it. Monotone
 paths, for factors of two variables: an edge runs from its earlier to its later variable, and may join a
-forest if the earlier one has no edge out of it there and the later one no edge into it. Such a forest cannot
-have a cycle. A grid numbered row by row becomes its rows and its columns, with diagonals two more.
+forest if the earlier one has no edge out of it there and the later one no edge into it. Such a forest
+cannot have a cycle. A grid numbered row by row becomes its rows and its columns, with diagonals two more.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ Factor = tuple[int, ...]
 
 
 def cover_by_trees(factors: Sequence[Factor]) -> list[list[int]]:
-    """Forests, each a list of positions in ``factors``. Cost O(forests * factors)."""
+    """Forests, each a list of positions in ``factors``. Cost O(forests * factors).
+
+    Factors with the most frequent difference between their ends go first: rows of a grid stay together."""
+    order = _by_gap(factors)
     forests: list[list[int]] = []
     parents: list[dict[int, int]] = []
-    left = list(range(len(factors)))
+    left = order
     while left:
         forest: list[int] = []
         parent: dict[int, int] = {}
@@ -31,16 +34,13 @@ def cover_by_trees(factors: Sequence[Factor]) -> list[list[int]]:
         left = later
     for forest, parent in zip(forests, parents, strict=True):
         inside = set(forest)
-        forest += [e for e in range(len(factors)) if e not in inside and _join(parent, factors[e])]
+        forest += [e for e in order if e not in inside and _join(parent, factors[e])]
     return forests
 
 
 def cover_by_paths(edges: Sequence[Factor]) -> list[list[int]]:
-    """The same of monotone paths, at least as many as a variable has edges into it, or out of it.
-
-    Edges with the most frequent difference between their ends go first: the rows of a grid stay together."""
-    common = Counter(map(_gap, edges))
-    order = sorted(range(len(edges)), key=lambda e: (-common[_gap(edges[e])], _gap(edges[e])))
+    """The same of monotone paths, at least as many as a variable has edges into it, or out of it."""
+    order = _by_gap(edges)
     forests: list[list[int]] = []
     taken: list[tuple[set[int], set[int]]] = []
     for e in order:
@@ -91,8 +91,8 @@ def colours(factors: Sequence[Factor], n: int) -> list[int]:
 
 
 def induced_forests(factors: Sequence[Factor], n: int) -> list[int]:
-    """For each of n variables the number of its block, such that the factors within a block make a forest of
-    it, and a factor has one variable of a block, or all. Each block takes what it can, in order."""
+    """For each of n variables the number of its block, such that the factors within a block make a forest
+    of it, and a factor has one variable of a block, or all. Each block takes what it can, in order."""
     of: list[list[int]] = [[] for _ in range(n)]
     for e, factor in enumerate(factors):
         for u in factor:
@@ -120,14 +120,13 @@ def induced_forests(factors: Sequence[Factor], n: int) -> list[int]:
 def induced_trees(factors: Sequence[Factor]) -> list[int]:
     """Positions of factors that make a forest whose trees have no other factor with two variables in one of
     them. Factors with the most frequent difference between their ends go first."""
-    common = Counter(map(_gap, factors))
     parent: dict[int, int] = {}
     beside: dict[int, Counter[int]] = {}  # of each component, how many factors it has with others
     for factor in factors:
         for u in factor:
             beside.setdefault(u, Counter()).update(v for v in factor if v != u)
     kept = []
-    for e in sorted(range(len(factors)), key=lambda e: (-common[_gap(factors[e])], _gap(factors[e]))):
+    for e in _by_gap(factors):
         roots = [_root(parent, u) for u in factors[e]]
         if len(set(roots)) < len(roots) or any(beside[a][b] > 1 for a in roots for b in roots if a != b):
             continue
@@ -149,6 +148,12 @@ def _merge(beside: dict[int, Counter[int]], first: int, other: int) -> None:
         del beside[v][other]
         beside[v][first] += count
     del beside[first][other]
+
+
+def _by_gap(factors: Sequence[Factor]) -> list[int]:
+    """Positions of factors, those with the most frequent difference between their ends first."""
+    common = Counter(map(_gap, factors))
+    return sorted(range(len(factors)), key=lambda e: (-common[_gap(factors[e])], _gap(factors[e])))
 
 
 def _gap(edge: Factor) -> int:

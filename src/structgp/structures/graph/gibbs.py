@@ -1,8 +1,8 @@
 """Gibbs sampling: marginals and labellings of any factor graph, with their Monte Carlo error.
 
-Each draw of the scores has a chain of labellings of its own, which starts at a good labelling and changes block
-by block (``local_moves``). Node marginals are means of the probabilities that a label was drawn with, given the
-other blocks, which vary less than the labels drawn.
+Each draw of the scores has a chain of labellings of its own, which starts at a good labelling and changes
+block by block (``local_moves``). Node marginals are means of the probabilities that a label was drawn with,
+given the other blocks, which vary less than the labels drawn.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ BATCHES = 10
 
 @dataclass(frozen=True)
 class Gibbs(GraphProgram):
-    """sweeps : that answers are means of. burn_in : sweeps before them. blocks : 'colour' for variables without
-    a factor between them, 'forest' for as many as make a forest, which mix faster and cost more. seed : of the
-    chains, so that an answer depends on nothing but the scores."""
+    """sweeps : that answers are means of. burn_in : sweeps before them. blocks : 'colour' for variables
+    without a factor between them, 'forest' for as many as make a forest, which mix faster and cost more.
+    seed : of the chains, so that an answer depends on nothing but the scores."""
 
     sweeps: int = 500
     burn_in: int = 50

@@ -1,8 +1,8 @@
 """Labellings that change block by block: iterated conditional modes, and Gibbs sampling.
 
-A block is a set of variables that the factors join to a forest, whatever the others are; given the labels of
-the others, all of it is drawn or improved at once. The blocks of an example have each variable once. Large
-blocks, trees, mix fast; blocks of one colour, without factors between them, cost least.
+A block is a set of variables that the factors join to a forest, whatever the others are; given the labels
+of the others, all of it is drawn or improved at once. The blocks of an example have each variable once.
+Large blocks, trees, mix fast; blocks of one colour, without factors between them, cost least.
 
 Letters: as in ``layout``; S draws. A variable is known by its place b N + n, a tuple by b E + e.
 """
@@ -24,7 +24,8 @@ from structgp.structures.program import Scores
 from structgp.structures.semirings import draw
 
 IMPOSSIBLE = -1e30
-"""Score of what is impossible while labels change: from a labelling with impossible parts, moves lead out."""
+"""Score of what is impossible while labels change: from a labelling with impossible parts, moves lead
+out."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Block:
-    """variables : (L,) of all examples. edges : tuples that others have a part in. inside : the layout with no
-    tuples but those within the block, None if there are none."""
+    """variables : (L,) of all examples. edges : tuples that others have a part in. inside : the layout with
+    no tuples but those within the block, None if there are none."""
 
     variables: Tensor
     edges: tuple[Edge, ...]
@@ -81,8 +82,8 @@ def _block(layout: GraphLayout, member: Tensor) -> Block:
 
 
 def conditional_scores(block: Block, layout: GraphLayout, scores: Scores, y: Tensor) -> Tensor:
-    """(S, L, V) scores of the labels of a block, given the labels y (S, B N) of the others; without what joins
-    the variables of the block."""
+    """(S, L, V) scores of the labels of a block, given the labels y (S, B N) of the others; without what
+    joins the variables of the block."""
     f, *tables = scores
     total = f.flatten(1, 2)[:, block.variables].clamp(min=IMPOSSIBLE)
     draws = torch.arange(len(f), device=f.device)[:, None, None]
@@ -132,8 +133,8 @@ def gibbs_sweep(
     generator: torch.Generator,
     chance: Tensor | None = None,
 ) -> Tensor:
-    """y (S, B, N) after each block in turn was drawn given the others; ``chance`` (S, B, N, V) is set to the
-    probabilities that each label had."""
+    """y (S, B, N) after each block in turn was drawn given the others; ``chance`` (S, B, N, V) is set to
+    the probabilities that each label had."""
     shape, y = y.shape, y.flatten(1).clone()
     p = None if chance is None else chance.view(len(y), -1, chance.shape[-1])
     for block in blocks:

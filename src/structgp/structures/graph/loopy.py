@@ -1,11 +1,13 @@
-"""Loopy belief propagation: the Bethe approximation of log Z, for answers about graphs too wide to sum over.
+"""Loopy belief propagation: the Bethe approximation of log Z, for answers about graphs too wide to sum
+over.
 
-Messages pass between variables and factors, all at once and damped, until they hardly change. Beliefs are then
-often close to the marginals, closer than tree-reweighted ones where couplings are weak; but the approximation
-is no bound, is not convex in the scores, and messages may not settle. On forests all is exact.
+Messages pass between variables and factors, all at once and damped, until they hardly change. Beliefs are
+then often close to the marginals, closer than tree-reweighted ones where couplings are weak; but the
+approximation is no bound, is not convex in the scores, and messages may not settle. On forests all is
+exact.
 
-log Z ~ sum_n log sum b_n + sum_e log sum b_e - sum_(e, n in e) log sum_y m_en m_ne, which is stationary in the
-messages where they have settled: its gradient in the scores, messages held, is the beliefs.
+log Z ~ sum_n log sum b_n + sum_e log sum b_e - sum_(e, n in e) log sum_y m_en m_ne, which is stationary in
+the messages where they have settled: its gradient in the scores, messages held, is the beliefs.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class Loopy(GraphProgram):
             change, last, done = float((p - last).abs().amax()), p, done + 1
         if change > self.tolerance:
             warnings.warn(
-                f"loopy belief propagation did not settle in {done} sweeps: beliefs still change by {change:.2g}",
+                f"loopy belief propagation did not settle in {done} sweeps: "
+                f"beliefs still change by {change:.2g}",
                 StructgpWarning,
                 stacklevel=2,
             )
@@ -145,8 +148,8 @@ class Loopy(GraphProgram):
 
 
 def _heard(belief: Tensor, t: Tuples, messages: list[Tensor]) -> list[Tensor]:
-    """For each place (S, B, E, size) what the variable there tells the factor: what it believes, less what it
-    was told by it. 0 at padding."""
+    """For each place (S, B, E, size) what the variable there tells the factor: what it believes, less what
+    it was told by it. 0 at padding."""
     heard = []
     for j, message in enumerate(messages):
         at = t.index[None, ..., j, None].expand(*message.shape[:3], belief.shape[-1])

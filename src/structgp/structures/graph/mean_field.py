@@ -1,9 +1,9 @@
 """A lower bound of log Z: structured mean field, over trees that no other factor has two variables of.
 
-For a distribution q that the trees are independent under, log Z >= E_q[score] + H(q). With q the forest of the
-trees' own tables and node scores h, that is log Z_forest(h) - E_q[h - f] + E_q[scores of the other factors],
-where the last expectation needs node marginals only. The best h has, at each node, f plus what the other
-factors are expected to add; each round takes it from the marginals of the last.
+For a distribution q that the trees are independent under, log Z >= E_q[score] + H(q). With q the forest of
+the trees' own tables and node scores h, that is log Z_forest(h) - E_q[h - f] + E_q[scores of the other
+factors], where the last expectation needs node marginals only. The best h has, at each node, f plus what
+the other factors are expected to add; each round takes it from the marginals of the last.
 
 Letters as in ``layout``; S draws.
 """
@@ -48,15 +48,15 @@ class MeanField:
             with torch.enable_grad():
                 total = self.trees.log_total((leaf, *tables), LOG)
                 (node,) = torch.autograd.grad(total.sum(), leaf)
-            added, others = self._expected(tables, node)
+            others = self._expected(tables, node)[1]
             moved = torch.where(node > 0, node * torch.where(f > -torch.inf, h - f, 0), 0)
             value = total.detach() - moved.flatten(2).sum(-1) + others
             best = torch.fmax(best, value)  # nan, from -inf, is no bound
         return best
 
     def _expected(self, tables: Scores, node: Tensor) -> tuple[Tensor, Tensor]:
-        """(S, B, N, V) what factors outside the trees add to each label, expected over their other variables,
-        and (S, B) their expected scores."""
+        """(S, B, N, V) what factors outside the trees add to each label, expected over their other
+        variables, and (S, B) their expected scores."""
         added = torch.zeros_like(node)
         total = node.new_zeros(node.shape[:2])
         for g, t in zip(tables, self.others, strict=True):

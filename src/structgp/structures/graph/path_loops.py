@@ -1,189 +1,63 @@
-"""The sweeps of ``path_sweeps``, compiled by numba: one example of one draw at a time, in probability space.
+"""The sweeps of ``path_sweeps``, compiled by numba: one example of one draw at a time, in probability
+space.
 
-All messages of an example stay in the nearest caches, tables are exponentiated once for all sweeps, and each
-example stops when it has converged. Variables go in the order of their places, which is an order of levels
-too, so that the numbers agree with ``PathSweeps`` but for rounding. Within the loops all is float64.
+All messages of an example stay in the nearest caches, tables are exponentiated once for all sweeps, and
+each example stops when it has converged. Variables go in the order of their places, which is an order of
+levels too, so that the numbers agree with ``PathSweeps`` but for rounding. Within the loops all is float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 from numba import njit
-from torch import Tensor
 
-from structgp.structures.graph.cover import FLOOR, Solution, is_shared
-from structgp.structures.graph.path_sweeps import PathCover, PathPlan, label_ranges
+from structgp.structures.graph.cover import FLOOR
 from structgp.structures.linear_chain.lane_exp import exp_in_place
-from structgp.structures.program import Scores
 
 LEAST = float(np.exp(FLOOR))
-WORTH_A_THREAD = 200_000
-"""Products of a number by a number below which a second thread does not pay."""
-
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 _reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
 
-def share(work: Callable[..., object], units: int, cost: int, arrays: tuple[Any, ...]) -> None:
-    """Units first..last of the work to each thread, as many threads as torch uses."""
-    n = max(1, min(torch.get_num_threads(), units, cost // WORTH_A_THREAD))
-    first, *others = pairwise(units * i // n for i in range(n + 1))
-    if not others:
-        work(*arrays, *first)
-        return
-    with ThreadPoolExecutor(len(others)) as pool:
-        running = [pool.submit(work, *arrays, *ends) for ends in others]
-        work(*arrays, *first)
-    for part in running:
-        part.result()  # raises what went wrong there
-
-
-def solve_compiled(
-    cover: PathCover, f: Tensor, tables: Scores, sweeps: int, tolerance: float, split: Tensor | None
-) -> Solution | None:
-    """``PathCover.solve``; None where numbers vanish in probability space, or nothing is possible."""
-    plan, (S, B, N, V) = cover.plan, f.shape
-    shared = tuple(is_shared(g, t) for g, t in zip(tables, cover.layout.tuples, strict=True))
-    index = edge_index(cover, shared)
-    log_z, gap, taken = np.empty((S, B)), np.empty((S, B)), np.empty((S, B), np.int64)
-    nodes, failed = np.empty((S, B, N, V)), np.empty((S, B), bool)
-    pairs = np.zeros((S, index.n_out, V, V))
-    moved = np.zeros((S, B * N, plan.into.shape[1], V))
-    if split is not None:
-        moved[:] = split.numpy()
-    given = (
-        f.contiguous().numpy(), _pool(cover, f, tables).numpy(), cover.layout.mask.numpy(),
-        (plan.weight > 0).sum(1).numpy(), index.first_edge, plan.ends.numpy(), plan.into.numpy(),
-        plan.out.numpy(), index.row, index.slot, index.n_slots, plan.scale.numpy(), index.times,
-        plan.flip.numpy(), moved, split is not None, sweeps, tolerance, log_z, nodes, pairs, index.out_row,
-        gap, taken, failed,
-    )  # fmt: skip
-    share(solve, S * B, S * len(plan.ends) * V * V, given)
-    if failed.any():
-        return None
-    slopes, first = [], 0
-    for is_one, t in zip(shared, cover.layout.tuples, strict=True):
-        n = B if is_one else t.mask.numel()
-        if t.arity == 2:
-            rows, columns = label_ranges(t)
-            found = torch.from_numpy(pairs[:, first : first + n, rows, columns]).to(f)
-        else:
-            found = f.new_zeros((S, n, *t.sizes))
-        slopes.append(found if is_one else found.unflatten(1, tuple(t.mask.shape)))
-        first += n
-    value, node, d, apart = (torch.from_numpy(x).to(f) for x in (log_z, nodes, moved, gap))
-    return Solution(value, node, tuple(slopes), d, int(taken.max()), apart)
-
-
-@dataclass(frozen=True)
-class EdgeIndex:
-    """Where the loops find things: see ``solve``."""
-
-    first_edge: np.ndarray
-    row: np.ndarray
-    out_row: np.ndarray
-    n_out: int
-    slot: np.ndarray
-    n_slots: int
-    times: np.ndarray
-
-
-def edge_index(cover: PathCover, shared: tuple[bool, ...]) -> EdgeIndex:
-    """Of a cover whose tables are shared, or not, template by template; kept for the next call."""
-    if shared not in cover.kept:
-        cover.kept[shared] = _edge_index(cover, shared)
-    return cover.kept[shared]
-
-
-def _edge_index(cover: PathCover, shared: tuple[bool, ...]) -> EdgeIndex:
-    plan, B = cover.plan, len(cover.rows)
-    N = cover.layout.mask.shape[1]
-    example = (plan.ends[:, 0] // N).numpy()
-    place, template = plan.place.numpy(), plan.template.numpy()
-    row, out_row, in_pool, in_out = np.zeros_like(place), np.zeros_like(place), 0, 0
-    for k, (is_one, t) in enumerate(zip(shared, cover.layout.tuples, strict=True)):
-        at = template == k
-        row[at] = in_pool + (0 if is_one else place[at])
-        out_row[at] = in_out + (example[at] if is_one else place[at])
-        in_pool += 1 if is_one else t.mask.numel()
-        in_out += B if is_one else t.mask.numel()
-    first_edge = np.searchsorted(example, np.arange(B + 1))
-    slot, n_slots = np.zeros_like(row), 1
-    for b in range(B):
-        some = slice(first_edge[b], first_edge[b + 1])
-        told = np.stack([row[some], plan.scale.numpy()[some], plan.flip.numpy()[some]], 1)
-        if len(told):
-            slot[some] = np.unique(told, axis=0, return_inverse=True)[1].reshape(-1)
-            n_slots = max(n_slots, int(slot[some].max()) + 1)
-    return EdgeIndex(first_edge, row, out_row, in_out, slot, n_slots, _times(plan))
-
-
-def _times(plan: PathPlan) -> np.ndarray:
-    """(M,) how many forests have each edge."""
-    found = plan.into[plan.into >= 0]
-    return torch.bincount(found, minlength=len(plan.ends)).double().numpy()
-
-
-def _pool(cover: PathCover, f: Tensor, tables: Scores) -> Tensor:
-    """(S, R, V, V) all tables, template by template; 0 outside a tuple's labels."""
-    S, V = f.shape[0], f.shape[-1]
-    parts = []
-    for g, t in zip(tables, cover.layout.tuples, strict=True):
-        g = g[:, None] if is_shared(g, t) else g.flatten(1, 2)
-        if t.sizes != (V, V):
-            whole = g.new_zeros((*g.shape[:2], V, V))
-            if t.arity == 2:
-                rows, columns = label_ranges(t)
-                whole[:, :, rows, columns] = g
-            g = whole
-        parts.append(g)
-    if not parts:
-        return f.new_zeros((S, 1, V, V))
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).contiguous()
+@_reordered
+def _times(tables: Any, slot: int, a: Any, out: Any, n: int, k: int) -> None:
+    """out[n, k] <- tables[slot] a, four rows at a time: a number that is loaded serves all of them."""
+    V, row = len(a), 0
+    while row + 4 <= V:
+        w = x = y = z = 0.0
+        for i in range(V):
+            w += tables[slot, row, i] * a[i]
+            x += tables[slot, row + 1, i] * a[i]
+            y += tables[slot, row + 2, i] * a[i]
+            z += tables[slot, row + 3, i] * a[i]
+        out[n, k, row], out[n, k, row + 1], out[n, k, row + 2], out[n, k, row + 3] = w, x, y, z
+        row += 4
+    while row < V:
+        w = 0.0
+        for i in range(V):
+            w += tables[slot, row, i] * a[i]
+        out[n, k, row] = w
+        row += 1
 
 
 @_reordered
-def _sum(x: Any) -> float:
+def _message(node: Any, other: Any, n: int, k: int, out: Any) -> float:
+    """out (V,) <- node[n, k] other[n, k], scaled to sum to 1; what it was divided by."""
     total = 0.0
-    for i in range(len(x)):
-        total += x[i]
+    for v in range(len(out)):
+        out[v] = node[n, k, v] * other[n, k, v]
+        total += out[v]
+    if total > 0:
+        factor = 1 / total
+        for v in range(len(out)):
+            out[v] *= factor
     return total
 
 
-@_reordered
-def _rows_times(table: Any, a: Any, b: Any, out: Any) -> None:
-    """out <- table (a b), up to a factor that makes its sum 1."""
-    total = 0.0
-    for i in range(len(out)):
-        found = 0.0
-        for j in range(len(a)):
-            found += table[i, j] * (a[j] * b[j])
-        out[i] = found
-        total += found
-    if total > 0:
-        for i in range(len(out)):
-            out[i] /= total
-
-
 @_compiled
-def _columns_times(table: Any, a: Any, out: Any) -> None:
-    """out <- a table."""
-    out.fill(0)
-    for i in range(len(a)):
-        x = a[i]
-        for j in range(len(out)):
-            out[j] += x * table[i, j]
-
-
-@_compiled
-def _exponentiate(x: Any, scale: float, flip: bool, out: Any) -> float:
+def exponentiate(x: Any, scale: float, flip: bool, out: Any) -> float:
     """out (V, V) <- exp(scale x - top), transposed if ``flip``; the top."""
     V, top = len(x), -np.inf
     for i in range(V):
@@ -203,97 +77,92 @@ def _exponentiate(x: Any, scale: float, flip: bool, out: Any) -> float:
     return scale * top
 
 
-@_compiled
-def _marginals(node: Any, prior: Any, beta: Any, p: Any) -> bool:
-    """p (K, V) <- of each forest; False if one has no label left."""
-    for k in range(len(p)):
+@_reordered
+def _marginals(node: Any, prior: Any, beta: Any, n: int, K: int, p: Any) -> bool:
+    """p (K, V) <- of each forest at variable n; False if one has no label left."""
+    for k in range(K):
         total = 0.0
         for v in range(p.shape[1]):
-            p[k, v] = node[k, v] * prior[k, v] * beta[k, v]
+            p[k, v] = node[n, k, v] * prior[n, k, v] * beta[n, k, v]
             total += p[k, v]
         if not total > 0:
             return False
+        factor = 1 / total
         for v in range(p.shape[1]):
-            p[k, v] /= total
+            p[k, v] *= factor
     return True
 
 
 @_compiled
-def _agree(node: Any, top: Any, p: Any) -> float:
-    """Moves the node scores (K, V), exp(h - top), of one variable so that its marginals p become their
-    geometric mean; the largest difference to their mean before."""
-    K, V = p.shape
-    gap = 0.0
-    for v in range(V):
-        mean = 0.0
-        for k in range(K):
-            mean += p[k, v]
-        mean /= K
-        for k in range(K):
-            gap = max(gap, abs(p[k, v] - mean))
-        if K == 2:
-            ratio = np.sqrt(max(p[1, v], LEAST) / max(p[0, v], LEAST))
-            node[0, v] *= ratio
-            node[1, v] /= ratio
-            continue
-        logs = 0.0
-        for k in range(K):
-            logs += np.log(max(p[k, v], LEAST))
-        middle = np.exp(logs / K)
-        for k in range(K):
-            node[k, v] *= middle / max(p[k, v], LEAST)
+def agree(node: Any, top: Any, p: Any, n: int, K: int) -> float:
+    """Moves the node scores exp(h - top) of variable n so that its marginals p become their geometric mean;
+    the largest difference to their mean before."""
+    V, gap = p.shape[1], 0.0
+    if K == 2:
+        for v in range(V):
+            gap = max(gap, abs(p[0, v] - p[1, v]) / 2)
+            one, other = max(p[0, v], LEAST), max(p[1, v], LEAST)
+            middle = np.sqrt(one * other)
+            node[n, 0, v] *= middle / one
+            node[n, 1, v] *= middle / other
+    else:
+        for v in range(V):
+            mean = logs = 0.0
+            for k in range(K):
+                mean += p[k, v] / K
+                logs += np.log(max(p[k, v], LEAST)) / K
+            middle = np.exp(logs)
+            for k in range(K):
+                gap = max(gap, abs(p[k, v] - mean))
+                node[n, k, v] *= middle / max(p[k, v], LEAST)
     for k in range(K):
         most = 0.0
         for v in range(V):
-            most = max(most, node[k, v])
-        if most > 0:
-            top[k] += np.log(most)
+            most = max(most, node[n, k, v])
+        if most > 0 and not 1e-60 < most < 1e60:  # a logarithm costs more than the test whether it can wait
+            top[n, k] += np.log(most)
             for v in range(V):
-                node[k, v] /= most
+                node[n, k, v] /= most
     return gap
 
 
 @_compiled
 def _back(
-    n: int, K: int, out: Any, ends: Any, slot: Any, start: int, tables: Any, node: Any, beta: Any
+    n: int, K: int, out: Any, ends: Any, slot: Any, start: int, tables: Any, node: Any, beta: Any, a: Any
 ) -> None:
     """Renews what all that follows says of variable n."""
     for k in range(K):
         edge = out[start + n, k]
         if edge < 0:
-            beta[n, k].fill(1)
+            for v in range(len(a)):
+                beta[n, k, v] = 1.0
         else:
-            w = ends[edge, 1] - start
-            _rows_times(tables[slot[edge]], node[w, k], beta[w, k], beta[n, k])
+            _message(node, beta, ends[edge, 1] - start, k, a)
+            _times(tables, slot[edge], a, beta, n, k)
 
 
 @_compiled
 def _forth(
-    n: int, K: int, into: Any, ends: Any, slot: Any, start: int, tables: Any, node: Any, prior: Any, a: Any
-) -> Any:
-    """Renews what all that comes before says of variable n, and its forward message a (N, K, V), which sums
-    to 1. The sum over forests of the logarithms of what it was divided by."""
-    total = 0.0
+    n: int,
+    K: int,
+    into: Any,
+    ends: Any,
+    slot: Any,
+    start: int,
+    tables_t: Any,
+    node: Any,
+    prior: Any,
+    a: Any,
+) -> None:
+    """Renews what all that comes before says of variable n."""
     for k in range(K):
         edge = into[start + n, k]
         if edge < 0:
-            prior[n, k].fill(1)
+            for v in range(len(a)):
+                prior[n, k, v] = 1.0
         else:
-            _columns_times(tables[slot[edge]], a[ends[edge, 0] - start, k], prior[n, k])
-        total += _message(node[n, k], prior[n, k], a[n, k])
-    return total
-
-
-@_compiled
-def _message(node: Any, prior: Any, a: Any) -> float:
-    for v in range(len(a)):
-        a[v] = node[v] * prior[v]
-    scale = _sum(a)
-    if not scale > 0:
-        return -np.inf
-    for v in range(len(a)):
-        a[v] /= scale
-    return np.log(scale)
+            _message(node, prior, ends[edge, 0] - start, k, a)
+            _times(tables_t, slot[edge], a, prior, n, k)
 
 
 @_compiled
@@ -303,16 +172,16 @@ def solve(
     tolerance: float, log_z: Any, nodes: Any, pairs: Any, out_row: Any, gaps: Any, taken: Any, failed: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Units first..last of draws and examples, draw by draw. Arrays as in ``PathPlan``, and: pool (S, R, V, V)
-    tables; row (M,) which one an edge has; slot (M,) edges of an example with the same slot share it; count
-    (B,) forests; times (M,) forests that have the edge; out_row (M,) where in pairs (S, R', V, V) its
+    """Units first..last of draws and examples, draw by draw. Arrays as in ``PathPlan``, and: pool (S, R, V,
+    V) tables; row (M,) which one an edge has; slot (M,) edges of an example with the same slot share it;
+    count (B,) forests; times (M,) forests that have the edge; out_row (M,) where in pairs (S, R', V, V) its
     gradient goes. split (S, B N, K, V) is read if ``warm`` and written where it is not empty."""
     B, N, V = f.shape[1:]
     most = into.shape[1]
-    node, prior = np.empty((N, most, V)), np.empty((N, most, V))
-    beta, a = np.empty((N, most, V)), np.empty((N, most, V))
-    p, pair, top = np.empty((most, V)), np.empty((V, V)), np.empty((N, most))
-    tables, table_top = np.empty((n_slots, V, V)), np.empty(n_slots)
+    node, prior, beta = np.empty((N, most, V)), np.empty((N, most, V)), np.empty((N, most, V))
+    p, pair, top, a = np.empty((most, V)), np.empty((V, V)), np.empty((N, most)), np.empty(V)
+    tables, tables_t = np.empty((n_slots, V, V)), np.empty((n_slots, V, V))
+    table_top = np.empty(n_slots)
     done = np.empty(n_slots, np.int64)
     for unit in range(first, last):
         s, b = unit // B, unit % B
@@ -321,7 +190,8 @@ def solve(
         done.fill(0)
         for e in edges:
             if done[slot[e]] == 0:
-                table_top[slot[e]] = _exponentiate(pool[s, row[e]], scale[e], flip[e], tables[slot[e]])
+                table_top[slot[e]] = exponentiate(pool[s, row[e]], scale[e], flip[e], tables[slot[e]])
+                tables_t[slot[e]] = tables[slot[e]].T
                 done[slot[e]] = 1
         for n in range(N):
             if not there[b, n]:
@@ -342,38 +212,37 @@ def solve(
                 exp_in_place(node[n, k])
         for n in range(N - 1, -1, -1):
             if there[b, n]:
-                _back(n, K, out, ends, slot, start, tables, node, beta)
+                _back(n, K, out, ends, slot, start, tables, node, beta, a)
         ok, sweep, gap = True, 0, 0.0 if K == 1 else np.inf
         while sweep < sweeps and gap > tolerance and ok:
             sweep, gap = sweep + 1, 0.0
             for n in range(N):
                 if there[b, n]:
-                    _forth(n, K, into, ends, slot, start, tables, node, prior, a)
-                    ok = ok and _marginals(node[n, :K], prior[n, :K], beta[n, :K], p[:K])
-                    _agree(node[n, :K], top[n, :K], p[:K])
-                    for k in range(K):
-                        _message(node[n, k], prior[n, k], a[n, k])
+                    _forth(n, K, into, ends, slot, start, tables_t, node, prior, a)
+                    ok = ok and _marginals(node, prior, beta, n, K, p)
+                    agree(node, top, p, n, K)
             for n in range(N - 1, -1, -1):
                 if there[b, n]:
-                    _back(n, K, out, ends, slot, start, tables, node, beta)
-                    ok = ok and _marginals(node[n, :K], prior[n, :K], beta[n, :K], p[:K])
-                    gap = max(gap, _agree(node[n, :K], top[n, :K], p[:K]))
+                    _back(n, K, out, ends, slot, start, tables, node, beta, a)
+                    ok = ok and _marginals(node, prior, beta, n, K, p)
+                    gap = max(gap, agree(node, top, p, n, K))
         total = 0.0
         for n in range(N):
             nodes[s, b, n].fill(0)
             if there[b, n]:
-                total += _forth(n, K, into, ends, slot, start, tables, node, prior, a)
-                ok = ok and _marginals(node[n, :K], prior[n, :K], beta[n, :K], p[:K])
+                _forth(n, K, into, ends, slot, start, tables_t, node, prior, a)
+                ok = ok and _marginals(node, prior, beta, n, K, p)
                 for k in range(K):
-                    total += top[n, k]
+                    total += top[n, k] + np.log(_message(node, prior, n, k, a))
                     for v in range(V):
                         nodes[s, b, n, v] += p[k, v] / K
                     edge = into[start + n, k]
                     if edge >= 0:
-                        total += table_top[slot[edge]]
-                        u = ends[edge, 0] - start
-                        _pair(tables[slot[edge]], a[u, k], node[n, k], beta[n, k], pair)
-                        _add(pair, times[edge], flip[edge], pairs[s, out_row[edge]])
+                        e = slot[edge]
+                        total += table_top[e]
+                        _message(node, prior, ends[edge, 0] - start, k, a)
+                        _pair(tables, e, a, node, beta, n, k, pair)
+                        _add(pair, times[edge], flip[edge], pairs, s, out_row[edge])
                 if split.shape[1] > 0:
                     for k in range(K):
                         for v in range(V):
@@ -383,23 +252,24 @@ def solve(
         failed[s, b] = not (ok and total > -np.inf)
 
 
-@_compiled
-def _pair(table: Any, before: Any, node: Any, beta: Any, out: Any) -> None:
-    """out (V, V) <- marginals of an edge."""
+@_reordered
+def _pair(tables: Any, slot: int, before: Any, node: Any, beta: Any, n: int, k: int, out: Any) -> None:
+    """out (V, V) <- marginals of an edge into variable n."""
     V, total = len(out), 0.0
     for i in range(V):
         for j in range(V):
-            out[i, j] = before[i] * table[i, j] * (node[j] * beta[j])
+            out[i, j] = before[i] * tables[slot, i, j] * (node[n, k, j] * beta[n, k, j])
             total += out[i, j]
     if total > 0:
+        factor = 1 / total
         for i in range(V):
             for j in range(V):
-                out[i, j] /= total
+                out[i, j] *= factor
 
 
 @_compiled
-def _add(pair: Any, times: float, flip: bool, out: Any) -> None:
-    V = len(pair)
+def _add(pair: Any, times: float, flip: bool, pairs: Any, s: int, row: int) -> None:
+    V, share = len(pair), 1 / times
     for i in range(V):
         for j in range(V):
-            out[i, j] += (pair[j, i] if flip else pair[i, j]) / times
+            pairs[s, row, i, j] += share * (pair[j, i] if flip else pair[i, j])

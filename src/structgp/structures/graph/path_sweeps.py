@@ -1,11 +1,11 @@
 """The tree-reweighted bound over forests of monotone paths, by sweeps over the variables.
 
-log Z(f, g) <= sum_k w_k log Z_k(f + d_k, g_k) with sum_k w_k d_k = 0 for each variable and label, w_k = 1 / K,
-and tables of forest k scaled by K / (number of forests that have the edge). The bound falls most along one
-variable when its marginals in all forests are made their geometric mean: d_k += mean_j log p_j - log p_k. A
-sweep does so for each variable in turn, forth and back (Kolmogorov's order; Meltzer, Globerson and Weiss,
-2009); messages along the paths are renewed on the way, so that the bound never rises. Variables of one level
-have no edge in common and go together: a grid of H x W needs H + W - 1 steps each way.
+log Z(f, g) <= sum_k w_k log Z_k(f + d_k, g_k) with sum_k w_k d_k = 0 for each variable and label, w_k = 1 /
+K, and tables of forest k scaled by K / (number of forests that have the edge). The bound falls most along
+one variable when its marginals in all forests are made their geometric mean: d_k += mean_j log p_j - log
+p_k. A sweep does so for each variable in turn, forth and back (Kolmogorov's order; Meltzer, Globerson and
+Weiss, 2009); messages along the paths are renewed on the way, so that the bound never rises. Variables of
+one level have no edge in common and go together: a grid of H x W needs H + W - 1 steps each way.
 
 Letters: as in ``layout``; M edges of all examples and templates together, K forests. A variable is known by
 its place b N + n.
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from structgp.structures.graph.cover import FLOOR, Solution, factors_of, is_shared
+from structgp.structures.graph.edge_rows import label_ranges
 from structgp.structures.graph.forests import levels
-from structgp.structures.graph.layout import GraphLayout, Tuples
+from structgp.structures.graph.layout import GraphLayout
 from structgp.structures.program import Scores
 
 WORTH_COMPILING = 50_000
@@ -32,8 +33,8 @@ WORTH_COMPILING = 50_000
 
 @dataclass(frozen=True)
 class PathPlan:
-    """weight : (B, K) of the forests of each example, 0 at padding. into, out : (B N, K) the edge that leads
-    into a variable in a forest, and out of it; -1 for none. ends : (M, 2) earlier and later variable.
+    """weight : (B, K) of the forests of each example, 0 at padding. into, out : (B N, K) the edge that
+    leads into a variable in a forest, and out of it; -1 for none. ends : (M, 2) earlier and later variable.
     template, place : (M,) which tuple it is, b E + e. flip : (M,) true where the tuple names the later
     variable first. scale : (M,) what its table is multiplied with. levels : variables, level by level."""
 
@@ -75,9 +76,12 @@ class PathPlan:
                     by_level.setdefault(level, []).append(b * N + n)
         table = torch.tensor(edges, dtype=torch.long).reshape(-1, 5)
         return PathPlan(
-            *map(torch.from_numpy, (weight, into, out)),
+            torch.from_numpy(weight),
+            torch.from_numpy(into),
+            torch.from_numpy(out),
             table[:, :2].contiguous(),
-            *(x.contiguous() for x in table[:, 2:4].T),
+            table[:, 2].contiguous(),
+            table[:, 3].contiguous(),
             table[:, 4] > 0,
             torch.tensor(scale, dtype=torch.float64),
             tuple(torch.tensor(by_level[level]) for level in sorted(by_level)),
@@ -121,8 +125,8 @@ class PathCover:
         return found.mul_(plan.scale[:, None, None].to(found))
 
     def table_slopes(self, pair: Tensor, tables: Scores) -> tuple[Tensor, ...]:
-        """From gradients in the unscaled table of each edge (S, M, V, V), earlier variable first, those in the
-        tables: by tuple, or by example for a shared one."""
+        """From gradients in the unscaled table of each edge (S, M, V, V), earlier variable first, those in
+        the tables: by tuple, or by example for a shared one."""
         plan, S, slopes = self.plan, len(pair), []
         pair = torch.where(plan.flip[:, None, None], pair.mT, pair)
         for at, t, g in zip(self._of_template, self.layout.tuples, tables, strict=True):
@@ -143,9 +147,9 @@ class PathCover:
 
 @cache
 def compiled_loops() -> Any:
-    """``path_loops.solve_compiled``; None where numba is not installed, or cannot work with what is."""
+    """``path_compiled.solve_compiled``; None where numba is not installed, or cannot work with what is."""
     try:
-        from structgp.structures.graph.path_loops import solve_compiled
+        from structgp.structures.graph.path_compiled import solve_compiled
     except (ImportError, OSError, RuntimeError, SystemError):
         return None
     return solve_compiled
@@ -158,7 +162,8 @@ class PathSweeps:
     def __init__(
         self, plan: PathPlan, mask: Tensor, f: Tensor, tables: Tensor, split: Tensor | None
     ) -> None:
-        """f : (S, B, N, V). tables : ``edge_tables``. split : (S, B N, K, V) where d starts, zeros if None."""
+        """f : (S, B, N, V). tables : ``edge_tables``. split : (S, B N, K, V) where d starts, zeros if
+        None."""
         self.plan, self.tables, self.mask, (_, N) = plan, tables, mask, mask.shape
         self.weight = plan.weight.to(f).repeat_interleave(N, 0)[..., None]  # (B N, K, 1)
         K = self.weight.shape[1]
@@ -233,11 +238,6 @@ class PathSweeps:
             x = (x - total.masked_fill(total == -torch.inf, 0)).exp()
             pair[:, edge] += x * (plan.scale[edge].to(x) * self.weight[v, k, 0])[:, None, None]
         return pair
-
-
-def label_ranges(tuples: Tuples) -> list[slice]:
-    """For each place of a tuple, its labels among all V."""
-    return [slice(first, first + n) for first, n in zip(tuples.first, tuples.sizes, strict=True)]
 
 
 def centred(x: Tensor, weight: Tensor) -> Tensor:

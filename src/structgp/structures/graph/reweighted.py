@@ -1,12 +1,13 @@
-"""The tree-reweighted bound (Wainwright, Jaakkola and Willsky, 2005): log Z from above, for graphs too wide to
-sum over.
+"""The tree-reweighted bound (Wainwright, Jaakkola and Willsky, 2005): log Z from above, for graphs too wide
+to sum over.
 
-log Z(f, g) <= sum_k w_k log Z_k(f + d_k, g_k): a weighted mean over forests that together have every factor,
-convex in the scores, with the split d of node scores chosen to make it small. Its gradient at the best split
-is what the forests agree on: marginals of every node and tuple. Where the graph is a forest, all is exact.
+log Z(f, g) <= sum_k w_k log Z_k(f + d_k, g_k): a weighted mean over forests that together have every
+factor, convex in the scores, with the split d of node scores chosen to make it small. Its gradient at the
+best split is what the forests agree on: marginals of every node and tuple. Where the graph is a forest, all
+is exact.
 
-Examples whose factors all have two variables are covered by paths (``path_sweeps``); others, and graphs that
-paths need many more forests for, by trees (``tree_steps``).
+Examples whose factors all have two variables are covered by paths (``path_sweeps``); others, and graphs
+that paths need many more forests for, by trees (``tree_steps``). On a CPU both are compiled.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ ENTRIES_AT_ONCE = 1 << 26
 """Numbers in tables of tuples that are held at once: beyond it, some draws at a time."""
 
 SHARPER = (4.0,)
-"""Scores times this, too, are solved to find a good labelling: the marginals then point to the best ones."""
+"""Scores times this, too, are solved to find a good labelling: the marginals then point to the best
+ones."""
 
 DECODE_SWEEPS = 20
 GIBBS_SWEEPS = 30
@@ -53,14 +55,23 @@ class Reweighted(GraphProgram):
     """sweeps : at most so many. tolerance : largest difference between a forest's node marginals and their
     mean at which the split counts as best; the bound is then off by about its square per node. warm : start
     from the split of the last call with as many draws and as many impossible labels: for optimisers, which
-    call with scores that hardly change. Without it a call depends on nothing but its scores."""
+    call with scores that hardly change. Without it a call depends on nothing but its scores. forests :
+    'paths' where factors have two variables, rows and columns of a grid; or 'trees', as large as possible,
+    for a bound about a quarter closer to log Z at three times the time on a CPU, and more on a GPU."""
 
     sweeps: int = 100
     tolerance: float = 1e-4
     warm: bool = False
+    forests: str = "paths"
     _kept: dict[Any, list[Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     exact = False
+
+    def __post_init__(self) -> None:
+        if self.forests not in ("paths", "trees"):
+            raise InputError(
+                "forests", f"must be 'paths' or 'trees', got {self.forests!r}", "pass one of them"
+            )
 
     def log_total(self, scores: Scores, semiring: Semiring) -> Tensor:
         """(S, B) an upper bound of log Z, convex in the scores."""
@@ -88,29 +99,30 @@ class Reweighted(GraphProgram):
     @cached_property
     def covers(self) -> list[Cover]:
         """Paths where they need at most twice as many forests as trees do."""
-        by_kind: dict[type, tuple[list[int], list[list[list[int]]]]] = {
-            PathCover: ([], []),
-            TreeCover: ([], []),
-        }
+        by_paths: dict[int, list[list[int]]] = {}
+        by_trees: dict[int, list[list[int]]] = {}
         for b, found in enumerate(factors_of(self.layout)):
             factors = [factor for _, _, factor in found]
-            trees, kind = cover_by_trees(factors), TreeCover
-            if all(len(factor) == 2 for factor in factors):
-                paths = cover_by_paths(factors)
-                if len(paths) <= (2 * len(trees) if len(trees) > 1 else 1):
-                    trees, kind = paths, PathCover
-            by_kind[kind][0].append(b)
-            by_kind[kind][1].append(trees)
+            trees = cover_by_trees(factors)
+            pairs = self.forests == "paths" and all(len(factor) == 2 for factor in factors)
+            paths = cover_by_paths(factors) if pairs else None
+            if paths is not None and len(paths) <= (2 * len(trees) if len(trees) > 1 else 1):
+                by_paths[b] = paths
+            else:
+                by_trees[b] = trees
+        made: list[Cover] = []
         device = self.layout.mask.device
-        return [
-            kind(self.layout, torch.tensor(rows, device=device), forests)
-            for kind, (rows, forests) in by_kind.items()
-            if rows
-        ]
+        if by_paths:
+            rows = torch.tensor(list(by_paths), device=device)
+            made.append(PathCover(self.layout, rows, [*by_paths.values()]))
+        if by_trees:
+            rows = torch.tensor(list(by_trees), device=device)
+            made.append(TreeCover(self.layout, rows, [*by_trees.values()]))
+        return made
 
     def bracket(self, scores: Scores) -> tuple[Tensor, Tensor]:
-        """(S, B) twice: bounds of log Z from below, by structured mean field or the best labelling found, and
-        from above."""
+        """(S, B) twice: bounds of log Z from below, by structured mean field or the best labelling found,
+        and from above."""
         scores = self._given(self.restrict(scores))
         high = self.solve(scores)
         low = self._mean_field.lower_bound(scores, high.node)

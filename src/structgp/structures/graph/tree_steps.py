@@ -9,6 +9,8 @@ Letters: as in ``layout``; P forests of all examples together.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache, cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,18 +24,33 @@ from structgp.structures.semirings import LOG
 
 SMALLEST_STEP = 1e-3
 
+WORTH_COMPILING = 50_000
+"""S B N V^2 from which compiled loops are used, as for chains."""
+
+
+@cache
+def compiled_loops() -> Any:
+    """``tree_compiled.solve_compiled``; None where numba is not installed, or cannot work with what is."""
+    try:
+        from structgp.structures.graph.tree_compiled import solve_compiled
+    except (ImportError, OSError, RuntimeError, SystemError):
+        return None
+    return solve_compiled
+
 
 class TreeCover:
     """covers : for each example the forests, lists of positions in ``factors_of`` it.
 
-    forests : a layout whose P examples are the forests of all examples, one after the other. owner : (P,) the
-    example of each, and weight : (P,) its share of it. scale : for each template, (P, E), what a factor's
-    table is multiplied with; 0 where the forest does not have it."""
+    forests : a layout whose P examples are the forests of all examples, one after the other. owner : (P,)
+    the example of each, and weight : (P,) its share of it. scale : for each template, (P, E), what a
+    factor's table is multiplied with; 0 where the forest does not have it."""
 
     def __init__(self, layout: GraphLayout, rows: Tensor, covers: list[list[list[int]]]) -> None:
-        self.rows, layout = rows, layout.rows(rows)
+        self.rows, self.covers = rows, covers
+        self.layout = layout = layout.rows(rows)
         counts = torch.tensor([max(1, len(forests)) for forests in covers])
         self.owner = torch.arange(len(covers)).repeat_interleave(counts).to(rows.device)
+        self.rank = torch.cat([torch.arange(int(n)) for n in counts]).to(rows.device)
         self.weight = (1 / counts.double()).repeat_interleave(counts).to(rows.device)
         spread = layout.rows(self.owner)
         scale = [torch.zeros(t.mask.shape, dtype=torch.float64) for t in spread.tuples]
@@ -50,9 +67,15 @@ class TreeCover:
         self.program = Elimination(self.forests)
 
     def solve(self, scores: Scores, sweeps: int, tolerance: float, split: Tensor | None) -> Solution:
+        """split : (S, B N, K, V)."""
         f, *tables = scores
+        if self.index is not None and f.numel() * f.shape[-1] >= WORTH_COMPILING and f.device.type == "cpu":
+            found = compiled_loops()(self.index, self.layout, scores, sweeps, tolerance, split)
+            if found is not None:
+                return found
         owner, given = self.owner, self._scaled(tables)
-        d = torch.zeros_like(f[:, owner]) if split is None else split - self._mean(split)[:, owner]
+        d = torch.zeros_like(f[:, owner]) if split is None else self._by_forest(split, f)
+        d = d - self._mean(d)[:, owner]
         value, slopes = self._look(f[:, owner] + d, given)
         step, gap, done = torch.full_like(value, 0.5), self._gap(slopes[0]), 0
         while done < sweeps and float(gap.amax()) > tolerance and float(step.amax()) > SMALLEST_STEP:
@@ -69,7 +92,27 @@ class TreeCover:
         found = [self._mean(p * _like(x, p[0])) for p, x in zip(slopes[1:], self.scale, strict=True)]
         pairs = zip(found, tables, self.forests.tuples, strict=True)
         by_template = tuple(p.sum(2) if is_shared(g, t) else p for p, g, t in pairs)
-        return Solution(value, self._mean(slopes[0]), by_template, d, done, gap)
+        return Solution(value, self._mean(slopes[0]), by_template, self._by_place(d), done, gap)
+
+    @cached_property
+    def index(self) -> Any:
+        """What compiled loops need; None without numba, or if a factor has more than two variables."""
+        pairs = all(len(factor) == 2 for found in factors_of(self.layout) for _, _, factor in found)
+        if not pairs or compiled_loops() is None:
+            return None
+        from structgp.structures.graph.tree_compiled import TreeIndex
+
+        return TreeIndex.of(self.layout, self.covers)
+
+    def _by_forest(self, split: Tensor, f: Tensor) -> Tensor:
+        """(S, P, N, V) from (S, B N, K, V)."""
+        return split.unflatten(1, f.shape[1:3]).transpose(2, 3)[:, self.owner, self.rank]
+
+    def _by_place(self, d: Tensor) -> Tensor:
+        K = int(self.rank.max()) + 1
+        out = d.new_zeros((len(d), len(self.rows), K, *d.shape[2:]))
+        out[:, self.owner, self.rank] = d
+        return out.transpose(2, 3).flatten(1, 2)
 
     def _scaled(self, tables: Scores) -> list[Tensor]:
         """(S, P, E, *sizes) tables of each forest."""

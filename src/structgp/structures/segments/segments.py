@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from structgp.data.layout import GraphLayout
 from structgp.errors import InputError
 from structgp.structures.base import Curvature, Structure
+from structgp.structures.declare import segments
 from structgp.structures.masks import Rules, keep_known
 from structgp.structures.program import Layout, Scores
 from structgp.structures.segments.semi_markov import SegmentsProgram
 from structgp.structures.segments.span_scheme import SpanScheme
+from structgp.structures.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -30,21 +35,26 @@ class Segments(Structure):
 
     Beside f and g, which are the chain's, methods take h (S, K, L+1), scores of spans by type and length,
     the last for all longer than L, and ``segment`` (S, B, T, L, K), scores of each possible span by first
-    position, length and type, or None. Cost O(S B T V (V + L)) in usual schemes. The labels alone are not a
-    Markov chain, so there is no ``walk``; ``spans`` has the probabilities of spans."""
+    position, length and type, or None. ``mask`` may be the layout of a graph. Cost O(S B T V (V + L)) in
+    usual schemes. The labels alone are not a Markov chain: ``spans`` has the probabilities of spans, and
+    ``walk`` is the chain with the same probabilities of neighbouring labels."""
 
-    ignores_shift = handles_missing = True
+    ignores_shift = handles_missing = many_templates = True
     rules: Rules | None = None
 
-    def __init__(self, scheme: SpanScheme, rules: Rules | None = None) -> None:
-        self.scheme = scheme
+    def __init__(self, scheme: SpanScheme, rules: Rules | None = None, spec: Spec | None = None) -> None:
+        self.scheme, self.spec = scheme, segments() if spec is None else spec
         self.rules = None if rules is None or rules.is_free else rules
 
     def __repr__(self) -> str:
         return f"Segments(scheme{'' if self.rules is None else ', rules'})"
 
-    def program(self, mask: Tensor) -> SegmentsProgram:
+    def program(self, mask: Tensor | GraphLayout) -> SegmentsProgram:
+        mask = mask.mask if isinstance(mask, GraphLayout) else mask
         return SegmentsProgram(Layout(mask), self.rules, scheme=self.scheme)
+
+    def keep_known(self, scores: Sequence[Tensor], y: Tensor, mask: Any) -> tuple[Tensor, ...]:
+        return super().keep_known(scores, y, mask.mask if isinstance(mask, GraphLayout) else mask)
 
     def log_prob(  # type: ignore[override]
         self, f: Tensor, g: Tensor, h: Tensor, y: Tensor, mask: Tensor, segment: Tensor | None = None
@@ -60,6 +70,24 @@ class Segments(Structure):
         """(S, B, T, L, K) probability of each possible span of up to L tokens, by first position, length
         and type."""
         return self.program(mask).spans(self._scores(f, g, h, segment))
+
+    def walk(self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        node, both, _ = self.program(mask).marginals(self._scores(f, g, h, None))
+        before = node[:, :, :-1, :, None]
+        return node, both / torch.where(before > 0, before, 1)
+
+    def bends(
+        self,
+        scores: Sequence[Tensor],
+        y: Tensor,
+        layout: GraphLayout,
+        bases: Sequence[Tensor | None],
+        joint: Sequence[bool] = (),
+    ) -> list[Tensor]:
+        """As ``Declared.bends``, without curvature between nodes."""
+        basis = None if bases[0] is None else bases[0].to(scores[0])
+        found = self.local_curvature(*scores, y, layout.mask, basis)
+        return [found.node, found.next, found.length]
 
     def decode(  # type: ignore[override]
         self, f: Tensor, g: Tensor, h: Tensor, mask: Tensor, segment: Tensor | None = None

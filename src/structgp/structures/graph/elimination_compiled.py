@@ -1,0 +1,321 @@
+"""Elimination in probability space, compiled by numba: log Z and its gradient in one go.
+
+One example at a time, of eight draws side by side (``lanes``). Scores are exponentiated less the maximum
+of their segment, tables are products, and messages are divided by their largest number: sums of numbers
+that are not negative, which are right to rounding as long as none but those of -inf becomes 0. The
+smallest positive number of each segment and message bounds those of the next table: where that bound is
+too small, all is left to log space.
+
+The way back gives each table the probabilities of its entries: those of its rows, known from the clique
+that its message went to, shared out within each row. Their sums over all but a part's own entries are the
+gradient in that part, and the probabilities of the rows of the cliques before. All of it is in double
+precision. A table with one part beside those of its own variable, as all of a tree, is a matrix product
+and never built.
+
+Needs numba (``structgp[fast]``), which compiles at the first use and keeps the result in a file.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from structgp.structures.graph.elimination_schedule import Schedule
+from structgp.structures.graph.lanes import (
+    LANES,
+    add,
+    add_product,
+    divide,
+    dot,
+    extremes,
+    multiply,
+    multiply_and_add,
+    row_sum,
+)
+from structgp.structures.linear_chain.lane_exp import exp_in_place
+
+WORTH_A_THREAD = 1_000_000
+"""Table entries of all draws below which a second thread does not pay."""
+
+SMALLEST = 1e-280
+"""A table that may have smaller positive entries is not trusted; the smallest normal number is 2e-308."""
+
+WIDEST = -600.0
+"""The same of the logarithm of an entry of one segment."""
+
+BLOCK = 256
+"""Entries of a table that are built at once, 16 KiB in eight draws: half of the nearest cache."""
+
+_compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+
+
+def totals(scores: Tensor, schedule: Schedule, with_gradient: bool) -> tuple[Tensor, Tensor] | None:
+    """(S, B) log Z of scores (S, B, L) and, if asked for, its gradient (S, B, L). None where the scores
+    have too large a spread."""
+    S, B, L = scores.shape
+    given = scores.detach().contiguous().numpy()
+    log_z = np.zeros((S, B))
+    gradient = np.empty((S, B, L) if with_gradient else (0, 0, 0), given.dtype)
+    arguments: tuple[Any, ...] = (given, *_arrays(schedule), log_z, gradient)
+    units = -(-S // LANES) * B
+    n = max(1, min(torch.get_num_threads(), units, S * schedule.entries // WORTH_A_THREAD))
+    first, *others = pairwise(units * i // n for i in range(n + 1))
+    with ThreadPoolExecutor(max(1, len(others))) as pool:
+        running = [pool.submit(_run, *arguments, *ends) for ends in others]
+        safe = _run(*arguments, *first)
+    safe = all([safe, *(part.result() for part in running)])
+    return (torch.from_numpy(log_z).to(scores.dtype), torch.from_numpy(gradient)) if safe else None
+
+
+def _arrays(s: Schedule) -> tuple[np.ndarray, ...]:
+    """Cliques (M, 5) and parts (P, 6), row by row what the loops need of each."""
+    p = s.parts
+    cliques = np.stack([s.n_rows, s.n_labels, s.message[:-1], s.part[:-1], s.part[1:]], 1)
+    parts = np.stack([p.is_own, p.is_message, p.base, p.stride, p.source, p.row_map], 1).astype(np.int64)
+    return cliques, parts, s.row_maps, s.first_clique, s.segment, s.first_segment
+
+
+@_compiled
+def _load(scores: Any, b: int, segment: Any, first: int, last: int, x: Any, top: Any, least: Any) -> bool:
+    """x (L, lanes) <- exp of the scores (lanes, B, L) less the maximum of their segment. Of each segment
+    that maximum (lanes,), -inf where nothing is possible, and its smallest positive number."""
+    for i in range(first, last):
+        begin, size = segment[i, 0], segment[i, 1]
+        least[i - first] = 0
+        for k in range(LANES):
+            here = scores[min(k, len(scores) - 1), b, begin : begin + size]
+            high = -np.inf
+            for j in range(size):
+                high = here[j] if here[j] > high else high
+            top[(i - first) * LANES + k] = high
+            low, to = 0.0, begin * LANES + k
+            for j in range(size):
+                value = here[j] - high if high > -np.inf else here[j]  # -inf, or nan
+                x[to + j * LANES] = value
+                low = value if -np.inf < value < low else low
+            least[i - first] = min(least[i - first], low)
+        if least[i - first] < WIDEST:
+            return False
+    exp_in_place(x)
+    exp_in_place(least[: last - first])
+    return True
+
+
+@_compiled
+def _own(clique: Any, parts: Any, x: Any, messages: Any, offset: int, row: Any) -> int:
+    """row (n, lanes) <- the product of the parts that depend on the eliminated variable alone. Returns the
+    first of the others."""
+    n_labels, p = clique[1], clique[3]
+    row[: n_labels * LANES] = 1.0
+    while p < clique[4] and parts[p, 0]:
+        step = parts[p, 3] * LANES
+        source, base = (messages, parts[p, 2] - offset) if parts[p, 1] else (x, parts[p, 2])
+        for i in range(n_labels):
+            multiply(row, i * LANES, row, i * LANES, source, base * LANES + i * step)
+        p += 1
+    return p
+
+
+@_compiled
+def _fill(
+    clique: Any, wide: int, first: int, last: int, parts: Any, row_maps: Any, x: Any, messages: Any,
+    offset: int, row: Any, table: Any,
+) -> None:  # fmt: skip
+    """table (last - first, n, lanes) <- some rows of the product of the parts of a clique, of which ``row``
+    has those before ``wide``."""
+    n_labels = clique[1]
+    if wide == clique[4]:
+        table[: n_labels * LANES] = row[: n_labels * LANES]
+    for p in range(wide, clique[4]):
+        step, maps = parts[p, 3] * LANES, parts[p, 5]
+        source, base = (messages, parts[p, 2] - offset) if parts[p, 1] else (x, parts[p, 2])
+        to = 0
+        for r in range(first, last):
+            begin = (base + row_maps[maps + r]) * LANES
+            for i in range(n_labels):
+                if p == wide:
+                    multiply(table, to, row, i * LANES, source, begin)
+                else:
+                    multiply(table, to, table, to, source, begin)
+                to += LANES
+                begin += step
+
+
+@_compiled
+def _log_product(x: Any) -> float:
+    """The sum of logarithms, few of which are taken: one costs more than a small clique."""
+    found, product = 0.0, 1.0
+    for i in range(len(x)):
+        product *= x[i]
+        if not 1e-20 < product < 1e100:  # times SMALLEST it is still above 0
+            found += np.log(product)
+            product = 1.0
+    return found + np.log(product)
+
+
+@_compiled
+def _inward(
+    first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, top: Any, least: Any,
+    first_segment: int, messages: Any, largest: Any, message_least: Any, row: Any, table: Any, log_z: Any,
+) -> bool:  # fmt: skip
+    """The messages of all cliques of an example, divided by their largest number; log_z (lanes,)."""
+    log_z[:] = 0
+    offset = cliques[first, 2] if last > first else 0
+    high, low, inverse = np.empty(LANES), np.empty(LANES), np.empty(LANES)
+    for c in range(first, last):
+        bound = 1.0
+        for p in range(cliques[c, 3], cliques[c, 4]):
+            if parts[p, 1]:
+                bound *= message_least[parts[p, 4] - first]
+            else:
+                bound *= least[parts[p, 4] - first_segment]
+                add(log_z, 0, top, (parts[p, 4] - first_segment) * LANES)
+        if bound < SMALLEST:
+            return False
+        n_rows, n_labels, to = cliques[c, 0], cliques[c, 1], (cliques[c, 2] - offset) * LANES
+        block = max(1, BLOCK // n_labels)
+        wide = _own(cliques[c], parts, x, messages, offset, row)
+        if cliques[c, 4] == wide + 1:
+            step, maps = parts[wide, 3] * LANES, parts[wide, 5]
+            source, base = (messages, parts[wide, 2] - offset) if parts[wide, 1] else (x, parts[wide, 2])
+            for r in range(n_rows):
+                dot(
+                    messages,
+                    to + r * LANES,
+                    n_labels,
+                    row,
+                    source,
+                    (base + row_maps[maps + r]) * LANES,
+                    step,
+                )
+        else:
+            for r in range(0, n_rows, block):
+                end = min(n_rows, r + block)
+                _fill(cliques[c], wide, r, end, parts, row_maps, x, messages, offset, row, table)
+                for i in range(end - r):
+                    row_sum(messages, to + (r + i) * LANES, n_labels, table, i * n_labels * LANES)
+        if c == last - 1:  # one row, in which nan stays nan
+            for k in range(LANES):
+                log_z[k] += 0 * messages[to + k]
+        extremes(high, low, n_rows, messages, to)
+        message_least[c - first] = 1
+        for k in range(LANES):
+            largest[(c - first) * LANES + k] = high[k]
+            inverse[k] = 1 / high[k] if high[k] > 0 else 1.0
+            if high[k] > 0:
+                message_least[c - first] = min(message_least[c - first], low[k] * inverse[k])
+        for r in range(n_rows):
+            multiply(messages, to + r * LANES, messages, to + r * LANES, inverse, 0)
+    for k in range(LANES):
+        log_z[k] += _log_product(largest[k : (last - first) * LANES : LANES])
+    return True
+
+
+@_compiled
+def _outward(
+    first: int, last: int, cliques: Any, parts: Any, row_maps: Any, x: Any, messages: Any, largest: Any,
+    row: Any, own: Any, table: Any, log_z: Any, slope: Any, share: Any,
+) -> None:  # fmt: skip
+    """slope (L, lanes) <- the gradient of log Z. share : of the messages, the probabilities of their
+    rows."""
+    slope[:] = 0
+    if last == first:
+        return
+    offset = cliques[first, 2]
+    root = (cliques[last - 1, 2] - offset) * LANES
+    share[: root + LANES] = 0
+    for k in range(LANES):
+        share[root + k] = 1 if log_z[k] > -np.inf else 0
+    for c in range(last - 1, first - 1, -1):
+        n_rows, n_labels, to = cliques[c, 0], cliques[c, 1], (cliques[c, 2] - offset) * LANES
+        block = max(1, BLOCK // n_labels)
+        wide, last_part = _own(cliques[c], parts, x, messages, offset, row), cliques[c, 4]
+        own[: n_labels * LANES] = 0
+        # Probabilities of rows by their sums: those of entries by the entries.
+        for r in range(n_rows):
+            divide(share, to + r * LANES, messages, to + r * LANES, largest, (c - first) * LANES)
+        if last_part == wide + 1:
+            step, maps = parts[wide, 3] * LANES, parts[wide, 5]
+            source, base = (messages, parts[wide, 2] - offset) if parts[wide, 1] else (x, parts[wide, 2])
+            out = share if parts[wide, 1] else slope
+            for r in range(n_rows):
+                at = (base + row_maps[maps + r]) * LANES
+                for i in range(n_labels):
+                    add_product(out, at, source, row, i * LANES, share, to + r * LANES, own, i * LANES)
+                    at += step
+        else:
+            for r in range(0, n_rows, block):
+                end = min(n_rows, r + block)
+                _fill(cliques[c], wide, r, end, parts, row_maps, x, messages, offset, row, table)
+                at = 0
+                for q in range(r, end):
+                    for i in range(n_labels):
+                        multiply_and_add(table, at, share, to + q * LANES, own, i * LANES)
+                        at += LANES
+                for p in range(wide, last_part):
+                    step, maps = parts[p, 3] * LANES, parts[p, 5]
+                    out, base = (share, parts[p, 2] - offset) if parts[p, 1] else (slope, parts[p, 2])
+                    at = 0
+                    for q in range(r, end):
+                        begin = (base + row_maps[maps + q]) * LANES
+                        for _ in range(n_labels):
+                            add(out, begin, table, at)
+                            at += LANES
+                            begin += step
+        for p in range(cliques[c, 3], wide):
+            step = parts[p, 3] * LANES
+            out, base = (share, parts[p, 2] - offset) if parts[p, 1] else (slope, parts[p, 2])
+            for i in range(n_labels):
+                add(out, base * LANES + i * step, own, i * LANES)
+
+
+@_compiled
+def _run(
+    scores: Any, cliques: Any, parts: Any, row_maps: Any, first_clique: Any, segment: Any,
+    first_segment: Any, log_z: Any, gradient: Any, begin: int, end: int,
+) -> bool:  # fmt: skip
+    """Units begin..end, each one example of eight draws or what is left of them. False if some are not
+    safe."""
+    S, B, L = scores.shape
+    n_messages = n_cliques = n_segments = widest = 1
+    for b in range(B):
+        first, last = first_clique[b], first_clique[b + 1]
+        n_cliques = max(n_cliques, last - first)
+        n_segments = max(n_segments, first_segment[b + 1] - first_segment[b])
+        if last > first:
+            n_messages = max(n_messages, cliques[last - 1, 2] + cliques[last - 1, 0] - cliques[first, 2])
+    for c in range(len(cliques)):
+        widest = max(widest, cliques[c, 1])
+    x, slope = np.zeros(L * LANES), np.zeros(L * LANES)
+    top, least = np.empty(n_segments * LANES), np.empty(n_segments)
+    messages, share = np.empty(n_messages * LANES), np.empty(n_messages * LANES)
+    tops, message_least = np.empty(n_cliques * LANES), np.empty(n_cliques)
+    row, own, value = np.empty(widest * LANES), np.empty(widest * LANES), np.empty(LANES)
+    table = np.empty(max(BLOCK, widest) * LANES)
+    for unit in range(begin, end):
+        s, b = unit // B * LANES, unit % B
+        first, last, n = first_clique[b], first_clique[b + 1], min(LANES, S - s)
+        if not _load(
+            scores[s : s + n], b, segment, first_segment[b], first_segment[b + 1], x, top, least
+        ) or not _inward(
+            first, last, cliques, parts, row_maps, x, top, least,
+            first_segment[b], messages, tops, message_least, row, table, value,
+        ):  # fmt: skip
+            return False
+        for k in range(n):
+            log_z[s + k, b] = value[k]
+        if gradient.size:
+            _outward(
+                first, last, cliques, parts, row_maps, x, messages, tops, row, own, table, value, slope,
+                share,
+            )  # fmt: skip
+            for k in range(n):
+                for j in range(L):
+                    gradient[s + k, b, j] = slope[j * LANES + k]
+    return True

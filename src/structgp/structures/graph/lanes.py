@@ -1,0 +1,192 @@
+"""Eight numbers at a time for compiled loops: the same place in eight draws, side by side in memory.
+
+Each function is a few vector instructions: numba does not make them of eight statements in a row, and for a
+loop of eight it first asks whether arrays overlap. Places are those of the first number, in flat float64
+arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 8
+
+_VECTOR = ir.VectorType(ir.DoubleType(), LANES)
+_CONTRACT = ("contract",)
+
+
+class _Code:
+    """Writes the instructions of one function."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+        self.context, self.builder, self.types, self.arguments = context, builder, signature.args, arguments
+
+    def pointer(self, array: int, place: Any) -> Any:
+        """To eight numbers of an array, both by their number among the arguments, or to a place given."""
+        given = self.context.make_array(self.types[array])(
+            self.context, self.builder, self.arguments[array]
+        )
+        place = self.arguments[place] if isinstance(place, int) else place
+        return self.builder.bitcast(self.builder.gep(given.data, [place]), _VECTOR.as_pointer())
+
+    def load(self, array: int, place: Any) -> Any:
+        return self.builder.load(self.pointer(array, place), align=8)
+
+    def store(self, value: Any, array: int, place: Any) -> None:
+        self.builder.store(value, self.pointer(array, place), align=8)
+
+    def times(self, a: Any, b: Any) -> Any:
+        return self.builder.fmul(a, b, flags=_CONTRACT)
+
+    def plus(self, a: Any, b: Any) -> Any:
+        return self.builder.fadd(a, b, flags=_CONTRACT)
+
+    def fold(self, count: int, start: float, step: Callable[[Any, Any], Any]) -> Any:
+        """step(so far, m) for m = 0, 1, ... below an argument, from eight times ``start``."""
+        so_far = cgutils.alloca_once_value(self.builder, constant(start))
+        with cgutils.for_range(self.builder, self.arguments[count]) as loop:
+            self.builder.store(step(self.builder.load(so_far), loop.index), so_far)
+        return self.builder.load(so_far)
+
+    def after(self, place: int, m: Any, step: Any) -> Any:
+        """The place that is m steps after an argument."""
+        return self.builder.add(self.arguments[place], self.builder.mul(m, step))
+
+
+def constant(value: float) -> Any:
+    return ir.Constant(_VECTOR, [value] * LANES)
+
+
+_EIGHT = ir.Constant(ir.IntType(64), LANES)
+
+
+def _written(*given: Any) -> Callable[[Callable[[_Code], None]], tuple[Any, Any]]:
+    """A function without a result, of arguments of these types."""
+
+    def of(write: Callable[[_Code], None]) -> tuple[Any, Any]:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            write(_Code(context, builder, signature, arguments))
+            return context.get_dummy_value()
+
+        return types.void(*given), generate
+
+    return of
+
+
+@intrinsic
+def multiply(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
+    """out[o] <- a[i] b[j]."""
+
+    @_written(out, types.int64, a, types.int64, b, types.int64)
+    def found(to: _Code) -> None:
+        to.store(to.times(to.load(2, 3), to.load(4, 5)), 0, 1)
+
+    return found
+
+
+@intrinsic
+def add(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
+    """out[o] += a[i]."""
+
+    @_written(out, types.int64, a, types.int64)
+    def found(to: _Code) -> None:
+        to.store(to.plus(to.load(0, 1), to.load(2, 3)), 0, 1)
+
+    return found
+
+
+@intrinsic
+def divide(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
+    """out[o] /= a[i] b[j], where that is not 0."""
+
+    @_written(out, types.int64, a, types.int64, b, types.int64)
+    def found(to: _Code) -> None:
+        by = to.times(to.load(2, 3), to.load(4, 5))
+        by = to.builder.select(to.builder.fcmp_ordered("==", by, constant(0)), constant(1), by)
+        to.store(to.builder.fdiv(to.load(0, 1), by), 0, 1)
+
+    return found
+
+
+@intrinsic
+def multiply_and_add(_: Any, out: Any, o: Any, a: Any, i: Any, total: Any, k: Any) -> Any:
+    """total[k] += out[o] <- out[o] a[i]."""
+
+    @_written(out, types.int64, a, types.int64, total, types.int64)
+    def found(to: _Code) -> None:
+        product = to.times(to.load(0, 1), to.load(2, 3))
+        to.store(product, 0, 1)
+        to.store(to.plus(to.load(4, 5), product), 4, 5)
+
+    return found
+
+
+@intrinsic
+def add_product(
+    _: Any, out: Any, o: Any, a: Any, b: Any, j: Any, c: Any, k: Any, total: Any, m: Any
+) -> Any:
+    """p = a[o] b[j] c[k]; out[o] += p and total[m] += p."""
+
+    @_written(out, types.int64, a, b, types.int64, c, types.int64, total, types.int64)
+    def found(to: _Code) -> None:
+        product = to.times(to.load(2, 1), to.times(to.load(3, 4), to.load(5, 6)))
+        to.store(to.plus(to.load(0, 1), product), 0, 1)
+        to.store(to.plus(to.load(7, 8), product), 7, 8)
+
+    return found
+
+
+@intrinsic
+def dot(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: Any) -> Any:
+    """out[o] <- the sum of a[8 m] b[j + step m] over m < n."""
+
+    @_written(out, types.int64, types.int64, a, b, types.int64, types.int64)
+    def found(to: _Code) -> None:
+        def term(so_far: Any, m: Any) -> Any:
+            first = to.load(3, to.builder.mul(m, _EIGHT))
+            return to.plus(so_far, to.times(first, to.load(4, to.after(5, m, to.arguments[6]))))
+
+        to.store(to.fold(2, 0, term), 0, 1)
+
+    return found
+
+
+@intrinsic
+def row_sum(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any) -> Any:
+    """out[o] <- the sum of a[i + 8 m] over m < n."""
+
+    @_written(out, types.int64, types.int64, a, types.int64)
+    def found(to: _Code) -> None:
+        to.store(to.fold(2, 0, lambda x, m: to.plus(x, to.load(3, to.after(4, m, _EIGHT)))), 0, 1)
+
+    return found
+
+
+@intrinsic
+def extremes(_: Any, high: Any, low: Any, n: Any, a: Any, i: Any) -> Any:
+    """high[0] <- the largest of a[i + 8 m] over m < n, or 0; low[0] <- the smallest above 0, or inf."""
+
+    @_written(high, low, types.int64, a, types.int64)
+    def found(to: _Code) -> None:
+        def larger(so_far: Any, m: Any) -> Any:
+            here = to.load(3, to.after(4, m, _EIGHT))
+            return to.builder.select(to.builder.fcmp_ordered(">", here, so_far), here, so_far)
+
+        def smaller(so_far: Any, m: Any) -> Any:
+            here = to.load(3, to.after(4, m, _EIGHT))
+            here = to.builder.select(
+                to.builder.fcmp_ordered(">", here, constant(0)), here, constant(float("inf"))
+            )
+            return to.builder.select(to.builder.fcmp_ordered("<", here, so_far), here, so_far)
+
+        zero = ir.Constant(ir.IntType(64), 0)
+        to.store(to.fold(2, 0, larger), 0, zero)
+        to.store(to.fold(2, float("inf"), smaller), 1, zero)
+
+    return found

@@ -1,0 +1,44 @@
+"""``PathCover.solve`` by compiled loops (``path_loops``)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structgp.structures.graph.cover import Solution, is_shared
+from structgp.structures.graph.edge_rows import EdgeRows, pool_of, share, slopes_of
+from structgp.structures.graph.path_loops import solve
+from structgp.structures.graph.path_sweeps import PathCover
+from structgp.structures.program import Scores
+
+
+def solve_compiled(
+    cover: PathCover, f: Tensor, tables: Scores, sweeps: int, tolerance: float, split: Tensor | None
+) -> Solution | None:
+    """``PathCover.solve``; None where numbers vanish in probability space, or nothing is possible."""
+    plan, layout, (S, B, N, V) = cover.plan, cover.layout, f.shape
+    shared = tuple(is_shared(g, t) for g, t in zip(tables, layout.tuples, strict=True))
+    first_edge = np.searchsorted((plan.ends[:, 0] // N).numpy(), np.arange(B + 1))
+    if shared not in cover.kept:
+        alike = np.stack([plan.scale.numpy(), plan.flip.numpy()], 1)
+        found = EdgeRows.of(layout, shared, plan.template.numpy(), plan.place.numpy(), first_edge, alike)
+        cover.kept[shared] = found
+    rows = cover.kept[shared]
+    times = torch.bincount(plan.into[plan.into >= 0], minlength=len(plan.ends)).double()
+    log_z, gap, taken = np.empty((S, B)), np.empty((S, B)), np.empty((S, B), np.int64)
+    nodes, failed, pairs = np.empty((S, B, N, V)), np.empty((S, B), bool), np.zeros((S, rows.n_out, V, V))
+    moved = np.zeros((S, B * N, plan.into.shape[1], V))
+    if split is not None:
+        moved[:] = split.numpy()
+    given = (
+        f.contiguous().numpy(), pool_of(layout, f, tables).numpy(), layout.mask.numpy(),
+        (plan.weight > 0).sum(1).numpy(), first_edge, plan.ends.numpy(), plan.into.numpy(),
+        plan.out.numpy(), rows.row, rows.slot, rows.n_slots, plan.scale.numpy(), times.numpy(), plan.flip.numpy(), moved,
+        split is not None, sweeps, tolerance, log_z, nodes, pairs, rows.out_row, gap, taken, failed,
+    )  # fmt: skip
+    share(solve, S * B, S * len(plan.ends) * V * V, given)
+    if failed.any():
+        return None
+    value, node, d, apart = (torch.from_numpy(x).to(f) for x in (log_z, nodes, moved, gap))
+    return Solution(value, node, slopes_of(layout, pairs, shared, f), d, int(taken.max()), apart)
