@@ -67,8 +67,8 @@ def solve_all(
     ]
     most, kept = 0, []
     for cover, split in zip(covers, splits, strict=True):
-        rows, pairs = cover.rows, zip(tables, layout.tuples, strict=True)
-        some = [f[:, rows], *(g if is_shared(g, t) else g[:, rows] for g, t in pairs)]
+        rows, matched = cover.rows, zip(tables, layout.tuples, strict=True)
+        some = [f[:, rows], *(g if is_shared(g, t) else g[:, rows] for g, t in matched)]
         found = cover.solve(some, sweeps, tolerance, split)
         log_z[:, rows], node[:, rows], gap[:, rows] = found.log_z, found.node, found.gap
         for out, p in zip(slopes, found.tables, strict=True):

@@ -105,8 +105,8 @@ def induced_forests(factors: Sequence[Factor], n: int) -> list[int]:
             joined = [[v for v in factors[e] if v in inside] for e in of[u]]
             others = [v for found in joined for v in found]
             roots = {_root(parent, v) for v in others}
-            pairs = all(len(factors[e]) == 2 or not found for e, found in zip(of[u], joined, strict=True))
-            if len(roots) < len(others) or not pairs:
+            whole = all(len(factors[e]) == 2 or not found for e, found in zip(of[u], joined, strict=True))
+            if len(roots) < len(others) or not whole:
                 later.append(u)
                 continue
             inside.add(u)

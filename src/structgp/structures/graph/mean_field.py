@@ -34,9 +34,9 @@ class MeanField:
             for e in induced_trees([factor for _, _, factor in found]):
                 kept[found[e][0]][b, found[e][1]] = True
         inside = [x.to(layout.mask.device) for x in kept]
-        pairs = list(zip(layout.tuples, inside, strict=True))
-        self.trees = Elimination(replace(layout, tuples=tuple(replace(t, mask=x) for t, x in pairs)))
-        self.others = [replace(t, mask=t.mask & ~x) for t, x in pairs]
+        matched = list(zip(layout.tuples, inside, strict=True))
+        self.trees = Elimination(replace(layout, tuples=tuple(replace(t, mask=x) for t, x in matched)))
+        self.others = [replace(t, mask=t.mask & ~x) for t, x in matched]
 
     def lower_bound(self, scores: Scores, node: Tensor, rounds: int = ROUNDS) -> Tensor:
         """(S, B), from node marginals (S, B, N, V) to start with."""

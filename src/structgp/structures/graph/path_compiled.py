@@ -27,18 +27,18 @@ def solve_compiled(
     rows = cover.kept[shared]
     times = torch.bincount(plan.into[plan.into >= 0], minlength=len(plan.ends)).double()
     log_z, gap, taken = np.empty((S, B)), np.empty((S, B)), np.empty((S, B), np.int64)
-    nodes, failed, pairs = np.empty((S, B, N, V)), np.empty((S, B), bool), np.zeros((S, rows.n_out, V, V))
+    nodes, failed, joints = np.empty((S, B, N, V)), np.empty((S, B), bool), np.zeros((S, rows.n_out, V, V))
     moved = np.zeros((S, B * N, plan.into.shape[1], V))
     if split is not None:
         moved[:] = split.numpy()
     given = (
         f.contiguous().numpy(), pool_of(layout, f, tables).numpy(), layout.mask.numpy(),
         (plan.weight > 0).sum(1).numpy(), first_edge, plan.ends.numpy(), plan.into.numpy(),
-        plan.out.numpy(), rows.row, rows.slot, rows.n_slots, plan.scale.numpy(), times.numpy(), plan.flip.numpy(), moved,
-        split is not None, sweeps, tolerance, log_z, nodes, pairs, rows.out_row, gap, taken, failed,
+        plan.out.numpy(), rows.row, rows.slot, rows.n_slots, plan.scale.numpy(), times.numpy(),
+        plan.flip.numpy(), moved, split is not None, sweeps, tolerance, log_z, nodes, joints, rows.out_row, gap, taken, failed,
     )  # fmt: skip
     share(solve, S * B, S * len(plan.ends) * V * V, given)
     if failed.any():
         return None
     value, node, d, apart = (torch.from_numpy(x).to(f) for x in (log_z, nodes, moved, gap))
-    return Solution(value, node, slopes_of(layout, pairs, shared, f), d, int(taken.max()), apart)
+    return Solution(value, node, slopes_of(layout, joints, shared, f), d, int(taken.max()), apart)

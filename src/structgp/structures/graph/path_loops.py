@@ -166,20 +166,58 @@ def _forth(
 
 
 @_compiled
+def load_nodes(
+    f: Any, s: int, b: int, K: int, there: Any, split: Any, warm: bool, node: Any, top: Any
+) -> None:
+    """node (N, K, V) <- exp(h - top) of one example, and top (N, K)."""
+    N, V = f.shape[2:]
+    for n in range(N):
+        if not there[b, n]:
+            continue
+        for v in range(V):
+            mean = 0.0
+            if warm:
+                for k in range(K):
+                    mean += split[s, b * N + n, k, v] / K
+            for k in range(K):
+                node[n, k, v] = f[s, b, n, v] + (split[s, b * N + n, k, v] - mean if warm else 0.0)
+        for k in range(K):
+            most = -np.inf
+            for v in range(V):
+                most = max(most, node[n, k, v])
+            top[n, k] = most if most > -np.inf else 0.0
+            for v in range(V):
+                node[n, k, v] -= top[n, k]
+            exp_in_place(node[n, k])
+
+
+@_compiled
+def keep_split(f: Any, s: int, b: int, K: int, there: Any, split: Any, node: Any, top: Any) -> None:
+    """split of one example <- h - f, 0 at impossible labels."""
+    N, V = f.shape[2:]
+    for n in range(N):
+        if there[b, n]:
+            for k in range(K):
+                for v in range(V):
+                    found = np.log(max(node[n, k, v], 1e-300)) + top[n, k] - f[s, b, n, v]
+                    split[s, b * N + n, k, v] = found if f[s, b, n, v] > -np.inf else 0.0
+
+
+@_compiled
 def solve(
     f: Any, pool: Any, there: Any, count: Any, first_edge: Any, ends: Any, into: Any, out: Any, row: Any,
     slot: Any, n_slots: int, scale: Any, times: Any, flip: Any, split: Any, warm: bool, sweeps: int,
-    tolerance: float, log_z: Any, nodes: Any, pairs: Any, out_row: Any, gaps: Any, taken: Any, failed: Any,
+    tolerance: float, log_z: Any, nodes: Any, joints: Any, out_row: Any, gaps: Any, taken: Any, failed: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
     """Units first..last of draws and examples, draw by draw. Arrays as in ``PathPlan``, and: pool (S, R, V,
     V) tables; row (M,) which one an edge has; slot (M,) edges of an example with the same slot share it;
-    count (B,) forests; times (M,) forests that have the edge; out_row (M,) where in pairs (S, R', V, V) its
-    gradient goes. split (S, B N, K, V) is read if ``warm`` and written where it is not empty."""
+    count (B,) forests; times (M,) forests that have the edge; out_row (M,) where in joints (S, R', V, V)
+    its gradient goes. split (S, B N, K, V) is read if ``warm``, and written."""
     B, N, V = f.shape[1:]
     most = into.shape[1]
     node, prior, beta = np.empty((N, most, V)), np.empty((N, most, V)), np.empty((N, most, V))
-    p, pair, top, a = np.empty((most, V)), np.empty((V, V)), np.empty((N, most)), np.empty(V)
+    p, joint, top, a = np.empty((most, V)), np.empty((V, V)), np.empty((N, most)), np.empty(V)
     tables, tables_t = np.empty((n_slots, V, V)), np.empty((n_slots, V, V))
     table_top = np.empty(n_slots)
     done = np.empty(n_slots, np.int64)
@@ -193,23 +231,7 @@ def solve(
                 table_top[slot[e]] = exponentiate(pool[s, row[e]], scale[e], flip[e], tables[slot[e]])
                 tables_t[slot[e]] = tables[slot[e]].T
                 done[slot[e]] = 1
-        for n in range(N):
-            if not there[b, n]:
-                continue
-            for v in range(V):
-                mean = 0.0
-                if warm:
-                    for k in range(K):
-                        mean += split[s, start + n, k, v] / K
-                for k in range(K):
-                    node[n, k, v] = f[s, b, n, v]
-                    if warm:
-                        node[n, k, v] += split[s, start + n, k, v] - mean
-            for k in range(K):
-                most_here = node[n, k].max()
-                top[n, k] = most_here if most_here > -np.inf else 0.0
-                node[n, k] -= top[n, k]
-                exp_in_place(node[n, k])
+        load_nodes(f, s, b, K, there, split, warm, node, top)
         for n in range(N - 1, -1, -1):
             if there[b, n]:
                 _back(n, K, out, ends, slot, start, tables, node, beta, a)
@@ -241,19 +263,15 @@ def solve(
                         e = slot[edge]
                         total += table_top[e]
                         _message(node, prior, ends[edge, 0] - start, k, a)
-                        _pair(tables, e, a, node, beta, n, k, pair)
-                        _add(pair, times[edge], flip[edge], pairs, s, out_row[edge])
-                if split.shape[1] > 0:
-                    for k in range(K):
-                        for v in range(V):
-                            found = np.log(max(node[n, k, v], 1e-300)) + top[n, k] - f[s, b, n, v]
-                            split[s, start + n, k, v] = found if f[s, b, n, v] > -np.inf else 0.0
+                        _joint(tables, e, a, node, beta, n, k, joint)
+                        _add(joint, times[edge], flip[edge], joints, s, out_row[edge])
+        keep_split(f, s, b, K, there, split, node, top)
         log_z[s, b], gaps[s, b], taken[s, b] = total / K, gap, sweep
         failed[s, b] = not (ok and total > -np.inf)
 
 
 @_reordered
-def _pair(tables: Any, slot: int, before: Any, node: Any, beta: Any, n: int, k: int, out: Any) -> None:
+def _joint(tables: Any, slot: int, before: Any, node: Any, beta: Any, n: int, k: int, out: Any) -> None:
     """out (V, V) <- marginals of an edge into variable n."""
     V, total = len(out), 0.0
     for i in range(V):
@@ -268,8 +286,8 @@ def _pair(tables: Any, slot: int, before: Any, node: Any, beta: Any, n: int, k: 
 
 
 @_compiled
-def _add(pair: Any, times: float, flip: bool, pairs: Any, s: int, row: int) -> None:
-    V, share = len(pair), 1 / times
+def _add(joint: Any, times: float, flip: bool, joints: Any, s: int, row: int) -> None:
+    V, share = len(joint), 1 / times
     for i in range(V):
         for j in range(V):
-            pairs[s, row, i, j] += share * (pair[j, i] if flip else pair[i, j])
+            joints[s, row, i, j] += share * (joint[j, i] if flip else joint[i, j])

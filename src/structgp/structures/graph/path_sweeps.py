@@ -124,18 +124,18 @@ class PathCover:
         found = torch.where(plan.flip[:, None, None], found.mT, found)
         return found.mul_(plan.scale[:, None, None].to(found))
 
-    def table_slopes(self, pair: Tensor, tables: Scores) -> tuple[Tensor, ...]:
+    def table_slopes(self, joint: Tensor, tables: Scores) -> tuple[Tensor, ...]:
         """From gradients in the unscaled table of each edge (S, M, V, V), earlier variable first, those in
         the tables: by tuple, or by example for a shared one."""
-        plan, S, slopes = self.plan, len(pair), []
-        pair = torch.where(plan.flip[:, None, None], pair.mT, pair)
+        plan, S, slopes = self.plan, len(joint), []
+        joint = torch.where(plan.flip[:, None, None], joint.mT, joint)
         for at, t, g in zip(self._of_template, self.layout.tuples, tables, strict=True):
             (B, E), shared = t.mask.shape, is_shared(g, t)
-            found = pair.new_zeros((S, B if shared else B * E, *t.sizes))
+            found = joint.new_zeros((S, B if shared else B * E, *t.sizes))
             if len(at):
                 rows, columns = label_ranges(t)
                 place = plan.place[at] // E if shared else plan.place[at]
-                found.index_add_(1, place, pair[:, at, rows, columns])
+                found.index_add_(1, place, joint[:, at, rows, columns])
             slopes.append(found if shared else found.view(S, B, E, *t.sizes))
         return tuple(slopes)
 
@@ -190,7 +190,7 @@ class PathSweeps:
         return Solution(
             total.sum(-1).view(S, B, N).sum(-1),
             (p * self.weight).sum(2).view(S, B, N, V),
-            cover.table_slopes(self._pairs(), tables),
+            cover.table_slopes(self._joints(), tables),
             torch.where(self.f > -torch.inf, self.h - self.f, 0),
             done,
             self.gap.view(S, B, N).amax(-1),
@@ -224,11 +224,11 @@ class PathSweeps:
         total = x.logsumexp(-1, keepdim=True)
         return x - total.masked_fill(total == -torch.inf, 0)
 
-    def _pairs(self) -> Tensor:
+    def _joints(self) -> Tensor:
         """(S, M, V, V) gradients in the unscaled tables: means of marginals over the forests that have the
         edge."""
         plan, (S, _, K, V) = self.plan, self.h.shape
-        pair = self.h.new_zeros((S, len(plan.ends), V, V))
+        joint = self.h.new_zeros((S, len(plan.ends), V, V))
         for k in range(K):
             v = (plan.into[:, k] >= 0).nonzero()[:, 0]
             edge = plan.into[v, k]
@@ -236,8 +236,8 @@ class PathSweeps:
             x = self.tables[:, edge] + before + (self.h + self.beta)[:, v, k, None]
             total = x.flatten(2).logsumexp(-1)[..., None, None]
             x = (x - total.masked_fill(total == -torch.inf, 0)).exp()
-            pair[:, edge] += x * (plan.scale[edge].to(x) * self.weight[v, k, 0])[:, None, None]
-        return pair
+            joint[:, edge] += x * (plan.scale[edge].to(x) * self.weight[v, k, 0])[:, None, None]
+        return joint
 
 
 def centred(x: Tensor, weight: Tensor) -> Tensor:

@@ -53,11 +53,12 @@ GIBBS_SWEEPS = 30
 @dataclass(frozen=True)
 class Reweighted(GraphProgram):
     """sweeps : at most so many. tolerance : largest difference between a forest's node marginals and their
-    mean at which the split counts as best; the bound is then off by about its square per node. warm : start
-    from the split of the last call with as many draws and as many impossible labels: for optimisers, which
-    call with scores that hardly change. Without it a call depends on nothing but its scores. forests :
-    'paths' where factors have two variables, rows and columns of a grid; or 'trees', as large as possible,
-    for a bound about a quarter closer to log Z at three times the time on a CPU, and more on a GPU."""
+    mean at which the split counts as best; the bound is then usually off by about its square per node. warm
+    : start from the split of the last call with as many draws and as many impossible labels: for
+    optimisers, which call with scores that hardly change. Without it a call depends on nothing but its
+    scores. forests : 'paths' where factors have two variables, rows and columns of a grid; or 'trees', as
+    large as possible, for a bound about a quarter closer to log Z at three times the time on a CPU, and
+    more on a GPU."""
 
     sweeps: int = 100
     tolerance: float = 1e-4
@@ -104,8 +105,8 @@ class Reweighted(GraphProgram):
         for b, found in enumerate(factors_of(self.layout)):
             factors = [factor for _, _, factor in found]
             trees = cover_by_trees(factors)
-            pairs = self.forests == "paths" and all(len(factor) == 2 for factor in factors)
-            paths = cover_by_paths(factors) if pairs else None
+            edges_only = self.forests == "paths" and all(len(factor) == 2 for factor in factors)
+            paths = cover_by_paths(factors) if edges_only else None
             if paths is not None and len(paths) <= (2 * len(trees) if len(trees) > 1 else 1):
                 by_paths[b] = paths
             else:

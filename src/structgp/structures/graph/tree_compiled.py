@@ -57,35 +57,15 @@ class TreeIndex:
             for k in range(max(1, len(forests))):
                 forest = [first + e for e in forests[k]] if forests else []
                 having[[e - first for e in forest]] += 1
-                near: dict[int, list[tuple[int, int, int]]] = {}
                 for e in forest:
-                    u, v = edges[e][:2]
-                    near.setdefault(u, []).append((v, e, 1))
-                    near.setdefault(v, []).append((u, e, 0))
-                    beside[u * K + k].append((e, 0))
-                    beside[v * K + k].append((e, 1))
-                parent: dict[int, tuple[int, int, int]] = {}  # of a variable the one above, edge, way down
-                depth: dict[int, int] = {}
-                latest: dict[int, int] = {}  # of a root the last variable visited
-                root_of: dict[int, int] = {}
-                down: list[tuple[int, int]] = []
-                for n in range(b * N, b * N + N):
-                    if not there[b, n - b * N]:
-                        continue
-                    if n not in depth:
-                        is_root[n, k], depth[n], root_of[n] = True, 0, n
-                        waiting = [n]
-                        for u in waiting:
-                            for v, e, way in near.get(u, []):
-                                if v not in depth:
-                                    depth[v], root_of[v], parent[v] = depth[u] + 1, n, (u, e, way)
-                                    down.append((e, way))
-                                    waiting.append(v)
-                    else:
-                        last = latest[root_of[n]]
-                        walks[n * K + k] = _way(last, n, parent, depth)
-                        after[last, k] = n - b * N
-                    latest[root_of[n]] = n
+                    beside[edges[e][0] * K + k].append((e, 0))
+                    beside[edges[e][1] * K + k].append((e, 1))
+                order = [b * N + n for n in range(N) if there[b, n]]
+                down, roots, ways = _visit(order, forest, edges)
+                is_root[roots, k] = True
+                for last, n, way in ways:
+                    walks[n * K + k] = way
+                    after[last, k] = n - b * N
                 every[b * K + k] = [(e, 1 - way) for e, way in reversed(down)] + down
                 n_up[b, k] = len(down)
             first_edge.append(len(edges))
@@ -107,6 +87,42 @@ class TreeIndex:
             n_up,
             is_root,
         )
+
+
+Way = list[tuple[int, int]]  # edges, and which way each: 1 from its first variable to its second
+
+
+def _visit(
+    order: list[int], forest: list[int], edges: list[tuple[int, int, int, int]]
+) -> tuple[Way, list[int], list[tuple[int, int, Way]]]:
+    """Variables of a forest in this order: all edges away from the roots, each tree's first variable; the
+    roots; and for every other variable the one of its tree that was before it, itself, and the way to
+    it."""
+    near: dict[int, list[tuple[int, int, int]]] = {}
+    for e in forest:
+        u, v = edges[e][:2]
+        near.setdefault(u, []).append((v, e, 1))
+        near.setdefault(v, []).append((u, e, 0))
+    parent: dict[int, tuple[int, int, int]] = {}  # the variable above, edge, way down
+    depth: dict[int, int] = {}
+    root_of: dict[int, int] = {}
+    latest: dict[int, int] = {}
+    down: Way = []
+    ways = []
+    for n in order:
+        if n in depth:
+            last = latest[root_of[n]]
+            ways.append((last, n, _way(last, n, parent, depth)))
+        else:
+            depth[n], root_of[n], waiting = 0, n, [n]
+            for u in waiting:
+                for v, e, way in near.get(u, []):
+                    if v not in depth:
+                        depth[v], root_of[v], parent[v] = depth[u] + 1, n, (u, e, way)
+                        down.append((e, way))
+                        waiting.append(v)
+        latest[root_of[n]] = n
+    return down, [n for n in order if root_of[n] == n], ways
 
 
 def _way(
@@ -148,7 +164,7 @@ def solve_compiled(
         index.kept[shared] = found
     rows = index.kept[shared]
     log_z, gap, taken = np.empty((S, B)), np.empty((S, B)), np.empty((S, B), np.int64)
-    nodes, failed, pairs = np.empty((S, B, N, V)), np.empty((S, B), bool), np.zeros((S, rows.n_out, V, V))
+    nodes, failed, joints = np.empty((S, B, N, V)), np.empty((S, B), bool), np.zeros((S, rows.n_out, V, V))
     moved = np.zeros((S, B * N, index.after.shape[1], V))
     if split is not None:
         moved[:] = split.numpy()
@@ -156,11 +172,11 @@ def solve_compiled(
         f.contiguous().numpy(), pool_of(layout, f, tables).numpy(), layout.mask.numpy(), index.count,
         index.first_edge, index.ends, rows.row, rows.slot, rows.n_slots, index.scale, index.times,
         index.begin, index.beside, index.walk_begin, index.walk, index.after, index.all_begin, index.every,
-        index.n_up, index.is_root, moved, split is not None, sweeps, tolerance, log_z, nodes, pairs,
+        index.n_up, index.is_root, moved, split is not None, sweeps, tolerance, log_z, nodes, joints,
         rows.out_row, gap, taken, failed,
     )  # fmt: skip
     share(solve, S * B, S * len(rows.row) * V * V, given)
     if failed.any():
         return None
     value, node, d, apart = (torch.from_numpy(x).to(f) for x in (log_z, nodes, moved, gap))
-    return Solution(value, node, slopes_of(layout, pairs, shared, f), d, int(taken.max()), apart)
+    return Solution(value, node, slopes_of(layout, joints, shared, f), d, int(taken.max()), apart)

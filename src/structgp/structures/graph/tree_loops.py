@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from structgp.structures.graph.path_loops import agree, exponentiate
+from structgp.structures.graph.path_loops import agree, exponentiate, keep_split, load_nodes
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 _reordered = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
@@ -66,126 +66,136 @@ def _send(tables: Any, slot: int, x: Any, told: Any, k: int, e: int, way: int) -
 
 
 @_compiled
+def _renew(
+    e: int, way: int, k: int, start: int, e0: int, ends: Any, slot: Any, tables: Any, begin: Any,
+    beside: Any, node: Any, told: Any, x: Any,
+) -> float:  # fmt: skip
+    """The message of edge e, that way; what it was divided by. x (V,) <- what it was made of."""
+    a = ends[e, 1 - way] - start
+    _product(node, told, begin, beside, a, k, (start + a) * node.shape[1] + k, e0, e, x)
+    return _send(tables, slot[e], x, told, k, e - e0, way)
+
+
+@_compiled
+def _sweep(
+    forth: bool, b: int, K: int, there: Any, e0: int, ends: Any, slot: Any, tables: Any, begin: Any,
+    beside: Any, walk_begin: Any, walk: Any, after: Any, node: Any, top: Any, told: Any, p: Any, x: Any,
+) -> float:  # fmt: skip
+    """All variables of an example in turn; the largest gap met, nan where no label is left."""
+    N, most, V = node.shape
+    gap, start = 0.0, b * N
+    for turn in range(N):
+        n = turn if forth else N - 1 - turn
+        if not there[b, n]:
+            continue
+        for k in range(K):
+            m = n if forth else after[start + n, k]
+            at = (start + m) * most + k
+            length = 0 if m < 0 else walk_begin[at + 1] - walk_begin[at]
+            for i in range(length):
+                # Back is the same way, from its end.
+                j = walk_begin[at] + (i if forth else length - 1 - i)
+                way = walk[j, 1] if forth else 1 - walk[j, 1]
+                _renew(walk[j, 0], way, k, start, e0, ends, slot, tables, begin, beside, node, told, x)
+            _product(node, told, begin, beside, n, k, (start + n) * most + k, e0, -1, x)
+            total = x.sum()
+            if not total > 0:
+                return np.nan
+            for v in range(V):
+                p[k, v] = x[v] / total
+        gap = max(gap, agree(node, top, p, n, K))
+    return gap
+
+
+@_compiled
+def _add_joint(tables: Any, slot: int, a: Any, b: Any, times: float, joint: Any, out: Any) -> None:
+    """out (V, V) += the marginals of an edge, over ``times``, from what its ends are told by others."""
+    total = 0.0
+    for i in range(len(a)):
+        for j in range(len(b)):
+            joint[i, j] = tables[slot, 0, i, j] * a[i] * b[j]
+            total += joint[i, j]
+    if total > 0:
+        for i in range(len(a)):
+            for j in range(len(b)):
+                out[i, j] += joint[i, j] / (total * times)
+
+
+@_compiled
 def solve(
-    f: Any, pool: Any, there: Any, count: Any, first_edge: Any, ends: Any, row: Any, slot: Any, n_slots: int,
-    scale: Any, times: Any, begin: Any, beside: Any, walk_begin: Any, walk: Any, after: Any, all_begin: Any,
+    f: Any, pool: Any, there: Any, count: Any, first_edge: Any, ends: Any, row: Any, slot: Any,
+    n_slots: int, scale: Any, times: Any, begin: Any, beside: Any, walk_begin: Any, walk: Any, after: Any, all_begin: Any,
     every: Any, n_up: Any, is_root: Any, split: Any, warm: bool, sweeps: int, tolerance: float, log_z: Any,
-    nodes: Any, pairs: Any, out_row: Any, gaps: Any, taken: Any, failed: Any, first: int, last: int,
+    nodes: Any, joints: Any, out_row: Any, gaps: Any, taken: Any, failed: Any, first: int, last: int,
 ) -> None:  # fmt: skip
     """Units first..last of draws and examples, draw by draw. Most arrays as in ``path_loops.solve``; a
     place is (b N + n) K + k. begin, beside : for each place its edges in that forest, and which way leads
     to it. walk_begin, walk : edges and ways from the variable of its tree that comes before, to it. after :
     the variable of its tree that comes next, or -1. all_begin, every : for each example and forest all
     edges both ways, each after those that it depends on; the first ``n_up`` lead to the roots."""
-    B, N, V = f.shape[1:]
-    most, most_edges = after.shape[1], 1
-    for b in range(B):
-        most_edges = max(most_edges, first_edge[b + 1] - first_edge[b])
-    node, told = np.empty((N, most, V)), np.ones((most, most_edges, 2, V))
-    p, pair, top, x, z = (
-        np.empty((most, V)),
-        np.empty((V, V)),
-        np.empty((N, most)),
-        np.empty(V),
-        np.empty(V),
-    )
-    tables, table_top = np.empty((n_slots, 2, V, V)), np.empty(n_slots)
-    done = np.empty(n_slots, np.int64)
+    (B, N, V), most, e_most = f.shape[1:], after.shape[1], max(1, (first_edge[1:] - first_edge[:-1]).max())
+    node, told, top = np.empty((N, most, V)), np.ones((most, e_most, 2, V)), np.empty((N, most))
+    p, joint, x, z = np.empty((most, V)), np.empty((V, V)), np.empty(V), np.empty(V)
+    tables, table_top, ready = np.empty((n_slots, 2, V, V)), np.empty(n_slots), np.empty(n_slots, np.int64)
     for unit in range(first, last):
         s, b = unit // B, unit % B
         K, start, e0 = count[b], b * N, first_edge[b]
-        done.fill(0)
+        ready.fill(0)
         for e in range(e0, first_edge[b + 1]):
-            if done[slot[e]] == 0:
+            if ready[slot[e]] == 0:
                 table_top[slot[e]] = exponentiate(pool[s, row[e]], scale[e], False, tables[slot[e], 0])
                 tables[slot[e], 1] = tables[slot[e], 0].T
-                done[slot[e]] = 1
-        for n in range(N):
-            if there[b, n]:
-                for k in range(K):
-                    high = -np.inf
-                    for v in range(V):
-                        node[n, k, v] = f[s, b, n, v]
-                        if warm:
-                            mean = 0.0
-                            for j in range(K):
-                                mean += split[s, start + n, j, v] / K
-                            node[n, k, v] += split[s, start + n, k, v] - mean
-                        high = max(high, node[n, k, v])
-                    top[n, k] = high if high > -np.inf else 0.0
-                    for v in range(V):
-                        node[n, k, v] = np.exp(node[n, k, v] - top[n, k])
+                ready[slot[e]] = 1
+        load_nodes(f, s, b, K, there, split, warm, node, top)
         for k in range(K):
             for i in range(all_begin[b * most + k], all_begin[b * most + k + 1]):
                 e, way = every[i, 0], every[i, 1]
-                a = ends[e, 1 - way] - start
-                _product(node, told, begin, beside, a, k, (start + a) * most + k, e0, e, x)
-                _send(tables, slot[e], x, told, k, e - e0, way)
-        ok, sweep, gap = True, 0, 0.0 if K == 1 else np.inf
-        while sweep < sweeps and gap > tolerance and ok:
-            sweep, gap = sweep + 1, 0.0
-            for turn in range(2 * N):
-                forth = turn < N
-                n = turn if forth else 2 * N - 1 - turn
-                if not there[b, n]:
-                    continue
-                for k in range(K):
-                    m = n if forth else after[start + n, k]
-                    if m >= 0:
-                        at = (start + m) * most + k
-                        length = walk_begin[at + 1] - walk_begin[at]
-                        for i in range(length):
-                            # Back is the same way, from its end.
-                            j = walk_begin[at] + (i if forth else length - 1 - i)
-                            e, way = walk[j, 0], walk[j, 1] if forth else 1 - walk[j, 1]
-                            a = ends[e, 1 - way] - start
-                            _product(node, told, begin, beside, a, k, (start + a) * most + k, e0, e, x)
-                            _send(tables, slot[e], x, told, k, e - e0, way)
-                    _product(node, told, begin, beside, n, k, (start + n) * most + k, e0, -1, x)
-                    total = x.sum()
-                    ok = ok and total > 0
-                    for v in range(V):
-                        p[k, v] = x[v] / total
-                if not ok:
-                    break
-                apart = agree(node, top, p, n, K)
-                if not forth:
-                    gap = max(gap, apart)
-        total = 0.0
+                _renew(e, way, k, start, e0, ends, slot, tables, begin, beside, node, told, x)
+        sweep, gap, total = 0, 0.0 if K == 1 else np.inf, 0.0
+        while sweep < sweeps and gap > tolerance:  # not so once it is nan
+            for forth in (True, False):
+                gap = _sweep(forth, b, K, there, e0, ends, slot, tables, begin, beside, walk_begin, walk,
+                             after, node, top, told, p, x)  # fmt: skip
+            sweep += 1
         for k in range(K):
-            begins = all_begin[b * most + k]
-            for i in range(begins, all_begin[b * most + k + 1]):
+            for i in range(all_begin[b * most + k], all_begin[b * most + k + 1]):
                 e, way = every[i, 0], every[i, 1]
-                a = ends[e, 1 - way] - start
-                _product(node, told, begin, beside, a, k, (start + a) * most + k, e0, e, x)
-                found = _send(tables, slot[e], x, told, k, e - e0, way)
-                if i - begins < n_up[b, k]:
+                found = _renew(e, way, k, start, e0, ends, slot, tables, begin, beside, node, told, x)
+                if i - all_begin[b * most + k] < n_up[b, k]:
                     total += np.log(found) + table_top[slot[e]]
+                    continue
+                # On the way from the roots both messages of an edge are final.
+                a = ends[e, way] - start
+                _product(node, told, begin, beside, a, k, (start + a) * most + k, e0, e, z)
+                if way == 1:
+                    _add_joint(tables, slot[e], x, z, times[e], joint, joints[s, out_row[e]])
                 else:
-                    # On the way from the roots both messages are final: the edge's own marginals.
-                    c = ends[e, way] - start
-                    _product(node, told, begin, beside, c, k, (start + c) * most + k, e0, e, z)
-                    for i1 in range(V):
-                        for j1 in range(V):
-                            pair[i1, j1] = tables[slot[e], 0, i1, j1] * (
-                                x[i1] * z[j1] if way == 1 else z[i1] * x[j1]
-                            )
-                    whole = pair.sum()
-                    if whole > 0:
-                        for i1 in range(V):
-                            for j1 in range(V):
-                                pairs[s, out_row[e], i1, j1] += pair[i1, j1] / (whole * times[e])
-        for n in range(N):
-            nodes[s, b, n].fill(0)
-            if there[b, n]:
-                for k in range(K):
-                    _product(node, told, begin, beside, n, k, (start + n) * most + k, e0, -1, x)
-                    whole = x.sum()
-                    ok = ok and whole > 0
-                    total += top[n, k] + (np.log(whole) if is_root[start + n, k] else 0.0)
-                    for v in range(V):
-                        nodes[s, b, n, v] += x[v] / (whole * K) if whole > 0 else 0.0
-                        found = np.log(max(node[n, k, v], 1e-300)) + top[n, k] - f[s, b, n, v]
-                        split[s, start + n, k, v] = found if f[s, b, n, v] > -np.inf else 0.0
+                    _add_joint(tables, slot[e], z, x, times[e], joint, joints[s, out_row[e]])
+        total += _read_nodes(b, K, there, e0, begin, beside, node, top, told, is_root, x, nodes[s, b])
+        keep_split(f, s, b, K, there, split, node, top)
         log_z[s, b], gaps[s, b], taken[s, b] = total / K, gap, sweep
-        failed[s, b] = not (ok and total > -np.inf)
+        failed[s, b] = not total > -np.inf or gap != gap
+
+
+@_compiled
+def _read_nodes(
+    b: int, K: int, there: Any, e0: int, begin: Any, beside: Any, node: Any, top: Any, told: Any,
+    is_root: Any, x: Any, out: Any,
+) -> float:  # fmt: skip
+    """out (N, V) <- mean marginals of the variables of an example; the sum over forests of tops, and of
+    what is left at the roots."""
+    N, most, V = node.shape
+    total = 0.0
+    out.fill(0)
+    for n in range(N):
+        if not there[b, n]:
+            continue
+        for k in range(K):
+            _product(node, told, begin, beside, n, k, (b * N + n) * most + k, e0, -1, x)
+            whole = x.sum()
+            total += top[n, k] + (np.log(whole) if is_root[b * N + n, k] else 0.0)
+            if not whole > 0:
+                return -np.inf
+            for v in range(V):
+                out[n, v] += x[v] / (whole * K)
+    return total

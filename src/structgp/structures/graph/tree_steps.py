@@ -90,15 +90,15 @@ class TreeCover:
             step = torch.where(better, (step * 1.2).clamp(max=1.0), step / 2)
             gap, done = self._gap(slopes[0]), done + 1
         found = [self._mean(p * _like(x, p[0])) for p, x in zip(slopes[1:], self.scale, strict=True)]
-        pairs = zip(found, tables, self.forests.tuples, strict=True)
-        by_template = tuple(p.sum(2) if is_shared(g, t) else p for p, g, t in pairs)
+        matched = zip(found, tables, self.forests.tuples, strict=True)
+        by_template = tuple(p.sum(2) if is_shared(g, t) else p for p, g, t in matched)
         return Solution(value, self._mean(slopes[0]), by_template, self._by_place(d), done, gap)
 
     @cached_property
     def index(self) -> Any:
         """What compiled loops need; None without numba, or if a factor has more than two variables."""
-        pairs = all(len(factor) == 2 for found in factors_of(self.layout) for _, _, factor in found)
-        if not pairs or compiled_loops() is None:
+        matched = all(len(factor) == 2 for found in factors_of(self.layout) for _, _, factor in found)
+        if not matched or compiled_loops() is None:
             return None
         from structgp.structures.graph.tree_compiled import TreeIndex
 
