@@ -466,9 +466,12 @@ def test_the_likelihood_asks_the_program() -> None:
         assert torch.equal(one, other)
     for flag in ("marginals", "decoder", "n_best", "local_curvature"):
         assert getattr(structure, f"has_{flag}")
-    assert not structure.has_walk
     with pytest.raises(NotImplementedError, match="spans"):
         program.walk(scores)
+    # The walk of the likelihood is the chain with the same probabilities of neighbours.
+    (node, step), (alone, both, _) = structure.walk(f, g, h, mask), program.marginals(scores)
+    assert torch.equal(node, alone)
+    torch.testing.assert_close(node[:, :, :-1, :, None] * step, both)
 
 
 def test_local_curvature_is_the_diagonal_of_second_derivatives() -> None:

@@ -58,5 +58,5 @@ def answers_by(
         reason += f"those with more than {MOST_VALUES:,} are sampled"
         return Choice("enumeration", reason)
     reason = f"a sequence has about {V}^{length:.0f} labellings, of which {predictor.name} values "
-    reason += f"{MOST_VALUES:,} at most; monte_carlo_error(X) tells the error"
+    reason += f"about {MOST_VALUES:,} at most; monte_carlo_error(X) tells the error"
     return Choice("importance sampling", reason)

@@ -41,7 +41,8 @@ def solve_compiled(
         f.contiguous().numpy(), pool_of(layout, f, tables).numpy(), layout.mask.numpy(),
         (plan.weight > 0).sum(1).numpy(), first_edge, plan.ends.numpy(), plan.into.numpy(),
         plan.out.numpy(), rows.row, rows.slot, rows.n_slots, plan.scale.numpy(), times.numpy(),
-        plan.flip.numpy(), moved, split is not None, sweeps, tolerance, log_z, nodes, joints, rows.out_row, gap, taken, failed,
+        plan.flip.numpy(), moved, split is not None, sweeps, tolerance, log_z, nodes, joints,
+        rows.out_row, gap, taken, failed,
     )  # fmt: skip
     side_by_side = S >= LEAST_DRAWS and plan.into.shape[1] <= 2
     work, units = (solve_lanes, -(-S // LANES) * B) if side_by_side else (solve, S * B)

@@ -214,19 +214,16 @@ def solve(
     V) tables; row (M,) which one an edge has; slot (M,) edges of an example with the same slot share it;
     count (B,) forests; times (M,) forests that have the edge; out_row (M,) where in joints (S, R', V, V)
     its gradient goes. split (S, B N, K, V) is read if ``warm``, and written."""
-    B, N, V = f.shape[1:]
-    most = into.shape[1]
+    (B, N, V), most = f.shape[1:], into.shape[1]
     node, prior, beta = np.empty((N, most, V)), np.empty((N, most, V)), np.empty((N, most, V))
     p, joint, top, a = np.empty((most, V)), np.empty((V, V)), np.empty((N, most)), np.empty(V)
     tables, tables_t = np.empty((n_slots, V, V)), np.empty((n_slots, V, V))
-    table_top = np.empty(n_slots)
-    done = np.empty(n_slots, np.int64)
+    table_top, done = np.empty(n_slots), np.empty(n_slots, np.int64)
     for unit in range(first, last):
         s, b = unit // B, unit % B
         K, start = count[b], b * N
-        edges = range(first_edge[b], first_edge[b + 1])
         done.fill(0)
-        for e in edges:
+        for e in range(first_edge[b], first_edge[b + 1]):
             if done[slot[e]] == 0:
                 table_top[slot[e]] = exponentiate(pool[s, row[e]], scale[e], flip[e], tables[slot[e]])
                 tables_t[slot[e]] = tables[slot[e]].T
@@ -260,10 +257,9 @@ def solve(
                         nodes[s, b, n, v] += p[k, v] / K
                     edge = into[start + n, k]
                     if edge >= 0:
-                        e = slot[edge]
-                        total += table_top[e]
+                        total += table_top[slot[edge]]
                         _message(node, prior, ends[edge, 0] - start, k, a)
-                        _joint(tables, e, a, node, beta, n, k, joint)
+                        _joint(tables, slot[edge], a, node, beta, n, k, joint)
                         _add(joint, times[edge], flip[edge], joints, s, out_row[edge])
         keep_split(f, s, b, K, there, split, node, top)
         log_z[s, b], gaps[s, b], taken[s, b] = total / K, gap, sweep

@@ -27,8 +27,9 @@ from structgp.structures.graph.forests import levels
 from structgp.structures.graph.layout import GraphLayout
 from structgp.structures.program import Scores
 
-WORTH_COMPILING = 50_000
-"""S B N V^2 from which compiled loops are used, as for chains."""
+WORTH_COMPILING = 10_000
+"""S B N V^2 from which compiled loops are used: tiny problems never wait for numba to start. Less than for
+chains, since there are many sweeps."""
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,10 @@ def _add_joint(tables: Any, slot: int, a: Any, b: Any, times: float, joint: Any,
 @_compiled
 def solve(
     f: Any, pool: Any, there: Any, count: Any, first_edge: Any, ends: Any, row: Any, slot: Any,
-    n_slots: int, scale: Any, times: Any, begin: Any, beside: Any, walk_begin: Any, walk: Any, after: Any, all_begin: Any,
-    every: Any, n_up: Any, is_root: Any, split: Any, warm: bool, sweeps: int, tolerance: float, log_z: Any,
-    nodes: Any, joints: Any, out_row: Any, gaps: Any, taken: Any, failed: Any, first: int, last: int,
+    n_slots: int, scale: Any, times: Any, begin: Any, beside: Any, walk_begin: Any, walk: Any,
+    after: Any, all_begin: Any, every: Any, n_up: Any, is_root: Any, split: Any, warm: bool,
+    sweeps: int, tolerance: float, log_z: Any, nodes: Any, joints: Any, out_row: Any, gaps: Any,
+    taken: Any, failed: Any, first: int, last: int,
 ) -> None:  # fmt: skip
     """Units first..last of draws and examples, draw by draw. Most arrays as in ``path_loops.solve``; a
     place is (b N + n) K + k. begin, beside : for each place its edges in that forest, and which way leads

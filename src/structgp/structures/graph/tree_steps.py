@@ -24,8 +24,9 @@ from structgp.structures.semirings import LOG
 
 SMALLEST_STEP = 1e-3
 
-WORTH_COMPILING = 50_000
-"""S B N V^2 from which compiled loops are used, as for chains."""
+WORTH_COMPILING = 10_000
+"""S B N V^2 from which compiled loops are used: tiny problems never wait for numba to start. Less than for
+chains, since there are many sweeps."""
 
 
 @cache

@@ -33,7 +33,8 @@ ROUND = 256
 """Labellings proposed at a time."""
 
 MOST_VALUES = 2048
-"""Labellings of a sequence that are evaluated at most; all of them, where there are no more. A NumPy
+"""All labellings are evaluated where there are no more; else sampling ends with the round that reaches so
+many. A NumPy
 function of 20 tokens and 128 draws takes some tenths of a second for so many. Not chosen on data."""
 
 MOST_ROUNDS = 16
