@@ -10,7 +10,8 @@ and answers; 'piecewise', each node and each pair of neighbours fitted as if it 
 loopy belief propagation. Aims: reweighted within .02, .04 and .12 of exact for J = .5, 1 and 1.5, and never
 above piecewise by more than .015.
 
---large fits and answers one 64 x 64 picture in a process of its own, and tells the time and the peak memory.
+--large fits and answers one 64 x 64 picture in a process of its own, and tells the time and the peak
+memory.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ AIMS = {0.5: 0.02, 1.0: 0.04, 1.5: 0.12}
 RULED_OUT = 0.015
 METHODS = ("oracle", "exact", "reweighted", "piecewise")
 PENALTIES = (0.1, 1.0, 10.0)
-"""Of squared scores, for the piecewise fit; the one is taken that predicts left-out training pictures best."""
+"""Of squared scores, for the piecewise fit; the one is taken that predicts left-out training pictures
+best."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -107,7 +109,7 @@ def pictures(coupling: float, seed: int, n: int, side: int) -> Fold:
 def draw(node: np.ndarray, coupling: float, rng: np.random.Generator) -> np.ndarray:
     """Labels (H, W) of one picture with node scores (H, W, 3), drawn exactly: rows are a Markov chain over
     3^W states."""
-    H, W, V = node.shape
+    _, W, V = node.shape
     states = np.stack(np.unravel_index(np.arange(V**W), (V,) * W), 1)
     within = coupling * (states[:, 1:] == states[:, :-1]).sum(1)
     rows = node[:, np.arange(W), states].sum(-1) + within  # (H, V^W)
@@ -126,7 +128,8 @@ def draw(node: np.ndarray, coupling: float, rng: np.random.Generator) -> np.ndar
 
 def piecewise(fold: Fold) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scores as in ``truth``: those of each node and of each pair by penalised maximum likelihood, every
-    factor normalised by itself, with the penalty that predicts the last fifth of the training pictures best."""
+    factor normalised by itself, with the penalty that predicts the last fifth of the training pictures
+    best."""
     first = max(1, len(fold.X) * 4 // 5)
     y = [_flat(labels) for labels in fold.y[first:]]
 
@@ -154,7 +157,8 @@ def _pieces(X: list[Any], y: list[Any], penalty: float) -> tuple[np.ndarray, np.
 
 
 def _fitted(counts: np.ndarray, penalty: float) -> np.ndarray:
-    """Scores x of outcomes that were seen so often: counts log softmax(x) - penalty / 2 x^2 at its largest."""
+    """Scores x of outcomes that were seen so often: counts log softmax(x) - penalty / 2 x^2 at its
+    largest."""
 
     def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
         log_p = log_softmax(x)
@@ -173,10 +177,7 @@ def answers(
     B, H, W = colours.shape
     place = np.arange(H * W).reshape(H, W)
     tuples = []
-    for name, first, second in (
-        ("right", place[:, :-1], place[:, 1:]),
-        ("down", place[:-1], place[1:]),
-    ):
+    for name, first, second in (("right", place[:, :-1], place[:, 1:]), ("down", place[:-1], place[1:])):
         index = torch.from_numpy(np.stack([first.ravel(), second.ravel()], 1)).expand(B, -1, -1)
         there = torch.ones(index.shape[:2], dtype=torch.bool)
         tuples.append(Tuples(name, index, there, (0, 0), (N_LABELS, N_LABELS)))
@@ -194,7 +195,8 @@ def in_fresh_process(side: int) -> dict[str, Any]:
 
 
 def large(side: int) -> dict[str, Any]:
-    """Time and memory of one picture, with labels drawn by 100 sweeps of Gibbs sampling: fit and marginals."""
+    """Time and memory of one picture, with labels drawn by 100 sweeps of Gibbs sampling: fit and
+    marginals."""
     rng, coupling = np.random.default_rng(0), 1.0
     colours = rng.integers(N_LABELS, size=(side, side))
     labels = _gibbs(FIELD * np.eye(N_LABELS)[colours], coupling, 100, rng)

@@ -194,8 +194,8 @@ def extremes(_: Any, high: Any, low: Any, n: Any, a: Any, i: Any) -> Any:
 
 @intrinsic
 def four_dots(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: Any, across: Any) -> Any:
-    """out[o + 8 r] <- the sum of a[8 m] b[j + across r + step m] over m < n, for r = 0, 1, 2, 3: a number of a
-    that is loaded serves all four."""
+    """out[o + 8 r] <- the sum of a[8 m] b[j + across r + step m] over m < n, for r = 0, 1, 2, 3: a number
+    of a that is loaded serves all four."""
     i64 = types.int64
 
     @_written(out, i64, i64, a, b, i64, i64, i64)
@@ -224,7 +224,9 @@ def product_sum(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, c: Any, i: Any
     def found(to: _Code) -> None:
         def term(so_far: Any, m: Any) -> Any:
             place = to.after(6, m, _EIGHT)
-            return to.plus(so_far, to.times(to.times(to.load(3, place), to.load(4, place)), to.load(5, place)))
+            return to.plus(
+                so_far, to.times(to.times(to.load(3, place), to.load(4, place)), to.load(5, place))
+            )
 
         to.store(to.fold(2, 0, term), 0, 1)
 
@@ -247,9 +249,9 @@ def invert(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
 
 @intrinsic
 def agree_two(_: Any, node: Any, i: Any, j: Any, a: Any, b: Any, factor: Any, gap: Any, least: Any) -> Any:
-    """p = node a b factor at i and at j, with factor[0] and factor[8], and at least ``least`` each; node[i] and
-    node[j] are multiplied by what makes both p their geometric mean. gap[0] grows to half their difference if
-    that is larger."""
+    """p = node a b factor at i and at j, with factor[0] and factor[8], and at least ``least`` each; node[i]
+    and node[j] are multiplied by what makes both p their geometric mean. gap[0] grows to half their
+    difference if that is larger."""
     given = (node, types.int64, types.int64, a, b, factor, gap, types.float64)
 
     @_written(*given)

@@ -1,7 +1,9 @@
-"""The sweeps of ``path_loops`` for eight draws of an example side by side, where at most two forests cover it.
+"""The sweeps of ``path_loops`` for eight draws of an example side by side, where at most two forests cover
+it.
 
-Most of the time goes to vectors of as many numbers as there are labels, too few to fill vector instructions;
-eight draws fill them whatever the number of labels. A group goes on until all of its draws have converged.
+Most of the time goes to vectors of as many numbers as there are labels, too few to fill vector
+instructions; eight draws fill them whatever the number of labels. A group goes on until all of its draws
+have converged.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def room(n: int) -> Any:
 
 @_compiled
 def log_in_place(x: Any) -> None:
-    """Logarithms of numbers from 1e-300 on, to 1e-12: with x = 2^k m, log m = 2 artanh((m - 1) / (m + 1))."""
+    """Logarithms of numbers from 1e-300 on, to 1e-12: with x = 2^k m, log m = 2 artanh((m - 1) / (m +
+    1))."""
     for i in range(len(x)):
         bits = _bits(x[i])
         k = (bits - 4604544271217802189) >> 52  # the bits of the root of 1/2
@@ -68,7 +71,8 @@ def _message(node: Any, other: Any, at: int, V: int, a: Any, total: Any, factor:
 
 @_compiled
 def _times(tables: Any, j: int, step: int, across: int, V: int, a: Any, out: Any, o: int) -> None:
-    """out (V, 8) <- a table times a. step, across : from a number of a row to the next, and to the next row."""
+    """out (V, 8) <- a table times a. step, across : from a number of a row to the next, and to the next
+    row."""
     row = 0
     while row + 4 <= V:
         four_dots(out, o + 8 * row, V, a, tables, j + across * row, step, across)
@@ -80,8 +84,8 @@ def _times(tables: Any, j: int, step: int, across: int, V: int, a: Any, out: Any
 
 @_compiled
 def _tell(
-    n: int, K: int, most: int, V: int, forth: bool, side: Any, ends: Any, slot: Any, start: int, tables: Any,
-    node: Any, told: Any, a: Any, total: Any, factor: Any,
+    n: int, K: int, most: int, V: int, forth: bool, side: Any, ends: Any, slot: Any, start: int, tables:
+    Any, node: Any, told: Any, a: Any, total: Any, factor: Any,
 ) -> None:  # fmt: skip
     """Renews what all that comes before variable n says of it, or all that follows."""
     for k in range(K):
@@ -126,7 +130,9 @@ def _rescale(n: int, K: int, most: int, V: int, node: Any, top: Any, high: Any, 
 
 
 @_compiled
-def _load_tables(pool: Any, draws: Any, e: int, row: int, scale: float, flip: bool, tables: Any, tops: Any) -> None:
+def _load_tables(
+    pool: Any, draws: Any, e: int, row: int, scale: float, flip: bool, tables: Any, tops: Any
+) -> None:
     """Table e (V, V, 8) <- exp(scale x - top) of each draw, transposed if ``flip``, and its tops (8,)."""
     V = pool.shape[-1]
     first = e * 8 * V * V
@@ -186,13 +192,18 @@ def _keep_split(
                 s = draws[lane]
                 for k in range(K):
                     for v in range(V):
-                        found = some[(k * V + v) * 8 + lane] + top[(n * most + k) * 8 + lane] - f[s, b, n, v]
+                        found = (
+                            some[(k * V + v) * 8 + lane] + top[(n * most + k) * 8 + lane] - f[s, b, n, v]
+                        )
                         split[s, b * N + n, k, v] = found if f[s, b, n, v] > -np.inf else 0.0
 
 
 @_compiled
-def _add_joint(tables: Any, e: int, V: int, a: Any, c: Any, share: float, joint: Any, total: Any, sums: Any) -> None:
-    """sums of table e (V, V, 8) += share times the marginals of an edge: a (V, 8), table, c (V, 8), scaled."""
+def _add_joint(
+    tables: Any, e: int, V: int, a: Any, c: Any, share: float, joint: Any, total: Any, sums: Any
+) -> None:
+    """sums of table e (V, V, 8) += share times the marginals of an edge: a (V, 8), table, c (V, 8),
+    scaled."""
     first = e * 8 * V * V
     total[:] = 0.0
     for i in range(V):
@@ -215,8 +226,8 @@ def solve_lanes(
     tolerance: float, log_z: Any, nodes: Any, joints: Any, out_row: Any, gaps: Any, taken: Any, failed: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Units first..last of groups of draws and examples, group by group; else as ``path_loops.solve``. Places
-    of a group that no draw is left for repeat the last one."""
+    """Units first..last of groups of draws and examples, group by group; else as ``path_loops.solve``.
+    Places of a group that no draw is left for repeat the last one."""
     S, B, N, V = f.shape
     most = into.shape[1]
     node, prior, beta = room(N * most * V * 8), room(N * most * V * 8), room(N * most * V * 8)
@@ -246,12 +257,16 @@ def solve_lanes(
             sweep += 1
             for n in range(N):
                 if there[b, n]:
-                    _tell(n, K, most, V, True, into, ends, slot, start, tables, node, prior, a, total, factor)
+                    _tell(
+                        n, K, most, V, True, into, ends, slot, start, tables, node, prior, a, total, factor
+                    )
                     ok = _move(n, most, V, node, prior, beta, total, factor, gap) and ok
             gap[:] = 0.0
             for n in range(N - 1, -1, -1):
                 if there[b, n]:
-                    _tell(n, K, most, V, False, out, ends, slot, start, tables, node, beta, a, total, factor)
+                    _tell(
+                        n, K, most, V, False, out, ends, slot, start, tables, node, beta, a, total, factor
+                    )
                     ok = _move(n, most, V, node, prior, beta, total, factor, gap) and ok
                     _rescale(n, K, most, V, node, top, high, low)
             largest = gap.max()
@@ -294,7 +309,9 @@ def solve_lanes(
 
 
 @_compiled
-def _leave_sums(sums: Any, e: int, V: int, flip: bool, joints: Any, draws: Any, in_group: int, row: int) -> None:
+def _leave_sums(
+    sums: Any, e: int, V: int, flip: bool, joints: Any, draws: Any, in_group: int, row: int
+) -> None:
     for lane in range(in_group):
         for i in range(V):
             for j in range(V):

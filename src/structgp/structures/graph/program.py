@@ -3,8 +3,8 @@
 p(y) = exp(sum_n f[n, y_n] + sum_k sum_e g_k[e, y at the tuple e of template k]) / Z.
 
 ``scores`` is (f, g_1, g_2, ...): f (S, B, N, V) of nodes, -inf where a label is impossible; g_k (S, *sizes)
-if one table serves all tuples of template k, else (S, B, E, *sizes), -inf allowed. What stands at padding has
-no part in any answer. Letters as in ``layout``.
+if one table serves all tuples of template k, else (S, B, E, *sizes), -inf allowed. What stands at padding
+has no part in any answer. Letters as in ``layout``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ class GraphProgram(Program):
 
     exact = True
     """False where ``log_total`` under the log semiring is a bound or an approximation."""
+
+    def climbing(self) -> GraphProgram:
+        """The program for an optimiser, which asks for log Z of the same examples again and again, at
+        scores that hardly change."""
+        return self
 
     def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
         """(S, B) log p(y); labels that are missing (negative) are summed out."""
