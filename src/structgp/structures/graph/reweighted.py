@@ -46,10 +46,11 @@ SHARPER = (4.0,)
 """Scores times this, too, are solved to find a good labelling: the marginals then point to the best
 ones."""
 
-CLIMBING_SWEEPS, CLIMBING_TOLERANCE = 5, 1e-2
-"""Of an optimiser's calls: it comes back with scores that hardly differ, and any split gives a bound and
-its gradient. On TRAINING pictures of snakes (60 to fit, 50 left out), 100 sweeps to 1e-3 took three times
-as long for an NLL of .2988 instead of .3001, with a standard error of .01."""
+CLIMBING_SWEEPS, CLIMBING_ERROR = 5, 0.004
+"""Of an optimiser's calls, the most sweeps, and about by how many nats the bound of an example may be off:
+it comes back with scores that hardly differ, and any split gives a bound and its gradient. On TRAINING
+pictures of snakes of about 40 pixels (60 to fit, 50 left out), 100 sweeps to a tolerance of 1e-3 took three
+times as long as these for an NLL of .2988 instead of .3001, with a standard error of .01."""
 
 DECODE_SWEEPS = 20
 GIBBS_SWEEPS = 30
@@ -81,7 +82,8 @@ class Reweighted(GraphProgram):
 
     def climbing(self) -> Reweighted:
         """Starts from the split of the last call, and ends sooner."""
-        tolerance, sweeps = max(self.tolerance, CLIMBING_TOLERANCE), min(self.sweeps, CLIMBING_SWEEPS)
+        tolerance = (CLIMBING_ERROR / max(1, self.layout.mask.shape[1])) ** 0.5
+        tolerance, sweeps = max(self.tolerance, tolerance), min(self.sweeps, CLIMBING_SWEEPS)
         found = replace(self, warm=True, tolerance=tolerance, sweeps=sweeps)
         vars(found)["covers"] = self.covers  # found once for both
         return found
