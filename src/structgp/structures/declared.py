@@ -9,6 +9,7 @@ labels of all layers, -inf at those of others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from structgp.structures.base import Structure
 from structgp.structures.graph.factor_graph import GraphProgram
 from structgp.structures.graph.program_choice import choose_program
 from structgp.structures.masks import Rules, keep_known
-from structgp.structures.program import draws_at_once, variance
+from structgp.structures.program import TRANSITIONS_AT_ONCE, variance
 from structgp.structures.semirings import LOG
 from structgp.structures.spec import Spec
 
@@ -45,10 +46,12 @@ class Declared(Structure):
     def __repr__(self) -> str:
         return f"Declared({self.spec!r})"
 
-    def program(self, layout: GraphLayout, scores: Sequence[Tensor]) -> GraphProgram:
-        """What sums over the labellings of these examples."""
+    def program(
+        self, layout: GraphLayout, scores: Sequence[Tensor], climbing: bool = False
+    ) -> GraphProgram:
+        """What sums over the labellings of these examples. climbing : True for an optimiser."""
         n_labels = sum(scores[k].shape[-1] for k in self.nodes)
-        return choose_program(layout, n_labels, self.summed_by, self.spec.most_entries)
+        return choose_program(layout, n_labels, self.summed_by, self.spec.most_entries, climbing)
 
     def gathered(self, scores: Sequence[Tensor], layout: GraphLayout) -> tuple[Tensor, ...]:
         """Scores as programs take them, with -inf at what the rules forbid."""
@@ -72,7 +75,8 @@ class Declared(Structure):
     def log_prob(self, *given: Any) -> Tensor:
         """(S, B), from scores, y (B, N) and layout."""
         *scores, y, layout = given
-        return self.program(layout, scores).log_prob(self.gathered(scores, layout), y)
+        climbing = torch.is_grad_enabled() and any(x.requires_grad for x in scores)
+        return self.program(layout, scores, climbing).log_prob(self.gathered(scores, layout), y)
 
     def keep_known(self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout) -> tuple[Tensor, ...]:
         """Scores with -inf at all labels but those of y that are known (not negative)."""
@@ -226,7 +230,8 @@ class Declared(Structure):
     def _variances(
         self, scores: Sequence[Tensor], layout: GraphLayout, bases: Sequence[Tensor | None]
     ) -> list[Tensor]:
-        program, S, total = self.program(layout, scores), len(scores[0]), [torch.zeros(())] * len(scores)
+        program, S = self.program(layout, scores, climbing=True), len(scores[0])
+        total = [torch.zeros(())] * len(scores)
         for some in _split(scores, layout):
             node, *rest = program.slopes(self.gathered(some, layout))
             marginals: dict[int, Tensor] = dict(zip(self.others, rest, strict=True))
@@ -246,7 +251,6 @@ class Declared(Structure):
 
 def _split(scores: Sequence[Tensor], layout: GraphLayout) -> Any:
     """Some draws at a time, so that the tables of all tuples fit into memory."""
-    largest = max((int(torch.tensor(t.sizes).prod()) * t.mask.shape[1] for t in layout.tuples), default=1)
-    V = max(1, largest // max(1, scores[0].shape[2] * scores[0].shape[3]))
-    at_once = max(1, draws_at_once(scores[0][..., :1].expand(-1, -1, -1, max(V, 1) * scores[0].shape[-1])))
+    entries = scores[0][0].numel() + sum(t.mask.numel() * prod(t.sizes) for t in layout.tuples)
+    at_once = max(1, TRANSITIONS_AT_ONCE // max(1, entries))
     return zip(*(x.split(at_once) for x in scores), strict=True)

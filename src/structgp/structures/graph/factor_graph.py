@@ -31,6 +31,11 @@ class GraphProgram(Program):
     exact = True
     """False where ``log_total`` under the log semiring is a bound or an approximation."""
 
+    def climbing(self) -> GraphProgram:
+        """The program for an optimiser, which asks for log Z of the same examples again and again, at
+        scores that hardly change."""
+        return self
+
     def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
         """(S, B) log p(y); labels that are missing (negative) are summed out."""
         f, *tables = scores

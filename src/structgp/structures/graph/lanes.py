@@ -190,3 +190,102 @@ def extremes(_: Any, high: Any, low: Any, n: Any, a: Any, i: Any) -> Any:
         to.store(to.fold(2, float("inf"), smaller), 1, zero)
 
     return found
+
+
+@intrinsic
+def four_dots(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: Any, across: Any) -> Any:
+    """out[o + 8 r] <- the sum of a[8 m] b[j + across r + step m] over m < n, for r = 0, 1, 2, 3: a number
+    of a that is loaded serves all four."""
+    i64 = types.int64
+
+    @_written(out, i64, i64, a, b, i64, i64, i64)
+    def found(to: _Code) -> None:
+        sums = [cgutils.alloca_once_value(to.builder, constant(0)) for _ in range(4)]
+        with cgutils.for_range(to.builder, to.arguments[2]) as loop:
+            first = to.load(3, to.builder.mul(loop.index, _EIGHT))
+            place = to.after(5, loop.index, to.arguments[6])
+            for so_far in sums:
+                product = to.times(first, to.load(4, place))
+                to.builder.store(to.plus(to.builder.load(so_far), product), so_far)
+                place = to.builder.add(place, to.arguments[7])
+        place = to.arguments[1]
+        for so_far in sums:
+            to.store(to.builder.load(so_far), 0, place)
+            place = to.builder.add(place, _EIGHT)
+
+    return found
+
+
+@intrinsic
+def product_sum(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, c: Any, i: Any) -> Any:
+    """out[o] <- the sum of a[i + 8 m] b[i + 8 m] c[i + 8 m] over m < n."""
+
+    @_written(out, types.int64, types.int64, a, b, c, types.int64)
+    def found(to: _Code) -> None:
+        def term(so_far: Any, m: Any) -> Any:
+            place = to.after(6, m, _EIGHT)
+            return to.plus(
+                so_far, to.times(to.times(to.load(3, place), to.load(4, place)), to.load(5, place))
+            )
+
+        to.store(to.fold(2, 0, term), 0, 1)
+
+    return found
+
+
+@intrinsic
+def invert(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
+    """out[o] <- 1 / a[i], 0 where that is 0."""
+
+    @_written(out, types.int64, a, types.int64)
+    def found(to: _Code) -> None:
+        by = to.load(2, 3)
+        nothing = to.builder.fcmp_ordered("==", by, constant(0))
+        found = to.builder.fdiv(constant(1), to.builder.select(nothing, constant(1), by))
+        to.store(to.builder.select(nothing, constant(0), found), 0, 1)
+
+    return found
+
+
+@intrinsic
+def agree_two(_: Any, node: Any, i: Any, j: Any, a: Any, b: Any, factor: Any, gap: Any, least: Any) -> Any:
+    """p = node a b factor at i and at j, with factor[0] and factor[8], and at least ``least`` each; node[i]
+    and node[j] are multiplied by what makes both p their geometric mean. gap[0] grows to half their
+    difference if that is larger."""
+    given = (node, types.int64, types.int64, a, b, factor, gap, types.float64)
+
+    @_written(*given)
+    def found(to: _Code) -> None:
+        build = to.builder
+        root = cgutils.get_or_insert_function(
+            build.module, ir.FunctionType(_VECTOR, [_VECTOR]), f"llvm.sqrt.v{LANES}f64"
+        )
+
+        def larger(x: Any, y: Any) -> Any:
+            return build.select(build.fcmp_ordered(">", x, y), x, y)
+
+        floor = constant_of(build, to.arguments[7])
+        p, nodes = [], []
+        for place, k in ((1, 0), (2, LANES)):
+            nodes.append(to.load(0, place))
+            product = to.times(to.times(nodes[-1], to.load(3, place)), to.load(4, place))
+            p.append(to.times(product, to.load(5, ir.Constant(ir.IntType(64), k))))
+        zero = ir.Constant(ir.IntType(64), 0)
+        apart = build.fsub(p[0], p[1])
+        apart = to.times(larger(apart, build.fsub(constant(0), apart)), constant(0.5))
+        to.store(larger(apart, to.load(6, zero)), 6, zero)
+        one, other = (larger(x, floor) for x in p)
+        both = to.times(one, other)
+        by = build.fdiv(build.call(root, [both]), both)
+        to.store(to.times(nodes[0], to.times(by, other)), 0, 1)
+        to.store(to.times(nodes[1], to.times(by, one)), 0, 2)
+
+    return found
+
+
+def constant_of(builder: Any, value: Any) -> Any:
+    """Eight times a number that is known when the code runs."""
+    found = ir.Constant(_VECTOR, ir.Undefined)
+    for lane in range(LANES):
+        found = builder.insert_element(found, value, ir.Constant(ir.IntType(32), lane))
+    return found

@@ -8,9 +8,15 @@ from torch import Tensor
 
 from structgp.structures.graph.cover import Solution, is_shared
 from structgp.structures.graph.edge_rows import EdgeRows, pool_of, share, slopes_of
+from structgp.structures.graph.lanes import LANES
+from structgp.structures.graph.path_lanes import solve_lanes
 from structgp.structures.graph.path_loops import solve
 from structgp.structures.graph.path_sweeps import PathCover
 from structgp.structures.program import Scores
+
+LEAST_DRAWS = 3
+"""Draws from which on eight places side by side, some of them idle, take less time than one after the
+other."""
 
 
 def solve_compiled(
@@ -38,7 +44,9 @@ def solve_compiled(
         plan.flip.numpy(), moved, split is not None, sweeps, tolerance, log_z, nodes, joints,
         rows.out_row, gap, taken, failed,
     )  # fmt: skip
-    share(solve, S * B, S * len(plan.ends) * V * V, given)
+    side_by_side = S >= LEAST_DRAWS and plan.into.shape[1] <= 2
+    work, units = (solve_lanes, -(-S // LANES) * B) if side_by_side else (solve, S * B)
+    share(work, units, S * len(plan.ends) * V * V, given)
     if failed.any():
         return None
     value, node, d, apart = (torch.from_numpy(x).to(f) for x in (log_z, nodes, moved, gap))

@@ -4,7 +4,7 @@ entries, the tree-reweighted bound beyond it, or what the user names."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -39,13 +39,19 @@ NAMED: dict[str, Callable[[GraphLayout], GraphProgram]] = {
 
 
 def choose_program(
-    layout: GraphLayout, n_labels: int, program: str = "auto", most_entries: int | None = None
+    layout: GraphLayout,
+    n_labels: int,
+    program: str = "auto",
+    most_entries: int | None = None,
+    climbing: bool = False,
 ) -> GraphProgram:
-    """The program for these examples, kept with their layout."""
+    """The program for these examples, kept with their layout. climbing : True for an optimiser, see
+    ``GraphProgram.climbing``."""
     kept, key = layout.kept, ("program", n_labels, program, most_entries)
     if key not in kept:
-        kept[key] = _chosen(layout, n_labels, program, most_entries)
-    return kept[key]
+        found = _chosen(layout, n_labels, program, most_entries)
+        kept[key] = found, found.climbing()
+    return kept[key][climbing]
 
 
 def _chosen(layout: GraphLayout, n_labels: int, program: str, most_entries: int | None) -> GraphProgram:
@@ -85,6 +91,9 @@ class Mixed(GraphProgram):
     @property
     def exact(self) -> bool:  # type: ignore[override]
         return all(program.exact for _, program in self.parts)
+
+    def climbing(self) -> Mixed:
+        return replace(self, parts=tuple((rows, program.climbing()) for rows, program in self.parts))
 
     def _join(self, ask: Callable[[GraphProgram, Scores], Any], scores: Scores, dim: int = 1) -> Any:
         """What every part answers, put together in the order of the examples."""
