@@ -46,13 +46,8 @@ class Fitted(Answers, Parameters):
         return model.ask(as_list(X), Question(int(options.n_draws), shift, options.torch_device, *decide))
 
 
-def read_model(path: str | Path, structure: Any = None) -> Fitted:
-    """The model in a file, to be asked; ``structure`` : see :func:`structgp.load`."""
-    return read_as(Fitted, path, structure)
-
-
 def read_as(kind: type[F], path: str | Path, structure: Any) -> F:
-    """The model in a file as a ``kind`` of its own."""
+    """The model in a file; ``structure`` : see :func:`structgp.load`."""
     model = model_file.load(path, structure)
     structure = None if isinstance(structure, str) else structure
     params = {"kernel": model.posterior.node.kernel} | from_json(model.extra.get("params", {}))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from structgp.api.fitted import Fitted
 from structgp.cli.shared import (
     all_labels,
     flat,
@@ -36,7 +37,7 @@ def expect(
     encoding: str,
 ) -> None:
     """The command expect."""
-    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device)
     read = list(sequences(reader, files, encoding))
     with in_files([(s.name, s.line) for s in read] if reader.format == "jsonl" else []):
         found = estimator.expected_scores([s.tokens for s in read], level)
@@ -61,8 +62,10 @@ def calibrate(
     device: str,
 ) -> None:
     """The command calibrate."""
+    from structgp.api.estimator import StructuredGPClassifier  # to save it; brings scikit-learn
+
     output = model_path if output is None else output
-    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    estimator, reader = load_with_reader(StructuredGPClassifier, model_path, vectors_path, device)
     data = reader.read(data_path, encoding=encoding)
     y = all_labels(data, reader.missing)
     if not any(map(flat, y)):

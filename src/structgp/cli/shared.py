@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO, TypeVar
 
 import click
 import numpy as np
 
-from structgp.api.fitted import Fitted, read_model
+from structgp.api.fitted import Fitted, read_as
 from structgp.cli.group import show_warning, silence_stdout
 from structgp.data.atomic import atomic_write
 from structgp.data.sources import Coverage, FileSequence, Labelled, Reader, from_json
@@ -23,11 +23,11 @@ _EXAMPLE = re.compile(r"(?P<what>X|y|known|sequence)[\[ ](?P<number>\d+)\]?(?P<r
 
 
 def load_with_reader(
-    path: str, vectors_path: str | None = None, device: str = "cpu", load: Callable[[str], M] = read_model
+    kind: type[M], path: str, vectors_path: str | None = None, device: str = "cpu"
 ) -> tuple[M, Reader]:
-    """A model, on ``device``, and the reader of its files. vectors_path : where its word vectors are; load
-    : gives a model, by default one to ask alone, without scikit-learn."""
-    estimator = load(path)
+    """A model, on ``device``, and the reader of its files. kind : ``Fitted`` if it is only to be asked,
+    which saves the import of scikit-learn; vectors_path : where its word vectors are."""
+    estimator = read_as(kind, path, None)
     estimator.device = device
     return estimator, from_json(estimator.model_.extra, path, vectors_path)
 

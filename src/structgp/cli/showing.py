@@ -82,7 +82,7 @@ def write_report(
     model_path: str, data_path: str, output: str, encoding: str, vectors_path: str | None, device: str
 ) -> None:
     """The command report."""
-    estimator, reader = shared.load_with_reader(model_path, vectors_path, device, load)
+    estimator, reader = shared.load_with_reader(StructuredGPClassifier, model_path, vectors_path, device)
     found = list(shared.sequences(reader, [data_path], encoding))
     every: list[Any] = [s.labels for s in found if s.labels is not None]
     whole = len(every) == len(found) and not any(None in shared.flat(labels) for labels in every)

@@ -45,7 +45,7 @@ def tag(
     encoding: str,
 ) -> None:
     """The command tag."""
-    estimator, reader = load_with_reader(model_path, vectors_path)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path)
     if decode is not None:
         estimator.decode, estimator.costs = decode, None
     tagger: _Tagger | JsonTagger = _Tagger(
@@ -180,9 +180,11 @@ def choose(
     encoding: str,
 ) -> None:
     """The command next."""
-    from structgp.api.active import select  # tagging does without
+    # Tagging does without these.
+    from structgp.api.active import select
+    from structgp.api.estimator import StructuredGPClassifier
 
-    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    estimator, reader = load_with_reader(StructuredGPClassifier, model_path, vectors_path, device)
     pool = list(sequences(reader, files, encoding))
     X = [sequence.tokens for sequence in pool]
     with in_files([(s.name, s.line) for s in pool] if reader.format == "jsonl" else []):
