@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from structgp import __version__
-from structgp.cli import checks
+from structgp.cli import early_checks as checks
 from structgp.cli.flags import (
     INFERENCE,
     KERNELS,

@@ -33,8 +33,9 @@ from structgp.errors import InputError
 
 Rows = TypeVar("Rows", bound=Any)
 
-AT_ONCE = 512
-"""Sequences that are encoded together: enough to share the work, and few to hold twice."""
+AT_ONCE = 16
+"""Sequences that are encoded together: enough to share the work, few enough that their strings stay in a
+cache. The fastest of 1, 4, 16, 64 and 512 for ``benchmarks/encoding.py``."""
 
 _EMPTY = np.empty((0, 0))
 _UNKNOWN = -2
@@ -106,10 +107,11 @@ class FeatureEncoder(Vocabulary):
         """(T, P) ids of each sequence, from its values under each template. All values of one template are
         looked up together, while its vocabulary is in a cache."""
         ends = np.cumsum([0, *(len(own[0]) for own in columns)]).tolist()
-        rows = np.empty((ends[-1], len(self.templates)))
-        for p, known in enumerate(self.values):
-            values = list(chain.from_iterable(own[p] for own in columns))
-            rows[:, p] = _ids_of(values, known, ends)
+        together = (
+            columns[0] if len(columns) == 1 else [list(chain(*own)) for own in zip(*columns, strict=True)]
+        )
+        ids = [_ids_of(values, known, ends) for values, known in zip(together, self.values, strict=True)]
+        rows = np.array(ids, dtype=np.float64, order="F").T
         return [rows[start:stop] for start, stop in pairwise(ends)]
 
     def _dense_and_sparse(self, x: Any, place: str) -> list[np.ndarray]:
@@ -124,10 +126,10 @@ class FeatureEncoder(Vocabulary):
         parts = [self._encode_vectors(x, place, *vector) for vector in self.vectors.items()]
         if self.has_sparse:
             found = self.sparse_features(x, place)
-            names = [name for token in found for name in token]
-            values = [value for token in found for value in token.values()]
+            names = list(chain.from_iterable(found))
+            values = list(chain.from_iterable(map(dict.values, found)))
             ids = _ids_of(names, self.attributes, [0, len(names)])
-            parts.append(entries(np.array([len(token) for token in found]), ids, values))
+            parts.append(entries(np.array(list(map(len, found))), ids, values))
         return parts
 
     def _encode_sparse(self, x: Any, place: str) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -27,7 +26,8 @@ MOST_PLACES = 1 << 26
 """Columns of scipy-sparse matrices up to which a table has the id of each, 4 bytes per column: 256 MB at
 most. In wider ones, as hashing makes them, a column is searched for among those seen."""
 
-_PLAIN = {str}
+# Types that need no closer look.
+_PLAIN, _USUAL = {str}, {list, tuple, set, frozenset}
 
 LISTS = (Sequence, *ARRAYS, set, frozenset)
 """What a token that is a list of strings may be."""
@@ -296,9 +296,11 @@ def _by_key(x: Iterable[Any], keys: Sequence[str]) -> Sequence[Sequence[Any]]:
     every = itemgetter(*keys)
 
     def values(token: Any) -> tuple[Any, ...]:
-        if type(token) is dict:  # others may have an entry of their own for what is missing
-            with suppress(KeyError):
+        try:
+            if type(token) is dict:  # others may make an entry for what is missing
                 return every(token)
+        except KeyError:
+            pass
         return tuple(map(token.get, keys))
 
     return list(zip(*map(values, x), strict=True))
@@ -357,7 +359,7 @@ def form_of(x: Any, place: str, expected: str = "") -> str:
 def check_dicts(x: Iterable[Any], place: str) -> None:
     """InputError for a token that is not a feature dict."""
     for t, token in enumerate(x):
-        if not isinstance(token, Mapping):
+        if type(token) is not dict and not isinstance(token, Mapping):
             problem = f"expected a feature dict, got a {type(token).__name__}"
             raise InputError(f"{place}[{t}]", problem, "use one form throughout")
         if set(map(type, token)) != _PLAIN and (stray := [k for k in token if not isinstance(k, str)]):
@@ -368,11 +370,11 @@ def check_dicts(x: Iterable[Any], place: str) -> None:
 def check_strings(x: Iterable[Any], place: str) -> None:
     """InputError for a token that is not a list or set of strings."""
     for t, token in enumerate(x):
+        if type(token) in _USUAL and set(map(type, token)) <= _PLAIN:
+            continue
         if isinstance(token, str) or not isinstance(token, LISTS):
             problem = f"{token!r} is not a list of strings"
             raise InputError(f"{place}[{t}]", problem, "use one form throughout")
-        if set(map(type, token)) == _PLAIN:
-            continue
         if stray := [value for value in token if not isinstance(value, str)]:
             raise InputError(f"{place}[{t}]", f"{stray[0]!r} is not a string", "use strings throughout")
 
