@@ -5,6 +5,7 @@ growth   time against the size of a chain, and of a whole fit, with exponents
 fit      time to a given loss on new data, against CRFsuite, slice sampling and the paper's settings
 predict  tokens tagged a second, against CRFsuite
 memory   peak memory of a fit against the number of sequences
+encoding time to encode a token against the number of known features, by form of input
 
 All of them if none is named. Tables are printed and kept as RESULTS/name.md, plots as RESULTS/name*.svg;
 every row is appended to RESULTS/name.jsonl. Peers that are not installed are left out; the table says so.
@@ -23,7 +24,7 @@ import torch
 from benchmarks.record import RESULTS, Options, keep
 
 # Each has run(options) -> rows, tables(rows) -> Markdown, plots(rows) -> name to SVG.
-NAMES = ("chain", "growth", "fit", "predict", "memory")
+NAMES = ("chain", "growth", "fit", "predict", "memory", "encoding")
 ON_GPU = ("chain",)
 
 

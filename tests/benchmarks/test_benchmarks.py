@@ -12,7 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks.record import Options, log_plot, table
 from torch import Tensor
 
-from benchmarks import chain, clock, fit, growth, memory, predict
+from benchmarks import chain, clock, encoding, fit, growth, memory, predict
 
 
 @pytest.fixture(autouse=True)
@@ -179,3 +179,14 @@ def test_tables_and_plots() -> None:
     (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in line.get("points").split())
     assert x0 < x1
     assert y0 > y1
+
+
+def test_encoding(tmp_path: Path) -> None:
+    rows, text = outcome("encoding", tmp_path)
+    assert len(rows) == 2 * len(encoding.FORMS) * len(encoding.QUICK) + len(encoding.QUICK_WIDTHS)
+    assert {row["form"] for row in rows} == {*encoding.FORMS, "dense"}
+    assert all(row["seconds"] > 0 for row in rows)
+    assert "1,000, µs" in text
+    for form in ("dicts", "columns", "sparse"):
+        vocabulary = encoding.FeatureEncoder().fit(encoding.known(form, 1_000))
+        assert max(vocabulary.n_sparse, sum(map(len, vocabulary.values))) == 1_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structgp.data import vocabulary
+from structgp.data import encode, vocabulary
 from structgp.data.batch import MISSING
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import UNSEEN, LabelEncoder, check_labels
@@ -692,3 +693,45 @@ def test_columns_of_sparse_matrices_become_an_array_once() -> None:
     new = scipy.sparse.csr_matrix(np.eye(6)[[4, 5]])
     assert encoder.encode(new)[:, 0].tolist() == loaded.encode(new)[:, 0].tolist() == [2, 3 + 5]
     assert more.encode(new)[:, 0].tolist() == [3, 4 + 5]
+
+
+def test_sequences_encoded_together_are_encoded_as_alone():
+    """More of them than are encoded at once, with unknown values and missing keys."""
+    rng = np.random.default_rng(0)
+
+    def token():
+        found = {f"k{p}": f"v{rng.integers(12)}" for p in range(4) if rng.random() < 0.8}
+        return found | {"n": float(rng.integers(3)), f"flag{rng.integers(9)}": True}
+
+    X = [[token() for _ in range(rng.integers(0, 5))] for _ in range(3 * encode.AT_ONCE + 1)]
+    X[0] = [token() for _ in range(3)]
+    encoder = FeatureEncoder().fit(X[:3])
+    assert encoder.templates
+    for x, rows in zip(X, encoder.transform(X), strict=True):
+        if x:  # without tokens a row has no sparse block
+            np.testing.assert_array_equal(rows, encoder.encode(x))
+            known = encoder.values
+            for p, key in enumerate(encoder.templates):
+                names = [t.get(key) for t in x]
+                new = list(dict.fromkeys(v for v in names if v is not None and v not in known[p]))
+                ids = {None: -1} | known[p] | {v: len(known[p]) + i for i, v in enumerate(new)}
+                assert rows[:, p].tolist() == [ids[v] for v in names]
+
+
+def test_a_token_that_makes_entries_for_missing_keys_is_left_as_it_is():
+    encoder = FeatureEncoder().fit([[{"a": "x", "b": "y"}]])
+    token = defaultdict(lambda: "x", b="y")
+    assert encoder.encode([token]).tolist() == [[-1.0, 0.0]]
+    assert dict(token) == {"b": "y"}
+
+
+def test_columns_have_the_same_ids_from_a_table_and_by_search(monkeypatch):
+    rng = np.random.default_rng(1)
+    seen, new = (scipy.sparse.random(6, 40, 0.1, "csr", rng=rng) for _ in range(2))
+    encoder = FeatureEncoder().fit([seen])
+    by_table = encoder.encode(new)
+    assert by_table[:, ::2].max() >= len(encoder.columns)  # some were not seen
+    monkeypatch.setattr(encode, "MOST_PLACES", 39)
+    np.testing.assert_array_equal(encoder.encode(new), by_table)
+    more = encoder.extended([new])
+    assert set(more.encode(new)[:, ::2].ravel()) <= {-1, *range(len(more.columns))}

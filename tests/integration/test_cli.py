@@ -18,6 +18,8 @@ from benchmarks.generate import generate
 from click.testing import CliRunner
 
 import structgp
+import structgp.cli.scoring
+import structgp.cli.tagging
 from structgp import Inducing
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import main, structure_files
@@ -410,13 +412,13 @@ def test_evaluate_prints_a_table(files):
 def test_evaluate_against_a_crf(files, monkeypatch):
     pytest.importorskip("pycrfsuite")
     # In this process and with one regulariser, to be quick; the rival has its own tests.
-    quick = structgp.cli.shared.LinearCRF
+    quick = structgp.cli.scoring.LinearCRF
 
     def rival(n_jobs):
         assert n_jobs == -1
         return quick(c2=1.0)
 
-    monkeypatch.setattr(structgp.cli.shared, "LinearCRF", rival)
+    monkeypatch.setattr(structgp.cli.scoring, "LinearCRF", rival)
     arguments = ("evaluate", "-m", files.model, files.test, "--against", "crf")
     result = ok(*arguments, "--train", files.train)
     lines = result.stdout.splitlines()
@@ -437,7 +439,7 @@ def test_against_needs_the_training_file(files):
 
 
 def test_the_training_file_alone_starts_no_rival(files, monkeypatch):
-    monkeypatch.setattr(structgp.cli.shared, "LinearCRF", None)
+    monkeypatch.setattr(structgp.cli.scoring, "LinearCRF", None)
     result = ok("evaluate", "-m", files.model, files.test, "--train", files.train)
     assert result.stdout.splitlines()[0].split() == ["structgp"]
 

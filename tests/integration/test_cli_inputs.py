@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import structgp
+import structgp.cli.scoring
 from structgp.cli import main
 from structgp.data.sources import AttributeReader, Template, WordVectors, read_columns
 from structgp.structures import chain
@@ -249,8 +250,8 @@ def test_many_templates_stay_templates(files, write, tmp_path):
 
 def test_the_rival_has_the_same_features(files, monkeypatch):
     pytest.importorskip("pycrfsuite")
-    quick = structgp.cli.shared.LinearCRF
-    monkeypatch.setattr(structgp.cli.shared, "LinearCRF", lambda n_jobs: quick(c2=1.0))
+    quick = structgp.cli.scoring.LinearCRF
+    monkeypatch.setattr(structgp.cli.scoring, "LinearCRF", lambda n_jobs: quick(c2=1.0))
     result = ok(
         "evaluate", "-m", files.model, files.test, "--against", "crf", "--train", files.train, "--json"
     )
@@ -375,8 +376,8 @@ def test_labels_of_a_file_to_tag_do_not_matter(files, crfsuite, write):
 
 def test_the_rival_on_attributes(files, crfsuite, monkeypatch):
     pytest.importorskip("pycrfsuite")
-    quick = structgp.cli.shared.LinearCRF
-    monkeypatch.setattr(structgp.cli.shared, "LinearCRF", lambda n_jobs: quick(c2=1.0))
+    quick = structgp.cli.scoring.LinearCRF
+    monkeypatch.setattr(structgp.cli.scoring, "LinearCRF", lambda n_jobs: quick(c2=1.0))
     arguments = ("evaluate", "-m", crfsuite, files.test_attributes, "--against", "crf", "--json")
     result = ok(*arguments, "--train", files.attributes)
     assert 0 < json.loads(result.stdout)["linear CRF"]["token_error"] < 0.5

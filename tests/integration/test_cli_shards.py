@@ -13,7 +13,7 @@ from benchmarks.generate import generate_stream
 from click.testing import CliRunner
 
 import structgp
-import structgp.cli.shared as cli_shared
+import structgp.cli.progress as cli_progress
 import structgp.plan.run
 from structgp.cli import main
 from structgp.data import shards
@@ -115,7 +115,7 @@ class CutOffError(Exception):
     """Instead of a power cut."""
 
 
-class CutOff(cli_shared.tqdm):  # type: ignore[type-arg]
+class CutOff(cli_progress.tqdm):  # type: ignore[type-arg]
     """A progress bar that does not get far."""
 
     def update(self, n: float | None = 1) -> None:
@@ -130,7 +130,7 @@ def test_a_run_that_was_cut_off_goes_on_without_encoding_again(
     often = functools.partial(Checkpoint, seconds=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(structgp.plan.run, "Checkpoint", often)
-        patch.setattr(cli_shared, "tqdm", CutOff)
+        patch.setattr(cli_progress, "tqdm", CutOff)
         cut = run(files, *TRAIN, "--shards", "@shards")
     assert isinstance(cut.exception, CutOffError)
     assert (files / "model.checkpoint.sites").is_dir()

@@ -30,7 +30,7 @@ SHELL = {"tutorial.md"}
 
 SLOW = {"active.md"}
 
-IMPORTED_ONCE = ["structgp.cli"]
+IMPORTED_ONCE = ["structgp.cli.showing"]
 
 
 def _driver() -> ModuleType:

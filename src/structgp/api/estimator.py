@@ -18,8 +18,8 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from structgp.answers import model_file
-from structgp.answers.ask import Asked, Model, Question
-from structgp.api.questions import Answers, class_shift
+from structgp.answers.ask import Asked, Model
+from structgp.api.fitted import Fitted, read_as
 from structgp.data.examples import Examples, as_list, read_examples
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
@@ -27,17 +27,9 @@ from structgp.inference import StepInfo
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback
 from structgp.plan import held_out
-from structgp.plan.decisions import adopt, declared, decoder_of
+from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
-from structgp.plan.options import (
-    Options,
-    Parameters,
-    check_class_weight,
-    from_json,
-    graph_of,
-    refuse_graph,
-    to_json,
-)
+from structgp.plan.options import Options, check_class_weight, graph_of, refuse_graph, to_json
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
@@ -45,7 +37,7 @@ from structgp.plan.start import start_of
 logger = logging.getLogger("structgp")
 
 
-class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
+class StructuredGPClassifier(Fitted, BaseEstimator):
     """Sequence labelling with Gaussian-process potentials and a posterior over them.
 
     Each label has a node score per token, a latent function of its features with a GP prior; each label
@@ -161,10 +153,6 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
                 raise ValueError(f"Invalid parameter {key!r}: {problem}")
             setattr(self, name, replace(option, **{own: value}))
         return self
-
-    def _options(self) -> Options:
-        """The parameters as they are now, checked."""
-        return Options(**{f.name: getattr(self, f.name) for f in fields(Parameters)})
 
     def fit(
         self,
@@ -322,16 +310,8 @@ class StructuredGPClassifier(Answers, Parameters, BaseEstimator):
         return found
 
     def ask(self, X: Iterable[Any]) -> Asked:
-        """X, encoded once, to be asked several questions under the parameters as they are now. Answers are
-        arrays of label indices, see :class:`structgp.answers.ask.Asked`."""
         check_is_fitted(self, "model_")
-        options, model = self._options(), self.model_
-        shift = None
-        if options.class_weight is not None:
-            check_class_weight(options.class_weight, model.labels.classes)
-            shift = class_shift(options.class_weight, model)
-        decide = decoder_of(options, model.info, model.labels.classes)
-        return model.ask(as_list(X), Question(int(options.n_draws), shift, options.torch_device, *decide))
+        return super().ask(X)
 
     def save(self, path: str | Path, extra: dict[str, Any] | None = None) -> None:
         """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``. ``extra`` :
@@ -367,19 +347,4 @@ def load(path: str | Path, structure: Any = None) -> StructuredGPClassifier:
     """The fitted estimator in a file that ``save`` or ``structgp train`` wrote. ``structure`` : your own
     function or :class:`Structure` that answered, if the model had one; a file holds no code. 'chain' has
     the chain answer in its place."""
-    model = model_file.load(path, structure)
-    structure = None if isinstance(structure, str) else structure
-    params = {"kernel": model.posterior.node.kernel} | from_json(model.extra.get("params", {}))
-    if structure is not None:
-        params["structure"] = structure
-    estimator = StructuredGPClassifier(**params)
-    estimator.model_, estimator.training_log_ = model, dict(model.info)
-    if "vectors" in model.extra:
-        estimator.training_log_["vectors"] = model.extra["vectors"].get("coverage")
-    estimator.classes_ = np.array(model.labels.classes)
-    model.posterior.requires_grad_(False)
-    if structure is None and "structure" not in params:
-        message = f"{path}: fitted with a likelihood that a file does not hold; the chain "
-        message += "answers. Set the structure again before another fit"
-        warnings.warn(message, StructgpWarning, stacklevel=2)
-    return estimator
+    return read_as(StructuredGPClassifier, path, structure)

@@ -7,11 +7,5 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from structgp.cli.commands import main
-from structgp.cli.deciding import calibrate, expect
-from structgp.cli.fitting import train
-from structgp.cli.tagging import next_command, tag
-
-for command in (train, tag, next_command, expect, calibrate):
-    main.add_command(command)
 
 __all__ = ["main"]

@@ -1,34 +1,29 @@
-"""The commands evaluate, describe, demo and report."""
+"""All commands: their options and help. Nothing here imports torch: help, completion and errors in options
+come at once, and the module that does the work is imported when its command runs."""
 
 from __future__ import annotations
 
-import json
-import os
 from typing import Any
 
 import click
 
 from structgp import __version__
-from structgp.api.describe import describe
-from structgp.api.estimator import StructuredGPClassifier, load
-from structgp.cli import shared
-from structgp.cli.flags import model_option, reading_options
-from structgp.cli.shared import all_labels, load_with_reader, print_reports, score, score_crf
-from structgp.data import corpora
-from structgp.data.atomic import atomic_write
-from structgp.data.sources import Labelled
-from structgp.errors import InputError
-from structgp.report import Text, examine, render
-
-_DEMO_LINES = (
-    "2 1/2 cups self-raising flour, sifted",
-    "1 (400 g) tin plum tomatoes, roughly chopped",
-    "a good handful of fresh mint leaves (optional)",
+from structgp.cli import early_checks as checks
+from structgp.cli.flags import (
+    INFERENCE,
+    KERNELS,
+    STRATEGIES,
+    choice,
+    device_option,
+    encoding_option,
+    feature_options,
+    model_option,
+    reading_options,
 )
-_DEMO_DOUBT = 0.3
+from structgp.cli.group import Group
 
 
-@click.group(cls=shared.Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="structgp")
 def main() -> None:
     """Label sequences, trees, grids and other graphs, and know how sure the labels are.
@@ -36,6 +31,181 @@ def main() -> None:
     Files have one token per line, columns separated by spaces or tabs, a blank line between sequences,
     and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's files, with a label
     and attributes on each line, need no template. JSON lines, one example per line, hold any structure."""
+
+
+@main.command()
+@click.argument("paths", metavar="[TEMPLATE] TRAIN", nargs=-1, required=True, type=click.Path())
+@click.option("-o", "--output", required=True, type=click.Path(), help="Model file to write.")
+@click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score after the fit.")
+@click.option("--early-stopping", is_flag=True, help="Stop when the likelihood of --dev is highest.")
+@feature_options
+@click.option(
+    "--constraints",
+    "--scheme",
+    metavar="NAME",
+    help="Tagging scheme that every labelling obeys: BIO, IOBES, BILOU, IO or none; auto adopts the one "
+    "that all of TRAIN obeys; or a file NAME.json with rules on any template, such as "
+    """{"forbidden": {"parent": [["A", "B"]]}}.  [default: auto]""",
+)
+@click.option(
+    "--forbid",
+    nargs=2,
+    multiple=True,
+    metavar="LABEL NEXT",
+    help="NEXT never follows LABEL; ^ is the start of a sequence, $ its end. May be repeated.",
+)
+@click.option("--missing", metavar="TEXT", help="Text in the label column of a token without a label.")
+@click.option(
+    "--class-weight",
+    multiple=True,
+    metavar="LABEL=FACTOR",
+    help="Predict as if LABEL were FACTOR times as frequent; or 'balanced'. May be repeated.",
+)
+@click.option(
+    "--inducing",
+    type=int,
+    help="Use at most this many inducing inputs instead of one weight per feature.  [default: weights; if "
+    "the kernel or the optimiser does not support them, 1000 or the preset's number]",
+)
+@choice(
+    "--kernel",
+    ["auto", *KERNELS],
+    "How templates count: one relevance per feature, or one scale per template, summed or multiplied.",
+)
+@click.option(
+    "--data-weight",
+    default="auto",
+    show_default=True,
+    metavar="NUMBER",
+    help="How often every sequence counts against the prior; auto chooses by cross-validation in TRAIN.",
+)
+@choice("--inference", INFERENCE, "Optimiser of the evidence bound.")
+@click.option(
+    "--structure",
+    default="chain",
+    show_default=True,
+    metavar="NAME",
+    help="chain; piecewise, its pseudo-likelihood; or a file NAME.json that declares a structure in words, "
+    'such as {"chain": {"order": 2}, "same": {"key": "word"}}, {"grid": {"neighbours": 8, "features": '
+    '"both ends"}}, {"tree": {}}, {"edges": [{"name": "cites", "symmetric": true}]}, {"layers": {"pos": '
+    '{"chain": {}}, "chunk": {"chain": {}}}} or {"segments": {"max_length": 8}}; with "program" and '
+    '"most_entries" for how labellings are summed over. Features of columns go by the number or name of '
+    "a line of TEMPLATE.",
+)
+@device_option
+@click.option("--seed", default=0, show_default=True, help="Equal seeds give equal models.")
+@click.option(
+    "--shards",
+    "shards_folder",
+    type=click.Path(),
+    metavar="FOLDER",
+    help="Encode TRAIN into files in FOLDER and fit from there, batch by batch: memory does not grow with "
+    "TRAIN. Complete files in FOLDER are used again.",
+)
+@click.option("--restart", is_flag=True, help="Ignore the checkpoint of a killed run.")
+@encoding_option
+def train(**given: Any) -> None:
+    """Fit a model to the labelled file TRAIN, with features from TEMPLATE.
+
+    With --format jsonl, TRAIN has one example per line: {"tokens": [{"word": "two"}, ...], "labels":
+    ["QTY", ...]}, with "parents" for a tree, "edges" and "features" for a graph, "pixels" in rows in the
+    place of tokens for a grid, "labels" by layer for layers.
+
+    Ctrl-C stops early and keeps the model so far. After a crash, the same command continues the fit:
+    until it is finished, its state is in the file MODEL.checkpoint.
+
+    Under torchrun, the processes share the sequences, and the first one writes."""
+    checks.check_train(**given)
+    from structgp.cli.fitting import train as run
+
+    run(**given)
+
+
+@main.command()
+@model_option
+@click.argument("files", nargs=-1, type=click.Path())
+@click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
+@click.option(
+    "-n",
+    "--n-best",
+    "--nbest",
+    "n_best",
+    type=click.IntRange(min=1),
+    help="Number of labellings per sequence, the most probable first.",
+)
+@click.option(
+    "-v",
+    "--verbose",
+    "level",
+    type=click.IntRange(0, 2),
+    default=0,
+    help="1: probabilities of the labelling and of each token's label; 2: of every label too.",
+)
+@click.option(
+    "--decode",
+    type=click.Choice(["auto", "f1", "accuracy", "sequence"]),
+    help="What labels are chosen for: span F1, the most tokens right, or the most probable labelling; auto "
+    "is f1 where labels are spans, else accuracy.  [default: as the model was trained]",
+)
+@click.option(
+    "--defer",
+    type=click.FloatRange(0),
+    metavar="COST",
+    help="Write --missing for the label of a token whose expected cost is more than this: the cost of "
+    "asking a person, if an error costs 1.",
+)
+@click.option(
+    "--coverage",
+    type=float,
+    metavar="SHARE",
+    help="Write the labels of a set that holds this share of the true labels, joined by |, the most "
+    "probable first. The model has to be calibrated.",
+)
+@click.option("--force", is_flag=True, help="Keep the labels in the file, and label the rest.")
+@click.option(
+    "--missing",
+    default="?",
+    show_default=True,
+    metavar="TEXT",
+    help="With --force and --defer, the text in the label column of a token without a label.",
+)
+@reading_options
+def tag(**given: Any) -> None:
+    """Label FILES, or standard input. Output looks like that of crf_test: the columns, a tab, the
+    label; with -v1 or -v2 its probability after a slash; with -n one block per labelling, after a line
+    with its rank and probability. A model of CRFsuite's attributes answers like crfsuite tag: the label
+    alone; with -v1 or -v2 its probability after a colon.
+
+    A model of JSON lines writes JSON lines: the line with "labels"; with -v1 the "probability" of the
+    labelling and "probabilities" of its labels, with -v2 of every label; with -n "labellings", with
+    --coverage "sets". Missing labels are null.
+
+    Under torchrun, the processes share the sequences, and the first one writes."""
+    checks.check_tag(**given)
+    from structgp.cli.tagging import tag as run
+
+    run(**given)
+
+
+@main.command("next")
+@model_option
+@click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())
+@click.option("-n", "--number", default=10, show_default=True, help="Number of sequences.")
+@choice("--strategy", ["batch", *STRATEGIES, "random"], "How to choose; 'batch' avoids near-duplicates.")
+@choice("--cost", ["sequence", "token"], "Cost of labelling: the same per sequence, or per token.")
+@click.option("--seed", default=0, show_default=True, help="Seed of --strategy random.")
+@click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
+@reading_options
+def next_command(**given: Any) -> None:
+    """Choose the sequences of POOL to label next, most useful first.
+
+    They are written with the model's labels in the last column, to be corrected; the place of each in its
+    file goes to standard error. Labels in POOL are ignored."""
+    checks.check_model(given["model_path"])
+    checks.check_there(*given["files"])
+    from structgp.cli.tagging import choose
+
+    choose(**given)
 
 
 @main.command("evaluate")
@@ -49,91 +219,57 @@ def main() -> None:
 @click.option("--train", "train_path", type=click.Path(), help="Training file, for --against.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @reading_options
-def evaluate_command(
-    model_path: str,
-    test_path: str,
-    against: str | None,
-    train_path: str | None,
-    as_json: bool,
-    vectors_path: str | None,
-    device: str,
-    encoding: str,
-) -> None:
+def evaluate_command(**given: Any) -> None:
     """Score a model on the labelled file TEST."""
-    if against and not train_path:
-        raise InputError("--against", "needs the training file", "add it with --train")
-    estimator, reader = load_with_reader(model_path, vectors_path, device)
-    test = reader.read(test_path, encoding=encoding)
-    y_test = all_labels(test, reader.missing)
-    if against and reader.format == "jsonl":
-        raise InputError("--against", "a linear CRF reads no JSON lines", "leave it out")
-    reports = score(estimator, test, y_test)
-    if against and train_path:
-        data = reader.read(train_path, encoding=encoding)
-        y = all_labels(data, reader.missing)
-        reports["linear CRF"] = score_crf(data.X, y, test.X, y_test)
-    if as_json:
-        click.echo(json.dumps({name: r.as_dict() for name, r in reports.items()}, indent=2))
-    else:
-        print_reports(reports)
+    checks.check_evaluate(**given)
+    from structgp.cli.scoring import evaluate_files
+
+    evaluate_files(**given)
+
+
+@main.command()
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+@click.argument("files", metavar="FILE", nargs=-1, required=True, type=click.Path())
+@click.option("--level", default=0.9, show_default=True, help="Probability of the intervals.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@reading_options
+def expect(**given: Any) -> None:
+    """Say how good MODEL's labels of FILE are, without true labels: error, F1, precision and recall, with
+    intervals that hold the true figures with the probability --level, if FILE is text like the training
+    data. Labels in FILE are ignored. Several files count as one text."""
+    checks.check_model(given["model_path"])
+    checks.check_there(*given["files"])
+    from structgp.cli.deciding import expect as run
+
+    run(**given)
+
+
+@main.command()
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+@click.argument("data_path", metavar="DATA", type=click.Path())
+@click.option("-o", "--output", type=click.Path(), help="Model file to write.  [default: MODEL]")
+@reading_options
+def calibrate(**given: Any) -> None:
+    """Calibrate MODEL on the labelled file DATA, so that its sets (tag --coverage, or predict_sets in
+    Python) come with a guarantee. DATA has to be text like that to be tagged, and not part of the training
+    data. The labels stay the same."""
+    checks.check_writable(given["output"] or given["model_path"])
+    checks.check_model(given["model_path"])
+    checks.check_there(given["data_path"])
+    from structgp.cli.deciding import calibrate as run
+
+    run(**given)
 
 
 @main.command("describe")
 @click.argument("model_path", metavar="MODEL", type=click.Path())
-def describe_command(model_path: str) -> None:
+def describe_command(**given: Any) -> None:
     """Show how MODEL was fitted and what it has learned: every choice of the fit with its reason, the
     prior scales of its templates, and its transitions."""
-    click.echo(str(describe(load(model_path))))
+    checks.check_model(given["model_path"])
+    from structgp.cli.showing import show_model
 
-
-@main.command()
-@click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
-def demo(seed: int) -> None:
-    """Train on the embedded corpus of recipe ingredients, score the model, say where its doubts are, and
-    label three new lines."""
-    corpus = corpora.recipes()
-    X = [corpus.template.expand(rows) for rows in corpus.X_train]
-    X_test = [corpus.template.expand(rows) for rows in corpus.X_test]
-    sizes = f"{len(X)} lines to learn from, {len(X_test)} to test on"
-    click.echo(f"Recipe ingredients: {sizes}; labels for quantity, unit, name, preparation, comment.\n")
-    estimator = StructuredGPClassifier(features="columns", random_state=seed)
-    shared.fit_with_progress(estimator, X, corpus.y_train)
-    shared.say_fit(estimator, len(X), sum(map(len, corpus.y_train)))
-    reports = score(estimator, Labelled("recipes/test.conll", X_test, corpus.y_test), corpus.y_test)
-    try:
-        reports["linear CRF"] = score_crf(X, corpus.y_train, X_test, corpus.y_test)
-    except InputError as error:
-        click.echo(f"structgp: warning: no linear CRF to compare with: {error}", err=True)
-    click.echo()
-    print_reports(reports)
-    _say_doubts(estimator, X_test, corpus.y_test)
-    for line in _DEMO_LINES:
-        tokens = corpora.tokenize(line)
-        x = corpus.template.expand(corpora.columns(tokens))
-        click.echo(f"\n{line}")
-        labels, marginals = estimator.predict_single(x), estimator.predict_marginals_single(x)
-        for token, label, p in zip(tokens, labels, marginals, strict=True):
-            second = sorted(p, key=p.__getitem__)[-2]
-            click.echo(f"  {token:<14}{label:<11}{p[label]:5.2f}   or {second} {p[second]:.2f}")
-
-
-def _say_doubts(estimator: StructuredGPClassifier, X: list[Any], y: list[list[str]]) -> None:
-    """What probabilities are good for: errors are expected without labels, and found where doubts are."""
-    expected = estimator.expected_scores(X)
-    click.echo(
-        f"\nWithout looking at the labels it expects a token error of {expected.error.mean:.1%} "
-        f"({expected.error.low:.1%} to {expected.error.high:.1%}) and a span F1 of {expected.f1.mean:.1%} "
-        f"({expected.f1.low:.1%} to {expected.f1.high:.1%})."
-    )
-    answers = zip(y, estimator.predict(X), estimator.predict(X, defer=_DEMO_DOUBT), strict=True)
-    tokens = [token for sequence in answers for token in zip(*sequence, strict=True)]
-    wrong = [truth != label for truth, label, _ in tokens]
-    doubtful = [kept is None for *_, kept in tokens]
-    found = sum(w and d for w, d in zip(wrong, doubtful, strict=True))
-    click.echo(
-        f"It is less than {1 - _DEMO_DOUBT:.0%} sure of {sum(doubtful)} of the {len(tokens)} tokens. "
-        f"A person who looks at these finds {found} of its {sum(wrong)} errors."
-    )
+    show_model(**given)
 
 
 @main.command()
@@ -141,25 +277,23 @@ def _say_doubts(estimator: StructuredGPClassifier, X: list[Any], y: list[list[st
 @click.argument("data_path", metavar="DATA", type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="HTML page to write.")
 @reading_options
-def report(
-    model_path: str, data_path: str, output: str, encoding: str, vectors_path: str | None, device: str
-) -> None:
+def report(**given: Any) -> None:
     """Show a model's answers for the file DATA on one HTML page.
 
     If all of DATA has labels, the page compares them with the answers."""
-    shared.check_writable(output)
-    estimator, reader = load_with_reader(model_path, vectors_path, device)
-    found = list(shared.sequences(reader, [data_path], encoding))
-    every: list[Any] = [s.labels for s in found if s.labels is not None]
-    whole = len(every) == len(found) and not any(None in shared.flat(labels) for labels in every)
-    labels = every if whole else None
-    text = Text(os.path.basename(data_path), [s.words for s in found], [s.line for s in found], labels)
-    model, templates = os.path.basename(model_path), reader.template_lines
-    with shared.in_files([(s.name, s.line) for s in found] if reader.format == "jsonl" else []):
-        X = [s.tokens for s in found]
-        findings = examine(estimator, X, text, model_name=model, templates=templates)
-    # Some encodings hold halves of characters, which UTF-8 does not.
-    content = render(findings).encode("utf-8", "replace")
-    with atomic_write(output, "wb") as file:
-        file.write(content)
-    click.echo(f"wrote {output}", err=True)
+    checks.check_writable(given["output"])
+    checks.check_model(given["model_path"])
+    checks.check_there(given["data_path"])
+    from structgp.cli.showing import write_report
+
+    write_report(**given)
+
+
+@main.command()
+@click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
+def demo(**given: Any) -> None:
+    """Train on the embedded corpus of recipe ingredients, score the model, say where its doubts are, and
+    label three new lines."""
+    from structgp.cli.showing import demo as run
+
+    run(**given)

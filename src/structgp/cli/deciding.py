@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import click
 
-from structgp.cli.flags import reading_options
+from structgp.api.fitted import Fitted
 from structgp.cli.shared import (
     all_labels,
-    check_writable,
     flat,
     in_files,
     load_with_reader,
@@ -28,12 +27,6 @@ ROWS = (
 )
 
 
-@click.command()
-@click.argument("model_path", metavar="MODEL", type=click.Path())
-@click.argument("files", metavar="FILE", nargs=-1, required=True, type=click.Path())
-@click.option("--level", default=0.9, show_default=True, help="Probability of the intervals.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@reading_options
 def expect(
     model_path: str,
     files: Sequence[str],
@@ -43,10 +36,8 @@ def expect(
     device: str,
     encoding: str,
 ) -> None:
-    """Say how good MODEL's labels of FILE are, without true labels: error, F1, precision and recall, with
-    intervals that hold the true figures with the probability --level, if FILE is text like the training
-    data. Labels in FILE are ignored. Several files count as one text."""
-    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    """The command expect."""
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device)
     read = list(sequences(reader, files, encoding))
     with in_files([(s.name, s.line) for s in read] if reader.format == "jsonl" else []):
         found = estimator.expected_scores([s.tokens for s in read], level)
@@ -62,11 +53,6 @@ def expect(
     click.echo(f"({found.n_sequences} sequences, {found.n_tokens} tokens)")
 
 
-@click.command()
-@click.argument("model_path", metavar="MODEL", type=click.Path())
-@click.argument("data_path", metavar="DATA", type=click.Path())
-@click.option("-o", "--output", type=click.Path(), help="Model file to write.  [default: MODEL]")
-@reading_options
 def calibrate(
     model_path: str,
     data_path: str,
@@ -75,12 +61,11 @@ def calibrate(
     vectors_path: str | None,
     device: str,
 ) -> None:
-    """Calibrate MODEL on the labelled file DATA, so that its sets (tag --coverage, or predict_sets in
-    Python) come with a guarantee. DATA has to be text like that to be tagged, and not part of the training
-    data. The labels stay the same."""
+    """The command calibrate."""
+    from structgp.api.estimator import StructuredGPClassifier  # to save it; brings scikit-learn
+
     output = model_path if output is None else output
-    check_writable(output)
-    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    estimator, reader = load_with_reader(StructuredGPClassifier, model_path, vectors_path, device)
     data = reader.read(data_path, encoding=encoding)
     y = all_labels(data, reader.missing)
     if not any(map(flat, y)):

@@ -11,89 +11,18 @@ import click
 
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import shared
-from structgp.cli.flags import FEATURES, choice, device_option, encoding_option, feature_options
+from structgp.cli.flags import FEATURES, KERNELS
+from structgp.cli.progress import fit_with_progress, say_fit
+from structgp.cli.scoring import print_reports, score
 from structgp.cli.structure_files import check_format, declared_in, features_named, read_json, structure_of
 from structgp.data import shards, sources
 from structgp.errors import InputError
 from structgp.inference.distributed import Processes, joined, n_started
-from structgp.plan.options import INFERENCE, Inducing, Parameters, Prior, device_of
+from structgp.plan.options import Inducing, Parameters, Prior, device_of
 from structgp.plan.resolve import check_alone
 from structgp.structures import Spec
 
-KERNELS = ("relevance", "template", "template-product")
 
-
-@click.command()
-@click.argument("paths", metavar="[TEMPLATE] TRAIN", nargs=-1, required=True, type=click.Path())
-@click.option("-o", "--output", required=True, type=click.Path(), help="Model file to write.")
-@click.option("--dev", "dev_path", type=click.Path(), help="Labelled file to score after the fit.")
-@click.option("--early-stopping", is_flag=True, help="Stop when the likelihood of --dev is highest.")
-@feature_options
-@click.option(
-    "--constraints",
-    "--scheme",
-    metavar="NAME",
-    help="Tagging scheme that every labelling obeys: BIO, IOBES, BILOU, IO or none; auto adopts the one "
-    "that all of TRAIN obeys; or a file NAME.json with rules on any template, such as "
-    """{"forbidden": {"parent": [["A", "B"]]}}.  [default: auto]""",
-)
-@click.option(
-    "--forbid",
-    nargs=2,
-    multiple=True,
-    metavar="LABEL NEXT",
-    help="NEXT never follows LABEL; ^ is the start of a sequence, $ its end. May be repeated.",
-)
-@click.option("--missing", metavar="TEXT", help="Text in the label column of a token without a label.")
-@click.option(
-    "--class-weight",
-    multiple=True,
-    metavar="LABEL=FACTOR",
-    help="Predict as if LABEL were FACTOR times as frequent; or 'balanced'. May be repeated.",
-)
-@click.option(
-    "--inducing",
-    type=int,
-    help="Use at most this many inducing inputs instead of one weight per feature.  [default: weights; if "
-    "the kernel or the optimiser does not support them, 1000 or the preset's number]",
-)
-@choice(
-    "--kernel",
-    ["auto", *KERNELS],
-    "How templates count: one relevance per feature, or one scale per template, summed or multiplied.",
-)
-@click.option(
-    "--data-weight",
-    default="auto",
-    show_default=True,
-    metavar="NUMBER",
-    help="How often every sequence counts against the prior; auto chooses by cross-validation in TRAIN.",
-)
-@choice("--inference", INFERENCE, "Optimiser of the evidence bound.")
-@click.option(
-    "--structure",
-    default="chain",
-    show_default=True,
-    metavar="NAME",
-    help="chain; piecewise, its pseudo-likelihood; or a file NAME.json that declares a structure in words, "
-    'such as {"chain": {"order": 2}, "same": {"key": "word"}}, {"grid": {"neighbours": 8, "features": '
-    '"both ends"}}, {"tree": {}}, {"edges": [{"name": "cites", "symmetric": true}]}, {"layers": {"pos": '
-    '{"chain": {}}, "chunk": {"chain": {}}}} or {"segments": {"max_length": 8}}; with "program" and '
-    '"most_entries" for how labellings are summed over. Features of columns go by the number or name of '
-    "a line of TEMPLATE.",
-)
-@device_option
-@click.option("--seed", default=0, show_default=True, help="Equal seeds give equal models.")
-@click.option(
-    "--shards",
-    "shards_folder",
-    type=click.Path(),
-    metavar="FOLDER",
-    help="Encode TRAIN into files in FOLDER and fit from there, batch by batch: memory does not grow with "
-    "TRAIN. Complete files in FOLDER are used again.",
-)
-@click.option("--restart", is_flag=True, help="Ignore the checkpoint of a killed run.")
-@encoding_option
 def train(
     paths: Sequence[str],
     output: str,
@@ -105,19 +34,7 @@ def train(
     missing: str | None,
     **given: Any,
 ) -> None:
-    """Fit a model to the labelled file TRAIN, with features from TEMPLATE.
-
-    With --format jsonl, TRAIN has one example per line: {"tokens": [{"word": "two"}, ...], "labels":
-    ["QTY", ...]}, with "parents" for a tree, "edges" and "features" for a graph, "pixels" in rows in the
-    place of tokens for a grid, "labels" by layer for layers.
-
-    Ctrl-C stops early and keeps the model so far. After a crash, the same command continues the fit:
-    until it is finished, its state is in the file MODEL.checkpoint.
-
-    Under torchrun, the processes share the sequences, and the first one writes."""
-    shared.check_writable(output)
-    if early_stopping and not dev_path:
-        raise InputError("--early-stopping", "needs a labelled file", "name one with --dev")
+    """The command train."""
     if shards_folder is not None:
         check_alone(Processes(size=n_started()))
     features = {name: given.pop(name) for name in FEATURES}
@@ -134,7 +51,7 @@ def train(
     watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True} if dev and early_stopping else {}
     try:
         with joined(device_of(given["device"])) as together, shared.in_files(places):
-            shared.fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
+            fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
     except InputError as error:
         if error.place == str(checkpoint):
             raise InputError(error.place, error.problem, "use --restart to start again") from error
@@ -143,12 +60,12 @@ def train(
         return
     estimator.save(output, reader.to_json())
     checkpoint.unlink(missing_ok=True)
-    shared.say_fit(estimator, *counts)
+    say_fit(estimator, *counts)
     if reader.vectors is not None:
         click.echo(f"{reader.vectors.vectors.name}: {reader.vectors.coverage}", err=True)
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
-        shared.print_reports(shared.score(estimator, dev, y_dev))
+        print_reports(score(estimator, dev, y_dev))
 
 
 def _of_structure(spec: Spec | None, format: str) -> dict[str, Any]:
@@ -213,17 +130,7 @@ def _training_data(
     """The reader that the arguments ask for, X and y as ``fit`` takes them, the numbers of sequences and
     tokens, and the places of JSON lines. A file is read once, since it may be a pipe, and with shards never
     held whole."""
-    format_name, given = features["format"], f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
-    if format_name != "columns" and len(paths) != 1:
-        name, what = {"crfsuite": ("CRFsuite's format", "attributes")}.get(
-            format_name, ("JSON lines", "keys")
-        )
-        problem = f"{given}, but {name} {'need' if format_name == 'jsonl' else 'needs'} only TRAIN"
-        raise InputError("train", problem, f"leave TEMPLATE out: {what} are already features")
-    if format_name == "columns" and len(paths) != 2:
-        problem = f"{given}, but TEMPLATE and TRAIN are needed"
-        remedy = "give both, or --format crfsuite for a file of attributes, jsonl for JSON lines"
-        raise InputError("train", problem, remedy)
+    format_name = features["format"]
     hold, train, template = folder is None, paths[-1], None
     for option in ("numeric", "vectors"):
         if features[option] and not hold:

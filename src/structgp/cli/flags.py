@@ -7,8 +7,23 @@ from typing import Any
 
 import click
 
-from structgp.data.sources.lines import check_encoding
-from structgp.data.sources.readers import FORMATS
+from structgp.data.opening import check_encoding
+
+# Names from modules that import torch, written out again so that help does not wait for it; tests compare.
+FORMATS = ("columns", "crfsuite", "jsonl")
+INFERENCE = (
+    "auto",
+    "second-order",
+    "minibatch",
+    "natural",
+    "adam",
+    "saga",
+    "lbfgs",
+    "paper-batch",
+    "paper-stochastic",
+)
+STRATEGIES = ("least-confidence", "margin", "token-entropy", "n-best-entropy", "bald")
+KERNELS = ("relevance", "template", "template-product")
 
 
 def _known_encoding(_: click.Context, __: click.Parameter, encoding: str) -> str:

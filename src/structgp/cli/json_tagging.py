@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from structgp.answers.ask import Asked
-from structgp.api.estimator import StructuredGPClassifier
+from structgp.api.fitted import Fitted
 from structgp.cli.shared import in_files
 from structgp.data.sources import FileSequence
 from structgp.data.sources.json_lines import format_json
@@ -22,7 +22,7 @@ class JsonTagger:
     """Examples -> lines. level : of ``--verbose``; n_best : of labellings, None for one; force : whether
     the labels in the file are kept; defer, coverage : of these options."""
 
-    estimator: StructuredGPClassifier
+    estimator: Fitted
     level: int
     n_best: int | None
     force: bool

@@ -1,83 +1,33 @@
-"""What several commands need: errors, checks, progress, tables.
-
-An error in the input is one line on standard error and exit status 2."""
+"""What several commands need: models with readers of their files, places in errors, output."""
 
 from __future__ import annotations
 
 import io
-import os
 import re
-import signal
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from contextlib import contextmanager
+from typing import Any, TextIO, TypeVar
 
 import click
 import numpy as np
-from tqdm import tqdm
 
-from structgp.api.describe import held_out_lines
-from structgp.api.estimator import StructuredGPClassifier, load
+from structgp.api.fitted import Fitted, read_as
+from structgp.cli.group import show_warning, silence_stdout
 from structgp.data.atomic import atomic_write
 from structgp.data.sources import Coverage, FileSequence, Labelled, Reader, from_json
-from structgp.errors import InputError, StructgpError, StructgpWarning
-from structgp.evaluation.crf import LinearCRF
-from structgp.evaluation.metrics import Report, evaluate
-from structgp.inference import StepInfo
-from structgp.inference.distributed import ALONE, Processes
+from structgp.errors import InputError
 
-# Arguments of ``sources.learn`` and ``sources.from_json`` that are options here, as errors name them.
-_ARGUMENT = re.compile(
-    r"(?<!\S)(coverage|data_weight|dialect|encoding|level|missing|numeric|vectors|vector_column)="
-    r"(?=$|[ ,;])"
-)
-
+M = TypeVar("M", bound=Fitted)
 _EXAMPLE = re.compile(r"(?P<what>X|y|known|sequence)[\[ ](?P<number>\d+)\]?(?P<rest>.*)")
 
 
-class Group(click.Group):
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("always", StructgpWarning)
-                warnings.showwarning = _show_warning
-                return super().invoke(ctx)
-        except StructgpError as error:
-            click.echo(f"structgp: error: {_in_options(error)}", err=True)
-            ctx.exit(2)
-        except OSError as error:
-            if not isinstance(error, BrokenPipeError):
-                reason = error.strerror or str(error)
-                click.echo(f"structgp: error: output: {reason}; choose another place", err=True)
-                _silence_stdout()
-                ctx.exit(2)
-            # The reader of our output is gone, so there is nobody to tell.
-            sys.stderr.close()
-            ctx.exit(1)
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    click.echo(f"structgp: warning: {message}", err=True)
-
-
-def _in_options(error: StructgpError) -> StructgpError:
-    """An error that names arguments of Python functions names options instead."""
-    if not isinstance(error, InputError):
-        return error
-    place, remedy = (
-        _ARGUMENT.sub(lambda found: "--" + found[1].replace("_", "-"), text)
-        for text in (error.place + "=", error.remedy)
-    )
-    return InputError(place.removesuffix("="), error.problem, remedy)
-
-
 def load_with_reader(
-    path: str, vectors_path: str | None = None, device: str = "cpu"
-) -> tuple[StructuredGPClassifier, Reader]:
-    """A model, on ``device``, and the reader of its files; vectors_path : where its word vectors are."""
-    estimator = load(path)
+    kind: type[M], path: str, vectors_path: str | None = None, device: str = "cpu"
+) -> tuple[M, Reader]:
+    """A model, on ``device``, and the reader of its files. kind : ``Fitted`` if it is only to be asked,
+    which saves the import of scikit-learn; vectors_path : where its word vectors are."""
+    estimator = read_as(kind, path, None)
     estimator.device = device
     return estimator, from_json(estimator.model_.extra, path, vectors_path)
 
@@ -157,119 +107,14 @@ def all_labels(data: Labelled, missing: str | None) -> list[Any]:
     return data.y
 
 
-class _UnwrittenError(Exception):
-    """Ends a write before the file is replaced."""
-
-
-def check_writable(path: str) -> None:
-    """InputError if a file cannot be written, before minutes of work and not after."""
-    with suppress(_UnwrittenError), atomic_write(path, "wb"):
-        raise _UnwrittenError
-
-
-def fit_with_progress(
-    estimator: StructuredGPClassifier,
-    X: Any,
-    y: Sequence[Sequence[str | None]] | None,
-    *,
-    together: Processes = ALONE,
-    **options: Any,
-) -> None:
-    """Fit with a progress bar on a terminal, with plain lines elsewhere. Ctrl-C stops after the current
-    step. Of several processes, only the first one prints."""
-    interrupted = False
-
-    def stop(*_: Any) -> None:
-        nonlocal interrupted
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted = True
-        click.echo("\nstopping after this step; press Ctrl-C again to abort", err=True)
-
-    quiet = not together.is_first
-    bar = tqdm(unit=" steps", disable=quiet or not sys.stderr.isatty(), leave=False)
-
-    def show(info: StepInfo) -> bool:
-        bar.update()
-        bar.set_postfix_str(f"bound {info.elbo:.1f}")
-        # Not one line for each of hundreds of stochastic steps.
-        told = not quiet and bar.disable
-        if told and (info.iteration < 10 or info.iteration % 50 == 0 or info.finished):
-            click.echo(f"step {info.iteration + 1}: bound {info.elbo:.1f}", err=True)
-        return interrupted
-
-    previous = signal.signal(signal.SIGINT, stop)
-    try:
-        estimator.fit(X, y, callback=show, together=together, **options)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        bar.close()
-
-
-def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) -> None:
-    log = estimator.training_log_
-    of = f"{log['n_inducing']} inducing inputs leave {log['inducing_residual']:.1%} of the variance"
-    if log["posterior"] == "weights":
-        of = f"{log['n_inducing']} weights"
-    click.echo(
-        f"{n_sequences} sequences, {n_tokens} tokens, {len(estimator.classes_)} labels; {of}; "
-        f"{log['optimizer']} ({log['reason']}): {log['stopped']} after {len(log['steps'])} steps, "
-        f"{log['seconds']:.1f} s; bound {log['elbo']:.1f} (fresh draws {log['fresh_elbo']:.1f}), "
-        f"{log['effective_parameters']:.0f} effective parameters",
-        err=True,
-    )
-    if log["held_out"] is not None:
-        weight, spread = (log["plan"][name]["value"] for name in ("data_weight", "spread"))
-        told = "; ".join(held_out_lines(log["held_out"]))
-        click.echo(f"data weight {weight:g}, spread {spread:g}; in cross-validation {told}", err=True)
-
-
-def score(estimator: StructuredGPClassifier, data: Labelled, y: list[Any]) -> dict[str, Report]:
-    """Scores on a labelled file, with layers those of each layer too."""
-    name = data.name
-    with in_files(places_of(data)):
-        reports = {"structgp": estimator.evaluate(data.X, y)}
-    warn_of_unseen(estimator, y, f"{name}:", "they count as errors and are not part of the NLL")
-    if reports["structgp"].sequence_nll == float("inf"):
-        what = "some sequences have labels that the constraints forbid: their likelihood is 0"
-        _show_warning(f"{name}: {what}")
-    reports |= reports["structgp"].layers
-    return reports
-
-
-def warn_of_unseen(estimator: StructuredGPClassifier, y: list[Any], place: str, consequence: str) -> None:
+def warn_of_unseen(estimator: Fitted, y: list[Any], place: str, consequence: str) -> None:
     """Warns of labels that training never saw."""
     known = set(estimator.classes_)
     unseen = [str(label) for labels in y for label in flat(labels) if label not in known]
     if unseen:
         names = ", ".join(sorted(set(unseen)))
         what = f"{len(unseen)} tokens have labels that training never saw ({names})"
-        _show_warning(f"{place} {what}; {consequence}")
-
-
-def score_crf(X: list[Any], y: list[list[str]], X_test: list[Any], y_test: list[list[str]]) -> Report:
-    crf = LinearCRF(n_jobs=-1).fit(X, y)
-    marginals, log_probs = crf.predict_marginals(X_test), crf.sequence_log_probs(X_test, y_test)
-    return evaluate(y_test, crf.predict(X_test), marginals, log_probs)
-
-
-def print_reports(reports: dict[str, Report]) -> None:
-    rows = (
-        ("token error", "token_error", "{:.2%}"),
-        ("span F1", "span_f1", "{:.2%}"),
-        ("span precision", "span_precision", "{:.2%}"),
-        ("span recall", "span_recall", "{:.2%}"),
-        ("token NLL", "token_nll", "{:.4f}"),
-        ("sequence NLL", "sequence_nll", "{:.3f}"),
-        ("ECE (15 bins)", "ece", "{:.4f}"),
-    )
-    click.echo(f"{'':<16}" + "".join(f"{name:>14}" for name in reports))
-    for title, key, form in rows:
-        values = [getattr(report, key) for report in reports.values()]
-        cells = ["-" if value is None else form.format(value) for value in values]
-        click.echo(f"{title:<16}" + "".join(f"{cell:>14}" for cell in cells))
-    first = next(iter(reports.values()))
-    click.echo(f"({first.n_sequences} sequences, {first.n_tokens} tokens)")
+        show_warning(f"{place} {what}; {consequence}")
 
 
 @contextmanager
@@ -295,15 +140,9 @@ def _standard_output(encoding: str) -> Iterator[TextIO]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _silence_stdout()
+        silence_stdout()
         problem = f"cannot be written ({error.strerror or error})"
         raise InputError("<stdout>", problem, "choose another place with -o") from error
     finally:
         # Flush, but leave standard output open.
         stream.detach()
-
-
-def _silence_stdout() -> None:
-    """Discard the rest of the buffer, whose flush would fail again when the program ends."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,9 +13,7 @@ from typing import Any
 import click
 
 from structgp.answers.ask import Asked
-from structgp.api.active import STRATEGIES, select
-from structgp.api.estimator import StructuredGPClassifier
-from structgp.cli.flags import choice, model_option, reading_options
+from structgp.api.fitted import Fitted
 from structgp.cli.json_tagging import JsonTagger
 from structgp.cli.shared import in_files, load_with_reader, output_stream, sequences
 from structgp.data.sources import FileSequence, Reader
@@ -31,55 +29,6 @@ _LAYOUTS = {"columns": ("# ", "/"), "crfsuite": ("@probability\t", ":")}
 Known = list[list[str | None]]
 
 
-@click.command()
-@model_option
-@click.argument("files", nargs=-1, type=click.Path())
-@click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
-@click.option(
-    "-n",
-    "--n-best",
-    "--nbest",
-    "n_best",
-    type=click.IntRange(min=1),
-    help="Number of labellings per sequence, the most probable first.",
-)
-@click.option(
-    "-v",
-    "--verbose",
-    "level",
-    type=click.IntRange(0, 2),
-    default=0,
-    help="1: probabilities of the labelling and of each token's label; 2: of every label too.",
-)
-@click.option(
-    "--decode",
-    type=click.Choice(["auto", "f1", "accuracy", "sequence"]),
-    help="What labels are chosen for: span F1, the most tokens right, or the most probable labelling; auto "
-    "is f1 where labels are spans, else accuracy.  [default: as the model was trained]",
-)
-@click.option(
-    "--defer",
-    type=click.FloatRange(0),
-    metavar="COST",
-    help="Write --missing for the label of a token whose expected cost is more than this: the cost of "
-    "asking a person, if an error costs 1.",
-)
-@click.option(
-    "--coverage",
-    type=float,
-    metavar="SHARE",
-    help="Write the labels of a set that holds this share of the true labels, joined by |, the most "
-    "probable first. The model has to be calibrated.",
-)
-@click.option("--force", is_flag=True, help="Keep the labels in the file, and label the rest.")
-@click.option(
-    "--missing",
-    default="?",
-    show_default=True,
-    metavar="TEXT",
-    help="With --force and --defer, the text in the label column of a token without a label.",
-)
-@reading_options
 def tag(
     model_path: str,
     files: Sequence[str],
@@ -95,27 +44,10 @@ def tag(
     device: str,
     encoding: str,
 ) -> None:
-    """Label FILES, or standard input. Output looks like that of crf_test: the columns, a tab, the
-    label; with -v1 or -v2 its probability after a slash; with -n one block per labelling, after a line
-    with its rank and probability. A model of CRFsuite's attributes answers like crfsuite tag: the label
-    alone; with -v1 or -v2 its probability after a colon.
-
-    A model of JSON lines writes JSON lines: the line with "labels"; with -v1 the "probability" of the
-    labelling and "probabilities" of its labels, with -v2 of every label; with -n "labellings", with
-    --coverage "sets". Missing labels are null.
-
-    Under torchrun, the processes share the sequences, and the first one writes."""
-    if n_best and decode:
-        remedy = "leave it out: -n is for the most probable labellings"
-        raise InputError("--decode", "cannot be combined with -n", remedy)
-    for option, value in (("--coverage", coverage), ("--defer", defer)):
-        beside = n_best or (option == "--coverage" and (level or force or decode or defer is not None))
-        if value is not None and beside:
-            others = "-n" if option == "--defer" else "-n, -v, --force, --decode or --defer"
-            raise InputError(option, f"cannot be combined with {others}", "use one of them")
-    estimator, reader = load_with_reader(model_path, vectors_path)
+    """The command tag."""
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path)
     if decode is not None:
-        estimator.set_params(decode=decode, costs=None)
+        estimator.decode, estimator.costs = decode, None
     tagger: _Tagger | JsonTagger = _Tagger(
         estimator, reader, level, n_best, force, missing, defer, coverage
     )
@@ -152,7 +84,7 @@ class _Tagger:
     of labellings, None for one without its rank; force : whether the labels in the file are kept; missing :
     the text of a missing label; defer, coverage : of these options."""
 
-    estimator: StructuredGPClassifier
+    estimator: Fitted
     reader: Reader
     level: int
     n_best: int | None
@@ -235,16 +167,7 @@ class _Tagger:
         return found
 
 
-@click.command("next")
-@model_option
-@click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())
-@click.option("-n", "--number", default=10, show_default=True, help="Number of sequences.")
-@choice("--strategy", ["batch", *STRATEGIES, "random"], "How to choose; 'batch' avoids near-duplicates.")
-@choice("--cost", ["sequence", "token"], "Cost of labelling: the same per sequence, or per token.")
-@click.option("--seed", default=0, show_default=True, help="Seed of --strategy random.")
-@click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
-@reading_options
-def next_command(
+def choose(
     model_path: str,
     files: Sequence[str],
     number: int,
@@ -256,11 +179,12 @@ def next_command(
     device: str,
     encoding: str,
 ) -> None:
-    """Choose the sequences of POOL to label next, most useful first.
+    """The command next."""
+    # Tagging does without these.
+    from structgp.api.active import select
+    from structgp.api.estimator import StructuredGPClassifier
 
-    They are written with the model's labels in the last column, to be corrected; the place of each in its
-    file goes to standard error. Labels in POOL are ignored."""
-    estimator, reader = load_with_reader(model_path, vectors_path, device)
+    estimator, reader = load_with_reader(StructuredGPClassifier, model_path, vectors_path, device)
     pool = list(sequences(reader, files, encoding))
     X = [sequence.tokens for sequence in pool]
     with in_files([(s.name, s.line) for s in pool] if reader.format == "jsonl" else []):

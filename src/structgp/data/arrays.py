@@ -40,7 +40,7 @@ def as_numpy(x: Any, place: str) -> Any:
 
 
 def as_csr(x: Any) -> Any:
-    matrix = scipy.sparse.csr_matrix(x)
+    matrix = x if x.format == "csr" else scipy.sparse.csr_matrix(x)
     if not matrix.has_canonical_format:
         matrix = matrix.copy()  # it may share its arrays with x, which is not ours to change
         matrix.sum_duplicates()

@@ -16,10 +16,10 @@ two tokens of a new sentence that share an unknown word still agree in it."""
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import chain, islice, pairwise, repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,10 +28,18 @@ from numpy.typing import ArrayLike
 from structgp.data import vocabulary
 from structgp.data.arrays import ARRAYS, as_csr, as_dense, as_vector, check_finite
 from structgp.data.batch import UNUSED, Batch
-from structgp.data.vocabulary import RowLayout, Vocabulary
+from structgp.data.vocabulary import MOST_PLACES, RowLayout, Vocabulary
 from structgp.errors import InputError
 
 Rows = TypeVar("Rows", bound=Any)
+
+AT_ONCE = 16
+"""Sequences that are encoded together: enough to share the work, few enough that their strings stay in a
+cache. The fastest of 1, 4, 16, 64 and 512 for ``benchmarks/encoding.py``."""
+
+_EMPTY = np.empty((0, 0))
+_UNKNOWN = -2
+"""In the place of an id until all known values have theirs."""
 
 
 class FeatureEncoder(Vocabulary):
@@ -71,32 +79,58 @@ class FeatureEncoder(Vocabulary):
 
     def transform(self, X: Iterable[Any]) -> list[np.ndarray]:
         """One (T, W) float64 matrix per sequence. Time linear in the number of feature values."""
-        return [self.encode(x, f"X[{n}]") for n, x in enumerate(X)]
+        places, found = ((f"X[{n}]", x) for n, x in enumerate(X)), []
+        while some := list(islice(places, AT_ONCE)):
+            found += self._encode_all(some)
+        return found
 
     def encode(self, x: Any, place: str = "x") -> np.ndarray:
         """(T, W) rows of one sequence; ``place`` names it in errors."""
-        form = vocabulary.form_of(x, place, self.form)
-        if not form:
-            return np.empty((0, len(self.templates)))
-        if form == "dense":
+        return self._encode_all([(place, x)])[0]
+
+    def _encode_all(self, given: Sequence[tuple[str, Any]]) -> list[np.ndarray]:
+        """Rows of sequences, each given with its place."""
+        columns: list[Sequence[Sequence[Any]]] = []
+        blocks: list[list[np.ndarray]] = []
+        for place, x in given:
+            empty = not vocabulary.form_of(x, place, self.form)
+            columns.append([()] * len(self.templates) if empty else self._columns(x, place))
+            blocks.append([] if empty else self._dense_and_sparse(x, place))
+        if self.templates:
+            blocks = [[ids, *own] for ids, own in zip(self._template_ids(columns), blocks, strict=True)]
+        return [np.concatenate(own, 1) if len(own) > 1 else own[0] if own else _EMPTY for own in blocks]
+
+    def _columns(self, x: Any, place: str) -> Sequence[Sequence[Any]]:
+        return self.template_columns(x, place) if self.templates else ()
+
+    def _template_ids(self, columns: Sequence[Sequence[Sequence[Any]]]) -> list[np.ndarray]:
+        """(T, P) ids of each sequence, from its values under each template. All values of one template are
+        looked up together, while its vocabulary is in a cache."""
+        ends = np.cumsum([0, *(len(own[0]) for own in columns)]).tolist()
+        together = (
+            columns[0] if len(columns) == 1 else [list(chain(*own)) for own in zip(*columns, strict=True)]
+        )
+        ids = [_ids_of(values, known, ends) for values, known in zip(together, self.values, strict=True)]
+        rows = np.array(ids, dtype=np.float64, order="F").T
+        return [rows[start:stop] for start, stop in pairwise(ends)]
+
+    def _dense_and_sparse(self, x: Any, place: str) -> list[np.ndarray]:
+        """The blocks of a row behind that of the templates."""
+        if self.form == "dense":
             rows = as_dense(x, place)
             self._check_width(rows.shape[1], place)
             check_finite(rows, place, lambda d: f"column {d}")
-            return rows
-        if form == "sparse":
-            return self._encode_sparse(x, place)
-        parts = []
-        if self.templates:
-            both = zip(self.template_columns(x, place), self.values, strict=True)
-            ids = [_ids_of(column, known) for column, known in both]
-            parts.append(np.array(ids, dtype=np.float64, order="F").T)
-        parts += [self._encode_vectors(x, place, *vector) for vector in self.vectors.items()]
+            return [rows]
+        if self.form == "sparse":
+            return [self._encode_sparse(x, place)]
+        parts = [self._encode_vectors(x, place, *vector) for vector in self.vectors.items()]
         if self.has_sparse:
             found = self.sparse_features(x, place)
-            names = _ids_of([name for token in found for name in token], self.attributes)
-            values = [value for token in found for value in token.values()]
-            parts.append(entries(np.array([len(token) for token in found]), names, values))
-        return np.concatenate(parts, 1)
+            names = list(chain.from_iterable(found))
+            values = list(chain.from_iterable(map(dict.values, found)))
+            ids = _ids_of(names, self.attributes, [0, len(names)])
+            parts.append(entries(np.array(list(map(len, found))), ids, values))
+        return parts
 
     def _encode_sparse(self, x: Any, place: str) -> np.ndarray:
         matrix = as_csr(x)
@@ -114,6 +148,11 @@ class FeatureEncoder(Vocabulary):
         known = self.column_array
         if not len(known):
             return columns.astype(np.int64)
+        if self.width <= MOST_PLACES:
+            place = self.column_places[columns]
+            if place.min(initial=0) >= 0:
+                return place
+            return np.where(place >= 0, place, len(known) + columns)
         place = np.searchsorted(known, columns)
         seen = known[np.minimum(place, len(known) - 1)] == columns
         return np.where(seen, place, len(known) + columns)
@@ -201,10 +240,18 @@ def entries(counts: np.ndarray, ids: ArrayLike, values: ArrayLike) -> np.ndarray
     return rows
 
 
-def _ids_of(values: Sequence[Any], known: Mapping[str, int]) -> list[int]:
-    """The id of each value; unknown ones count on from the known, and what is not a string has -1."""
+def _ids_of(values: Sequence[Any], known: Mapping[str, int], ends: Sequence[int]) -> list[int]:
+    """The id of each value; what is not a string has -1. Unknown ones count on from the known, anew in each
+    sequence; ends : where those begin and end among the values."""
     try:
-        return [known[value] for value in values]
-    except (KeyError, TypeError):
-        unseen: dict[str, int] = defaultdict(count(len(known)).__next__)
-        return [(known[v] if v in known else unseen[v]) if isinstance(v, str) else -1 for v in values]
+        ids = list(map(known.get, values, repeat(_UNKNOWN)))
+    except TypeError:  # a value without a hash
+        ids = [known.get(v, _UNKNOWN) if isinstance(v, str) else _UNKNOWN for v in values]
+    at, end = -1, 0
+    for _ in range(ids.count(_UNKNOWN)):
+        at = ids.index(_UNKNOWN, at + 1)
+        if at >= end:  # the first of its sequence
+            end, unseen = ends[bisect_right(ends, at)], dict[str, int]()
+        value = values[at]
+        ids[at] = unseen.setdefault(value, len(known) + len(unseen)) if isinstance(value, str) else -1
+    return ids

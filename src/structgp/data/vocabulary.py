@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATES = 64
 """With more string-valued keys than this, features='auto' reads them as a bag, not as templates."""
+
+MOST_PLACES = 1 << 26
+"""Columns of scipy-sparse matrices up to which a table has the id of each, 4 bytes per column: 256 MB at
+most. In wider ones, as hashing makes them, a column is searched for among those seen."""
+
+# Types that need no closer look.
+_PLAIN, _USUAL = {str}, {list, tuple, set, frozenset}
 
 LISTS = (Sequence, *ARRAYS, set, frozenset)
 """What a token that is a list of strings may be."""
@@ -94,6 +102,13 @@ class Vocabulary(RowLayout):
     def column_array(self) -> np.ndarray:
         return np.array(self.columns, dtype=np.int64)
 
+    @cached_property
+    def column_places(self) -> np.ndarray:
+        """(width,) the id of each column of a scipy-sparse matrix, -1 for those that were not seen."""
+        places = np.full(self.width, -1, dtype=np.int32)
+        places[self.column_array] = np.arange(len(self.column_array), dtype=np.int32)
+        return places
+
     def fit(self, X: Iterable[Any]) -> Self:
         """Learn form and values from X, which is gone through more than once. Memory is that of one
         sequence and of what is learned."""
@@ -140,6 +155,7 @@ class Vocabulary(RowLayout):
                 seen[as_csr(x).indices] = True
         self.column_array = np.flatnonzero(seen)
         self.columns = self.column_array.tolist()
+        self.__dict__.pop("column_places", None)
 
     def _learn_strings(self, X: Iterable[Any]) -> None:
         """Decide between columns and bags; the values of columns are collected on the way."""
@@ -195,7 +211,7 @@ class Vocabulary(RowLayout):
     def template_columns(self, x: Any, place: str) -> Sequence[Sequence[Any]]:
         """The values of all tokens under each template; InputError for a token with other columns."""
         if self.form == "dicts":
-            return [[token.get(key) for token in x] for key in self.templates]
+            return _by_key(x, self.templates)
         columns = columns_of(x) if self.templates else []
         if columns is not None and len(columns) == len(self.templates):
             return columns
@@ -273,6 +289,23 @@ def columns_of(x: Any) -> list[tuple[str, ...]] | None:
     return columns if all(set(map(type, c)) == {str} for c in columns) else None
 
 
+def _by_key(x: Iterable[Any], keys: Sequence[str]) -> Sequence[Sequence[Any]]:
+    """The values of all tokens under each key, None where there is none."""
+    if len(keys) < 2:
+        return [[token.get(key) for token in x] for key in keys]
+    every = itemgetter(*keys)
+
+    def values(token: Any) -> tuple[Any, ...]:
+        try:
+            if type(token) is dict:  # others may make an entry for what is missing
+                return every(token)
+        except KeyError:
+            pass
+        return tuple(map(token.get, keys))
+
+    return list(zip(*map(values, x), strict=True))
+
+
 def not_empty(X: Iterable[Any], form: str = "") -> Iterator[tuple[str, Any]]:
     """The sequences with tokens, all of one form, and what errors call them."""
     for n, x in enumerate(X):
@@ -326,10 +359,10 @@ def form_of(x: Any, place: str, expected: str = "") -> str:
 def check_dicts(x: Iterable[Any], place: str) -> None:
     """InputError for a token that is not a feature dict."""
     for t, token in enumerate(x):
-        if not isinstance(token, Mapping):
+        if type(token) is not dict and not isinstance(token, Mapping):
             problem = f"expected a feature dict, got a {type(token).__name__}"
             raise InputError(f"{place}[{t}]", problem, "use one form throughout")
-        if set(map(type, token)) - {str} and (stray := [k for k in token if not isinstance(k, str)]):
+        if set(map(type, token)) != _PLAIN and (stray := [k for k in token if not isinstance(k, str)]):
             problem = f"feature name {stray[0]!r} is not a string"
             raise InputError(f"{place}[{t}]", problem, "convert it with str()")
 
@@ -337,6 +370,8 @@ def check_dicts(x: Iterable[Any], place: str) -> None:
 def check_strings(x: Iterable[Any], place: str) -> None:
     """InputError for a token that is not a list or set of strings."""
     for t, token in enumerate(x):
+        if type(token) in _USUAL and set(map(type, token)) <= _PLAIN:
+            continue
         if isinstance(token, str) or not isinstance(token, LISTS):
             problem = f"{token!r} is not a list of strings"
             raise InputError(f"{place}[{t}]", problem, "use one form throughout")

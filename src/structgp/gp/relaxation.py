@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.optimize
+import scipy  # its parts are imported when they are used
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn

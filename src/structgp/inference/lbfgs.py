@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import scipy.optimize
+import scipy  # its parts are imported when they are used
 import torch
 from torch import Tensor
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import errno
 import hashlib
 import math
 import os
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeVar
 
 from structgp.data.arrays import LARGEST
+from structgp.data.opening import cannot_read, check_encoding
 from structgp.errors import InputError
 
 Source = str | os.PathLike[str] | BinaryIO | Iterable[str]
@@ -23,13 +23,6 @@ T = TypeVar("T")
 
 _CHUNK = 1 << 16
 BOM = "\ufeff"
-_CANNOT_OPEN = {
-    errno.ENOENT: "check the path",
-    errno.ENOTDIR: "check the path",
-    errno.EISDIR: "name a file in it",
-    errno.EACCES: "ask for the right to read it",
-    errno.EPERM: "ask for the right to read it",
-}
 
 
 @dataclass(frozen=True)
@@ -183,15 +176,6 @@ def name_of(source: Any) -> str:
     return "<stream>" if hasattr(source, "read") else "<lines>"
 
 
-def check_encoding(encoding: str, place: str) -> None:
-    """Raise an :class:`InputError` at ``place`` where Python has no such encoding of text."""
-    try:
-        "".encode(encoding)  # refuses what is a codec but not of text, such as hex
-    except (LookupError, ValueError) as error:
-        remedy = "name one that Python knows, such as utf-8, euc-jp or latin-1, with encoding="
-        raise InputError(place, f"unknown encoding {encoding!r}", remedy) from error
-
-
 def _not_decodable(place: str, encoding: str, error: UnicodeError) -> InputError:
     reason = getattr(error, "reason", None) or str(error)
     return InputError(place, f"not {encoding} text ({reason})", "state the file's encoding with encoding=")
@@ -207,12 +191,6 @@ def digest_of_file(path: str | os.PathLike[str], first: str = "") -> str:
     except OSError as error:
         raise cannot_read(os.fspath(path), error) from error
     return digest.hexdigest()
-
-
-def cannot_read(place: str, error: OSError) -> InputError:
-    """The error for a file that the system cannot open or read."""
-    remedy = _CANNOT_OPEN.get(error.errno or 0, "check the file and the disk")
-    return InputError(place, f"cannot be read ({error.strerror or error})", remedy)
 
 
 def parse_number(text: str, place: str, what: str) -> float:

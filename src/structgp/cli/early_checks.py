@@ -1,0 +1,88 @@
+"""What can be said of options and paths before torch is imported: users learn of a slip at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from structgp.data.atomic import atomic_write
+from structgp.data.opening import cannot_read
+from structgp.errors import InputError, ModelFileError
+
+
+def check_model(path: str) -> None:
+    """ModelFileError if there is no file at ``path``."""
+    if not os.path.exists(path):
+        raise ModelFileError(path, "no such file", "check the path")
+
+
+def check_there(*paths: str | None) -> None:
+    """InputError for a path at which there is nothing. Nothing is opened: it may be a pipe."""
+    path = ""
+    try:
+        for path in filter(None, paths):
+            os.stat(path)
+    except OSError as error:
+        raise cannot_read(path, error) from error
+
+
+class _UnwrittenError(Exception):
+    """Ends a write before the file is replaced."""
+
+
+def check_writable(path: str) -> None:
+    """InputError if a file cannot be written, before minutes of work and not after."""
+    with suppress(_UnwrittenError), atomic_write(path, "wb"):
+        raise _UnwrittenError
+
+
+def check_train(
+    paths: Sequence[str], output: str, dev_path: str | None, early_stopping: bool, format: str, **_: Any
+) -> None:
+    check_writable(output)
+    if early_stopping and not dev_path:
+        raise InputError("--early-stopping", "needs a labelled file", "name one with --dev")
+    given = f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
+    if format != "columns" and len(paths) != 1:
+        name, what = {"crfsuite": ("CRFsuite's format", "attributes")}.get(format, ("JSON lines", "keys"))
+        problem = f"{given}, but {name} {'need' if format == 'jsonl' else 'needs'} only TRAIN"
+        raise InputError("train", problem, f"leave TEMPLATE out: {what} are already features")
+    if format == "columns" and len(paths) != 2:
+        problem = f"{given}, but TEMPLATE and TRAIN are needed"
+        remedy = "give both, or --format crfsuite for a file of attributes, jsonl for JSON lines"
+        raise InputError("train", problem, remedy)
+    check_there(*paths, dev_path)
+
+
+def check_tag(
+    model_path: str,
+    files: Sequence[str],
+    n_best: int | None,
+    level: int,
+    decode: str | None,
+    defer: float | None,
+    coverage: float | None,
+    force: bool,
+    **_: Any,
+) -> None:
+    if n_best and decode:
+        remedy = "leave it out: -n is for the most probable labellings"
+        raise InputError("--decode", "cannot be combined with -n", remedy)
+    for option, value in (("--coverage", coverage), ("--defer", defer)):
+        beside = n_best or (option == "--coverage" and (level or force or decode or defer is not None))
+        if value is not None and beside:
+            others = "-n" if option == "--defer" else "-n, -v, --force, --decode or --defer"
+            raise InputError(option, f"cannot be combined with {others}", "use one of them")
+    check_model(model_path)
+    check_there(*files)
+
+
+def check_evaluate(
+    model_path: str, test_path: str, against: str | None, train_path: str | None, **_: Any
+) -> None:
+    if against and not train_path:
+        raise InputError("--against", "needs the training file", "add it with --train")
+    check_model(model_path)
+    check_there(test_path, train_path if against else None)

@@ -1,0 +1,62 @@
+"""Errors and warnings of all commands: one line on standard error, exit status 2 for an error."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from structgp.errors import InputError, StructgpError, StructgpWarning
+
+# Arguments of ``sources.learn`` and ``sources.from_json`` that are options here, as errors name them.
+_ARGUMENT = re.compile(
+    r"(?<!\S)(coverage|data_weight|dialect|encoding|level|missing|numeric|vectors|vector_column)="
+    r"(?=$|[ ,;])"
+)
+
+
+class Group(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", StructgpWarning)
+                warnings.showwarning = show_warning
+                return super().invoke(ctx)
+        except StructgpError as error:
+            click.echo(f"structgp: error: {_in_options(error)}", err=True)
+            ctx.exit(2)
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                reason = error.strerror or str(error)
+                click.echo(f"structgp: error: output: {reason}; choose another place", err=True)
+                silence_stdout()
+                ctx.exit(2)
+            # The reader of our output is gone, so there is nobody to tell.
+            sys.stderr.close()
+            ctx.exit(1)
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    click.echo(f"structgp: warning: {message}", err=True)
+
+
+def _in_options(error: StructgpError) -> StructgpError:
+    """An error that names arguments of Python functions names options instead."""
+    if not isinstance(error, InputError):
+        return error
+    place, remedy = (
+        _ARGUMENT.sub(lambda found: "--" + found[1].replace("_", "-"), text)
+        for text in (error.place + "=", error.remedy)
+    )
+    return InputError(place.removesuffix("="), error.problem, remedy)
+
+
+def silence_stdout() -> None:
+    """Discard the rest of the buffer, whose flush would fail again when the program ends."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
