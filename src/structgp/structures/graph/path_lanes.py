@@ -220,6 +220,47 @@ def _add_joint(
 
 
 @_compiled
+def _sweep(
+    there: Any, K: int, most: int, V: int, into: Any, out: Any, ends: Any, slot: Any, start: int, tables: Any,
+    node: Any, prior: Any, beta: Any, top: Any, a: Any, total: Any, factor: Any, gap: Any, high: Any, low: Any,
+) -> bool:  # fmt: skip
+    """Forth and back over the variables of one example; gap (8,) <- the largest on the way back. False if a
+    draw has no label left."""
+    ok = True
+    for n in range(len(there)):
+        if there[n]:
+            _tell(n, K, most, V, True, into, ends, slot, start, tables, node, prior, a, total, factor)
+            ok = _move(n, most, V, node, prior, beta, total, factor, gap) and ok
+    gap[:] = 0.0
+    for n in range(len(there) - 1, -1, -1):
+        if there[n]:
+            _tell(n, K, most, V, False, out, ends, slot, start, tables, node, beta, a, total, factor)
+            ok = _move(n, most, V, node, prior, beta, total, factor, gap) and ok
+            _rescale(n, K, most, V, node, top, high, low)
+    return ok
+
+
+@_compiled
+def _leave_node(
+    at: int, V: int, K: int, node: Any, prior: Any, c: Any, a: Any, total: Any, factor: Any, nodes: Any,
+    draws: Any, in_group: int, b: int, n: int,
+) -> bool:  # fmt: skip
+    """Adds a forest's marginals of variable n, from c = node beta (V, 8); total (8,) <- the sum of its
+    forward message. False if a draw has no label left."""
+    ok = True
+    for v in range(V):
+        multiply(a, 8 * v, c, 8 * v, prior, at + 8 * v)
+    row_sum(total, 0, V, a, 0)
+    invert(factor, 0, total, 0)
+    for lane in range(in_group):
+        ok = ok and total[lane] > 0
+        for v in range(V):
+            nodes[draws[lane], b, n, v] += a[8 * v + lane] * factor[lane] / K
+    _message(node, prior, at, V, a, total, factor)
+    return ok
+
+
+@_compiled
 def solve_lanes(
     f: Any, pool: Any, there: Any, count: Any, first_edge: Any, ends: Any, into: Any, out: Any, row: Any,
     slot: Any, n_slots: int, scale: Any, times: Any, flip: Any, split: Any, warm: bool, sweeps: int,
@@ -255,20 +296,10 @@ def solve_lanes(
         gap[:] = 0.0
         while sweep < sweeps and largest > tolerance and ok:
             sweep += 1
-            for n in range(N):
-                if there[b, n]:
-                    _tell(
-                        n, K, most, V, True, into, ends, slot, start, tables, node, prior, a, total, factor
-                    )
-                    ok = _move(n, most, V, node, prior, beta, total, factor, gap) and ok
-            gap[:] = 0.0
-            for n in range(N - 1, -1, -1):
-                if there[b, n]:
-                    _tell(
-                        n, K, most, V, False, out, ends, slot, start, tables, node, beta, a, total, factor
-                    )
-                    ok = _move(n, most, V, node, prior, beta, total, factor, gap) and ok
-                    _rescale(n, K, most, V, node, top, high, low)
+            ok = _sweep(
+                there[b], K, most, V, into, out, ends, slot, start, tables, node, prior, beta, top, a, total,
+                factor, gap, high, low,
+            )  # fmt: skip
             largest = gap.max()
         value[:] = 0.0
         for n in range(N):
@@ -285,19 +316,13 @@ def solve_lanes(
                     other = (ends[edge, 0] - start) * most + k
                     _message(node, prior, other * 8 * V, V, a, total, factor)
                     _add_joint(tables, slot[edge], V, a, c, 1 / times[edge], joint, total, sums)
-                product_sum(total, 0, V, node, prior, beta, at)
-                for lane in range(in_group):
-                    ok = ok and total[lane] > 0
-                invert(factor, 0, total, 0)
-                for v in range(V):
-                    multiply(a, 8 * v, c, 8 * v, prior, at + 8 * v)
-                    for lane in range(in_group):
-                        nodes[draws[lane], b, n, v] += a[8 * v + lane] * factor[lane] / K
-                _message(node, prior, at, V, a, total, factor)
+                    add(value, 0, tops, slot[edge] * 8)
+                found = _leave_node(
+                    at, V, K, node, prior, c, a, total, factor, nodes, draws, in_group, b, n
+                )
+                ok = ok and found
                 for lane in range(in_group):
                     value[lane] += np.log(total[lane]) + top[(n * most + k) * 8 + lane]
-                    if edge >= 0:
-                        value[lane] += tops[slot[edge] * 8 + lane]
         for e in range(n_slots):
             if edge_of[e] >= 0:
                 _leave_sums(sums, e, V, flip[edge_of[e]], joints, draws, in_group, out_row[edge_of[e]])
