@@ -33,7 +33,7 @@ def solve_compiled(
     rows = cover.kept[shared]
     times = torch.bincount(plan.into[plan.into >= 0], minlength=len(plan.ends)).double()
     log_z, gap, taken = np.empty((S, B)), np.empty((S, B)), np.empty((S, B), np.int64)
-    nodes, failed, joints = np.empty((S, B, N, V)), np.empty((S, B), bool), np.zeros((S, rows.n_out, V, V))
+    nodes, failed, joints = np.zeros((S, B, N, V)), np.empty((S, B), bool), np.zeros((S, rows.n_out, V, V))
     moved = np.zeros((S, B * N, plan.into.shape[1], V))
     if split is not None:
         moved[:] = split.numpy()
