@@ -248,8 +248,8 @@ def _leave_node(
     at: int, V: int, K: int, node: Any, prior: Any, c: Any, a: Any, total: Any, factor: Any, value: Any,
     nodes: Any, draws: Any, in_group: int, b: int, n: int,
 ) -> bool:  # fmt: skip
-    """Adds a forest's marginals of variable n, from c = node beta (V, 8), to nodes, and the logarithm of the
-    sum of its forward message to value (8,). False if a draw has no label left."""
+    """Adds a forest's marginals of variable n, from c = node beta (V, 8), to nodes, and the logarithm of
+    the sum of its forward message to value (8,). False if a draw has no label left."""
     ok = True
     for v in range(V):
         multiply(a, 8 * v, c, 8 * v, prior, at + 8 * v)
@@ -317,8 +317,7 @@ def solve_lanes(
                     add(value, 0, tops, slot[edge] * 8)
                 add(value, 0, top, (n * most + k) * 8)
                 given = at, V, K, node, prior, c, a, total, factor, value, nodes, draws, in_group, b, n
-                found = _leave_node(*given)
-                ok = ok and found
+                ok = _leave_node(*given) and ok
         for e in range(n_slots):
             if edge_of[e] >= 0:
                 _leave_sums(sums, e, V, flip[edge_of[e]], joints, draws, in_group, out_row[edge_of[e]])
