@@ -15,8 +15,9 @@ from structgp.structures.graph.path_sweeps import PathCover
 from structgp.structures.program import Scores
 
 LEAST_DRAWS = 3
-"""Draws from which on eight places side by side, some of them idle, take less time than one after the
-other."""
+"""Draws from which on they go side by side, some of the eight places idle. With 11 labels and three draws
+this took .7 of the time of one after the other for a shared table, and as long for a table per edge; with
+two, as long for both."""
 
 
 def solve_compiled(
