@@ -38,6 +38,10 @@ from structgp.structures.graph.loopy import Loopy
 
 N_LABELS, SIDE, N_PICTURES = 3, 6, 50
 FIELD = 1.5
+"""Of 1, 1.5 and 2 the one under which the true probabilities have about the NLL of the first measurements
+of such grids, .81, .80 and .69; taken before any fit of ours had been seen, with 'oracle' and 'piecewise'
+of seed 0 in view."""
+
 LABELS = [str(v) for v in range(N_LABELS)]
 AIMS = {0.5: 0.02, 1.0: 0.04, 1.5: 0.12}
 RULED_OUT = 0.015

@@ -30,8 +30,8 @@ STEP = 1e-4
 
 class Declared(Structure):
     """The structure that a spec declares, over the labellings that ``rules`` allow. Its cost is that of the
-    program chosen for each example (``graph.choose``). fitting : True for the likelihood of a fit, which
-    needs log Z: where answers are to be sampled, it is summed as if nothing had been asked for."""
+    program chosen for each example (``graph.program_choice``). fitting : True for the likelihood of a fit,
+    which needs log Z: where answers are to be sampled, it is summed as if nothing had been asked for."""
 
     ignores_shift = handles_missing = many_templates = True
     has_marginals = has_decoder = has_n_best = has_local_curvature = has_curvature = True

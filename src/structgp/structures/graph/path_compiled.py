@@ -15,8 +15,9 @@ from structgp.structures.graph.path_sweeps import PathCover
 from structgp.structures.program import Scores
 
 LEAST_DRAWS = 3
-"""Draws from which on eight places side by side, some of them idle, take less time than one after the
-other."""
+"""Draws from which on they go side by side, some of the eight places idle. With 11 labels and three draws
+this took .7 of the time of one after the other for a shared table, and as long for a table per edge; with
+two, as long for both."""
 
 
 def solve_compiled(
@@ -33,7 +34,7 @@ def solve_compiled(
     rows = cover.kept[shared]
     times = torch.bincount(plan.into[plan.into >= 0], minlength=len(plan.ends)).double()
     log_z, gap, taken = np.empty((S, B)), np.empty((S, B)), np.empty((S, B), np.int64)
-    nodes, failed, joints = np.empty((S, B, N, V)), np.empty((S, B), bool), np.zeros((S, rows.n_out, V, V))
+    nodes, failed, joints = np.zeros((S, B, N, V)), np.empty((S, B), bool), np.zeros((S, rows.n_out, V, V))
     moved = np.zeros((S, B * N, plan.into.shape[1], V))
     if split is not None:
         moved[:] = split.numpy()

@@ -131,9 +131,10 @@ def _rescale(n: int, K: int, most: int, V: int, node: Any, top: Any, high: Any, 
 
 @_compiled
 def _load_tables(
-    pool: Any, draws: Any, e: int, row: int, scale: float, flip: bool, tables: Any, tops: Any
+    pool: Any, draws: Any, e: int, row: int, scale: float, flip: bool, tables: Any, tops: Any, sums: Any
 ) -> None:
-    """Table e (V, V, 8) <- exp(scale x - top) of each draw, transposed if ``flip``, and its tops (8,)."""
+    """Table e (V, V, 8) <- exp(scale x - top) of each draw, transposed if ``flip``, and its tops (8,); its
+    sums <- 0."""
     V = pool.shape[-1]
     first = e * 8 * V * V
     for lane in range(LANES):
@@ -148,6 +149,7 @@ def _load_tables(
                 place = j * V + i if flip else i * V + j
                 tables[first + 8 * place + lane] = scale * (x[i, j] - top)
     exp_in_place(tables[first : first + 8 * V * V])
+    sums[first : first + 8 * V * V] = 0.0
 
 
 @_compiled
@@ -220,60 +222,87 @@ def _add_joint(
 
 
 @_compiled
+def _sweep(
+    there: Any, K: int, most: int, V: int, into: Any, out: Any, ends: Any, slot: Any, start: int,
+    tables: Any, node: Any, prior: Any, beta: Any, top: Any, a: Any, total: Any, factor: Any, gap: Any,
+    high: Any, low: Any,
+) -> bool:  # fmt: skip
+    """Forth and back over the variables of one example; gap (8,) <- the largest on the way back. False if a
+    draw has no label left."""
+    ok = True
+    for n in range(len(there)):
+        if there[n]:
+            _tell(n, K, most, V, True, into, ends, slot, start, tables, node, prior, a, total, factor)
+            ok = _move(n, most, V, node, prior, beta, total, factor, gap) and ok
+    gap[:] = 0.0
+    for n in range(len(there) - 1, -1, -1):
+        if there[n]:
+            _tell(n, K, most, V, False, out, ends, slot, start, tables, node, beta, a, total, factor)
+            ok = _move(n, most, V, node, prior, beta, total, factor, gap) and ok
+            _rescale(n, K, most, V, node, top, high, low)
+    return ok
+
+
+@_compiled
+def _leave_node(
+    at: int, V: int, K: int, node: Any, prior: Any, c: Any, a: Any, total: Any, factor: Any, value: Any,
+    nodes: Any, draws: Any, in_group: int, b: int, n: int,
+) -> bool:  # fmt: skip
+    """Adds a forest's marginals of variable n, from c = node beta (V, 8), to nodes, and the logarithm of
+    the sum of its forward message to value (8,). False if a draw has no label left."""
+    ok = True
+    for v in range(V):
+        multiply(a, 8 * v, c, 8 * v, prior, at + 8 * v)
+    row_sum(total, 0, V, a, 0)
+    invert(factor, 0, total, 0)
+    for lane in range(in_group):
+        ok = ok and total[lane] > 0
+        for v in range(V):
+            nodes[draws[lane], b, n, v] += a[8 * v + lane] * factor[lane] / K
+    _message(node, prior, at, V, a, total, factor)
+    for lane in range(in_group):
+        value[lane] += np.log(total[lane])
+    return ok
+
+
+@_compiled
 def solve_lanes(
     f: Any, pool: Any, there: Any, count: Any, first_edge: Any, ends: Any, into: Any, out: Any, row: Any,
     slot: Any, n_slots: int, scale: Any, times: Any, flip: Any, split: Any, warm: bool, sweeps: int,
     tolerance: float, log_z: Any, nodes: Any, joints: Any, out_row: Any, gaps: Any, taken: Any, failed: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Units first..last of groups of draws and examples, group by group; else as ``path_loops.solve``.
-    Places of a group that no draw is left for repeat the last one."""
-    S, B, N, V = f.shape
-    most = into.shape[1]
+    """Units first..last of groups of draws and examples, group by group; else as ``path_loops.solve``, with
+    zeros in nodes at first. Places of a group that no draw is left for repeat the last one."""
+    (S, B, N, V), most = f.shape, into.shape[1]
     node, prior, beta = room(N * most * V * 8), room(N * most * V * 8), room(N * most * V * 8)
     tables, sums, joint = room(n_slots * V * V * 8), room(n_slots * V * V * 8), room(V * V * 8)
     top, tops, a, c = room(N * most * 8), room(n_slots * 8), room(V * 8), room(V * 8)
     total, factor, gap, high, low = room(8), room(16), room(8), room(8), room(8)
-    value, draws = room(8), np.empty(LANES, np.int64)
-    edge_of = np.empty(n_slots, np.int64)
+    value, draws, edge_of = room(8), np.empty(LANES, np.int64), np.empty(n_slots, np.int64)
     for unit in range(first, last):
         group, b = unit // B, unit % B
         K, start, in_group = count[b], b * N, min(LANES, S - LANES * group)
-        for lane in range(LANES):
-            draws[lane] = LANES * group + min(lane, in_group - 1)
+        draws[:] = LANES * group + np.minimum(np.arange(LANES), in_group - 1)
         edge_of.fill(-1)
         for e in range(first_edge[b], first_edge[b + 1]):
             if edge_of[slot[e]] < 0:
                 edge_of[slot[e]] = e
-                _load_tables(pool, draws, slot[e], row[e], scale[e], flip[e], tables, tops)
-                sums[slot[e] * V * V * 8 : (slot[e] + 1) * V * V * 8] = 0.0
+                _load_tables(pool, draws, slot[e], row[e], scale[e], flip[e], tables, tops, sums)
         _load_nodes(f, draws, b, K, most, there, split, warm, node, top)
         for n in range(N - 1, -1, -1):
             if there[b, n]:
                 _tell(n, K, most, V, False, out, ends, slot, start, tables, node, beta, a, total, factor)
         ok, sweep, largest = True, 0, 0.0 if K == 1 else np.inf
-        gap[:] = 0.0
+        gap[:], value[:] = 0.0, 0.0
         while sweep < sweeps and largest > tolerance and ok:
             sweep += 1
-            for n in range(N):
-                if there[b, n]:
-                    _tell(
-                        n, K, most, V, True, into, ends, slot, start, tables, node, prior, a, total, factor
-                    )
-                    ok = _move(n, most, V, node, prior, beta, total, factor, gap) and ok
-            gap[:] = 0.0
-            for n in range(N - 1, -1, -1):
-                if there[b, n]:
-                    _tell(
-                        n, K, most, V, False, out, ends, slot, start, tables, node, beta, a, total, factor
-                    )
-                    ok = _move(n, most, V, node, prior, beta, total, factor, gap) and ok
-                    _rescale(n, K, most, V, node, top, high, low)
+            ok = _sweep(
+                there[b], K, most, V, into, out, ends, slot, start, tables, node, prior, beta, top, a,
+                total, factor, gap, high, low,
+            )  # fmt: skip
             largest = gap.max()
-        value[:] = 0.0
         for n in range(N):
-            for lane in range(in_group):
-                nodes[draws[lane], b, n].fill(0)
             if not there[b, n]:
                 continue
             _tell(n, K, most, V, True, into, ends, slot, start, tables, node, prior, a, total, factor)
@@ -285,19 +314,10 @@ def solve_lanes(
                     other = (ends[edge, 0] - start) * most + k
                     _message(node, prior, other * 8 * V, V, a, total, factor)
                     _add_joint(tables, slot[edge], V, a, c, 1 / times[edge], joint, total, sums)
-                product_sum(total, 0, V, node, prior, beta, at)
-                for lane in range(in_group):
-                    ok = ok and total[lane] > 0
-                invert(factor, 0, total, 0)
-                for v in range(V):
-                    multiply(a, 8 * v, c, 8 * v, prior, at + 8 * v)
-                    for lane in range(in_group):
-                        nodes[draws[lane], b, n, v] += a[8 * v + lane] * factor[lane] / K
-                _message(node, prior, at, V, a, total, factor)
-                for lane in range(in_group):
-                    value[lane] += np.log(total[lane]) + top[(n * most + k) * 8 + lane]
-                    if edge >= 0:
-                        value[lane] += tops[slot[edge] * 8 + lane]
+                    add(value, 0, tops, slot[edge] * 8)
+                add(value, 0, top, (n * most + k) * 8)
+                given = at, V, K, node, prior, c, a, total, factor, value, nodes, draws, in_group, b, n
+                ok = _leave_node(*given) and ok
         for e in range(n_slots):
             if edge_of[e] >= 0:
                 _leave_sums(sums, e, V, flip[edge_of[e]], joints, draws, in_group, out_row[edge_of[e]])
