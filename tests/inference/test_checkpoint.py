@@ -25,7 +25,7 @@ from torch import nn
 
 import structgp.inference.checkpoint
 import structgp.plan.run
-from structgp import Adam, Inducing, InputError, Mixture, Prior, StructuredGPClassifier
+from structgp import Adam, Custom, Inducing, InputError, Mixture, Prior, StructuredGPClassifier
 from structgp.inference import Minibatch, Natural, SecondOrder, StepInfo
 from structgp.inference.bound import Plateau
 from structgp.inference.checkpoint import Checkpoint, Reached, _pack, _Unpack
@@ -58,6 +58,7 @@ def numpy_softmax(f: Any, g: Any, y: Any) -> Any:
     return f[:, np.arange(len(y)), y].sum(-1) + g[:, y[:-1], y[1:]].sum(-1)
 
 
+OWN = Custom(numpy_softmax, "chain")
 FEW: dict[str, Any] = {"prior": Prior(learn_kernel=False), "posterior": Inducing(n_inducing=5)}
 STEPS = ("node_steps", "transition_steps", "hyper_steps")
 SHORT: dict[str, Any] = {
@@ -85,10 +86,10 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "mixture": (FEW | {"posterior": Mixture(2, n_inducing=5)}, 3, 8),
     "adam, kernel": ({"posterior": Inducing(n_inducing=5), "inference": Adam(learn_scales="all")}, 7, 14),
     "adam, remembering": (
-        {"structure": numpy_softmax, "inference": Adam(n_draws=20, learn_scales="auto")} | FEW, 7, 12,
+        {"structure": OWN, "inference": Adam(n_draws=20, learn_scales="auto")} | FEW, 7, 12,
     ),
     "saga, remembering": (
-        {"structure": numpy_softmax, "inference": replace(NAMED["saga"], n_draws=20)} | FEW, 9, 14,
+        {"structure": OWN, "inference": replace(NAMED["saga"], n_draws=20)} | FEW, 9, 14,
     ),
     "no pairs": ({"prior": Prior(transition_sd=0)}, 1, 99),
     "full pairs": (

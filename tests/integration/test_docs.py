@@ -28,7 +28,7 @@ PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 SHELL = {"tutorial.md"}
 """Pages whose commands are run. In the others it is checked that the options exist."""
 
-SLOW = {"active.md"}
+SLOW = {"active.md", "structures.md"}
 
 IMPORTED_ONCE = ["structgp.cli.showing"]
 
@@ -93,7 +93,7 @@ def test_no_block_escapes() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         kinds = set(re.findall(r"^ *```+([^`\n]*)$", text, re.MULTILINE))
-        assert kinds <= {"python", "sh", "text", "", "{toctree}", "{include} ../CHANGES.md"}, page
+        assert kinds <= {"python", "sh", "text", "json", "", "{toctree}", "{include} ../CHANGES.md"}, page
         for block in blocks(page, "python"):
             assert block.left_out == ("not run" in block.text), (page.name, block.line)
 
