@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -470,7 +470,12 @@ class Asked:
         """Labels of each example as those of its nodes in order, after checking that they fit."""
         if self.shapes is None:
             return check_labels(self.rows, y, name)
-        return node_labels(self.shapes, list(y), self.model.spec.layers, name)
+        y, layers = list(y), self.model.spec.layers
+        if name == "known" and layers:  # of a layer that is not named nothing is known
+            empty = [{layer: [None] * len(rows) for layer in layers} for rows in self.rows]
+            pairs = zip(empty, y, strict=False) if len(empty) == len(y) else ()
+            y = [e | given if isinstance(given, Mapping) else given for e, given in pairs] or y
+        return node_labels(self.shapes, y, layers, name)
 
     def _check_graphs(self, batch: Batch, at: Potentials, given: bool) -> None:
         """InputError where the labels that are known or the constraints leave an example of the batch

@@ -223,7 +223,8 @@ def read_examples(
     known = classes if encoder is not None else ()
     found = {label for labels in labels_of for label in labels if label is not None}
     whole = spec is not None and spec.form == "grid" and all(map(has_integers, y))
-    order: Any = int if whole else None
+    # Labels of one layer come together, whatever its name.
+    order: Any = int if whole else (lambda label: label.split("=", 1)) if spec and spec.layers else None
     labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known), key=order)], whole)
     encoder = FeatureEncoder(features).fit(X) if encoder is None else encoder.extended(X)
     if len(labels.classes) < 2:
@@ -237,6 +238,7 @@ def read_examples(
         return Examples(encoder, labels, rows, encoded, counts, rules)
     split = GraphSplit(encoder, spec, own_encoders(spec, shapes), labels.classes)
     links = links_of(split, rows, shapes)
+    check_edges(spec, shapes)
     if rules is not None and rules.more:
         check_tuples(rules, split, encoded, links, labels.classes)
     return Examples(encoder, labels, rows, encoded, counts, rules, split, links)
@@ -246,6 +248,17 @@ def links_of(split: GraphSplit, rows: Sequence[np.ndarray], shapes: Sequence[Sha
     """The tuples of each example, whose nodes are encoded as rows."""
     parts = enumerate(zip(rows, shapes, strict=True))
     return [split.links(r, shape, f"X[{n}]") for n, (r, shape) in parts]
+
+
+def check_edges(spec: Any, shapes: Sequence[Shape]) -> None:
+    """InputError where no example has edges of a name that the structure declares."""
+    graphs = [shape.graph for shape in shapes if shape.graph is not None]
+    there = {name for graph in graphs for name, rows in graph.edges.items() if length_of(rows)}
+    for template in spec.templates:
+        if template.rule == "edge" and template.key not in there:
+            problem = f"no example has edges {template.key!r}"
+            found = ", ".join(map(repr, sorted(there))) or "none"
+            raise InputError("X", problem, f"pass some, or declare others; there are {found}")
 
 
 def own_encoders(spec: Any, shapes: Sequence[Shape]) -> dict[str, FeatureEncoder]:
@@ -303,14 +316,14 @@ def node_labels(
             )
             problem = f"expected a dict with {', '.join(layers)}, got {got}"
             raise InputError(f"{name}[{n}]", problem, "pass one list of labels per layer")
-    by_layer = [check_labels(nodes, [labels[layer] for labels in y], name) for layer in layers]
+    each = [check_labels(nodes, [labels[layer] for labels in y], name) for layer in layers]
     return [
         [
             None if v is None else f"{layer}={v}"
             for layer, labels in zip(layers, of, strict=True)
             for v in labels
         ]
-        for of in zip(*by_layer, strict=True)
+        for of in zip(*each, strict=True)
     ]
 
 

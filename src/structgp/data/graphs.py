@@ -28,6 +28,15 @@ class Graph:
     features: Mapping[str, Any] = field(default_factory=dict)
     parents: Sequence[int | None] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("edges", "features"):
+            given = getattr(self, name)
+            if given is None:
+                object.__setattr__(self, name, {})
+            elif not isinstance(given, Mapping):
+                problem = f"expected a dict by name, got a {type(given).__name__}"
+                raise InputError(f"Graph.{name}", problem, f"pass {name}={{name: rows}}")
+
     def __len__(self) -> int:
         return length_of(self.nodes)
 
@@ -115,9 +124,7 @@ def flat_labels(y: Any, shape: Shape, place: str) -> list[Any]:
             return y  # an error that is named later
         return y if isinstance(y, list) else list(y)
     H, W = shape.size
-    found: Any = y
-    if isinstance(y, np.ndarray):
-        found = (y.astype(str) if has_integers(y) else y).tolist()
+    found: Any = y.tolist() if isinstance(y, ARRAYS) else y
     rows = list(found) if hasattr(found, "__len__") and not isinstance(found, str) else []
     if len(rows) != H:
         raise InputError(
@@ -128,12 +135,16 @@ def flat_labels(y: Any, shape: Shape, place: str) -> list[Any]:
             count = len(row) if hasattr(row, "__len__") and not isinstance(row, str) else "no"
             problem = f"{count} labels for {W} pixels"
             raise InputError(f"{place}[{h}]", problem, "give every pixel one label, or None")
-    return [label for row in rows for label in row]
+    labels = [label for row in rows for label in row]
+    return [str(int(v)) if isinstance(v, int | np.integer) else v for v in labels]
 
 
 def has_integers(y: Any) -> bool:
-    """Whether labels are an array of whole numbers, as images have them."""
-    return isinstance(y, np.ndarray) and y.dtype.kind in "iu"
+    """Whether the labels of a grid are whole numbers, as images have them, or flags; None where one is
+    missing."""
+    rows = y.tolist() if isinstance(y, ARRAYS) else y
+    there = [v for row in rows for v in row if v is not None]
+    return all(isinstance(v, int | np.integer) for v in there)
 
 
 def parents_of(graph: Graph | None, n: int, place: str) -> np.ndarray:
@@ -142,6 +153,9 @@ def parents_of(graph: Graph | None, n: int, place: str) -> np.ndarray:
         return np.empty((0, 2), dtype=np.int64)
     if graph is None or graph.parents is None:
         raise InputError(place, "no parents", "pass structgp.Graph(nodes, parents=[...]), -1 for a root")
+    if not hasattr(graph.parents, "__len__") or isinstance(graph.parents, str):
+        problem = f"expected a list, got a {type(graph.parents).__name__}"
+        raise InputError(f"{place}.parents", problem, "give one per node, -1 for a root")
     given = [-1 if p is None else p for p in graph.parents]
     if len(given) != n:
         raise InputError(
@@ -150,6 +164,8 @@ def parents_of(graph: Graph | None, n: int, place: str) -> np.ndarray:
     try:
         parents = np.asarray(given, dtype=np.float64)
         found = parents.astype(np.int64)
+        if parents.ndim != 1:
+            raise ValueError
     except (TypeError, ValueError):
         raise InputError(
             f"{place}.parents", "not all numbers", "use numbers of nodes, -1 for a root"
@@ -184,14 +200,13 @@ def edges_of(graph: Graph | None, name: str, labels: int, n: int, place: str) ->
     place = f"{place}.edges[{name!r}]"
     if given is None:
         return np.empty((0, labels), dtype=np.int64)
+    given = given if hasattr(given, "__getitem__") else list(given)
     try:
-        numbers = (
-            np.asarray(given, dtype=np.float64).reshape(-1, labels)
-            if len(given) == 0
-            else np.asarray(given, dtype=np.float64)
-        )
+        numbers = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InputError(place, "not all numbers", f"pass (E, {labels}) numbers of nodes") from None
+        problem = f"not rows of {labels} numbers"
+        raise InputError(place, problem, f"pass (E, {labels}) numbers of nodes") from None
+    numbers = numbers if numbers.size else numbers.reshape(-1, labels)
     if numbers.ndim != 2 or numbers.shape[1] != labels:
         raise InputError(place, f"shape {numbers.shape} is not (E, {labels})", "pass one row per edge")
     found = numbers.astype(np.int64)
@@ -199,7 +214,9 @@ def edges_of(graph: Graph | None, name: str, labels: int, n: int, place: str) ->
     if bad.any():
         e = int(bad.argmax())
         raise InputError(f"{place}[{e}]", f"{given[e]!r} names no node", f"use numbers from 0 to {n - 1}")
-    for e, row in enumerate(np.sort(found, 1)) if len(found) else ():
-        if (row[1:] == row[:-1]).any():
-            raise InputError(f"{place}[{e}]", "joins a node with itself", "leave such edges out")
+    ordered = np.sort(found, 1)
+    loops = (ordered[:, 1:] == ordered[:, :-1]).any(1)
+    if loops.any():
+        e = int(loops.argmax())
+        raise InputError(f"{place}[{e}]", "joins a node with itself", "leave such edges out")
     return found

@@ -197,8 +197,8 @@ class GraphSplit:
                 if view is None
                 else _padded_rows([self.tuple_rows(k, rows[i], links[i]) for i in index], view, width)
             )
-        layout, y = self._layout(batch, tuples), batch.y
-        return replace(batch, x=x, y=y, graph=GraphRows(layout, tuple(found_rows), tuple(masks)))
+        graph = GraphRows(self._layout(batch, tuples), tuple(found_rows), tuple(masks))
+        return replace(batch, x=x, graph=graph)
 
     def _layout(self, batch: Batch, tuples: Sequence[Tuples]) -> GraphLayout:
         layers, (B, T) = self.spec.layers, batch.mask.shape
@@ -216,6 +216,9 @@ def spans_of(layers: Sequence[str], classes: Sequence[str]) -> dict[str, tuple[i
     found = {}
     for layer in layers:
         places = [i for i, label in enumerate(classes) if label.startswith(f"{layer}=")]
+        if not places:
+            problem = f"no token has a label of layer {layer!r}"
+            raise InputError("y", problem, "label some, or leave the layer out")
         found[layer] = (places[0], places[-1] + 1)
     return found
 

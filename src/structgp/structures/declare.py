@@ -31,6 +31,8 @@ def same(
     exactly; where that is too much, tree-reweighted."""
     if not isinstance(key, str) or not key:
         refuse("same", f"must name a feature, got {key!r}")
+    if where is not None and not isinstance(where, Mapping):
+        refuse("same.where", f"must be a dict from feature to value or values, got {where!r}")
     wanted = [
         (name, _names(f"same.where[{name!r}]", values)) for name, values in sorted((where or {}).items())
     ]
@@ -115,12 +117,14 @@ def segments(max_length: int = 8) -> Spec:
 def _with_features(template: Template, features: Iterable[str] | str, both: bool = False) -> Template:
     if features == "both ends":
         return replace(template, features=None, ends="both")
+    if not isinstance(features, Iterable):
+        refuse(f"{template.name}.features", f"must be names of features, got {features!r}")
     names = (features,) if isinstance(features, str) else tuple(features)
     return replace(template, features=names, ends="both" if both and names else "last")
 
 
 def _names(place: str, values: Any) -> tuple[str, ...]:
-    found = (values,) if isinstance(values, str) else tuple(values)
+    found = (values,) if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
     if not found or not all(isinstance(v, str) for v in found):
         refuse(place, f"must be a value or several, got {values!r}")
     return found

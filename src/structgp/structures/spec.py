@@ -22,6 +22,9 @@ ENDS = ("last", "both", "own")
 """Whose features a tuple has: its last variable's, those of all its variables, or features of its own that
 the example brings."""
 
+PLACES = dict.fromkeys(("same", "parent", "offset", "tie", "length"), (2, 2)) | {"node": (1, 1)}
+"""Fewest and most labels of a tuple, by rule; 2 to 4 for others."""
+
 LIKELIHOODS = ("exact", "piecewise")
 
 PROGRAMS = ("auto", "exact", "reweighted", "loopy", "gibbs")
@@ -64,14 +67,10 @@ class Template:
             refuse(
                 "name", f"must be 'node' or 'next', or have a rule of {_any_of(RULES)}, got {self.name!r}"
             )
-        places = {"node": 1, "same": 2, "parent": 2, "offset": 2, "tie": 2}.get(self.rule)
-        most = 2 if self.name == "next" else 4
-        if (
-            isinstance(self.labels, bool)
-            or not 1 <= self.labels <= most
-            or self.labels != (places or self.labels)
-        ):
-            wanted = places or (2 if self.name == "next" else "2, 3 or 4")
+        least, most = PLACES.get(self.rule, (2, 4))
+        most = 2 if self.name == "next" else most
+        if type(self.labels) is not int or not least <= self.labels <= most:
+            wanted = str(least) if least == most else f"{least} to {most}"
             refuse("labels", f"must be {wanted} for {self.name!r}, got {self.labels!r}")
         if self.ends not in ENDS:
             refuse(f"{self.name}.ends", f"must be {_any_of(ENDS)}, got {self.ends!r}")
@@ -117,14 +116,14 @@ class Spec:
             refuse("program", f"must be {_any_of(PROGRAMS)}, got {self.program!r}")
         if self.likelihood == "piecewise" and not self.is_chain:
             refuse("likelihood", "'piecewise' is for chains; use the program 'auto' for other structures")
-        for first, second in (
-            ("offset", "parent"),
-            ("offset", "next"),
-            ("length", "same"),
-            ("length", "edge"),
-        ):
+        for first, second in (("offset", "parent"), ("offset", "next"), ("offset", "edge")):
             if first in rules and second in rules:
                 refuse("templates", f"{_words(first)} and {_words(second)} do not go together")
+        most = self.most_entries
+        if most is not None and (type(most) is not int or most < 1):
+            refuse("most_entries", f"must be a number of table entries, got {most!r}")
+        if "length" in rules and (rules != ["node", "next", "length"] or self.program != PROGRAMS[0]):
+            refuse("templates", "segments are a structure of their own: nothing can be added to them")
 
     @property
     def node(self) -> Template:
@@ -180,6 +179,8 @@ class Spec:
                 found[template.name] = template
             elif found.setdefault(template.name, template) != template and template != plain:
                 refuse("templates", f"cannot add two different templates {template.name!r}")
+        if PROGRAMS[0] not in (self.program, other.program) and self.program != other.program:
+            refuse("program", f"cannot add {self.program!r} and {other.program!r}")
         program = other.program if self.program == PROGRAMS[0] else self.program
         most = other.most_entries if self.most_entries is None else self.most_entries
         return Spec(tuple(found.values()), self.likelihood, (), program, most)
@@ -215,8 +216,6 @@ class Spec:
             found.append(Template(**{name: _tuples(value) for name, value in entry.items()}))
         layers, most = given.get("layers", []), given.get("most_entries")
         _check_type("layers", layers, "names")
-        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-            refuse("most_entries", f"must be a number of table entries, got {most!r}")
         rest = given.get("likelihood", "exact"), tuple(layers), given.get("program", "auto"), most
         return Spec(tuple(found), *rest)
 
