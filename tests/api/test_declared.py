@@ -27,7 +27,11 @@ FITTED = ["tree", "grid features", "layers", "edges features", "segments"]
 """What tests of fits take, which cost more."""
 
 
-@pytest.fixture(params=NAMES)
+LIKE_OTHERS = ("tree features", "grid 8", "edges features", "3-ary")
+"""Structures that differ little from another that is tried."""
+
+
+@pytest.fixture(params=[pytest.param(n, marks=pytest.mark.slow if n in LIKE_OTHERS else ()) for n in NAMES])
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

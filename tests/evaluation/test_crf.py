@@ -233,6 +233,7 @@ def test_few_sequences(data):
     assert single.cv_scores_ == {}
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_and_leave_no_files_even_after_torch():
     # A process of its own: torch's threads are busy first, and the script has no __main__ guard.
     script = """

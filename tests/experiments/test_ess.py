@@ -129,6 +129,7 @@ def fitted(request, toy):
     return GPStruct(n, n_chains=64, thin=thin, around=request.param).fit(X[:5], y[:5])
 
 
+@pytest.mark.slow
 def test_chains_agree(fitted):
     log = fitted.training_log_
     assert log["rhat"] < 1.05

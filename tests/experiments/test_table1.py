@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from experiments.cells import Store
 from experiments.compared import METHODS
 from experiments.data import TASKS
@@ -40,6 +41,7 @@ def test_a_line_of_the_table():
 # --- runs on made-up data --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_finished_cells_are_not_done_again(data, tmp_path, capfd):
     words = ["--quick", "--data", str(data), "--results", str(tmp_path), "--jobs", "1"]
     words += ["--task", *TASKS[:2], "--method", "svm"]
@@ -57,6 +59,7 @@ def test_finished_cells_are_not_done_again(data, tmp_path, capfd):
     assert (tmp_path / "table1-quick.jsonl").read_text().splitlines() == lines
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_leaves_the_others(data, tmp_path, monkeypatch, capfd):
     words = ["--quick", "--data", str(data), "--results", str(tmp_path), "--jobs", "1"]
     # The third task has no file there.

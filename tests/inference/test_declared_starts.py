@@ -48,7 +48,12 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
+LONGER = ("layers", "order 2", "tree")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONGER else ()) for n in STRUCTURES]
+)
 def test_five_starts_end_at_one_bound(name: str) -> None:
     spec: Spec
     spec, form = STRUCTURES[name]

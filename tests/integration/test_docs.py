@@ -28,7 +28,7 @@ PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 SHELL = {"tutorial.md"}
 """Pages whose commands are run. In the others it is checked that the options exist."""
 
-SLOW = {"active.md", "structures.md"}
+SLOW = {"active.md", "constraints.md", "decisions.md", "structures.md"}
 
 IMPORTED_ONCE = ["structgp.cli.showing"]
 

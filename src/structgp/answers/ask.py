@@ -473,8 +473,9 @@ class Asked:
         y, layers = list(y), self.model.spec.layers
         if name == "known" and layers:  # of a layer that is not named nothing is known
             empty = [{layer: [None] * len(rows) for layer in layers} for rows in self.rows]
-            pairs = zip(empty, y, strict=False) if len(empty) == len(y) else ()
-            y = [e | given if isinstance(given, Mapping) else given for e, given in pairs] or y
+            if len(empty) == len(y):
+                each = zip(empty, y, strict=True)
+                y = [{**e, **given} if isinstance(given, Mapping) else given for e, given in each]
         return node_labels(self.shapes, y, layers, name)
 
     def _check_graphs(self, batch: Batch, at: Potentials, given: bool) -> None:
