@@ -294,7 +294,7 @@ def test_one_batch_or_many(fitted: Any, X: Any, known: Any, monkeypatch: Any) ->
         ]
 
     together = everything()
-    monkeypatch.setattr("structgp.answers.ask.BATCH_TOKENS", 1)
+    monkeypatch.setattr("structgp.answers.encoded.BATCH_TOKENS", 1)
     apart = everything()
     for one, other in zip(together[0], apart[0], strict=True):
         for p, q in zip(one, other, strict=True):

@@ -29,7 +29,8 @@ from structgp.inference.loop import Callback
 from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
-from structgp.plan.options import Options, check_class_weight, graph_of, refuse_graph, to_json
+from structgp.plan.options import Options, check_class_weight, to_json
+from structgp.plan.programs import graph_of, refuse_graph
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of

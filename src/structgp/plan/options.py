@@ -353,21 +353,6 @@ def from_json(params: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def graph_of(options: Options) -> Spec | None:
-    """The spec of a structure that is not a chain, None for others."""
-    structure = options.structure
-    return structure if isinstance(structure, Spec) and not structure.is_chain else None
-
-
-def refuse_graph(options: Options, place: str) -> None:
-    """InputError where a structure beyond the chain is used with what knows sequences alone."""
-    spec = graph_of(options)
-    if spec is not None:
-        raise InputError(
-            place, f"knows chains, and the structure is {spec}", "use fit, with X and y in memory"
-        )
-
-
 def fingerprint(options: Options) -> dict[str, Any]:
     """What tells a fit with these options from a fit with others."""
     names = [f.name for f in fields(options) if f.init and f.name not in NOT_OF_THE_FIT]

@@ -8,7 +8,9 @@ import torch
 from structgp.answers.ask import Asked, Model, Question
 from structgp.data.batch import by_length, pad
 from structgp.data.examples import Examples
+from structgp.errors import InputError
 from structgp.plan.choices import ASKED, Choice
+from structgp.plan.options import Options
 from structgp.structures import Spec
 from structgp.structures.graph.elimination import entries_of
 from structgp.structures.graph.program_choice import budgets
@@ -22,6 +24,21 @@ TOLD = {
     "loopy": "loopy belief propagation, which is no bound",
     "gibbs": "the bound for the fit, Gibbs sampling for answers",
 }
+
+
+def graph_of(options: Options) -> Spec | None:
+    """The spec of a structure that is not a chain, None for others."""
+    structure = options.structure
+    return structure if isinstance(structure, Spec) and not structure.is_chain else None
+
+
+def refuse_graph(options: Options, place: str) -> None:
+    """InputError where a structure beyond the chain is used with what knows sequences alone."""
+    spec = graph_of(options)
+    if spec is not None:
+        raise InputError(
+            place, f"knows chains, and the structure is {spec}", "use fit, with X and y in memory"
+        )
 
 
 def program_of(spec: Spec, examples: Examples) -> Choice[str]:

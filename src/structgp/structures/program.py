@@ -73,20 +73,27 @@ class Program(ABC):
 
     def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
         """(S, B) log p(y); labels that are missing (negative) are summed out."""
-        scores = self.restrict(scores)
-        f, *tables = scores
-        mask = self.layout.mask
+        scores, mask = self.restrict(scores), self.layout.mask
         if bool(((y < 0) & mask).any()):
-            told = self.log_total((keep_known(f, y, mask), *tables), LOG)
+            told = self.log_total((keep_known(scores[0], y, mask), *scores[1:]), LOG)
         else:
-            y = torch.where(mask, y, 0)
-            picked = f.gather(-1, y.expand(len(f), -1, -1).unsqueeze(-1)).squeeze(-1)
-            told = torch.where(mask, picked, 0).sum(-1)
-            for g in tables:
-                told = told + torch.where(mask[:, 1:], transition_scores(g, y), 0).sum(-1)
+            told = self.score(scores, torch.where(mask, y, 0))
         log_z = self.log_total(scores, LOG)
         # log Z is -inf where there is no labelling at all.
         return torch.where(log_z > -torch.inf, told - log_z, -torch.inf)
+
+    def score(self, scores: Scores, y: Tensor) -> Tensor:
+        """(S, B) of labelling y (B, T), without a missing label, 0 at padding."""
+        f, *tables = scores
+        told = self.node_score(f, y)
+        for g in tables:
+            told = told + torch.where(self.layout.mask[:, 1:], transition_scores(g, y), 0).sum(-1)
+        return told
+
+    def node_score(self, f: Tensor, y: Tensor) -> Tensor:
+        """(S, B) the nodes' part of ``score``."""
+        picked = f.gather(-1, y.expand(len(f), -1, -1).unsqueeze(-1)).squeeze(-1)
+        return torch.where(self.layout.mask, picked, 0).sum(-1)
 
     def marginals(self, scores: Scores) -> tuple[Tensor, ...]:
         """For each template the probability of each label, or labels, of each of its tuples: (S, B, T, V)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from structgp.data.layout import GraphLayout, Tuples
-from structgp.structures.masks import keep_known
 from structgp.structures.program import Program, Scores
 from structgp.structures.semirings import LOG, Semiring
 
@@ -36,20 +35,11 @@ class GraphProgram(Program):
         scores that hardly change."""
         return self
 
-    def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
-        """(S, B) log p(y); labels that are missing (negative) are summed out."""
-        f, *tables = scores
-        mask = self.layout.mask
-        if bool(((y < 0) & mask).any()):
-            told = self.log_total((keep_known(f, y, mask), *tables), LOG)
-        else:
-            y = torch.where(mask, y, 0)
-            picked = f.gather(-1, y.expand(len(f), -1, -1).unsqueeze(-1)).squeeze(-1)
-            told = torch.where(mask, picked, 0).sum(-1)
-            for g, tuples in zip(tables, self.layout.tuples, strict=True):
-                told = told + picked_scores(g, tuples, y).sum(-1)
-        log_z = self.log_total(scores, LOG)
-        return torch.where(log_z > -torch.inf, told - log_z, -torch.inf)
+    def score(self, scores: Scores, y: Tensor) -> Tensor:
+        told = self.node_score(scores[0], y)
+        for g, tuples in zip(scores[1:], self.layout.tuples, strict=True):
+            told = told + picked_scores(g, tuples, y).sum(-1)
+        return told
 
     def slopes(self, scores: Scores) -> tuple[Tensor, ...]:
         """For each template the probability of the labels of each of its tuples: (S, B, N, V), then (S, B,

@@ -15,8 +15,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from structgp.structures.masks import keep_known
-from structgp.structures.program import Program, Scores, transition_scores, variance
+from structgp.structures.program import Program, Scores, variance
 from structgp.structures.segments.ages import recursion
 from structgp.structures.segments.span_messages import expectations, log_partition
 from structgp.structures.segments.span_scheme import SpanScheme
@@ -42,23 +41,10 @@ class SegmentsProgram(Program):
             return log_partition(f, g, w, self.layout.mask, self.scheme)
         return recursion(f, g, w, self.layout.mask, self.scheme, semiring)
 
-    def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
-        scores = self.restrict(scores)
-        mask = self.layout.mask
-        if bool(((y < 0) & mask).any()):
-            told = self.log_total((keep_known(scores[0], y, mask), *scores[1:]), LOG)
-        else:
-            told = self._score(scores, torch.where(mask, y, 0))
-        log_z = self.log_total(scores, LOG)
-        return torch.where(log_z > -torch.inf, told - log_z, -torch.inf)
-
-    def _score(self, scores: Scores, y: Tensor) -> Tensor:
-        """(S, B) of labelling y, 0 at padding."""
+    def score(self, scores: Scores, y: Tensor) -> Tensor:
         f, g, h, *rest = scores
         S, mask, L = len(f), self.layout.mask, h.shape[-1] - 1
-        picked = f.gather(-1, y.expand(S, -1, -1).unsqueeze(-1)).squeeze(-1)
-        told = torch.where(mask, picked, 0).sum(-1)
-        told = told + torch.where(mask[:, 1:], transition_scores(g, y), 0).sum(-1)
+        told = super().score((f, g), y)
         ends, kind, first = self.scheme.to(y.device).spans(y, mask)
         age = torch.arange(y.shape[1], device=y.device) - first  # length - 1
         place = torch.where(ends, kind * (L + 1) + age.clamp(max=L), 0)

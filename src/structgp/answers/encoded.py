@@ -1,0 +1,209 @@
+"""Examples that are encoded once: their batches, with potentials given the labels that are known, and how
+labels and answers get the shape of the examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from structgp.answers.potentials import Potentials
+from structgp.data.batch import Batch, by_length, pad
+from structgp.data.examples import UNSEEN, by_layer, check_labels, node_labels
+from structgp.data.graphs import Shape
+from structgp.data.links import Links
+from structgp.errors import InputError
+from structgp.structures import Declared
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from structgp.answers.ask import Model, Question
+
+Known: TypeAlias = Sequence[Sequence[str | None]]
+
+BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
+"""Most tokens of a batch, and most node scores of all its draws, so that they fit into a cache."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """model : that answers. question : the settings of all answers. rows : (T, W) encoded tokens of each
+    sequence. links, shapes : of examples that are not chains, their tuples and what they look like."""
+
+    model: Model
+    question: Question
+    rows: list[np.ndarray]
+    links: list[Links] | None = None
+    shapes: list[Shape] | None = None
+
+    @property
+    def n_layers(self) -> int:
+        """Labels per token."""
+        return max(1, len(self.model.spec.layers))
+
+    def some(self, index: Sequence[int]) -> Self:
+        """Some of the examples, in this order."""
+        links = None if self.links is None else [self.links[i] for i in index]
+        shapes = None if self.shapes is None else [self.shapes[i] for i in index]
+        return replace(self, rows=[self.rows[i] for i in index], links=links, shapes=shapes)
+
+    def potentials(
+        self, known: Known | None = None, n_draws: int | None = None
+    ) -> Iterator[tuple[Batch, Potentials]]:
+        """Batch after batch, given the labels that are known, with its potentials. n_draws : None for as
+        many as the question says."""
+        model, question, labels = self.model, self.question, None
+        if known is not None or model.constraints is not None:
+            labels = self._checked(known)
+        n_draws = question.n_draws if n_draws is None else n_draws
+        draws = model.draws(n_draws, question.device)
+        for batch in self._batches([len(r) for r in self.rows], labels, n_draws):
+            at = draws.potentials(model.structure, batch, question.shift)
+            if model.rules is not None and isinstance(model.structure, Declared):
+                self._check_graphs(batch, at, known is not None)
+            yield batch, at if labels is None else at.given(batch.y)
+
+    def one_by_one(
+        self, known: Known | None = None, n_draws: int | None = None
+    ) -> Iterator[tuple[int, Potentials]]:
+        """The potentials of each sequence that has tokens, without padding, with its place."""
+        for batch, at in self.potentials(known, n_draws):
+            at = at.on_host()
+            for b, i in enumerate(batch.index.tolist()):
+                yield i, at.one(b, len(self.rows[i]))
+
+    def _each(
+        self, known: Known | None, empty: np.ndarray, ask: Callable[[Potentials], Tensor]
+    ) -> list[np.ndarray]:
+        answers = [empty] * len(self.rows)
+        for batch, at in self.potentials(known):
+            values = ask(at).cpu().numpy()
+            for b, i in enumerate(batch.index.tolist()):
+                answers[i] = batch.real(values, b)
+        return answers
+
+    def _batches(
+        self, lengths: Sequence[int], labels: Sequence[np.ndarray] | None, n_draws: int
+    ) -> Iterator[Batch]:
+        model, most, device = self.model, BATCH_TOKENS, self.question.device
+        n_labels = len(model.labels.classes)
+        featured = self.links is not None and any(model.split.views[1:])
+        if model.split.next is not None or featured:  # a table of scores for each token
+            most = max(1, most // n_labels)
+        if device == "cpu" and labels is None:  # given labels, rounding depends on how they are padded
+            most = min(most, max(1, CACHED_NUMBERS // (n_labels * max(1, n_draws))))
+        for index in by_length(lengths, most):
+            batch = pad(self.rows, labels, model.encoder.pad_row, index, None, self.n_layers)
+            batch = model.split(batch) if self.links is None else model.split(batch, self.rows, self.links)
+            yield batch if device == "cpu" else batch.to(device)
+
+    def require(self, ability: str, what: str, place: str = "predict_with", use: str = "chain") -> None:
+        """InputError where the structure that answers lacks an ability."""
+        structure = self.model.structure
+        if not getattr(structure, ability):
+            if structure.many_templates:
+                problem = f"the structure {structure.spec} offers no {what}"
+                raise InputError(
+                    "structure", problem, "ask for predict_marginals or predict_template_marginals"
+                )
+            problem = f"{getattr(structure, 'name', type(structure).__name__)} offers no {what}"
+            raise InputError(place, problem, f"use {use!r}")
+
+    def _checked(self, known: Known | None) -> list[np.ndarray] | None:
+        """The labels that are known, as numbers. InputError where they or the constraints leave a sequence
+        without labelling."""
+        model, encoded = self.model, None
+        if known is not None:
+            self.require("handles_missing", "answers where labels are known")
+            given = self.labels_given(known, "known")
+            encoded = model.labels.transform(given)
+            for n, labels in enumerate(encoded):
+                if (labels == UNSEEN).any():
+                    t = int((labels == UNSEEN).argmax())
+                    problem = f"{given[n][t]!r} is not a label of the training data"
+                    remedy = f"use None, or one of {', '.join(model.labels.classes)}"
+                    raise InputError(f"known[{n}][{t}]", problem, remedy)
+        if model.rules is not None and not isinstance(model.structure, Declared):
+            self._check_possible(encoded)
+        return encoded
+
+    def _check_graphs(self, batch: Batch, at: Potentials, given: bool) -> None:
+        """InputError where the labels that are known or the constraints leave an example of the batch
+        without labelling. Cost: that of one more draw."""
+        structure, one = at.structure, next(at.some_draws(1))
+        assert isinstance(structure, Declared)
+        scores = structure.keep_known(one.scores, batch.y, at.layout) if given else one.scores
+        possible = structure.has_labelling(scores, at.layout)
+        if not bool(possible.all()):
+            n = int(batch.index[int((~possible).nonzero()[0, 0])])
+            raise _no_labelling(n, len(self.rows[n]), given)
+
+    def _check_possible(self, known: Sequence[np.ndarray] | None) -> None:
+        constraints = self.model.constraints
+        assert constraints is not None
+        V, judged = len(self.model.labels.classes), set()
+        for n, r in enumerate(self.rows):
+            if known is None and len(r) in judged:
+                continue
+            judged.add(len(r))
+            possible = np.ones((len(r), V), bool)
+            if known is not None:
+                there = known[n] >= 0
+                possible[there] = np.eye(V, dtype=bool)[known[n][there]]
+            if not constraints.has_labelling(possible):
+                raise _no_labelling(n, len(r), known is not None)
+
+    def labels_given(self, y: Any, name: str = "y") -> list[list[str | None]]:
+        """Labels of each example as those of its nodes in order, after checking that they fit."""
+        if self.shapes is None:
+            return check_labels(self.rows, y, name)
+        y, layers = list(y), self.model.spec.layers
+        if name == "known" and layers:  # of a layer that is not named nothing is known
+            empty = [{layer: [None] * len(rows) for layer in layers} for rows in self.rows]
+            if len(empty) == len(y):
+                each = zip(empty, y, strict=True)
+                y = [{**e, **given} if isinstance(given, Mapping) else given for e, given in each]
+        return node_labels(self.shapes, y, layers, name)
+
+    def shaped(self, values: Sequence[Any]) -> list[Any]:
+        """Values of the variables of each example, in the shape of the example: (H, W) for a grid, a dict
+        by layer where there are several."""
+        if self.shapes is None:
+            return list(values)
+        layers, whole = self.model.spec.layers, self.model.labels.integers
+        if not layers:
+            return [shape.fold(v, whole) for shape, v in zip(self.shapes, values, strict=True)]
+        return [by_layer(layers, v) for v in values]
+
+    @property
+    def span_names(self) -> list[str]:
+        """The labels as spans are read off them: B-chunk=NP for the label B-NP of a layer 'chunk'."""
+        return [self._span_name(label) for label in self.model.labels.classes]
+
+    def span_labels(self, y: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Labels of each sequence to read spans off, one sequence per layer."""
+        if not self.model.spec.layers:
+            return [list(labels) for labels in y]
+        found = []
+        for labels in y:
+            n = len(labels) // self.n_layers
+            found += [[*map(self._span_name, labels[k * n : (k + 1) * n])] for k in range(self.n_layers)]
+        return found
+
+    def _span_name(self, label: str) -> str:
+        layer, _, own = label.partition("=")
+        if layer not in self.model.spec.layers:
+            return label
+        tag, dash, kind = own.partition("-")
+        prefixed = own == tag == "O" or (len(tag) == 1 and dash)
+        return f"{tag}-{layer}={kind}" if prefixed and dash else own if prefixed else label
+
+
+def _no_labelling(n: int, n_tokens: int, given: bool) -> InputError:
+    agrees = " and with the labels that are known" if given else ""
+    problem = f"no labelling of its {n_tokens} tokens agrees with the constraints{agrees}"
+    return InputError(f"sequence {n}", problem, "check the labels, or fit without constraints")
