@@ -212,3 +212,14 @@ def test_a_piecewise_fit_adopts_rules_for_its_answers() -> None:
     model.fit(X, [["B-X", "I-X", "O"], ["O", "B-X", "I-X"]])
     assert model.training_log_["plan"]["constraints"]["value"] == "BIO"
     assert model.predict_marginals_single(X[0])[0]["I-X"] == 0
+
+
+def test_with_much_data_the_threshold_is_half_of_the_f1_expected_of_training_data(
+    corpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("structgp.plan.choices.MANY_TOKENS", 50)
+    X, y = corpus.X_train[:20], corpus.y_train[:20]
+    model = StructuredGPClassifier().fit(X, y)
+    assert model.training_log_["plan"]["data_weight"]["reason"] == "there is much data"
+    f1 = model.expected_scores(X).f1.mean
+    assert model.model_.info["threshold"] == chosen(model, "threshold") == pytest.approx(f1 / 2, abs=0.03)

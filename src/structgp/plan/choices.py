@@ -332,6 +332,12 @@ def optimizer_of(
     return Choice(asked, reason)
 
 
+def has_much_data(examples: Examples | ShardedExamples) -> bool:
+    """Whether there are so many tokens that plain Bayes, without cross-validation, does as well."""
+    dense = any(block.kind == "dense" for block in examples.encoder.blocks)
+    return examples.n_tokens >= (MANY_DENSE_TOKENS if dense else MANY_TOKENS)
+
+
 def data_weight_of(
     options: Options,
     examples: Examples | ShardedExamples,
@@ -349,10 +355,9 @@ def data_weight_of(
         return Choice(float(asked), ASKED)
     if options.preset is not None:
         return Choice(1.0, PAPER)
-    dense = any(block.kind == "dense" for block in examples.encoder.blocks)
     why_not = {
         "the data is on disk": on_disk,
-        "there is much data": examples.n_tokens >= (MANY_DENSE_TOKENS if dense else MANY_TOKENS),
+        "there is much data": has_much_data(examples),
         f"there are fewer than {FEWEST_SEQUENCES} sequences": examples.n_sequences < FEWEST_SEQUENCES,
         "the posterior is a mixture": isinstance(options.family, Mixture),
         "the structure is your own": type(structure) not in (Chain, Piecewise, Declared, Segments)

@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from structgp.answers.ask import Asked, Model, Question
+from structgp.answers.best_spans import LEAST_COUNTED, expected_f1
 from structgp.data.batch import by_length, pad
 from structgp.data.examples import Examples
 from structgp.data.schemes import allowed, obeyed_scheme, scheme_of
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError
-from structgp.plan.choices import AS_BEFORE, ASKED, TOKENS, Choice, shown
+from structgp.plan.choices import AS_BEFORE, ASKED, TOKENS, Choice, has_much_data, shown
 from structgp.plan.options import Options
 from structgp.plan.resolve import Plan
 from structgp.structures import Chain, Declared, Piecewise, Rules, Segments, structure_for
@@ -24,9 +26,14 @@ from structgp.structures import Chain, Declared, Piecewise, Rules, Segments, str
 AnyExamples = TypeVar("AnyExamples", bound=Examples | ShardedExamples)
 
 UNKNOWN_THRESHOLD = 1 / 3
-"""Least probability of a span where no left-out data tell how good the model is. The best threshold is half
+"""Least probability of a span where no data in memory tell how good the model is. The best threshold is half
 the F1 that can be reached (``answers.best_spans``): one half for a model that is always right, and too high
 costs more than too low."""
+UNTOLD = "no left-out data tell how good the model is"
+
+SEEN_TOKENS, SEEN_DRAWS = 5_000, 32
+"""Training tokens, and draws of their scores, whose spans tell the threshold where there was no cross-validation: some hundreds of
+spans, whose expected F1 is known to a point or two, and the threshold to half of that."""
 
 TOKENS_AT_ONCE = 2_000
 """Most tokens whose labellings are looked for at once."""
@@ -51,7 +58,7 @@ def adopt(
     spans = scheme_of(classes) is not None and plan.answers_spans
     plan = replace(plan, decode=TOKENS)
     if spans:
-        threshold = Choice(UNKNOWN_THRESHOLD, "no left-out data tell how good the model is")
+        threshold = Choice(UNKNOWN_THRESHOLD, UNTOLD)
         plan = replace(plan, decode=Choice("f1", "labels are spans"), threshold=threshold)
     if not _is_open(options):
         _check_possible(plan, examples)
@@ -75,6 +82,23 @@ def adopt(
         fitted = structure_for(plan.structure.value.spec, Rules.of(rules), classes, True)
         plan = replace(plan, structure=replace(plan.structure, value=fitted))
     return plan, examples.under(rules)  # type: ignore[return-value]
+
+
+def settle_threshold(plan: Plan, model: Model, examples: Examples | ShardedExamples) -> Plan:
+    """The plan with half of the F1 that the fitted model expects of training data as its threshold, where
+    there is much data and cross-validation has told none: what a model expects of data that it has seen is
+    then not far above what it expects of others."""
+    untold = plan.threshold is not None and plan.threshold.reason == UNTOLD
+    if not untold or not isinstance(examples, Examples) or not has_much_data(examples):
+        return plan
+    order = np.random.default_rng(model.seed).permutation(len(examples.rows))
+    tokens = np.cumsum([len(examples.rows[i]) for i in order])
+    part = examples.part(sorted(order[: int(np.searchsorted(tokens, SEEN_TOKENS)) + 1].tolist()))
+    asked = Asked(model, Question(SEEN_DRAWS, None, plan.device.value), part.rows, part.links)
+    f1, threshold = expected_f1(asked.spans(LEAST_COUNTED))
+    if not threshold:
+        return plan
+    return replace(plan, threshold=Choice(threshold, f"half of the expected F1 of training data, {f1:.1%}"))
 
 
 def _check_possible(plan: Plan, examples: Examples | ShardedExamples) -> None:

@@ -27,6 +27,7 @@ from structgp.inference.batch_sites import remove_sites
 from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback, History, Watch, make_batches, train
+from structgp.plan.decisions import settle_threshold
 from structgp.plan.options import Options, fingerprint
 from structgp.plan.programs import bracket_of
 from structgp.plan.resolve import Plan, all_at_once, check_alone
@@ -116,11 +117,13 @@ class Fit:
             )
         for block in self.start.posterior.blocks:
             block.round_factor()
+        plan = settle_threshold(plan, self.model({}), self.examples)
         log = self._log(history, plan)
         if kept is not None and self.together.is_first:
             kept.remove()
         info = {k: v for k, v in log.items() if k != "steps"}
-        model = self.model(info | {"version": __version__})
+        threshold = plan.threshold and plan.threshold.value
+        model = self.model(info | {"version": __version__, "threshold": threshold})
         if isinstance(self.examples, Examples) and self.examples.split is not None:
             log["log_z"] = model.info["log_z"] = bracket_of(model, self.examples)
         return model, log
@@ -168,7 +171,6 @@ class Fit:
         plan = self.start.plan
         decide = {
             "decode": plan.decode.value,
-            "threshold": plan.threshold and plan.threshold.value,
             "error_ratio": self.error_ratio if self.held_out is None else self.held_out["error_ratio"],
         }
         if self.seen_before is not None:
