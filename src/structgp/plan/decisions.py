@@ -26,14 +26,15 @@ from structgp.structures import Chain, Declared, Piecewise, Rules, Segments, str
 AnyExamples = TypeVar("AnyExamples", bound=Examples | ShardedExamples)
 
 UNKNOWN_THRESHOLD = 1 / 3
-"""Least probability of a span where no data in memory tell how good the model is. The best threshold is half
-the F1 that can be reached (``answers.best_spans``): one half for a model that is always right, and too high
-costs more than too low."""
+"""Least probability of a span where nothing tells how good the model is. The best threshold is half the F1
+that can be reached (``answers.best_spans``): one half for a model that is always right, and too high costs
+more than too low."""
+
 UNTOLD = "no left-out data tell how good the model is"
 
 SEEN_TOKENS, SEEN_DRAWS = 5_000, 32
-"""Training tokens, and draws of their scores, whose spans tell the threshold where there was no cross-validation: some hundreds of
-spans, whose expected F1 is known to a point or two, and the threshold to half of that."""
+"""Training tokens that tell the threshold where there is much data, and draws of their scores: some hundreds
+of spans, whose expected F1 is known to a point or two, and the threshold to half of that."""
 
 TOKENS_AT_ONCE = 2_000
 """Most tokens whose labellings are looked for at once."""
