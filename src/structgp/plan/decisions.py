@@ -33,8 +33,8 @@ more than too low."""
 UNTOLD = "no left-out data tell how good the model is"
 
 SEEN_TOKENS, SEEN_DRAWS = 5_000, 32
-"""Training tokens that tell the threshold where there is much data, and draws of their scores: some hundreds
-of spans, whose expected F1 is known to a point or two, and the threshold to half of that."""
+"""Training tokens that tell the threshold where there is much data, and draws of their scores: some
+hundred spans, whose expected F1 is known to a point or two, and the threshold to half of that."""
 
 TOKENS_AT_ONCE = 2_000
 """Most tokens whose labellings are looked for at once."""
