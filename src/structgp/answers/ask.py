@@ -19,6 +19,7 @@ from structgp.answers import labellings
 from structgp.answers.best_spans import SpanDecoder
 from structgp.answers.conformal import Calibration
 from structgp.answers.encoded import Encoded, Known
+from structgp.answers.local_points import LocalPoints
 from structgp.answers.potentials import Draws, Potentials, mean, sample
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
@@ -45,13 +46,15 @@ class Question:
     n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. shift :
     (V,), added to the node scores of every token. device : where the answer is computed. decode : what
     labels are chosen for: 'accuracy', 'f1', 'sequence' or 'cost'. costs : (V, V) of predicted labels
-    (columns) where others are true (rows), for 'cost'."""
+    (columns) where others are true (rows), for 'cost'. local : whether probabilities of single labels come
+    from ``local_points`` where the model has them, rather than from the draws."""
 
     n_draws: int = 128
     shift: Tensor | None = None
     device: str = "cpu"
     decode: str = "accuracy"
     costs: np.ndarray | None = None
+    local: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,11 @@ class Model:
         return GraphSplit(self.encoder, self.spec, self.own, self.labels.classes)
 
     @cached_property
+    def local_points(self) -> LocalPoints | None:
+        """A quick way to label probabilities, where there is one."""
+        return LocalPoints.of(self)
+
+    @cached_property
     def rules(self) -> Rules | None:
         """The constraints, if they forbid anything."""
         rules = None if self.constraints is None else Rules.of(self.constraints)
@@ -140,7 +148,19 @@ class Asked(Encoded):
 
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
+        quick = self._local_points(known)
+        if quick is not None:
+            return quick.marginals(self.rows, self.question.shift)
         return self._each(known, np.empty((0, len(self.model.labels.classes))), Potentials.marginals)
+
+    def _local_points(self, known: Known | None) -> LocalPoints | None:
+        """What answers in the place of draws, if anything does."""
+        question = self.question
+        if not question.local or known is not None or torch.device(question.device).type != "cpu":
+            return None
+        if self.model.rules is not None:
+            self._checked(None)
+        return self.model.local_points
 
     def monte_carlo_error(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) standard errors of ``marginals`` that come from sampling labellings, for a likelihood of
