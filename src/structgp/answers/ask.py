@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from structgp.answers import labellings
 from structgp.answers.best_spans import SpanDecoder
 from structgp.answers.conformal import Calibration
-from structgp.answers.encoded import Encoded, Known
+from structgp.answers.encoded import BATCH_TOKENS, Encoded, Known
 from structgp.answers.local_points import LocalPoints
 from structgp.answers.potentials import Draws, Potentials, mean, sample
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
+from structgp.data.batch import by_length
 from structgp.data.encode import FeatureEncoder, FeatureSplit
 from structgp.data.examples import MISSING, UNSEEN, LabelEncoder, links_of
 from structgp.data.graphs import shape_of
@@ -173,10 +175,8 @@ class Asked(Encoded):
     def best_tokens(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
         constraints allow."""
-        rules, none = self.model.rules, np.empty(0, dtype=np.int64)
-        return self._each(
-            known, none, lambda at: labellings.best_tokens(at.marginals(), at.layout, rules, at.structure)
-        )
+        rules = self.model.rules
+        return self._chosen(known, lambda p, at, by: labellings.best_tokens(p, at, rules, by))
 
     def labels(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of each sequence, chosen as the question says."""
@@ -210,12 +210,33 @@ class Asked(Encoded):
         that the constraints allow."""
         assert self.question.costs is not None
         costs, rules = torch.from_numpy(self.question.costs), self.model.rules
-        none = np.empty(0, dtype=np.int64)
-        return self._each(
-            known,
-            none,
-            lambda at: labellings.cheapest_tokens(at.marginals(), at.layout, rules, costs, at.structure),
-        )
+        return self._chosen(known, lambda p, at, by: labellings.cheapest_tokens(p, at, rules, costs, by))
+
+    def _chosen(
+        self, known: Known | None, choose: Callable[[Tensor, Any, Structure | None], Tensor]
+    ) -> list[np.ndarray]:
+        """(T,) label indices of each sequence: what ``choose`` takes by marginals (B, T, V), layout and
+        structure."""
+        rules, quick = self.model.rules, self._local_points(known)
+        if quick is None:
+            none = np.empty(0, dtype=np.int64)
+            return self._each(
+                known, none, lambda at: choose(at.marginals(), at.layout, at.structure)
+            )
+        found = self.marginals(known)
+        if rules is None:  # one token after the other, whatever the sequence
+            p = torch.from_numpy(np.concatenate([np.empty((0, len(self.model.labels.classes))), *found]))
+            labels = choose(p[None], None, None)[0].numpy()
+            return np.split(labels, np.cumsum([len(r) for r in self.rows])[:-1])
+        answers = [np.empty(0, dtype=np.int64)] * len(found)
+        for index in by_length([len(p) for p in found], BATCH_TOKENS):
+            padded = pad_sequence([torch.from_numpy(found[i]) for i in index], batch_first=True)
+            lengths = torch.tensor([len(found[i]) for i in index])
+            mask = torch.arange(padded.shape[1]) < lengths[:, None]
+            labels = choose(padded, mask, self.model.structure).numpy()
+            for b, i in enumerate(index):
+                answers[i] = labels[b, : len(found[i])]
+        return answers
 
     def _obeyed(self, i: int, labels: np.ndarray) -> bool:
         """Whether labels of example i obey the rules on templates that are not those of a chain."""
