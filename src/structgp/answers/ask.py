@@ -192,9 +192,16 @@ class Asked(Encoded):
         """(T,) label indices: the labelling with the highest expected span F1, of those that the
         constraints allow."""
         self.require("has_spans", "spans", "decode", "accuracy")
-        model, rules = self.model, self.model.rules
+        model, rules, quick = self.model, self.model.rules, self._local_points(known)
         decoder = SpanDecoder.of(model.labels.classes, model.info.get("threshold"), model.constraints)
         found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
+        if quick is not None:
+            p_of = self.marginals()
+            usual_of = self._chosen_by(p_of, lambda p, at, by: labellings.best_tokens(p, at, rules, by))
+            for index, at in quick.potentials(self.rows, self.question.shift):
+                for i, spans in zip(index, likely_spans(at, decoder.boundaries, decoder.least), strict=True):
+                    found[i] = decoder.labels(spans, p_of[i], usual_of[i])
+            return found
         for batch, at in self.potentials(known):
             at = at.on_host()
             each, p = likely_spans(at, decoder.boundaries, decoder.least), at.marginals()
@@ -217,14 +224,16 @@ class Asked(Encoded):
     ) -> list[np.ndarray]:
         """(T,) label indices of each sequence: what ``choose`` takes by marginals (B, T, V), layout and
         structure."""
-        rules, quick = self.model.rules, self._local_points(known)
-        if quick is None:
-            none = np.empty(0, dtype=np.int64)
-            return self._each(
-                known, none, lambda at: choose(at.marginals(), at.layout, at.structure)
-            )
-        found = self.marginals(known)
-        if rules is None:  # one token after the other, whatever the sequence
+        if self._local_points(known) is not None:
+            return self._chosen_by(self.marginals(known), choose)
+        none = np.empty(0, dtype=np.int64)
+        return self._each(known, none, lambda at: choose(at.marginals(), at.layout, at.structure))
+
+    def _chosen_by(
+        self, found: list[np.ndarray], choose: Callable[[Tensor, Any, Structure | None], Tensor]
+    ) -> list[np.ndarray]:
+        """The same from the marginals (T, V) of each sequence."""
+        if self.model.rules is None:  # one token after the other, whatever the sequence
             p = torch.from_numpy(np.concatenate([np.empty((0, len(self.model.labels.classes))), *found]))
             labels = choose(p[None], None, None)[0].numpy()
             return np.split(labels, np.cumsum([len(r) for r in self.rows])[:-1])

@@ -81,15 +81,17 @@ class ChainAverages:
             self._share(at, single, spread)
             found = single.astype(np.float64)
             # `not <=` so that nan is too wide as well.
-            left = np.flatnonzero(~((spread + self.width) * self.detour <= SAFE) | self._lost(found, at.begin))
+            is_safe = (np.log(spread) + self.width) * self.detour <= SAFE
+            left = np.flatnonzero(~is_safe | self._lost(found, at.begin))
         for b in left[np.diff(at.begin)[left] > 0]:
             some = slice(at.begin[b], at.begin[b + 1])
             found[some] = self._in_log_space(at.mean[some], at.sd[some], at.basis)
         return found / found.sum(1, keepdims=True)
 
     def _lost(self, p: np.ndarray, begin: np.ndarray) -> np.ndarray:
-        """(B,) whether a label that is possible has a probability of 0, too small for single precision."""
-        zero, label = np.nonzero(p == 0)
+        """(B,) whether a number was too small or too large for single precision: a label that is possible
+        has a probability of 0, or probabilities are not finite."""
+        zero, label = np.nonzero(~(p > 0) | (p == np.inf))
         b = np.searchsorted(begin, zero, side="right") - 1
         d = len(self.before) - 1
         t, left = np.minimum(zero - begin[b], d), np.minimum(begin[b + 1] - 1 - zero, d)

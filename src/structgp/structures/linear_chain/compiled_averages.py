@@ -14,6 +14,7 @@ from numba import njit
 from structgp.structures.graph.lanes import (
     SINGLE_LANES,
     dot,
+    extremes,
     four_dots,
     four_sums,
     invert,
@@ -28,15 +29,6 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contrac
 _reordered = njit(
     cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "nnan"}
 )
-
-
-@_reordered
-def _furthest(x: Any) -> Any:
-    """The largest absolute value."""
-    high = low = x.dtype.type(0)
-    for i in range(len(x)):
-        high, low = max(high, x[i]), min(low, x[i])
-    return max(high, -low)
 
 
 @_reordered
@@ -95,16 +87,12 @@ def _messages(node: Any, table: Any, n: int, V: int, rest: Any, inverse: Any, to
 
 
 @_compiled
-def _scores(mixed: Any, V: int, R: int, normal: Any, at: int, width: int, out: Any, apart: int) -> Any:
+def _scores(mixed: Any, V: int, R: int, normal: Any, at: int, width: int, out: Any, apart: int) -> None:
     """out[apart v : apart v + width] <- what normal numbers (R, width), from ``at`` on, add to the score of
-    each label. mixed : (V, R). Returns the furthest of them from 0."""
+    each label. mixed : (V, R)."""
     for first in range(0, width, L):
         for v in range(0, V, FOUR):
             four_sums(out, apart * v + first, apart, R, mixed, v * R, 1, R, normal, at + first, width)
-    furthest = np.float32(0)
-    for v in range(V):
-        furthest = max(furthest, _furthest(out[apart * v : apart * v + width]))
-    return furthest
 
 
 @_compiled
@@ -122,17 +110,14 @@ def _average(said: Any, factor: Any, V: int, K: int, weight: Any, total: Any, ou
 
 
 @_compiled
-def _levels(mean: Any, open: Any, level: Any) -> Any:
-    """level (V,) <- exp of mean scores, the highest as 1, and 0 for labels that are not open. Returns the
-    spread of the scores."""
-    high, low = np.float32(-np.inf), np.float32(np.inf)
+def _levels(mean: Any, open: Any, level: Any) -> None:
+    """level (V,) <- exp of mean scores, the highest as 1, and 0 for labels that are not open."""
+    high = np.float32(-np.inf)
     for v in range(len(mean)):
-        if open[v]:
-            high, low = max(high, mean[v]), min(low, mean[v])
+        high = max(high, mean[v]) if open[v] else high
     for v in range(len(mean)):
         level[v] = mean[v] - high if open[v] else -np.inf
     exp_in_place(level)
-    return high - low
 
 
 @_compiled
@@ -140,8 +125,8 @@ def average_sequences(
     mean: Any, sd: Any, basis: Any, noise: Any, points: Any, table: Any, starts: Any, ends: Any,
     begin: Any, first: int, last: int, out: Any, spread: Any,
 ) -> None:  # fmt: skip
-    """out (N, V) <- probabilities of the tokens of sequences first..last; spread (B,) <- how far apart the
-    scores of a token of each sequence can be, an upper bound.
+    """out (N, V) <- probabilities of the tokens of sequences first..last; spread (B,) <- the largest ratio of
+    two node potentials of a token under a draw, of each sequence.
 
     mean : (N, V); sd : (N, R); basis : (V, R); noise : (P R, L), mirrored; points : (R, K / 2), to be
     mirrored; table : (V, V, L), exponentials of the scores of transitions; starts, ends : (V,) whether a
@@ -153,33 +138,35 @@ def average_sequences(
     node, rest, inverse = _room(longest * VL), _room(longest * VL), _room(longest * L)
     told, mixed, factor = _room(2 * VL), _room((V + FOUR) * R), _room((V + FOUR) * K)
     weight, total, said = _room(K * L), _room(VL), _room(VL)
-    level = np.empty((longest, V), np.float32)
+    level, high, low = np.empty((longest, V), np.float32), _room(L), _room(L)
     normal, fixed, table, open = noise.ravel(), points.ravel(), table.ravel(), np.ones(V, np.bool_)
     for b in range(first, last):
         start, n = begin[b], begin[b + 1] - begin[b]
-        widest = local_far = np.float32(0)
+        spread[b] = 1
         for t in range(n):
             open[:] = True
             if t == 0:
                 open &= starts
             if t == n - 1:
                 open &= ends
-            wide = _levels(mean[start + t], open, level[t])
+            _levels(mean[start + t], open, level[t])
             for v in range(V):
                 for r in range(R):
                     mixed[v * R + r] = basis[v, r] * sd[start + t, r]
-            far = _scores(mixed, V, R, normal, t % positions * R * L, L, node[t * VL :], L)
-            widest = max(widest, wide + 2 * far)
+            _scores(mixed, V, R, normal, t % positions * R * L, L, node[t * VL :], L)
             exp_in_place(node[t * VL : (t + 1) * VL])
             for v in range(V):
                 for i in range(t * VL + L * v, t * VL + L * v + L):
                     node[i] *= level[t, v]
+            extremes(high, low, V, node, t * VL)
+            for s in range(L):
+                spread[b] = max(spread[b], high[s] / low[s])
         _messages(node, table, n, V, rest, inverse, told)
         for t in range(n):
             for v in range(V):
                 for r in range(R):
                     mixed[v * R + r] = basis[v, r] * sd[start + t, r]
-            local_far = max(local_far, _scores(mixed, V, R, fixed, 0, half, factor, K))
+            _scores(mixed, V, R, fixed, 0, half, factor, K)
             for v in range(V):
                 exp_in_place(factor[K * v : K * v + half])
                 for k in range(half):
@@ -187,4 +174,3 @@ def average_sequences(
                 for i in range(L * v, L * v + L):
                     said[i] = rest[t * VL + i] * level[t, v]
             _average(said, factor, V, K, weight, total, out[start + t])
-        spread[b] = widest + local_far
