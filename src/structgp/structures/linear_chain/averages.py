@@ -77,7 +77,7 @@ class ChainAverages:
         N, B = len(at.mean), len(at.begin) - 1
         found, left = np.empty(at.mean.shape), np.arange(B)
         if compiled_averages() is not None and N:
-            single, spread = np.empty(at.mean.shape, np.float32), np.empty(B, np.float32)
+            single, spread = np.empty(at.mean.shape, np.float32), np.ones(B, np.float32)
             self._share(at, single, spread)
             found = single.astype(np.float64)
             # `not <=` so that nan is too wide as well.

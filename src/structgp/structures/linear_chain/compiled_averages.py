@@ -24,11 +24,20 @@ from structgp.structures.graph.lanes import (
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 
 L = SINGLE_LANES
-FOUR = 4
+FOUR, LARGEST = 4, np.float32(60)
 _compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 _reordered = njit(
     cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "nnan"}
 )
+
+
+@_reordered
+def _furthest(x: Any) -> Any:
+    """The largest absolute value."""
+    high = low = x.dtype.type(0)
+    for i in range(len(x)):
+        high, low = max(high, x[i]), min(low, x[i])
+    return max(high, -low)
 
 
 @_reordered
@@ -87,12 +96,18 @@ def _messages(node: Any, table: Any, n: int, V: int, rest: Any, inverse: Any, to
 
 
 @_compiled
-def _scores(mixed: Any, V: int, R: int, normal: Any, at: int, width: int, out: Any, apart: int) -> None:
-    """out[apart v : apart v + width] <- what normal numbers (R, width), from ``at`` on, add to the score of
-    each label. mixed : (V, R)."""
+def _factors(mixed: Any, V: int, R: int, normal: Any, at: int, width: int, out: Any, apart: int) -> bool:
+    """out[apart v : apart v + width] <- exp of what normal numbers (R, width), from ``at`` on, add to the
+    score of each label. mixed : (V, R). False where that is too much for single precision."""
     for first in range(0, width, L):
         for v in range(0, V, FOUR):
             four_sums(out, apart * v + first, apart, R, mixed, v * R, 1, R, normal, at + first, width)
+    is_safe = True
+    for v in range(V):
+        row = out[apart * v : apart * v + width]
+        is_safe &= _furthest(row) < LARGEST
+        exp_in_place(row)
+    return is_safe
 
 
 @_compiled
@@ -153,8 +168,8 @@ def average_sequences(
             for v in range(V):
                 for r in range(R):
                     mixed[v * R + r] = basis[v, r] * sd[start + t, r]
-            _scores(mixed, V, R, normal, t % positions * R * L, L, node[t * VL :], L)
-            exp_in_place(node[t * VL : (t + 1) * VL])
+            if not _factors(mixed, V, R, normal, t % positions * R * L, L, node[t * VL :], L):
+                spread[b] = np.inf
             for v in range(V):
                 for i in range(t * VL + L * v, t * VL + L * v + L):
                     node[i] *= level[t, v]
@@ -166,9 +181,9 @@ def average_sequences(
             for v in range(V):
                 for r in range(R):
                     mixed[v * R + r] = basis[v, r] * sd[start + t, r]
-            _scores(mixed, V, R, fixed, 0, half, factor, K)
+            if not _factors(mixed, V, R, fixed, 0, half, factor, K):
+                spread[b] = np.inf
             for v in range(V):
-                exp_in_place(factor[K * v : K * v + half])
                 for k in range(half):
                     factor[K * v + half + k] = 1 / factor[K * v + k]
                 for i in range(L * v, L * v + L):
