@@ -3,8 +3,9 @@
     python -m benchmarks.answering [--sentences 150] [--tests 300] [--forms dicts sparse]
 
 The corpus is that of ``conll_sized``. Both get the same features: dicts, one key per template; or rows of a
-scipy-sparse matrix, which CRFsuite cannot read, so it gets lists of the names of their columns, its quickest
-input. What each makes of its input is part of its time, and so are the lists and dicts that it returns.
+scipy-sparse matrix, which CRFsuite cannot read, so it gets lists of the names of their columns, its
+quickest input. What each makes of its input is part of its time, and so are the lists and dicts that it
+returns.
 CRFsuite trains with one regulariser and stops after 30 steps: its speed does not depend on the weights.
 Ratios are of CPU time.
 """

@@ -2,9 +2,10 @@
 
     python -m experiments.answer_draws [--task TASK ...] [--fold 0 1] [--data DIR]
 
-Fits two thirds of the training data of each fold, encoded and raw, and predicts the last third under several
-``n_draws`` and seeds. Prints the NLL per token over that of 1024 draws, in per cent, averaged over fits and
-seeds; ``auto`` is the default, which takes no draws for marginals. No test data are used.
+Fits two thirds of the training data of each fold, encoded and raw, and predicts the last third under
+several ``n_draws`` and seeds. Prints the NLL per token over that of 1024 draws, in per cent, averaged over
+seeds, and the mean over fits. ``auto`` is the default, which takes marginals from points for each token. No
+test data are used.
 """
 
 from __future__ import annotations

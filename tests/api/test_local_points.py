@@ -54,9 +54,7 @@ def test_probabilities_are_those_of_many_draws(fitted: Any, tagger: Any, data: A
     for model in (fitted, tagger):
         assert model.n_draws == "auto"
         quick = array(model.predict_marginals(X))
-        many, mean = (
-            array(copy.copy(model).set_params(n_draws=n).predict_marginals(X)) for n in (2000, 0)
-        )
+        many, mean = (array(copy.copy(model).set_params(n_draws=n).predict_marginals(X)) for n in (2000, 0))
         assert np.abs(quick - many).mean() < 0.01
         assert np.abs(quick - many).mean() < 0.15 * np.abs(mean - many).mean()
         assert np.abs(quick.sum(1) - 1).max() < 1e-12
@@ -93,7 +91,9 @@ def test_labels_follow_from_the_probabilities(fitted: Any, tagger: Any, data: An
     assert sum(x.count("L0") for x in careful) > sum(x.count("L0") for x in best)
     for decode in ("accuracy", "f1"):
         for labels in copy.copy(tagger).set_params(decode=decode).predict(X):
-            assert all(a in ("B-X", "I-X") for a, b in zip(["O", *labels], labels, strict=False) if b == "I-X")
+            assert all(
+                a in ("B-X", "I-X") for a, b in zip(["O", *labels], labels, strict=False) if b == "I-X"
+            )
 
 
 def test_settings_of_a_question_are_kept(fitted: Any, data: Any) -> None:

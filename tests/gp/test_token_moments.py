@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from structgp.gp import Table, Weights, token_moments
 from structgp.gp.kernels import RelevanceKernel
 from structgp.gp.kernels.block_sum import BlockSumKernel
@@ -37,7 +38,12 @@ def rows(kind: str, n: int) -> np.ndarray:
     ids[rng.random(ids.shape) < 0.2] = -1
     values = np.where(ids < 0, 0.0, rng.normal(size=ids.shape))
     sparse = np.stack([ids, values], -1).reshape(n, -1)
-    parts = {"templates": [templates], "plain": [templates], "sparse": [sparse], "both": [templates, sparse]}
+    parts = {
+        "templates": [templates],
+        "plain": [templates],
+        "sparse": [sparse],
+        "both": [templates, sparse],
+    }
     return np.concatenate(parts[kind], 1).astype(float)
 
 

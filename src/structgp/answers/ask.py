@@ -199,7 +199,9 @@ class Asked(Encoded):
             p_of = self.marginals()
             usual_of = self._chosen_by(p_of, lambda p, at, by: labellings.best_tokens(p, at, rules, by))
             for index, at in quick.potentials(self.rows, self.question.shift):
-                for i, spans in zip(index, likely_spans(at, decoder.boundaries, decoder.least), strict=True):
+                for i, spans in zip(
+                    index, likely_spans(at, decoder.boundaries, decoder.least), strict=True
+                ):
                     found[i] = decoder.labels(spans, p_of[i], usual_of[i])
             return found
         for batch, at in self.potentials(known):

@@ -9,6 +9,7 @@ does not depend on what else is asked about.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,8 +34,8 @@ folds each, encoded and raw, as the smallest that lose nothing in NLL against 12
 (``python -m experiments.answer_draws``)."""
 
 SPAN_DRAWS = 32
-"""Draws from which spans are found where labels are chosen for F1. On the same left-out data the F1 of 32 and
-of 128 draws differ by less than a tenth of a hundredth."""
+"""Draws from which spans are found where labels are chosen for F1. On the same left-out data, raw, the mean
+F1 was 78.4 % with them and with 128 joint draws, and 78.2 % with 16."""
 
 TOKENS_AT_ONCE = 2_000
 """So many rows stay in a cache."""
@@ -91,7 +92,7 @@ class LocalPoints:
                 at = self._scores(rows[first:last], begin[first : last + 1] - begin[first], shift)
                 found[some] = self.averages.marginals(at)
             first = last
-        return [found[start:stop] for start, stop in zip(begin[:-1], begin[1:], strict=True)]
+        return [found[start:stop] for start, stop in pairwise(begin)]
 
     def potentials(
         self, rows: Sequence[np.ndarray], shift: Tensor | None = None

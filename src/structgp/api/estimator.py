@@ -29,7 +29,7 @@ from structgp.inference.loop import Callback
 from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
-from structgp.plan.options import Options, check_class_weight, to_json
+from structgp.plan.options import Options, answer_draws, check_class_weight, to_json
 from structgp.plan.programs import graph_of, refuse_graph
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
@@ -321,7 +321,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         JSON values to keep with it, in ``model_.extra``."""
         check_is_fitted(self, "model_")
         kept = self.model_.extra | (extra or {}) | {"params": to_json(self.get_params(deep=False))}
-        model_file.save(replace(self.model_, extra=kept, n_draws=self._options().draws), path)
+        model_file.save(replace(self.model_, extra=kept, n_draws=answer_draws(self.n_draws)), path)
 
 
 @contextmanager

@@ -29,8 +29,8 @@ def add_templates(
 ) -> None:
     """out (N, 2 R) += what the templates of a ``RelevanceKernel`` say. rows : (N, P) ids, negative where
     there is no value; sizes, starts : (P,) how many values are known, and where the first is in the table
-    (M, 2 R) of means and variances; seldom : (D,) which values are, empty where that is no feature; unseen :
-    (P,) variances of features never seen."""
+    (M, 2 R) of means and variances; seldom : (D,) which values are, empty where that is no feature;
+    unseen : (P,) variances of features never seen."""
     R = table.shape[1] // 2
     one, D = table.dtype.type(1), len(seldom)
     for i in range(len(rows)):

@@ -53,9 +53,9 @@ of sparse features, and for the posteriors that cost more. The error of a mean l
 is a few hundredths, and the same tokens are used for every weight."""
 
 ANSWER_DRAWS = 32
-"""Draws of the predictions where those come from draws, a quarter of the default's: their error is the same for all weights, and small
-beside that of so few tokens. The fits have as many draws as the real one: under a large weight, fewer are
-overfitted, and large weights would look worse than they are."""
+"""Draws of the predictions where those come from draws, a quarter of the default's: their error is the same
+for all weights, and small beside that of so few tokens. The fits have as many draws as the real one: under
+a large weight, fewer are overfitted, and large weights would look worse than they are."""
 
 
 def choose(

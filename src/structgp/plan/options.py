@@ -207,7 +207,7 @@ class Options(Parameters):
         self.learns_kernel = self.preset is None if learn == "auto" else bool(learn)
         self.torch_device = self.device if self.device == "cpu" else device_of(self.device)
         self.local = self.n_draws == "auto"
-        self.draws = ANSWER_DRAWS if self.local else int(self.n_draws)
+        self.draws = answer_draws(self.n_draws)
 
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -228,6 +228,12 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 ANSWER_DRAWS = 128
 """Draws that answers average over where nothing is said: with fewer, the loss of NLL on left-out thirds of
 the training data is several hundredths (``python -m experiments.answer_draws``)."""
+
+
+def answer_draws(n_draws: int | str) -> int:
+    """The number of draws that the parameter stands for."""
+    return ANSWER_DRAWS if n_draws == "auto" else int(n_draws)
+
 
 WHOLE = {"n_draws": 0, "random_state": 0, "n_components": 1, "n_inducing": 1, "rank": 1}
 """Whole numbers and the least that each may be; None leaves the last two open."""
@@ -274,7 +280,10 @@ def _check_fields(owner: Any) -> None:
             possible = isinstance(value, Integral) and least <= int(value) < 2**63
             what, remedy = f"a whole number of at least {least}", f"{least} or more"
             if name == "n_draws":
-                possible, remedy = possible or (isinstance(value, str) and value == "auto"), "'auto', or 0 or more"
+                possible, remedy = (
+                    possible or (isinstance(value, str) and value == "auto"),
+                    "'auto', or 0 or more",
+                )
         if not possible:
             raise InputError(name, f"must be {what}, got {value!r}", f"use {remedy}")
         known = _CHOICES.get(name, ())

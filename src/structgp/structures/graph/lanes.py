@@ -2,8 +2,8 @@
 draws, side by side in memory.
 
 Each function is a few vector instructions: numba does not make them of eight statements in a row, and for a
-loop of eight it first asks whether arrays overlap. Places are those of the first number, in flat arrays, all
-of one type. Docstrings have L for the number of lanes.
+loop of eight it first asks whether arrays overlap. Places are those of the first number, in flat arrays,
+all of one type. Docstrings have L for the number of lanes.
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ def four_sums(
     _: Any, out: Any, o: Any, apart: Any, n: Any, x: Any, i: Any, step: Any, across: Any, b: Any, j: Any,
     along: Any,
 ) -> Any:  # fmt: skip
-    """out[o + apart r] <- the sum of x[i + across r + step m] b[j + along m] over m < n, for r = 0, 1, 2, 3.
-    x has numbers, not lanes: each multiplies all lanes of b."""
+    """out[o + apart r] <- the sum of x[i + across r + step m] b[j + along m] over m < n, for r = 0, 1, 2,
+    3. x has numbers, not lanes: each multiplies all lanes of b."""
     i64 = types.int64
 
     @_written(out, i64, i64, i64, x, i64, i64, i64, b, i64, i64)
@@ -326,4 +326,3 @@ def agree_two(_: Any, node: Any, i: Any, j: Any, a: Any, b: Any, factor: Any, ga
         to.store(to.times(nodes[1], to.times(by, one)), 0, 2)
 
     return found
-

@@ -61,7 +61,9 @@ class ChainAverages:
         self.g, self.rules = g, rules
         self.noise, self.points = np.concatenate([noise, -noise], -1), np.ascontiguousarray(points)
         free = np.ones(V, dtype=bool)
-        self.starts, self.ends = (free, free) if rules is None else (rules.starts.numpy(), rules.ends.numpy())
+        self.starts, self.ends = (
+            (free, free) if rules is None else (rules.starts.numpy(), rules.ends.numpy())
+        )
         finite = torch.where(g > -torch.inf, g, torch.nan).flatten(1)
         wide = finite.nan_to_num(-torch.inf).amax(1) - finite.nan_to_num(torch.inf).amin(1)
         self.width, self.detour = float(wide.max()), steps_back(g)
@@ -110,7 +112,7 @@ class ChainAverages:
             work(*given, *rest, *first, out, spread)
             return
         with ThreadPoolExecutor(len(others)) as pool:
-            running = [pool.submit(work, *given, *rest, *ends, out, spread) for ends in others]
+            running = [pool.submit(lambda ends: work(*given, *rest, *ends, out, spread), e) for e in others]
             work(*given, *rest, *first, out, spread)
         for part in running:
             part.result()  # raises what went wrong there
@@ -145,7 +147,8 @@ def reachable(follows: Tensor, starts: np.ndarray, ends: np.ndarray) -> tuple[np
             rows.append((rows[-1][:, None] & table).any(0))
         found.append(rows)
     longest = max(map(len, found))
-    return tuple(np.array(rows + [rows[-1]] * (longest - len(rows))) for rows in found)  # type: ignore[return-value]
+    before, behind = (np.array(rows + [rows[-1]] * (longest - len(rows))) for rows in found)
+    return before, behind
 
 
 @cache

@@ -136,12 +136,34 @@ def _levels(mean: Any, open: Any, level: Any) -> None:
 
 
 @_compiled
+def _mix(basis: Any, sd: Any, mixed: Any) -> None:
+    """mixed (V, R) <- basis (V, R) times sd (R,)."""
+    V, R = basis.shape
+    for v in range(V):
+        for r in range(R):
+            mixed[v * R + r] = basis[v, r] * sd[r]
+
+
+@_compiled
+def _put_levels(level: Any, node: Any, high: Any, low: Any) -> Any:
+    """node (V, L) is multiplied by level (V,). Returns the largest ratio of two numbers of one draw."""
+    V, widest = len(level), np.float32(1)
+    for v in range(V):
+        for i in range(L * v, L * v + L):
+            node[i] *= level[v]
+    extremes(high, low, V, node, 0)
+    for s in range(L):
+        widest = max(widest, high[s] / low[s])
+    return widest
+
+
+@_compiled
 def average_sequences(
     mean: Any, sd: Any, basis: Any, noise: Any, points: Any, table: Any, starts: Any, ends: Any,
     begin: Any, first: int, last: int, out: Any, spread: Any,
 ) -> None:  # fmt: skip
-    """out (N, V) <- probabilities of the tokens of sequences first..last; spread (B,) <- the largest ratio of
-    two node potentials of a token under a draw, of each sequence.
+    """out (N, V) <- probabilities of the tokens of sequences first..last; spread (B,) <- the largest ratio
+    of two node potentials of a token under a draw, of each sequence.
 
     mean : (N, V); sd : (N, R); basis : (V, R); noise : (P R, L), mirrored; points : (R, K / 2), to be
     mirrored; table : (V, V, L), exponentials of the scores of transitions; starts, ends : (V,) whether a
@@ -165,22 +187,14 @@ def average_sequences(
             if t == n - 1:
                 open &= ends
             _levels(mean[start + t], open, level[t])
-            for v in range(V):
-                for r in range(R):
-                    mixed[v * R + r] = basis[v, r] * sd[start + t, r]
-            if not _factors(mixed, V, R, normal, t % positions * R * L, L, node[t * VL :], L):
+            _mix(basis, sd[start + t], mixed)
+            here = node[t * VL :]
+            if not _factors(mixed, V, R, normal, t % positions * R * L, L, here, L):
                 spread[b] = np.inf
-            for v in range(V):
-                for i in range(t * VL + L * v, t * VL + L * v + L):
-                    node[i] *= level[t, v]
-            extremes(high, low, V, node, t * VL)
-            for s in range(L):
-                spread[b] = max(spread[b], high[s] / low[s])
+            spread[b] = max(spread[b], _put_levels(level[t], here, high, low))
         _messages(node, table, n, V, rest, inverse, told)
         for t in range(n):
-            for v in range(V):
-                for r in range(R):
-                    mixed[v * R + r] = basis[v, r] * sd[start + t, r]
+            _mix(basis, sd[start + t], mixed)
             if not _factors(mixed, V, R, fixed, 0, half, factor, K):
                 spread[b] = np.inf
             for v in range(V):
