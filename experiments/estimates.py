@@ -5,10 +5,9 @@
 
 Of each random split, one training set of ``size`` sequences, or two thirds if that is less; the others are
 test data. 'estimate' is what cross-validation within the training set says of a token's negative
-log-likelihood (``held_out_``), 'truth' that of the test data, over tokens whose label occurs in the training
-set, as in the folds. With
---kernels, five priors are compared: Kendall's tau says whether the estimates rank them as the test data do.
-Rows go to results/estimates.jsonl.
+log-likelihood (``held_out_``), 'truth' that of the test data, over tokens whose label occurs in training,
+as in the folds. With --kernels, five priors are compared: Kendall's tau says whether the estimates rank
+them as the test data do. Rows go to results/estimates.jsonl.
 """
 
 from __future__ import annotations

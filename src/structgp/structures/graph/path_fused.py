@@ -76,7 +76,9 @@ def supports(cover: PathCover, f: Tensor) -> bool:
     """Whether scores f (S, B, N, V) of a cover can be taken here."""
     size = padded(cover.plan.into.shape[1]) * padded(f.shape[-1]) ** 2
     on_kernels = f.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return on_kernels and f.numel() > 0 and len(cover.plan.ends) > 0 and size <= MOST_NUMBERS and _is_there()
+    return (
+        on_kernels and f.numel() > 0 and len(cover.plan.ends) > 0 and size <= MOST_NUMBERS and _is_there()
+    )
 
 
 @cache

@@ -2,8 +2,8 @@
 sweep to its gradients.
 
 As in ``path_loops``, messages are probabilities, and variables go in the order of their places. All forests
-of a variable go together: a step is KP products of a table by a vector. Scratch arrays lie in global memory;
-a program reads only what it has written itself, with a barrier between.
+of a variable go together: a step is KP products of a table by a vector. Scratch arrays lie in global
+memory; a program reads only what it has written itself, with a barrier between.
 
 Letters: KP forests and VP labels, padded to powers of 2. A variable is known by its place b N + n.
 
@@ -56,7 +56,9 @@ def _agree(at, node, top, tops, x, inside, real, n_forests, LEAST: tl.constexpr)
     p = x / tl.where(total > 0, total, 1.0)[:, None]
     logs = tl.where(inside, tl.log(tl.where(p > LEAST, p, LEAST)), 0.0)
     gap = tl.max(tl.max(tl.where(inside, tl.abs(p - (tl.sum(p, 0) / n_forests)[None, :]), 0.0), 1), 0)
-    moved = tl.load(node + at, mask=inside, other=0.0) * tl.exp((tl.sum(logs, 0) / n_forests)[None, :] - logs)
+    moved = tl.load(node + at, mask=inside, other=0.0) * tl.exp(
+        (tl.sum(logs, 0) / n_forests)[None, :] - logs
+    )
     most = tl.max(moved, 1)
     most = tl.where(most > 0, most, 1.0)
     tl.store(node + at, moved / most[:, None], mask=inside)
@@ -112,7 +114,7 @@ def sweep_kernel(
     table_top += s * n_slots
     joint += s * n_rows * V * V
     start = b * N
-    for i in range(0, N):
+    for i in range(N):
         n = start + N - 1 - i
         if tl.load(there + n) != 0:
             at = (n * forests + k)[:, None] * V + v[None, :]
@@ -126,7 +128,7 @@ def sweep_kernel(
     while (done < sweeps) & (gap > tolerance) & ok:
         done += 1
         gap = zero
-        for i in range(0, N):
+        for i in range(N):
             n = start + i
             if tl.load(there + n) != 0:
                 at = (n * forests + k)[:, None] * V + v[None, :]
@@ -137,7 +139,7 @@ def sweep_kernel(
                 _, fine = _agree(at, node, top, n * forests + k, x, inside, real, n_forests, LEAST)
                 ok = ok & fine
                 tl.debug_barrier()
-        for i in range(0, N):
+        for i in range(N):
             n = start + N - 1 - i
             if tl.load(there + n) != 0:
                 at = (n * forests + k)[:, None] * V + v[None, :]
@@ -150,7 +152,7 @@ def sweep_kernel(
                 ok = ok & fine
                 tl.debug_barrier()
     total = zero
-    for i in range(0, N):
+    for i in range(N):
         n = start + i
         if tl.load(there + n) != 0:
             at = (n * forests + k)[:, None] * V + v[None, :]
@@ -169,7 +171,7 @@ def sweep_kernel(
             part += tl.load(table_top + at_slot, mask=edge >= 0, other=0.0)
             total += tl.sum(tl.where(real, part, 0.0), 0)
             tl.debug_barrier()
-            for j in range(0, n_forests):
+            for j in range(n_forests):
                 _edge_gradient(
                     n, j, into, ends, slot, out_row, share, flip, table, node, prior, beta, joint, v,
                     forests, V, VP,
