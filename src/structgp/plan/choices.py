@@ -56,10 +56,10 @@ this many the prior matters little."""
 
 BATCHWISE_TOKENS = 100_000
 """From so many on, weights are fitted batch by batch. With two draws a visit, that ends short of the
-optimum: on 60 TRAINING announcements of ``experiments.seminars`` (18,000 tokens) the bound on fresh draws was -1,341
-where the second-order fit has -952, and the NLL of 60 others .0549 against .0525, in a third of the time. A
-second-order fit to 100,000 tokens takes some four minutes of one core with the chain, and eight with
-links."""
+optimum: on 60 TRAINING announcements of ``experiments.seminars`` (18,000 tokens) the bound on fresh draws
+was -1,341 where the second-order fit has -952, and the NLL of 60 others .0549 against .0525, in a third of
+the time. A second-order fit to 100,000 tokens takes some four minutes of one core with the chain, and eight
+with links."""
 
 OPEN_DRAWS = 32
 """Draws of pathwise gradients for natural gradients and L-BFGS, where the user names none."""
