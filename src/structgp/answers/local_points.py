@@ -9,7 +9,6 @@ does not depend on what else is asked about.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,7 +91,7 @@ class LocalPoints:
                 at = self._scores(rows[first:last], begin[first : last + 1] - begin[first], shift)
                 found[some] = self.averages.marginals(at)
             first = last
-        return [found[start:stop] for start, stop in pairwise(begin)]
+        return np.split(found, begin[1:-1]) if len(rows) else []
 
     def potentials(
         self, rows: Sequence[np.ndarray], shift: Tensor | None = None

@@ -19,7 +19,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -106,7 +105,8 @@ class ChainAverages:
         given = [np.ascontiguousarray(a, dtype=np.float32) for a in (at.mean, at.sd, at.basis)]
         rest = (*self.single, self.starts, self.ends, at.begin)
         n = max(1, min(torch.get_num_threads(), len(at.mean) // WORTH_A_THREAD))
-        first, *others = pairwise(np.searchsorted(at.begin, np.linspace(0, at.begin[-1], n + 1)).tolist())
+        ends = np.searchsorted(at.begin, np.linspace(0, at.begin[-1], n + 1)).tolist()
+        first, *others = [ends[k : k + 2] for k in range(n)]
         work = compiled_averages()
         if not others:
             work(*given, *rest, *first, out, spread)
