@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from structgp.data.span_labels import chunks
 from structgp.errors import InputError
 
 Labels = Sequence[Sequence[str]]
@@ -81,40 +82,6 @@ class SpanScores(SpanCounts):
     """Counts over all chunks (micro average) and, in ``by_type``, over those of each type."""
 
     by_type: dict[str, SpanCounts] = field(default_factory=dict)
-
-
-_CHUNK_TAGS, _OUTSIDE_TAGS, _BILOU = frozenset("BIES[]"), frozenset("O."), {"L": "E", "U": "S"}
-_ALWAYS_STARTS, _ALWAYS_ENDS = frozenset("BS[]"), frozenset("ES[]")
-
-
-def _parse(label: str) -> tuple[str, str]:
-    """Label -> (tag, type); the tag is one of B I E S [ ], or O for a token outside all chunks."""
-    tag, _, kind = label.partition("-")
-    if tag in _OUTSIDE_TAGS:
-        return "O", ""
-    if tag in _CHUNK_TAGS:
-        return tag, kind
-    if tag in _BILOU and kind:
-        return _BILOU[tag], kind
-    return "S", label
-
-
-def chunks(labels: Sequence[str]) -> list[tuple[int, int, str]]:
-    """The chunks of one sequence as (first token, one past the last token, type), in order.
-
-    A token that is not outside starts a chunk if it is the first, if the token before it is outside, of
-    another type, or tagged E, S, [ or ]; or if it is itself tagged B, S, [ or ]. A chunk ends before the
-    next chunk or the next token outside."""
-    found: list[tuple[int, int, str]] = []
-    start, before, before_kind = 0, "O", ""
-    for t, (tag, kind) in enumerate([*map(_parse, labels), ("O", "")]):
-        tags_part = "O" in (tag, before) or tag in _ALWAYS_STARTS or before in _ALWAYS_ENDS
-        if tags_part or kind != before_kind:
-            if before != "O":
-                found.append((start, t, before_kind))
-            start = t
-        before, before_kind = tag, kind
-    return found
 
 
 def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
