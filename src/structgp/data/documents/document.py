@@ -24,12 +24,14 @@ class TextSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's answer: the label of every token, the probability of each of these labels, and the spans
-    that they stand for with their probabilities."""
+    """A model's answer. labels : of every token. probabilities : of each of these labels, () where a file
+    does not say them. spans : those that the labels stand for, with their probabilities. score : the
+    probability that all labels are right at once."""
 
-    labels: tuple[str, ...]
-    probabilities: tuple[float, ...]
+    labels: tuple[str | None, ...]
+    probabilities: tuple[float, ...] = ()
     spans: tuple[TextSpan, ...] = ()
+    score: float | None = None
 
 
 @dataclass(frozen=True)
