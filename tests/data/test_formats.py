@@ -256,7 +256,7 @@ def test_doccano_reads_what_it_exports() -> None:
 
 
 def test_brat_joins_entities_that_lines_part(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("Ann\r\nLee left".encode())
+    (tmp_path / "a.txt").write_bytes(b"Ann\r\nLee left")
     (tmp_path / "a.ann").write_text("T1\tPER 0 3;5 8\tAnn Lee\nR1\tX Arg1:T1 Arg2:T1\n")
     (tmp_path / "b.txt").write_text("left")
     a, b = formats.read(tmp_path, format="brat")
@@ -268,29 +268,74 @@ BAD = [
     ("prodigy", "[1]", "expected an object, got a list"),
     ("prodigy", '{"spans": []}', "no 'text' among its keys (spans)"),
     ("prodigy", '{"text": 3}', ".text: expected a string, got a number"),
-    ("prodigy", '{"text": "Ann", "answer": "yes"}', ".answer: 'yes' is not known; use one of accept, reject, ignore"),
-    ("prodigy", '{"text": "Ann", "spans": [{"start": 0, "end": 2, "label": "P"}]}', "cuts the token 'Ann' from 0 to 3"),
-    ("prodigy", '{"text": "Ann", "spans": [{"start": 0, "label": "P"}]}', ".spans[0].end: expected a whole number, got None"),
-    ("prodigy", '{"text": "Ann", "spans": [{"start": 0, "end": 3}]}', ".spans[0].label: expected the label as a string"),
-    ("prodigy", '{"text": "Ann", "tokens": [{"text": "An", "start": 0, "end": 3}]}', ".tokens[0]: 'An', but the text"),
+    (
+        "prodigy",
+        '{"text": "Ann", "answer": "yes"}',
+        ".answer: 'yes' is not known; use one of accept, reject, ignore",
+    ),
+    (
+        "prodigy",
+        '{"text": "Ann", "spans": [{"start": 0, "end": 2, "label": "P"}]}',
+        "cuts the token 'Ann' from 0 to 3",
+    ),
+    (
+        "prodigy",
+        '{"text": "Ann", "spans": [{"start": 0, "label": "P"}]}',
+        ".spans[0].end: expected a whole number, got None",
+    ),
+    (
+        "prodigy",
+        '{"text": "Ann", "spans": [{"start": 0, "end": 3}]}',
+        ".spans[0].label: expected the label as a string",
+    ),
+    (
+        "prodigy",
+        '{"text": "Ann", "tokens": [{"text": "An", "start": 0, "end": 3}]}',
+        ".tokens[0]: 'An', but the text",
+    ),
     ("prodigy", '{"text": "Ann", "tokens": [{"start": 0, "end": 9}]}', ".tokens[0]: characters 0 to 9"),
-    ("prodigy", '{"text": "A B", "spans": [{"start": 0, "end": 3, "label": "P"}, {"start": 2, "end": 3, "label": "Q"}]}', "'P' and 'Q' overlap"),
-    ("doccano", '{"text": "Ann", "label": [[0, 3]]}', ".label[0]: expected [start, stop, name], got [0, 3]"),
+    (
+        "prodigy",
+        '{"text": "A B", "spans": [{"start": 0, "end": 3, "label": "P"}, '
+        '{"start": 2, "end": 3, "label": "Q"}]}',
+        "'P' and 'Q' overlap",
+    ),
+    (
+        "doccano",
+        '{"text": "Ann", "label": [[0, 3]]}',
+        ".label[0]: expected [start, stop, name], got [0, 3]",
+    ),
     ("doccano", '{"text": "Ann", "label": {"a": 1}}', ".label: expected a list, got an object"),
-    ("doccano", '{"text": "Ann", "label": [[0, 4, "P"]]}', "from 0 to 4 is not in the text, which has 3 characters"),
-    ("doccano", '{"text": "Ann", "label": [[0, 3, "P"]], "probabilities": []}', "0 probabilities for 1 labels"),
+    (
+        "doccano",
+        '{"text": "Ann", "label": [[0, 4, "P"]]}',
+        "from 0 to 4 is not in the text, which has 3 characters",
+    ),
+    (
+        "doccano",
+        '{"text": "Ann", "label": [[0, 3, "P"]], "probabilities": []}',
+        "0 probabilities for 1 labels",
+    ),
     ("label-studio", '[{"data": {"text": "Ann"}}, 3]', "[1]: expected an object, got a number"),
     ("label-studio", '[{"data": {"a": "x", "b": "y"}}]', "[0].data: no 'text' among its keys (a, b)"),
     ("label-studio", '[{"data": {"text": "Ann"}}', "the list does not end; check that the file is whole"),
     ("label-studio", '[{"data": ', "not JSON (Expecting value"),
     ("label-studio", '[{"data": {"text": "Ann"}} {}]', "'{' where ',' or ']' is needed"),
     ("label-studio", '[{"data": {"text": "Ann"}}] 3', "text after the end of the list"),
-    ("label-studio", json.dumps([TASK]).replace('"Ann"', '"Bob"'), "result[0].value: 'Bob', but the text from 3 to 6 is 'nn '"),
+    (
+        "label-studio",
+        json.dumps([TASK]).replace('"Ann"', '"Bob"'),
+        "result[0].value: 'Bob', but the text from 3 to 6 is 'nn '",
+    ),
     ("conllu", "1\tAnn\t_", "3 columns where CoNLL-U has 10"),
     ("conllu", "x\t" + "\t".join("_" * 9), "the ID is 'x'"),
-    ("conllu", "# c\n1\t" + "\t".join("_" * 9) + "\n3\t" + "\t".join("_" * 9), ":3: the ID is 3 where 2 comes next"),
+    (
+        "conllu",
+        "# c\n1\t" + "\t".join("_" * 9) + "\n3\t" + "\t".join("_" * 9),
+        ":3: the ID is 3 where 2 comes next",
+    ),
     ("conll", "Ann B\nleft", "1 column where line 1 has 2"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "content", "problem"), BAD, ids=range(len(BAD)))

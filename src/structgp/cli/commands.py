@@ -10,6 +10,7 @@ import click
 from structgp import __version__
 from structgp.cli import early_checks as checks
 from structgp.cli.flags import (
+    DOCUMENTS,
     INFERENCE,
     KERNELS,
     STRATEGIES,
@@ -17,8 +18,10 @@ from structgp.cli.flags import (
     device_option,
     encoding_option,
     feature_options,
+    field_option,
     model_option,
     reading_options,
+    snap_option,
 )
 from structgp.cli.group import Group
 
@@ -30,7 +33,9 @@ def main() -> None:
 
     Files have one token per line, columns separated by spaces or tabs, a blank line between sequences,
     and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's files, with a label
-    and attributes on each line, need no template. JSON lines, one example per line, hold any structure."""
+    and attributes on each line, need no template. JSON lines, one example per line, hold any structure.
+    Documents of annotation tools (Prodigy, doccano, Label Studio, brat), CoNLL-U and plain text need none
+    either."""
 
 
 @main.command()
@@ -169,6 +174,11 @@ def train(**given: Any) -> None:
     metavar="TEXT",
     help="With --force and --defer, the text in the label column of a token without a label.",
 )
+@click.option(
+    "--to",
+    type=click.Choice(DOCUMENTS),
+    help="Format to write documents in.  [default: that of FILES; prodigy for text]",
+)
 @reading_options
 def tag(**given: Any) -> None:
     """Label FILES, or standard input. Output looks like that of crf_test: the columns, a tab, the
@@ -179,6 +189,9 @@ def tag(**given: Any) -> None:
     A model of JSON lines writes JSON lines: the line with "labels"; with -v1 the "probability" of the
     labelling and "probabilities" of its labels, with -v2 of every label; with -n "labellings", with
     --coverage "sets". Missing labels are null.
+
+    A model of documents writes documents in the format of FILES, with spans and their probabilities, or
+    with labels and theirs.
 
     Under torchrun, the processes share the sequences, and the first one writes."""
     checks.check_tag(**given)
@@ -287,6 +300,35 @@ def report(**given: Any) -> None:
     from structgp.cli.showing import write_report
 
     write_report(**given)
+
+
+@main.command()
+@click.argument("source", metavar="IN", type=click.Path(allow_dash=True))
+@click.argument("target", metavar="OUT", type=click.Path(allow_dash=True))
+@click.option(
+    "--from", "from_format", type=click.Choice(DOCUMENTS), help="Format of IN.  [default: by its name]"
+)
+@click.option(
+    "--to", "to_format", type=click.Choice(DOCUMENTS), help="Format of OUT.  [default: by its name]"
+)
+@choice("--scheme", ["BIO", "IOBES", "BILOU", "IO"], "Tagging scheme of labels that are made from spans.")
+@snap_option
+@field_option
+@click.option(
+    "--missing",
+    metavar="TEXT",
+    help="Of columns: the text in the place of a label that is not known.  [default: ?]",
+)
+@encoding_option
+def convert(**given: Any) -> None:
+    """Convert documents from one format to another: text, tokens, labels and spans with their offsets.
+
+    The end of a file's name tells its format: .conll, .conllu, .jsonl (prodigy), .json (label-studio), .txt
+    (text). OUT is a folder for brat; - is standard input or output."""
+    checks.check_there(*[path for path in [given["source"]] if path != "-"])
+    from structgp.cli.converting import convert as run
+
+    run(**given)
 
 
 @main.command()

@@ -23,11 +23,12 @@ def evaluate_files(
     train_path: str | None,
     as_json: bool,
     vectors_path: str | None,
+    documents: str | None,
     device: str,
     encoding: str,
 ) -> None:
     """The command evaluate."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents)
     test = reader.read(test_path, encoding=encoding)
     y_test = all_labels(test, reader.missing)
     if against and reader.format == "jsonl":

@@ -26,7 +26,7 @@ class TextSpan(NamedTuple):
 class Prediction:
     """A model's answer. labels : of every token. probabilities : of each of these labels, () where a file
     does not say them. spans : those that the labels stand for, with their probabilities. score : the
-    probability that all labels are right at once."""
+    share of tokens whose label is expected to be right."""
 
     labels: tuple[str | None, ...]
     probabilities: tuple[float, ...] = ()
