@@ -51,7 +51,9 @@ def of_words(template: sources.Template, task: str) -> sources.Template:
     if task == "recipes":
         return template
     kept = [line for line in template.text.splitlines() if line.startswith("B") or ",0]" in line]
-    return sources.Template.parse("\n".join(line for line in kept if ",1]" not in line and ",2]" not in line))
+    return sources.Template.parse(
+        "\n".join(line for line in kept if ",1]" not in line and ",2]" not in line)
+    )
 
 
 def feature_sets(template: sources.Template, task: str) -> dict[str, Callable[[Rows], list[Any]]]:
@@ -62,14 +64,19 @@ def feature_sets(template: sources.Template, task: str) -> dict[str, Callable[[R
         return [{k: v for k, v in token.items() if k not in keys} for token in tokens]
 
     words = of_words(template, task)
-    found: dict[str, Callable[[Rows], list[Any]]] = {"template": template.expand, "template, words": words.expand}
+    found: dict[str, Callable[[Rows], list[Any]]] = {
+        "template": template.expand,
+        "template, words": words.expand,
+    }
     found["default"] = lambda rows: less(rows, ())
     for name, keys in WITHOUT.items():
         found[f"without {name}"] = lambda rows, keys=keys: less(rows, keys)
     return found
 
 
-def cross_validate(features: Callable[[Rows], list[Any]], rows: list[Rows], y: list[list[str]]) -> list[float]:
+def cross_validate(
+    features: Callable[[Rows], list[Any]], rows: list[Rows], y: list[list[str]]
+) -> list[float]:
     """Token error, span F1 and token NLL, averaged over folds."""
     X = [features(sequence) for sequence in rows]
     sums = [0.0] * 3
@@ -86,7 +93,9 @@ def cross_validate(features: Callable[[Rows], list[Any]], rows: list[Rows], y: l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--task", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--set", nargs="+", default=None)

@@ -6,7 +6,7 @@ import pickle
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structgp.data.documents import (
@@ -41,6 +41,7 @@ PARTS = st.sampled_from(
         "½",
     ]
 )
+few = settings(max_examples=50, deadline=None)
 TEXTS = st.one_of(st.text(max_size=30), st.lists(PARTS, max_size=12).map("".join))
 
 
@@ -73,6 +74,7 @@ def test_tokens(text: str, expected: list[str]) -> None:
     assert words(text) == expected
 
 
+@few
 @given(TEXTS)
 def test_every_visible_character_is_in_one_token(text: str) -> None:
     offsets = tokenize(text)
@@ -87,6 +89,7 @@ def test_every_visible_character_is_in_one_token(text: str) -> None:
         assert i in inside or not seen, (i, c)
 
 
+@few
 @given(TEXTS)
 def test_no_token_begins_with_a_mark_that_belongs_to_the_character_before(text: str) -> None:
     for start, _ in tokenize(text):
@@ -94,6 +97,7 @@ def test_no_token_begins_with_a_mark_that_belongs_to_the_character_before(text: 
             assert text[start - 1].isspace() or unicodedata.category(text[start - 1]) in ("Cc", "Cf")
 
 
+@few
 @given(st.text(alphabet=st.characters(max_codepoint=127), max_size=40))
 def test_plain_text_has_the_same_tokens_by_both_patterns(text: str) -> None:
     """ASCII has a quicker pattern of its own; one letter more makes the other one run."""
@@ -105,6 +109,7 @@ SPANS = st.lists(
 )
 
 
+@few
 @given(SPANS, st.sampled_from(["BIO", "IOB2", "IOBES", "BIOES", "BILOU"]))
 def test_spans_survive_every_scheme(parts: list[tuple[int, int, str]], scheme: str) -> None:
     spans, end = [], 0
@@ -182,6 +187,7 @@ def test_documents_that_cannot_be() -> None:
         Document.from_words(["a", ""])
 
 
+@few
 @given(TEXTS, st.data())
 def test_marked_tokens_come_back(text: str, data: st.DataObject) -> None:
     tokens = tokenize(text)

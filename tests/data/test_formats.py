@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structgp.data import formats
@@ -35,6 +35,7 @@ PARTS = [
 ]
 PARTS += ["私", "...", "½", "\t", "|", "\\", "\u2028", "_", "#", '"', "\u0085"]
 PIECES = st.lists(st.sampled_from(PARTS), min_size=1, max_size=10).map("".join)
+few = settings(max_examples=50, deadline=None)
 SPANNED = ("prodigy", "doccano", "label-studio")
 
 
@@ -81,6 +82,7 @@ def same(a: Document, b: Document) -> bool:
     return (a.text, a.tokens, a.labels, a.id) == (b.text, b.tokens, b.labels, b.id)
 
 
+@few
 @given(documents(PIECES))
 @pytest.mark.parametrize("name", SPANNED)
 def test_spans_survive(name: str, found: Document) -> None:
@@ -89,11 +91,13 @@ def test_spans_survive(name: str, found: Document) -> None:
     assert back.prediction == found.prediction
 
 
+@few
 @given(documents(PIECES, scheme="BILOU"))
 def test_spans_survive_in_another_scheme(found: Document) -> None:
     assert same(found, through(found, "prodigy", scheme="BILOU"))
 
 
+@few
 @given(
     documents(PIECES).filter(lambda d: bool(d.tokens)),
     st.sampled_from(["upos", "xpos", "misc:NER", "feats:N"]),
@@ -108,6 +112,7 @@ def test_conllu_survives(found: Document, field: str) -> None:
     assert same(found if known else found.with_labels(None), back)
 
 
+@few
 @given(
     st.lists(
         st.tuples(
@@ -125,6 +130,7 @@ def test_columns_survive(rows: list[tuple[str, str | None]]) -> None:
     assert [same(found, one) for one in back] == [True, True]
 
 
+@few
 @given(documents(PIECES, unknown=False))
 def test_brat_survives(tmp_path_factory: pytest.TempPathFactory, found: Document) -> None:
     tokens = tokenize(found.text)
@@ -140,6 +146,7 @@ def test_brat_survives(tmp_path_factory: pytest.TempPathFactory, found: Document
     assert spans == (None if back.prediction is None else back.prediction.spans)
 
 
+@few
 @given(
     st.lists(
         PIECES.filter(lambda t: "\n" not in t and bool(t.strip()) and not t.endswith("\r")), max_size=4

@@ -1,4 +1,5 @@
-"""The commands on documents: train, tag, evaluate, next and report in the formats of annotation tools; convert."""
+"""The commands on documents: train, tag, evaluate, next and report in the formats of annotation tools;
+convert."""
 
 from __future__ import annotations
 
@@ -187,7 +188,7 @@ def test_what_documents_cannot_hold(folder: Path, tmp_path: Path) -> None:
     model, test = folder / "model", folder / "test.jsonl"
     refused("tag", "-m", model, test, "-n", "2", says="-n: prodigy has no place for it")
     refused("tag", "-m", model, test, "-v", "2", says="-v 2: prodigy has no place")
-    refused("tag", "-m", model, test, "--to", "brat", says="-o: brat is a folder of files")
+    refused("tag", "-m", model, test, "--to", "brat", says="-o: brat is not text for standard output")
     refused(
         "evaluate",
         "-m",
@@ -260,7 +261,7 @@ def test_readers_of_documents(tmp_path: Path) -> None:
     assert data.X[0][0]["vector"].tolist() == [1, 0]
     again = sources.from_json(reader.to_json())
     with pytest.warns(StructgpWarning):
-        assert list(again.labelled(lines, "utf-8", "x"))[0][1] == ["S-QTY", "O"]
+        assert [y for _, y in again.labelled(lines, "utf-8", "x")] == [["S-QTY", "O"]]
     with pytest.raises(InputError, match="vector_column: is for column files"):
         sources.learn(lines, format="doccano", vectors=vectors, vector_column=0)
     rows = "1\ta\tA\tX\tY\tF=1\t_\t_\t_\t_"

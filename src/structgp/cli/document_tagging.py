@@ -9,7 +9,6 @@ from structgp.api.annotate import annotate
 from structgp.api.fitted import Fitted
 from structgp.cli.shared import in_files, output_stream
 from structgp.data.documents import Document
-from structgp.data.formats.brat import write_brat
 from structgp.data.formats.document_reader import DocumentReader, DocumentSequence
 from structgp.data.formats.file_formats import named
 from structgp.errors import InputError
@@ -64,14 +63,14 @@ def write_documents(
     """Write documents in the format ``to``, by default that of the reader. at_once : whether each is to be
     seen as soon as it is known."""
     name = to or ANSWERED_AS.get(reader.documents, reader.documents)
-    how, write = replace(reader.how, encoding=encoding), named(name).text
-    if write is None:
+    how, write, save = replace(reader.how, encoding=encoding), named(name).text, named(name).save
+    if save is not None:
         if output is None:
-            raise InputError(
-                "-o", f"{name} is a folder of files", "name the folder, or choose another --to"
-            )
-        write_brat(documents, output, how)
+            problem = f"{name} is not text for standard output"
+            raise InputError("-o", problem, "name a file, or for brat a folder")
+        save(documents, output, how)
         return
+    assert write is not None
     with output_stream(output, encoding) as out:
         for piece in write(documents, how):
             out.write(piece)

@@ -10,7 +10,7 @@ import click
 from structgp.data.opening import check_encoding
 
 # Names from modules that import torch, written out again so that help does not wait for it; tests compare.
-DOCUMENTS = ("conll", "conllu", "prodigy", "doccano", "label-studio", "brat", "text")
+DOCUMENTS = ("conll", "conllu", "prodigy", "doccano", "label-studio", "brat", "spacy", "text")
 FORMATS = ("columns", "crfsuite", "jsonl", *DOCUMENTS)
 INFERENCE = (
     "auto",

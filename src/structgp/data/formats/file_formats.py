@@ -12,6 +12,7 @@ from structgp.data.documents import Document
 from structgp.data.formats.brat import read_brat, write_brat
 from structgp.data.formats.conll import read_conll, write_conll
 from structgp.data.formats.conllu import read_conllu, write_conllu
+from structgp.data.formats.docbin import read_docbin, write_docbin
 from structgp.data.formats.doccano import read_doccano, write_doccano
 from structgp.data.formats.format_parts import Placed, Reading
 from structgp.data.formats.label_studio import read_label_studio, write_label_studio
@@ -26,12 +27,14 @@ Path = str | os.PathLike[str]
 @dataclass(frozen=True)
 class Format:
     """read : (source, name, how) -> documents with their lines. text : (documents, how) -> pieces of the
-    file, one after the other; None where a format is a folder of files. suffixes : of file names."""
+    file, one after the other; None where a format is no text: save : (documents, path, how) writes it then.
+    suffixes : of file names."""
 
     name: str
     read: Callable[[Any, str, Reading], Iterator[Placed]]
     text: Callable[[Iterable[Document], Reading], Iterator[str]] | None
     suffixes: tuple[str, ...] = ()
+    save: Callable[[Iterable[Document], Path, Reading], None] | None = None
 
 
 FORMATS = {
@@ -42,7 +45,8 @@ FORMATS = {
         Format("prodigy", read_prodigy, write_prodigy, (".jsonl",)),
         Format("doccano", read_doccano, write_doccano),
         Format("label-studio", read_label_studio, write_label_studio, (".json",)),
-        Format("brat", read_brat, None, (".ann",)),
+        Format("brat", read_brat, None, (".ann",), write_brat),
+        Format("spacy", read_docbin, None, (".spacy",), write_docbin),
         Format("text", read_text, write_text, (".txt",)),
     )
 }
@@ -71,8 +75,8 @@ def read(source: Source, format: str | None = None, **how: Any) -> Iterator[Docu
     Parameters
     ----------
     source : a path, a binary stream, or lines of text; for brat the path of a folder.
-    format : 'conll', 'conllu', 'prodigy', 'doccano', 'label-studio', 'brat' or 'text'; None to tell by the
-    end
+    format : 'conll', 'conllu', 'prodigy', 'doccano', 'label-studio', 'brat', 'spacy' or 'text'; None to
+    tell by the end
         of the file's name.
     encoding : of the file, 'utf-8' by default.
     scheme : of the labels made from spans: 'BIO' by default, 'IOBES', 'BILOU' or 'IO'.
@@ -100,9 +104,10 @@ def write(documents: Iterable[Document], path: Path, format: str | None = None, 
     Formats with spans are written without the labels' tagging scheme; 'text' is written without labels."""
     found, reading = named(format_of(path) if format is None else format), _reading(how)
     check_encoding(reading.encoding, os.fspath(path))
-    if found.text is None:
-        write_brat(documents, path, reading)
+    if found.save is not None:
+        found.save(documents, path, reading)
         return
+    assert found.text is not None
     with atomic_write(path, "w", encoding=reading.encoding) as out:
         try:
             out.writelines(found.text(documents, reading))

@@ -3,9 +3,9 @@
 
 Of several annotations the one marked as ground truth is read, else the last that was not cancelled; the
 others stay in the task. Answers of a model are written as a prediction with a ``score`` for the task, the
-share of its labels that is expected to be right, and the probability of each region as its score. Offsets count characters (code points),
-as Label Studio does; where the text of a region shows that they count UTF-16 units, as its older versions
-did, they are read so."""
+share of its labels that is expected to be right, and the probability of each region as its score. Offsets
+count characters (code points), as Label Studio does; where the text of a region shows that they count
+UTF-16 units, as its older versions did, they are read so."""
 
 from __future__ import annotations
 

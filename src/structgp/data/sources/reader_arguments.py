@@ -7,7 +7,7 @@ from typing import Any
 from structgp.data.sources.json_lines import FORMS
 from structgp.errors import InputError
 
-DOCUMENTS = ("conll", "conllu", "prodigy", "doccano", "label-studio", "brat", "text")
+DOCUMENTS = ("conll", "conllu", "prodigy", "doccano", "label-studio", "brat", "spacy", "text")
 """Formats of documents, see :mod:`structgp.data.formats`."""
 FORMATS = ("columns", "crfsuite", "jsonl", *DOCUMENTS)
 
