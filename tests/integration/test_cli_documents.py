@@ -155,6 +155,15 @@ def test_text_is_tagged_line_by_line(folder: Path) -> None:
 def test_scores_are_the_same_in_every_format(folder: Path) -> None:
     tables = {ok("evaluate", "-m", folder / "model", "--format", n, folder / f).stdout for n, f in FILES}
     assert len(tables) == 1
+    (table,) = tables
+    found = json.loads(ok("evaluate", "-m", folder / "model", folder / "test.jsonl", "--json").stdout)[
+        "structgp"
+    ]
+    for title, part in (("span type", "by_type"), ("label", "by_label")):
+        assert re.search(rf"^{title} +precision +recall +F1 +support$", table, re.MULTILINE)
+        for kind, of in found[part].items():
+            shares = " +".join(f"{of[key]:.2%}" for key in ("precision", "recall", "f1"))
+            assert re.search(rf"^{kind} +{shares} +{of['support']}$", table, re.MULTILINE)
     ok("report", folder / "model", folder / "test.jsonl", "-o", folder / "page.html")
     assert "figs" in (folder / "page.html").read_text() or "span" in (folder / "page.html").read_text()
     ok("expect", folder / "model", folder / "new.txt", "--format", "text")

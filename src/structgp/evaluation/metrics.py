@@ -55,7 +55,8 @@ def token_error(y_true: Labels, y_pred: Labels) -> float:
 
 @dataclass(frozen=True)
 class SpanCounts:
-    """Numbers of true, predicted and correctly predicted chunks, and what follows from them.
+    """Numbers of true, predicted and correctly predicted chunks, or of tokens with a label, and what
+    follows from them.
 
     As in conlleval, 0 / 0 is 0: without chunks, precision, recall and f1 of a perfect prediction are 0."""
 
@@ -75,6 +76,11 @@ class SpanCounts:
     def f1(self) -> float:
         total = self.n_true + self.n_pred
         return 2 * self.n_correct / total if total else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """Precision, recall, F1, and as support the number of true ones."""
+        found = {name: getattr(self, name) for name in ("precision", "recall", "f1")}
+        return found | {"support": self.n_true, "predicted": self.n_pred}
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,20 @@ def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
     counts = [Counter(kind for *_, kind in found) for found in (true, pred, true & pred)]
     by_type = {kind: SpanCounts(*(n[kind] for n in counts)) for kind in sorted(counts[0] | counts[1])}
     return SpanScores(len(true), len(pred), len(true & pred), by_type)
+
+
+def label_scores(y_true: Labels, y_pred: Labels) -> dict[str, SpanCounts]:
+    """Precision, recall and F1 of each label by itself, token by token, in alphabetical order.
+
+    Example
+    -------
+    >>> label_scores([["B", "I", "O"]], [["B", "O", "O"]])["O"]
+    SpanCounts(n_true=1, n_pred=2, n_correct=1)
+    """
+    tokens = _tokens(y_true, y_pred, "y_pred")
+    both = ([truth for truth, _ in tokens], [guess for _, guess in tokens])
+    counts = [Counter(both[0]), Counter(both[1]), Counter(a for a, b in tokens if a == b)]
+    return {label: SpanCounts(*(n[label] for n in counts)) for label in sorted(counts[0] | counts[1])}
 
 
 def token_nll(y_true: Labels, marginals: Marginals) -> float:
@@ -243,7 +263,8 @@ class Report:
 
     ``token_nll`` is None if no token's label was seen in training, ``sequence_nll`` if no sequence has a
     log-probability. Either can be ``inf``. ``layers`` : the figures of each layer by itself, where tokens
-    have several labels; those of the whole count every label as a token."""
+    have several labels; those of the whole count every label as a token. ``by_type`` : precision, recall,
+    F1 and support of each type of span, ``by_label`` of each label."""
 
     token_error: float
     span_f1: float
@@ -256,12 +277,18 @@ class Report:
     n_sequences: int
     n_unseen_tokens: int
     layers: dict[str, Report] = field(default_factory=dict)
+    by_type: dict[str, SpanCounts] = field(default_factory=dict)
+    by_label: dict[str, SpanCounts] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Name -> value, in the order of the fields; layers only where there are some."""
-        found = {name: value for name, value in vars(self).items() if name != "layers"}
-        told = {name: report.as_dict() for name, report in self.layers.items()}
-        return found | ({"layers": told} if told else {})
+        found: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                value = {key: each.as_dict() for key, each in value.items()}
+            if value != {}:
+                found[name] = value
+        return found
 
 
 def evaluate(
@@ -290,4 +317,6 @@ def evaluate(
         n_tokens=len(tokens),
         n_sequences=len(y_true),
         n_unseen_tokens=n_unseen,
+        by_type=spans.by_type,
+        by_label=label_scores(y_true, y_pred),
     )

@@ -77,8 +77,8 @@ class Document:
                     f"{self.name}.tokens[{t}]", problem, "give tokens in order, as (start, stop)"
                 )
             end = stop
-        parts = {"labels": self.labels, "prediction": self.prediction and self.prediction.labels}
-        for what, labels in parts.items():
+        predicted = None if self.prediction is None else self.prediction.labels
+        for what, labels in (("labels", self.labels), ("prediction", predicted)):
             if labels is not None and len(labels) != len(tokens):
                 problem = f"{len(labels)} labels for {len(tokens)} tokens"
                 raise InputError(f"{self.name}.{what}", problem, "give one per token, None if not known")

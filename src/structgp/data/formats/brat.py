@@ -57,8 +57,8 @@ def _document(path: Path, how: Reading) -> Document:
             entities[key] = (*span, number)
         elif note := _NOTE.fullmatch(line):
             shares[note[1]] = float(note[2])
-    for *span, number in entities.values():  # each by itself, so that an error names its line
-        parts.labelled(document, [(*span, None)], f"{beside}:{number}", how)
+    for start, stop, label, number in entities.values():  # each by itself, so that an error names its line
+        parts.labelled(document, [(start, stop, label, None)], f"{beside}:{number}", how)
     spans = [(start, stop, label, shares.get(key)) for key, (start, stop, label, _) in entities.items()]
     predicted = bool(spans) and all(p is not None for *_, p in spans)
     return parts.labelled(document, spans, str(beside), how, predicted=predicted)

@@ -138,7 +138,8 @@ def _with(cell: str, key: str, value: str) -> str:
 
 def _lines(document: Document, place: str) -> list[Row]:
     """The lines of a document that did not come from CoNLL-U."""
-    text, tokens, lines = document.text, document.tokens, []
+    text, tokens = document.text, document.tokens
+    lines: list[Row] = []
     if document.id is not None:
         lines.append((f"# sent_id = {document.id}",))
     if "\n" not in text and "\r" not in text:

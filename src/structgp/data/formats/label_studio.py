@@ -113,7 +113,7 @@ def write_label_studio(documents: Iterable[Document], how: Reading) -> Iterator[
 
 def _task(document: Document) -> dict[str, Any]:
     identity = {} if document.id is None else {"id": document.id}
-    task = identity | dict(document.meta.get("task", {}))
+    task: dict[str, Any] = identity | dict(document.meta.get("task", {}))
     names = _names_in(task)
     data = dict(task.get("data", {}))
     task["data"] = data | {_text_key(data, ""): document.text}
@@ -128,7 +128,10 @@ def _task(document: Document) -> dict[str, Any]:
         task["meta"] = more
     if document.prediction is not None:
         score = document.prediction.score
-        own = {"model_version": MODEL, "result": _regions(document, document.prediction.spans, names)}
+        own: dict[str, Any] = {
+            "model_version": MODEL,
+            "result": _regions(document, document.prediction.spans, names),
+        }
         own |= {} if score is None else {"score": parts.rounded(score)}
         others = [p for p in task.get("predictions", []) if p.get("model_version") != MODEL]
         task["predictions"] = [*others, own]
