@@ -27,6 +27,8 @@ WITHOUT = {
     "suffixes": ("suffix1", "suffix2", "suffix3", "suffix-1", "suffix+1"),
     "suffixes of neighbours": ("suffix-1", "suffix+1"),
     "second neighbours": ("lower-2", "lower+2"),
+    "pairs": ("lower-1,0", "lower0,+1", "shape-1,0", "shape0,+1"),
+    "pairs, second neighbours": ("lower-1,0", "lower0,+1", "shape-1,0", "shape0,+1", "lower-2", "lower+2"),
     "pairs of words": ("lower-1,0", "lower0,+1"),
     "pairs of shapes": ("shape-1,0", "shape0,+1"),
     "shapes": ("shape", "shape-1", "shape+1", "shape-1,0", "shape0,+1"),
