@@ -1,12 +1,13 @@
-"""The default features of words beside templates that people wrote, by cross-validation within training halves.
+"""The default features of words beside templates that people wrote, by cross-validation within training
+halves.
 
     python -m experiments.default_features --data DIR [--task TASK ...] [--set NAME ...]
 
 DIR has the folder ``columns``. A task's training half is the first half of its sequences (of the embedded
 corpus, its training file), of which ``FOLDS`` folds are tested in turn and at most ``MOST`` sequences are
-trained on. Test halves are never read. 'template' is the task's own template, which also reads parts of speech
-where the file has them; 'template, words' is that template without the lines that read more than the word;
-'default' is ``token_features``, and 'without ...' leaves keys of it out."""
+trained on. Test halves are never read. 'template' is the task's own template, which also reads parts of
+speech where the file has them; 'template, words' is that template without the lines that read more than
+the word; 'default' is ``token_features``, and 'without ...' leaves keys of it out."""
 
 from __future__ import annotations
 

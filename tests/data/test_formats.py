@@ -346,15 +346,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "content", "problem"), BAD, ids=range(len(BAD)))
-def test_bad_input_names_its_place_and_a_remedy(
-    name: str, content: str, problem: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "in"
-    path.write_text(content)
+def test_bad_input_names_its_place_and_a_remedy(name: str, content: str, problem: str) -> None:
+    class File(io.BytesIO):
+        name = "folder/in"
+
     with pytest.raises(InputError) as error:
-        list(formats.read(path, format=name))
+        list(formats.read(File(content.encode()), format=name))
     assert problem in str(error.value)
-    assert error.value.place.startswith((f"{path}:", f"{path}["))
+    assert error.value.place.startswith(("folder/in:", "folder/in["))
     assert error.value.remedy
 
 
