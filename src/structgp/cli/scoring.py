@@ -24,11 +24,12 @@ def evaluate_files(
     as_json: bool,
     vectors_path: str | None,
     documents: str | None,
+    snap: bool,
     device: str,
     encoding: str,
 ) -> None:
     """The command evaluate."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents, snap)
     test = reader.read(test_path, encoding=encoding)
     y_test = all_labels(test, reader.missing)
     if against and reader.format == "jsonl":
