@@ -92,9 +92,9 @@ def print_details(reports: dict[str, Report]) -> None:
     rivals = {} if first[1].layers else dict(others)
     for name, report in told.items():
         layer = f" of {name}" if first[1].layers else ""
-        _print_counts(f"span type{layer}", report.by_type, {n: r.by_type for n, r in rivals.items()})
-        if set(report.by_type) != set(report.by_label):
-            _print_counts(f"label{layer}", report.by_label, {n: r.by_label for n, r in rivals.items()})
+        if set(report.by_type) != set(report.by_label):  # else spans are single tokens
+            _print_counts(f"span type{layer}", report.by_type, {n: r.by_type for n, r in rivals.items()})
+        _print_counts(f"label{layer}", report.by_label, {n: r.by_label for n, r in rivals.items()})
 
 
 def _print_counts(
