@@ -28,6 +28,8 @@ def annotate(
     """The documents with ``prediction``: labels, their probabilities, and the spans that they stand for,
     each with its probability.
 
+    Parameters
+    ----------
     tagger : a fitted :class:`structgp.StructuredGPClassifier` for sequences.
     X : features of each document's tokens, as in training; None for those of
         :func:`structgp.data.documents.token_features`.
