@@ -54,7 +54,7 @@ def check_train(
         raise InputError("train", problem, f"leave TEMPLATE out: {what} are already features")
     if format == "columns" and len(paths) != 2:
         problem = f"{given}, but TEMPLATE and TRAIN are needed"
-        remedy = "give both, or --format: crfsuite for attributes, jsonl for JSON lines, conll for words"
+        remedy = "give both, or --format crfsuite, jsonl or conll for files that need no TEMPLATE"
         raise InputError("train", problem, remedy)
     check_there(*paths, dev_path)
 

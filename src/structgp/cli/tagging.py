@@ -61,11 +61,9 @@ def tag(
         tagger = JsonTagger(estimator, level, n_best, force, defer, coverage)
     if isinstance(reader, DocumentReader):
         check_options(n_best, level, coverage, reader)
-        reader = reader.of_missing(missing)
-        tagger = DocumentTagger(estimator, force, defer)
+        reader, tagger = reader.of_missing(missing), DocumentTagger(estimator, force, defer)
     elif to is not None:
-        problem = f"is for documents, and {model_path} was trained on {reader.format}"
-        raise InputError("--to", problem, "leave it out")
+        raise InputError("--to", f"is for documents; {model_path} knows {reader.format}", "leave it out")
     end = "" if reader.format == "jsonl" else "\n"
     given: Sequence[Any] = files or [sys.stdin.buffer]
     with joined(device_of(device)) as together:
