@@ -18,6 +18,8 @@ from structgp.cli.flags import (
     encoding_option,
     feature_options,
     model_option,
+    place_of,
+    place_options,
     reading_options,
 )
 from structgp.cli.group import Group
@@ -287,6 +289,67 @@ def report(**given: Any) -> None:
     from structgp.cli.showing import write_report
 
     write_report(**given)
+
+
+@main.command()
+@click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())
+@click.option("--db", type=click.Path(), help="SQLite file of the labels.  [default: POOL.labels.db]")
+@click.option("--types", metavar="A,B,...", help="Types of spans to label.  [default: those in POOL]")
+@click.option("--tags", metavar="A,B,...", help="Labels of single tokens, in the place of --types.")
+@choice("--format", ["columns", "jsonl"], "Format of POOL.")
+@click.option("--template", type=click.Path(), help="CRF++ template of the features of columns.")
+@click.option("--labelled", is_flag=True, help="The last column of POOL is a label.")
+@click.option("--missing", metavar="TEXT", help="Text in the place of a missing label.  [default: ?]")
+@click.option(
+    "--model", "model_path", type=click.Path(), help="Model file to write.  [default: beside --db]"
+)
+@click.option("--annotator", metavar="NAME", help="Name that the page proposes.  [default: the user's]")
+@click.option(
+    "--export",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write what is labelled and end; - for standard output.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of random choices.")
+@click.option(
+    "--no-browser", "browser", is_flag=True, default=True, flag_value=False, help="Open no browser."
+)
+@place_options
+@encoding_option
+def label(**given: Any) -> None:
+    """Open a page in the browser to label the sequences of POOL, with a model that learns as you go.
+
+    Every label is on disk when the page goes on. The address that is printed holds a random token; without
+    it nothing is answered. Other annotators open the same address and give their own names.
+
+    \b
+    structgp label --template template --types QTY,UNIT,NAME recipes.conll
+    structgp label --template template recipes.conll --export labelled.conll"""
+    checks.check_there(*given["files"])
+    given["place"] = place_of(given)
+    from structgp.cli.labelling import label as run
+
+    run(**given)
+
+
+@main.command()
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+@click.option(
+    "--vectors",
+    "vectors_path",
+    type=click.Path(),
+    help="File of the word vectors that MODEL was trained with.",
+)
+@place_options
+@device_option
+def serve(**given: Any) -> None:
+    """Answer over HTTP with the labels of MODEL: POST /tag with {"sequences": [...]}; /openapi.json says
+    more. Requests that come at the same time are answered together. SIGTERM or Ctrl-C ends it."""
+    checks.check_model(given["model_path"])
+    given["place"] = place_of(given)
+    from structgp.cli.labelling import serve as run
+
+    run(**given)
 
 
 @main.command()
