@@ -10,10 +10,9 @@ from typing import Any
 
 import click
 
-from structgp.cli.shared import load_with_reader, output_stream
 from structgp.errors import InputError
 from structgp.service.label_pool import Pool, read_pool
-from structgp.service.running import Place, check_installed, run
+from structgp.service.running import Place, check_installed, listen, run
 from structgp.service.store import Store
 from structgp.service.tag_set import TagSet
 
@@ -76,6 +75,8 @@ def _keep_given(pool: Pool, store: Store, tags: TagSet) -> None:
 
 
 def _export(pool: Pool, store: Store, path: str, encoding: str) -> None:
+    from structgp.cli.shared import output_stream  # brings torch
+
     labelled = sorted((i, event.labels) for i, event in store.labelled().items())
     if not labelled:
         raise InputError(store.path, "no labels in it", "label something first")
@@ -94,24 +95,24 @@ def _serve_page(
     browser: bool,
     seed: int,
 ) -> None:
-    from structgp.api.estimator import load
     from structgp.service.answering import Answerer
     from structgp.service.background import Background
     from structgp.service.label_app import label_app
-    from structgp.service.session import Session
+    from structgp.service.session import Session, load_tagger
 
-    n_fits = len(store.fits())
+    listening, n_fits = listen(place), len(store.fits())
     # Without this the model of a former run would have to be fitted again before anything is suggested.
-    earlier = load(model_path) if n_fits and Path(model_path).exists() else None
+    earlier = load_tagger(model_path) if n_fits and Path(model_path).exists() else None
     answerer = Answerer(earlier, n_fits if earlier is not None else None)
     settings = {
         "parameters": {"features": "columns"} if pool.reader.format == "columns" else {},
         "keep": pool.reader.to_json(),
     }
     background = Background(pool.features(), model_path, settings)
-    session = Session(pool, store, tags, answerer, background, load, seed)
+    session = Session(pool, store, tags, answerer, background, seed)
     try:
-        run(label_app(session, annotator or _user()), place, lambda url: _say_ready(url, store, browser))
+        app = label_app(session, annotator or _user())
+        run(app, listening, place, lambda url: _say_ready(url, store, browser))
     finally:
         background.close()
         answerer.close()
@@ -132,7 +133,9 @@ def _user() -> str:
 def serve(model_path: str, place: Place, vectors_path: str | None, device: str) -> None:
     """The command serve."""
     check_installed()
+    listening = listen(place)
     from structgp.api.fitted import Fitted
+    from structgp.cli.shared import load_with_reader
     from structgp.service.answering import Answerer
     from structgp.service.tag_requests import serve_app
 
@@ -146,6 +149,6 @@ def serve(model_path: str, place: Place, vectors_path: str | None, device: str) 
         "columns": getattr(reader, "n_columns", None),
     }
     try:
-        run(serve_app(answerer, reader, about), place, click.echo)
+        run(serve_app(answerer, reader, about), listening, place, click.echo)
     finally:
         answerer.close()

@@ -42,9 +42,10 @@ class Answerer:
         self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
         self._thread.start()
 
-    def replace(self, tagger: Any, number: int | None = None) -> None:
-        """From now on this model answers. Its draws are made first, while the earlier one still answers."""
-        tagger.model_.draws(int(tagger.n_draws))
+    def replace(self, tagger: Any, number: int | None = None, try_on: Sequence[Any] = ()) -> None:
+        """From now on this model answers. It is tried on some sequences first, while the earlier one still
+        answers: the first answer makes the draws, which the others use again."""
+        list(answers_of(tagger, try_on, "page"))
         self.tagger, self.number = tagger, number
 
     def ask(self, X: Sequence[Any], detail: str = "probabilities") -> Future[list[dict[str, Any]]]:

@@ -16,15 +16,15 @@ PATIENCE = 5.0
 
 
 class Background:
-    """``listener(name, value)``, to be set before the first task, is called, in a thread of its own, with every part of an answer: those of
-    ``Refitter.run``, 'error' with a message, and 'done' at the end of each task. A process that dies is
-    started again with the next task."""
+    """``listener(name, value)``, to be set before the first task, is called in a thread of its own with
+    every part of an answer: those of ``Refitter.run``, 'error' with a message, and 'done' at the end of
+    each task. A process that dies is started again with the next task."""
 
     listener: Listener
 
     def __init__(self, features: Sequence[Any], model_path: str, settings: dict[str, Any]) -> None:
         self._given = list(features), model_path, settings
-        self._lock, self._closed = threading.Lock(), False
+        self._lock, self._starting, self._closed = threading.Lock(), threading.Lock(), False
         self._process: Any = None
         self._connection: Any = None
         self.busy: str | None = None
@@ -42,6 +42,8 @@ class Background:
     def _run(self, task: dict[str, Any]) -> None:
         try:
             self._ensure()
+            if self._closed:
+                return
             self._connection.send(task)
             while True:
                 name, value = self._connection.recv()
@@ -62,17 +64,20 @@ class Background:
                 self.listener("done", task["do"])
 
     def _ensure(self) -> None:
-        if self._process is not None and self._process.is_alive():
-            return
-        # A fresh interpreter: a fork would copy the threads' locks, and torch does not survive it.
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=refit.serve_tasks, args=(theirs, *self._given), daemon=True)
-        self._process.start()
-        theirs.close()
+        with self._starting:
+            if self._closed or (self._process is not None and self._process.is_alive()):
+                return
+            # A fresh interpreter: a fork would copy the threads' locks, and torch does not survive it.
+            context = multiprocessing.get_context("spawn")
+            self._connection, theirs = context.Pipe()
+            made = context.Process(target=refit.serve_tasks, args=(theirs, *self._given), daemon=True)
+            made.start()
+            self._process = made
+            theirs.close()
 
     def _end(self) -> None:
-        process, self._process = self._process, None
+        with self._starting:
+            process, self._process = self._process, None
         if process is None:
             return
         with contextlib.suppress(OSError):

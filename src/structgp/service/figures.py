@@ -1,4 +1,4 @@
-"""The figures of the panel: what audits measured, how the expected error falls, and what more labels bring."""
+"""The figures of the panel: what audits measured, how the error falls, and what more labels bring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request has to get past before it is looked at: the host's name, the token, the size, the time.
+"""What every request has to get past before it is looked at: host name, token, size and time.
 
 An ASGI application around another one. It reads the whole body itself, within a size and a time, so that
 what is inside never waits for a client."""
@@ -28,7 +28,7 @@ HEADERS = [
 ]
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818
     """A request that is not passed on: HTTP status, and why."""
 
     def __init__(self, status: int, message: str) -> None:

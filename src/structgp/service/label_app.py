@@ -12,8 +12,8 @@ from starlette.routing import Route
 from structgp.errors import InputError
 from structgp.service.label_page import POLICY, page
 from structgp.service.openapi import openapi
-from structgp.service.requests import answering, name_in, number_in, only
 from structgp.service.reasons import why
+from structgp.service.requests import answering, name_in, number_in, only
 from structgp.service.session import Session
 from structgp.service.tag_requests import tag_route
 
@@ -109,8 +109,8 @@ class Calls:
         return {"events": [e.id for e in events], "next": self.session.next(annotator)}
 
     def why(self, given: dict[str, Any]) -> Any:
-        only(given, "sequence", "token", "label")
-        i, token = number_in(given, "sequence", int), number_in(given, "token", int)
+        only(given, "sequence", "position", "label")
+        i, token = number_in(given, "sequence", int), number_in(given, "position", int)
         return why(self.session, i, token, given.get("label"), MOST_WITNESSES)
 
 

@@ -79,9 +79,9 @@ _SCHEMAS: dict[str, Any] = {
         labels={"anyOf": [_LABELS, {"type": "null"}], "description": "That were given before."},
         suggestion={
             "type": ["object", "null"],
-            "description": "An Answer with 'alternatives' (label and probability, per token), 'uncertainty' "
-            "(total and of the data, in nats, per token), 'spans' (start, stop, type, probability) and "
-            "'model'. null without a model, and for audits.",
+            "description": "An Answer with 'alternatives' (label and probability, per token), "
+            "'uncertainty' (total and of the data, in nats, per token), 'spans' (start, stop, type, "
+            "probability) and 'model'. null without a model, and for audits.",
         },
     ),
 }
@@ -126,7 +126,7 @@ def _labelling() -> dict[str, Any]:
                 "What speaks for a label.",
                 _object(),
                 sequence=(True, _NUMBER),
-                token=(True, _NUMBER),
+                position=(True, _NUMBER),
                 label=(False, _TEXT),
             )
         },

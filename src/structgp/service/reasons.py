@@ -1,4 +1,4 @@
-"""'Why this label' for the page: an explanation as JSON, with the words of like tokens that were labelled."""
+"""'Why this label' for the page: an explanation as JSON, with like tokens that were labelled."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ def why(session: Session, i: int, token: int, label: str | None, most: int) -> d
         raise InputError("why", "there is no model yet", "label more sequences first")
     tokens = session.opened(i, "search")["words"]
     if not 0 <= token < len(tokens):
-        raise InputError("token", f"no token {token} of {len(tokens)}", "count from 0")
+        raise InputError("position", f"no token {token} of {len(tokens)}", "count from 0")
     # A label that the model has not seen yet has nothing that speaks for it.
     known = label if label in tagger.classes_ else None
     labelled = list(session.training_labels().items())[-most:]
     X = [session.pool.sequences[k].tokens for k, _ in labelled]
+    # Labels that came since the model was fitted may be new to it.
+    y = [[label if label in tagger.classes_ else None for label in given] for _, given in labelled]
     found = explain(
         tagger,
         session.pool.sequences[i].tokens,
         token,
         known,
         X_train=X or None,
-        y_train=[y for _, y in labelled] or None,
+        y_train=y or None,
         n=PARTS,
     )
     assert isinstance(found, Explanation), "the page labels sequences with a chain"

@@ -41,16 +41,15 @@ def check_installed() -> None:
         raise InputError("label, serve", problem, 'run: pip install "structgp[label]"')
 
 
-def run(app: Any, place: Place, ready: Callable[[str], None]) -> None:
-    """Serves ``app`` until it is told to end; ``ready`` is called with the address once it listens."""
+def run(app: Any, listening: socket.socket, place: Place, ready: Callable[[str], None]) -> None:
+    """Serves ``app`` until it is told to end; ``ready`` is called with the address once it answers.
+    listening : from :func:`listen`, and closed at the end."""
     import uvicorn
 
-    listening = _listen(place)
     token = secrets.token_urlsafe(18) if place.token == "" else place.token
     hosts = None if "*" in place.hosts else frozenset(map(str.lower, (*LOOPBACK, place.host, *place.hosts)))
-    guarded = Guard(app, token, hosts)
     config = uvicorn.Config(
-        guarded,
+        Guard(app, token, hosts),
         http=_protocol(),
         lifespan="off",
         log_level="warning",
@@ -59,14 +58,11 @@ def run(app: Any, place: Place, ready: Callable[[str], None]) -> None:
         server_header=False,
     )
     host, port = listening.getsockname()[:2]
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/{f'?token={token}' if token else ''}"
     # uvicorn raises the signal that ended it once more when it is done: that should not be an error.
     before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
-        server = uvicorn.Server(config)
-        asyncio.run(
-            _serve(server, listening, lambda: ready(address + (f"?token={token}" if token else "")))
-        )
+        asyncio.run(_serve(uvicorn.Server(config), listening, lambda: ready(address)))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -82,7 +78,8 @@ async def _serve(server: Any, listening: socket.socket, ready: Callable[[], None
     await serving
 
 
-def _listen(place: Place) -> socket.socket:
+def listen(place: Place) -> socket.socket:
+    """The socket of a service: a port that is taken is found out before anything else is done."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -4,10 +4,11 @@ All methods may be called from any thread, and none waits for a fit."""
 
 from __future__ import annotations
 
+import importlib
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +44,15 @@ class Lease:
     told: dict[str, Any] | None
 
 
+def load_tagger(path: str) -> Any:
+    """The model in a file. Its import takes seconds, and is made when it is needed."""
+    from structgp.api.estimator import load
+
+    return load(path)
+
+
 class Session:
-    """load : reads the model that the background process wrote. A model of an earlier run may answer from
-    the start."""
+    """The loop over one pool. A model of an earlier run may answer from the start."""
 
     def __init__(
         self,
@@ -54,24 +61,26 @@ class Session:
         tags: TagSet,
         answerer: Answerer,
         background: Background,
-        load: Callable[[str], Any],
         seed: int = 0,
     ) -> None:
         self.pool, self.store, self.tags = pool, store, tags
-        self.answerer, self.background, self._load, self._seed = answerer, background, load, seed
+        self.answerer, self.background, self._seed = answerer, background, seed
         self._lock = threading.RLock()
         self._leases: dict[int, Lease] = {}
         self._answers: dict[tuple[int | None, int], dict[str, Any]] = {}
         self._order = random.Random(seed).sample(range(len(pool)), len(pool))
         self._chosen: list[int] = []
         self._fitted_version, self._fitted_n = -1, 0
-        self._fit: dict[str, Any] = {}
+        # What the last fit of an earlier run was expected to do.
+        self._fit: dict[str, Any] = (store.fits() or [{}])[-1] if answerer.tagger is not None else {}
         self._doubted: list[dict[str, Any]] = []
         self._swept: dict[int, tuple[list[str], float]] = {}
         self._sweep: dict[str, Any] | None = None
+        self._wants_sweep = False
         self.error: str | None = None
         "What went wrong in the background, until the next fit that goes well."
         background.listener = self.hear
+        self._is_warm = False
         self.refit_if_due()
 
     # -- what comes next -----------------------------------------------------------------------
@@ -80,6 +89,7 @@ class Session:
         """The sequence to label now: the same again until it is labelled. {'sequence': None} when there is
         none left."""
         with self._lock:
+            self._warm_up()
             mine = [i for i, held in self._leases.items() if held.annotator == annotator]
             for i in mine:
                 if not self.store.is_labelled(i):
@@ -92,6 +102,15 @@ class Session:
             self._leases[i] = Lease(annotator, stream, time.monotonic(), told)
             self._prepare()
             return self.shown(i, stream, told)
+
+    def _warm_up(self) -> None:
+        """Prepares both processes for the first fit while the first sequences are labelled."""
+        if not self._is_warm:
+            self._is_warm = True
+            self.background.start({"do": "warm"})
+            threading.Thread(
+                target=importlib.import_module, args=("structgp.api.explain",), daemon=True
+            ).start()
 
     def _choose(self, annotator: str) -> tuple[int | None, str]:
         draw = random.Random(f"{self._seed} {annotator} {self.store.last}").random()
@@ -222,7 +241,8 @@ class Session:
                 return {"ready": False, "progress": None, "model": None}
             sweep = self._sweep
             if sweep is None or (sweep["model"] != self.answerer.number and sweep["done"] >= sweep["of"]):
-                self._start_sweep()
+                self._wants_sweep = True
+                self._work_on()
             sure = self._sure(least)
             found = {
                 "ready": self._sweep is not None and self._sweep["done"] >= self._sweep["of"],
@@ -236,10 +256,16 @@ class Session:
             }
         return found | {"precision": figures.measured_precision(self._audits(), least)}
 
-    def _start_sweep(self) -> None:
-        rest = [i for i in range(len(self.pool)) if not self.store.is_labelled(i)]
-        if self.background.start({"do": "sweep", "unlabelled": rest}):
-            self._swept, self._sweep = {}, {"model": self.answerer.number, "done": 0, "of": len(rest)}
+    def _work_on(self) -> None:
+        """Hands the background process what waits: a sweep that somebody looks at, else a fit."""
+        with self._lock:
+            if not self._wants_sweep:
+                self.refit_if_due()
+                return
+            rest = [i for i in range(len(self.pool)) if not self.store.is_labelled(i)]
+            if self.background.start({"do": "sweep", "unlabelled": rest}):
+                self._swept, self._sweep = {}, {"model": self.answerer.number, "done": 0, "of": len(rest)}
+                self._wants_sweep = False
 
     def _sure(self, least: float) -> dict[int, tuple[list[str], float]]:
         return {i: at for i, at in self._swept.items() if at[1] >= least and self._is_free(i)}
@@ -305,19 +331,21 @@ class Session:
         elif name == "error":
             self.error = value
         elif name == "done":
-            self.refit_if_due()
+            self._work_on()
 
     def _take_model(self, value: dict[str, Any]) -> None:
         try:
-            tagger = self._load(value["path"])
+            tagger = load_tagger(value["path"])
         except (StructgpError, OSError) as error:
             self.error = str(error)
             return
         number = (self.answerer.number or 0) + 1
-        self.answerer.replace(tagger, number)
+        self.answerer.replace(tagger, number, [self.pool.sequences[0].tokens])
         with self._lock:
-            self._fit, self.error = {"model": number, **value}, None
+            # Until the new figures come, those of the last fit stand.
+            self._fit = self._fit | {"model": number, **value}
             self._fit.pop("path")
+            self.error = None
 
     # -- what the panel shows ------------------------------------------------------------------
 

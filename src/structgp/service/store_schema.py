@@ -30,8 +30,10 @@ CREATE TABLE events (
 );
 CREATE INDEX events_of_sequence ON events (sequence, annotator, id);
 
-CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events are never changed'); END;
-CREATE TRIGGER events_last BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events are never removed'); END;
+CREATE TRIGGER events_stay BEFORE UPDATE ON events
+BEGIN SELECT RAISE(ABORT, 'events are never changed'); END;
+CREATE TRIGGER events_last BEFORE DELETE ON events
+BEGIN SELECT RAISE(ABORT, 'events are never removed'); END;
 
 CREATE TABLE fits (
   id        INTEGER PRIMARY KEY AUTOINCREMENT,

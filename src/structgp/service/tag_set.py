@@ -1,4 +1,4 @@
-"""The labels that an annotator may give: types of spans, written in the BIO scheme, or one tag per token."""
+"""The labels that an annotator may give: types of spans, in the BIO scheme, or one tag per token."""
 
 from __future__ import annotations
 

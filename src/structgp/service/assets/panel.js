@@ -92,8 +92,9 @@ async function bulk() {
   const found = await ask(`bulk?least=${least}`);
   if (found.model === null) return by("bulk").replaceChildren(element("p", {}, "There is no model yet."));
   if (!found.ready) {
-    const { done, of } = found.progress || { done: 0, of: 1 };
-    by("bulk").replaceChildren(element("p", {}, `The model is reading the pool: ${percent(done / Math.max(1, of))}`));
+    const { done, of } = found.progress || {};
+    const text = of ? `The model is reading the pool: ${done} of ${of}.` : "The model is learning, and will then read the pool.";
+    by("bulk").replaceChildren(element("p", {}, text));
     setTimeout(() => by("bulk-box").open && bulk(), 500);
     return undefined;
   }
@@ -115,13 +116,14 @@ async function why() {
   const at = state.cursor;
   by("reasons").textContent = "Looking for reasons…";
   const label = state.labels[at] === null ? "" : `&label=${encodeURIComponent(state.labels[at])}`;
-  const found = await ask(`why?sequence=${state.shown.sequence}&token=${at}${label}`);
+  const found = await ask(`why?sequence=${state.shown.sequence}&position=${at}${label}`);
   const row = (score, ...cells) => element("tr", {}, element("td", score < 0 ? { class: "against" } : {}, (score > 0 ? "+" : "−") + Math.abs(score).toFixed(2)), element("td", {}, ...cells));
   const rows = found.parts.map((p) => row(p.score, p.name));
   rows.push(element("tr", {}, element("th", { colspan: 2 }, "Its features")));
   rows.push(...found.features.map((f) => row(f.score, `${f.name} ${f.value}`)));
+  const like = (w) => element("tr", {}, element("td", w.score < 0 ? { class: "against" } : {}, w.score < 0 ? "against" : "for"), element("td", {}, `${w.label}: `, w.words.slice(0, w.token).join(" "), " ", element("mark", {}, w.words[w.token]), " ", w.words.slice(w.token + 1).join(" ")));
   rows.push(element("tr", {}, element("th", { colspan: 2 }, "Like tokens that were labelled")));
-  rows.push(...found.witnesses.map((w) => row(w.score, `${w.label}: `, w.words.slice(0, w.token).join(" "), " ", element("mark", {}, w.words[w.token]), " ", w.words.slice(w.token + 1).join(" "))));
+  rows.push(...found.witnesses.map(like));
   by("reasons").replaceChildren(
     element("p", {}, `${found.label} rather than ${found.other}: ${percent(found.probability)}, log-odds ${found.log_odds.toFixed(2)}, made up of`),
     element("table", {}, ...rows),

@@ -103,8 +103,8 @@ function draw() {
         class: classes.join(" "), id: `token-${t}`, role: "option", dir: "auto", style, "data-token": t,
         "aria-selected": t >= start && t < stop ? "true" : "false", "aria-label": `${word}: ${told}${part}${sure}`,
       },
-      word,
-      ...(kind ? [element("span", { class: "kind", "aria-hidden": "true" }, kind)] : []),
+      element("span", { class: "word" }, word),
+      element("span", { class: "kind", "aria-hidden": "true" }, kind || ""),
     );
   });
   by("tokens").replaceChildren(...nodes);
