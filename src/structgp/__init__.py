@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from structgp.api.active import select
+    from structgp.api.annotate import annotate
     from structgp.api.describe import describe
     from structgp.api.estimator import StructuredGPClassifier, load
     from structgp.api.explain import explain
@@ -49,6 +50,7 @@ __all__ = [
     "StructuredGPClassifier",
     "Weights",
     "__version__",
+    "annotate",
     "chain",
     "describe",
     "edges",
@@ -76,6 +78,7 @@ _ROOMS = {
     "Spec": "structures",
     "Weights": "plan.options",
     "StructuredGPClassifier": "api.estimator",
+    "annotate": "api.annotate",
     "chain": "structures",
     "piecewise": "structures",
     "Graph": "data.graphs",

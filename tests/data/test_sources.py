@@ -45,7 +45,7 @@ def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     module = importlib.import_module(f"structgp.data.sources.{name}")
     found = doctest.testmod(module)
     assert found.failed == 0
-    assert found.attempted or name in ("lines", "readers", "wapiti")
+    assert found.attempted or name in ("lines", "number_text", "reader_arguments", "readers", "wapiti")
 
 
 # -- columns ---------------------------------------------------------------------------------------

@@ -314,6 +314,25 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         check_is_fitted(self, "model_")
         return super().ask(X)
 
+    def report(
+        self,
+        X: Iterable[Any],
+        y: Iterable[Any] | None,
+        path: str | Path,
+        *,
+        words: Sequence[Sequence[str]] | None = None,
+        name: str = "data",
+        model_name: str = "model",
+    ) -> None:
+        """Writes what the model makes of X to one HTML page at ``path``, and with the true labels y how
+        that compares with them; None if there are none. words : what to show for each token, by default
+        its feature 'word', 'token', 'form' or 'text', or the first that is a string. name, model_name : in
+        the page's title. ``structgp report`` does the same for files."""
+        from structgp.report import write_page
+
+        check_is_fitted(self, "model_")
+        write_page(self, as_list(X), y, path, words=words, name=name, model_name=model_name)
+
     def save(self, path: str | Path, extra: dict[str, Any] | None = None) -> None:
         """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``. ``extra`` :
         JSON values to keep with it, in ``model_.extra``."""

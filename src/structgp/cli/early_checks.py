@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from structgp.cli.flags import DOCUMENTS
 from structgp.data.atomic import atomic_write
 from structgp.data.opening import cannot_read
 from structgp.errors import InputError, ModelFileError
@@ -45,13 +46,15 @@ def check_train(
     if early_stopping and not dev_path:
         raise InputError("--early-stopping", "needs a labelled file", "name one with --dev")
     given = f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
-    if format != "columns" and len(paths) != 1:
+    if format in DOCUMENTS and len(paths) > 2:
+        raise InputError("train", f"{given}, but TEMPLATE and TRAIN are enough", "give one training file")
+    if format in ("crfsuite", "jsonl") and len(paths) != 1:
         name, what = {"crfsuite": ("CRFsuite's format", "attributes")}.get(format, ("JSON lines", "keys"))
         problem = f"{given}, but {name} {'need' if format == 'jsonl' else 'needs'} only TRAIN"
         raise InputError("train", problem, f"leave TEMPLATE out: {what} are already features")
     if format == "columns" and len(paths) != 2:
         problem = f"{given}, but TEMPLATE and TRAIN are needed"
-        remedy = "give both, or --format crfsuite for a file of attributes, jsonl for JSON lines"
+        remedy = "give both, or --format: crfsuite for attributes, jsonl for JSON lines, conll for words"
         raise InputError("train", problem, remedy)
     check_there(*paths, dev_path)
 

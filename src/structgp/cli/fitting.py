@@ -11,11 +11,12 @@ import click
 
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import shared
-from structgp.cli.flags import FEATURES, KERNELS
+from structgp.cli.flags import DOCUMENTS, FEATURES, KERNELS
 from structgp.cli.progress import fit_with_progress, say_fit
 from structgp.cli.scoring import print_reports, score
 from structgp.cli.structure_files import check_format, declared_in, features_named, read_json, structure_of
 from structgp.data import shards, sources
+from structgp.data.span_labels import SCHEMES
 from structgp.errors import InputError
 from structgp.inference.distributed import Processes, joined, n_started
 from structgp.plan.options import Inducing, Parameters, Prior, device_of
@@ -40,7 +41,7 @@ def train(
     features = {name: given.pop(name) for name in FEATURES}
     spec = declared_in(given["structure"])
     check_format(spec, features["format"], shards_folder)
-    features |= _of_structure(spec, features["format"])
+    features |= _of_structure(spec, features["format"]) | _of_documents(given["constraints"], features)
     reader, X, y, counts, places = _training_data(paths, encoding, missing, shards_folder, features)
     dev = reader.read(dev_path, encoding=encoding) if dev_path else None
     y_dev = shared.all_labels(dev, missing) if dev is not None else []
@@ -73,6 +74,12 @@ def _of_structure(spec: Spec | None, format: str) -> dict[str, Any]:
     if format == "jsonl":
         return {"form": "sequence" if spec is None else spec.form}
     return {"keys": features_named(spec)} if format == "crfsuite" and spec is not None else {}
+
+
+def _of_documents(constraints: str | None, features: dict[str, Any]) -> dict[str, Any]:
+    """The scheme in which spans become labels: the one that labellings are to obey, if that is named."""
+    named = str(constraints).upper() in (*SCHEMES, "IOB2", "BIOES")
+    return {"scheme": constraints} if features["format"] in DOCUMENTS and named else {}
 
 
 def _classifier(
@@ -136,6 +143,9 @@ def _training_data(
         if features[option] and not hold:
             raise InputError(f"--{option}", "shards cannot hold dense features", "leave out --shards")
     file: Any = train
+    if format_name in DOCUMENTS and len(paths) == 2:
+        dialect = features["dialect"] or "crf++"
+        template = sources.Template.read(paths[0], encoding=encoding, dialect=dialect)
     if format_name == "columns":
         dialect = features["dialect"] or "crf++"
         template = sources.Template.read(paths[0], encoding=encoding, dialect=dialect)
@@ -150,7 +160,7 @@ def _training_data(
         return reader, found, None, (found.about["n_given"], found.n_tokens), []
     data = reader.read(file, encoding=encoding)
     shared.check_two_labels(data.y, data.name)
-    places = shared.places_of(data) if format_name == "jsonl" else []
+    places = shared.places_of(data) if reader.names_examples else []
     return reader, data.X, data.y, (len(data.X), shared.n_tokens(data.y)), places
 
 

@@ -10,7 +10,8 @@ import click
 from structgp.data.opening import check_encoding
 
 # Names from modules that import torch, written out again so that help does not wait for it; tests compare.
-FORMATS = ("columns", "crfsuite", "jsonl")
+DOCUMENTS = ("conll", "conllu", "prodigy", "doccano", "label-studio", "brat", "spacy", "text")
+FORMATS = ("columns", "crfsuite", "jsonl", *DOCUMENTS)
 INFERENCE = (
     "auto",
     "second-order",
@@ -61,7 +62,17 @@ def choice(option: str, values: Iterable[str], help: str) -> Any:
     return click.option(option, type=click.Choice(names), default=names[0], show_default=True, help=help)
 
 
-FEATURES = ("format", "dialect", "numeric", "vectors", "vector_column")
+snap_option = click.option(
+    "--snap", is_flag=True, help="Of documents: a span that cuts a token grows to hold all of it."
+)
+field_option = click.option(
+    "--field",
+    metavar="NAME",
+    help="Of CoNLL-U, where the labels are: upos, xpos, deprel, feats:NAME or misc:NAME, such as "
+    "misc:NER.  [default: upos]",
+)
+
+FEATURES = ("format", "dialect", "numeric", "vectors", "vector_column", "snap", "field")
 """What ``feature_options`` say, under the names that ``sources.learn`` has for them."""
 
 feature_options = combined(
@@ -69,8 +80,10 @@ feature_options = combined(
         "--format",
         FORMATS,
         "Format of TRAIN: columns; CRFsuite's attributes, or JSON lines with one example per line, which "
-        "need no TEMPLATE.",
+        "need no TEMPLATE; or a format of documents, whose words have default features without TEMPLATE.",
     ),
+    snap_option,
+    field_option,
     click.option(
         "--dialect", type=click.Choice(["crf++", "wapiti"]), help="Dialect of TEMPLATE.  [default: crf++]"
     ),
@@ -102,6 +115,13 @@ reading_options = combined(
         "vectors_path",
         type=click.Path(),
         help="File of the word vectors that the model was trained with.  [default: its path in training]",
+    ),
+    click.option(
+        "--format",
+        "documents",
+        type=click.Choice(DOCUMENTS),
+        help="Format of the documents, for a model that was trained on some.  [default: that of its "
+        "training file]",
     ),
     device_option,
     encoding_option,

@@ -10,11 +10,16 @@ from typing import Any
 
 import click
 
+from structgp.data import formats
+from structgp.data.formats.document_reader import DocumentReader
 from structgp.errors import InputError
 from structgp.service.label_pool import Pool, read_pool
 from structgp.service.running import Place, check_installed, listen, run
 from structgp.service.store import Store
 from structgp.service.tag_set import TagSet
+
+ANSWERED_AS = {"text": "prodigy"}
+"""The format of labels of documents whose own cannot hold any."""
 
 
 def label(
@@ -25,6 +30,7 @@ def label(
     tags: str | None,
     annotator: str | None,
     export: str | None,
+    to: str | None,
     place: Place,
     browser: bool,
     seed: int,
@@ -42,7 +48,7 @@ def label(
         tag_set = store.open_pool(pool.digest, _tag_set(pool, store, types, tags), _words(pool))
         _keep_given(pool, store, tag_set)
         if export is not None:
-            _export(pool, store, export, encoding)
+            _export(pool, store, export, to, encoding)
             return
         _serve_page(pool, store, tag_set, model_path, annotator, place, browser, seed)
     finally:
@@ -74,14 +80,22 @@ def _keep_given(pool: Pool, store: Store, tags: TagSet) -> None:
         store.label("file", "file", "file", given)
 
 
-def _export(pool: Pool, store: Store, path: str, encoding: str) -> None:
+def _export(pool: Pool, store: Store, path: str, to: str | None, encoding: str) -> None:
+    """Writes the latest labels of each sequence in the format ``to``, by default that of the pool."""
     from structgp.cli.shared import output_stream  # brings torch
 
     labelled = sorted((i, event.labels) for i, event in store.labelled().items())
     if not labelled:
         raise InputError(store.path, "no labels in it", "label something first")
-    with output_stream(None if path == "-" else path, encoding) as out:
-        out.writelines(pool.exported(labelled))
+    if to is None and isinstance(pool.reader, DocumentReader):
+        to = ANSWERED_AS.get(pool.reader.documents, pool.reader.documents)
+    if to is None:
+        with output_stream(None if path == "-" else path, encoding) as out:
+            out.writelines(pool.exported(labelled))
+    else:
+        formats.write(
+            pool.documents(labelled), "/dev/stdout" if path == "-" else path, to, encoding=encoding
+        )
     click.echo(f"{len(labelled)} of {len(pool)} sequences are labelled; wrote {path}", err=True)
 
 
@@ -105,8 +119,9 @@ def _serve_page(
     earlier = load_tagger(model_path) if n_fits and Path(model_path).exists() else None
     answerer = Answerer(earlier, n_fits if earlier is not None else None)
     settings = {
-        "parameters": {"features": "columns"} if pool.reader.format == "columns" else {},
+        "parameters": {} if pool.reader.format == "jsonl" else {"features": "columns"},
         "keep": pool.reader.to_json(),
+        "has_transitions": pool.reader.has_transitions,
     }
     background = Background(pool.features(), model_path, settings)
     session = Session(pool, store, tags, answerer, background, seed)

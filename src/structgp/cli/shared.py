@@ -15,6 +15,7 @@ import numpy as np
 from structgp.api.fitted import Fitted, read_as
 from structgp.cli.group import show_warning, silence_stdout
 from structgp.data.atomic import atomic_write
+from structgp.data.formats.document_reader import DocumentReader
 from structgp.data.sources import Coverage, FileSequence, Labelled, Reader, from_json
 from structgp.errors import InputError
 
@@ -23,13 +24,24 @@ _EXAMPLE = re.compile(r"(?P<what>X|y|known|sequence)[\[ ](?P<number>\d+)\]?(?P<r
 
 
 def load_with_reader(
-    kind: type[M], path: str, vectors_path: str | None = None, device: str = "cpu"
+    kind: type[M],
+    path: str,
+    vectors_path: str | None = None,
+    device: str = "cpu",
+    documents: str | None = None,
 ) -> tuple[M, Reader]:
     """A model, on ``device``, and the reader of its files. kind : ``Fitted`` if it is only to be asked,
-    which saves the import of scikit-learn; vectors_path : where its word vectors are."""
+    which saves the import of scikit-learn; vectors_path : where its word vectors are; documents : the
+    format of the files, None for that of the training file."""
     estimator = read_as(kind, path, None)
     estimator.device = device
-    return estimator, from_json(estimator.model_.extra, path, vectors_path)
+    reader = from_json(estimator.model_.extra, path, vectors_path)
+    if documents is not None:
+        if not isinstance(reader, DocumentReader):
+            problem = f"{path} was trained on {reader.format}, not on documents"
+            raise InputError("--format", problem, "leave it out, or train with --format")
+        reader = reader.of_format(documents)
+    return estimator, reader
 
 
 def sequences(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ import click
 
 from structgp.answers.ask import Asked
 from structgp.api.fitted import Fitted
+from structgp.cli.document_tagging import DocumentTagger, check_options, write_documents
 from structgp.cli.json_tagging import JsonTagger
 from structgp.cli.shared import in_files, load_with_reader, output_stream, sequences
+from structgp.data.formats.document_reader import DocumentReader
 from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.columns import format_sequence
 from structgp.errors import InputError
@@ -40,19 +43,27 @@ def tag(
     coverage: float | None,
     force: bool,
     missing: str,
+    to: str | None,
     vectors_path: str | None,
+    documents: str | None,
     device: str,
     encoding: str,
 ) -> None:
     """The command tag."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, documents=documents)
     if decode is not None:
         estimator.decode, estimator.costs = decode, None
-    tagger: _Tagger | JsonTagger = _Tagger(
+    tagger: _Tagger | JsonTagger | DocumentTagger = _Tagger(
         estimator, reader, level, n_best, force, missing, defer, coverage
     )
     if reader.format == "jsonl":
         tagger = JsonTagger(estimator, level, n_best, force, defer, coverage)
+    if isinstance(reader, DocumentReader):
+        check_options(n_best, level, coverage, reader)
+        tagger = DocumentTagger(estimator, force, defer)
+    elif to is not None:
+        problem = f"is for documents, and {model_path} was trained on {reader.format}"
+        raise InputError("--to", problem, "leave it out")
     end = "" if reader.format == "jsonl" else "\n"
     given: Sequence[Any] = files or [sys.stdin.buffer]
     with joined(device_of(device)) as together:
@@ -62,13 +73,24 @@ def tag(
         # Sequences from a pipe are answered one by one.
         found = sequences(reader, given, encoding, quiet=not together.is_first)
         parts = _chunks(found, _CHUNK if files else 1)
-        with output_stream(output, encoding) if together.is_first else nullcontext() as out:
+
+        def answered() -> Iterator[Any]:
+            """All answers in order, in the first process; nothing in others."""
             for dealt in _chunks(parts, together.size):
                 own = [tagger.answer(chunk) for chunk in together.share(dealt)]
-                for lines in (lines for answered in together.gather(own) for lines in answered):
-                    assert out is not None
-                    out.writelines(block + end for block in lines)
+                yield [one for answers in together.gather(own) for some in answers for one in some]
+
+        if isinstance(reader, DocumentReader):
+            each = (document for some in answered() for document in some)
+            if together.is_first:
+                write_documents(each, reader, to, output, encoding, at_once=not files)
+            else:
+                deque(each, maxlen=0)
+            return
+        with output_stream(output, encoding) if together.is_first else nullcontext() as out:
+            for blocks in answered():
                 if out is not None:
+                    out.writelines(block + end for block in blocks)
                     out.flush()
 
 
@@ -176,6 +198,7 @@ def choose(
     seed: int,
     output: str | None,
     vectors_path: str | None,
+    documents: str | None,
     device: str,
     encoding: str,
 ) -> None:
@@ -184,11 +207,18 @@ def choose(
     from structgp.api.active import select
     from structgp.api.estimator import StructuredGPClassifier
 
-    estimator, reader = load_with_reader(StructuredGPClassifier, model_path, vectors_path, device)
+    estimator, reader = load_with_reader(
+        StructuredGPClassifier, model_path, vectors_path, device, documents
+    )
     pool = list(sequences(reader, files, encoding))
     X = [sequence.tokens for sequence in pool]
-    with in_files([(s.name, s.line) for s in pool] if reader.format == "jsonl" else []):
+    with in_files([(s.name, s.line) for s in pool] if reader.names_examples else []):
         chosen = select(estimator, X, number, strategy, cost=cost, random_state=seed)
+    if isinstance(reader, DocumentReader):
+        picked: list[Any] = [pool[i] for i in chosen]
+        click.echo("\n".join(f"{s.name}:{s.line}" for s in picked), err=True)
+        write_documents(DocumentTagger(estimator).answer(picked), reader, None, output, encoding)
+        return
     labels = estimator.predict([X[i] for i in chosen])
     end = "" if reader.format == "jsonl" else "\n"
     with output_stream(output, encoding) as out:

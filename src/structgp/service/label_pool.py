@@ -10,7 +10,10 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from structgp.data import sources
+from structgp.data import formats, sources
+from structgp.data.documents import Document
+from structgp.data.formats.document_reader import DocumentReader, DocumentSequence
+from structgp.data.formats.file_formats import format_of
 from structgp.data.sources.lines import FileSequence, read_all
 from structgp.errors import InputError
 from structgp.service.tag_set import Labels, TagSet
@@ -73,8 +76,15 @@ class Pool:
         found = (i for i, words in enumerate(self.texts) if wanted in words)
         return list(islice(found, most))
 
+    def documents(self, labels: Iterable[tuple[int, Labels]]) -> Iterable[Document]:
+        """The sequences with these labels, as documents."""
+        for i, given in labels:
+            s = self.sequences[i]
+            own = s.document if isinstance(s, DocumentSequence) else Document.from_words(s.words)
+            yield own.with_labels(given)
+
     def exported(self, labels: Iterable[tuple[int, Labels]]) -> Iterable[str]:
-        """The sequences with these labels, in the format of the pool, '?' or null where unknown."""
+        """The lines of columns or JSON lines with these labels, '?' or null where unknown."""
         for i, given in labels:
             if self.reader.format == "jsonl":
                 yield self.reader.with_labels(self.sequences[i], given)  # type: ignore[arg-type]
@@ -86,20 +96,27 @@ class Pool:
 def read_pool(
     paths: Sequence[str],
     *,
-    format: str = "columns",
+    format: str | None = None,
     template: str | None = None,
     labelled: bool = False,
     missing: str | None = None,
     encoding: str = "utf-8",
 ) -> Pool:
-    """The sequences of all files, one after the other.
+    """The sequences of all files, one after the other, without those that have no tokens.
 
-    template : of columns, the path of a CRF++ template. labelled : whether the last column is a label.
-    missing : the text in the place of a missing label, UNKNOWN by default."""
+    format : 'columns', which is the default with a template; 'jsonl'; or a format of documents, by default
+    the one that the file's name tells. template : of columns, the path of a CRF++ template. labelled :
+    whether the last column is a label. missing : the text in the place of a missing label, UNKNOWN by
+    default."""
+    if format is None:
+        format = "columns" if template is not None else format_of(paths[0], "--format")
     name, reader = ", ".join(paths), _reader(paths[0], format, template, labelled, missing, encoding)
     found: list[FileSequence] = []
     for path in paths:
         found += read_all(reader.sequences(path, encoding=encoding), path)
+    found = [s for s in found if s.words]
+    if not found:
+        raise InputError(name, "no tokens", "give files with something to label")
     for s in found:
         if not isinstance(s.tokens, list):
             raise InputError(f"{s.name}:{s.line}", "not a sequence", "the page labels sequences alone")
@@ -111,12 +128,18 @@ def read_pool(
 def _reader(
     path: str, format: str, template: str | None, labelled: bool, missing: str | None, encoding: str
 ) -> sources.Reader:
+    if labelled and format != "columns":
+        raise InputError("--labelled", "is for columns; other files say it themselves", "leave it out")
     if format == "jsonl":
         if template is not None:
             raise InputError("--template", "is for columns; JSON lines have features", "leave it out")
         return sources.JsonReader("sequence")
+    if format in formats.FORMATS:
+        how = formats.Reading(missing=UNKNOWN if missing is None else missing)
+        own = None if template is None else sources.Template.read(template, encoding=encoding)
+        return DocumentReader(format, how, own)
     if template is None:
-        remedy = "give one with --template, or use --format jsonl"
+        remedy = "give one with --template, or use --format conll, which has features of its own"
         raise InputError("--template", "columns need a template of features", remedy)
     parsed = sources.Template.read(template, encoding=encoding)
     (first,) = read_all(islice(sources.iter_columns(path, encoding=encoding), 1), path)

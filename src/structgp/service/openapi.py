@@ -69,6 +69,8 @@ _SCHEMAS: dict[str, Any] = {
             "items": {"type": "object", "additionalProperties": {"type": "number"}},
             "description": "Of every label of each token.",
         },
+        tokens={"type": "array", "description": "Of a text: start and stop of each token, in characters."},
+        spans={"type": "array", "description": "Of a text: start, stop and label, in characters."},
     ),
     "Shown": _object(
         ("sequence",),

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,13 @@ one."""
 @dataclass
 class Refitter:
     """features : of each sequence of the pool. parameters : of the classifier. keep : what the model's file
-    keeps of the reader."""
+    keeps of the reader. has_transitions : whether labels depend on their neighbours."""
 
     features: Sequence[Any]
     model_path: str
     parameters: dict[str, Any] = field(default_factory=dict)
     keep: dict[str, Any] = field(default_factory=dict)
+    has_transitions: bool = True
     tagger: Any = None
     full_at: int = 0
     "Number of sequences of the last fit that chose its settings by cross-validation."
@@ -105,10 +106,12 @@ class Refitter:
         from structgp.plan.options import Prior
 
         X, y = [self.features[i] for i in labels], list(labels.values())
+        prior = Prior() if self.has_transitions else Prior(transition_sd=0.0)
         if choose_settings:
-            self.tagger, self.full_at = StructuredGPClassifier(**self.parameters), len(X)
+            self.tagger, self.full_at = StructuredGPClassifier(prior=prior, **self.parameters), len(X)
         elif self.tagger is None:
-            self.tagger = StructuredGPClassifier(**self.parameters, prior=Prior(data_weight=1.0))
+            once = replace(prior, data_weight=1.0)
+            self.tagger = StructuredGPClassifier(prior=once, **self.parameters)
         self.tagger.warm_start = True
         with warnings.catch_warnings():
             # Few labels bring warnings about the fit that an annotator can do nothing about.

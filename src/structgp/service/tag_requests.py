@@ -11,6 +11,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from structgp.data import sources
+from structgp.data.documents import Document
+from structgp.data.formats.document_reader import DocumentReader
 from structgp.errors import InputError, StructgpError
 from structgp.service.answering import DETAILS, Answerer
 from structgp.service.openapi import openapi
@@ -24,11 +26,15 @@ def tag_route(answerer: Answerer, reader: sources.Reader) -> Route:
     async def tag(request: Request) -> Response:
         try:
             given = await body_of(request)
-            only(given, "sequences", "detail")
+            only(given, "sequences", "texts", "detail")
             detail = given.get("detail", "probabilities")
             if detail not in DETAILS[:3]:
                 raise InputError("detail", f"{detail!r} is not known", f"use {', '.join(DETAILS[:3])}")
-            X = tokens_of(given.get("sequences"), reader)
+            documents = documents_of(given["texts"], reader) if "texts" in given else None
+            if documents is not None and isinstance(reader, DocumentReader):
+                X = [reader.tokens(d) for d in documents]
+            else:
+                X = tokens_of(given.get("sequences"), reader)
             if answerer.tagger is None:
                 return JSONResponse({"error": "there is no model yet: label more sequences"}, 503)
             found = await asyncio.wrap_future(answerer.ask(X, detail)) if X else []
@@ -36,9 +42,24 @@ def tag_route(answerer: Answerer, reader: sources.Reader) -> Route:
             return wrong(error)
         except StructgpError as error:
             return JSONResponse({"error": str(error)}, 503)
+        for document, answer in zip(documents or (), found, strict=documents is not None):
+            answer["tokens"] = [list(at) for at in document.tokens]
+            answer["spans"] = [list(span[:3]) for span in document.spans_of(answer["labels"])]
         return JSONResponse({"answers": found})
 
     return Route("/tag", tag, methods=["POST"])
+
+
+def documents_of(given: Any, reader: sources.Reader) -> list[Document]:
+    """The texts of a request, split into tokens."""
+    if not isinstance(reader, DocumentReader):
+        raise InputError("texts", "the model was not trained on documents", "send 'sequences'")
+    if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
+        raise InputError("texts", "not a list of strings", 'send {"texts": ["...", ...]}')
+    if len(given) > MOST_SEQUENCES:
+        problem = f"{len(given)} of them, where {MOST_SEQUENCES} is the most"
+        raise InputError("texts", problem, "send several requests")
+    return [Document.from_text(text) for text in given]
 
 
 def tokens_of(given: Any, reader: sources.Reader) -> list[Any]:
