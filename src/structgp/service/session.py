@@ -288,11 +288,13 @@ class Session:
     def refit_if_due(self) -> None:
         """Starts a fit if there are new labels and none is under way."""
         with self._lock:
-            labels = self.training_labels()
             new = self.store.version != self._fitted_version
+            if not new or self.background.busy is not None:
+                return  # looked at again when it is done
+            labels = self.training_labels()
             grown = abs(len(labels) - self._fitted_n) >= max(1.0, REFIT_AFTER * len(labels))
             kinds = {label for given in labels.values() for label in given} - {None}
-            if not new or len(labels) < ENOUGH or len(kinds) < 2 or not (grown or not self._fitted_n):
+            if len(labels) < ENOUGH or len(kinds) < 2 or not (grown or not self._fitted_n):
                 return
             rest = [i for i in range(len(self.pool)) if not self.store.is_labelled(i)]
             task = {"do": "fit", "labels": labels, "unlabelled": rest, "seed": self._seed}
