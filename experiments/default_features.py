@@ -19,7 +19,7 @@ from structgp import Prior, StructuredGPClassifier
 from structgp.data import corpora, sources
 from structgp.data.documents import token_features
 
-TASKS = ("recipes", "basenp", "chunking", "japanesene")
+TASKS = ("recipes", "basenp", "chunking", "japanesene", "segmentation")
 FOLDS, MOST = 3, 150
 WITHOUT = {
     "word": ("word",),

@@ -125,6 +125,8 @@ def test_known_labels_and_deferred_ones(folder: Path) -> None:
     assert deferred.prediction.labels == (None, None)
     assert deferred.prediction.spans == ()
     assert annotate(tagger, [Document.from_text("")])[0].prediction.labels == ()
+    with pytest.raises(InputError, match="known: 1 entries for 2 documents"):
+        annotate(tagger, [document] * 2, known=[None])
 
 
 def test_text_is_tagged_line_by_line(folder: Path) -> None:

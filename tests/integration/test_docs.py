@@ -109,7 +109,7 @@ def test_commands_and_options_exist(page: Path) -> None:
 
 def test_readme_has_the_commands() -> None:
     found = {words[0] for block in blocks(README, "sh") for words in run_page.commands(block.text)}
-    assert found == {"train", "tag", "evaluate", "describe", "expect"}
+    assert found == {"train", "tag", "evaluate", "describe", "expect", "convert"}
 
 
 def test_make_targets_exist() -> None:

@@ -42,25 +42,27 @@ def annotate(
     span.stop, span.label) for span in found.prediction.spans] [(0, 3, 'QTY')]"""
     given = list(documents)
     X = [token_features(document.words) for document in given] if X is None else X
+    for name, entries in (("X", X), ("known", known)):
+        if entries is not None and len(entries) != len(given):
+            problem = f"{len(entries)} entries for {len(given)} documents"
+            raise InputError(name, problem, "give one for each document, in the same order")
     asked = tagger.ask(X)
     spec = asked.model.spec
     if spec.form != "sequence" or spec.layers:
         problem = f"the model's structure is {spec}, and documents are sequences with one label per token"
         raise InputError("tagger", problem, "use predict")
+    kept: list[list[str | None]] | None = None
     if known is not None:
-        known = [
-            [None] * len(document.tokens) if labels is None else list(labels)
-            for document, labels in zip(given, known, strict=True)
-        ]
-    labels = tagger.labels_of(asked, known)
-    shown: list[Any] = labels if defer is None else tagger.deferred(asked, labels, defer, known)
-    marginals = tagger.marginals_of(asked, known)
-    shares = _likely(asked, known)
+        both = zip(given, known, strict=True)
+        kept = [[None] * len(d.tokens) if labels is None else list(labels) for d, labels in both]
+    labels = tagger.labels_of(asked, kept)
+    shown: list[Any] = labels if defer is None else tagger.deferred(asked, labels, defer, kept)
+    marginals, shares = tagger.marginals_of(asked, kept), _likely(asked, kept)
     found = []
     for i, document in enumerate(given):
         p = tuple(min(1.0, at[label]) for at, label in zip(marginals[i], labels[i], strict=True))
         spans = [
-            document.text_span(*span, _share(asked, i, span, shares, known))
+            document.text_span(*span, _share(asked, i, span, shares, kept))
             for span in labels_to_spans(shown[i])
         ]
         found.append(

@@ -84,16 +84,16 @@ class DocumentReader(Reader):
         if self.template is not None:
             found = [{str(p): value for p, value in enumerate(values)} for values in found]
         rows = [(word,) for word in document.words]
-        vectors = self.vectors.features(rows, document.name, 1) if rows else []
+        vectors: Any = self.vectors.features(rows, document.name, 1) if rows else []
         return [token | {"vector": vector} for token, vector in zip(found, vectors, strict=True)]
 
     def _columns(self, document: Document) -> list[tuple[str, ...]]:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         lines = [line for line in document.meta.get("conllu", ()) if line[0].isdigit()]
         own = place_of_field(self.how.field)[0]
         for t, word in enumerate(document.words):
             lower = word.lower()
-            row = (word, lower, shape(word), lower[:3], lower[-3:])
+            row: tuple[str, ...] = (word, lower, shape(word), lower[:3], lower[-3:])
             if self.documents == "conllu":
                 cells = lines[t] if lines else ["_"] * 10
                 row += tuple("_" if column == own else cells[column] for column in (2, 3, 4, 5))
