@@ -11,12 +11,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from structgp.errors import InputError, StructgpError
 
-AT_ONCE = 512
-"""Sequences that are answered together, at most: what waits longer than that is the next batch."""
+if TYPE_CHECKING:
+    from structgp.answers.ask import Asked
+
+AT_ONCE = 4000
+"""Tokens that are answered together, at most: what waits beyond that is the next batch. Their potentials
+are kept while they are answered, some 50 MB for ten labels."""
 DETAILS = ("labels", "probabilities", "all", "page")
 """What an answer holds: labels; the probability of the labelling and of each label too; of every label of
 each token too; uncertainty and spans too, as the page shows them."""
@@ -30,6 +34,10 @@ class _Waiting:
     X: Sequence[Any]
     detail: str
     future: Future[list[dict[str, Any]]]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(x) if isinstance(x, list) else 1 for x in self.X)
 
 
 class Answerer:
@@ -69,18 +77,18 @@ class Answerer:
             first = rest if rest is not None else self._queue.get()
             if first is None:
                 return
-            batch, n, rest, ending = [first], len(first.X), None, False
+            batch, n, rest, ending = [first], first.n_tokens, None, False
             with suppress(queue.Empty):
                 while n < AT_ONCE:
                     more = self._queue.get_nowait()
                     if more is None:
                         ending = True
                         break
-                    if more.detail != first.detail or n + len(more.X) > AT_ONCE:
+                    if more.detail != first.detail or n + more.n_tokens > AT_ONCE:
                         rest = more
                         break
                     batch.append(more)
-                    n += len(more.X)
+                    n += more.n_tokens
             self._answer(batch)
             if ending:
                 return
@@ -113,12 +121,12 @@ def answers_of(
     """One dict per sequence, see ``DETAILS``; number : what is said under 'model'."""
     if detail not in DETAILS:
         raise InputError("detail", f"{detail!r} is not known", f"use one of {', '.join(DETAILS[:3])}")
-    asked = tagger.ask(X)
+    asked = tagger.ask(X).keeping()
     labels = tagger.labels_of(asked)
     if detail == "labels":
         yield from ({"labels": shown} for shown in asked.shaped(labels))
         return
-    marginals, log_probs = tagger.marginals_of(asked), asked.log_probs(labels)
+    marginals, log_probs = tagger.marginals_of(asked), log_probs_of(asked, labels)
     shown, on_page = asked.shaped(labels), detail == "page"
     uncertainty = asked.token_uncertainty() if on_page else [None] * len(X)
     spans = asked.spans(LEAST_SPAN) if on_page and asked.model.spec.form == "sequence" else [[]] * len(X)
@@ -137,6 +145,26 @@ def answers_of(
             found["spans"] = [[start, stop, name, _rounded(p)] for start, stop, name, p in spans[n]]
             found["model"] = number
         yield found
+
+
+def log_probs_of(asked: Asked, labels: Sequence[Sequence[str]]) -> list[float | None]:
+    """``asked.log_probs`` of a chain's own labels, from the potentials that are kept."""
+    import torch  # when there is a model, it is there
+
+    from structgp.answers import labellings
+
+    if asked.links is not None:
+        return asked.log_probs(labels)
+    found: list[float | None] = [0.0] * len(labels)
+    encoded = asked.model.labels.transform(labels)
+    for batch, at in asked.potentials():
+        y = torch.zeros(at.mask.shape, dtype=torch.int64, device=at.mask.device)
+        places = batch.index.tolist()
+        for b, i in enumerate(places):
+            y[b, at.mask[b]] = torch.from_numpy(encoded[i]).to(y.device)
+        for i, value in zip(places, labellings.log_prob(at, y).tolist(), strict=True):
+            found[i] = value
+    return found
 
 
 def _rounded(value: float) -> float:
