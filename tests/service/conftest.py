@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +23,8 @@ from structgp.plan.options import Prior
 from structgp.service.label_pool import Pool, read_pool
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = 300.0
+"""Seconds that a busy machine may take for what takes one."""
 TYPES = "QTY,UNIT,NAME,PREP,COMMENT"
 
 
@@ -90,7 +91,7 @@ class Service:
         self.token = self.url.partition("token=")[2]
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         given = {"Authorization": f"Bearer {self.token}"} | headers
         try:
@@ -101,18 +102,17 @@ class Service:
             connection.close()
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Exit status and standard error."""
+        """Exit status and standard error, of which a killed service leaves none."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        errors = self.process.communicate(timeout=60)[1]
+        if number == signal.SIGKILL:  # what it started holds its pipes for a moment longer
+            assert self.process.stdout is not None
+            assert self.process.stderr is not None
+            self.process.stdout.close()
+            self.process.stderr.close()
+            return self.process.wait(PATIENCE), ""
+        errors = self.process.communicate(timeout=PATIENCE)[1]
         return self.process.returncode, errors
-
-    def until(self, what: Any, seconds: float = 60.0) -> Any:
-        deadline = time.monotonic() + seconds
-        while not (found := what()):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        return found
 
 
 @pytest.fixture(scope="session")

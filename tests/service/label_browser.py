@@ -57,7 +57,7 @@ class LabelPage(browser.Browser):
         self._until("Page.loadEventFired")
         self.until("document.getElementById('tokens').dataset.sequence !== undefined")
 
-    def until(self, condition: str, seconds: float = 30.0) -> None:
+    def until(self, condition: str, seconds: float = 300.0) -> None:
         deadline = time.monotonic() + seconds
         while True:
             if self.evaluate(f"Boolean({condition})"):

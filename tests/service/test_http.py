@@ -217,10 +217,9 @@ def kills(labelling, truth, tmp_path, n):
         for thread in threads:
             thread.start()
         time.sleep(max(0.0, stop - time.monotonic()))
-        service.process.kill()
+        service.end(signal.SIGKILL)
         for thread in threads:
             thread.join()
-        service.end()
         with sqlite3.connect(tmp_path / "labels.db") as db:
             assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
             found = db.execute("SELECT request, annotator, sequence, labels FROM events").fetchall()

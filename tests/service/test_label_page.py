@@ -34,7 +34,7 @@ def window(label_browser):
     opened = []
 
     def make():
-        opened.append(label_browser.LabelPage(label_browser.browser.find()))
+        opened.append(label_browser.LabelPage(label_browser.browser.find(), 300.0))
         opened[-1].window(1280)
         return opened[-1]
 
@@ -109,11 +109,12 @@ def with_model(service, files, tagger, pool, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(label_browser, with_model):
-    opened = label_browser.LabelPage(label_browser.browser.find())
+    opened = label_browser.LabelPage(label_browser.browser.find(), 300.0)
     yield opened
     opened.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), PLACES)
 def test_the_page_fits_and_is_readable(with_model, page, width, dark):
     page.window(width, dark=dark)
@@ -128,6 +129,7 @@ def test_the_page_fits_and_is_readable(with_model, page, width, dark):
     assert page.errors == []
 
 
+@pytest.mark.slow
 def test_suggestions_alternatives_and_reasons(with_model, page, tagger, pool):
     page.window(1280)
     page.visit(with_model[0].url + "&annotator=ann")
@@ -161,13 +163,14 @@ def test_suggestions_alternatives_and_reasons(with_model, page, tagger, pool):
     assert page.errors == []
 
 
+@pytest.mark.slow
 def test_bulk_accept_and_its_undo(with_model, page, label_browser):
     db = with_model[1]
     before = in_file(db)
     page.visit(with_model[0].url + "&annotator=ann")
     page.evaluate("document.getElementById('bulk-box').open = true")
     page.evaluate("document.getElementById('least').value = '0.6'; document.getElementById('look').click()")
-    page.until("document.getElementById('bulk').textContent.includes('unlabelled')", 60)
+    page.until("document.getElementById('bulk').textContent.includes('unlabelled')")
     told = page.evaluate("document.getElementById('bulk').textContent")
     assert "No audit has measured this yet" in told
     page.evaluate(
@@ -184,6 +187,7 @@ def test_bulk_accept_and_its_undo(with_model, page, label_browser):
     assert in_file(db) == before
 
 
+@pytest.mark.slow
 def test_spans_by_mouse(with_model, page):
     page.visit(with_model[0].url)
     while len(page.words()) < 3:

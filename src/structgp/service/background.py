@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,7 +71,8 @@ class Background:
             # A fresh interpreter: a fork would copy the threads' locks, and torch does not survive it.
             context = multiprocessing.get_context("spawn")
             self._connection, theirs = context.Pipe()
-            made = context.Process(target=refit.serve_tasks, args=(theirs, *self._given), daemon=True)
+            given = theirs, os.getpid(), *self._given
+            made = context.Process(target=refit.serve_tasks, args=given, daemon=True)
             made.start()
             self._process = made
             theirs.close()

@@ -170,12 +170,12 @@ def _end_with_parent(parent: int) -> None:
 
 
 def serve_tasks(
-    connection: Any, features: Sequence[Any], model_path: str, settings: dict[str, Any]
+    connection: Any, parent: int, features: Sequence[Any], model_path: str, settings: dict[str, Any]
 ) -> None:
     """The main function of the background process: tasks in, parts of answers out, until the other end is
-    closed. An error is an answer too."""
+    closed or the process ``parent`` is gone. An error is an answer too."""
     os.nice(10)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     import torch
 
     torch.set_num_threads(1)

@@ -64,7 +64,7 @@ def name_in(given: dict[str, Any], key: str) -> str:
 
 def number_in(given: dict[str, Any], key: str, kind: type[int] | type[float]) -> Any:
     """A number, from JSON or from the text of a query."""
-    value = given.get(key)
+    value: Any = given.get(key)
     if isinstance(value, str):
         try:
             value = kind(value)

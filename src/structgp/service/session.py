@@ -18,6 +18,7 @@ from structgp.service.answering import Answerer
 from structgp.service.background import Background
 from structgp.service.label_pool import Pool
 from structgp.service.store import Event, Store
+from structgp.service.suggestions import Suggestions
 from structgp.service.tag_set import TagSet
 
 ENOUGH = 10
@@ -29,19 +30,27 @@ REFIT_AFTER = 0.02
 """New labels before the next fit, as a share of those there are (at least one sequence)."""
 LEASE = 900.0
 """Seconds that a sequence is kept for the annotator to whom it was shown."""
-KEPT_ANSWERS = 2000
 FOUND = 50
 """Most sequences that a search lists."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A sequence on somebody's screen. told : the model's answer, seen or not."""
+    """A sequence on somebody's screen. told : the model's answer, seen or not. before : what the model said
+    before it saw labels that were taken back."""
 
     annotator: str
     stream: str
     time: float
     told: dict[str, Any] | None
+    before: dict[str, Any] | None = None
+
+    @property
+    def note(self) -> dict[str, Any] | None:
+        """What an event keeps of the model's answer."""
+        if self.before is not None or self.told is None:
+            return self.before
+        return {key: self.told[key] for key in ("model", "labels", "probability")}
 
 
 def load_tagger(path: str) -> Any:
@@ -67,7 +76,7 @@ class Session:
         self.answerer, self.background, self._seed = answerer, background, seed
         self._lock = threading.RLock()
         self._leases: dict[int, Lease] = {}
-        self._answers: dict[tuple[int | None, int], dict[str, Any]] = {}
+        self.suggestions = Suggestions(pool, answerer)
         self._order = random.Random(seed).sample(range(len(pool)), len(pool))
         self._chosen: list[int] = []
         self._fitted_version, self._fitted_n = -1, 0
@@ -98,7 +107,7 @@ class Session:
             i, stream = self._choose(annotator)
             if i is None:
                 return {"sequence": None}
-            told = self._answer(i)
+            told = self.suggestions.of(i)
             self._leases[i] = Lease(annotator, stream, time.monotonic(), told)
             self._prepare()
             return self.shown(i, stream, told)
@@ -138,33 +147,9 @@ class Session:
         held = self._leases.get(i)
         return not self.store.is_labelled(i) and (held is None or time.monotonic() - held.time > LEASE)
 
-    def _answer(self, i: int) -> dict[str, Any] | None:
-        """The model's answer about a sequence, None without a model."""
-        if self.answerer.tagger is None:
-            return None
-        key = self.answerer.number, i
-        if key not in self._answers:
-            (found,) = self.answerer.ask([self.pool.sequences[i].tokens], "page").result()
-            while len(self._answers) >= KEPT_ANSWERS:
-                del self._answers[next(iter(self._answers))]
-            self._answers[found["model"], i] = found
-            return found
-        return self._answers[key]
-
     def _prepare(self) -> None:
         """Asks ahead about the sequences that are likely to come next."""
-        ahead = [i for i in [*self._chosen[:3], *self._order[-2:]] if self._is_free(i)]
-        missing = [i for i in ahead if (self.answerer.number, i) not in self._answers]
-        if self.answerer.tagger is None or not missing:
-            return
-
-        def keep(future: Any) -> None:
-            if future.cancelled() or future.exception() is not None:
-                return
-            for i, found in zip(missing, future.result(), strict=True):
-                self._answers[found["model"], i] = found
-
-        self.answerer.ask([self.pool.sequences[i].tokens for i in missing], "page").add_done_callback(keep)
+        self.suggestions.ask_ahead(i for i in [*self._chosen[:3], *self._order[-2:]] if self._is_free(i))
 
     def shown(self, i: int, stream: str, told: dict[str, Any] | None) -> dict[str, Any]:
         """A sequence as the page shows it."""
@@ -183,7 +168,7 @@ class Session:
         """A sequence that somebody looked up."""
         self._check_sequence(i)
         with self._lock:
-            return self.shown(i, stream, self._answer(i))
+            return self.shown(i, stream, self.suggestions.of(i))
 
     def _check_sequence(self, i: Any) -> None:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < len(self.pool):
@@ -196,12 +181,12 @@ class Session:
         self._check_sequence(sequence)
         labels = self.tags.checked(labels, len(self.pool.sequences[sequence].words))
         with self._lock:
-            held, told = self._leases.get(sequence), None
-            if held is not None and held.annotator == annotator:
-                stream, told = held.stream, held.told
-            if told is None and not self.store.is_labelled(sequence):
-                told = self._answer(sequence)  # before it sees the label
-            note = None if told is None else {key: told[key] for key in ("model", "labels", "probability")}
+            held = self._leases.get(sequence)
+            if held is None or held.annotator != annotator:
+                # Looked up, or shown before a restart: the answer is the model's before it sees the label.
+                told = None if self.store.is_labelled(sequence) else self.suggestions.of(sequence)
+                held = Lease(annotator, stream, time.monotonic(), told)
+            stream, note = held.stream, held.note
             suggested = {} if note is None else {sequence: note}
             events = self.store.label(request, annotator, stream, {sequence: labels}, suggested)
             self._leases.pop(sequence, None)
@@ -220,12 +205,13 @@ class Session:
             for e in undone.events:
                 if e.sequence not in self._order:
                     self._order.insert(0, e.sequence)
-            found = self.shown(last.sequence, last.stream, self._answer(last.sequence))
+            found = self.shown(last.sequence, last.stream, self.suggestions.of(last.sequence))
             for i in [i for i, held in self._leases.items() if held.annotator == annotator]:
                 del self._leases[i]
             if len(undone.events) == 1:
-                told = last.suggested and self._answer(last.sequence)
-                self._leases[last.sequence] = Lease(annotator, last.stream, time.monotonic(), told)
+                told = self.suggestions.of(last.sequence)
+                held = Lease(annotator, last.stream, time.monotonic(), told, last.suggested)
+                self._leases[last.sequence] = held
         self.refit_if_due()
         return found | {"labels": last.labels, "undone": len(undone.events)}
 
