@@ -1,12 +1,14 @@
-"""The default features of words beside templates that people wrote, by cross-validation within training halves.
+"""The default features of words beside templates that people wrote, by cross-validation within training
+halves.
 
     python -m experiments.default_features --data DIR [--task TASK ...] [--set NAME ...]
 
 DIR has the folder ``columns``. A task's training half is the first half of its sequences (of the embedded
 corpus, its training file), of which ``FOLDS`` folds are tested in turn and at most ``MOST`` sequences are
-trained on. Test halves are never read. 'template' is the task's own template, which also reads parts of speech
-where the file has them; 'template, words' is that template without the lines that read more than the word;
-'default' is ``token_features``, and 'without ...' leaves keys of it out."""
+trained on. Test halves are never read. 'template' is the task's own template, which also reads parts of
+speech where the file has them; 'template, words' is that template without the lines that read more than
+the word; 'default' is ``token_features``; 'with pairs' adds to it, and 'without ...' leaves keys of it
+out."""
 
 from __future__ import annotations
 
@@ -27,11 +29,7 @@ WITHOUT = {
     "suffixes": ("suffix1", "suffix2", "suffix3", "suffix-1", "suffix+1"),
     "suffixes of neighbours": ("suffix-1", "suffix+1"),
     "second neighbours": ("lower-2", "lower+2"),
-    "pairs": ("lower-1,0", "lower0,+1", "shape-1,0", "shape0,+1"),
-    "pairs, second neighbours": ("lower-1,0", "lower0,+1", "shape-1,0", "shape0,+1", "lower-2", "lower+2"),
-    "pairs of words": ("lower-1,0", "lower0,+1"),
-    "pairs of shapes": ("shape-1,0", "shape0,+1"),
-    "shapes": ("shape", "shape-1", "shape+1", "shape-1,0", "shape0,+1"),
+    "shapes": ("shape", "shape-1", "shape+1"),
 }
 Rows = list[tuple[str, ...]]
 
@@ -71,9 +69,19 @@ def feature_sets(template: sources.Template, task: str) -> dict[str, Callable[[R
         "template, words": words.expand,
     }
     found["default"] = lambda rows: less(rows, ())
+    found["with pairs"] = lambda rows: _with_pairs(less(rows, ()))
     for name, keys in WITHOUT.items():
         found[f"without {name}"] = lambda rows, keys=keys: less(rows, keys)
     return found
+
+
+def _with_pairs(tokens: list[Any]) -> list[Any]:
+    """Each word and each shape together with those next to it, too."""
+    for token in tokens:
+        for key in ("lower", "shape"):
+            token[f"{key}-1,0"] = f"{token[f'{key}-1']} {token[key]}"
+            token[f"{key}0,+1"] = f"{token[key]} {token[f'{key}+1']}"
+    return tokens
 
 
 def cross_validate(
@@ -102,13 +110,13 @@ def main() -> None:
     parser.add_argument("--task", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--set", nargs="+", default=None)
     given = parser.parse_args()
-    print(f"{'task':<12}{'features':<34}{'token error':>12}{'span F1':>10}{'token NLL':>11}", flush=True)
+    print(f"{'task':<14}{'features':<32}{'token error':>12}{'span F1':>10}{'token NLL':>11}", flush=True)
     for task in given.task:
         template, rows, y = training_half(task, given.data)
         for name, features in feature_sets(template, task).items():
             if given.set is None or name in given.set:
                 error, f1, nll = cross_validate(features, rows, y)
-                print(f"{task:<12}{name:<34}{error:>12.2%}{f1:>10.2%}{nll:>11.4f}", flush=True)
+                print(f"{task:<14}{name:<32}{error:>12.2%}{f1:>10.2%}{nll:>11.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import pickle
 import unicodedata
 
@@ -214,3 +216,24 @@ def test_features_are_of_the_word_and_its_neighbours() -> None:
 )
 def test_shapes(word: str, expected: str) -> None:
     assert shape(word) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "data.span_labels",
+        "data.documents.document",
+        "data.documents.tokenizer",
+        "data.documents.token_features",
+        "data.formats.file_formats",
+        "data.formats.frames",
+        "data.formats.hf_datasets",
+        "api.annotate",
+    ],
+)
+def test_examples_run(name: str) -> None:
+    if name.endswith("frames"):
+        pytest.importorskip("pandas")
+    found = doctest.testmod(importlib.import_module(f"structgp.{name}"))
+    assert found.failed == 0
+    assert found.attempted

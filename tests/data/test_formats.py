@@ -253,6 +253,17 @@ def test_label_studio_tasks_stay_what_they_were() -> None:
     assert told[1]["result"][0]["score"] == 0.9
 
 
+def test_label_studio_regions_of_html() -> None:
+    value = {"start": "/p[1]/text()[1]", "end": "/p[1]/text()[1]", "hypertextlabels": ["PER"]}
+    value |= {"globalOffsets": {"start": 0, "end": 3}, "text": "Ann"}
+    task = {
+        "data": {"text": "Ann left"},
+        "annotations": [{"result": [{"type": "hypertextlabels", "value": value}]}],
+    }
+    (found,) = formats.read([json.dumps([task])], format="label-studio")
+    assert found.labels == ("B-PER", "O")
+
+
 def test_doccano_reads_what_it_exports() -> None:
     entities = [{"id": 1, "label": "PER", "start_offset": 0, "end_offset": 3}]
     lines = [json.dumps({"id": 1, "text": "Ann left", "entities": entities, "relations": []})]
@@ -346,15 +357,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "content", "problem"), BAD, ids=range(len(BAD)))
-def test_bad_input_names_its_place_and_a_remedy(
-    name: str, content: str, problem: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "in"
-    path.write_text(content)
+def test_bad_input_names_its_place_and_a_remedy(name: str, content: str, problem: str) -> None:
+    class File(io.BytesIO):
+        name = "folder/in"
+
     with pytest.raises(InputError) as error:
-        list(formats.read(path, format=name))
+        list(formats.read(File(content.encode()), format=name))
     assert problem in str(error.value)
-    assert error.value.place.startswith((f"{path}:", f"{path}["))
+    assert error.value.place.startswith(("folder/in:", "folder/in["))
     assert error.value.remedy
 
 

@@ -120,7 +120,7 @@ def test_known_labels_and_deferred_ones(folder: Path) -> None:
     (document,) = [Document.from_text("2 figs")]
     (kept,) = annotate(tagger, [document, document], known=[["O", None], None])[:1]
     assert kept.prediction.labels[0] == "O"
-    assert kept.prediction.probabilities[0] == 1
+    assert kept.prediction.probabilities[0] == pytest.approx(1)
     (deferred,) = annotate(tagger, [document], defer=0.0)
     assert deferred.prediction.labels == (None, None)
     assert deferred.prediction.spans == ()
@@ -195,6 +195,22 @@ def test_force_keeps_what_is_labelled(folder: Path, tmp_path: Path) -> None:
     )
 
 
+def test_spans_that_cut_tokens_grow_where_asked(folder: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.doc"
+    cut.write_text('{"text": "250g flour", "label": [[0, 2, "QTY"]]}\n')
+    evaluate = ("evaluate", "-m", folder / "model", "--format", "doccano", cut)
+    refused(*evaluate, says=r"cut\.doc:1: the span 'QTY' .* or let it grow with --snap$")
+    assert re.search(r"^B-QTY .* 1$", ok(*evaluate, "--snap").stdout, re.MULTILINE)
+
+
+def test_deferred_labels_are_not_known(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.txt").write_text("a few figs\n")
+    given = ("tag", "-m", folder / "model", "--format", "text", tmp_path / "new.txt", "--defer", "0")
+    assert "unlabelled" in json.loads(ok(*given).stdout)
+    rows = ok(*given, "--to", "conll", "--missing", "NONE").stdout.split()
+    assert rows[2::3] == ["NONE"] * 3
+
+
 def test_what_documents_cannot_hold(folder: Path, tmp_path: Path) -> None:
     model, test = folder / "model", folder / "test.jsonl"
     refused("tag", "-m", model, test, "-n", "2", says="-n: prodigy has no place for it")
@@ -240,6 +256,7 @@ def test_what_documents_cannot_hold(folder: Path, tmp_path: Path) -> None:
         says="was trained on columns, not on doc",
     )
     refused("tag", "-m", tmp_path / "plain", columns, "--to", "text", says="--to: is for documents")
+    refused("tag", "-m", tmp_path / "plain", columns, "--snap", says="--snap: .* was trained on columns")
 
 
 def test_train_with_a_template_a_scheme_and_partly_labelled_documents(folder: Path, tmp_path: Path) -> None:

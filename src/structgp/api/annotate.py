@@ -28,18 +28,28 @@ def annotate(
     """The documents with ``prediction``: labels, their probabilities, and the spans that they stand for,
     each with its probability.
 
+    Parameters
+    ----------
     tagger : a fitted :class:`structgp.StructuredGPClassifier` for sequences.
     X : features of each document's tokens, as in training; None for those of
         :func:`structgp.data.documents.token_features`.
     known : labels that are given, for each document a list with None where there is none, or None.
     defer : see ``predict``; a deferred label is None.
 
-    Example ------- >>> documents = [Document.from_text("two eggs", [(0, 3, "QTY")]), Document.from_text("3
-    figs", [(0, 1, "QTY")])] >>> X = [token_features(document.words) for document in documents] >>> from
-    structgp import Prior, StructuredGPClassifier >>> y = [document.labels for document in documents] >>>
-    tagger = StructuredGPClassifier(prior=Prior(data_weight=1)).fit(X, y) >>> (found,) = annotate(tagger,
-    [Document.from_text("two figs")]) >>> found.prediction.labels ('B-QTY', 'O') >>> [(span.start,
-    span.stop, span.label) for span in found.prediction.spans] [(0, 3, 'QTY')]"""
+    Example
+    -------
+    >>> from structgp import Prior, StructuredGPClassifier
+    >>> given = [("two eggs", [(0, 3, "QTY")]), ("3 figs", [(0, 1, "QTY")])]
+    >>> documents = [Document.from_text(text, spans) for text, spans in given]
+    >>> X = [token_features(document.words) for document in documents]
+    >>> tagger = StructuredGPClassifier(prior=Prior(data_weight=1))
+    >>> tagger = tagger.fit(X, [document.labels for document in documents])
+    >>> (found,) = annotate(tagger, [Document.from_text("two figs")])
+    >>> found.prediction.labels
+    ('B-QTY', 'O')
+    >>> [(span.start, span.stop, span.label) for span in found.prediction.spans]
+    [(0, 3, 'QTY')]
+    """
     given = list(documents)
     X = [token_features(document.words) for document in given] if X is None else X
     for name, entries in (("X", X), ("known", known)):

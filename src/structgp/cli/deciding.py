@@ -34,11 +34,12 @@ def expect(
     as_json: bool,
     vectors_path: str | None,
     documents: str | None,
+    snap: bool,
     device: str,
     encoding: str,
 ) -> None:
     """The command expect."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents, snap)
     read = list(sequences(reader, files, encoding))
     with in_files([(s.name, s.line) for s in read] if reader.names_examples else []):
         found = estimator.expected_scores([s.tokens for s in read], level)
@@ -61,6 +62,7 @@ def calibrate(
     encoding: str,
     vectors_path: str | None,
     documents: str | None,
+    snap: bool,
     device: str,
 ) -> None:
     """The command calibrate."""
@@ -68,7 +70,7 @@ def calibrate(
 
     output = model_path if output is None else output
     estimator, reader = load_with_reader(
-        StructuredGPClassifier, model_path, vectors_path, device, documents
+        StructuredGPClassifier, model_path, vectors_path, device, documents, snap
     )
     data = reader.read(data_path, encoding=encoding)
     y = all_labels(data, reader.missing)

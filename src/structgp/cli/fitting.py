@@ -13,7 +13,7 @@ from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import shared
 from structgp.cli.flags import DOCUMENTS, FEATURES, KERNELS
 from structgp.cli.progress import fit_with_progress, say_fit
-from structgp.cli.scoring import print_reports, score
+from structgp.cli.scoring import print_details, print_reports, score
 from structgp.cli.structure_files import check_format, declared_in, features_named, read_json, structure_of
 from structgp.data import shards, sources
 from structgp.data.span_labels import SCHEMES
@@ -66,7 +66,9 @@ def train(
         click.echo(f"{reader.vectors.vectors.name}: {reader.vectors.coverage}", err=True)
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
-        print_reports(score(estimator, dev, y_dev))
+        reports = score(estimator, dev, y_dev)
+        print_reports(reports)
+        print_details(reports)
 
 
 def _of_structure(spec: Spec | None, format: str) -> dict[str, Any]:

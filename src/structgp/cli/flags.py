@@ -123,6 +123,7 @@ reading_options = combined(
         help="Format of the documents, for a model that was trained on some.  [default: that of its "
         "training file]",
     ),
+    snap_option,
     device_option,
     encoding_option,
 )

@@ -24,11 +24,12 @@ def evaluate_files(
     as_json: bool,
     vectors_path: str | None,
     documents: str | None,
+    snap: bool,
     device: str,
     encoding: str,
 ) -> None:
     """The command evaluate."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents, snap)
     test = reader.read(test_path, encoding=encoding)
     y_test = all_labels(test, reader.missing)
     if against and reader.format == "jsonl":
@@ -91,9 +92,9 @@ def print_details(reports: dict[str, Report]) -> None:
     rivals = {} if first[1].layers else dict(others)
     for name, report in told.items():
         layer = f" of {name}" if first[1].layers else ""
-        _print_counts(f"span type{layer}", report.by_type, {n: r.by_type for n, r in rivals.items()})
-        if set(report.by_type) != set(report.by_label):
-            _print_counts(f"label{layer}", report.by_label, {n: r.by_label for n, r in rivals.items()})
+        if set(report.by_type) != set(report.by_label):  # else spans are single tokens
+            _print_counts(f"span type{layer}", report.by_type, {n: r.by_type for n, r in rivals.items()})
+        _print_counts(f"label{layer}", report.by_label, {n: r.by_label for n, r in rivals.items()})
 
 
 def _print_counts(

@@ -29,18 +29,20 @@ def load_with_reader(
     vectors_path: str | None = None,
     device: str = "cpu",
     documents: str | None = None,
+    snap: bool = False,
 ) -> tuple[M, Reader]:
     """A model, on ``device``, and the reader of its files. kind : ``Fitted`` if it is only to be asked,
     which saves the import of scikit-learn; vectors_path : where its word vectors are; documents : the
-    format of the files, None for that of the training file."""
+    format of the files, None for that of the training file; snap : whether spans that cut tokens grow."""
     estimator = read_as(kind, path, None)
     estimator.device = device
     reader = from_json(estimator.model_.extra, path, vectors_path)
-    if documents is not None:
-        if not isinstance(reader, DocumentReader):
-            problem = f"{path} was trained on {reader.format}, not on documents"
-            raise InputError("--format", problem, "leave it out, or train with --format")
-        reader = reader.of_format(documents)
+    if isinstance(reader, DocumentReader):
+        return estimator, reader.of_format(documents, snap)
+    if documents is not None or snap:
+        problem = f"{path} was trained on {reader.format}, not on documents"
+        option = "--snap" if snap else "--format"
+        raise InputError(option, problem, "leave it out, or train on documents with --format")
     return estimator, reader
 
 

@@ -85,11 +85,12 @@ def write_report(
     encoding: str,
     vectors_path: str | None,
     documents: str | None,
+    snap: bool,
     device: str,
 ) -> None:
     """The command report."""
     estimator, reader = shared.load_with_reader(
-        StructuredGPClassifier, model_path, vectors_path, device, documents
+        StructuredGPClassifier, model_path, vectors_path, device, documents, snap
     )
     found = list(shared.sequences(reader, [data_path], encoding))
     every: list[Any] = [s.labels for s in found if s.labels is not None]

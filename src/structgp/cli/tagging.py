@@ -46,11 +46,12 @@ def tag(
     to: str | None,
     vectors_path: str | None,
     documents: str | None,
+    snap: bool,
     device: str,
     encoding: str,
 ) -> None:
     """The command tag."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, documents=documents)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, documents=documents, snap=snap)
     if decode is not None:
         estimator.decode, estimator.costs = decode, None
     tagger: _Tagger | JsonTagger | DocumentTagger = _Tagger(
@@ -60,6 +61,7 @@ def tag(
         tagger = JsonTagger(estimator, level, n_best, force, defer, coverage)
     if isinstance(reader, DocumentReader):
         check_options(n_best, level, coverage, reader)
+        reader = reader.of_missing(missing)
         tagger = DocumentTagger(estimator, force, defer)
     elif to is not None:
         problem = f"is for documents, and {model_path} was trained on {reader.format}"
@@ -199,6 +201,7 @@ def choose(
     output: str | None,
     vectors_path: str | None,
     documents: str | None,
+    snap: bool,
     device: str,
     encoding: str,
 ) -> None:
@@ -208,7 +211,7 @@ def choose(
     from structgp.api.estimator import StructuredGPClassifier
 
     estimator, reader = load_with_reader(
-        StructuredGPClassifier, model_path, vectors_path, device, documents
+        StructuredGPClassifier, model_path, vectors_path, device, documents, snap
     )
     pool = list(sequences(reader, files, encoding))
     X = [sequence.tokens for sequence in pool]

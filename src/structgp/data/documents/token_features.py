@@ -20,8 +20,8 @@ def token_features(words: Sequence[str]) -> list[dict[str, str]]:
     """One dict of features per word, as a classifier takes them.
 
     Of the word: itself, lower case, shape, prefixes and suffixes of up to three characters. Of its
-    neighbours: lower case of two on either side, shape and suffix of the next ones; and both words and
-    both shapes of each pair of neighbours. Every dict has the same keys.
+    neighbours: lower case of two on either side, shape and suffix of the next ones. Every dict has the same
+    keys.
 
     Example
     -------
@@ -41,8 +41,6 @@ def token_features(words: Sequence[str]) -> list[dict[str, str]]:
             token[f"lower{place}"] = l[i]
         for place, i in (("-1", 1), ("+1", 3)):
             token[f"shape{place}"], token[f"suffix{place}"] = s[i], l[i][-_LONGEST:]
-        token |= {"lower-1,0": f"{l[1]} {l[2]}", "lower0,+1": f"{l[2]} {l[3]}"}
-        token |= {"shape-1,0": f"{s[1]} {s[2]}", "shape0,+1": f"{s[2]} {s[3]}"}
         found.append(token)
     return found
 

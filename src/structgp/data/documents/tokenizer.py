@@ -41,7 +41,7 @@ def tokenize(text: str) -> Offsets:
     other characters; ``'s`` and the like are tokens of their own, as are ``...`` and ``--``. A number is
     parted from a unit glued to it. Characters of scripts without spaces (Chinese, Japanese, Thai, ...)
     stand alone. White space, control characters and invisible marks of direction belong to no token;
-    everything else is in exactly one. Cost: linear, about a million characters per second.
+    everything else is in exactly one. Cost: linear, more than a million characters per second.
 
     Example
     -------

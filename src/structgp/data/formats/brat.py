@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +67,13 @@ def _entity(line: str, text: str, place: str) -> tuple[str, tuple[int, int, str]
     found = _ENTITY.fullmatch(line)
     if found is None:
         raise InputError(place, f"{line[:60]!r} is not an entity", "write T1<tab>TYPE START STOP<tab>TEXT")
-    pieces = [tuple(map(int, piece.split())) for piece in found[3].split(";")]
+    first, *gaps, last = map(int, re.split("[ ;]", found[3]))
     # brat parts an entity where a line ends.
-    for (_, stop), (start, _) in pairwise(pieces):
+    for stop, start in zip(gaps[::2], gaps[1::2], strict=True):
         if text[stop:start].strip():
             problem = f"the entity has a gap from {stop} to {start}"
             raise InputError(place, problem, "make it one stretch of text, or leave it out")
-    return found[1], (pieces[0][0], pieces[-1][1], found[2])
+    return found[1], (first, last, found[2])
 
 
 def write_brat(documents: Iterable[Document], path: str | os.PathLike[str], how: Reading) -> None:

@@ -59,9 +59,16 @@ class DocumentReader(Reader):
             )
             template.check_columns(len(self._columns(Document.from_words(["a"]))[0]), "documents")
 
-    def of_format(self, name: str | None) -> DocumentReader:
-        """The same reader for files of another format; None for this one."""
-        return self if name is None else replace(self, documents=named(name).name)
+    def of_format(self, name: str | None, snap: bool = False) -> DocumentReader:
+        """The same reader for files of another format; None for this one. snap : whether spans that cut
+        tokens grow, also if they did not in training."""
+        how = replace(self.how, snap=self.how.snap or snap)
+        return replace(self, documents=self.documents if name is None else named(name).name, how=how)
+
+    def of_missing(self, missing: str) -> DocumentReader:
+        """The same reader with another text for labels that are not known, unless that is the usual one."""
+        usual = missing == Reading.missing
+        return self if usual else replace(self, how=replace(self.how, missing=missing))
 
     def sequences(
         self, source: Any, *, encoding: str = "utf-8", name: str | None = None

@@ -76,8 +76,7 @@ def read(source: Source, format: str | None = None, **how: Any) -> Iterator[Docu
     ----------
     source : a path, a binary stream, or lines of text; for brat the path of a folder.
     format : 'conll', 'conllu', 'prodigy', 'doccano', 'label-studio', 'brat', 'spacy' or 'text'; None to
-    tell by the end
-        of the file's name.
+        tell by the end of the file's name.
     encoding : of the file, 'utf-8' by default.
     scheme : of the labels made from spans: 'BIO' by default, 'IOBES', 'BILOU' or 'IO'.
     snap : whether a span that cuts a token grows to hold it; by default that is an error.
@@ -99,9 +98,10 @@ def read(source: Source, format: str | None = None, **how: Any) -> Iterator[Docu
 def write(documents: Iterable[Document], path: Path, format: str | None = None, **how: Any) -> None:
     """Write documents, which may come from a generator, of which one is held at a time.
 
-    The file appears whole or not at all; for brat, ``path`` is a folder. format, encoding, field, missing
-    : as for :func:`read`. Where a document has a prediction, that is written, with its probabilities.
-    Formats with spans are written without the labels' tagging scheme; 'text' is written without labels."""
+    The file appears whole or not at all; for brat, ``path`` is a folder. format, encoding, field and
+    missing are those of :func:`read`. Where a document has a prediction, that is written, with its
+    probabilities. Formats with spans are written without the labels' tagging scheme; 'text' is written
+    without labels."""
     found, reading = named(format_of(path) if format is None else format), _reading(how)
     check_encoding(reading.encoding, os.fspath(path))
     if found.save is not None:

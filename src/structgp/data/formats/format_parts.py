@@ -119,11 +119,11 @@ def offsets_of(given: Any, text: str, place: str) -> tuple[tuple[int, int], ...]
     if given is None:
         return tokenize(text)
     found = []
-    for t, pair in enumerate(list_of(given, place)):
+    for t, place_of in enumerate(list_of(given, place)):
         at = f"{place}[{t}]"
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise InputError(at, f"expected [start, stop], got {pair!r}", "write two whole numbers")
-        found.append((whole(pair[0], at), whole(pair[1], at)))
+        if not isinstance(place_of, list) or len(place_of) != 2:
+            raise InputError(at, f"expected [start, stop], got {place_of!r}", "write two whole numbers")
+        found.append((whole(place_of[0], at), whole(place_of[1], at)))
     return tuple(found)
 
 

@@ -22,9 +22,13 @@ def from_pandas(
     ``label`` name its columns, and rows with the same value of ``sentence`` that follow each other are a
     document. Missing labels (None, NaN) are not known.
 
-    Example ------- >>> import pandas >>> frame = pandas.DataFrame({"sentence": [1, 1, 2], "word": ["Ann",
-    "left", "Rome"], "label": ["B", "O", None]}) >>> [(document.words, document.labels) for document in
-    from_pandas(frame)] [(('Ann', 'left'), ('B', 'O')), (('Rome',), (None,))]"""
+    Example
+    -------
+    >>> import pandas
+    >>> words = {"sentence": [1, 1, 2], "word": ["Ann", "left", "Rome"], "label": ["B", "O", None]}
+    >>> [(document.words, document.labels) for document in from_pandas(pandas.DataFrame(words))]
+    [(('Ann', 'left'), ('B', 'O')), (('Rome',), (None,))]
+    """
     columns = [str(column) for column in frame.columns]
     if "text" in columns:
         return _by_document(frame, columns)

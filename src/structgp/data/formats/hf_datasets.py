@@ -24,11 +24,12 @@ def from_dataset(
 ) -> Iterator[Document]:
     """The documents of a dataset, one per row.
 
+    Parameters
+    ----------
     dataset : a ``datasets.Dataset``, or anything whose items are mappings.
     tokens, labels : names of the columns; None for a dataset without labels.
     names : of labels that are numbers; by default those of the dataset's ClassLabel. -100 is a label that
-    is
-        not known.
+        is not known.
 
     Example
     -------

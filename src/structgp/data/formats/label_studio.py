@@ -84,7 +84,8 @@ def _spans(given: Mapping[str, Any], text: str, place: str) -> list[tuple[Any, .
         names = parts.list_of(value.get("labels", value.get("hypertextlabels")), f"{at}.value.labels")
         if len(names) != 1:
             raise InputError(f"{at}.value.labels", f"{len(names)} labels", "give a region one label")
-        start, stop = (parts.whole(value.get(key), f"{at}.value.{key}") for key in ("start", "end"))
+        offsets = value.get("globalOffsets", value)  # of HTML, where the others are paths
+        start, stop = (parts.whole(offsets.get(key), f"{at}.value.{key}") for key in ("start", "end"))
         start, stop = _in_characters(text, start, stop, value.get("text"), at)
         label = parts.name_of_label(names[0], f"{at}.value.labels[0]")
         found.append((start, stop, label, region.get("score", 0.0)))

@@ -253,9 +253,8 @@ def learn(
     field: str | None = None,
     encoding: str = "utf-8",
 ) -> Reader:
-    """The reader for a training file, and for all files like it.
-
-    Of ``train`` the first sequence is read, with ``numeric`` or ``vectors`` all of them, one by one.
+    """The reader for a training file, and for all files like it. Of ``train`` the first sequence is read,
+    with ``numeric`` or ``vectors`` all of them, one by one.
 
     Parameters
     ----------
@@ -288,15 +287,12 @@ def learn(
     given = {"template": template, "dialect": dialect, "numeric": numeric, "vectors": vectors, "form": form}
     how = {"scheme": scheme, "snap": snap, "field": field, "missing": missing}
     check_arguments(format, **given, **how, vector_column=vector_column, keys=keys)
-    if format == "crfsuite":
-        return AttributeReader(missing, tuple(keys))
-    if format == "jsonl":
-        return JsonReader(form)
+    if format in ("crfsuite", "jsonl"):
+        return AttributeReader(missing, tuple(keys)) if format == "crfsuite" else JsonReader(form)
     if template is not None and not isinstance(template, Template):
         template = Template.read(template, encoding=encoding, dialect=dialect or "crf++")
-    if format in DOCUMENTS:
+    if template is None or format in DOCUMENTS:
         return _of_documents(train, format, template, vectors, how, encoding)
-    assert template is not None
     numbers, words, n_columns = _beside(train, template, numeric, vectors, vector_column or 0, encoding)
     return ColumnReader(template, n_columns, numbers, words, missing, transitions)
 
