@@ -20,10 +20,13 @@ from structgp.cli.flags import (
     feature_options,
     field_option,
     model_option,
+    place_of,
+    place_options,
     reading_options,
     snap_option,
 )
 from structgp.cli.group import Group
+from structgp.errors import InputError
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -300,6 +303,75 @@ def report(**given: Any) -> None:
     from structgp.cli.showing import write_report
 
     write_report(**given)
+
+
+@main.command()
+@click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())
+@click.option("--db", type=click.Path(), help="SQLite file of the labels.  [default: POOL.labels.db]")
+@click.option("--types", metavar="A,B,...", help="Types of spans to label.  [default: those in POOL]")
+@click.option("--tags", metavar="A,B,...", help="Labels of single tokens, in the place of --types.")
+@click.option(
+    "--format",
+    type=click.Choice(["columns", "jsonl", *DOCUMENTS]),
+    help="Format of POOL.  [default: columns with --template, else by its name: .txt, .conllu, ...]",
+)
+@click.option("--template", type=click.Path(), help="CRF++ template of the features.")
+@click.option("--labelled", is_flag=True, help="The last column of POOL is a label.")
+@click.option("--missing", metavar="TEXT", help="Text in the place of a missing label.  [default: ?]")
+@click.option(
+    "--model", "model_path", type=click.Path(), help="Model file to write.  [default: beside --db]"
+)
+@click.option("--annotator", metavar="NAME", help="Name that the page proposes.  [default: the user's]")
+@click.option(
+    "--export",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write what is labelled and end; - for standard output.",
+)
+@click.option("--to", type=click.Choice(DOCUMENTS), help="Format of --export.  [default: that of POOL]")
+@click.option("--seed", default=0, show_default=True, help="Seed of random choices.")
+@click.option(
+    "--no-browser", "browser", is_flag=True, default=True, flag_value=False, help="Open no browser."
+)
+@place_options
+@encoding_option
+def label(**given: Any) -> None:
+    """Open a page in the browser to label the sequences of POOL, with a model that learns as you go.
+
+    Every label is on disk when the page goes on. The address that is printed holds a random token; without
+    it nothing is answered. Other annotators open the same address and give their own names.
+
+    \b
+    structgp label --types PERSON,PLACE letters.txt
+    structgp label letters.txt --export letters.jsonl --to prodigy
+    structgp label --template template --types QTY,UNIT,NAME recipes.conll"""
+    if given["to"] is not None and given["export"] is None:
+        raise InputError("--to", "is for --export", "leave it out, or name a file with --export")
+    checks.check_there(*given["files"])
+    given["place"] = place_of(given)
+    from structgp.cli.labelling import label as run
+
+    run(**given)
+
+
+@main.command()
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+@click.option(
+    "--vectors",
+    "vectors_path",
+    type=click.Path(),
+    help="File of the word vectors that MODEL was trained with.",
+)
+@place_options
+@device_option
+def serve(**given: Any) -> None:
+    """Answer over HTTP with the labels of MODEL: POST /tag with {"sequences": [...]}; /openapi.json says
+    more. Requests that come at the same time are answered together. SIGTERM or Ctrl-C ends it."""
+    checks.check_model(given["model_path"])
+    given["place"] = place_of(given)
+    from structgp.cli.labelling import serve as run
+
+    run(**given)
 
 
 @main.command()
