@@ -20,12 +20,14 @@ from sklearn.utils.validation import check_is_fitted
 from structgp.answers import model_file
 from structgp.answers.ask import Asked, Model
 from structgp.api.fitted import Fitted, read_as
+from structgp.data.annotations import Annotations
 from structgp.data.examples import Examples, as_list, read_examples
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
 from structgp.inference import StepInfo
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback
+from structgp.inference.votes import weigh_votes
 from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
@@ -158,7 +160,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
     def fit(
         self,
         X: Iterable[Any] | Shards,
-        y: Iterable[Sequence[str | None]] | None = None,
+        y: Iterable[Sequence[str | None]] | Annotations | None = None,
         X_dev: Iterable[Any] | None = None,
         y_dev: Iterable[Sequence[str]] | None = None,
         *,
@@ -170,6 +172,9 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
     ) -> StructuredGPClassifier:
         """Fits the posterior. A label may be None: all its values are summed over. Dev data is scored at
         the end, into ``training_log_['dev']``.
+
+        y may be :class:`structgp.Annotations`, labels of several annotators. The true labels are then
+        summed over, and how reliable each annotator is is learned with the rest (``annotators_``).
 
         X may be :class:`structgp.data.shards.Shards`, which hold labels too: data that is too much for
         memory is then read batch by batch, with 'minibatch' inference.
@@ -195,7 +200,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         else:
             if y is None:
                 raise InputError("y", "no labels", "pass one list of labels per sequence, or shards")
-            X, y = as_list(X), list(y)
+            X, y = as_list(X), y if isinstance(y, Annotations) else list(y)
             given = {"features": self.features, "constraints": declared(options), "weights": sample_weight}
             given["spec"] = graph_of(options)
             known = {} if before is None else {"encoder": before.encoder, "classes": before.labels.classes}
@@ -232,6 +237,9 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         refuse_graph(options, "partial_fit")
         if isinstance(X, Shards):
             raise InputError("partial_fit", "shards are fitted as a whole", "use fit, or pass X and y")
+        if isinstance(y, Annotations):
+            remedy = "use fit with all of them, or pass one labelling"
+            raise InputError("partial_fit", "annotations are fitted as a whole", remedy)
         before = getattr(self, "model_", None)
         given = {"features": self.features, "constraints": declared(options), "weights": sample_weight}
         known: dict[str, Any] = {"classes": [] if classes is None else [str(label) for label in classes]}
@@ -264,6 +272,8 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         if self.class_weight is not None:
             check_class_weight(self.class_weight, examples.labels.classes)
         generator, found = torch.Generator().manual_seed(int(self.random_state)), None
+        if isinstance(examples, Examples) and examples.given is not None:
+            examples, extras["confusions"] = weigh_votes(examples)
         with _heard() if self.verbose else nullcontext():
             if before is None:
                 if isinstance(examples, Examples):

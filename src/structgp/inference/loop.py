@@ -18,6 +18,7 @@ from structgp.data.shards import ShardBatches
 from structgp.errors import InputError
 from structgp.gp import Entropy, Posterior
 from structgp.inference import Optimizer, Problem, StepInfo
+from structgp.inference.annotated import Annotated
 from structgp.inference.batch_sites import SitesOnDisk
 from structgp.inference.checkpoint import Checkpoint, Reached
 from structgp.inference.distributed import ALONE, Processes, local_device
@@ -211,6 +212,8 @@ def train(
 def _fresh_bound(problem: Problem, optimizer: Optimizer, state: Any, generator: torch.Generator) -> float:
     """The bound on draws that nothing was fitted to."""
     fresh = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
+    if isinstance(optimizer, Annotated):
+        fresh -= optimizer.penalty
     if isinstance(state, MinibatchState):
         fresh += known_value(problem.posterior, state) - state.known_at_start
     return fresh

@@ -49,7 +49,8 @@ class Plan:
     constraints : the scheme that all training labellings obey, or the user's. decode : what labels are
     chosen for unless the user says it. threshold : least probability of a span that is predicted for the
     best F1, None where labels are not spans. program : how labellings are summed over, None for a chain.
-    answers : how a likelihood of the user's own answers. spread : factor on how far draws lie from the
+    answers : how a likelihood of the user's own answers. annotators : what is learned of them, None where
+    labels are not those of several. spread : factor on how far draws lie from the
     posterior mean."""
 
     structure: Choice[Structure]
@@ -80,6 +81,7 @@ class Plan:
     threshold: Choice[float] | None = None
     program: Choice[str] | None = None
     answers: Choice[str] | None = None
+    annotators: Choice[str] | None = None
     shape: Any = None
     tails: float | None = None
     trial: bool = False
@@ -159,9 +161,13 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         n_tokens = 0  # all at once
     if not on_disk and (together.size > 1 or not examples.in_many_parts):  # type: ignore[union-attr]
         n_tokens = 0
+    annotated = isinstance(examples, Examples) and examples.given is not None
+    n_tokens = 0 if annotated else n_tokens
     optimizer = choices.optimizer_of(options, structure, family.value, on_bound, n_tokens)
     if on_disk and asked is None:
         optimizer = replace(optimizer, reason="the data is on disk, and this way needs a batch at a time")
+    if isinstance(examples, Examples) and examples.given is not None:
+        model["annotators"] = choices.annotators_of(examples.given, structure, optimizer.value)
     if isinstance(optimizer.value, Minibatch):
         optimizer = replace(optimizer, value=optimizer.value.paced(examples.n_tokens))
     scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"
