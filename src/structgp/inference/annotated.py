@@ -25,8 +25,12 @@ from structgp.data.batch import Batch
 from structgp.inference.problem import Problem, StepInfo
 from structgp.inference.second_order import Draws, SecondOrder, SecondOrderState
 
-SETTLED = 1e-3
+SETTLED = 2e-3
 """Share of all given labels whose true label may still move in the last round."""
+
+MORE_ROUNDS = 2
+"""Times as many rounds as the other optimiser alone may take: where annotators hardly overlap, what is
+known of them moves slowly."""
 
 
 @dataclass
@@ -59,15 +63,21 @@ class Annotated:
         self.known.counts = state.counts
         self._tell(problem)  # a checkpoint may have brought other counts than the batches have
         inner, info = self.then.step(problem, state.inner)
+        if info.finished and not info.converged and inner.iteration < self._limit:
+            info = replace(info, finished=False)
         counts = self._counts(problem, inner)
         moved = float((counts - state.counts).abs().sum() / (2 * counts.sum()))
         told = replace(info, elbo=info.elbo - self.penalty)
         if info.converged and moved > SETTLED:
-            more = inner.iteration < self.then.max_rounds
+            more = inner.iteration < self._limit
             told = replace(told, converged=False, finished=not more)
         self.known.counts = counts
         self._tell(problem)
         return AnnotatedState(inner, counts), told
+
+    @property
+    def _limit(self) -> int:
+        return MORE_ROUNDS * self.then.max_rounds
 
     @property
     def penalty(self) -> float:
