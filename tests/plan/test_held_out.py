@@ -554,7 +554,7 @@ def test_a_trial_that_goes_astray_is_not_chosen(
     found = folds.predict(Candidate(8.0))[1.0]
     assert np.isfinite(found.loss)
     assert found.loss > 100
-    assert held_out._sums(np.full((2, 3), np.nan), np.array([0, 1]), np.ones(2, bool))[1] > 1000
+    assert held_out.sums_of(np.full((2, 3), np.nan), np.array([0, 1]), np.ones(2, bool))[1] > 1000
 
 
 def test_tails_stay_with_the_model() -> None:
@@ -584,5 +584,5 @@ def test_tails_of_the_plan_are_those_of_the_kernel(examples: Examples) -> None:
 def test_labels_that_the_fit_has_not_seen_are_counted_apart() -> None:
     p = np.array([[0.7, 0.3, 0.0], [0.6, 0.4, 0.0], [0.2, 0.8, 0.0], [0.5, 0.5, 0.0]])
     y, judged = np.array([0, 2, 0, -1]), np.array([True, False, True, False])
-    found = held_out._sums(p, y, judged)
+    found = held_out.sums_of(p, y, judged)
     assert found == pytest.approx([2, -np.log(0.7) - np.log(0.2), 1.5, 1, 1, 0.4])

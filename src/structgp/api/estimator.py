@@ -6,7 +6,7 @@ import copy
 import logging
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from structgp.answers import model_file
 from structgp.answers.ask import Asked, Model
 from structgp.api.fitted import Fitted, read_as
+from structgp.api.memory import GROWTH, Memory
 from structgp.data.annotations import Annotations
 from structgp.data.examples import Examples, as_list, read_examples
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
@@ -32,6 +33,7 @@ from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
 from structgp.plan.options import Options, check_class_weight, to_json
+from structgp.plan.part_check import warn_of_part
 from structgp.plan.programs import graph_of, refuse_graph
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
@@ -216,6 +218,8 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             check_together(together, plan)
         plan, examples = adopt(options, plan, examples)
         extras = {"dev": dev, "early_stopping": early_stopping, "checkpoint": checkpoint}
+        if isinstance(examples, Examples) and examples.given is None:
+            extras["memory"] = Memory.of(X, y, examples)
         return self._run(options, examples, plan, before, callback, together=together, **extras)
 
     def partial_fit(
@@ -225,14 +229,18 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         classes: Sequence[str] | None = None,
         *,
         sample_weight: Any = None,
+        remember: bool = True,
         callback: Callback | None = None,
     ) -> StructuredGPClassifier:
-        """Learns from more data, with what has been learned so far as the prior: the earlier data are not
-        needed again. New features and new labels are taken in; new labels come last in ``classes_``.
+        """Learns from more data. New features and new labels are taken in; new labels come last in
+        ``classes_``. The first call is a fit; ``classes`` may then name labels that are still to come.
 
-        For posteriors of weights (``training_log_['posterior']``). The first call is a fit; ``classes`` may
-        then name labels that are still to come. About a new label that it did not name, earlier data say
-        nothing: not even that it did not occur in them."""
+        remember : whether all data are kept in the estimator, up to 20,000 tokens, and fitted together: the
+        result is that of one fit. Otherwise, with more data, and in a model from a file, which keeps none,
+        what has been learned so far is the prior of the new data, and earlier data are known through their
+        posterior alone. That is for posteriors of weights (``training_log_['posterior']``); a warning says
+        where it makes predictions worse, as far as the new data tell. About a new label that the first call
+        did not name, earlier data then say nothing: not even that it did not occur in them."""
         options = self._options()
         refuse_graph(options, "partial_fit")
         if isinstance(X, Shards):
@@ -240,18 +248,28 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         if isinstance(y, Annotations):
             remedy = "use fit with all of them, or pass one labelling"
             raise InputError("partial_fit", "annotations are fitted as a whole", remedy)
-        before = getattr(self, "model_", None)
-        given = {"features": self.features, "constraints": declared(options), "weights": sample_weight}
+        before, X, y = getattr(self, "model_", None), as_list(X), [] if y is None else list(y)
+        given = {"features": self.features, "constraints": declared(options)}
         known: dict[str, Any] = {"classes": [] if classes is None else [str(label) for label in classes]}
         if before is not None:
             known = {"encoder": before.encoder, "classes": before.labels.classes}
-        examples = read_examples(as_list(X), [] if y is None else list(y), **given, **known)
+        examples = read_examples(X, y, weights=sample_weight, **given, **known)
+        new = Memory.of(X, y, examples) if remember else None
         if before is None:
             plan, examples = adopt(options, resolve(options, examples), examples)
-            return self._run(options, examples, plan, None, callback)
+            return self._run(options, examples, plan, None, callback, memory=new)
+        whole = new and new.after(getattr(self, "memory_", None))
+        if whole:
+            examples = read_examples(whole.X, whole.y, weights=whole.weights, **given, **known)
+            plan, examples = adopt(options, resolve(options, examples), examples, before.info)
+            settled = None if examples.n_tokens > GROWTH * whole.weighed else before.info
+            self._run(options, examples, plan, None, callback, settled=settled, memory=whole)
+            self.model_ = replace(self.model_, extra=dict(before.extra))
+            return self
         plan, examples = adopt(
             options, going_on(options, examples, before.posterior), examples, before.info
         )
+        warn_of_part(options, as_before(plan, options, before.info), before, examples)
         return self._run(options, examples, plan, before, callback, seen_before=before)
 
     def _run(
@@ -261,9 +279,14 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         plan: Plan,
         before: Model | None,
         callback: Callback | None,
+        *,
+        settled: Mapping[str, Any] | None = None,
+        memory: Memory | None = None,
         **extras: Any,
     ) -> StructuredGPClassifier:
-        """What every fit does: a posterior to start from, the optimiser, the fitted attributes."""
+        """What every fit does: a posterior to start from, the optimiser, the fitted attributes. settled :
+        log of an earlier fit, whose data weight, spread and threshold stay. memory : what to remember of
+        the data."""
 
         def report(info: StepInfo) -> bool | None:
             logger.info("step %d: bound %.2f", info.iteration + 1, info.elbo)
@@ -276,13 +299,16 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             examples, extras["confusions"] = weigh_votes(examples)
         with _heard() if self.verbose else nullcontext():
             if before is None:
-                if isinstance(examples, Examples):
+                if settled is not None:
+                    plan = as_before(plan, options, settled)
+                elif isinstance(examples, Examples):
                     plan, found = held_out.choose(options, plan, examples, extras.get("together", ALONE))
                 start = start_of(options, plan, examples, generator)
             else:
                 assert isinstance(examples, Examples)
                 start = start_from(as_before(plan, options, before.info), before, examples)
-            ratio = None if before is None else before.info.get("error_ratio")
+            earlier = settled if before is None else before.info
+            ratio = None if earlier is None else earlier.get("error_ratio")
             fit = Fit(options, examples, start, generator, held_out=found, error_ratio=ratio, **extras)
             heard = logger.isEnabledFor(logging.INFO)
             for line in plan_lines(start.plan.to_json()) if heard else ():
@@ -296,7 +322,9 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             if heard and between is not None:
                 told = "log Z of a training example is between %.2f and %.2f, on average over %d of them"
                 logger.info(told, between["low"], between["high"], between["n_examples"])
-        self.classes_ = np.array(examples.labels.classes)
+        self.classes_, self.memory_ = np.array(examples.labels.classes), memory
+        if memory is not None and settled is None and isinstance(examples, Examples):
+            self.memory_ = replace(memory, weighed=examples.n_tokens)
         if fit.dev is not None:
             self.training_log_["dev"] = self.evaluate(*fit.dev).as_dict()
         return self

@@ -211,7 +211,7 @@ class Fold:
     def _judge(self, marginals: list[np.ndarray]) -> np.ndarray:
         evidence = self.left_out.evidence or [None] * len(marginals)
         parts = zip(marginals, self.left_out.y, self.judged, evidence, strict=True)
-        sums = np.array([_sums(*part) for part in parts])
+        sums = np.array([sums_of(*part) for part in parts])
         weights = self.left_out.weights
         return sums if weights is None else weights[:, None] * sums
 
@@ -225,7 +225,7 @@ class Fold:
         return fit.model({})
 
 
-def _sums(
+def sums_of(
     p: np.ndarray, y: np.ndarray, judged: np.ndarray, evidence: np.ndarray | None = None
 ) -> list[float]:
     """Of tokens with label probabilities p (T, V) and labels y (T,), negative where they are missing.
