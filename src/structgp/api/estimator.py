@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,11 @@ from sklearn.utils.validation import check_is_fitted
 from structgp.answers import model_file
 from structgp.answers.ask import Asked, Model
 from structgp.api.fitted import Fitted, read_as
+from structgp.api.hearing import heard, logger
 from structgp.api.memory import GROWTH, Memory
 from structgp.data.annotations import Annotations
 from structgp.data.examples import Examples, as_list, read_examples
+from structgp.data.odd_labels import warn_of_odd_labels
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
 from structgp.inference import StepInfo
@@ -38,8 +39,6 @@ from structgp.plan.programs import graph_of, refuse_graph
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
-
-logger = logging.getLogger("structgp")
 
 
 class StructuredGPClassifier(Fitted, BaseEstimator):
@@ -203,24 +202,39 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             if y is None:
                 raise InputError("y", "no labels", "pass one list of labels per sequence, or shards")
             X, y = as_list(X), y if isinstance(y, Annotations) else list(y)
-            given = {"features": self.features, "constraints": declared(options), "weights": sample_weight}
-            given["spec"] = graph_of(options)
-            known = {} if before is None else {"encoder": before.encoder, "classes": before.labels.classes}
-            examples = read_examples(X, y, **given, **known)
-            plan = resolve(options, examples, together)
-            if before is not None and not can_go_on(plan, before, examples):
-                message = "warm_start: the earlier fit had other labels, other columns or another kind of "
-                message += "posterior; this one starts from the prior"
-                warnings.warn(message, StructgpWarning, stacklevel=2)
-                before, examples = None, read_examples(X, y, **given)
-                plan = resolve(options, examples, together)
+            examples, plan, before = self._read(options, X, y, sample_weight, before, together)
         if together.size > 1:
             check_together(together, plan)
         plan, examples = adopt(options, plan, examples)
+        warn_of_odd_labels(examples)
         extras = {"dev": dev, "early_stopping": early_stopping, "checkpoint": checkpoint}
         if isinstance(examples, Examples) and examples.given is None:
             extras["memory"] = Memory.of(X, y, examples)
         return self._run(options, examples, plan, before, callback, together=together, **extras)
+
+    def _read(
+        self,
+        options: Options,
+        X: list[Any],
+        y: Any,
+        weights: Any,
+        before: Model | None,
+        together: Processes,
+    ) -> tuple[Examples, Plan, Model | None]:
+        """The data as examples, the plan of their fit, and the model to start from; None where ``before``
+        cannot be that, of which a warning says so."""
+        given = {"features": self.features, "constraints": declared(options), "weights": weights}
+        given["spec"] = graph_of(options)
+        known = {} if before is None else {"encoder": before.encoder, "classes": before.labels.classes}
+        examples = read_examples(X, y, **given, **known, stacklevel=5)
+        plan = resolve(options, examples, together)
+        if before is not None and not can_go_on(plan, before, examples):
+            message = "warm_start: the earlier fit had other labels, other columns or another kind of "
+            message += "posterior; this one starts from the prior"
+            warnings.warn(message, StructgpWarning, stacklevel=3)
+            before, examples = None, read_examples(X, y, **given)
+            plan = resolve(options, examples, together)
+        return examples, plan, before
 
     def partial_fit(
         self,
@@ -254,6 +268,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         if before is not None:
             known = {"encoder": before.encoder, "classes": before.labels.classes}
         examples = read_examples(X, y, weights=sample_weight, **given, **known)
+        warn_of_odd_labels(examples, before and before.info["label_counts"])
         new = Memory.of(X, y, examples) if remember else None
         if before is None:
             plan, examples = adopt(options, resolve(options, examples), examples)
@@ -297,7 +312,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         generator, found = torch.Generator().manual_seed(int(self.random_state)), None
         if isinstance(examples, Examples) and examples.given is not None:
             examples, extras["confusions"] = weigh_votes(examples)
-        with _heard() if self.verbose else nullcontext():
+        with heard() if self.verbose else nullcontext():
             if before is None:
                 if settled is not None:
                     plan = as_before(plan, options, settled)
@@ -310,16 +325,16 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             earlier = settled if before is None else before.info
             ratio = None if earlier is None else earlier.get("error_ratio")
             fit = Fit(options, examples, start, generator, held_out=found, error_ratio=ratio, **extras)
-            heard = logger.isEnabledFor(logging.INFO)
-            for line in plan_lines(start.plan.to_json()) if heard else ():
+            is_heard = logger.isEnabledFor(logging.INFO)
+            for line in plan_lines(start.plan.to_json()) if is_heard else ():
                 logger.info(line)
             self._fitting = fit
             try:
-                self.model_, self.training_log_ = fit.run(report if heard else callback)
+                self.model_, self.training_log_ = fit.run(report if is_heard else callback)
             finally:
                 del self._fitting
             between = self.training_log_.get("log_z")
-            if heard and between is not None:
+            if is_heard and between is not None:
                 told = "log Z of a training example is between %.2f and %.2f, on average over %d of them"
                 logger.info(told, between["low"], between["high"], between["n_examples"])
         self.classes_, self.memory_ = np.array(examples.labels.classes), memory
@@ -358,22 +373,6 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         check_is_fitted(self, "model_")
         kept = self.model_.extra | (extra or {}) | {"params": to_json(self.get_params(deep=False))}
         model_file.save(replace(self.model_, extra=kept, n_draws=int(self.n_draws)), path)
-
-
-@contextmanager
-def _heard() -> Iterator[None]:
-    """Makes the logger heard on standard error, unless somebody listens already."""
-    if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
-        yield
-        return
-    handler, level = logging.StreamHandler(sys.stderr), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 def _is_option(value: Any) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -156,7 +155,7 @@ class Given:
 
     def labellings(self) -> Iterator[np.ndarray]:
         """(T,) what an annotator gave a sequence, -1 where nothing; one by one, in no order."""
-        for start, stop in pairwise(self.starts.tolist()):
+        for start, stop in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
             length = int(self.token[start:stop].max(initial=-1)) + 1
             for a in np.unique(self.annotator[start:stop]).tolist():
                 here = start + np.flatnonzero(self.annotator[start:stop] == a)

@@ -14,8 +14,8 @@ import numpy as np
 from structgp.data.annotations import Annotations, Given, majority
 from structgp.data.batch import MISSING, Batch
 from structgp.data.encode import FeatureEncoder
-from structgp.data.graphs import Shape, flat_labels, has_integers, length_of, shape_of
-from structgp.data.links import GraphSplit, Links
+from structgp.data.graphs import Shape, flat_labels, has_integers, shape_of
+from structgp.data.links import GraphSplit, Links, check_edges, own_encoders
 from structgp.data.rules import check_tuples, declared_rules
 from structgp.data.schemes import Allowed
 from structgp.data.vocabulary import length
@@ -203,12 +203,14 @@ def read_examples(
     encoder: FeatureEncoder | None = None,
     classes: Sequence[str] = (),
     spec: Any = None,
+    stacklevel: int = 4,
 ) -> Examples:
     """X and y as examples; of annotations, y is the label that most annotators gave.
 
     spec : of a structure that is not a chain. encoder : a fitted one to extend by the new features, None
     for a new one; classes : labels besides those of y, which with an encoder come first, in their order.
-    Sequences without any label (with a warning) and those of weight 0 are replaced by empty ones."""
+    Sequences without any label (with a warning, at ``stacklevel``) and those of weight 0 are replaced by
+    empty ones."""
     shapes = None if spec is None else [shape_of(x, spec.form, f"X[{n}]") for n, x in enumerate(X)]
     said = _flat(X, y, shapes, spec) if isinstance(y, Annotations) else None
     X, given_X = X if shapes is None else [shape.nodes for shape in shapes], X
@@ -218,7 +220,7 @@ def read_examples(
     else:
         labels_of = check_labels(given_X, y) if shapes is None else node_labels(shapes, y, spec.layers)
     counts = None if weights is None else _check_weights(weights, len(X))
-    used = _used(labels_of, counts)
+    used = _used(labels_of, counts, stacklevel)
     # Empty sequences keep the places of the others, which errors name.
     X = [x if i in used else [] for i, x in enumerate(X)]
     shapes = None if shapes is None else [s if i in used else Shape([]) for i, s in enumerate(shapes)]
@@ -264,7 +266,9 @@ def _flat(
     return y.flat(lambda n, labels: node_labels([shapes[n]], [labels], spec.layers)[0])
 
 
-def _used(labels_of: Sequence[Sequence[str | None]], counts: np.ndarray | None) -> set[int]:
+def _used(
+    labels_of: Sequence[Sequence[str | None]], counts: np.ndarray | None, stacklevel: int
+) -> set[int]:
     """The sequences that a fit uses: those with a label and a weight; InputError where there are none."""
     if any(labels_of) and not any(v is not None for of in labels_of for v in of):
         raise InputError("y", "no token has a label", "label some of them")
@@ -272,7 +276,7 @@ def _used(labels_of: Sequence[Sequence[str | None]], counts: np.ndarray | None) 
     n, left_out = len(labels_of), len(labels_of) - len(labelled)
     if left_out:
         message = f"{left_out} of {n} sequences have no label at all and are left out"
-        warnings.warn(message, StructgpWarning, stacklevel=4)
+        warnings.warn(message, StructgpWarning, stacklevel=stacklevel)
     used = {i for i in labelled if counts is None or counts[i] > 0}
     if not any(labels_of[i] for i in used):
         if len(used) < n:
@@ -285,34 +289,6 @@ def links_of(split: GraphSplit, rows: Sequence[np.ndarray], shapes: Sequence[Sha
     """The tuples of each example, whose nodes are encoded as rows."""
     parts = enumerate(zip(rows, shapes, strict=True))
     return [split.links(r, shape, f"X[{n}]") for n, (r, shape) in parts]
-
-
-def check_edges(spec: Any, shapes: Sequence[Shape]) -> None:
-    """InputError where no example has edges of a name that the structure declares."""
-    graphs = [shape.graph for shape in shapes if shape.graph is not None]
-    there = {name for graph in graphs for name, rows in graph.edges.items() if length_of(rows)}
-    for template in spec.templates:
-        if template.rule == "edge" and template.key not in there:
-            problem = f"no example has edges {template.key!r}"
-            found = ", ".join(map(repr, sorted(there))) or "none"
-            raise InputError("X", problem, f"pass some, or declare others; there are {found}")
-
-
-def own_encoders(spec: Any, shapes: Sequence[Shape]) -> dict[str, FeatureEncoder]:
-    """Encoders of the features that edges have of their own, by template."""
-    found = {}
-    for template in spec.templates:
-        if template.ends == "own":
-            graphs = [shape.graph for shape in shapes if shape.graph is not None]
-            given = [g.features[template.key] for g in graphs if template.key in g.features]
-            if not any(map(length_of, given)):
-                place = f"features[{template.key!r}]"
-                problem = f"no example has features of edges {template.key!r}"
-                raise InputError(
-                    place, problem, "pass Graph(..., features={name: (E, D)}), or features=False"
-                )
-            found[template.name] = FeatureEncoder().fit(given)
-    return found
 
 
 def by_layer(layers: Sequence[str], values: Sequence[Any]) -> dict[str, list[Any]]:

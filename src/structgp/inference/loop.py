@@ -23,7 +23,7 @@ from structgp.inference.batch_sites import SitesOnDisk
 from structgp.inference.checkpoint import Checkpoint, Reached
 from structgp.inference.distributed import ALONE, Processes, local_device
 from structgp.inference.estimators import Estimator, Pathwise
-from structgp.inference.minibatch import MinibatchState, known_value
+from structgp.inference.minibatch import MinibatchState, known_value, release
 from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
@@ -202,6 +202,8 @@ def train(
     if watch is not None or not info.finished:  # a kernel may have moved since the last refresh
         problem.refresh()
     fresh = _fresh_bound(problem, optimizer, state, generator) if on_fresh_draws else float("nan")
+    if isinstance(state, MinibatchState):
+        release(posterior, state)
     posterior.to(home)
     stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
     names, evaluations = (optimizer.name, reason, problem.estimator.name), sum(s.evaluations for s in steps)

@@ -17,7 +17,7 @@ from structgp.plan.resolve import Plan
 from structgp.plan.run import Fit
 from structgp.plan.trials import Predictions
 
-FEWEST_SEQUENCES = 4
+FEWEST_SEQUENCES = 10
 """Below, a part tells nothing of itself."""
 
 MOST_TOKENS = 20_000
@@ -28,11 +28,9 @@ def warn_of_part(options: Options, plan: Plan, before: Model, examples: Examples
     """Warns where a part makes predictions clearly worse, as far as its own sequences tell."""
     found = what_a_part_does(options, plan, before, examples)
     if found is not None and found[1].is_clearly_worse(found[0]):
-        message = "partial_fit: one half of the new data makes predictions of the other half worse (NLL "
-        message += (
-            f"{found[0].loss:.2f} before, {found[1].loss:.2f} after): earlier data are known through "
-        )
-        message += "their posterior alone; fit all data together if you can"
+        losses = f"NLL {found[0].loss:.2f} before, {found[1].loss:.2f} after"
+        message = f"partial_fit: one half of the new data makes predictions of the other worse ({losses}): "
+        message += "earlier data are known through their posterior alone; fit all data together if you can"
         warnings.warn(message, StructgpWarning, stacklevel=3)
 
 

@@ -28,8 +28,9 @@ from structgp.plan.predictor import answers_by, predictor_of
 from structgp.plan.programs import program_of
 from structgp.structures import ByValues, Chain, Custom, Declared, Segments, Spec, Structure, Template
 
-LATER_LEARNING_ROUNDS = 1
-"""How often the kernel moves in a ``partial_fit`` after the first."""
+LATER_LEARNING_ROUNDS = 0
+"""How often the kernel moves in a ``partial_fit`` that has nothing but the posterior of earlier data: with
+every part it would move a little further, and never back."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,13 @@ def all_at_once(plan: Plan, options: Options) -> Plan:
     return replace(plan, **_settings(options, optimizer, structure, reason))
 
 
+def features_per_token(examples: Examples) -> float:
+    """Mean number of features of a token: one of each template, and those of the sparse block."""
+    encoder = examples.encoder
+    rows = np.concatenate([r[:, len(encoder.pad_row) :: 2].ravel() for r in examples.rows if len(r)])
+    return max(1.0, len(encoder.templates) + float((rows >= 0).sum()) / examples.n_tokens)
+
+
 def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
     """The plan of a fit that learns from more data, with a posterior of weights as its prior."""
     if not old.node.takes_minibatches:
@@ -249,7 +257,8 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
         lacks = "offers no curvature" if shift else "may depend on a direction that was left out"
         raise InputError("partial_fit", f"{choices.shown(structure)} {lacks}", "fit all data at once")
     before = "as before"
-    onward = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS).paced(examples.n_tokens)
+    firm = {"hold": features_per_token(examples), "learning_rounds": LATER_LEARNING_ROUNDS}
+    onward = Minibatch(goes_on=True, **firm).paced(examples.n_tokens)
     reason = "the earlier data are known through their posterior alone"
     optimizer: Choice[Optimizer] = Choice(onward, reason)
     return Plan(
@@ -260,7 +269,7 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
         has_weights=True,
         has_dense=False,
         on_bound=True,
-        **_settings(options, optimizer, structure, "the kernel moves once more"),
+        **_settings(options, optimizer, structure, "as they were learned on the first data"),
     )
 
 
