@@ -10,7 +10,7 @@ import pytest
 
 from structgp import StructgpWarning, StructuredGPClassifier
 from structgp.data.examples import LabelEncoder
-from structgp.data.odd_labels import meant_by, warn_of_odd_labels
+from structgp.data.odd_labels import meant_by, single, warn_of_odd_labels
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,10 @@ def test_one_warning_names_all() -> None:
     (only,) = caught
     expected = "labels: 'NMAE' (once) is close to 'NAME'; 'RARE' occurs once; check them for slips"
     assert str(only.message) == expected
+
+
+def test_a_prefix_may_come_once() -> None:
+    assert single({"B-UNIT": 9, "I-UNIT": 1, "B-RARE": 1, "O": 50}) == ["B-RARE"]
 
 
 def test_few_tokens_have_labels_that_occur_once() -> None:

@@ -254,7 +254,7 @@ class Asked(Encoded):
         found = self._each(known, np.empty((0, V, V)), labellings.transition_marginals)
         return [p[: max(0, len(r) - 1)] for p, r in zip(found, self.rows, strict=True)]
 
-    def log_probs(self, y: Known) -> list[float | None]:
+    def log_probs(self, y: Sequence[Sequence[str | None]]) -> list[float | None]:
         """log p(y | x) of each labelling, of its known part where there are None in it; None where a label
         was never seen in training. -inf for one that the constraints forbid."""
         model, question = self.model, self.question

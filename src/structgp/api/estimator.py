@@ -207,8 +207,8 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             check_together(together, plan)
         plan, examples = adopt(options, plan, examples)
         warn_of_odd_labels(examples)
-        extras = {"dev": dev, "early_stopping": early_stopping, "checkpoint": checkpoint}
-        if isinstance(examples, Examples) and examples.given is None:
+        extras: dict[str, Any] = {"dev": dev, "early_stopping": early_stopping, "checkpoint": checkpoint}
+        if isinstance(X, list) and isinstance(y, list) and isinstance(examples, Examples):
             extras["memory"] = Memory.of(X, y, examples)
         return self._run(options, examples, plan, before, callback, together=together, **extras)
 
@@ -223,9 +223,11 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
     ) -> tuple[Examples, Plan, Model | None]:
         """The data as examples, the plan of their fit, and the model to start from; None where ``before``
         cannot be that, of which a warning says so."""
-        given = {"features": self.features, "constraints": declared(options), "weights": weights}
-        given["spec"] = graph_of(options)
-        known = {} if before is None else {"encoder": before.encoder, "classes": before.labels.classes}
+        given: dict[str, Any] = {"features": self.features, "constraints": declared(options)}
+        given |= {"weights": weights, "spec": graph_of(options)}
+        known: dict[str, Any] = {}
+        if before is not None:
+            known = {"encoder": before.encoder, "classes": before.labels.classes}
         examples = read_examples(X, y, **given, **known, stacklevel=5)
         plan = resolve(options, examples, together)
         if before is not None and not can_go_on(plan, before, examples):

@@ -125,7 +125,8 @@ class Given:
     ) -> Given:
         """From the labels of the variables of each sequence, by annotator."""
         label_of, annotator_of = ({v: i for i, v in enumerate(some)} for some in (classes, names))
-        V, columns, counts = len(classes), [], []
+        V, counts = len(classes), list[int]()
+        columns: list[tuple[int, ...]] = []
         for n, labels in enumerate(flat):
             here = len(columns)
             for name, y in labels.items():
@@ -136,9 +137,10 @@ class Given:
                         columns.append((n, t, annotator_of[name], now, last))
                     last = now
             counts.append(len(columns) - here)
-        table = np.array(columns, dtype=np.int64).reshape(-1, 5).T
+        table: Any = np.array(columns, dtype=np.int64).reshape(-1, 5).T
         starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        return cls(list(names), V, *np.ascontiguousarray(table), starts, sequential)
+        sequence, token, annotator, label, before = np.ascontiguousarray(table)
+        return cls(list(names), V, sequence, token, annotator, label, before, starts, sequential)
 
     @property
     def n_annotators(self) -> int:

@@ -146,13 +146,12 @@ class Examples:
     def part(self, index: Sequence[int]) -> Examples:
         """Some of the sequences, with all labels and features: those that do not occur in them are like
         ones that were never seen."""
-        some = [self.rows[i] for i in index], [self.y[i] for i in index]
         weights = None if self.weights is None else self.weights[list(index)]
         links = None if self.links is None else [self.links[i] for i in index]
         given = None if self.given is None else self.given.part(index)
         evidence = None if self.evidence is None else [self.evidence[i] for i in index]
-        beside = self.constraints, self.split, links, given, evidence
-        return Examples(self.encoder, self.labels, *some, weights, *beside)
+        some = {"rows": [self.rows[i] for i in index], "y": [self.y[i] for i in index], "weights": weights}
+        return replace(self, **some, links=links, given=given, evidence=evidence)
 
     def as_graphs(self, batch: Batch) -> Batch:
         """The batch of nodes as one of whole examples."""
@@ -212,7 +211,8 @@ def read_examples(
     Sequences without any label (with a warning, at ``stacklevel``) and those of weight 0 are replaced by
     empty ones."""
     shapes = None if spec is None else [shape_of(x, spec.form, f"X[{n}]") for n, x in enumerate(X)]
-    said = _flat(X, y, shapes, spec) if isinstance(y, Annotations) else None
+    annotations, y = (y, []) if isinstance(y, Annotations) else (None, y)
+    said = None if annotations is None else _flat(X, annotations, shapes, spec)
     X, given_X = X if shapes is None else [shape.nodes for shape in shapes], X
     if said is not None:
         layers = 1 if spec is None else max(1, len(spec.layers))
@@ -228,7 +228,7 @@ def read_examples(
     said = None if said is None else [of if i in used else {} for i, of in enumerate(said)]
     each = labels_of if said is None else [labels for of in said for labels in of.values()]
     found = {label for labels in each for label in labels if label is not None}
-    as_given = y if said is None else [labels for of in y.given for labels in of.values()]  # type: ignore[union-attr]
+    as_given = y if annotations is None else [v for of in annotations.given for v in of.values()]
     whole = spec is not None and spec.form == "grid" and all(map(has_integers, as_given))
     # Labels of one layer come together, whatever its name.
     order: Any = int if whole else (lambda label: label.split("=", 1)) if spec and spec.layers else None
@@ -239,8 +239,8 @@ def read_examples(
         raise only_one_class(labels.classes[0], "y")
     encoded, given = labels.transform(labels_of), None
     rules = None if constraints is None else declared_rules(constraints, labels.classes, spec)
-    if isinstance(y, Annotations) and said is not None:
-        given = Given.read(said, y.names, labels.classes, y.sequential)
+    if annotations is not None and said is not None:
+        given = Given.read(said, annotations.names, labels.classes, annotations.sequential)
     elif rules is not None:
         check_obeyed(rules, enumerate(encoded), labels.classes)
     rows = encoder.transform(X)

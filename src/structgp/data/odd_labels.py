@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ SHORTEST = 3
 """Letters that a name has to have: of shorter ones, too many are a letter apart on purpose."""
 
 ENOUGH_TOKENS = 200
-"""From so many labelled tokens on, a label that occurs once is worth a word."""
+"""From so many labelled tokens on, a label whose name occurs once is worth a word."""
 
 MOST_NAMED = 5
 """Labels that a warning names."""
@@ -37,7 +38,7 @@ def warn_of_odd_labels(
     slips = meant_by(counts)
     told = [f"{slip!r} ({_times(counts[slip])}) is close to {meant!r}" for slip, meant in slips.items()]
     told = _some(told)
-    once = [repr(label) for label, count in counts.items() if count == 1 and label not in slips]
+    once = [repr(label) for label in single(counts) if label not in slips]
     if once and sum(counts.values()) >= ENOUGH_TOKENS:
         told.append(f"{', '.join(_some(once))} {'occurs' if len(once) == 1 else 'occur'} once")
     if told:
@@ -52,6 +53,14 @@ def _times(count: float) -> str:
 def _some(told: list[str]) -> list[str]:
     more = len(told) - MOST_NAMED
     return [*told[:MOST_NAMED], f"{more} more"] if more > 0 else told
+
+
+def single(counts: Mapping[str, float]) -> list[str]:
+    """Labels whose name occurs once, whatever the prefix."""
+    names = Counter[str]()
+    for label, count in counts.items():
+        names[_parts(label)[1]] += count  # type: ignore[assignment]
+    return [label for label, count in counts.items() if count == names[_parts(label)[1]] == 1]
 
 
 def meant_by(counts: Mapping[str, float]) -> dict[str, str]:

@@ -202,13 +202,11 @@ def train(
     if watch is not None or not info.finished:  # a kernel may have moved since the last refresh
         problem.refresh()
     fresh = _fresh_bound(problem, optimizer, state, generator) if on_fresh_draws else float("nan")
-    if isinstance(state, MinibatchState):
-        release(posterior, state)
+    release(posterior, state)
     posterior.to(home)
     stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
     names, evaluations = (optimizer.name, reason, problem.estimator.name), sum(s.evaluations for s in steps)
-    seconds = time.monotonic() - began
-    return History(*names, steps, info.elbo, fresh, seconds, stopped, evaluations)
+    return History(*names, steps, info.elbo, fresh, time.monotonic() - began, stopped, evaluations)
 
 
 def _fresh_bound(problem: Problem, optimizer: Optimizer, state: Any, generator: torch.Generator) -> float:

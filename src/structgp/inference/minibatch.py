@@ -16,6 +16,7 @@ be on disk."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, maximum
@@ -331,10 +332,10 @@ def _hold(q: Posterior, state: MinibatchState, times: float) -> None:
 
 
 @torch.no_grad()
-def release(q: Posterior, state: MinibatchState) -> None:
+def release(q: Posterior, state: Any) -> None:
     """After a fit: gives the posterior the precision that it has without ``Minibatch.hold``, at the same
-    mean."""
-    if state.held is None:
+    mean. Nothing is done for the states of other fits."""
+    if not isinstance(state, MinibatchState) or state.held is None:
         return
     for k, block in enumerate(q.blocks):
         prior_sd = block.prior_sds()

@@ -209,7 +209,7 @@ class Fold:
         return sums
 
     def _judge(self, marginals: list[np.ndarray]) -> np.ndarray:
-        evidence = self.left_out.evidence or [None] * len(marginals)
+        evidence: Sequence[Any] = self.left_out.evidence or [None] * len(marginals)
         parts = zip(marginals, self.left_out.y, self.judged, evidence, strict=True)
         sums = np.array([sums_of(*part) for part in parts])
         weights = self.left_out.weights

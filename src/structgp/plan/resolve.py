@@ -257,8 +257,9 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
         lacks = "offers no curvature" if shift else "may depend on a direction that was left out"
         raise InputError("partial_fit", f"{choices.shown(structure)} {lacks}", "fit all data at once")
     before = "as before"
-    firm = {"hold": features_per_token(examples), "learning_rounds": LATER_LEARNING_ROUNDS}
-    onward = Minibatch(goes_on=True, **firm).paced(examples.n_tokens)
+    firm = features_per_token(examples)
+    onward = Minibatch(goes_on=True, hold=firm, learning_rounds=LATER_LEARNING_ROUNDS)
+    onward = onward.paced(examples.n_tokens)
     reason = "the earlier data are known through their posterior alone"
     optimizer: Choice[Optimizer] = Choice(onward, reason)
     return Plan(

@@ -174,6 +174,7 @@ class Fit:
                 counts[label] += count
             seen = {name: count + self.seen_before.info[name] for name, count in seen.items()}
         plan = self.start.plan
+        threshold = plan.threshold and plan.threshold.value
         decide = {
             "decode": plan.decode.value,
             "error_ratio": self.error_ratio if self.held_out is None else self.held_out["error_ratio"],
@@ -189,7 +190,7 @@ class Fit:
             self.start.plan.spec,
             int(self.options.n_draws),
             int(self.options.random_state),
-            info | seen | decide | {"label_counts": counts},
+            {"threshold": threshold} | info | seen | decide | {"label_counts": counts},
             {} if self.seen_before is None else dict(self.seen_before.extra),
             predictor=self.start.plan.predictor,
             constraints=examples.constraints,
