@@ -28,7 +28,7 @@ from benchmarks.generate import generate
 
 from experiments.active import load
 from experiments.data import TASKS, keep, run_command
-from structgp import Annotations, StructuredGPClassifier, metrics
+from structgp import Annotations, Prior, StructuredGPClassifier, metrics
 from structgp.data.annotations import majority
 from structgp.evaluation.crf import LinearCRF
 
@@ -53,9 +53,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--sequences", type=int, default=100, help="to train with")
     parser.add_argument("--scale", action="store_true", help="measure time only")
+    parser.add_argument(
+        "--once", action="store_true", help="with --scale: data count once, no choice of it"
+    )
     options = parser.parse_args(words)
     if options.scale:
-        row = scale()
+        row = scale(once=options.once)
         keep("annotators", row)
         print(row)
         return
@@ -138,8 +141,8 @@ def share_right(given: list[dict[str, list[str]]], y: Labels, name: str) -> floa
     return float(np.mean([a == b for labels, of in told for a, b in zip(labels, of, strict=True)]))
 
 
-def scale(n: int = 2_000, n_annotators: int = 50, each: int = 3) -> dict[str, Any]:
-    """CPU seconds of the default fit to annotations, ``each`` per sequence, and to the true labels."""
+def scale(n: int = 2_000, n_annotators: int = 50, each: int = 3, once: bool = False) -> dict[str, Any]:
+    """CPU seconds of the fit to annotations, ``each`` per sequence, and to the true labels."""
     data = generate(n, n_labels=6, n_values=40, n_templates=6, mean_length=10, seed=0)
     rng = np.random.default_rng(0)
     skills = rng.uniform(0.4, 0.95, n_annotators)
@@ -147,10 +150,16 @@ def scale(n: int = 2_000, n_annotators: int = 50, each: int = 3) -> dict[str, An
     seconds = {}
     for name, labels in (("one labelling", data.y), ("annotators", Annotations(given))):
         began = time.process_time()
-        StructuredGPClassifier().fit(data.X, labels)
+        StructuredGPClassifier(prior=Prior(data_weight=1.0) if once else Prior()).fit(data.X, labels)
         seconds[name] = round(time.process_time() - began, 1)
     ratio = round(seconds["annotators"] / seconds["one labelling"], 2)
-    return {"sequences": n, "annotators": n_annotators, "CPU seconds": seconds, "ratio": ratio}
+    return {
+        "sequences": n,
+        "annotators": n_annotators,
+        "once": once,
+        "CPU seconds": seconds,
+        "ratio": ratio,
+    }
 
 
 if __name__ == "__main__":

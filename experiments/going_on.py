@@ -1,6 +1,6 @@
 """Ten parts, one after the other: what is lost against a fit of all data.
 
-    python -m experiments.going_on [--first N ...] [--part N] [--parts N] [--seeds N ...]
+    python -m experiments.going_on [--first N ...] [--part N] [--parts N] [--seeds N ...] [--way W ...]
 
 The embedded corpus; seeds differ in its order. A model is fitted to the first sequences, then part after
 part is added, by
@@ -16,6 +16,7 @@ that no fit has seen: at the start, the worst after any part, and at the end.
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,13 +40,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--part", type=int, default=10, help="sequences of a part")
     parser.add_argument("--parts", type=int, default=10)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--way", nargs="+", choices=list(WAYS), default=list(WAYS))
     options = parser.parse_args(words)
     for first in options.first:
         for seed in options.seeds:
-            row = compare(first, options.part, options.parts, seed)
+            row = compare(first, options.part, options.parts, seed, options.way)
             keep("going_on", row)
             print(f"from {first}, seed {seed}: start {shown(row['start'])}, refit {shown(row['refit'])}")
-            for way in WAYS:
+            for way in options.way:
                 found = row[way]
                 worst = max(found, key=lambda each: each[1])
                 ratio = found[-1][1] / row["refit"][1]
@@ -72,7 +74,7 @@ def warm(model: StructuredGPClassifier, X: list[Any], y: list[Any], n: int, more
 WAYS = {"partial_fit": partial, "from a file": forgetful, "warm_start": warm}
 
 
-def compare(first: int, part: int, parts: int, seed: int) -> dict[str, Any]:
+def compare(first: int, part: int, parts: int, seed: int, ways: Sequence[str]) -> dict[str, Any]:
     """Error and NLL at the start, after each part, and of a refit."""
     corpus = recipes()
     X = [corpus.template.expand(x) for x in (*corpus.X_train, *corpus.X_test)]
@@ -87,11 +89,12 @@ def compare(first: int, part: int, parts: int, seed: int) -> dict[str, Any]:
         return [round(report.token_error, 4), round(report.token_nll, 4)]
 
     row: dict[str, Any] = {"first": first, "part": part, "parts": parts, "seed": seed}
-    for way, go_on in WAYS.items():
-        model = StructuredGPClassifier().fit(X[:first], y[:first])
-        row["start"], row[way] = judged(model), []
+    begun = StructuredGPClassifier().fit(X[:first], y[:first])
+    row["start"] = judged(begun)
+    for way in ways:
+        model, row[way] = copy.deepcopy(begun), []
         for k in range(parts):
-            go_on(model, X, y, first + k * part, part)
+            WAYS[way](model, X, y, first + k * part, part)
             row[way].append(judged(model))
     n = first + parts * part
     row["refit"] = judged(StructuredGPClassifier().fit(X[:n], y[:n]))

@@ -517,7 +517,8 @@ def test_impossible_weights(value: Any) -> None:
 def test_fits_that_go_on_keep_it(data: Generated, chosen: StructuredGPClassifier) -> None:
     for method in ("fit", "partial_fit"):
         model = copy.deepcopy(chosen).set_params(warm_start=True)
-        getattr(model, method)(data.X, data.y)
+        forgets = {"remember": False} if method == "partial_fit" else {}
+        getattr(model, method)(data.X, data.y, **forgets)
         plan = model.training_log_["plan"]["data_weight"]
         assert plan == {"value": weight_of(chosen), "reason": "as in the earlier fit"}
         assert model.held_out_ is None

@@ -150,8 +150,9 @@ class Examples:
         links = None if self.links is None else [self.links[i] for i in index]
         given = None if self.given is None else self.given.part(index)
         evidence = None if self.evidence is None else [self.evidence[i] for i in index]
-        some = {"rows": [self.rows[i] for i in index], "y": [self.y[i] for i in index], "weights": weights}
-        return replace(self, **some, links=links, given=given, evidence=evidence)
+        rows, y = [self.rows[i] for i in index], [self.y[i] for i in index]
+        beside = {"weights": weights, "links": links, "given": given, "evidence": evidence}
+        return replace(self, rows=rows, y=y, **beside)  # type: ignore[arg-type]
 
     def as_graphs(self, batch: Batch) -> Batch:
         """The batch of nodes as one of whole examples."""

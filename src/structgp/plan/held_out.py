@@ -209,7 +209,8 @@ class Fold:
         return sums
 
     def _judge(self, marginals: list[np.ndarray]) -> np.ndarray:
-        evidence: Sequence[Any] = self.left_out.evidence or [None] * len(marginals)
+        none: list[Any] = [None] * len(marginals)
+        evidence = none if self.left_out.evidence is None else self.left_out.evidence
         parts = zip(marginals, self.left_out.y, self.judged, evidence, strict=True)
         sums = np.array([sums_of(*part) for part in parts])
         weights = self.left_out.weights
