@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from structgp.answers import labellings
+from structgp.answers.annotators import Annotators
 from structgp.answers.best_spans import SpanDecoder
 from structgp.answers.conformal import Calibration
 from structgp.answers.encoded import Encoded, Known
@@ -65,7 +66,8 @@ class Model:
     (bound, time, versions). extra : what the caller wants kept with the model, such as the source of a
     feature template; JSON values only. constraints : on labellings, in every answer. spread : factor on how
     far draws lie from the posterior mean. calibration : what sets with a guarantee need, None before it is
-    known. own : encoders of the features that edges have of their own, by template."""
+    known. own : encoders of the features that edges have of their own, by template. annotators : what is
+    known of those whose labels it was fitted to, None where labels were taken for true."""
 
     encoder: FeatureEncoder
     labels: LabelEncoder
@@ -80,6 +82,7 @@ class Model:
     spread: float = 1.0
     calibration: Calibration | None = None
     own: dict[str, FeatureEncoder] = field(default_factory=dict)
+    annotators: Annotators | None = None
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False, compare=False)
     _kept: dict[tuple[int, str], Draws] = field(default_factory=dict, init=False, repr=False, compare=False)
     _placed: dict[str, Posterior] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -251,7 +254,7 @@ class Asked(Encoded):
         found = self._each(known, np.empty((0, V, V)), labellings.transition_marginals)
         return [p[: max(0, len(r) - 1)] for p, r in zip(found, self.rows, strict=True)]
 
-    def log_probs(self, y: Known) -> list[float | None]:
+    def log_probs(self, y: Sequence[Sequence[str | None]]) -> list[float | None]:
         """log p(y | x) of each labelling, of its known part where there are None in it; None where a label
         was never seen in training. -inf for one that the constraints forbid."""
         model, question = self.model, self.question

@@ -18,11 +18,12 @@ from structgp.data.shards import ShardBatches
 from structgp.errors import InputError
 from structgp.gp import Entropy, Posterior
 from structgp.inference import Optimizer, Problem, StepInfo
+from structgp.inference.annotated import Annotated
 from structgp.inference.batch_sites import SitesOnDisk
 from structgp.inference.checkpoint import Checkpoint, Reached
 from structgp.inference.distributed import ALONE, Processes, local_device
 from structgp.inference.estimators import Estimator, Pathwise
-from structgp.inference.minibatch import MinibatchState, known_value
+from structgp.inference.minibatch import MinibatchState, known_value, release
 from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
@@ -201,16 +202,18 @@ def train(
     if watch is not None or not info.finished:  # a kernel may have moved since the last refresh
         problem.refresh()
     fresh = _fresh_bound(problem, optimizer, state, generator) if on_fresh_draws else float("nan")
+    release(posterior, state)
     posterior.to(home)
     stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
     names, evaluations = (optimizer.name, reason, problem.estimator.name), sum(s.evaluations for s in steps)
-    seconds = time.monotonic() - began
-    return History(*names, steps, info.elbo, fresh, seconds, stopped, evaluations)
+    return History(*names, steps, info.elbo, fresh, time.monotonic() - began, stopped, evaluations)
 
 
 def _fresh_bound(problem: Problem, optimizer: Optimizer, state: Any, generator: torch.Generator) -> float:
     """The bound on draws that nothing was fitted to."""
     fresh = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
+    if isinstance(optimizer, Annotated):
+        fresh -= optimizer.penalty
     if isinstance(state, MinibatchState):
         fresh += known_value(problem.posterior, state) - state.known_at_start
     return fresh

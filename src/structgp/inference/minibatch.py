@@ -16,6 +16,7 @@ be on disk."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, maximum
@@ -70,7 +71,8 @@ def _expected(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -
 class MinibatchState:
     """sites : of each batch, one per block; None before its first visit. precision, linear : (M, R) of
     each block, of all sites together; known : the same of what the posterior knew at the start, which
-    stays. values : (n,) E[log p] of each batch at its last visit, nan before the first. scale : (R,) of
+    stays. held : (M, R) of each block, by how much its precision in ``known`` is raised during the fit.
+    values : (n,) E[log p] of each batch at its last visit, nan before the first. scale : (R,) of
     each block, by how much the functions' variances have grown. divergence : from the prior, less what was
     known. moved : whether the kernel has since the last pass. order : batches still to come in this pass.
     bounds : at the end of each pass since the kernel last moved. known_at_start : log of what ``known``
@@ -84,6 +86,7 @@ class MinibatchState:
     precision: list[Tensor]
     linear: list[Tensor]
     known: list[tuple[Tensor, Tensor]] | None = None
+    held: list[Tensor] | None = None
     order: list[int] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     passes: int = 0
@@ -109,6 +112,10 @@ class Minibatch:
     learning_rounds : with 'all', the kernel moves so often, after every second pass.
     goes_on : what the posterior knows at the start is the say of data seen before, and stays: the old
         posterior is the prior of the new data.
+    hold : with ``goes_on``, factor on the precision of what was known, at the same mean, while the new data
+        are fitted. Independent weights forget that features which come together are only sure together:
+        where all A features of a token move as one, the old data are up to A times as firm as their
+        weights' own precisions say. The posterior that comes out has the plain precisions.
     sites_folder : where sites are kept; None for in memory.
     single : whether a visit computes in single precision, with one draw of a weight for all of its batch;
         None for what suits the data."""
@@ -121,6 +128,7 @@ class Minibatch:
     learn_scales: LearnScales = "all"
     learning_rounds: int = 5
     goes_on: bool = False
+    hold: float = 1.0
     sites_folder: str | None = None
     single: bool | None = None
     name = "minibatch"
@@ -154,8 +162,12 @@ class Minibatch:
         if self.goes_on:
             with torch.no_grad():
                 state.known = [block.knowledge() for block in q.blocks]
+                if self.hold != 1:
+                    _hold(q, state, self.hold)
                 state.precision = [precision.clone() for precision, _ in state.known]
                 state.linear = [linear.clone() for _, linear in state.known]
+                if state.held is not None:
+                    _place(q, state)
                 state.known_at_start = -_divergence(problem, state)
         return state
 
@@ -203,6 +215,8 @@ class Minibatch:
                 if state.known is not None:
                     precision, linear = state.known[k]
                     state.known[k] = precision * by, linear * by.sqrt()
+                if state.held is not None:
+                    state.held[k] = state.held[k] * by
             state.learned, state.bounds = state.learned + 1, []
         _place(problem.posterior, state)  # under the scales as they are now
         state.divergence = _divergence(problem, state)
@@ -304,6 +318,32 @@ def known_value(q: Posterior, state: MinibatchState) -> float:
             mean, sd = prior_sd * block.m.T, prior_sd * block.factor.T
             total += _expected(*known, mean, mean.square() + sd.square())
     return total
+
+
+def _hold(q: Posterior, state: MinibatchState, times: float) -> None:
+    """Raises the precision of what was known, at the same mean."""
+    assert state.known is not None
+    state.held = [(times - 1) * precision for precision, _ in state.known]
+    for k, block in enumerate(q.blocks):
+        precision, linear = state.known[k]
+        prior = block.prior_sds().square().reciprocal()[:, None]
+        more = precision + state.held[k]
+        state.known[k] = more, linear / (prior + precision) * (prior + more)
+
+
+@torch.no_grad()
+def release(q: Posterior, state: Any) -> None:
+    """After a fit: gives the posterior the precision that it has without ``Minibatch.hold``, at the same
+    mean. Nothing is done for the states of other fits."""
+    if not isinstance(state, MinibatchState) or state.held is None:
+        return
+    for k, block in enumerate(q.blocks):
+        prior_sd = block.prior_sds()
+        prior, held = prior_sd.square().reciprocal()[:, None], state.held[k]
+        mean = state.linear[k] / (prior + state.precision[k])
+        precision = (state.precision[k] - held).clamp(min=0)
+        index = torch.arange(len(prior_sd), device=prior_sd.device)
+        block.place(precision, mean * (prior + precision), prior_sd, index)
 
 
 def _place(q: Posterior, state: MinibatchState) -> None:

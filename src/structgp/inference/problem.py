@@ -177,7 +177,7 @@ class Problem:
             found = curvature(*scores, batch.y, batch.mask, *extra)
         except LikelihoodError as error:
             self._fail(i, error)
-        B, T, R, table = *batch.y.shape, node.n_functions, tuple(scores[1].shape[1:])
+        B, T, R, table = *batch.y.shape[:2], node.n_functions, tuple(scores[1].shape[1:])
         shapes = (B, R, T, T) if joint else (B, T, R), table if len(table) > 2 else (B, *table)
         for name, bend, shape in zip(("node", "next"), (found.node, found.next), shapes, strict=True):
             if bend.shape != shape:  # or it might be broadcast without an error

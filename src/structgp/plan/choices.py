@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from gpytorch.kernels import Kernel
 
+from structgp.data.annotations import Given
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
 from structgp.data.vocabulary import Block
@@ -160,6 +161,20 @@ def check_transition_features(spec: Spec, optimizer: Optimizer, family: Family, 
     what = "transitions" if spec.is_chain else "tuples"
     problem = f"{spec} gives {what} features, and {problem}"
     raise InputError("structure", problem, f"{remedy}, or use chain() without features")
+
+
+def annotators_of(given: Given, structure: Structure, optimizer: Optimizer) -> Choice[str]:
+    """What is learned of annotators; InputError where structure or optimiser cannot learn from them."""
+    if not structure.takes_evidence:
+        problem = f"labels are those of several annotators, and {shown(structure)} cannot weigh them"
+        raise InputError("y", problem, "use 'chain' or another declared structure, or pass one labelling")
+    if not isinstance(optimizer, SecondOrder):
+        problem = f"the {optimizer.name!r} optimiser does not learn what annotators' labels are worth"
+        raise InputError("inference", problem, "use 'auto' or 'second-order', or pass one labelling")
+    each = "one confusion matrix for each"
+    if given.sequential:
+        each = "one confusion matrix for each and each label they gave before"
+    return Choice(f"{given.n_annotators}, {each}", "labels are those of several annotators")
 
 
 def learns_on_bound(options: Options, structure: Structure, blocks: Sequence[Block]) -> bool:

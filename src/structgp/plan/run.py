@@ -16,13 +16,16 @@ import numpy as np
 import torch
 
 from structgp import __version__
+from structgp.answers.annotators import Annotators
 from structgp.answers.ask import Model
+from structgp.answers.confusions import Confusions
 from structgp.data.batch import Batch
 from structgp.data.examples import Examples, all_labelled
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp.kernels.build import kernel_scales
-from structgp.inference import Minibatch
+from structgp.inference import Minibatch, Optimizer, SecondOrder
+from structgp.inference.annotated import Annotated
 from structgp.inference.batch_sites import remove_sites
 from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import ALONE, Processes
@@ -82,7 +85,8 @@ def check_shards(
 class Fit:
     """What goes into one fit. seen_before : the model whose data count too. dev : data to score;
     early_stopping : stop by their likelihood. checkpoint : file for the state of the fit. held_out : what
-    cross-validation has found, for the log; error_ratio : of it, from an earlier fit."""
+    cross-validation has found, for the log; error_ratio : of it, from an earlier fit. confusions : what is
+    known of annotators, moved in place by the fit."""
 
     options: Options
     examples: Examples | ShardedExamples
@@ -94,6 +98,7 @@ class Fit:
     checkpoint: str | Path | None = None
     together: Processes = ALONE
     held_out: dict[str, Any] | None = None
+    confusions: Confusions | None = None
     error_ratio: Sequence[float] | None = None
 
     def run(self, callback: Callback | None) -> tuple[Model, dict[str, Any]]:
@@ -145,7 +150,7 @@ class Fit:
                 self.start.posterior,
                 plan.structure.value,
                 self._batches(plan),
-                plan.optimizer.value,
+                self._optimizer(plan),
                 plan.optimizer.reason,
                 estimator=plan.gradient.value,
                 entropy=plan.entropy.value,  # type: ignore[arg-type]
@@ -172,6 +177,7 @@ class Fit:
                 counts[label] += count
             seen = {name: count + self.seen_before.info[name] for name, count in seen.items()}
         plan = self.start.plan
+        threshold = plan.threshold and plan.threshold.value
         decide = {
             "decode": plan.decode.value,
             "error_ratio": self.error_ratio if self.held_out is None else self.held_out["error_ratio"],
@@ -187,13 +193,32 @@ class Fit:
             self.start.plan.spec,
             int(self.options.n_draws),
             int(self.options.random_state),
-            info | seen | decide | {"label_counts": counts},
+            {"threshold": threshold} | info | seen | decide | {"label_counts": counts},
             {} if self.seen_before is None else dict(self.seen_before.extra),
             predictor=self.start.plan.predictor,
             constraints=examples.constraints,
             spread=self.start.plan.spread.value,
             own={} if isinstance(examples, ShardedExamples) or not examples.split else examples.split.own,
+            annotators=self._annotators(),
         )
+
+    def _annotators(self) -> Annotators | None:
+        """What is known of annotators now, where there are several."""
+        if (
+            self.confusions is None
+            or not isinstance(self.examples, Examples)
+            or self.examples.given is None
+        ):
+            return None
+        return Annotators.of(self.confusions, self.examples.given, self.examples.labels.classes)
+
+    def _optimizer(self, plan: Plan) -> Optimizer:
+        """That of the plan; with what annotators' labels are worth, where that is to be learned."""
+        optimizer, known = plan.optimizer.value, self.confusions
+        if known is None or not isinstance(self.examples, Examples) or self.examples.given is None:
+            return optimizer
+        assert isinstance(optimizer, SecondOrder)
+        return Annotated(optimizer, self.examples.given, known, plan.data_weight.value or 1.0)
 
     def _batches(self, plan: Plan) -> Sequence[Batch]:
         optimizer, examples = plan.optimizer.value, self.examples
@@ -210,7 +235,8 @@ class Fit:
             most_tokens = max(1, most_tokens // examples.n_labels)
         if examples.split is not None and any(examples.split.views[1:]):
             most_tokens = max(1, most_tokens // examples.n_labels)
-        data = examples.rows, examples.y, examples.encoder.pad_row, most_tokens
+        labels = examples.y if examples.evidence is None else examples.evidence
+        data = examples.rows, labels, examples.encoder.pad_row, most_tokens
         batches = make_batches(*data, plan.sequence_weights(examples), self.together, examples.n_layers)
         return [plan.split(b) if examples.split is None else examples.as_graphs(b) for b in batches]
 
