@@ -33,7 +33,7 @@ from structgp.inference.votes import weigh_votes
 from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
-from structgp.plan.options import Options, check_class_weight, to_json
+from structgp.plan.options import Options, answer_draws, check_class_weight, to_json
 from structgp.plan.part_check import warn_of_part
 from structgp.plan.programs import graph_of, refuse_graph
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
@@ -93,7 +93,9 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         like), else 'accuracy'.
     costs : with decode='cost', a dict {true label: {predicted label: cost}}, in which an error costs 1
         unless it is named and a right label nothing; or a (V, V) array ordered as ``classes_``, row = true.
-    n_draws : draws of the potentials that a prediction averages over; 0 plugs in the posterior mean.
+    n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. 'auto' is
+        128, but for probabilities of single labels, and labels chosen by them, it takes a quicker way of
+        the same quality where the structure is a chain (``structgp.answers.local_points``).
     device : where fit and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
         where there is one. The fitted model itself is kept in main memory.
     random_state : seed; equal seeds give equal fits.
@@ -393,7 +395,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         JSON values to keep with it, in ``model_.extra``."""
         check_is_fitted(self, "model_")
         kept = self.model_.extra | (extra or {}) | {"params": to_json(self.get_params(deep=False))}
-        model_file.save(replace(self.model_, extra=kept, n_draws=int(self.n_draws)), path)
+        model_file.save(replace(self.model_, extra=kept, n_draws=answer_draws(self.n_draws)), path)
 
 
 def _is_option(value: Any) -> bool:

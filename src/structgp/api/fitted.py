@@ -52,7 +52,9 @@ class Fitted(Answers, Parameters):
             check_class_weight(options.class_weight, model.labels.classes)
             shift = class_shift(options.class_weight, model)
         decide = decoder_of(options, model.info, model.labels.classes)
-        return model.ask(as_list(X), Question(int(options.n_draws), shift, options.torch_device, *decide))
+        return model.ask(
+            as_list(X), Question(options.draws, shift, options.torch_device, *decide, local=options.local)
+        )
 
 
 def read_as(kind: type[F], path: str | Path, structure: Any) -> F:

@@ -249,8 +249,8 @@ def tag(**given: Any) -> None:
 @click.option(
     "--format",
     type=click.Choice(FORMATS),
-    help="Format of POOL: without a model columns, crfsuite or jsonl; with a model of documents, a format of "
-    "documents.  [default: columns, or as the model was trained]",
+    help="Format of POOL: without a model columns, crfsuite or jsonl; with a model of documents, one of "
+    "theirs.  [default: columns, or as the model was trained]",
 )
 @choice("--cost", ["sequence", "token"], "Cost of labelling: the same per sequence, or per token.")
 @click.option("--seed", default=0, show_default=True, help="Seed of --strategy random.")

@@ -43,7 +43,9 @@ class LabelEncoder:
         return [np.array([index.get(v, UNSEEN) for v in labels], dtype=np.int64) for labels in y]
 
     def names(self, indices: Iterable[int]) -> list[str]:
-        return [self.classes[i] for i in indices]
+        # Numbers of Python are quicker places in a list than those of NumPy.
+        places = indices.tolist() if isinstance(indices, np.ndarray) else indices
+        return list(map(self.classes.__getitem__, places))
 
 
 def as_list(X: Iterable[Any]) -> list[Any]:

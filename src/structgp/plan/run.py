@@ -191,7 +191,7 @@ class Fit:
             examples.labels,
             posterior.requires_grad_(False),
             self.start.plan.spec,
-            int(self.options.n_draws),
+            self.options.draws,
             int(self.options.random_state),
             {"threshold": threshold} | info | seen | decide | {"label_counts": counts},
             {} if self.seen_before is None else dict(self.seen_before.extra),
