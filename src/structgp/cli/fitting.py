@@ -17,9 +17,8 @@ from structgp.cli.scoring import print_reports, score
 from structgp.cli.structure_files import check_format, declared_in, features_named, read_json, structure_of
 from structgp.data import shards, sources
 from structgp.errors import InputError
-from structgp.inference.distributed import Processes, joined, n_started
+from structgp.inference.distributed import Processes, joined
 from structgp.plan.options import Inducing, Parameters, Prior, device_of
-from structgp.plan.resolve import check_alone
 from structgp.structures import Spec
 
 
@@ -35,27 +34,28 @@ def train(
     **given: Any,
 ) -> None:
     """The command train."""
-    if shards_folder is not None:
-        check_alone(Processes(size=n_started()))
     features = {name: given.pop(name) for name in FEATURES}
     spec = declared_in(given["structure"])
     check_format(spec, features["format"], shards_folder)
     features |= _of_structure(spec, features["format"])
-    reader, X, y, counts, places = _training_data(paths, encoding, missing, shards_folder, features)
-    dev = reader.read(dev_path, encoding=encoding) if dev_path else None
-    y_dev = shared.all_labels(dev, missing) if dev is not None else []
-    estimator = _classifier(reader, spec, **given)
     checkpoint = Path(f"{output}.checkpoint")
-    if restart:
-        checkpoint.unlink(missing_ok=True)
-    watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True} if dev and early_stopping else {}
-    try:
-        with joined(device_of(given["device"])) as together, shared.in_files(places):
-            fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
-    except InputError as error:
-        if error.place == str(checkpoint):
-            raise InputError(error.place, error.problem, "use --restart to start again") from error
-        raise
+    with joined(device_of(given["device"])) as together:
+        read = _training_data(paths, encoding, missing, shards_folder, features, together)
+        reader, X, y, counts, places = read
+        dev = reader.read(dev_path, encoding=encoding) if dev_path else None
+        y_dev = shared.all_labels(dev, missing) if dev is not None else []
+        estimator = _classifier(reader, spec, **given)
+        if restart:
+            checkpoint.unlink(missing_ok=True)
+            together.wait()  # or another process might still find it
+        watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True} if dev and early_stopping else {}
+        try:
+            with shared.in_files(places):
+                fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
+        except InputError as error:
+            if error.place == str(checkpoint):
+                raise InputError(error.place, error.problem, "use --restart to start again") from error
+            raise
     if not together.is_first:
         return
     estimator.save(output, reader.to_json())
@@ -125,7 +125,12 @@ def _scheme(name: str | None) -> Any:
 
 
 def _training_data(
-    paths: Sequence[str], encoding: str, missing: str | None, folder: str | None, features: dict[str, Any]
+    paths: Sequence[str],
+    encoding: str,
+    missing: str | None,
+    folder: str | None,
+    features: dict[str, Any],
+    together: Processes,
 ) -> tuple[sources.Reader, Any, list[Any] | None, tuple[int, int], list[tuple[str, int]]]:
     """The reader that the arguments ask for, X and y as ``fit`` takes them, the numbers of sequences and
     tokens, and the places of JSON lines. A file is read once, since it may be a pipe, and with shards never
@@ -146,7 +151,7 @@ def _training_data(
             raise InputError(f"{template.name}:{template.bigrams[0].line}", problem, remedy)
     reader = sources.learn(file, template=template, missing=missing, encoding=encoding, **features)
     if folder is not None:
-        found = _shards_of(reader.stream(train, encoding), folder)
+        found = _shards_of(reader.stream(train, encoding), folder, together)
         return reader, found, None, (found.about["n_given"], found.n_tokens), []
     data = reader.read(file, encoding=encoding)
     shared.check_two_labels(data.y, data.name)
@@ -154,18 +159,25 @@ def _training_data(
     return reader, data.X, data.y, (len(data.X), shared.n_tokens(data.y)), places
 
 
-def _shards_of(stream: sources.Stream, folder: str) -> shards.Shards:
-    """The shards of a file: those in the folder if they belong to this file, else new ones."""
+def _shards_of(stream: sources.Stream, folder: str, together: Processes) -> shards.Shards:
+    """The shards of a file: those in the folder if they belong to this file, else new ones, which the first
+    of several processes writes."""
     digest = stream.digest
+    if not together.is_first:
+        together.wait()
     if (Path(folder) / "manifest.json").exists():
         found = shards.read(folder)
         if found.about["source"] != digest:
             problem = f"holds shards of other data than {stream.path}"
             raise InputError(folder, problem, "name another folder, or remove this one")
-        click.echo(f"{folder}: already written", err=True)
-        return found
-    click.echo(f"encoding {stream.path} into {folder}", err=True)
-    return shards.write(stream, folder, features="columns", source=digest, name=stream.path)
+        if together.is_first:
+            click.echo(f"{folder}: already written", err=True)
+    else:
+        click.echo(f"encoding {stream.path} into {folder}", err=True)
+        found = shards.write(stream, folder, features="columns", source=digest, name=stream.path)
+    if together.is_first:
+        together.wait()
+    return found
 
 
 def _class_weight(given: Sequence[str]) -> str | dict[str, float] | None:

@@ -17,7 +17,7 @@ from structgp.data.batch import Batch, by_length, pad
 from structgp.data.shards import ShardBatches
 from structgp.errors import InputError
 from structgp.gp import Entropy, Posterior
-from structgp.inference import Optimizer, Problem, StepInfo
+from structgp.inference import Minibatch, Optimizer, Problem, StepInfo
 from structgp.inference.batch_sites import SitesOnDisk
 from structgp.inference.checkpoint import Checkpoint, Reached
 from structgp.inference.distributed import ALONE, Processes, local_device
@@ -175,11 +175,14 @@ def train(
         batches = _placed(posterior, batches, local_device(device))
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
-    problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, together=together)
+    given = posterior, structure, batches, estimator or Pathwise(), entropy
+    problem = Problem(*given, together=together, sees_all=isinstance(optimizer, Minibatch))
     if saved is None:
         state, steps = optimizer.start(problem, generator), list[StepInfo]()
     else:
         state, steps, problem.memory = saved.state, saved.steps, saved.memory
+        if isinstance(getattr(state, "sites", None), SitesOnDisk):
+            state.sites.go_on(together)
         if watch is not None and saved.best is not None:
             watch.best = saved.best
     while True:
@@ -193,7 +196,8 @@ def train(
             break
         best, elapsed = None if watch is None else watch.best, time.monotonic() - began
         reached, is_first = Reached(state, steps, elapsed, problem.memory, best), together.rank == 0
-        written = checkpoint.write(posterior, generator, reached) if checkpoint and is_first else True
+        # Without a checkpoint each process has a folder of its own; with one, the first process cleans up.
+        written = is_first and checkpoint.write(posterior, generator, reached) if checkpoint else True
         if written and isinstance(getattr(state, "sites", None), SitesOnDisk):
             state.sites.release()
     if watch is not None:

@@ -291,18 +291,12 @@ def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
     return replace(plan, **found)
 
 
-def check_alone(together: Processes) -> None:
-    """InputError where several processes are to fit data on disk."""
-    if together.size > 1:
-        problem, remedy = "data on disk is for one process", "pass the data itself, or start one process"
-        raise InputError("torchrun", problem, remedy)
-
-
 def check_together(together: Processes, plan: Plan) -> None:
-    """InputError unless several processes can share the fit: of weights in closed form, in memory."""
+    """InputError unless several processes can share the fit: of weights, in closed form or batch by
+    batch."""
     optimizer = plan.optimizer.value
     alone = plan.has_dense or not plan.has_weights
-    if together.size > 1 and (alone or not isinstance(optimizer, SecondOrder)):
+    if together.size > 1 and (alone or not isinstance(optimizer, SecondOrder | Minibatch)):
         problem = f"the {optimizer.name} fit of this posterior is for one process"
         remedy = "use categorical or sparse features with the default fit, or start it without torchrun"
         raise InputError("torchrun", problem, remedy)

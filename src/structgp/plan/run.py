@@ -30,7 +30,7 @@ from structgp.inference.loop import Callback, History, Watch, make_batches, trai
 from structgp.plan.decisions import settle_threshold
 from structgp.plan.options import Options, fingerprint
 from structgp.plan.programs import bracket_of
-from structgp.plan.resolve import Plan, all_at_once, check_alone
+from structgp.plan.resolve import Plan, all_at_once
 from structgp.plan.start import Start
 from structgp.structures import Differences
 
@@ -59,9 +59,7 @@ def check_dev(X_dev: Any, y_dev: Any, early_stopping: Any) -> None:
         raise InputError("early_stopping", "there is no dev data to stop by", "pass X_dev and y_dev to fit")
 
 
-def check_shards(
-    y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool, together: Processes
-) -> None:
+def check_shards(y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool) -> None:
     """InputError for what cannot go with data on disk."""
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
@@ -72,7 +70,6 @@ def check_shards(
     if goes_on:
         problem = "a fit on shards starts from nothing: their features are numbered anew"
         raise InputError("warm_start", problem, "use warm_start=False, or go on from a checkpoint")
-    check_alone(together)
 
 
 @dataclass(frozen=True)
@@ -136,8 +133,7 @@ class Fit:
         on_fresh_draws: bool = True,
     ) -> History:
         """Fits the posterior in place, without warnings."""
-        on_disk = isinstance(self.examples, ShardedExamples)
-        with self._sites(plan) if on_disk else nullcontext(plan) as plan:
+        with self._sites(plan) if self._keeps_sites_on_disk(plan) else nullcontext(plan) as plan:
             return train(
                 self.start.posterior,
                 plan.structure.value,
@@ -206,7 +202,9 @@ class Fit:
         if examples.split is not None and any(examples.split.views[1:]):
             most_tokens = max(1, most_tokens // examples.n_labels)
         data = examples.rows, examples.y, examples.encoder.pad_row, most_tokens
-        batches = make_batches(*data, plan.sequence_weights(examples), self.together, examples.n_layers)
+        # With minibatches a process visits some of the batches that all have (``inference.rounds``).
+        together = ALONE if isinstance(optimizer, Minibatch) else self.together
+        batches = make_batches(*data, plan.sequence_weights(examples), together, examples.n_layers)
         return [plan.split(b) if examples.split is None else examples.as_graphs(b) for b in batches]
 
     def _watch(self, dev: Dev) -> Watch:
@@ -251,18 +249,25 @@ class Fit:
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
+    def _keeps_sites_on_disk(self, plan: Plan) -> bool:
+        """On shards; and where processes share a checkpoint, which another number of them may go on
+        from."""
+        optimizer = plan.optimizer.value
+        if not isinstance(optimizer, Minibatch) or optimizer.sites_folder is not None:
+            return False
+        shares = self.together.size > 1 and self.checkpoint is not None
+        return shares or isinstance(self.examples, ShardedExamples)
+
     @contextmanager
     def _sites(self, plan: Plan) -> Iterator[Plan]:
         """The plan with its sites on disk: beside the checkpoint, where they stay if the fit is cut off, or
-        in a folder of the shards' that is removed after the fit."""
-        assert isinstance(self.examples, ShardedExamples)
+        in a folder of the shards' that is removed after the fit, one per process."""
         optimizer = plan.optimizer.value
-        if not isinstance(optimizer, Minibatch) or optimizer.sites_folder is not None:
-            yield plan
-            return
+        assert isinstance(optimizer, Minibatch)
         with ExitStack() as stack:
             folder = f"{self.checkpoint}.sites"
             if self.checkpoint is None:
+                assert isinstance(self.examples, ShardedExamples)
                 beside = self.examples.shards.folder
                 try:
                     made = tempfile.TemporaryDirectory(prefix=".sites-", dir=beside)
@@ -273,7 +278,7 @@ class Fit:
                 folder = stack.enter_context(made)
             placed = replace(optimizer, sites_folder=folder)
             yield replace(plan, optimizer=replace(plan.optimizer, value=placed))
-            if self.checkpoint is not None:
+            if self.checkpoint is not None and self.together.is_first:
                 remove_sites(folder)
 
     def _log(self, history: History, plan: Plan) -> dict[str, Any]:
