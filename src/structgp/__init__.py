@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from structgp.api.active import select
+    from structgp.api.batch_tagger import BatchTagger
     from structgp.api.describe import describe
     from structgp.api.estimator import StructuredGPClassifier, load
     from structgp.api.explain import explain
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Adam",
+    "BatchTagger",
     "Custom",
     "Graph",
     "Inducing",
@@ -66,6 +68,7 @@ __all__ = [
 
 _ROOMS = {
     "Adam": "inference",
+    "BatchTagger": "api.batch_tagger",
     "Custom": "structures",
     "Inducing": "plan.options",
     "Minibatch": "inference",

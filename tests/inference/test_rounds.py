@@ -1,6 +1,6 @@
 """Minibatches of several processes: who visits what, the same sums in all, and going on with more or fewer.
 
-Processes are threads here, which take a fraction of a second to start; ``test_distributed`` has real ones."""
+Processes are threads here, which start at once; ``test_distributed`` has real ones."""
 
 from __future__ import annotations
 

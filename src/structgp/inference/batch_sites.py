@@ -164,7 +164,12 @@ class SitesOnDisk:
         except OSError as error:
             raise _cannot(str(path), error) from error
         sizes = [(len(s.precision), len(s.dual), s.precision.element_size()) for s in sites]
-        row = [self.current + self.rank, self.length, zlib.crc32(content), *(n for some in sizes for n in some)]
+        row = [
+            self.current + self.rank,
+            self.length,
+            zlib.crc32(content),
+            *(n for some in sizes for n in some),
+        ]
         self.table[i] = torch.tensor(row)
         self.length += len(content)
 

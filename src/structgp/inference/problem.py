@@ -219,7 +219,8 @@ class Problem:
         return Latents.of(self.posterior, here, self.batches[i].masks)
 
     def target(self, i: int, latent: Latents) -> Target:
-        """log p of batch i as a function of standard normal numbers, components one after another."""
+        """log p of batch i as a function of standard normal numbers, components one after another.
+        Stand-ins are computed in single precision: their rounding is far below the noise of the draws."""
         batch, q, estimator = self.batches[i], self.posterior, self.estimator
         functions: Callable[..., Tensor] | None = PARTS.get(estimator.parts or "")
 
@@ -232,9 +233,9 @@ class Problem:
 
         def parts(noise: Noise) -> Tensor:
             assert functions is not None
-            scores, K = latent.place(noise), q.n_components
+            scores, K = latent.place([eps.float() for eps in noise]), q.n_components
             values = functions(*scores, batch.y.repeat(K, 1), batch.mask.repeat(K, 1))
-            return values * self.weights[i].repeat(K).to(values)[:, None]
+            return (values * self.weights[i].repeat(K).to(values)[:, None]).to(noise[0])
 
         ours = not isinstance(self.structure, BlackBox)
         single = ours and not estimator.needs_gradient and estimator.n_draws >= MANY_DRAWS
@@ -243,14 +244,21 @@ class Problem:
         return Target(log_prob, latent.groups, mixing.repeat_interleave(len(batch)), given, kind)
 
     def estimate(
-        self, i: int, latent: Latents, generator: Generator, memory: Sites | None = None
+        self,
+        i: int,
+        latent: Latents,
+        generator: Generator,
+        memory: Sites | None = None,
+        estimator: Estimator | None = None,
     ) -> Estimate:
         """E[log p] of batch i with slope and bend, in the posterior's precision. ``memory`` : what is known
-        of it already; by default the running quadratic of earlier estimates."""
-        uses, like = self.estimator.uses_memory, self.posterior.node.m
+        of it already; by default the running quadratic of earlier estimates. ``estimator`` : the problem's
+        with another number of draws."""
+        estimator = estimator or self.estimator
+        uses, like = estimator.uses_memory, self.posterior.node.m
         known = (self.memory.get(i) if memory is None else memory) if uses else None
         about = None if known is None else latent.moments(known.sensitivity(latent))
-        found = self.estimator(self.target(i, latent), generator, about)
+        found = estimator(self.target(i, latent), generator, about)
         moments, variance = (m.map(lambda a: a.to(like)) for m in (found.moments, found.variance))
         if uses and memory is None:
             new = Sites.of(latent, latent.sensitivity(moments))
@@ -296,7 +304,9 @@ class Problem:
         """Random numbers of 2 x half draws, mirrored, one entry per block."""
         blocks = self.posterior.blocks
         masks: list[Any] = [()] * len(blocks)
-        if not all(block.takes_minibatches for block in blocks):  # those need no masks, which may be on disk
+        if not all(
+            block.takes_minibatches for block in blocks
+        ):  # those need no masks, which may be on disk
             masks = list(zip(*(batch.masks for batch in self.batches), strict=True))
         parts = zip(blocks, masks, strict=True)
         return [block.fixed_noise(half, list(of_block), generator) for block, of_block in parts]

@@ -21,7 +21,7 @@ from structgp.gp.kernels.build import KernelChoice
 from structgp.gp.kernels.dense import BY_NAME
 from structgp.gp.low_rank_fit import PASSES
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
-from structgp.inference.estimators import Estimator, Pathwise
+from structgp.inference.estimators import Estimator, Pathwise, Surrogate
 from structgp.inference.minibatch import MANY_TOKENS
 from structgp.paper import LbfgsBlocks, MixtureFit, Preset
 from structgp.plan.options import ESTIMATORS, NAMED, Family, Inducing, Mixture, Options, Weights
@@ -56,6 +56,10 @@ this many the prior matters little."""
 
 OPEN_DRAWS = 32
 """Draws of pathwise gradients for natural gradients and L-BFGS, where the user names none."""
+
+VALUE_DRAWS = 256
+"""The same of surrogates for natural gradients, which average over their steps. On one fold of the
+segmentation task fits with 128, 256 and 512 ended within .03 nats per sequence of each other."""
 
 MOST_BYTES = 1 << 29
 """Memory of the covariance factors. A round holds a few times as much."""
@@ -391,4 +395,6 @@ def gradient_of(first: Optimizer, structure: Structure) -> Choice[Estimator]:
         raise InputError("gradient", problem, "use gradient='auto', or write the structure in torch")
     if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | LbfgsBlocks):
         draws = OPEN_DRAWS
+    if draws is None and isinstance(estimator, Surrogate) and isinstance(first, Natural):
+        draws = VALUE_DRAWS
     return Choice(estimator if draws is None else estimator.with_draws(int(draws)), reason)
