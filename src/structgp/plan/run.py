@@ -28,6 +28,7 @@ from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback, History, Watch, make_batches, train
 from structgp.plan.decisions import settle_threshold
+from structgp.plan.foreseen import in_processes
 from structgp.plan.options import Options, fingerprint
 from structgp.plan.programs import bracket_of
 from structgp.plan.resolve import Plan, all_at_once
@@ -94,7 +95,8 @@ class Fit:
         """Fits the posterior in place; returns the model and the log."""
         kept, plan = (None, self.start.plan) if self.checkpoint is None else self._kept()
         left = self.start.open_variance
-        history = self.train(plan, callback, kept)
+        with in_processes(plan, self.examples) as foreseen:
+            history = self.train(plan, callback, kept)
         if history.stopped == "limit":
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
@@ -115,7 +117,7 @@ class Fit:
         for block in self.start.posterior.blocks:
             block.round_factor()
         plan = settle_threshold(plan, self.model({}), self.examples)
-        log = self._log(history, plan)
+        log = self._log(history, plan) | {"foreseen": None if foreseen is None else foreseen.to_json()}
         if kept is not None and self.together.is_first:
             kept.remove()
         info = {k: v for k, v in log.items() if k != "steps"}
