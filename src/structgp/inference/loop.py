@@ -177,14 +177,8 @@ def train(
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     given = posterior, structure, batches, estimator or Pathwise(), entropy
     problem = Problem(*given, together=together, sees_all=isinstance(optimizer, Minibatch))
-    if saved is None:
-        state, steps = optimizer.start(problem, generator), list[StepInfo]()
-    else:
-        state, steps, problem.memory = saved.state, saved.steps, saved.memory
-        if isinstance(getattr(state, "sites", None), SitesOnDisk):
-            state.sites.go_on(together)
-        if watch is not None and saved.best is not None:
-            watch.best = saved.best
+    state = optimizer.start(problem, generator) if saved is None else _going_on(problem, saved, watch)
+    steps: list[StepInfo] = [] if saved is None else saved.steps
     while True:
         state, info = optimizer.step(problem, state)
         steps.append(info)
@@ -210,6 +204,16 @@ def train(
     names, evaluations = (optimizer.name, reason, problem.estimator.name), sum(s.evaluations for s in steps)
     seconds = time.monotonic() - began
     return History(*names, steps, info.elbo, fresh, seconds, stopped, evaluations)
+
+
+def _going_on(problem: Problem, saved: Reached, watch: Watch | None) -> Any:
+    """The optimiser's state where a checkpoint has left it; problem and watch are set, in place."""
+    problem.memory = saved.memory
+    if isinstance(getattr(saved.state, "sites", None), SitesOnDisk):
+        saved.state.sites.go_on(problem.together)
+    if watch is not None and saved.best is not None:
+        watch.best = saved.best
+    return saved.state
 
 
 def _fresh_bound(problem: Problem, optimizer: Optimizer, state: Any, generator: torch.Generator) -> float:

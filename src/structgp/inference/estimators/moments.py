@@ -218,8 +218,8 @@ def slopes_at(total: Tensor, leaves: Noise) -> Noise:
     found: Sequence[Tensor | None] = [None] * len(leaves)
     if total.requires_grad:
         found = torch.autograd.grad(total, leaves, allow_unused=True)
-    pairs = zip(leaves, found, strict=True)
-    return tuple(torch.zeros_like(eps) if grad is None else grad for eps, grad in pairs)
+    both = zip(leaves, found, strict=True)
+    return tuple(torch.zeros_like(eps) if grad is None else grad for eps, grad in both)
 
 
 def moments_along(target: Target, noise: Noise, grads: Noise, values: Tensor) -> Moments:

@@ -204,8 +204,8 @@ class _StandIns:
             self.values = self.parts(self.leaves)
         self.features = list(self.values.detach().split(self.sizes))
         if quadratic is not None:
-            pairs = zip(self.features, draws, strict=True)
-            self.features = [torch.cat([c, quadratic(noise)], -1) for c, noise in pairs]
+            both = zip(self.features, draws, strict=True)
+            self.features = [torch.cat([c, quadratic(noise)], -1) for c, noise in both]
 
     def moments(self, betas: Sequence[Tensor]) -> list[Moments]:
         """Slope and bend of beta c for each replicate, with coefficients (B, C)."""
@@ -213,8 +213,8 @@ class _StandIns:
         if not self.at_once:
             most = max(max(self.sizes) // PATHWISE_SHARE, LEAST_PATHWISE)
             some = [tuple(eps[:most] for eps in noise) for noise in self.draws]
-            pairs = zip(some, betas, strict=True)
-            return [_surrogate_moments(target, noise, beta, quadratic) for noise, beta in pairs]
+            both = zip(some, betas, strict=True)
+            return [_surrogate_moments(target, noise, beta, quadratic) for noise, beta in both]
         C = self.values.shape[-1]
         each = torch.cat(
             [beta[None, :, :C].expand(n, -1, -1) for beta, n in zip(betas, self.sizes, strict=True)]
