@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import pace, streaming
+from benchmarks import pace, processes, streaming
 
 
 @pytest.mark.slow
