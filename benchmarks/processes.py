@@ -75,7 +75,7 @@ def start(n_processes: int, *words: str, restarts: int = 0) -> subprocess.Popen[
     command += [f"--nproc_per_node={n_processes}", f"--max-restarts={restarts}"]
     command = command if n_processes > 1 else [sys.executable]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command += ["-m", "benchmarks.processes", "--part", *words]
     return subprocess.Popen(command, env=environment, **pipes)
 
@@ -89,11 +89,12 @@ def measured(folder: Path, n_processes: int, rounds: int, kills: bool = False) -
     if kills:
         while not kept.exists():
             time.sleep(0.1)
-        time.sleep(1.0)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
-    out, _ = process.communicate()
+    out, said = process.communicate()
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    if process.returncode:
+        raise RuntimeError(f"the fit of {n_processes} processes failed:\n{said[-3000:]}")
     row = {name: max(r[name] for r in rows) for name in ("wall", "cpu", "peak_gib", "first_step")}
     row |= {"processes": n_processes, "bound": rows[0]["bound"]}
     test = list(corpus(_written(folder) + N_TEST, _written(folder)))

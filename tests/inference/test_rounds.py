@@ -170,14 +170,24 @@ def test_a_checkpoint_of_several_that_has_lost_a_file_of_sites(kept, tmp_path, m
         in_threads(2, lambda together: fit(kept, together, checkpoint=path))
 
 
-def test_data_in_memory_can_be_visited_by_several_too(kept, alone, tmp_path):
+@pytest.mark.parametrize("size", [1, 2])
+def test_data_in_memory_can_be_visited_by_several_too(size, kept, alone, tmp_path, monkeypatch):
+    """And they go on from what one process has begun, whose sites were in memory."""
+    monkeypatch.setattr(structgp.plan.run, "Checkpoint", lambda *a: Checkpoint(*a, seconds=0.0))
     data = generate(40, n_labels=3, mean_length=5, n_templates=2, n_values=8, strength=2.0, seed=2)
 
-    def work(together: Processes) -> Any:
-        model = StructuredGPClassifier(n_draws=4, inference=EXACT)
-        return model.fit(data.X, data.y, together=together, checkpoint=tmp_path / "checkpoint")
+    def work(together: Processes, **given: Any) -> Any:
+        model, given = StructuredGPClassifier(n_draws=4, inference=EXACT), {"together": together, **given}
+        return model.fit(data.X, data.y, checkpoint=tmp_path / "checkpoint", **given)
 
+    def cut_off(info: StepInfo) -> None:
+        if info.iteration == 3:
+            raise CutOffError
+
+    with pytest.raises(CutOffError):
+        in_threads(size, lambda together: work(together, callback=cut_off))
     one, other = in_threads(2, work)
+    assert one.training_log_["steps"][3].iteration == 3
     assert torch.equal(one.model_.posterior.node.m, other.model_.posterior.node.m)
     assert one.training_log_["elbo"] == pytest.approx(alone.training_log_["elbo"], abs=CLOSE)
     assert list(tmp_path.iterdir()) == []

@@ -96,6 +96,25 @@ class SitesOnDisk:
         found.rank = together.rank
         return found
 
+    @staticmethod
+    def of(
+        sites: list[list[Site] | None],
+        folder: str | os.PathLike[str],
+        n_functions: list[int],
+        together: Processes,
+    ) -> SitesOnDisk:
+        """Sites that were in memory, and that all processes have; each writes those of its batches."""
+        found, own = SitesOnDisk.new(folder, len(sites), n_functions, together), together.range(len(sites))
+        for i in own:
+            kept = sites[i]
+            if kept is not None:
+                found[i] = kept
+        table = torch.zeros_like(found.table)
+        table[own.start : own.stop] = found.table[own.start : own.stop]
+        together.add_up(table)
+        found.table = table
+        return found
+
     def go_on(self, together: Processes = ALONE) -> None:
         """After a checkpoint has been read, in place: files are cut to what is known of them, and what a
         killed run wrote later is removed. Several processes begin new files, and so does one that goes on

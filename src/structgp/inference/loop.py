@@ -177,7 +177,11 @@ def train(
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     given = posterior, structure, batches, estimator or Pathwise(), entropy
     problem = Problem(*given, together=together, sees_all=isinstance(optimizer, Minibatch))
-    state = optimizer.start(problem, generator) if saved is None else _going_on(problem, saved, watch)
+    state = (
+        optimizer.start(problem, generator)
+        if saved is None
+        else _going_on(optimizer, problem, saved, watch)
+    )
     steps: list[StepInfo] = [] if saved is None else saved.steps
     while True:
         state, info = optimizer.step(problem, state)
@@ -206,11 +210,14 @@ def train(
     return History(*names, steps, info.elbo, fresh, seconds, stopped, evaluations)
 
 
-def _going_on(problem: Problem, saved: Reached, watch: Watch | None) -> Any:
+def _going_on(optimizer: Optimizer, problem: Problem, saved: Reached, watch: Watch | None) -> Any:
     """The optimiser's state where a checkpoint has left it; problem and watch are set, in place."""
-    problem.memory = saved.memory
-    if isinstance(getattr(saved.state, "sites", None), SitesOnDisk):
-        saved.state.sites.go_on(problem.together)
+    problem.memory, state, folder = saved.memory, saved.state, getattr(optimizer, "sites_folder", None)
+    if isinstance(getattr(state, "sites", None), SitesOnDisk):
+        state.sites.go_on(problem.together)
+    elif isinstance(state, MinibatchState) and isinstance(state.sites, list) and folder is not None:
+        functions = [block.n_functions for block in problem.posterior.blocks]
+        state.sites = SitesOnDisk.of(state.sites, folder, functions, problem.together)
     if watch is not None and saved.best is not None:
         watch.best = saved.best
     return saved.state

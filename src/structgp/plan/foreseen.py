@@ -63,10 +63,10 @@ class Foreseen:
 def foresee(plan: Plan, examples: Any) -> Foreseen | None:
     """What calls of a function without a gradient will take; None for other likelihoods and optimisers, and
     where the function fails on the trial, which the fit will tell. Cost: three calls."""
-    structure, optimizer = plan.structure.value, plan.optimizer.value
-    box = structure.inner if isinstance(structure, Differences) else structure
-    known = isinstance(optimizer, Natural | SecondOrder) and isinstance(examples, Examples)
-    if not known or not isinstance(box, BlackBox) or box.has_gradient:
+    structure, optimizer, box = plan.structure.value, plan.optimizer.value, _function(plan)
+    if box is None or box.has_gradient or not isinstance(examples, Examples):
+        return None
+    if not isinstance(optimizer, Natural | SecondOrder):
         return None
     lengths = np.array([len(y) for y in examples.y])
     n = int(np.argsort(lengths, kind="stable")[len(lengths) // 2])
@@ -77,14 +77,20 @@ def foresee(plan: Plan, examples: Any) -> Foreseen | None:
     except LikelihoodError:
         return None
     if isinstance(structure, Differences):
-        S = (32 if examples.n_labels <= 3 else 16) if optimizer.n_draws is None else optimizer.n_draws
+        S, times = float(optimizer.n_draws or (32 if examples.n_labels <= 3 else 16)), GRADIENTS
         S *= Differences.evaluations(float(lengths[n]), examples.n_labels)
-        times = GRADIENTS
     else:
-        S, times = plan.gradient.value.n_draws, NATURAL_STEPS
+        S, times = float(plan.gradient.value.n_draws), NATURAL_STEPS
     one = float((per_call + S * per_draw) * lengths.sum() / lengths[n])
     found = Foreseen((times[0] * one, times[1] * one), per_call, per_draw)
     return _shared(found, box)
+
+
+def _function(plan: Plan) -> BlackBox | None:
+    """The user's function, where the structure is one."""
+    structure: Any = plan.structure.value
+    inner = structure.inner if isinstance(structure, Differences) else structure
+    return inner if isinstance(inner, BlackBox) else None
 
 
 def _timed(box: BlackBox, y: np.ndarray, n_labels: int) -> tuple[float, float]:
@@ -125,12 +131,11 @@ def _shared(found: Foreseen, box: BlackBox) -> Foreseen:
 @contextmanager
 def in_processes(plan: Plan, examples: Any) -> Iterator[Foreseen | None]:
     """Tells how long a fit will take, and has its function called in as many processes as are worth it."""
-    found, structure = foresee(plan, examples), plan.structure.value
-    if found is None:
+    found, box = foresee(plan, examples), _function(plan)
+    if found is None or box is None:
         yield None
         return
     logger.log(logging.WARNING if found.seconds[0] >= LONG else logging.INFO, "%s", found)
-    box = structure.inner if isinstance(structure, Differences) else structure
     before, box.n_jobs = box.n_jobs, found.processes
     try:
         yield found

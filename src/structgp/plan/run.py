@@ -120,6 +120,8 @@ class Fit:
         log = self._log(history, plan) | {"foreseen": None if foreseen is None else foreseen.to_json()}
         if kept is not None and self.together.is_first:
             kept.remove()
+            if isinstance(plan.optimizer.value, Minibatch):  # after the checkpoint, which needs them
+                remove_sites(f"{self.checkpoint}.sites")
         info = {k: v for k, v in log.items() if k != "steps"}
         threshold = plan.threshold and plan.threshold.value
         model = self.model(info | {"version": __version__, "threshold": threshold})
@@ -263,7 +265,7 @@ class Fit:
     @contextmanager
     def _sites(self, plan: Plan) -> Iterator[Plan]:
         """The plan with its sites on disk: beside the checkpoint, where they stay if the fit is cut off, or
-        in a folder of the shards' that is removed after the fit, one per process."""
+        in a folder of the shards' that is removed after training, one per process."""
         optimizer = plan.optimizer.value
         assert isinstance(optimizer, Minibatch)
         with ExitStack() as stack:
@@ -280,8 +282,6 @@ class Fit:
                 folder = stack.enter_context(made)
             placed = replace(optimizer, sites_folder=folder)
             yield replace(plan, optimizer=replace(plan.optimizer, value=placed))
-            if self.checkpoint is not None and self.together.is_first:
-                remove_sites(folder)
 
     def _log(self, history: History, plan: Plan) -> dict[str, Any]:
         """``training_log_``."""
