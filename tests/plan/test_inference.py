@@ -18,7 +18,8 @@ from structgp.inference import Adam, Minibatch, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import History, train
 from structgp.paper import LbfgsBlocks, MixtureFit, Saga
-from structgp.plan.choices import gradient_of, learns_on_bound, optimizer_of
+from structgp.plan.choices import learns_on_bound, optimizer_of
+from structgp.plan.gradient_choice import gradient_of
 from structgp.plan.options import (
     ESTIMATORS,
     GRADIENTS,

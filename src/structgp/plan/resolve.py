@@ -23,6 +23,7 @@ from structgp.inference.estimators import Estimator
 from structgp.paper import Preset
 from structgp.plan import choices
 from structgp.plan.choices import ASKED, Choice
+from structgp.plan.gradient_choice import gradient_of
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
 from structgp.plan.predictor import answers_by, predictor_of
 from structgp.plan.programs import program_of
@@ -270,7 +271,7 @@ def _settings(
     where = {"auto": "the GPU where there is one", Options.device: choices.DEFAULT}
     return {
         "optimizer": optimizer,
-        "gradient": choices.gradient_of(first, structure),
+        "gradient": gradient_of(first, structure),
         "learn_scales": Choice(getattr(first, "learn_scales", False), scales),
         "precision": precision,
         "device": Choice(options.torch_device, where.get(options.device, ASKED)),
