@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from structgp.api.active import select
     from structgp.api.annotate import annotate
     from structgp.api.asking import who_to_ask
+    from structgp.api.batch_tagger import BatchTagger
     from structgp.api.describe import describe
     from structgp.api.estimator import StructuredGPClassifier, load
     from structgp.api.explain import explain
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Adam",
     "Annotations",
+    "BatchTagger",
     "Custom",
     "Graph",
     "Inducing",
@@ -73,6 +75,7 @@ __all__ = [
 _ROOMS = {
     "Adam": "inference",
     "Annotations": "data.annotations",
+    "BatchTagger": "api.batch_tagger",
     "Custom": "structures",
     "Inducing": "plan.options",
     "Minibatch": "inference",

@@ -877,7 +877,7 @@ NESTED = {
             ("predict_with", structgp.structures.Piecewise(), "chain"),
             ("n_jobs", 0, "1 or more"),
             ("n_jobs", 1.5, "1 or more"),
-            ("n_jobs", None, "1 or more"),
+            ("n_jobs", "all", "1 or more"),
         ],
     ),
     "inference": (

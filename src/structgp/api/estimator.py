@@ -196,10 +196,10 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         dev = None if X_dev is None or y_dev is None else (as_list(X_dev), list(y_dev))
         before = getattr(self, "model_", None) if self.warm_start else None
         if isinstance(X, Shards):
-            check_shards(y, sample_weight, early_stopping, before is not None, together)
+            check_shards(y, sample_weight, early_stopping, before is not None)
             refuse_graph(options, "shards")
             examples: Examples | ShardedExamples = read_sharded(X, declared(options))
-            plan = resolve(options, examples)
+            plan = resolve(options, examples, together)
         else:
             if y is None:
                 raise InputError("y", "no labels", "pass one list of labels per sequence, or shards")

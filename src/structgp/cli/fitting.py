@@ -21,9 +21,8 @@ from structgp.data import shards, sources
 from structgp.data.graphs import length_of
 from structgp.data.span_labels import SCHEMES
 from structgp.errors import InputError
-from structgp.inference.distributed import Processes, joined, n_started
+from structgp.inference.distributed import Processes, joined
 from structgp.plan.options import Inducing, Parameters, Prior, device_of
-from structgp.plan.resolve import check_alone
 from structgp.structures import Spec
 
 
@@ -41,30 +40,31 @@ def train(
     **given: Any,
 ) -> None:
     """The command train."""
-    if shards_folder is not None:
-        check_alone(Processes(size=n_started()))
     features = {name: given.pop(name) for name in FEATURES}
     spec = declared_in(given["structure"])
     check_format(spec, features["format"], shards_folder)
     features |= _of_structure(spec, features["format"]) | _of_documents(given["constraints"], features)
     names = annotators.split(",") if annotators else []
-    reader, X, y, counts, places = _training_data(paths, encoding, missing, shards_folder, features, names)
-    dev = reader.read(dev_path, encoding=encoding) if dev_path else None
-    y_dev = shared.all_labels(dev, missing) if dev is not None else []
-    estimator = _classifier(reader, spec, **given)
-    if from_path is not None:
-        _start_from(estimator, reader, from_path)
     checkpoint = Path(f"{output}.checkpoint")
-    if restart:
-        checkpoint.unlink(missing_ok=True)
-    watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True} if dev and early_stopping else {}
-    try:
-        with joined(device_of(given["device"])) as together, shared.in_files(places):
-            fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
-    except InputError as error:
-        if error.place == str(checkpoint):
-            raise InputError(error.place, error.problem, "use --restart to start again") from error
-        raise
+    with joined(device_of(given["device"])) as together:
+        read = _training_data(paths, encoding, missing, shards_folder, features, names, together)
+        reader, X, y, counts, places = read
+        dev = reader.read(dev_path, encoding=encoding) if dev_path else None
+        y_dev = shared.all_labels(dev, missing) if dev is not None else []
+        estimator = _classifier(reader, spec, **given)
+        if from_path is not None:
+            _start_from(estimator, reader, from_path)
+        if restart:
+            checkpoint.unlink(missing_ok=True)
+            together.wait()  # or another process might still find it
+        watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True} if dev and early_stopping else {}
+        try:
+            with shared.in_files(places):
+                fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
+        except InputError as error:
+            if error.place == str(checkpoint):
+                raise InputError(error.place, error.problem, "use --restart to start again") from error
+            raise
     if not together.is_first:
         return
     estimator.warm_start = False
@@ -151,6 +151,7 @@ def _training_data(
     folder: str | None,
     features: dict[str, Any],
     annotators: Sequence[str],
+    together: Processes,
 ) -> tuple[sources.Reader, Any, Any, tuple[int, int], list[tuple[str, int]]]:
     """The reader that the arguments ask for, X and y as ``fit`` takes them, the numbers of sequences and
     tokens, and the places of JSON lines. A file is read once, since it may be a pipe, and with shards never
@@ -176,7 +177,7 @@ def _training_data(
             raise InputError(f"{template.name}:{template.bigrams[0].line}", problem, remedy)
     reader = sources.learn(file, template=template, missing=missing, encoding=encoding, **features)
     if folder is not None:
-        found = _shards_of(reader.stream(train, encoding), folder)
+        found = _shards_of(reader.stream(train, encoding), folder, together)
         return reader, found, None, (found.about["n_given"], found.n_tokens), []
     if annotators and format_name == "jsonl":
         X, said, places = read_json_annotations(reader, train, annotators, encoding)
@@ -202,18 +203,25 @@ def _start_from(estimator: StructuredGPClassifier, reader: sources.Reader, path:
     estimator.classes_, estimator.warm_start = before.classes_, True
 
 
-def _shards_of(stream: sources.Stream, folder: str) -> shards.Shards:
-    """The shards of a file: those in the folder if they belong to this file, else new ones."""
+def _shards_of(stream: sources.Stream, folder: str, together: Processes) -> shards.Shards:
+    """The shards of a file: those in the folder if they belong to this file, else new ones, which the first
+    of several processes writes."""
     digest = stream.digest
+    if not together.is_first:
+        together.wait()
     if (Path(folder) / "manifest.json").exists():
         found = shards.read(folder)
         if found.about["source"] != digest:
             problem = f"holds shards of other data than {stream.path}"
             raise InputError(folder, problem, "name another folder, or remove this one")
-        click.echo(f"{folder}: already written", err=True)
-        return found
-    click.echo(f"encoding {stream.path} into {folder}", err=True)
-    return shards.write(stream, folder, features="columns", source=digest, name=stream.path)
+        if together.is_first:
+            click.echo(f"{folder}: already written", err=True)
+    else:
+        click.echo(f"encoding {stream.path} into {folder}", err=True)
+        found = shards.write(stream, folder, features="columns", source=digest, name=stream.path)
+    if together.is_first:
+        together.wait()
+    return found
 
 
 def _class_weight(given: Sequence[str]) -> str | dict[str, float] | None:

@@ -247,7 +247,7 @@ _POSSIBLE: dict[str, Callable[[Any], bool]] = {
     "spread": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
     "transition_sd": lambda v: isinstance(v, Real) and 0 <= float(v) < np.inf,
     "predict_with": lambda v: isinstance(v, Structure) or v in ("auto", "chain"),
-    "n_jobs": lambda v: isinstance(v, Integral) and int(v) != 0,
+    "n_jobs": lambda v: v is None or (isinstance(v, Integral) and int(v) != 0),
 }
 _WORDS = {
     "prior": ("a prior", "a structgp.Prior"),
@@ -261,7 +261,7 @@ _WORDS = {
     "spread": ("a number above 0", "a number above 0, or 'auto'"),
     "transition_sd": ("a standard deviation of at least 0", "a number, 0 or more"),
     "predict_with": ("a structure", "'auto', 'chain' or a structure"),
-    "n_jobs": ("a number of processes", "1 or more, or -1 for one per core"),
+    "n_jobs": ("a number of processes", "1 or more, -1 for one per core, or None"),
 }
 """What a field must be, and what to use in its place."""
 

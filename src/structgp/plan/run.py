@@ -31,9 +31,10 @@ from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback, History, Watch, make_batches, train
 from structgp.plan.decisions import settle_threshold
+from structgp.plan.foreseen import in_processes
 from structgp.plan.options import Options, fingerprint
 from structgp.plan.programs import bracket_of
-from structgp.plan.resolve import Plan, all_at_once, check_alone
+from structgp.plan.resolve import Plan, all_at_once
 from structgp.plan.start import Start
 from structgp.structures import Differences
 
@@ -65,9 +66,7 @@ def check_dev(X_dev: Any, y_dev: Any, early_stopping: Any) -> None:
         raise InputError("early_stopping", "there is no dev data to stop by", "pass X_dev and y_dev to fit")
 
 
-def check_shards(
-    y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool, together: Processes
-) -> None:
+def check_shards(y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool) -> None:
     """InputError for what cannot go with data on disk."""
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
@@ -78,7 +77,6 @@ def check_shards(
     if goes_on:
         problem = "a fit on shards starts from nothing: their features are numbered anew"
         raise InputError("warm_start", problem, "use warm_start=False, or go on from a checkpoint")
-    check_alone(together)
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,8 @@ class Fit:
         """Fits the posterior in place; returns the model and the log."""
         kept, plan = (None, self.start.plan) if self.checkpoint is None else self._kept()
         left = self.start.open_variance
-        history = self.train(plan, callback, kept)
+        with in_processes(plan, self.examples) as foreseen:
+            history = self.train(plan, callback, kept)
         if history.stopped == "limit":
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
@@ -126,9 +125,11 @@ class Fit:
         for block in self.start.posterior.blocks:
             block.round_factor()
         plan = settle_threshold(plan, self.model({}), self.examples)
-        log = self._log(history, plan)
+        log = self._log(history, plan) | {"foreseen": None if foreseen is None else foreseen.to_json()}
         if kept is not None and self.together.is_first:
             kept.remove()
+            if isinstance(plan.optimizer.value, Minibatch):  # after the checkpoint, which needs them
+                remove_sites(f"{self.checkpoint}.sites")
         info = {k: v for k, v in log.items() if k != "steps"}
         threshold = plan.threshold and plan.threshold.value
         model = self.model(info | {"version": __version__, "threshold": threshold})
@@ -144,8 +145,7 @@ class Fit:
         on_fresh_draws: bool = True,
     ) -> History:
         """Fits the posterior in place, without warnings."""
-        on_disk = isinstance(self.examples, ShardedExamples)
-        with self._sites(plan) if on_disk else nullcontext(plan) as plan:
+        with self._sites(plan) if self._keeps_sites_on_disk(plan) else nullcontext(plan) as plan:
             return train(
                 self.start.posterior,
                 plan.structure.value,
@@ -237,7 +237,9 @@ class Fit:
             most_tokens = max(1, most_tokens // examples.n_labels)
         labels = examples.y if examples.evidence is None else examples.evidence
         data = examples.rows, labels, examples.encoder.pad_row, most_tokens
-        batches = make_batches(*data, plan.sequence_weights(examples), self.together, examples.n_layers)
+        # With minibatches a process visits some of the batches that all have (``inference.rounds``).
+        together = ALONE if isinstance(optimizer, Minibatch) else self.together
+        batches = make_batches(*data, plan.sequence_weights(examples), together, examples.n_layers)
         return [plan.split(b) if examples.split is None else examples.as_graphs(b) for b in batches]
 
     def _watch(self, dev: Dev) -> Watch:
@@ -282,18 +284,25 @@ class Fit:
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
+    def _keeps_sites_on_disk(self, plan: Plan) -> bool:
+        """On shards; and where processes share a checkpoint, which another number of them may go on
+        from."""
+        optimizer = plan.optimizer.value
+        if not isinstance(optimizer, Minibatch) or optimizer.sites_folder is not None:
+            return False
+        shares = self.together.size > 1 and self.checkpoint is not None
+        return shares or isinstance(self.examples, ShardedExamples)
+
     @contextmanager
     def _sites(self, plan: Plan) -> Iterator[Plan]:
         """The plan with its sites on disk: beside the checkpoint, where they stay if the fit is cut off, or
-        in a folder of the shards' that is removed after the fit."""
-        assert isinstance(self.examples, ShardedExamples)
+        in a folder of the shards' that is removed after training, one per process."""
         optimizer = plan.optimizer.value
-        if not isinstance(optimizer, Minibatch) or optimizer.sites_folder is not None:
-            yield plan
-            return
+        assert isinstance(optimizer, Minibatch)
         with ExitStack() as stack:
             folder = f"{self.checkpoint}.sites"
             if self.checkpoint is None:
+                assert isinstance(self.examples, ShardedExamples)
                 beside = self.examples.shards.folder
                 try:
                     made = tempfile.TemporaryDirectory(prefix=".sites-", dir=beside)
@@ -304,8 +313,6 @@ class Fit:
                 folder = stack.enter_context(made)
             placed = replace(optimizer, sites_folder=folder)
             yield replace(plan, optimizer=replace(plan.optimizer, value=placed))
-            if self.checkpoint is not None:
-                remove_sites(folder)
 
     def _log(self, history: History, plan: Plan) -> dict[str, Any]:
         """``training_log_``."""
