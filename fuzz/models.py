@@ -14,6 +14,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import structgp
 from structgp import Prior, StructuredGPClassifier
+from structgp.data import sources
 
 
 def strings(rng: random.Random, n: int = 8) -> tuple[list[Any], list[Any]]:
@@ -84,9 +85,25 @@ def fitted(name: str, rng: random.Random) -> StructuredGPClassifier:
     return model
 
 
+COLUMNS = ["two 1 Q", "eggs 3 N", "", "figs 2 N"]
+"""A file of columns, for a model that knows how to read it."""
+
+
+def write_columns(folder: Path) -> Path:
+    """A model as the command line writes it: with a template, numbers and word vectors."""
+    (folder / "vectors.txt").write_text("two 1 0\neggs 0 1\n")
+    template = sources.Template.parse("U:%x[0,0]\nB:%x[0,0]\n")
+    reader = sources.learn(COLUMNS, template=template, numeric=[1], vectors=folder / "vectors.txt")
+    data, path = reader.read(COLUMNS, name="text"), folder / "columns.sgp"
+    model = StructuredGPClassifier(prior=Prior(data_weight=1.0), n_draws=8)
+    model.fit(data.X, data.y, callback=lambda info: info.iteration == 2)
+    model.save(path, reader.to_json())
+    return path
+
+
 def write_all(folder: Path, seed: int) -> dict[str, Path]:
     """One file per kind."""
-    found = {}
+    found = {"columns": write_columns(folder)}
     for name in KINDS:
         path = folder / f"{name.replace(' ', '-')}.sgp"
         fitted(name, random.Random(seed)).save(path)
@@ -97,12 +114,23 @@ def write_all(folder: Path, seed: int) -> dict[str, Path]:
 def answers(path: str, name: str) -> str:
     """What happens to a file: 'answered', or the error that is a user's to read; raises on anything else.
     name : of the kind, whose examples are asked about."""
-    X, y = KINDS[name][0](random.Random(1))
+    make = mixed if name == "columns" else KINDS[name][0]
+    X, y = make(random.Random(1))
+    if name == "columns":
+        X = [[{"0": "two", "1": "x", "numeric": np.ones(1), "vector": np.ones(2)}]]
+        y = [["N"]]
     try:
         model = structgp.load(path)
         p = model.predict_marginals(X)
-        model.predict(X)
+        for ask in (model.predict, lambda X: model.predict_n_best(X, 2), model.predict_uncertainty):
+            ask(X)
         model.sequence_log_probs(X, y)
+        str(structgp.describe(model))
+        if name == "weights":
+            model.predict_sets(X, 0.5)
+        if name == "columns":
+            reader = sources.from_json(model.model_.extra, path)
+            model.predict(reader.read(COLUMNS, name="text").X)
     except structgp.InputError as error:
         if "\n" in str(error) or len(str(error)) > 2000:
             raise RuntimeError(f"an error of {len(str(error))} characters or several lines") from error

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structgp.answers.ask import MOST_DRAWS
 from structgp.data.json_form import NUMBER, WHOLE, FormError, check_form
 from structgp.data.links import spans_of
 from structgp.structures import Spec
@@ -37,11 +38,21 @@ ENCODER = {
 }
 FLAG = (bool, WHOLE)
 RULES = {"follows": [[FLAG]], "starts": [FLAG], "ends": [FLAG], "more?": dict}
+HELD_OUT = {"n_tokens": WHOLE, "n_folds": WHOLE, "token_error": NUMBER, "token_nll": NUMBER, "verdict": str}
 INFO = {
-    "plan?": {str: {"value?": object, "reason?": (None, str)}},
+    "plan?": {str: {"value": object, "reason": str}},
     "threshold?": (None, NUMBER),
     "decode?": (None, str),
     "length_quartiles?": (None, [NUMBER]),
+    "held_out?": (None, HELD_OUT),
+    "kernel_scales?": (None, {str: (None, NUMBER, {str: NUMBER})}),
+    "length_scales?": (None, NUMBER, [(None, NUMBER)]),
+}
+CALIBRATION = {
+    "lengths": [WHOLE],
+    "quartiles": [NUMBER],
+    "targets": {str: [[NUMBER]]},
+    "settings": {"n_draws": WHOLE, "shift": (None, [NUMBER])},
 }
 HEADER = {
     "version": str,
@@ -57,7 +68,7 @@ HEADER = {
     "n_draws": WHOLE,
     "seed": WHOLE,
     "spread": NUMBER,
-    "calibration": (None, dict),
+    "calibration": (None, CALIBRATION),
     "info": INFO,
     "extra": dict,
 }
@@ -82,8 +93,8 @@ def check_header(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
     labels = header["labels"]
     if len(labels) < 2 or len(set(labels)) < len(labels):
         raise FormError("labels must be two or more, all different")
-    if not header["spread"] > 0:
-        raise FormError("spread must be above 0")
+    if not header["spread"] > 0 or header["n_draws"] > MOST_DRAWS:
+        raise FormError(f"spread must be above 0, and n_draws at most {MOST_DRAWS:,}")
     threshold, decode = (header["info"].get(name) for name in ("threshold", "decode"))
     if decode not in (None, "f1", "accuracy", "sequence") or not 0 < (threshold or 0.5) <= 1:
         raise FormError("info does not say how to choose labels")

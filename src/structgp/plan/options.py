@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from structgp.answers.ask import MOST_DRAWS
 from structgp.errors import InputError
 from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import Adam, Minibatch, Natural, Optimizer, SecondOrder
@@ -264,6 +265,8 @@ def _check_fields(owner: Any) -> None:
             least = WHOLE[name]
             possible = isinstance(value, Integral) and least <= int(value) < 2**63
             what, remedy = f"a whole number of at least {least}", f"{least} or more"
+            if possible and name == "n_draws" and int(value) > MOST_DRAWS:
+                possible, what, remedy = False, f"at most {MOST_DRAWS:,}", f"{MOST_DRAWS:,} or fewer"
         if not possible:
             raise InputError(name, f"must be {what}, got {value!r}", f"use {remedy}")
         known = _CHOICES.get(name, ())
