@@ -241,6 +241,11 @@ class Asked(Encoded):
         """(n, T) labellings of each sequence, drawn from the posterior; the same when asked again."""
         _check_number(n)
         self.require("has_sample", "labellings to draw")
+        longest = max(map(len, self.rows), default=0) * len(self.model.labels.classes)
+        if n * longest > labellings.MOST_NUMBERS:
+            most = max(1, labellings.MOST_NUMBERS // longest)
+            problem = f"{n:,} labellings would take too much memory"
+            raise InputError("n", problem, f"draw at most {most:,} at once")
         found = [np.empty((n, 0), dtype=np.int64)] * len(self.rows)
         for i, at in self.one_by_one(known):
             seed = np.random.SeedSequence([self.model.seed, i]).generate_state(1)[0]

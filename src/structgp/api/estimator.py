@@ -29,6 +29,7 @@ from structgp.inference.loop import Callback
 from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
+from structgp.plan.label_cost import warn_of_labels
 from structgp.plan.options import Options, check_class_weight, to_json
 from structgp.plan.programs import graph_of, refuse_graph
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
@@ -210,6 +211,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         if together.size > 1:
             check_together(together, plan)
         plan, examples = adopt(options, plan, examples)
+        warn_of_labels(plan, examples)
         extras = {"dev": dev, "early_stopping": early_stopping, "checkpoint": checkpoint}
         return self._run(options, examples, plan, before, callback, together=together, **extras)
 

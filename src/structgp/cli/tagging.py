@@ -14,6 +14,7 @@ import click
 
 from structgp.answers.ask import Asked
 from structgp.api.fitted import Fitted
+from structgp.cli.arriving import arriving
 from structgp.cli.json_tagging import JsonTagger
 from structgp.cli.shared import in_files, load_with_reader, output_stream, sequences
 from structgp.data.sources import FileSequence, Reader
@@ -59,9 +60,9 @@ def tag(
         if together.size > 1 and not files:
             raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
         estimator.device = local_device(device_of(device))  # each process its own
-        # Sequences from a pipe are answered one by one.
         found = sequences(reader, given, encoding, quiet=not together.is_first)
-        parts = _chunks(found, _CHUNK if files else 1)
+        # A pipe may be someone typing: nobody waits for more than there is.
+        parts = _chunks(found, _CHUNK) if files else arriving(found, _CHUNK)
         with output_stream(output, encoding) if together.is_first else nullcontext() as out:
             for dealt in _chunks(parts, together.size):
                 own = [tagger.answer(chunk) for chunk in together.share(dealt)]

@@ -24,6 +24,7 @@ from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer,
 from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.minibatch import MANY_TOKENS
 from structgp.paper import LbfgsBlocks, MixtureFit, Preset
+from structgp.plan.label_cost import MANY_TRANSITIONS, n_transitions
 from structgp.plan.options import ESTIMATORS, NAMED, Family, Inducing, Mixture, Options, Weights
 from structgp.structures import (
     BlackBox,
@@ -358,6 +359,7 @@ def data_weight_of(
     why_not = {
         "the data is on disk": on_disk,
         "there is much data": has_much_data(examples),
+        "there are many labels": n_transitions(structure, examples) > MANY_TRANSITIONS,
         f"there are fewer than {FEWEST_SEQUENCES} sequences": examples.n_sequences < FEWEST_SEQUENCES,
         "the posterior is a mixture": isinstance(options.family, Mixture),
         "the structure is your own": type(structure) not in (Chain, Piecewise, Declared, Segments)
