@@ -1,1 +1,1 @@
-"""Attacks on structgp itself: damaged inputs, models and checkpoints, kills, full disks, extreme numbers."""
+"""Attacks on structgp itself: damaged inputs, models and checkpoints, kills, full disks, extremes."""

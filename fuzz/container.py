@@ -1,5 +1,5 @@
-"""An independent reader and writer of safetensors files: 8 bytes with the size of a JSON header, the header,
-the numbers. It allows what the real writer refuses, and signs a file as structgp does."""
+"""An independent reader and writer of safetensors files: 8 bytes with the size of a JSON header, that
+header, the numbers. It allows what the real writer refuses, and signs a file as structgp does."""
 
 from __future__ import annotations
 

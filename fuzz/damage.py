@@ -44,7 +44,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         for key in value:
             found += places(value[key], (*path, key))
     elif isinstance(value, list):
-        for i in [*range(len(value))][:3] + [*range(max(3, len(value) - 2), len(value))]:
+        for i in sorted({*range(len(value))[:3], *range(len(value))[-2:]}):
             found += places(value[i], (*path, i))
     return found
 

@@ -6,8 +6,8 @@ import doctest
 import importlib
 import io
 import json
-import pkgutil
 import os
+import pkgutil
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,7 @@ def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     module = importlib.import_module(f"structgp.data.sources.{name}")
     found = doctest.testmod(module)
     assert found.failed == 0
-    assert found.attempted or name in ("lines", "reader_state", "readers", "wapiti")
+    assert found.attempted or name in ("linear_match", "lines", "reader_state", "readers", "wapiti")
 
 
 # -- columns ---------------------------------------------------------------------------------------
@@ -297,5 +297,5 @@ def test_a_model_does_not_choose_what_is_opened(kind: str, vectors: Path, tmp_pa
 )
 def test_a_reader_of_a_damaged_model(name: str, value: object) -> None:
     state = sources.learn(ROWS, template=TEMPLATE).to_json() | {name: value}
-    with pytest.raises(InputError, match="^m: does not say how to read files"):
+    with pytest.raises(InputError, match=r"^m: does not say how to read files"):
         sources.from_json(state, "m")

@@ -48,7 +48,11 @@ def test_an_error_comes_after_what_was_read_before_it() -> None:
         raise ValueError("line 3")
 
     seen: list[int] = []
-    with pytest.raises(ValueError, match="line 3"):
+
+    def read() -> None:
         for chunk in arriving(broken(), 10):
-            seen += chunk
+            seen.extend(chunk)
+
+    with pytest.raises(ValueError, match="line 3"):
+        read()
     assert seen == [1, 2]

@@ -1,4 +1,4 @@
-"""Model files whose digest fits and whose content does not: each is refused in one line, with little memory,
+"""Model files whose digest fits and whose content does not: each is refused in one line, in little memory,
 before anything is built from it."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from fuzz import damage, models
 from fuzz.container import Container, Tensor
 
 import structgp
+from fuzz import damage, models
 from structgp import ModelFileError
 
 
@@ -78,7 +78,10 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], None]]
     ),
     "10^9 inducing inputs": ("dense", _set(10**9, "posterior", 0, "kernel", "arguments", "n_inducing")),
     "10^9 values": ("weights", lambda h, _: _kernel(h)["sizes"].update(list=[10**9, 3])),
-    "a rank of 10^9": ("inducing", _set({"covariance": "low-rank", "rank": 10**9}, "posterior", 0, "options")),
+    "a rank of 10^9": (
+        "inducing",
+        _set({"covariance": "low-rank", "rank": 10**9}, "posterior", 0, "options"),
+    ),
     "10^9 components": ("inducing", _set({"n_components": 10**9}, "posterior", 0, "options")),
     "10^9 labels of a table": ("weights", _set([10**9, 10**9], "posterior", 1, "labels")),
     "10^9 dense columns": ("dense", _set(10**9, "encoder", "width")),
@@ -155,7 +158,7 @@ def test_what_is_not_a_regular_file_is_not_opened(kind: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_random_damage(signed: bool, files: dict[str, bytes], tmp_path: Path) -> None:
-    """Some of the campaign (``make fuzz``): a model that is read answers, any other is refused in a line."""
+    """Some of the campaign (``make fuzz``): a model that is read answers, others are refused in a line."""
     path, seen = tmp_path / "model", set()
     for i in range(60):
         name = list(files)[i % len(files)]

@@ -1,4 +1,4 @@
-"""What the JSON of a model file must say, and how it must fit the tensors beside it, before a model is built.
+"""What the JSON of a model file must say, and how it must fit the tensors, before a model is built.
 
 Whoever writes a file can make its digest fit, so the digest says nothing of who wrote it. Nothing that is
 read here may raise anything but a FormError, or allocate more than the file itself takes."""
@@ -159,7 +159,7 @@ def check_block_size(numbers: int, template: str, tensors: Mapping[str, Tensor])
     stored as a half."""
     stored = sum(t.numel() for t in own_tensors(template, tensors).values())
     if numbers > 4 * stored + 1000:
-        raise FormError(f"the template {template[:50]!r} would take {numbers:,} numbers, of {stored:,} here")
+        raise FormError(f"the template {template[:50]!r} needs {numbers:,} numbers, and has {stored:,}")
 
 
 def _check_encoder(encoder: Mapping[str, Any], name: str, stored: int) -> None:

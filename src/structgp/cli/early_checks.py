@@ -28,6 +28,13 @@ def check_there(*paths: str | None) -> None:
         raise cannot_read(path, error) from error
 
 
+def check_not_input(output: str, *paths: str | None) -> None:
+    """InputError if the output is one of the files to be read, which would be lost."""
+    for path in filter(None, paths):
+        if os.path.isfile(output) and os.path.isfile(path) and os.path.samefile(output, path):
+            raise InputError(output, "would be overwritten, and is to be read", "name another output")
+
+
 class _UnwrittenError(Exception):
     """Ends a write before the file is replaced."""
 
@@ -41,6 +48,9 @@ def check_writable(path: str) -> None:
 def check_train(
     paths: Sequence[str], output: str, dev_path: str | None, early_stopping: bool, format: str, **_: Any
 ) -> None:
+    if not output:
+        raise InputError("--output", "no name", "name the model file to write")
+    check_not_input(output, *paths, dev_path)
     check_writable(output)
     if early_stopping and not dev_path:
         raise InputError("--early-stopping", "needs a labelled file", "name one with --dev")
@@ -59,6 +69,7 @@ def check_train(
 def check_tag(
     model_path: str,
     files: Sequence[str],
+    output: str | None,
     n_best: int | None,
     level: int,
     decode: str | None,
@@ -77,6 +88,8 @@ def check_tag(
             raise InputError(option, f"cannot be combined with {others}", "use one of them")
     check_model(model_path)
     check_there(*files)
+    if output:
+        check_not_input(output, model_path, *files)
 
 
 def check_evaluate(

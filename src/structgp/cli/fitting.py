@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import click
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import shared
 from structgp.cli.flags import FEATURES, KERNELS
+from structgp.cli.group import INTERRUPTED
+from structgp.cli.one_writer import one_writer
 from structgp.cli.progress import fit_with_progress, say_fit
 from structgp.cli.scoring import print_reports, score
 from structgp.cli.structure_files import check_format, declared_in, features_named, read_json, structure_of
@@ -23,7 +25,15 @@ from structgp.plan.resolve import check_alone
 from structgp.structures import Spec
 
 
-def train(
+def train(output: str, **given: Any) -> None:
+    """The command train."""
+    with one_writer(output) if n_started() == 1 else nullcontext():
+        stopped = _train(output=output, **given)
+    if stopped == "interrupted":  # what was reached is saved, and scripts should know
+        click.get_current_context().exit(INTERRUPTED)
+
+
+def _train(
     paths: Sequence[str],
     output: str,
     dev_path: str | None,
@@ -33,8 +43,8 @@ def train(
     encoding: str,
     missing: str | None,
     **given: Any,
-) -> None:
-    """The command train."""
+) -> str:
+    """How the fit was stopped."""
     if shards_folder is not None:
         check_alone(Processes(size=n_started()))
     features = {name: given.pop(name) for name in FEATURES}
@@ -56,8 +66,9 @@ def train(
         if error.place == str(checkpoint):
             raise InputError(error.place, error.problem, "use --restart to start again") from error
         raise
+    stopped = str(estimator.training_log_["stopped"])
     if not together.is_first:
-        return
+        return stopped
     estimator.save(output, reader.to_json())
     checkpoint.unlink(missing_ok=True)
     say_fit(estimator, *counts)
@@ -66,6 +77,7 @@ def train(
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
         print_reports(score(estimator, dev, y_dev))
+    return stopped
 
 
 def _of_structure(spec: Spec | None, format: str) -> dict[str, Any]:

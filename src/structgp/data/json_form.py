@@ -1,8 +1,9 @@
 """Whether a JSON value from a file has the form that is expected, checked before anything is built from it.
 
-A form is a type (``str``, ``bool``, ``list``, ``dict``, ``object`` for anything), ``WHOLE`` or ``NUMBER``; ``[form]``, a list;
-``{"name": form}``, an object, where names that end in ? may be missing and others are ignored; ``{str:
-form}``, an object of any names; or a tuple of alternatives, of which None stands for null."""
+A form is a type (``str``, ``bool``, ``list``, ``dict``, ``object`` for anything), ``WHOLE`` or ``NUMBER``;
+``[form]``, a list; ``{"name": form}``, an object, where names that end in ? may be missing and others are
+ignored; ``{str: form}``, an object of any names; or a tuple of alternatives, of which None stands for
+null."""
 
 from __future__ import annotations
 

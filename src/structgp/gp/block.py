@@ -133,7 +133,9 @@ class Block(nn.Module):
         self.log_amplitude = nn.Parameter(torch.tensor(amplitude, dtype=torch.float64).log())
 
     @classmethod
-    def size(cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]) -> int:
+    def size(
+        cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
+    ) -> int:
         """How many numbers such a block holds beside its kernel, told before one is built: a file may name
         any sizes. The arguments are those of the constructor."""
         raise NotImplementedError

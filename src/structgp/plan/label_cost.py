@@ -27,7 +27,11 @@ def warn_of_labels(plan: Any, examples: Any) -> None:
     is_chain = type(plan.structure.value) is Chain and plan.transition_sd > 0
     if is_chain and work > MANY_TRANSITIONS:
         V = examples.n_labels
-        message = f"{V:,} labels: the chain sums over {V * V:,} transitions at each of {examples.n_tokens:,} "
-        message += "tokens, for every draw and step, and that takes time quadratic in the number of labels. "
+        message = (
+            f"{V:,} labels: the chain sums over {V * V:,} transitions at each of {examples.n_tokens:,} "
+        )
+        message += (
+            "tokens, for every draw and step, and that takes time quadratic in the number of labels. "
+        )
         message += "structure='piecewise' takes linear time, and fewer labels help"
         warnings.warn(message, StructgpWarning, stacklevel=4)

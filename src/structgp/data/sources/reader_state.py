@@ -55,6 +55,5 @@ def _check_columns(state: Mapping[str, Any]) -> None:
             raise FormError("numeric columns, means and standard deviations do not fit each other")
         if not all(column < n_columns for column in numeric["columns"]):
             raise FormError("numeric columns that do not exist")
-    if vectors is not None:
-        if vectors["column"] >= n_columns or "\0" in vectors["path"]:
-            raise FormError("vectors of a column, or at a path, that cannot exist")
+    if vectors is not None and (vectors["column"] >= n_columns or "\0" in vectors["path"]):
+        raise FormError("vectors of a column, or at a path, that cannot exist")

@@ -106,7 +106,9 @@ class DenseWeights(Block):
         self.root = nn.Parameter(torch.eye(F, dtype=torch.float64).repeat(R, 1, 1))
 
     @classmethod
-    def size(cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]) -> int:
+    def size(
+        cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
+    ) -> int:
         loose, dense, _ = split_kernel(kernel)
         n_loose = 0 if loose is None else max(span.stop for _, _, span in weight_parts(loose))
         return n_functions * (2 * n_loose + dense.n_features * (1 + dense.n_features))

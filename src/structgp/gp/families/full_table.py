@@ -28,7 +28,9 @@ class FullTable(Table):
         self.factor = nn.Parameter(torch.eye(self.n_scores, dtype=torch.float64))
 
     @classmethod
-    def size(cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]) -> int:
+    def size(
+        cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
+    ) -> int:
         return n_functions * (1 + n_functions)
 
     def conditional(self, rows: Tensor | None, mask: Tensor, factor: Tensor) -> Constant:

@@ -71,7 +71,9 @@ class InducingBlock(Block):
             self.directions = nn.Parameter(torch.zeros(*shape, M, self.rank, dtype=dtype))
 
     @classmethod
-    def size(cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]) -> int:
+    def size(
+        cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
+    ) -> int:
         assert inducing is not None
         M, rank = len(inducing), min(len(inducing), options.get("rank", 0))
         spread = {"full": M, "low-rank": 1 + rank}.get(options.get("covariance", "full"), 1)

@@ -58,7 +58,9 @@ class Weights(Block):
         self.factor = nn.Parameter(torch.ones(shape, dtype=torch.float64))
 
     @classmethod
-    def size(cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]) -> int:
+    def size(
+        cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
+    ) -> int:
         n_values = 1 if kernel is None else max(span.stop for _, _, span in weight_parts(kernel))
         return 2 * n_functions * n_values
 
