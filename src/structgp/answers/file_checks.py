@@ -44,6 +44,8 @@ INFO = {
     "threshold?": (None, NUMBER),
     "decode?": (None, str),
     "length_quartiles?": (None, [NUMBER]),
+    "label_counts?": {str: NUMBER},
+    "error_ratio?": (None, [NUMBER]),
     "held_out?": (None, HELD_OUT),
     "kernel_scales?": (None, {str: (None, NUMBER, {str: NUMBER})}),
     "length_scales?": (None, NUMBER, [(None, NUMBER)]),

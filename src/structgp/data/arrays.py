@@ -99,7 +99,7 @@ def check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> No
 def not_usable(name: str, value: Any, place: str) -> InputError:
     """The error for a number that is not finite, or cannot be squared."""
     if isinstance(value, int) or math.isfinite(value):
-        size = f"{value:.3g}" if abs(value) < 10**300 else "beyond 1e300"
+        size = "beyond 1e300" if isinstance(value, int) and abs(value) > 10**300 else f"{value:.3g}"
         return InputError(place, f"{name} is {size}, too large", "rescale the feature")
     return InputError(place, f"{name} is {value}", "replace NaN and infinite values")
 

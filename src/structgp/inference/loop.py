@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController
 
 from structgp.data.batch import Batch, by_length, pad
 from structgp.data.shards import ShardBatches
-from structgp.errors import InputError
+from structgp.errors import InputError, StructgpError
 from structgp.gp import Entropy, Posterior
 from structgp.inference import Optimizer, Problem, StepInfo
 from structgp.inference.batch_sites import SitesOnDisk
@@ -183,7 +183,14 @@ def train(
         if watch is not None and saved.best is not None:
             watch.best = saved.best
     while True:
-        state, info = optimizer.step(problem, state)
+        try:
+            state, info = optimizer.step(problem, state)
+        except (StructgpError, MemoryError):
+            raise
+        except Exception as error:  # from a state that a file has made up
+            if saved is None or checkpoint is None or len(steps) > len(saved.steps):
+                raise
+            raise checkpoint.unfit(error) from error
         steps.append(info)
         # A batch of many says little of whether the fit as a whole gets better.
         within_pass = isinstance(state, MinibatchState) and bool(state.order)
