@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from joblib import Parallel, delayed
 
 from experiments.data import keep, run_command
 from experiments.suites import columns_suite
@@ -82,16 +83,25 @@ class Words:
         return self.model.predict_marginals(X)
 
 
+def tagged_without(X: list[Tokens], tags: Labels, part: Sequence[int]) -> Labels:
+    """Parts of speech of some sentences by a model that has not seen them."""
+    rest = [i for i in range(len(X)) if i not in set(part)]
+    tagger = chunker().fit([X[i] for i in rest], [tags[i] for i in rest])
+    return [list(row) for row in tagger.predict([X[i] for i in part])]
+
+
 class Cascade:
-    """Parts of speech first, then chunks with those as features."""
+    """Parts of speech first, then chunks with those as features. Taggers are fitted side by side."""
 
     def fit(self, X: list[Tokens], tags: Labels, y: Labels) -> Cascade:
+        order = np.random.default_rng(0).permutation(len(X))
+        parts = [part.tolist() for part in np.array_split(order, min(N_PARTS, len(X)))]
+        jobs = [delayed(tagged_without)(X, tags, part) for part in parts]
         guessed: list[Any] = [None] * len(X)
-        for part in np.array_split(np.random.default_rng(0).permutation(len(X)), min(N_PARTS, len(X))):
-            rest = [i for i in range(len(X)) if i not in set(part.tolist())]
-            tagger = chunker().fit([X[i] for i in rest], [tags[i] for i in rest])
-            for i, row in zip(part, tagger.predict([X[i] for i in part]), strict=True):
-                guessed[i] = row
+        with Parallel(n_jobs=-1) as parallel:
+            for part, rows in zip(parts, parallel(jobs), strict=True):
+                for i, row in zip(part, rows, strict=True):
+                    guessed[i] = row
         self.tagger = chunker().fit(X, tags)
         self.model = chunker().fit(with_tags(X, guessed), y)
         return self

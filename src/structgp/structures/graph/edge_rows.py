@@ -80,7 +80,7 @@ def pool_of(layout: GraphLayout, f: Tensor, tables: Scores) -> Tensor:
 
 
 def slopes_of(
-    layout: GraphLayout, joints: np.ndarray, shared: tuple[bool, ...], f: Tensor
+    layout: GraphLayout, joints: Tensor, shared: tuple[bool, ...], f: Tensor
 ) -> tuple[Tensor, ...]:
     """Gradients in the tables from ``joints`` (S, n_out, V, V): by tuple, or by example for a shared
     one."""
@@ -89,7 +89,7 @@ def slopes_of(
         n = len(layout) if is_one else t.mask.numel()
         if t.arity == 2:
             rows, columns = label_ranges(t)
-            found = torch.from_numpy(joints[:, first : first + n, rows, columns]).to(f)
+            found = joints[:, first : first + n, rows, columns].to(f)
         else:
             found = f.new_zeros((len(f), n, *t.sizes))
         slopes.append(found if is_one else found.unflatten(1, tuple(t.mask.shape)))

@@ -51,4 +51,6 @@ def solve_compiled(
     if failed.any():
         return None
     value, node, d, apart = (torch.from_numpy(x).to(f) for x in (log_z, nodes, moved, gap))
-    return Solution(value, node, slopes_of(layout, joints, shared, f), d, int(taken.max()), apart)
+    return Solution(
+        value, node, slopes_of(layout, torch.from_numpy(joints), shared, f), d, int(taken.max()), apart
+    )

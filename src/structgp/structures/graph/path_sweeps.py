@@ -103,13 +103,21 @@ class PathCover:
 
     def solve(self, scores: Scores, sweeps: int, tolerance: float, split: Tensor | None) -> Solution:
         f, *tables = scores
-        enough = f.numel() * f.shape[-1] >= WORTH_COMPILING and f.device.type == "cpu"
-        if enough and compiled_loops() is not None:
-            found = compiled_loops()(self, f, tables, sweeps, tolerance, split)
-            if found is not None:
-                return found
+        quick = self._quick_way(f)
+        found = quick and quick(self, f, tables, sweeps, tolerance, split)
+        if found is not None:
+            return found
         walk = PathSweeps(self.plan, self.layout.mask, f, self.edge_tables(f, tables), split)
         return walk.run(sweeps, tolerance, self, tables)
+
+    def _quick_way(self, f: Tensor) -> Any:
+        """One kernel, compiled loops, or None where neither can be had or the problem is tiny."""
+        from structgp.structures.graph import path_fused
+
+        if path_fused.supports(self, f):
+            return path_fused.solve_fused
+        enough = f.numel() * f.shape[-1] >= WORTH_COMPILING and f.device.type == "cpu"
+        return compiled_loops() if enough else None
 
     def edge_tables(self, f: Tensor, tables: Scores) -> Tensor:
         """(S, M, V, V) scores of each edge, scaled, earlier variable first; 0 outside a tuple's labels."""

@@ -9,12 +9,14 @@ Needs numba (``structgp[fast]``)."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from structgp.structures.linear_chain.compiled import _compiled, _reordered, _sum
+from structgp.structures.linear_chain.compiled import WORTH_A_THREAD, _compiled, _reordered, _sum
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 
 Found = list[list[tuple[int, int, int, float]]]
@@ -31,20 +33,30 @@ def search_spans(
     belongs to a type; parts : (V, V), whether a span ends between two labels. Cost O(S T V^2) per sequence,
     and O(S) per span that is likely, or would be if it were longer."""
     pairs = (inside[:, :, None] & inside[:, None] & ~parts).nonzero().numpy()  # (P, 3): type, label, next
-    shared, found = g.dim() == 3, []
+    shared, lengths = g.dim() == 3, mask.sum(-1).tolist()
     edge = _exponential(g[:, None]) if shared else None
-    for b, n in enumerate(mask.sum(-1).tolist()):
+    types, threads = inside.numpy(), torch.get_num_threads()
+
+    def of(b: int) -> list[tuple[int, int, int, float]] | None:
+        n = lengths[b]
         # The spans that begin at one token exclude each other.
-        room = int(min(n * (n + 1) // 2 * len(inside), n * (1 / max(least, 1e-9) + 1)))
+        room = int(min(n * (n + 1) // 2 * len(types), n * (1 / max(least, 1e-9) + 1)))
         places, values = np.empty((room, 3), np.int64), np.empty(room)
         tables = edge if shared else _exponential(g[:, b, : max(0, n - 1)])
         given = _exponential(f[:, b, :n]), tables, np.ascontiguousarray(share[:, b].numpy())
-        count = _search(*given, inside.numpy(), pairs, least, places, values)
+        count = _search(*given, types, pairs, least, places, values)
         if count < 0:
-            return [], False
+            return None
         spans = zip(places[:count].tolist(), values[:count].tolist(), strict=True)
-        found.append(sorted(((*place, p) for place, p in spans), key=lambda span: -span[3]))
-    return found, True
+        return sorted(((*place, p) for place, p in spans), key=lambda span: -span[3])
+
+    if threads > 1 and len(f) * sum(lengths) * f.shape[-1] ** 2 >= WORTH_A_THREAD:
+        with ThreadPoolExecutor(threads) as pool:
+            found = list(pool.map(of, range(len(lengths))))
+    else:
+        found = [of(b) for b in range(len(lengths))]
+    some = [spans for spans in found if spans is not None]
+    return (some, True) if len(some) == len(found) else ([], False)
 
 
 @_compiled
