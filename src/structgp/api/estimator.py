@@ -35,6 +35,7 @@ from structgp.plan.programs import graph_of, refuse_graph
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
+from structgp.plan.usefulness import numbers_in_bounds
 
 logger = logging.getLogger("structgp")
 
@@ -248,6 +249,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         )
         return self._run(options, examples, plan, before, callback, seen_before=before)
 
+    @numbers_in_bounds()
     def _run(
         self,
         options: Options,

@@ -182,15 +182,10 @@ def train(
         state, steps, problem.memory = saved.state, saved.steps, saved.memory
         if watch is not None and saved.best is not None:
             watch.best = saved.best
+    n_before = len(steps)
     while True:
-        try:
-            state, info = optimizer.step(problem, state)
-        except (StructgpError, MemoryError):
-            raise
-        except Exception as error:  # from a state that a file has made up
-            if saved is None or checkpoint is None or len(steps) > len(saved.steps):
-                raise
-            raise checkpoint.unfit(error) from error
+        first = checkpoint if saved is not None and len(steps) == n_before else None
+        state, info = _step(optimizer, problem, state, first)
         steps.append(info)
         # A batch of many says little of whether the fit as a whole gets better.
         within_pass = isinstance(state, MinibatchState) and bool(state.order)
@@ -213,6 +208,21 @@ def train(
     names, evaluations = (optimizer.name, reason, problem.estimator.name), sum(s.evaluations for s in steps)
     seconds = time.monotonic() - began
     return History(*names, steps, info.elbo, fresh, seconds, stopped, evaluations)
+
+
+def _step(
+    optimizer: Optimizer, problem: Problem, state: Any, kept: Checkpoint | None
+) -> tuple[Any, StepInfo]:
+    """One step. kept : the checkpoint that the state has just come from; a state that no step can be made
+    of is its fault."""
+    try:
+        return optimizer.step(problem, state)
+    except (StructgpError, MemoryError):
+        raise
+    except Exception as error:
+        if kept is None:
+            raise
+        raise kept.unfit(error) from error
 
 
 def _fresh_bound(problem: Problem, optimizer: Optimizer, state: Any, generator: torch.Generator) -> float:

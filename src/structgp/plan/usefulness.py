@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
 from structgp.data.examples import Examples
-from structgp.errors import StructgpWarning
+from structgp.errors import InputError, StructgpWarning
 
 SOME = 100
 """Tokens that are looked at."""
@@ -26,6 +28,16 @@ by more than a tenth of a percent. Not chosen on data."""
 FARTHEST = 10.0
 """Nats per token by which the bound on fresh draws may be lower than on those of the fit. Not chosen on
 data."""
+
+
+@contextmanager
+def numbers_in_bounds() -> Iterator[None]:
+    """A fit whose numbers leave all bounds ends with an error that names a remedy."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:
+        remedy = "rescale the features, or leave kernel, amplitude and inference at 'auto'"
+        raise InputError("fit", f"its numbers are out of bounds ({error})", remedy) from error
 
 
 def warn_of_useless(posterior: Any, node: Any, examples: Any, history: Any) -> None:
