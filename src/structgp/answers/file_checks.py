@@ -118,7 +118,8 @@ def check_header(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
 
 def label_shapes(spec: Spec, classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """The shape of the joint labels of each template's tuples."""
-    spans, found = spans_of(spec.layers, classes), {}
+    spans = spans_of(spec.layers, classes)
+    found: dict[str, tuple[int, ...]] = {}
     for template in spec.templates:
         if template.rule == "length":
             found[template.name] = (len(SpanScheme.of(list(classes)).inside), template.longest + 1)
