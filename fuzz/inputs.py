@@ -15,6 +15,8 @@ from fuzz import damage
 from fuzz.readers import ORACLES
 from structgp.cli.structure_files import read_json
 from structgp.data import sources
+from structgp.data.encode import FeatureEncoder
+from structgp.data.examples import check_labels
 from structgp.data.sources import Template, WordVectors
 from structgp.structures import spec_from_words
 
@@ -104,6 +106,8 @@ def _read(format: str, path: Path) -> list[list[tuple[Any, Any]]]:
         return [[(tuple(row[:-1]), row[-1]) for row in sequence] for sequence in rows]
     reader = sources.learn(path, format=format)
     data = reader.read(path)
+    check_labels(data.X, data.y)
+    FeatureEncoder().fit(data.X).transform(data.X)
     return [list(zip(x, y, strict=True)) for x, y in zip(data.X, data.y, strict=True)]
 
 
