@@ -228,7 +228,8 @@ class Asked(Encoded):
             if question.n_draws:
                 mean_draw = model.draws(0, question.device)
                 plugged = mean_draw.potentials(model.structure, batch, question.shift).given(batch.y)
-            labels, values = labellings.n_best(at.on_host(), plugged.on_host(), n)
+            here = labellings.at_most(n, at)
+            labels, values = labellings.n_best(at.on_host(), plugged.on_host(), here)
             for b, i in enumerate(batch.index.tolist()):
                 found[i] = [
                     (batch.real(labels[:, k], b).numpy(), float(value))

@@ -80,6 +80,12 @@ MOST_NUMBERS = 1 << 28
 """That the recursion for the n best labellings may keep, 2 GB: n T V^2 of each sequence."""
 
 
+def at_most(n: int, at: Potentials) -> int:
+    """n, or the number of labellings of the longest sequence where those are fewer."""
+    T, V = at.mask.shape[1], at.f.shape[-1]
+    return min(n, V**T) if T * math.log(max(1, V)) < 30 else n
+
+
 def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]:
     """The n most probable labellings: labels (B, n, T) and log-probabilities (B, n), best first; -inf where
     there are fewer.
@@ -90,9 +96,7 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
     + n))."""
     B, T = at.mask.shape
     V = at.f.shape[-1]
-    n_all = V**T if T * math.log(max(1, V)) < 30 else math.inf
-    n = int(min(n, n_all))
-    wanted = int(min(2 * n, n_all)) if len(at.f) > 1 else n
+    wanted = at_most(2 * n, at) if len(at.f) > 1 else n
     most = MOST_NUMBERS // max(1, B * T * V**2 * (1 + (len(at.f) > 1)))
     if n > max(1, most):
         problem = f"{n:,} labellings of {T} tokens with {V} labels would take too much memory"
