@@ -69,7 +69,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         kernel), :class:`structgp.Weights`, :class:`structgp.Inducing` or
         :class:`structgp.Mixture`. 'auto' is 'weights' where the second-order fit learns such a kernel.
     inference : 'auto' (second-order where the structure gives its curvature, else natural; minibatch on
-        shards, and for weights from 50,000 tokens on), 'second-order', 'minibatch' (the same batch by
+        shards, and for weights from 100,000 tokens on), 'second-order', 'minibatch' (the same batch by
         batch, for weights), 'natural', 'adam', 'saga', 'lbfgs'; 'paper-batch' and 'paper-stochastic', with
         the draws, inducing inputs, gradient and schedule that the paper states; or an optimiser, such as
         :class:`structgp.SecondOrder`, whose fields name the gradient estimator, its draws, and what moves

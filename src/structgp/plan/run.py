@@ -38,6 +38,9 @@ from structgp.structures import Differences
 BATCH_TOKENS = {"weights": 4_000, "inducing": 1_000}
 """Tokens per batch, about, by family of the posterior."""
 
+TIMES_ON_GPU = 16
+"""Batches are so much larger there, where launches cost more than the work of a small one."""
+
 MOST_OPEN_VARIANCE = 0.25
 """Of a score, what inducing inputs may leave open without a warning: with a curvature of at most 1/4, some
 3 hundredths of a nat per token and function. Not chosen on data."""
@@ -198,6 +201,8 @@ class Fit:
     def _batches(self, plan: Plan) -> Sequence[Batch]:
         optimizer, examples = plan.optimizer.value, self.examples
         most_tokens = BATCH_TOKENS["weights" if plan.has_weights else "inducing"]
+        if torch.device(plan.device.value).type == "cuda" and plan.has_weights:
+            most_tokens *= TIMES_ON_GPU
         if getattr(optimizer, "one_sequence_a_batch", False):
             most_tokens = 1
         if isinstance(optimizer, Minibatch):
