@@ -249,7 +249,6 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         )
         return self._run(options, examples, plan, before, callback, seen_before=before)
 
-    @numbers_in_bounds()
     def _run(
         self,
         options: Options,
@@ -268,7 +267,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         if self.class_weight is not None:
             check_class_weight(self.class_weight, examples.labels.classes)
         generator, found = torch.Generator().manual_seed(int(self.random_state)), None
-        with _heard() if self.verbose else nullcontext():
+        with _heard() if self.verbose else nullcontext(), numbers_in_bounds():
             if before is None:
                 if isinstance(examples, Examples):
                     plan, found = held_out.choose(options, plan, examples, extras.get("together", ALONE))

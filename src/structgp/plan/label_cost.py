@@ -34,4 +34,4 @@ def warn_of_labels(plan: Any, examples: Any) -> None:
             "tokens, for every draw and step, and that takes time quadratic in the number of labels. "
         )
         message += "structure='piecewise' takes linear time, and fewer labels help"
-        warnings.warn(message, StructgpWarning, stacklevel=4)
+        warnings.warn(message, StructgpWarning, stacklevel=3)
