@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController
 
 from structgp.data.batch import Batch, by_length, pad
 from structgp.data.shards import ShardBatches
-from structgp.errors import InputError
+from structgp.errors import InputError, StructgpError
 from structgp.gp import Entropy, Posterior
 from structgp.inference import Minibatch, Optimizer, Problem, StepInfo
 from structgp.inference.annotated import Annotated
@@ -184,8 +184,10 @@ def train(
         else _going_on(optimizer, problem, saved, watch)
     )
     steps: list[StepInfo] = [] if saved is None else saved.steps
+    n_before = len(steps)
     while True:
-        state, info = optimizer.step(problem, state)
+        first = checkpoint if saved is not None and len(steps) == n_before else None
+        state, info = _step(optimizer, problem, state, first)
         steps.append(info)
         # A batch of many says little of whether the fit as a whole gets better.
         within_pass = isinstance(state, MinibatchState) and bool(state.order)
@@ -222,6 +224,21 @@ def _going_on(optimizer: Optimizer, problem: Problem, saved: Reached, watch: Wat
     if watch is not None and saved.best is not None:
         watch.best = saved.best
     return saved.state
+
+
+def _step(
+    optimizer: Optimizer, problem: Problem, state: Any, kept: Checkpoint | None
+) -> tuple[Any, StepInfo]:
+    """One step. kept : the checkpoint that the state has just come from; a state that no step can be made
+    of is its fault."""
+    try:
+        return optimizer.step(problem, state)
+    except (StructgpError, MemoryError):
+        raise
+    except Exception as error:
+        if kept is None:
+            raise
+        raise kept.unfit(error) from error
 
 
 def _fresh_bound(problem: Problem, optimizer: Optimizer, state: Any, generator: torch.Generator) -> float:
