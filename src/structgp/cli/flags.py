@@ -108,14 +108,15 @@ feature_options = combined(
         help="Column of the words to look up in --vectors.  [default: 0]",
     ),
 )
+vectors_option = click.option(
+    "--vectors",
+    "vectors_path",
+    type=click.Path(),
+    help="File of the word vectors that the model was trained with.  [default: its path in training]",
+)
 # Of commands that read files for a model.
 reading_options = combined(
-    click.option(
-        "--vectors",
-        "vectors_path",
-        type=click.Path(),
-        help="File of the word vectors that the model was trained with.  [default: its path in training]",
-    ),
+    vectors_option,
     click.option(
         "--format",
         "documents",
@@ -127,3 +128,35 @@ reading_options = combined(
     device_option,
     encoding_option,
 )
+
+
+# Of commands that listen for requests.
+place_options = combined(
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+    click.option(
+        "--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on.  [default: a free one]"
+    ),
+    click.option("--token", help="Token that requests have to bring.  [default: a random one]"),
+    click.option("--no-token", is_flag=True, help="Answer without a token."),
+    click.option(
+        "--allow-host",
+        multiple=True,
+        metavar="NAME",
+        help="Name in the Host header to answer to, beside the loopback's; * for any. May be repeated.",
+    ),
+)
+
+
+def place_of(given: dict[str, Any]) -> Any:
+    """Takes ``place_options`` out of what a command is given."""
+    from structgp.errors import InputError
+    from structgp.service.running import Place
+
+    host, port, token, hosts = (given.pop(name) for name in ("host", "port", "token", "allow_host"))
+    if given.pop("no_token"):
+        if token is not None:
+            raise InputError("--no-token", "cannot be combined with --token", "use one of them")
+        return Place(host, port, None, hosts)
+    if token == "":
+        raise InputError("--token", "empty", "give some letters, or leave it out for a random one")
+    return Place(host, port, token or "", hosts)
