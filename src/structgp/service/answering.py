@@ -128,12 +128,13 @@ def answers_of(
         return
     marginals, log_probs = tagger.marginals_of(asked), log_probs_of(asked, labels)
     shown, on_page = asked.shaped(labels), detail == "page"
-    uncertainty = asked.token_uncertainty() if on_page else [None] * len(X)
+    uncertainty: Sequence[Any] = asked.token_uncertainty() if on_page else [()] * len(X)
     spans = asked.spans(LEAST_SPAN) if on_page and asked.model.spec.form == "sequence" else [[]] * len(X)
     for n, at in enumerate(marginals):
+        value = log_probs[n]
         found: dict[str, Any] = {
             "labels": shown[n],
-            "probability": None if log_probs[n] is None else _rounded(math.exp(min(0.0, log_probs[n]))),
+            "probability": None if value is None else _rounded(math.exp(min(0.0, value))),
             "probabilities": [_rounded(p[y]) for p, y in zip(at, labels[n], strict=True)],
         }
         if detail == "all":

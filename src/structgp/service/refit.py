@@ -38,8 +38,8 @@ little, and there should be suggestions soon."""
 FULL_AT = "settings_chosen_at"
 """Under this name the model's file keeps ``Refitter.full_at``."""
 DOUBTED = 0.5
-"""A given label with a lower probability than this contradicts the model if the model's label is another
-one."""
+"""A given label with a lower probability than this contradicts the model if another one is more
+probable."""
 
 
 @dataclass
@@ -131,13 +131,13 @@ class Refitter:
     def _doubted(self, labels: Mapping[int, Labels]) -> list[dict[str, Any]]:
         """Tokens whose given label the model contradicts, the most improbable first."""
         asked = self.tagger.ask([self.features[i] for i in labels])
-        guesses, marginals = self.tagger.labels_of(asked), self.tagger.marginals_of(asked)
         found = []
-        for (i, given), guess, at in zip(labels.items(), guesses, marginals, strict=True):
+        for (i, given), at in zip(labels.items(), self.tagger.marginals_of(asked), strict=True):
             for t, label in enumerate(given):
-                if label is not None and guess[t] != label and at[t].get(label, 0.0) < DOUBTED:
-                    p = {"given": at[t].get(label, 0.0), "model": at[t][guess[t]]}
-                    found.append({"sequence": i, "token": t, "given": label, "model": guess[t], "p": p})
+                best, _ = max(at[t].items(), key=lambda item: item[1])
+                if label is not None and best != label and at[t].get(label, 0.0) < DOUBTED:
+                    p = {"given": at[t].get(label, 0.0), "model": at[t][best]}
+                    found.append({"sequence": i, "token": t, "given": label, "model": best, "p": p})
         return sorted(found, key=lambda one: one["p"]["given"])
 
     def _sweep(self, unlabelled: Sequence[int]) -> Iterator[tuple[str, Any]]:

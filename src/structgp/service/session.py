@@ -19,7 +19,7 @@ from structgp.service.background import Background
 from structgp.service.label_pool import Pool
 from structgp.service.store import Event, Store
 from structgp.service.suggestions import Suggestions
-from structgp.service.tag_set import TagSet
+from structgp.service.tag_set import Labels, TagSet
 
 ENOUGH = 10
 """Labelled sequences before the first fit: until then the next one is drawn at random."""
@@ -104,9 +104,10 @@ class Session:
                 if not self.store.is_labelled(i):
                     return self.shown(i, self._leases[i].stream, self._leases[i].told)
                 del self._leases[i]
-            i, stream = self._choose(annotator)
-            if i is None:
+            chosen, stream = self._choose(annotator)
+            if chosen is None:
                 return {"sequence": None}
+            i = chosen
             told = self.suggestions.of(i)
             self._leases[i] = Lease(annotator, stream, time.monotonic(), told)
             self._prepare()
@@ -264,7 +265,7 @@ class Session:
             sure = self._sure(least)
             model = self._sweep["model"] if self._sweep else None
             notes = {i: {"model": model, "labels": y, "probability": p} for i, (y, p) in sure.items()}
-            labels = {i: list(y) for i, (y, _) in sure.items()}
+            labels: dict[int, Labels] = {i: list(y) for i, (y, _) in sure.items()}
             events = self.store.label(request, annotator, "bulk", labels, notes) if labels else []
         self.refit_if_due()
         return events
