@@ -11,7 +11,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from structgp.api.active import select
+    from structgp.api.annotate import annotate
     from structgp.api.asking import who_to_ask
+    from structgp.api.batch_tagger import BatchTagger
     from structgp.api.describe import describe
     from structgp.api.estimator import StructuredGPClassifier, load
     from structgp.api.explain import explain
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Adam",
     "Annotations",
+    "BatchTagger",
     "Custom",
     "Graph",
     "Inducing",
@@ -52,6 +55,7 @@ __all__ = [
     "StructuredGPClassifier",
     "Weights",
     "__version__",
+    "annotate",
     "chain",
     "describe",
     "edges",
@@ -71,6 +75,7 @@ __all__ = [
 _ROOMS = {
     "Adam": "inference",
     "Annotations": "data.annotations",
+    "BatchTagger": "api.batch_tagger",
     "Custom": "structures",
     "Inducing": "plan.options",
     "Minibatch": "inference",
@@ -81,6 +86,7 @@ _ROOMS = {
     "Spec": "structures",
     "Weights": "plan.options",
     "StructuredGPClassifier": "api.estimator",
+    "annotate": "api.annotate",
     "chain": "structures",
     "piecewise": "structures",
     "Graph": "data.graphs",

@@ -19,6 +19,7 @@ def few_are_many(monkeypatch):
 
     monkeypatch.setattr(minibatch, "MANY_TOKENS", 100)
     monkeypatch.setattr(structgp.plan.choices, "MANY_TOKENS", 100)
+    monkeypatch.setattr(structgp.plan.choices, "BATCHWISE_TOKENS", 100)
 
 
 @pytest.fixture(scope="module")

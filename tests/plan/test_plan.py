@@ -14,7 +14,6 @@ import structgp
 from structgp import Inducing, Mixture, StructuredGPClassifier, Weights, chain
 from structgp.data.examples import Examples, read_examples
 from structgp.inference.distributed import Processes
-from structgp.inference.minibatch import MANY_TOKENS
 from structgp.plan import choices
 from structgp.plan.options import Options
 from structgp.plan.resolve import Plan, resolve
@@ -96,8 +95,8 @@ def test_choices_and_reasons(
 
 
 def test_much_data(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert examples.n_tokens < MANY_TOKENS
-    monkeypatch.setattr(choices, "MANY_TOKENS", 5)
+    assert examples.n_tokens < choices.BATCHWISE_TOKENS
+    monkeypatch.setattr(choices, "BATCHWISE_TOKENS", 5)
     plan = resolve(Options(), examples)
     shared = resolve(Options(), examples, Processes(0, 2))
     expected = "minibatch" if examples.in_many_parts else "second-order"

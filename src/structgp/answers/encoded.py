@@ -34,13 +34,15 @@ BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
 @dataclass(frozen=True)
 class Encoded:
     """model : that answers. question : the settings of all answers. rows : (T, W) encoded tokens of each
-    sequence. links, shapes : of examples that are not chains, their tuples and what they look like."""
+    sequence. links, shapes : of examples that are not chains, their tuples and what they look like. kept :
+    potentials for further questions, None if they are not to be kept."""
 
     model: Model
     question: Question
     rows: list[np.ndarray]
     links: list[Links] | None = None
     shapes: list[Shape] | None = None
+    kept: list[tuple[Batch, Potentials]] | None = None
 
     @property
     def n_layers(self) -> int:
@@ -51,13 +53,26 @@ class Encoded:
         """Some of the examples, in this order."""
         links = None if self.links is None else [self.links[i] for i in index]
         shapes = None if self.shapes is None else [self.shapes[i] for i in index]
-        return replace(self, rows=[self.rows[i] for i in index], links=links, shapes=shapes)
+        return replace(self, rows=[self.rows[i] for i in index], links=links, shapes=shapes, kept=None)
+
+    def keeping(self) -> Self:
+        """The same examples, whose potentials are computed once for all questions without known labels:
+        half of what an answer costs. Memory: a number per draw, token and label."""
+        return replace(self, kept=[])
 
     def potentials(
         self, known: Known | None = None, n_draws: int | None = None
     ) -> Iterator[tuple[Batch, Potentials]]:
         """Batch after batch, given the labels that are known, with its potentials. n_draws : None for as
         many as the question says."""
+        if self.kept is None or known is not None or n_draws is not None:
+            yield from self._computed(known, n_draws)
+            return
+        if not self.kept:
+            self.kept.extend(self._computed(None, None))
+        yield from self.kept
+
+    def _computed(self, known: Known | None, n_draws: int | None) -> Iterator[tuple[Batch, Potentials]]:
         model, question, labels = self.model, self.question, None
         if known is not None or model.constraints is not None:
             labels = self._checked(known)

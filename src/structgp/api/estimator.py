@@ -33,12 +33,14 @@ from structgp.inference.votes import weigh_votes
 from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
-from structgp.plan.options import Options, check_class_weight, to_json
+from structgp.plan.label_cost import warn_of_labels
+from structgp.plan.options import Options, answer_draws, check_class_weight, to_json
 from structgp.plan.part_check import warn_of_part
 from structgp.plan.programs import graph_of, refuse_graph
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
+from structgp.plan.usefulness import numbers_in_bounds
 
 
 class StructuredGPClassifier(Fitted, BaseEstimator):
@@ -70,7 +72,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         kernel), :class:`structgp.Weights`, :class:`structgp.Inducing` or
         :class:`structgp.Mixture`. 'auto' is 'weights' where the second-order fit learns such a kernel.
     inference : 'auto' (second-order where the structure gives its curvature, else natural; minibatch on
-        shards, and for weights from 50,000 tokens on), 'second-order', 'minibatch' (the same batch by
+        shards, and for weights from 100,000 tokens on), 'second-order', 'minibatch' (the same batch by
         batch, for weights), 'natural', 'adam', 'saga', 'lbfgs'; 'paper-batch' and 'paper-stochastic', with
         the draws, inducing inputs, gradient and schedule that the paper states; or an optimiser, such as
         :class:`structgp.SecondOrder`, whose fields name the gradient estimator, its draws, and what moves
@@ -93,7 +95,9 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         like), else 'accuracy'.
     costs : with decode='cost', a dict {true label: {predicted label: cost}}, in which an error costs 1
         unless it is named and a right label nothing; or a (V, V) array ordered as ``classes_``, row = true.
-    n_draws : draws of the potentials that a prediction averages over; 0 plugs in the posterior mean.
+    n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. 'auto' is
+        128, but for probabilities of single labels, and labels chosen by them, it takes a quicker way of
+        the same quality where the structure is a chain (``structgp.answers.local_points``).
     device : where fit and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
         where there is one. The fitted model itself is kept in main memory.
     random_state : seed; equal seeds give equal fits.
@@ -194,10 +198,10 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         dev = None if X_dev is None or y_dev is None else (as_list(X_dev), list(y_dev))
         before = getattr(self, "model_", None) if self.warm_start else None
         if isinstance(X, Shards):
-            check_shards(y, sample_weight, early_stopping, before is not None, together)
+            check_shards(y, sample_weight, early_stopping, before is not None)
             refuse_graph(options, "shards")
             examples: Examples | ShardedExamples = read_sharded(X, declared(options))
-            plan = resolve(options, examples)
+            plan = resolve(options, examples, together)
         else:
             if y is None:
                 raise InputError("y", "no labels", "pass one list of labels per sequence, or shards")
@@ -207,6 +211,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             check_together(together, plan)
         plan, examples = adopt(options, plan, examples)
         warn_of_odd_labels(examples)
+        warn_of_labels(plan, examples)
         extras: dict[str, Any] = {"dev": dev, "early_stopping": early_stopping, "checkpoint": checkpoint}
         if isinstance(X, list) and isinstance(y, list) and isinstance(examples, Examples):
             extras["memory"] = Memory.of(X, y, examples)
@@ -314,7 +319,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         generator, found = torch.Generator().manual_seed(int(self.random_state)), None
         if isinstance(examples, Examples) and examples.given is not None:
             examples, extras["confusions"] = weigh_votes(examples)
-        with heard() if self.verbose else nullcontext():
+        with heard() if self.verbose else nullcontext(), numbers_in_bounds():
             if before is None:
                 if settled is not None:
                     plan = as_before(plan, options, settled)
@@ -369,12 +374,31 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         check_is_fitted(self, "model_")
         return super().ask(X)
 
+    def report(
+        self,
+        X: Iterable[Any],
+        y: Iterable[Any] | None,
+        path: str | Path,
+        *,
+        words: Sequence[Sequence[str]] | None = None,
+        name: str = "data",
+        model_name: str = "model",
+    ) -> None:
+        """Writes what the model makes of X to one HTML page at ``path``, and with the true labels y how
+        that compares with them; None if there are none. words : what to show for each token, by default
+        its feature 'word', 'token', 'form' or 'text', or the first that is a string. name, model_name : in
+        the page's title. ``structgp report`` does the same for files."""
+        from structgp.report import write_page
+
+        check_is_fitted(self, "model_")
+        write_page(self, as_list(X), y, path, words=words, name=name, model_name=model_name)
+
     def save(self, path: str | Path, extra: dict[str, Any] | None = None) -> None:
         """Writes the model to one file (safetensors and JSON); read it with ``structgp.load``. ``extra`` :
         JSON values to keep with it, in ``model_.extra``."""
         check_is_fitted(self, "model_")
         kept = self.model_.extra | (extra or {}) | {"params": to_json(self.get_params(deep=False))}
-        model_file.save(replace(self.model_, extra=kept, n_draws=int(self.n_draws)), path)
+        model_file.save(replace(self.model_, extra=kept, n_draws=answer_draws(self.n_draws)), path)
 
 
 def _is_option(value: Any) -> bool:

@@ -144,7 +144,7 @@ class Answers:
     def marginals_of(asked: Asked, known: Given = None) -> list[list[dict[str, float]]]:
         """``predict_marginals`` for sequences that are encoded already."""
         classes, found = asked.model.labels.classes, asked.marginals(known)
-        return [[dict(zip(classes, map(float, p), strict=True)) for p in sequence] for sequence in found]
+        return [[dict(zip(classes, p, strict=True)) for p in sequence.tolist()] for sequence in found]
 
     def monte_carlo_error(self, X: Iterable[Any], known: Given = None) -> list[np.ndarray]:
         """(T, V) standard errors of the probabilities of ``predict_marginals`` that come from sampling

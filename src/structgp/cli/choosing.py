@@ -9,9 +9,11 @@ import click
 
 from structgp.api.active import select
 from structgp.api.estimator import StructuredGPClassifier
+from structgp.cli.document_tagging import DocumentTagger, write_documents
 from structgp.cli.json_tagging import JsonTagger
 from structgp.cli.shared import in_files, load_with_reader, output_stream, sequences
 from structgp.cli.tagging import Tagger
+from structgp.data.formats.document_reader import DocumentReader
 from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.unlabelled import PlainReader
 from structgp.errors import InputError
@@ -29,6 +31,7 @@ def choose(
     format: str | None,
     output: str | None,
     vectors_path: str | None,
+    snap: bool,
     device: str,
     encoding: str,
 ) -> None:
@@ -36,7 +39,9 @@ def choose(
     estimator: StructuredGPClassifier | None = None
     reader: Reader = PlainReader(format or "columns")
     if model_path is not None:
-        estimator, reader = load_with_reader(StructuredGPClassifier, model_path, vectors_path, device)
+        estimator, reader = load_with_reader(
+            StructuredGPClassifier, model_path, vectors_path, device, format, snap
+        )
     excluded = {key_of(reader, s) for s in sequences(reader, exclude, encoding, quiet=True)}
     every = list(sequences(reader, files, encoding))
     pool = [s for s in every if key_of(reader, s) not in excluded]
@@ -46,10 +51,14 @@ def choose(
         raise InputError("--exclude", "no sequence of POOL is left", "give a larger pool")
     X = [sequence.tokens for sequence in pool]
     way = strategy or ("diverse" if estimator is None else "batch")
-    with in_files([(s.name, s.line) for s in pool] if reader.format == "jsonl" else []):
+    with in_files([(s.name, s.line) for s in pool] if reader.names_examples else []):
         chosen = select(estimator, X, number, way, cost=cost, random_state=seed)
     for i in chosen:
         click.echo(f"{pool[i].name}:{pool[i].line}", err=True)
+    if estimator is not None and isinstance(reader, DocumentReader):
+        picked: list[Any] = [pool[i] for i in chosen]
+        write_documents(DocumentTagger(estimator).answer(picked), reader, None, output, encoding)
+        return
     blocks = _written(estimator, reader, [pool[i] for i in chosen], level)
     end = "" if reader.format == "jsonl" else "\n"
     with output_stream(output, encoding) as out:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ from typing import Any
 
 from structgp.answers.ask import Asked
 from structgp.api.fitted import Fitted
+from structgp.cli.arriving import arriving
+from structgp.cli.document_tagging import DocumentTagger, check_options, write_documents
 from structgp.cli.json_tagging import JsonTagger
 from structgp.cli.shared import load_with_reader, output_stream, sequences
+from structgp.data.formats.document_reader import DocumentReader
 from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.columns import format_sequence
 from structgp.errors import InputError
@@ -38,33 +42,54 @@ def tag(
     coverage: float | None,
     force: bool,
     missing: str,
+    to: str | None,
     vectors_path: str | None,
+    documents: str | None,
+    snap: bool,
     device: str,
     encoding: str,
 ) -> None:
     """The command tag."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, documents=documents, snap=snap)
     if decode is not None:
         estimator.decode, estimator.costs = decode, None
-    tagger: Tagger | JsonTagger = Tagger(estimator, reader, level, n_best, force, missing, defer, coverage)
+    tagger: Tagger | JsonTagger | DocumentTagger = Tagger(
+        estimator, reader, level, n_best, force, missing, defer, coverage
+    )
     if reader.format == "jsonl":
         tagger = JsonTagger(estimator, level, n_best, force, defer, coverage)
+    if isinstance(reader, DocumentReader):
+        check_options(n_best, level, coverage, reader)
+        reader, tagger = reader.of_missing(missing), DocumentTagger(estimator, force, defer)
+    elif to is not None:
+        raise InputError("--to", f"is for documents; {model_path} knows {reader.format}", "leave it out")
     end = "" if reader.format == "jsonl" else "\n"
     given: Sequence[Any] = files or [sys.stdin.buffer]
     with joined(device_of(device)) as together:
         if together.size > 1 and not files:
             raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
         estimator.device = local_device(device_of(device))  # each process its own
-        # Sequences from a pipe are answered one by one.
         found = sequences(reader, given, encoding, quiet=not together.is_first)
-        parts = _chunks(found, _CHUNK if files else 1)
-        with output_stream(output, encoding) if together.is_first else nullcontext() as out:
+        # A pipe may be someone typing: nobody waits for more than there is.
+        parts = _chunks(found, _CHUNK) if files else arriving(found, _CHUNK)
+
+        def answered() -> Iterator[Any]:
+            """All answers in order, in the first process; nothing in others."""
             for dealt in _chunks(parts, together.size):
                 own = [tagger.answer(chunk) for chunk in together.share(dealt)]
-                for lines in (lines for answered in together.gather(own) for lines in answered):
-                    assert out is not None
-                    out.writelines(block + end for block in lines)
+                yield [one for answers in together.gather(own) for some in answers for one in some]
+
+        if isinstance(reader, DocumentReader):
+            each = (document for some in answered() for document in some)
+            if together.is_first:
+                write_documents(each, reader, to, output, encoding, at_once=not files)
+            else:
+                deque(each, maxlen=0)
+            return
+        with output_stream(output, encoding) if together.is_first else nullcontext() as out:
+            for blocks in answered():
                 if out is not None:
+                    out.writelines(block + end for block in blocks)
                     out.flush()
 
 

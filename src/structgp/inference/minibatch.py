@@ -11,7 +11,10 @@ of all slopes is zero: that is the optimum of the whole bound (partitioned varia
 A visit touches the weights of its batch alone: its cost does not depend on how many batches there are, nor
 on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
 weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which may
-be on disk."""
+be on disk.
+
+Several processes visit batches of their own at once, and add up what has changed after each round of visits
+(``rounds``)."""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ from structgp.inference.batch_sites import Site, SitesOnDisk
 from structgp.inference.bound import lower_bound
 from structgp.inference.dual_lbfgs import Prior, climb
 from structgp.inference.problem import LearnScales, Problem, StepInfo
+from structgp.inference.rounds import Agreement, Round
 
 SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
@@ -154,7 +158,8 @@ class Minibatch:
         noise = [block.visit_noise(half, generator) for block in q.blocks]
         sites: list[list[Site] | None] | SitesOnDisk = [None] * n
         if self.sites_folder is not None:
-            sites = SitesOnDisk.new(self.sites_folder, n, [b.n_functions for b in q.blocks])
+            functions = [b.n_functions for b in q.blocks]
+            sites = SitesOnDisk.new(self.sites_folder, n, functions, problem.together)
         shapes = [(len(block.prior_sds()), block.n_functions) for block in q.blocks]
         values, scale = q.node.m.new_full((n,), torch.nan), [q.node.m.new_ones(R) for _, R in shapes]
         precision, linear = ([q.node.m.new_zeros(shape) for shape in shapes] for _ in range(2))
@@ -172,12 +177,13 @@ class Minibatch:
         return state
 
     def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
-        """One visit. Cost O(steps S B T (V^2 + A R)); O(M R) more at the end of a pass."""
+        """One visit, or of several processes one round of visits. Cost of a visit O(steps S B T (V^2 + A
+        R)); O(M R) more at the end of a pass, and of a round."""
         if not state.order:
             state.order = torch.randperm(len(problem.batches), generator=state.generator).tolist()
         settled = False
         with torch.no_grad():
-            evaluations = self._visit(problem, state, state.order.pop())
+            evaluations = self._round(problem, state)
             seen = ~state.values.isnan()  # in the first pass, batches to come stand as the others do
             share = problem.sizes[seen].sum() / problem.sizes.sum()
             value = state.values[seen].sum() / share - state.known_at_start
@@ -190,9 +196,30 @@ class Minibatch:
         finished = settled or (state.passes >= self.max_passes and not state.order)
         return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, settled)
 
-    def _visit(self, problem: Problem, state: MinibatchState, i: int) -> int:
+    def _round(self, problem: Problem, state: MinibatchState) -> int:
+        """The visits of this process until it hears of the others again. Returns likelihoods computed, by
+        all processes."""
+        together, evaluations = problem.together, 0
+        n, n_blocks = len(problem.batches), len(problem.posterior.blocks)
+        next_ = Round.next(state.order, n, n_blocks, state.generator, together)
+        several = together.size > 1
+        agreement = Agreement([*state.precision, *state.linear], together) if several else None
+        for i, seeds in next_.own(together.rank):
+            evaluations += self._visit(problem, state, i, seeds)
+        visited = set(next_.batches)
+        state.order = [i for i in state.order if i not in visited] if several else state.order[:-1]
+        if agreement is not None:
+            evaluations = agreement.reach(next_, state.values, evaluations, state.sites)
+            _place(problem.posterior, state)
+            # That of the first process, so that all of them decide alike where their rounding differs.
+            own = _divergence(problem, state) if together.is_first else 0.0
+            (first,) = together.sum(state.values.new_tensor([own]))
+            state.divergence = float(first)
+        return evaluations
+
+    def _visit(self, problem: Problem, state: MinibatchState, i: int, seeds: list[int]) -> int:
         """Takes the sites of batch i out and puts new ones in. Returns likelihoods computed."""
-        visit = _Visit(problem, state, i, bool(self.single) and problem.structure.takes_single)
+        visit = _Visit(problem, state, i, seeds, bool(self.single) and problem.structure.takes_single)
         unsure = visit.is_again and (state.moved or not self.single)
         steps = self.steps or FEW[1]
         duals, functions, calls = climb(visit.likelihood, visit.priors, visit.duals, steps, unsure)
@@ -230,7 +257,9 @@ class _Visit:
     """One batch under what all others say: the weights that occur in it, their priors without the batch's
     own sites, and draws of them."""
 
-    def __init__(self, problem: Problem, state: MinibatchState, i: int, single: bool) -> None:
+    def __init__(
+        self, problem: Problem, state: MinibatchState, i: int, seeds: list[int], single: bool
+    ) -> None:
         self.problem, self.state, self.i = problem, state, i
         self.blocks, self.batch = problem.posterior.blocks, problem.batches[i]
         found = [conditional.compact for conditional in problem.conditional(i)]
@@ -244,8 +273,7 @@ class _Visit:
         for k, (block, local) in enumerate(zip(self.blocks, self.before, strict=True)):
             prior = Prior(self.here[k].rows, *local.without(self.sites[k]))
             self.priors.append(prior.single if single else prior)
-            seed = int(torch.randint(2**31, (), generator=state.generator))
-            draws = local.sd, state.noise[k], keys, seed, single
+            draws = local.sd, state.noise[k], keys, seeds[k], single
             self.offsets.append(block.visit_offsets(self.here[k], *draws))
             self.duals.append(self.sites[k].dual.to(self.offsets[k]))
         self.n_draws = len(self.offsets[0])
@@ -282,6 +310,8 @@ class _Visit:
             new = site.at(state.scale[k])
             state.precision[k][self.index[k]] += new.precision - old.precision
             state.linear[k][self.index[k]] += new.linear - old.linear
+        if problem.together.size > 1:  # the posterior is placed after the round
+            return
         if state.iteration == 0:  # the posterior at the start is not of sites
             _place(problem.posterior, state)
             state.divergence = _divergence(problem, state)

@@ -23,6 +23,7 @@ from structgp.inference.estimators import Estimator
 from structgp.paper import Preset
 from structgp.plan import choices
 from structgp.plan.choices import ASKED, Choice
+from structgp.plan.gradient_choice import gradient_of
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
 from structgp.plan.predictor import answers_by, predictor_of
 from structgp.plan.programs import program_of
@@ -286,7 +287,7 @@ def _settings(
     where = {"auto": "the GPU where there is one", Options.device: choices.DEFAULT}
     return {
         "optimizer": optimizer,
-        "gradient": choices.gradient_of(first, structure),
+        "gradient": gradient_of(first, structure),
         "learn_scales": Choice(getattr(first, "learn_scales", False), scales),
         "precision": precision,
         "device": Choice(options.torch_device, where.get(options.device, ASKED)),
@@ -307,18 +308,12 @@ def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
     return replace(plan, **found)
 
 
-def check_alone(together: Processes) -> None:
-    """InputError where several processes are to fit data on disk."""
-    if together.size > 1:
-        problem, remedy = "data on disk is for one process", "pass the data itself, or start one process"
-        raise InputError("torchrun", problem, remedy)
-
-
 def check_together(together: Processes, plan: Plan) -> None:
-    """InputError unless several processes can share the fit: of weights in closed form, in memory."""
+    """InputError unless several processes can share the fit: of weights, in closed form or batch by
+    batch."""
     optimizer = plan.optimizer.value
     alone = plan.has_dense or not plan.has_weights
-    if together.size > 1 and (alone or not isinstance(optimizer, SecondOrder)):
+    if together.size > 1 and (alone or not isinstance(optimizer, SecondOrder | Minibatch)):
         problem = f"the {optimizer.name} fit of this posterior is for one process"
         remedy = "use categorical or sparse features with the default fit, or start it without torchrun"
         raise InputError("torchrun", problem, remedy)

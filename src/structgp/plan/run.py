@@ -31,14 +31,19 @@ from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback, History, Watch, make_batches, train
 from structgp.plan.decisions import settle_threshold
+from structgp.plan.foreseen import in_processes
 from structgp.plan.options import Options, fingerprint
 from structgp.plan.programs import bracket_of
-from structgp.plan.resolve import Plan, all_at_once, check_alone
+from structgp.plan.resolve import Plan, all_at_once
 from structgp.plan.start import Start
+from structgp.plan.usefulness import warn_of_useless
 from structgp.structures import Differences
 
 BATCH_TOKENS = {"weights": 4_000, "inducing": 1_000}
 """Tokens per batch, about, by family of the posterior."""
+
+TIMES_ON_GPU = 16
+"""Batches are so much larger there, where launches cost more than the work of a small one."""
 
 MOST_OPEN_VARIANCE = 0.25
 """Of a score, what inducing inputs may leave open without a warning: with a curvature of at most 1/4, some
@@ -62,9 +67,7 @@ def check_dev(X_dev: Any, y_dev: Any, early_stopping: Any) -> None:
         raise InputError("early_stopping", "there is no dev data to stop by", "pass X_dev and y_dev to fit")
 
 
-def check_shards(
-    y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool, together: Processes
-) -> None:
+def check_shards(y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool) -> None:
     """InputError for what cannot go with data on disk."""
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
@@ -75,7 +78,6 @@ def check_shards(
     if goes_on:
         problem = "a fit on shards starts from nothing: their features are numbered anew"
         raise InputError("warm_start", problem, "use warm_start=False, or go on from a checkpoint")
-    check_alone(together)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class Fit:
         """Fits the posterior in place; returns the model and the log."""
         kept, plan = (None, self.start.plan) if self.checkpoint is None else self._kept()
         left = self.start.open_variance
-        history = self.train(plan, callback, kept)
+        with in_processes(plan, self.examples) as foreseen:
+            history = self.train(plan, callback, kept)
         if history.stopped == "limit":
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
@@ -120,12 +123,16 @@ class Fit:
                 StructgpWarning,
                 stacklevel=4,
             )
+        if history.stopped == "converged":
+            warn_of_useless(self.start.posterior, plan.split.node, self.examples, history)
         for block in self.start.posterior.blocks:
             block.round_factor()
         plan = settle_threshold(plan, self.model({}), self.examples)
-        log = self._log(history, plan)
+        log = self._log(history, plan) | {"foreseen": None if foreseen is None else foreseen.to_json()}
         if kept is not None and self.together.is_first:
             kept.remove()
+            if isinstance(plan.optimizer.value, Minibatch):  # after the checkpoint, which needs them
+                remove_sites(f"{self.checkpoint}.sites")
         info = {k: v for k, v in log.items() if k != "steps"}
         threshold = plan.threshold and plan.threshold.value
         model = self.model(info | {"version": __version__, "threshold": threshold})
@@ -141,8 +148,7 @@ class Fit:
         on_fresh_draws: bool = True,
     ) -> History:
         """Fits the posterior in place, without warnings."""
-        on_disk = isinstance(self.examples, ShardedExamples)
-        with self._sites(plan) if on_disk else nullcontext(plan) as plan:
+        with self._sites(plan) if self._keeps_sites_on_disk(plan) else nullcontext(plan) as plan:
             return train(
                 self.start.posterior,
                 plan.structure.value,
@@ -188,7 +194,7 @@ class Fit:
             examples.labels,
             posterior.requires_grad_(False),
             self.start.plan.spec,
-            int(self.options.n_draws),
+            self.options.draws,
             int(self.options.random_state),
             {"threshold": threshold} | info | seen | decide | {"label_counts": counts},
             {} if self.seen_before is None else dict(self.seen_before.extra),
@@ -220,6 +226,8 @@ class Fit:
     def _batches(self, plan: Plan) -> Sequence[Batch]:
         optimizer, examples = plan.optimizer.value, self.examples
         most_tokens = BATCH_TOKENS["weights" if plan.has_weights else "inducing"]
+        if torch.device(plan.device.value).type == "cuda" and plan.has_weights:
+            most_tokens *= TIMES_ON_GPU
         if getattr(optimizer, "one_sequence_a_batch", False):
             most_tokens = 1
         if isinstance(optimizer, Minibatch):
@@ -232,7 +240,9 @@ class Fit:
             most_tokens = max(1, most_tokens // examples.n_labels)
         labels = examples.y if examples.evidence is None else examples.evidence
         data = examples.rows, labels, examples.encoder.pad_row, most_tokens
-        batches = make_batches(*data, plan.sequence_weights(examples), self.together, examples.n_layers)
+        # With minibatches a process visits some of the batches that all have (``inference.rounds``).
+        together = ALONE if isinstance(optimizer, Minibatch) else self.together
+        batches = make_batches(*data, plan.sequence_weights(examples), together, examples.n_layers)
         return [plan.split(b) if examples.split is None else examples.as_graphs(b) for b in batches]
 
     def _watch(self, dev: Dev) -> Watch:
@@ -277,18 +287,25 @@ class Fit:
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
+    def _keeps_sites_on_disk(self, plan: Plan) -> bool:
+        """On shards; and where processes share a checkpoint, which another number of them may go on
+        from."""
+        optimizer = plan.optimizer.value
+        if not isinstance(optimizer, Minibatch) or optimizer.sites_folder is not None:
+            return False
+        shares = self.together.size > 1 and self.checkpoint is not None
+        return shares or isinstance(self.examples, ShardedExamples)
+
     @contextmanager
     def _sites(self, plan: Plan) -> Iterator[Plan]:
         """The plan with its sites on disk: beside the checkpoint, where they stay if the fit is cut off, or
-        in a folder of the shards' that is removed after the fit."""
-        assert isinstance(self.examples, ShardedExamples)
+        in a folder of the shards' that is removed after training, one per process."""
         optimizer = plan.optimizer.value
-        if not isinstance(optimizer, Minibatch) or optimizer.sites_folder is not None:
-            yield plan
-            return
+        assert isinstance(optimizer, Minibatch)
         with ExitStack() as stack:
             folder = f"{self.checkpoint}.sites"
             if self.checkpoint is None:
+                assert isinstance(self.examples, ShardedExamples)
                 beside = self.examples.shards.folder
                 try:
                     made = tempfile.TemporaryDirectory(prefix=".sites-", dir=beside)
@@ -299,8 +316,6 @@ class Fit:
                 folder = stack.enter_context(made)
             placed = replace(optimizer, sites_folder=folder)
             yield replace(plan, optimizer=replace(plan.optimizer, value=placed))
-            if self.checkpoint is not None:
-                remove_sites(folder)
 
     def _log(self, history: History, plan: Plan) -> dict[str, Any]:
         """``training_log_``."""

@@ -100,7 +100,9 @@ def _example(line: str, form: str | None, name: str, number: int) -> JsonExample
     shape = [len(row) for row in x] if is_grid else len(nodes)
     labels = None if labels is None else _labels(labels, shape, f"{place}.labels")
     words = (
-        [_word(token) for token in (t for row in x for t in row)] if is_grid else list(map(_word, nodes))
+        [shown_word(token) for token in (t for row in x for t in row)]
+        if is_grid
+        else list(map(shown_word, nodes))
     )
     return JsonExample([()] * len(words), x, words, labels, name, number, given)
 
@@ -249,9 +251,9 @@ def _check_count(row: Sequence[Any], width: int, what: str, place: str) -> None:
         )
 
 
-def _word(token: Any) -> str:
+def shown_word(token: Any) -> str:
     """What is shown for a token."""
     if isinstance(token, Mapping):
         strings = [token[key] for key in SHOWN if isinstance(token.get(key), str)]
         return next(iter([*strings, *(v for v in token.values() if isinstance(v, str))]), "")
-    return str(token[0]) if isinstance(token, list) and token and isinstance(token[0], str) else ""
+    return token[0] if isinstance(token, list | tuple) and token and isinstance(token[0], str) else ""

@@ -11,7 +11,7 @@ of them is left out. Letters as in ``gp.block``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, LEAST_PRECISION, Block, Entropy, Seen, ratio
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
+from structgp.gp.token_moments import TokenMoments
 from structgp.gp.weight_rows import Constant, WeightConditional, noise_table
 
 PRIOR_COUNT = 10.0
@@ -56,6 +57,13 @@ class Weights(Block):
         shape = (self.n_functions, self.n_values)
         self.m = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
         self.factor = nn.Parameter(torch.ones(shape, dtype=torch.float64))
+
+    @classmethod
+    def size(
+        cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
+    ) -> int:
+        n_values = 1 if kernel is None else max(span.stop for _, _, span in weight_parts(kernel))
+        return 2 * n_functions * n_values
 
     def prior_factor(self) -> Tensor:
         """(M,) prior standard deviations of the weights, before the amplitude."""
@@ -134,6 +142,12 @@ class Weights(Block):
 
     def mean_draw(self) -> WeightDraws:
         return WeightDraws(self.prior_factor(), None)
+
+    def token_moments(self) -> TokenMoments | None:
+        with torch.no_grad():
+            sd = self.scale * self.prior_factor()
+            variances = (sd * self.factor).square()
+            return TokenMoments(self.kernel, (sd * self.m).T, variances.T, float(self.scale.square()))
 
     def curvature_sum(self) -> WeightCurvature:
         return WeightCurvature(self, torch.zeros_like(self.m))
@@ -244,6 +258,13 @@ class Table(Weights):
 
     def conditional(self, rows: Tensor | None, mask: Tensor, factor: Tensor) -> Constant:
         return Constant(self)
+
+    def token_moments(self) -> None:
+        return None
+
+    def independent_functions(self) -> tuple[Tensor, Tensor] | None:
+        with torch.no_grad():
+            return self.scale * self.m[:, 0], self.scale * self.spread.abs()
 
     @property
     def spread(self) -> Tensor:
