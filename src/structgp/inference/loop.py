@@ -182,10 +182,9 @@ def train(
         state, steps, problem.memory = saved.state, saved.steps, saved.memory
         if watch is not None and saved.best is not None:
             watch.best = saved.best
-    n_before = len(steps)
+    n_before = -1 if saved is None else len(steps)
     while True:
-        first = checkpoint if saved is not None and len(steps) == n_before else None
-        state, info = _step(optimizer, problem, state, first)
+        state, info = _step(optimizer, problem, state, checkpoint if len(steps) == n_before else None)
         steps.append(info)
         # A batch of many says little of whether the fit as a whole gets better.
         within_pass = isinstance(state, MinibatchState) and bool(state.order)
@@ -206,8 +205,7 @@ def train(
     posterior.to(home)
     stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
     names, evaluations = (optimizer.name, reason, problem.estimator.name), sum(s.evaluations for s in steps)
-    seconds = time.monotonic() - began
-    return History(*names, steps, info.elbo, fresh, seconds, stopped, evaluations)
+    return History(*names, steps, info.elbo, fresh, time.monotonic() - began, stopped, evaluations)
 
 
 def _step(
