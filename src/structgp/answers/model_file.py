@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from structgp import __version__
+from structgp.answers.annotators import Annotators
 from structgp.answers.ask import Model
 from structgp.answers.conformal import Calibration
 from structgp.answers.file_checks import check_block_size, check_header, check_scores, read_tensors
@@ -60,6 +61,7 @@ def save(model: Model, path: str | Path) -> None:
         "seed": model.seed,
         "spread": model.spread,
         "calibration": None if model.calibration is None else model.calibration.to_json(),
+        "annotators": None if model.annotators is None else model.annotators.to_json(),
         "info": model.info,
         "extra": model.extra,
     }
@@ -103,6 +105,7 @@ def _built(header: dict[str, Any], tensors: dict[str, Tensor], predictor: Struct
         predictor=predictor,
         constraints=Allowed.from_json(header["constraints"]),
         calibration=Calibration.from_json(header["calibration"]),
+        annotators=Annotators.from_json(header.get("annotators")),
         own={name: FeatureEncoder.from_json(state) for name, state in header["own"].items()},
     )
 

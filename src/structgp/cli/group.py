@@ -18,7 +18,8 @@ from structgp.errors import InputError, StructgpError, StructgpWarning
 
 # Arguments of ``sources.learn`` and ``sources.from_json`` that are options here, as errors name them.
 _ARGUMENT = re.compile(
-    r"(?<!\S)(coverage|data_weight|dialect|encoding|level|missing|numeric|vectors|vector_column)="
+    r"(?<!\S)(coverage|data_weight|dialect|encoding|field|level|missing|numeric|scheme|snap|vectors|"
+    r"vector_column)=(?:True)?"
     r"(?=$|[ ,;])"
 )
 

@@ -21,7 +21,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from structgp.data.sources.columns import ColumnSequence
-from structgp.data.sources.lines import cannot_read, check_encoding, parse_number
+from structgp.data.sources.lines import cannot_read, check_encoding
+from structgp.data.sources.number_text import parse_number
 from structgp.errors import InputError
 
 _MARK = b"\xef\xbb\xbf"
