@@ -178,16 +178,11 @@ def train(
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     given = posterior, structure, batches, estimator or Pathwise(), entropy
     problem = Problem(*given, together=together, sees_all=isinstance(optimizer, Minibatch))
-    state = (
-        optimizer.start(problem, generator)
-        if saved is None
-        else _going_on(optimizer, problem, saved, watch)
-    )
+    state = _first_state(optimizer, problem, generator, saved, watch)
     steps: list[StepInfo] = [] if saved is None else saved.steps
-    n_before = len(steps)
+    resumed = -1 if saved is None else len(steps)
     while True:
-        first = checkpoint if saved is not None and len(steps) == n_before else None
-        state, info = _step(optimizer, problem, state, first)
+        state, info = _step(optimizer, problem, state, checkpoint if len(steps) == resumed else None)
         steps.append(info)
         # A batch of many says little of whether the fit as a whole gets better.
         within_pass = isinstance(state, MinibatchState) and bool(state.order)
@@ -213,8 +208,17 @@ def train(
     return History(*names, steps, info.elbo, fresh, time.monotonic() - began, stopped, evaluations)
 
 
-def _going_on(optimizer: Optimizer, problem: Problem, saved: Reached, watch: Watch | None) -> Any:
-    """The optimiser's state where a checkpoint has left it; problem and watch are set, in place."""
+def _first_state(
+    optimizer: Optimizer,
+    problem: Problem,
+    generator: torch.Generator,
+    saved: Reached | None,
+    watch: Watch | None,
+) -> Any:
+    """The optimiser's state at its start, or where a checkpoint has left it; then problem and watch are set
+    too, in place."""
+    if saved is None:
+        return optimizer.start(problem, generator)
     problem.memory, state, folder = saved.memory, saved.state, getattr(optimizer, "sites_folder", None)
     if isinstance(getattr(state, "sites", None), SitesOnDisk):
         state.sites.go_on(problem.together)
