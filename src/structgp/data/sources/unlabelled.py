@@ -12,7 +12,6 @@ from structgp.data.sources.lines import FileSequence
 from structgp.data.sources.readers import Input, Reader
 from structgp.errors import InputError
 
-
 FORMATS = ("columns", "crfsuite", "jsonl")
 
 
