@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from structgp.data.sources.columns import ColumnSequence
-from structgp.data.sources.lines import parse_number
+from structgp.data.sources.number_text import parse_number
 from structgp.data.sources.vectors import Coverage, NumericColumns, WordVectors, read_numbers
 from structgp.errors import InputError
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import precision_recall_fscore_support
 
 from structgp.errors import InputError
 from structgp.evaluation.metrics import (
@@ -17,6 +18,7 @@ from structgp.evaluation.metrics import (
     chunks,
     deferral,
     evaluate,
+    label_scores,
     risk_coverage,
     sequence_nll,
     span_scores,
@@ -366,7 +368,11 @@ def test_evaluate_by_hand():
         n_tokens=3,
         n_sequences=2,
         n_unseen_tokens=1,
+        by_type={"": SpanCounts(2, 3, 2)},
+        by_label={"B": SpanCounts(1, 3, 1), "I": SpanCounts(1, 0, 0), "O": SpanCounts(1, 0, 0)},
     )
+    expected = {"precision": 1 / 3, "recall": 1.0, "f1": 0.5, "support": 1, "predicted": 3}
+    assert report.as_dict()["by_label"]["B"] == pytest.approx(expected)
     assert json.loads(json.dumps(report.as_dict()))["n_unseen_tokens"] == 1
     assert next(iter(report.as_dict())) == "token_error"
 
@@ -393,4 +399,18 @@ def test_order_of_sequences_does_not_matter(data, rand: random.Random):
     rand.shuffle(order)
     one = evaluate(y, y_pred, marginals, log_probs).as_dict()
     other = evaluate(*([part[i] for i in order] for part in (y, y_pred, marginals, log_probs)))
-    assert other.as_dict() == pytest.approx(one, abs=1e-12)
+    again = other.as_dict()
+    for part in ("by_type", "by_label"):
+        assert again.pop(part, None) == one.pop(part, None)
+    assert again == pytest.approx(one, abs=1e-12)
+
+
+@given(scored())
+def test_scores_of_labels_are_those_of_scikit_learn(data):
+    y, marginals = data
+    y_pred = [[max(d, key=d.get) for d in dists] for dists in marginals]
+    found = label_scores(y, y_pred)
+    flat = [label for labels in y for label in labels], [label for labels in y_pred for label in labels]
+    expected = precision_recall_fscore_support(*flat, labels=list(found), zero_division=0.0)
+    counts = [(of.precision, of.recall, of.f1, of.n_true) for of in found.values()]
+    assert np.array(counts) == pytest.approx(np.array(expected).T)

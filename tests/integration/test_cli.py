@@ -394,8 +394,10 @@ def test_evaluate_prints_a_table(files):
     result = ok("evaluate", "-m", files.model, files.test)
     assert result.stderr == ""
     figures = json.loads(ok("evaluate", "-m", files.model, files.test, "--json").stdout)["structgp"]
-    lines = result.stdout.splitlines()
+    lines, details = (part.splitlines() for part in result.stdout.split("\n\n"))
     assert lines[0].split() == ["structgp"]
+    assert details[0].split() == ["label", "precision", "recall", "F1", "support"]
+    assert [line.split()[0] for line in details[1:]] == list(figures["by_label"])
     table = {line[:16].strip(): line[16:].strip() for line in lines[1:-1]}
     assert table == {
         "token error": f"{figures['token_error']:.2%}",
@@ -421,9 +423,10 @@ def test_evaluate_against_a_crf(files, monkeypatch):
     monkeypatch.setattr(structgp.cli.scoring, "LinearCRF", rival)
     arguments = ("evaluate", "-m", files.model, files.test, "--against", "crf")
     result = ok(*arguments, "--train", files.train)
-    lines = result.stdout.splitlines()
+    lines, details = (part.splitlines() for part in result.stdout.split("\n\n"))
     assert lines[0].split() == ["structgp", "linear", "CRF"]
-    alone = ok("evaluate", "-m", files.model, files.test).stdout.splitlines()
+    assert details[0].split() == ["label", "precision", "recall", "F1", "linear", "CRF", "F1", "support"]
+    alone = ok("evaluate", "-m", files.model, files.test).stdout.split("\n\n")[0].splitlines()
     for line, other in zip(lines[1:-1], alone[1:-1], strict=True):
         assert line.startswith(other)
         assert len(line) == len(other) + 14
@@ -758,7 +761,7 @@ def test_ctrl_c_keeps_what_has_been_reached(files, write, tmp_path):
             lines.append(line.rstrip("\n"))
             if line.startswith("step 1:"):
                 process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, lines
+        assert process.wait(60) == 130, lines
     assert "stopping after this step; press Ctrl-C again to abort" in lines
     assert "interrupted after" in lines[-2]
     assert lines[-1] == f"wrote {model}"

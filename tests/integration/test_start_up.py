@@ -10,7 +10,8 @@ import pytest
 
 from structgp.api import active
 from structgp.cli import flags, main
-from structgp.data.sources import readers
+from structgp.data.formats import FORMATS
+from structgp.data.sources import reader_arguments
 from structgp.plan import options
 
 LARGE = ("torch", "sklearn", "gpytorch", "scipy", "numba", "numpy")
@@ -90,6 +91,7 @@ def test_tagging_needs_no_scikit_learn() -> None:
 
 
 def test_names_that_options_know_without_importing_are_the_right_ones() -> None:
-    assert readers.FORMATS == flags.FORMATS
+    assert reader_arguments.FORMATS == flags.FORMATS
+    assert (*FORMATS,) == reader_arguments.DOCUMENTS == flags.DOCUMENTS
     assert options.INFERENCE == flags.INFERENCE
     assert tuple(active.STRATEGIES) == flags.STRATEGIES

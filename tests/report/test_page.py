@@ -14,10 +14,12 @@ import pytest
 import scipy.special
 
 from structgp.api.estimator import StructuredGPClassifier
+from structgp.errors import InputError
 from structgp.evaluation.metrics import calibration, risk_coverage
 from structgp.report import Text, examine, render
 from structgp.report.findings import TokenUncertainty, token_uncertainties
 from structgp.report.markup import decimal, percent
+from structgp.report.sections import by_type
 from structgp.report.tables import MOST_LABELS, confusion, frequent
 
 EVIL = "</script><b onclick=alert(1)>&amp;'\"<!--"
@@ -56,7 +58,7 @@ def test_the_headline_has_the_figures_of_evaluate(findings, page):
 def test_every_section_is_there(page):
     anchors = [a["href"] for name, a in page.elements if name == "a"]
     ids = {a.get("id") for _, a in page.elements}
-    assert anchors == ["#confidence", "#confusions", "#learned", "#fit", "#text"]
+    assert anchors == ["#confidence", "#types", "#confusions", "#learned", "#fit", "#text"]
     assert {anchor[1:] for anchor in anchors} < ids
     titles = page.text["confidence"]
     assert "Reliability: expected calibration error" in titles
@@ -107,6 +109,48 @@ def test_templates_and_transitions_have_names(findings, page):
     first = f"{decimal(float(mean[0, 0]), 2)}, standard deviation"
     cells = [a["title"] for name, a in page.elements if name == "td" and a.get("title")]
     assert any("B-COMMENT then B-COMMENT" in t and first in t for t in cells)
+
+
+def test_scores_by_type(findings, page, parse):
+    scores, told = findings.truth.scores, page.text["types"]
+    assert set(scores.by_type) == {"QTY", "UNIT", "NAME", "PREP", "COMMENT"}
+    for kind, of in (*scores.by_type.items(), *scores.by_label.items()):
+        cells = " ".join(map(percent, (of.precision, of.recall, of.f1)))
+        assert f"{kind} {cells} {of.n_true}" in told
+    tags = [{"A": "NOUN", "B": "VERB"}[v] for v in "AB"]
+    plain = dataclasses.replace(scores, by_type=dict.fromkeys(tags, scores.by_type["QTY"]))
+    plain = dataclasses.replace(plain, by_label=plain.by_type)
+    assert "span" not in by_type(plain)
+
+
+def test_text_comes_first_where_nothing_is_labelled(findings, unlabelled, parse):
+    for found, first in ((findings, False), (unlabelled, True)):
+        page = parse(render(found))
+        ids = [a["id"] for name, a in page.elements if name == "section" and "id" in a]
+        assert (ids[0] if first else ids[-1]) == "text"
+        assert ids.count("text") == 1
+        anchors = [a["href"] for name, a in page.elements if name == "a"]
+        assert [f"#{i}" for i in ids] == anchors
+
+
+def test_a_page_from_python(fitted, corpus, findings, tmp_path, parse):
+    X = [corpus.template.expand(rows) for rows in corpus.X_test[:40]]
+    fitted.report(X, corpus.y_test[:40], tmp_path / "a.html", name="test.conll", model_name="recipes.model")
+    page = parse((tmp_path / "a.html").read_text(encoding="utf-8"))
+    assert percent(findings.truth.scores.span_f1) in page.text[""]
+    assert data_of(page)["sequences"][0][2] == findings.text.words[0]
+    words = [["w"] * len(x) for x in X]
+    fitted.report(iter(X), None, tmp_path / "a.html", words=words)
+    assert data_of(parse((tmp_path / "a.html").read_text(encoding="utf-8")))["sequences"][0][2][0] == "w"
+    for y, words, problem in (
+        ([*corpus.y_test[:39], [None]], None, "y: some labels are missing"),
+        (corpus.y_test[:3], None, "y: 3 examples where X has 40"),
+        (None, [], "words: 0 examples where X has 40"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            fitted.report(X, y, tmp_path / "a.html", words=words)
+    with pytest.raises(InputError, match="X: no tokens"):
+        fitted.report([[]], None, tmp_path / "a.html")
 
 
 def test_the_confusion_matrix_counts_every_token(findings, page):

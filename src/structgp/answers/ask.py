@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from structgp.answers import labellings
+from structgp.answers.annotators import Annotators
 from structgp.answers.best_spans import SpanDecoder
 from structgp.answers.conformal import Calibration
 from structgp.answers.encoded import BATCH_TOKENS, Encoded, Known
@@ -39,6 +40,10 @@ KEPT_DRAWS = 4
 """Sets of draws that a model keeps for the next question, those asked for last."""
 
 ENTROPY_SAMPLES = 64
+
+MOST_DRAWS = 10_000
+"""That an answer may average over. The Monte Carlo error of a probability is then at most .005, and scores
+of 1,000 tokens with 10 labels take 800 MB."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ class Model:
     (bound, time, versions). extra : what the caller wants kept with the model, such as the source of a
     feature template; JSON values only. constraints : on labellings, in every answer. spread : factor on how
     far draws lie from the posterior mean. calibration : what sets with a guarantee need, None before it is
-    known. own : encoders of the features that edges have of their own, by template."""
+    known. own : encoders of the features that edges have of their own, by template. annotators : what is
+    known of those whose labels it was fitted to, None where labels were taken for true."""
 
     encoder: FeatureEncoder
     labels: LabelEncoder
@@ -85,6 +91,7 @@ class Model:
     spread: float = 1.0
     calibration: Calibration | None = None
     own: dict[str, FeatureEncoder] = field(default_factory=dict)
+    annotators: Annotators | None = None
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False, compare=False)
     _kept: dict[tuple[int, str], Draws] = field(default_factory=dict, init=False, repr=False, compare=False)
     _placed: dict[str, Posterior] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -276,7 +283,8 @@ class Asked(Encoded):
             if question.n_draws:
                 mean_draw = model.draws(0, question.device)
                 plugged = mean_draw.potentials(model.structure, batch, question.shift).given(batch.y)
-            labels, values = labellings.n_best(at.on_host(), plugged.on_host(), n)
+            here = labellings.at_most(n, at)
+            labels, values = labellings.n_best(at.on_host(), plugged.on_host(), here)
             for b, i in enumerate(batch.index.tolist()):
                 found[i] = [
                     (batch.real(labels[:, k], b).numpy(), float(value))
@@ -289,6 +297,11 @@ class Asked(Encoded):
         """(n, T) labellings of each sequence, drawn from the posterior; the same when asked again."""
         _check_number(n)
         self.require("has_sample", "labellings to draw")
+        longest = max(map(len, self.rows), default=0) * len(self.model.labels.classes)
+        if n * longest > labellings.MOST_NUMBERS:
+            most = max(1, labellings.MOST_NUMBERS // longest)
+            problem = f"{n:,} labellings would take too much memory"
+            raise InputError("n", problem, f"draw at most {most:,} at once")
         found = [np.empty((n, 0), dtype=np.int64)] * len(self.rows)
         for i, at in self.one_by_one(known):
             seed = np.random.SeedSequence([self.model.seed, i]).generate_state(1)[0]
@@ -303,7 +316,7 @@ class Asked(Encoded):
         found = self._each(known, np.empty((0, V, V)), labellings.transition_marginals)
         return [p[: max(0, len(r) - 1)] for p, r in zip(found, self.rows, strict=True)]
 
-    def log_probs(self, y: Known) -> list[float | None]:
+    def log_probs(self, y: Sequence[Sequence[str | None]]) -> list[float | None]:
         """log p(y | x) of each labelling, of its known part where there are None in it; None where a label
         was never seen in training. -inf for one that the constraints forbid."""
         model, question = self.model, self.question

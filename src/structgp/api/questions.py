@@ -81,7 +81,8 @@ class Answers:
     """The questions of :class:`structgp.StructuredGPClassifier`. All average over the posterior.
 
     ``known`` : labels that are given, for each sequence a list with None where there is none; every answer
-    is then given those."""
+    is then given those. Or :class:`structgp.Annotations`, of a model that was fitted to some: every answer
+    is then given what these annotators said, as much as each is to be trusted."""
 
     def ask(self, X: Iterable[Any]) -> Asked:
         """X, encoded once, to be asked several questions under the parameters as they are now."""

@@ -10,6 +10,8 @@ import click
 from structgp import __version__
 from structgp.cli import early_checks as checks
 from structgp.cli.flags import (
+    DOCUMENTS,
+    FORMATS,
     INFERENCE,
     KERNELS,
     STRATEGIES,
@@ -17,10 +19,16 @@ from structgp.cli.flags import (
     device_option,
     encoding_option,
     feature_options,
+    field_option,
     model_option,
+    place_of,
+    place_options,
     reading_options,
+    snap_option,
+    vectors_option,
 )
 from structgp.cli.group import Group
+from structgp.errors import InputError
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,7 +38,9 @@ def main() -> None:
 
     Files have one token per line, columns separated by spaces or tabs, a blank line between sequences,
     and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's files, with a label
-    and attributes on each line, need no template. JSON lines, one example per line, hold any structure."""
+    and attributes on each line, need no template. JSON lines, one example per line, hold any structure.
+    Documents of annotation tools (Prodigy, doccano, Label Studio, brat), CoNLL-U and plain text need none
+    either."""
 
 
 @main.command()
@@ -55,6 +65,21 @@ def main() -> None:
     help="NEXT never follows LABEL; ^ is the start of a sequence, $ its end. May be repeated.",
 )
 @click.option("--missing", metavar="TEXT", help="Text in the label column of a token without a label.")
+@click.option(
+    "--annotators",
+    metavar="NAME,...",
+    help="The last columns of TRAIN are the labels of these annotators, --missing where they gave none; of "
+    'JSON lines, those under "annotations" with these names, or all. How reliable each of them is is '
+    "learned, and the model's labels are the true ones.",
+)
+@click.option(
+    "--from",
+    "from_path",
+    type=click.Path(),
+    metavar="MODEL",
+    help="Start from a model of the same template, trained on a part of TRAIN: how often sequences count "
+    "is not chosen anew, which takes most of the time.",
+)
 @click.option(
     "--class-weight",
     multiple=True,
@@ -169,6 +194,11 @@ def train(**given: Any) -> None:
     metavar="TEXT",
     help="With --force and --defer, the text in the label column of a token without a label.",
 )
+@click.option(
+    "--to",
+    type=click.Choice(DOCUMENTS),
+    help="Format to write documents in.  [default: that of FILES; prodigy for text]",
+)
 @reading_options
 def tag(**given: Any) -> None:
     """Label FILES, or standard input. Output looks like that of crf_test: the columns, a tab, the
@@ -180,6 +210,9 @@ def tag(**given: Any) -> None:
     labelling and "probabilities" of its labels, with -v2 of every label; with -n "labellings", with
     --coverage "sets". Missing labels are null.
 
+    A model of documents writes documents in the format of FILES, with spans and their probabilities, or
+    with labels and theirs.
+
     Under torchrun, the processes share the sequences, and the first one writes."""
     checks.check_tag(**given)
     from structgp.cli.tagging import tag as run
@@ -188,22 +221,54 @@ def tag(**given: Any) -> None:
 
 
 @main.command("next")
-@model_option
+@click.option("-m", "--model", "model_path", type=click.Path(), help="Model; none before the first labels.")
 @click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())
 @click.option("-n", "--number", default=10, show_default=True, help="Number of sequences.")
-@choice("--strategy", ["batch", *STRATEGIES, "random"], "How to choose; 'batch' avoids near-duplicates.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["batch", *STRATEGIES, "diverse", "random"]),
+    help="How to choose; 'batch' avoids near-duplicates, 'diverse' and 'random' need no model.  [default: "
+    "batch; without a model diverse]",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="Leave out the sequences of FILE, whatever their labels: those that are labelled already. May be "
+    "repeated.",
+)
+@click.option(
+    "-v",
+    "--verbose",
+    "level",
+    type=click.IntRange(0, 2),
+    default=0,
+    help="1: with probabilities, as 'tag -v 1' writes them; 2: of every label too.",
+)
+@click.option(
+    "--format",
+    type=click.Choice(FORMATS),
+    help="Format of POOL: without a model columns, crfsuite or jsonl; with a model of documents, one of "
+    "theirs.  [default: columns, or as the model was trained]",
+)
 @choice("--cost", ["sequence", "token"], "Cost of labelling: the same per sequence, or per token.")
 @click.option("--seed", default=0, show_default=True, help="Seed of --strategy random.")
 @click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
-@reading_options
+@vectors_option
+@snap_option
+@device_option
+@encoding_option
 def next_command(**given: Any) -> None:
     """Choose the sequences of POOL to label next, most useful first.
 
     They are written with the model's labels in the last column, to be corrected; the place of each in its
-    file goes to standard error. Labels in POOL are ignored."""
-    checks.check_model(given["model_path"])
-    checks.check_there(*given["files"])
-    from structgp.cli.tagging import choose
+    file goes to standard error. Labels in POOL are ignored.
+
+    Before there is a model, leave -m out: then POOL has no labels yet, and the sequences are written with a
+    question mark in the place of each label."""
+    checks.check_next(**given)
+    from structgp.cli.choosing import choose
 
     choose(**given)
 
@@ -287,6 +352,104 @@ def report(**given: Any) -> None:
     from structgp.cli.showing import write_report
 
     write_report(**given)
+
+
+@main.command()
+@click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())
+@click.option("--db", type=click.Path(), help="SQLite file of the labels.  [default: POOL.labels.db]")
+@click.option("--types", metavar="A,B,...", help="Types of spans to label.  [default: those in POOL]")
+@click.option("--tags", metavar="A,B,...", help="Labels of single tokens, in the place of --types.")
+@click.option(
+    "--format",
+    type=click.Choice(["columns", "jsonl", *DOCUMENTS]),
+    help="Format of POOL.  [default: columns with --template, else by its name: .txt, .conllu, ...]",
+)
+@click.option("--template", type=click.Path(), help="CRF++ template of the features.")
+@click.option("--labelled", is_flag=True, help="The last column of POOL is a label.")
+@click.option("--missing", metavar="TEXT", help="Text in the place of a missing label.  [default: ?]")
+@click.option(
+    "--model", "model_path", type=click.Path(), help="Model file to write.  [default: beside --db]"
+)
+@click.option("--annotator", metavar="NAME", help="Name that the page proposes.  [default: the user's]")
+@click.option(
+    "--export",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write what is labelled and end; - for standard output.",
+)
+@click.option("--to", type=click.Choice(DOCUMENTS), help="Format of --export.  [default: that of POOL]")
+@click.option("--seed", default=0, show_default=True, help="Seed of random choices.")
+@click.option(
+    "--no-browser", "browser", is_flag=True, default=True, flag_value=False, help="Open no browser."
+)
+@place_options
+@encoding_option
+def label(**given: Any) -> None:
+    """Open a page in the browser to label the sequences of POOL, with a model that learns as you go.
+
+    Every label is on disk when the page goes on. The address that is printed holds a random token; without
+    it nothing is answered. Other annotators open the same address and give their own names.
+
+    \b
+    structgp label --types PERSON,PLACE letters.txt
+    structgp label letters.txt --export letters.jsonl --to prodigy
+    structgp label --template template --types QTY,UNIT,NAME recipes.conll"""
+    if given["to"] is not None and given["export"] is None:
+        raise InputError("--to", "is for --export", "leave it out, or name a file with --export")
+    checks.check_there(*given["files"])
+    given["place"] = place_of(given)
+    from structgp.cli.labelling import label as run
+
+    run(**given)
+
+
+@main.command()
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+@click.option(
+    "--vectors",
+    "vectors_path",
+    type=click.Path(),
+    help="File of the word vectors that MODEL was trained with.",
+)
+@place_options
+@device_option
+def serve(**given: Any) -> None:
+    """Answer over HTTP with the labels of MODEL: POST /tag with {"sequences": [...]}; /openapi.json says
+    more. Requests that come at the same time are answered together. SIGTERM or Ctrl-C ends it."""
+    checks.check_model(given["model_path"])
+    given["place"] = place_of(given)
+    from structgp.cli.labelling import serve as run
+
+    run(**given)
+
+
+@main.command()
+@click.argument("source", metavar="IN", type=click.Path(allow_dash=True))
+@click.argument("target", metavar="OUT", type=click.Path(allow_dash=True))
+@click.option(
+    "--from", "from_format", type=click.Choice(DOCUMENTS), help="Format of IN.  [default: by its name]"
+)
+@click.option(
+    "--to", "to_format", type=click.Choice(DOCUMENTS), help="Format of OUT.  [default: by its name]"
+)
+@choice("--scheme", ["BIO", "IOBES", "BILOU", "IO"], "Tagging scheme of labels that are made from spans.")
+@snap_option
+@field_option
+@click.option(
+    "--missing",
+    metavar="TEXT",
+    help="Of columns: the text in the place of a label that is not known.  [default: ?]",
+)
+@encoding_option
+def convert(**given: Any) -> None:
+    """Convert documents from one format to another: text, tokens, labels and spans with their offsets.
+
+    The end of a file's name tells its format: .conll, .conllu, .jsonl (prodigy), .json (label-studio), .txt
+    (text). OUT is a folder for brat; - is standard input or output."""
+    checks.check_there(*[path for path in [given["source"]] if path != "-"])
+    from structgp.cli.converting import convert as run
+
+    run(**given)
 
 
 @main.command()

@@ -33,13 +33,15 @@ def expect(
     level: float,
     as_json: bool,
     vectors_path: str | None,
+    documents: str | None,
+    snap: bool,
     device: str,
     encoding: str,
 ) -> None:
     """The command expect."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents, snap)
     read = list(sequences(reader, files, encoding))
-    with in_files([(s.name, s.line) for s in read] if reader.format == "jsonl" else []):
+    with in_files([(s.name, s.line) for s in read] if reader.names_examples else []):
         found = estimator.expected_scores([s.tokens for s in read], level)
     if as_json:
         click.echo(json.dumps(found.as_dict(), indent=2))
@@ -59,19 +61,23 @@ def calibrate(
     output: str | None,
     encoding: str,
     vectors_path: str | None,
+    documents: str | None,
+    snap: bool,
     device: str,
 ) -> None:
     """The command calibrate."""
     from structgp.api.estimator import StructuredGPClassifier  # to save it; brings scikit-learn
 
     output = model_path if output is None else output
-    estimator, reader = load_with_reader(StructuredGPClassifier, model_path, vectors_path, device)
+    estimator, reader = load_with_reader(
+        StructuredGPClassifier, model_path, vectors_path, device, documents, snap
+    )
     data = reader.read(data_path, encoding=encoding)
     y = all_labels(data, reader.missing)
     if not any(map(flat, y)):
         raise InputError(data.name, "no tokens", "give a file with at least one")
     warn_of_unseen(estimator, y, f"{data.name}:", "no set holds those")
-    with in_files(places_of(data) if reader.format == "jsonl" else []):
+    with in_files(places_of(data) if reader.names_examples else []):
         estimator.calibrate(data.X, y)
     estimator.device = "cpu"
     estimator.save(output)

@@ -10,7 +10,8 @@ import click
 from structgp.data.opening import check_encoding
 
 # Names from modules that import torch, written out again so that help does not wait for it; tests compare.
-FORMATS = ("columns", "crfsuite", "jsonl")
+DOCUMENTS = ("conll", "conllu", "prodigy", "doccano", "label-studio", "brat", "spacy", "text")
+FORMATS = ("columns", "crfsuite", "jsonl", *DOCUMENTS)
 INFERENCE = (
     "auto",
     "second-order",
@@ -61,7 +62,17 @@ def choice(option: str, values: Iterable[str], help: str) -> Any:
     return click.option(option, type=click.Choice(names), default=names[0], show_default=True, help=help)
 
 
-FEATURES = ("format", "dialect", "numeric", "vectors", "vector_column")
+snap_option = click.option(
+    "--snap", is_flag=True, help="Of documents: a span that cuts a token grows to hold all of it."
+)
+field_option = click.option(
+    "--field",
+    metavar="NAME",
+    help="Of CoNLL-U, where the labels are: upos, xpos, deprel, feats:NAME or misc:NAME, such as "
+    "misc:NER.  [default: upos]",
+)
+
+FEATURES = ("format", "dialect", "numeric", "vectors", "vector_column", "snap", "field")
 """What ``feature_options`` say, under the names that ``sources.learn`` has for them."""
 
 feature_options = combined(
@@ -69,8 +80,10 @@ feature_options = combined(
         "--format",
         FORMATS,
         "Format of TRAIN: columns; CRFsuite's attributes, or JSON lines with one example per line, which "
-        "need no TEMPLATE.",
+        "need no TEMPLATE; or a format of documents, whose words have default features without TEMPLATE.",
     ),
+    snap_option,
+    field_option,
     click.option(
         "--dialect", type=click.Choice(["crf++", "wapiti"]), help="Dialect of TEMPLATE.  [default: crf++]"
     ),
@@ -95,14 +108,55 @@ feature_options = combined(
         help="Column of the words to look up in --vectors.  [default: 0]",
     ),
 )
+vectors_option = click.option(
+    "--vectors",
+    "vectors_path",
+    type=click.Path(),
+    help="File of the word vectors that the model was trained with.  [default: its path in training]",
+)
 # Of commands that read files for a model.
 reading_options = combined(
+    vectors_option,
     click.option(
-        "--vectors",
-        "vectors_path",
-        type=click.Path(),
-        help="File of the word vectors that the model was trained with.  [default: its path in training]",
+        "--format",
+        "documents",
+        type=click.Choice(DOCUMENTS),
+        help="Format of the documents, for a model that was trained on some.  [default: that of its "
+        "training file]",
     ),
+    snap_option,
     device_option,
     encoding_option,
 )
+
+
+# Of commands that listen for requests.
+place_options = combined(
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+    click.option(
+        "--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on.  [default: a free one]"
+    ),
+    click.option("--token", help="Token that requests have to bring.  [default: a random one]"),
+    click.option("--no-token", is_flag=True, help="Answer without a token."),
+    click.option(
+        "--allow-host",
+        multiple=True,
+        metavar="NAME",
+        help="Name in the Host header to answer to, beside the loopback's; * for any. May be repeated.",
+    ),
+)
+
+
+def place_of(given: dict[str, Any]) -> Any:
+    """Takes ``place_options`` out of what a command is given."""
+    from structgp.errors import InputError
+    from structgp.service.running import Place
+
+    host, port, token, hosts = (given.pop(name) for name in ("host", "port", "token", "allow_host"))
+    if given.pop("no_token"):
+        if token is not None:
+            raise InputError("--no-token", "cannot be combined with --token", "use one of them")
+        return Place(host, port, None, hosts)
+    if token == "":
+        raise InputError("--token", "empty", "give some letters, or leave it out for a random one")
+    return Place(host, port, token or "", hosts)

@@ -13,7 +13,7 @@ from structgp.cli.shared import all_labels, in_files, load_with_reader, places_o
 from structgp.data.sources import Labelled
 from structgp.errors import InputError
 from structgp.evaluation.crf import LinearCRF
-from structgp.evaluation.metrics import Report, evaluate
+from structgp.evaluation.metrics import Report, SpanCounts, evaluate
 
 
 def evaluate_files(
@@ -23,11 +23,13 @@ def evaluate_files(
     train_path: str | None,
     as_json: bool,
     vectors_path: str | None,
+    documents: str | None,
+    snap: bool,
     device: str,
     encoding: str,
 ) -> None:
     """The command evaluate."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents, snap)
     test = reader.read(test_path, encoding=encoding)
     y_test = all_labels(test, reader.missing)
     if against and reader.format == "jsonl":
@@ -41,6 +43,7 @@ def evaluate_files(
         click.echo(json.dumps({name: r.as_dict() for name, r in reports.items()}, indent=2))
     else:
         print_reports(reports)
+        print_details(reports)
 
 
 def score(estimator: Fitted, data: Labelled, y: list[Any]) -> dict[str, Report]:
@@ -79,3 +82,31 @@ def print_reports(reports: dict[str, Report]) -> None:
         click.echo(f"{title:<16}" + "".join(f"{cell:>14}" for cell in cells))
     first = next(iter(reports.values()))
     click.echo(f"({first.n_sequences} sequences, {first.n_tokens} tokens)")
+
+
+def print_details(reports: dict[str, Report]) -> None:
+    """Precision, recall, F1 and support of each type of span and of each label: of the model, or of each
+    of its layers, and the F1 of what it is compared with."""
+    first, *others = reports.items()
+    told = first[1].layers or {first[0]: first[1]}
+    rivals = {} if first[1].layers else dict(others)
+    for name, report in told.items():
+        layer = f" of {name}" if first[1].layers else ""
+        if set(report.by_type) != set(report.by_label):  # else spans are single tokens
+            _print_counts(f"span type{layer}", report.by_type, {n: r.by_type for n, r in rivals.items()})
+        _print_counts(f"label{layer}", report.by_label, {n: r.by_label for n, r in rivals.items()})
+
+
+def _print_counts(
+    title: str, counts: dict[str, SpanCounts], others: dict[str, dict[str, SpanCounts]]
+) -> None:
+    width = max(16, *(len(name) + 2 for name in [title, *counts]))
+    head = [*("precision", "recall", "F1"), *(f"{name} F1" for name in others), "support"]
+    click.echo(f"\n{title:<{width}}" + "".join(f"{name:>{max(11, len(name) + 2)}}" for name in head))
+    for name, of in counts.items():
+        values = [of.precision, of.recall, of.f1]
+        values += [other[name].f1 if name in other else 0.0 for other in others.values()]
+        cells = [*(f"{value:.2%}" for value in values), str(of.n_true)]
+        widths = [max(11, len(column) + 2) for column in head]
+        shown = "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
+        click.echo(f"{name or '(no type)':<{width}}{shown}")

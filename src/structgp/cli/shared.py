@@ -15,6 +15,7 @@ import numpy as np
 from structgp.api.fitted import Fitted, read_as
 from structgp.cli.group import show_warning, silence_stdout
 from structgp.data.atomic import atomic_write
+from structgp.data.formats.document_reader import DocumentReader
 from structgp.data.sources import Coverage, FileSequence, Labelled, Reader, from_json
 from structgp.errors import InputError
 
@@ -23,13 +24,26 @@ _EXAMPLE = re.compile(r"(?P<what>X|y|known|sequence)[\[ ](?P<number>\d+)\]?(?P<r
 
 
 def load_with_reader(
-    kind: type[M], path: str, vectors_path: str | None = None, device: str = "cpu"
+    kind: type[M],
+    path: str,
+    vectors_path: str | None = None,
+    device: str = "cpu",
+    documents: str | None = None,
+    snap: bool = False,
 ) -> tuple[M, Reader]:
     """A model, on ``device``, and the reader of its files. kind : ``Fitted`` if it is only to be asked,
-    which saves the import of scikit-learn; vectors_path : where its word vectors are."""
+    which saves the import of scikit-learn; vectors_path : where its word vectors are; documents : the
+    format of the files, None for that of the training file; snap : whether spans that cut tokens grow."""
     estimator = read_as(kind, path, None)
     estimator.device = device
-    return estimator, from_json(estimator.model_.extra, path, vectors_path)
+    reader = from_json(estimator.model_.extra, path, vectors_path)
+    if isinstance(reader, DocumentReader):
+        return estimator, reader.of_format(documents, snap)
+    if documents is not None or snap:
+        problem = f"{path} was trained on {reader.format}, not on documents"
+        option = "--snap" if snap else "--format"
+        raise InputError(option, problem, "leave it out, or train on documents with --format")
+    return estimator, reader
 
 
 def sequences(

@@ -79,17 +79,26 @@ def _say_doubts(estimator: StructuredGPClassifier, X: list[Any], y: list[list[st
 
 
 def write_report(
-    model_path: str, data_path: str, output: str, encoding: str, vectors_path: str | None, device: str
+    model_path: str,
+    data_path: str,
+    output: str,
+    encoding: str,
+    vectors_path: str | None,
+    documents: str | None,
+    snap: bool,
+    device: str,
 ) -> None:
     """The command report."""
-    estimator, reader = shared.load_with_reader(StructuredGPClassifier, model_path, vectors_path, device)
+    estimator, reader = shared.load_with_reader(
+        StructuredGPClassifier, model_path, vectors_path, device, documents, snap
+    )
     found = list(shared.sequences(reader, [data_path], encoding))
     every: list[Any] = [s.labels for s in found if s.labels is not None]
     whole = len(every) == len(found) and not any(None in shared.flat(labels) for labels in every)
     labels = every if whole else None
     text = Text(os.path.basename(data_path), [s.words for s in found], [s.line for s in found], labels)
     model, templates = os.path.basename(model_path), reader.template_lines
-    with shared.in_files([(s.name, s.line) for s in found] if reader.format == "jsonl" else []):
+    with shared.in_files([(s.name, s.line) for s in found] if reader.names_examples else []):
         X = [s.tokens for s in found]
         findings = examine(estimator, X, text, model_name=model, templates=templates)
     # Some encodings hold halves of characters, which UTF-8 does not.

@@ -24,7 +24,7 @@ def read_json(path: str, encoding: str = "utf-8") -> Any:
             return json.load(file)
     except OSError as error:
         raise cannot_read(path, error) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(path, f"not JSON ({error})", "correct it") from error
 
 
@@ -72,7 +72,7 @@ def structure_of(name: str, spec: Spec | None, reader: Reader) -> Spec:
     transitions is part of it."""
     if spec is None:
         return NAMED[name](reader.transition_columns, shared=False)
-    if reader.format == "columns":
+    if reader.template_lines:
         names = {n: _column(n, reader.template_lines, name) for n in features_named(spec)}
         spec = replace(spec, templates=tuple(_renamed(t, names) for t in spec.templates))
     return _with_transitions(spec, reader.transition_columns, name)

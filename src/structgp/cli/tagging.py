@@ -1,21 +1,23 @@
-"""The commands that read unlabelled files: tag and next."""
+"""The command tag."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import click
-
 from structgp.answers.ask import Asked
 from structgp.api.fitted import Fitted
+from structgp.cli.arriving import arriving
+from structgp.cli.document_tagging import DocumentTagger, check_options, write_documents
 from structgp.cli.json_tagging import JsonTagger
-from structgp.cli.shared import in_files, load_with_reader, output_stream, sequences
+from structgp.cli.shared import load_with_reader, output_stream, sequences
+from structgp.data.formats.document_reader import DocumentReader
 from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.columns import format_sequence
 from structgp.errors import InputError
@@ -40,35 +42,54 @@ def tag(
     coverage: float | None,
     force: bool,
     missing: str,
+    to: str | None,
     vectors_path: str | None,
+    documents: str | None,
+    snap: bool,
     device: str,
     encoding: str,
 ) -> None:
     """The command tag."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, documents=documents, snap=snap)
     if decode is not None:
         estimator.decode, estimator.costs = decode, None
-    tagger: _Tagger | JsonTagger = _Tagger(
+    tagger: Tagger | JsonTagger | DocumentTagger = Tagger(
         estimator, reader, level, n_best, force, missing, defer, coverage
     )
     if reader.format == "jsonl":
         tagger = JsonTagger(estimator, level, n_best, force, defer, coverage)
+    if isinstance(reader, DocumentReader):
+        check_options(n_best, level, coverage, reader)
+        reader, tagger = reader.of_missing(missing), DocumentTagger(estimator, force, defer)
+    elif to is not None:
+        raise InputError("--to", f"is for documents; {model_path} knows {reader.format}", "leave it out")
     end = "" if reader.format == "jsonl" else "\n"
     given: Sequence[Any] = files or [sys.stdin.buffer]
     with joined(device_of(device)) as together:
         if together.size > 1 and not files:
             raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
         estimator.device = local_device(device_of(device))  # each process its own
-        # Sequences from a pipe are answered one by one.
         found = sequences(reader, given, encoding, quiet=not together.is_first)
-        parts = _chunks(found, _CHUNK if files else 1)
-        with output_stream(output, encoding) if together.is_first else nullcontext() as out:
+        # A pipe may be someone typing: nobody waits for more than there is.
+        parts = _chunks(found, _CHUNK) if files else arriving(found, _CHUNK)
+
+        def answered() -> Iterator[Any]:
+            """All answers in order, in the first process; nothing in others."""
             for dealt in _chunks(parts, together.size):
                 own = [tagger.answer(chunk) for chunk in together.share(dealt)]
-                for lines in (lines for answered in together.gather(own) for lines in answered):
-                    assert out is not None
-                    out.writelines(block + end for block in lines)
+                yield [one for answers in together.gather(own) for some in answers for one in some]
+
+        if isinstance(reader, DocumentReader):
+            each = (document for some in answered() for document in some)
+            if together.is_first:
+                write_documents(each, reader, to, output, encoding, at_once=not files)
+            else:
+                deque(each, maxlen=0)
+            return
+        with output_stream(output, encoding) if together.is_first else nullcontext() as out:
+            for blocks in answered():
                 if out is not None:
+                    out.writelines(block + end for block in blocks)
                     out.flush()
 
 
@@ -79,7 +100,7 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 
 @dataclass(frozen=True)
-class _Tagger:
+class Tagger:
     """Sequences -> blocks of lines, without the blank line after each. level : of ``--verbose``; n_best :
     of labellings, None for one without its rank; force : whether the labels in the file are kept; missing :
     the text of a missing label; defer, coverage : of these options."""
@@ -165,33 +186,3 @@ class _Tagger:
             every = [f"{name}{mark}{value:.6f}" for name, value in p.items()] if self.level == 2 else []
             found.append("\t".join([f"{named}{mark}{p[label]:.6f}", *every]))
         return found
-
-
-def choose(
-    model_path: str,
-    files: Sequence[str],
-    number: int,
-    strategy: str,
-    cost: str,
-    seed: int,
-    output: str | None,
-    vectors_path: str | None,
-    device: str,
-    encoding: str,
-) -> None:
-    """The command next."""
-    # Tagging does without these.
-    from structgp.api.active import select
-    from structgp.api.estimator import StructuredGPClassifier
-
-    estimator, reader = load_with_reader(StructuredGPClassifier, model_path, vectors_path, device)
-    pool = list(sequences(reader, files, encoding))
-    X = [sequence.tokens for sequence in pool]
-    with in_files([(s.name, s.line) for s in pool] if reader.format == "jsonl" else []):
-        chosen = select(estimator, X, number, strategy, cost=cost, random_state=seed)
-    labels = estimator.predict([X[i] for i in chosen])
-    end = "" if reader.format == "jsonl" else "\n"
-    with output_stream(output, encoding) as out:
-        for i, y in zip(chosen, labels, strict=True):
-            click.echo(f"{pool[i].name}:{pool[i].line}", err=True)
-            out.write(reader.with_labels(pool[i], y) + end)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from structgp.data.span_labels import chunks
 from structgp.errors import InputError
 
 Labels = Sequence[Sequence[str]]
@@ -54,7 +55,8 @@ def token_error(y_true: Labels, y_pred: Labels) -> float:
 
 @dataclass(frozen=True)
 class SpanCounts:
-    """Numbers of true, predicted and correctly predicted chunks, and what follows from them.
+    """Numbers of true, predicted and correctly predicted chunks, or of tokens with a label, and what
+    follows from them.
 
     As in conlleval, 0 / 0 is 0: without chunks, precision, recall and f1 of a perfect prediction are 0."""
 
@@ -75,46 +77,17 @@ class SpanCounts:
         total = self.n_true + self.n_pred
         return 2 * self.n_correct / total if total else 0.0
 
+    def as_dict(self) -> dict[str, float]:
+        """Precision, recall, F1, and as support the number of true ones."""
+        found = {name: getattr(self, name) for name in ("precision", "recall", "f1")}
+        return found | {"support": self.n_true, "predicted": self.n_pred}
+
 
 @dataclass(frozen=True)
 class SpanScores(SpanCounts):
     """Counts over all chunks (micro average) and, in ``by_type``, over those of each type."""
 
     by_type: dict[str, SpanCounts] = field(default_factory=dict)
-
-
-_CHUNK_TAGS, _OUTSIDE_TAGS, _BILOU = frozenset("BIES[]"), frozenset("O."), {"L": "E", "U": "S"}
-_ALWAYS_STARTS, _ALWAYS_ENDS = frozenset("BS[]"), frozenset("ES[]")
-
-
-def _parse(label: str) -> tuple[str, str]:
-    """Label -> (tag, type); the tag is one of B I E S [ ], or O for a token outside all chunks."""
-    tag, _, kind = label.partition("-")
-    if tag in _OUTSIDE_TAGS:
-        return "O", ""
-    if tag in _CHUNK_TAGS:
-        return tag, kind
-    if tag in _BILOU and kind:
-        return _BILOU[tag], kind
-    return "S", label
-
-
-def chunks(labels: Sequence[str]) -> list[tuple[int, int, str]]:
-    """The chunks of one sequence as (first token, one past the last token, type), in order.
-
-    A token that is not outside starts a chunk if it is the first, if the token before it is outside, of
-    another type, or tagged E, S, [ or ]; or if it is itself tagged B, S, [ or ]. A chunk ends before the
-    next chunk or the next token outside."""
-    found: list[tuple[int, int, str]] = []
-    start, before, before_kind = 0, "O", ""
-    for t, (tag, kind) in enumerate([*map(_parse, labels), ("O", "")]):
-        tags_part = "O" in (tag, before) or tag in _ALWAYS_STARTS or before in _ALWAYS_ENDS
-        if tags_part or kind != before_kind:
-            if before != "O":
-                found.append((start, t, before_kind))
-            start = t
-        before, before_kind = tag, kind
-    return found
 
 
 def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
@@ -137,6 +110,20 @@ def span_scores(y_true: Labels, y_pred: Labels) -> SpanScores:
     counts = [Counter(kind for *_, kind in found) for found in (true, pred, true & pred)]
     by_type = {kind: SpanCounts(*(n[kind] for n in counts)) for kind in sorted(counts[0] | counts[1])}
     return SpanScores(len(true), len(pred), len(true & pred), by_type)
+
+
+def label_scores(y_true: Labels, y_pred: Labels) -> dict[str, SpanCounts]:
+    """Precision, recall and F1 of each label by itself, token by token, in alphabetical order.
+
+    Example
+    -------
+    >>> label_scores([["B", "I", "O"]], [["B", "O", "O"]])["O"]
+    SpanCounts(n_true=1, n_pred=2, n_correct=1)
+    """
+    tokens = _tokens(y_true, y_pred, "y_pred")
+    both = ([truth for truth, _ in tokens], [guess for _, guess in tokens])
+    counts = [Counter(both[0]), Counter(both[1]), Counter(a for a, b in tokens if a == b)]
+    return {label: SpanCounts(*(n[label] for n in counts)) for label in sorted(counts[0] | counts[1])}
 
 
 def token_nll(y_true: Labels, marginals: Marginals) -> float:
@@ -276,7 +263,8 @@ class Report:
 
     ``token_nll`` is None if no token's label was seen in training, ``sequence_nll`` if no sequence has a
     log-probability. Either can be ``inf``. ``layers`` : the figures of each layer by itself, where tokens
-    have several labels; those of the whole count every label as a token."""
+    have several labels; those of the whole count every label as a token. ``by_type`` : precision, recall,
+    F1 and support of each type of span, ``by_label`` of each label."""
 
     token_error: float
     span_f1: float
@@ -289,12 +277,18 @@ class Report:
     n_sequences: int
     n_unseen_tokens: int
     layers: dict[str, Report] = field(default_factory=dict)
+    by_type: dict[str, SpanCounts] = field(default_factory=dict)
+    by_label: dict[str, SpanCounts] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Name -> value, in the order of the fields; layers only where there are some."""
-        found = {name: value for name, value in vars(self).items() if name != "layers"}
-        told = {name: report.as_dict() for name, report in self.layers.items()}
-        return found | ({"layers": told} if told else {})
+        found: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                value = {key: each.as_dict() for key, each in value.items()}
+            if value != {}:
+                found[name] = value
+        return found
 
 
 def evaluate(
@@ -323,4 +317,6 @@ def evaluate(
         n_tokens=len(tokens),
         n_sequences=len(y_true),
         n_unseen_tokens=n_unseen,
+        by_type=spans.by_type,
+        by_label=label_scores(y_true, y_pred),
     )

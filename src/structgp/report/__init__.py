@@ -1,6 +1,7 @@
 """What a model makes of a file, on one page."""
 
 from structgp.report.findings import Findings, Text, examine
+from structgp.report.from_python import write_page
 from structgp.report.page import render
 
-__all__ = ["Findings", "Text", "examine", "render"]
+__all__ = ["Findings", "Text", "examine", "render", "write_page"]

@@ -53,10 +53,27 @@ def render(findings: Findings) -> str:
         fit=sections.fit(findings),
         pictures_link=link,
         pictures=shown,
-        text_link=tag("a", "The text", href="#text") if with_text else "",
-        text_hidden="" if with_text else " hidden",
+        **_placed_text(findings, with_text),
+        types=_types(findings),
+        types_link=tag("a", "By type", href="#types") if findings.truth is not None else "",
         payload=_payload(findings, with_text),
     )
+
+
+def _placed_text(findings: Findings, with_text: bool) -> dict[str, str]:
+    """The text and the link to it: first where nothing is labelled, since it is what there is to see then,
+    else last."""
+    section = Template(_asset("text.html")).substitute(hidden="" if with_text else " hidden")
+    link = tag("a", "The text", href="#text") if with_text else ""
+    parts = ("", "", section, link) if findings.truth is not None else (section, link, "", "")
+    return dict(zip(("text_first", "first_link", "text_last", "last_link"), parts, strict=True))
+
+
+def _types(findings: Findings) -> Markup:
+    """Scores of each type of span and of each label, where there are true labels."""
+    if findings.truth is None:
+        return Markup("")
+    return tag("section", tag("h2", "By type"), sections.by_type(findings.truth.scores), id="types")
 
 
 def _asset(name: str) -> str:

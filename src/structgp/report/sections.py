@@ -10,7 +10,7 @@ import torch
 
 from structgp.answers.expected import Interval
 from structgp.api.describe import describe
-from structgp.evaluation.metrics import Calibration
+from structgp.evaluation.metrics import Calibration, Report
 from structgp.report import charts, tables
 from structgp.report.findings import LEVEL, Findings, Truth
 from structgp.report.markup import Markup, count, decimal, join, percent, plural, tag
@@ -178,6 +178,22 @@ def _risk(findings: Findings) -> Markup:
 def _figure(title: str, plots: Sequence[Markup], said: str, summary: str, table: Markup) -> Markup:
     details = tag("details", tag("summary", summary), table)
     return tag("figure", tag("h3", title), *plots, tag("figcaption", said), details)
+
+
+def by_type(scores: Report) -> Markup:
+    """Precision, recall, F1 and support of each type of span and of each label, layer by layer."""
+    columns = []
+    for name, report in (scores.layers or {"": scores}).items():
+        of = f" of {name}" if name else ""
+        tables_of = {"span type": report.by_type, "label": report.by_label}
+        if set(report.by_type) == set(report.by_label):
+            del tables_of["span type"]
+        for title, counts in tables_of.items():
+            heading = {"span type": "Each type of span", "label": "Each label"}[title] + of
+            table, left_out = tables.by_name(title, counts)
+            rest = [_note(f"{left_out} with the least support left out.")] if left_out else []
+            columns.append(tag("div", tag("h3", heading), table, *rest))
+    return tag("div", *columns, class_="side")
 
 
 def confusions(findings: Findings) -> Markup:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
+from structgp.evaluation.metrics import SpanCounts
 from structgp.report.markup import MINUS, Markup, count, decimal, percent, tag
 
 MOST_LABELS = 40
@@ -96,6 +97,19 @@ def worst_confusions(counts: Counter[tuple[str, str]], most: int = 8) -> Markup:
         for n, truth, guess in sorted(wrong)[:most]
     )
     return figures(("true", "predicted", "tokens", "of errors"), rows, text_columns=2)
+
+
+def by_name(title: str, counts: Mapping[str, SpanCounts]) -> tuple[Markup, int]:
+    """Precision, recall, F1 and support of each type of span, or label; and the number of those that are
+    left out, with the least support."""
+    kept = frequent({name: of.n_true for name, of in counts.items()})
+    rows = []
+    for name in kept:
+        of = counts[name]
+        shares = map(percent, (of.precision, of.recall, of.f1))
+        rows.append((tag("code", name or "(no type)"), *shares, count(of.n_true)))
+    table = figures((title, "precision", "recall", "F1", "support"), rows, text_columns=1)
+    return _in_box(table, f"scores by {title}"), len(counts) - len(kept)
 
 
 def weights(scales: Sequence[tuple[str, float]]) -> Markup:

@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from structgp.data.sources.lines import FileSequence, Source, iter_sequences, name_of, parse_number
+from structgp.data.sources.lines import FileSequence, Source, iter_sequences, name_of
+from structgp.data.sources.number_text import parse_number
 from structgp.errors import InputError
 
 # An escaped colon or backslash, a colon, or text without either.

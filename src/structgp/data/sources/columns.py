@@ -147,7 +147,7 @@ def write_columns(
             width = width or len(rows[0])
             for index, row in enumerate(rows, start=1):
                 place = f"{path_name}: sequence {number}, row {index}"
-                _check_row(row, place, width)
+                check_row(row, place, width)
                 if number == index == 1 and row[0].startswith(BOM):
                     problem = "a byte-order mark in front of the first cell would not read back"
                     raise InputError(place, problem, "remove it")
@@ -157,7 +157,7 @@ def write_columns(
             out.write(text + "\n")
 
 
-def _check_row(row: Sequence[str], place: str, width: int) -> None:
+def check_row(row: Sequence[str], place: str, width: int) -> None:
     if len(row) == 0:
         raise InputError(place, "no cells", "leave the row out")
     if len(row) != width:

@@ -1,4 +1,4 @@
-"""Lines of text files, the sequences between their blank lines, and the numbers in them.
+"""Lines of text files, and the sequences between their blank lines.
 
 Only ``\\n`` or ``\\r\\n`` ends a line: other Unicode white space (the ideographic space U+3000, U+0085,
 U+2028) is text, and occurs as a token in real data."""
@@ -8,13 +8,12 @@ from __future__ import annotations
 import codecs
 import contextlib
 import hashlib
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, BinaryIO, TypeVar
 
-from structgp.data.arrays import LARGEST
 from structgp.data.opening import cannot_read, check_encoding
 from structgp.errors import InputError
 
@@ -85,10 +84,19 @@ def iter_lines(source: Source, *, encoding: str = "utf-8", name: str | None = No
 
     Arguments and errors are those of :func:`structgp.data.sources.iter_columns`."""
     name = name_of(source) if name is None else name
-    mark = BOM
-    for line in _raw_lines(source, encoding, name):
-        yield line.removeprefix(mark).removesuffix("\r")
-        mark = ""
+    found = _raw_lines(source, encoding, name)
+    first = next(found, None)
+    if first is None:
+        return
+    first = first.removeprefix(BOM)
+    if first.rstrip("\r").count("\r") > 1:  # text of a token, or the ends of all lines
+        second = next(found, "")
+        if not second:
+            problem = "lines end in carriage returns alone, as on old Macs"
+            raise InputError(f"{name}:1", problem, r"convert them, for example with tr '\r' '\n'")
+        found = chain([second], found)
+    for line in chain([first], found):
+        yield line.removesuffix("\r")
 
 
 def _raw_lines(source: Source, encoding: str, name: str) -> Iterator[str]:
@@ -191,17 +199,3 @@ def digest_of_file(path: str | os.PathLike[str], first: str = "") -> str:
     except OSError as error:
         raise cannot_read(os.fspath(path), error) from error
     return digest.hexdigest()
-
-
-def parse_number(text: str, place: str, what: str) -> float:
-    """The finite number in ``text``; errors name ``place`` and call the number ``what``."""
-    try:
-        # Python alone reads 1_000 as a thousand.
-        number = math.nan if "_" in text else float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise InputError(place, f"{what} is {text!r}", "give a finite number such as 2 or -0.5")
-    if abs(number) > LARGEST:
-        raise InputError(place, f"{what} is {text!r}, too large", "rescale the feature")
-    return number

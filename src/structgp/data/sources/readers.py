@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 
 from structgp.data.sources.attributes import format_attributes, iter_attributes, named, unnamed
 from structgp.data.sources.columns import ColumnFile, format_sequence, iter_columns
-from structgp.data.sources.json_lines import FORMS, format_json, iter_json
+from structgp.data.sources.json_lines import format_json, iter_json
 from structgp.data.sources.lines import FileSequence, Labelled, Source, digest_of_file, name_of, read_all
+from structgp.data.sources.reader_arguments import DOCUMENTS, check_arguments
+from structgp.data.sources.reader_state import check_state
 from structgp.data.sources.templates import Template, columns_that_exist
 from structgp.data.sources.vectors import ColumnVectors, Coverage, NumericColumns, WordVectors
 from structgp.errors import InputError
@@ -23,7 +25,6 @@ from structgp.errors import InputError
 Path = str | os.PathLike[str]
 Input = Source | ColumnFile
 Labels = list[str | None]
-FORMATS = ("columns", "crfsuite", "jsonl")
 
 
 class Reader(ABC):
@@ -33,9 +34,11 @@ class Reader(ABC):
     the features that transitions depend on and nodes do not. has_transitions : whether the training file
     asks for scores of transitions. has_dense : whether tokens hold dense vectors. vectors : the word
     vectors among them, or None; ``vectors.coverage`` is that of the training file.
-    template_lines : dict, name of a feature -> the template's line that makes it."""
+    template_lines : dict, name of a feature -> the template's line that makes it. names_examples : whether
+    an error about an example names its line."""
 
     format: ClassVar[str]
+    names_examples: ClassVar[bool] = False
     missing: str | None
     transition_columns: tuple[str, ...] = ()
     has_transitions: bool = True
@@ -212,6 +215,7 @@ class JsonReader(Reader):
     form: str | None = None
 
     format: ClassVar[str] = "jsonl"
+    names_examples: ClassVar[bool] = True
     missing: ClassVar[str | None] = None  # type: ignore[misc]
 
     def sequences(
@@ -245,18 +249,21 @@ def learn(
     transitions: bool = True,
     keys: Sequence[str] = (),
     form: str | None = None,
+    scheme: str | None = None,
+    snap: bool = False,
+    field: str | None = None,
     encoding: str = "utf-8",
 ) -> Reader:
-    """The reader for a training file, and for all files like it.
-
-    Of ``train`` the first sequence is read, with ``numeric`` or ``vectors`` all of them, one by one.
+    """The reader for a training file, and for all files like it. Of ``train`` the first sequence is read,
+    with ``numeric`` or ``vectors`` all of them, one by one.
 
     Parameters
     ----------
     train : the labelled file, as :func:`iter_columns` takes it, or what :func:`read_columns` has read.
-    template : of column files, a template or the path of one.
+    template : of column files, a template or the path of one. Documents may have one too, over the columns
+        :data:`structgp.data.formats.document_reader.ROW`; without it, they have default features.
     format : 'columns'; 'crfsuite' for labels and attributes, or 'jsonl' for JSON lines, which need no
-        template.
+        template; a format of documents (:mod:`structgp.data.formats`).
     dialect : of the template's file, 'crf++' (default) or 'wapiti'.
     numeric : columns of numbers, counted from 0; they are standardised.
     vectors, vector_column : path of word vectors (:class:`WordVectors`), and the column of the words (0).
@@ -264,6 +271,7 @@ def learn(
     transitions : whether the last columns of tokens are the features of the template's bigrams.
     keys : of CRFsuite's files, names before '=' in attributes that a structure refers to.
     form : of JSON lines, 'sequence', 'tree', 'graph' or 'grid' (``spec.form``); None to tell by each line.
+    scheme, snap, field : of documents, as for :func:`structgp.data.formats.read`.
 
     Example
     -------
@@ -277,17 +285,38 @@ def learn(
 
     ``StructuredGPClassifier(features="columns").fit(data.X, data.y)`` is a model of them, and
     ``model.save(path, reader.to_json())`` keeps the reader, which :func:`from_json` gives back."""
-    given = {"template": template, "dialect": dialect, "numeric": numeric, "vectors": vectors}
-    _check_arguments(format, **given, vector_column=vector_column, missing=missing, keys=keys, form=form)
-    if format == "crfsuite":
-        return AttributeReader(missing, tuple(keys))
-    if format == "jsonl":
-        return JsonReader(form)
-    if not isinstance(template, Template):
-        assert template is not None
+    given = {"template": template, "dialect": dialect, "numeric": numeric, "vectors": vectors, "form": form}
+    how = {"scheme": scheme, "snap": snap, "field": field, "missing": missing}
+    check_arguments(format, **given, **how, vector_column=vector_column, keys=keys)
+    if format in ("crfsuite", "jsonl"):
+        return AttributeReader(missing, tuple(keys)) if format == "crfsuite" else JsonReader(form)
+    if template is not None and not isinstance(template, Template):
         template = Template.read(template, encoding=encoding, dialect=dialect or "crf++")
+    if template is None or format in DOCUMENTS:
+        return _of_documents(train, format, template, vectors, how, encoding)
     numbers, words, n_columns = _beside(train, template, numeric, vectors, vector_column or 0, encoding)
     return ColumnReader(template, n_columns, numbers, words, missing, transitions)
+
+
+def _of_documents(
+    train: Any,
+    format: str,
+    template: Template | None,
+    vectors: Path | None,
+    how: dict[str, Any],
+    encoding: str,
+) -> Reader:
+    """The reader of documents; their formats are read with what is in this room, so it comes later."""
+    from structgp.data.formats.document_reader import DocumentReader
+    from structgp.data.formats.format_parts import Reading
+
+    reading = Reading(**{name: value for name, value in how.items() if value is not None})
+    words = None
+    if vectors is not None:
+        plain = DocumentReader(format, reading).sequences(train, encoding=encoding)
+        seen = [word for found in plain for word in found.words]
+        words = ColumnVectors.learn(WordVectors(vectors, encoding=encoding), 0, seen)
+    return DocumentReader(format, reading, template, words)
 
 
 def _beside(
@@ -313,33 +342,6 @@ def _beside(
     return numbers, words, n_columns
 
 
-def _check_arguments(format: str, **given: Any) -> None:
-    """InputError for arguments that do not go together."""
-    if format not in FORMATS:
-        raise InputError("format", f"{format!r} is not known", f"use one of {', '.join(FORMATS)}")
-    if given["form"] not in (None, *FORMS):
-        raise InputError("form", f"{given['form']!r} is not known", f"use one of {', '.join(FORMS)}")
-    if format == "columns" and given["template"] is None:
-        remedy = "give one, or format='crfsuite' for attributes, 'jsonl' for JSON lines"
-        raise InputError("template", "missing", remedy)
-    if given.pop("vector_column") is not None and given["vectors"] is None:
-        raise InputError("vector_column", "no word vectors", "give them with vectors=")
-    others = {"keys": "crfsuite", "form": "jsonl"}
-    for name, value in given.items():
-        if not value or name == "missing":
-            continue
-        if name in others and others[name] != format:
-            raise InputError(name, f"is for the format {others[name]!r}", "leave it out")
-        if name not in others and format == "crfsuite":
-            problem = "is for column files; CRFsuite's files have attributes"
-            raise InputError(name, problem, "leave it out, and write numbers as name:value")
-        if name not in others and format == "jsonl":
-            problem = "is for column files; JSON lines have features"
-            raise InputError(name, problem, "leave it out, and write numbers and vectors into the tokens")
-    if given["missing"] is not None and format == "jsonl":
-        raise InputError("missing", "is for other files; JSON lines have null", "leave it out")
-
-
 def _feature_columns(train: Input, template: Template, encoding: str, name: str) -> int:
     """The number of columns without the label, after checking that the template finds its own."""
     (first,) = read_all(islice(iter_columns(train, encoding=encoding), 1), name)
@@ -360,8 +362,8 @@ def _check_column(column: int, argument: str, n_columns: int, name: str) -> None
 def from_json(state: Mapping[str, Any], model: str = "model", vectors: Path | None = None) -> Reader:
     """The reader whose ``to_json`` is among the entries of ``state``, such as a model's ``extra``.
 
-    model : what errors call the model; vectors : where its word vectors are now, by default where they
-    were in training.
+    model : its path, or what errors call it; vectors : where its word vectors are now, by default in the
+    model's folder or below.
 
     Example
     -------
@@ -371,12 +373,17 @@ def from_json(state: Mapping[str, Any], model: str = "model", vectors: Path | No
     >>> sources.from_json(reader.to_json()).read(["figs NAME"]).X
     [[('figs',)]]
     """
+    check_state(state, model)
     if vectors is not None and "vectors" not in state:
         raise InputError("vectors", f"{model} was trained without word vectors", "leave it out")
     if state.get("format") == "crfsuite":
         return AttributeReader(state.get("missing"), tuple(state.get("keys", ())))
     if state.get("format") == "jsonl":
         return JsonReader(state.get("form"))
+    if state.get("format") == "documents":
+        from structgp.data.formats.document_reader import DocumentReader
+
+        return DocumentReader.from_json(state, model, None if vectors is None else os.fspath(vectors))
     if "template" not in state:
         problem = "a model without a feature template, saved from Python"
         raise InputError(model, problem, "use it from Python, or train one with 'structgp train'")

@@ -1,0 +1,55 @@
+"""Which tokens the characters of a span are."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from structgp.data.span_labels import TokenSpan
+from structgp.errors import InputError
+
+_SHOWN = 30
+
+
+def token_spans(
+    text: str,
+    tokens: Sequence[tuple[int, int]],
+    spans: Iterable[Sequence[Any]],
+    place: str = "document",
+    snap: bool = False,
+) -> list[TokenSpan]:
+    """Spans (start, stop, label) in characters as spans of tokens, in their order.
+
+    White space around a span is left out. A span that begins or ends inside a token is an InputError that
+    names ``place`` and the offsets; with ``snap`` it grows to hold the whole token."""
+    starts, stops = [start for start, _ in tokens], [stop for _, stop in tokens]
+    found = []
+    for start, stop, label in (tuple(span)[:3] for span in spans):
+        if not (_whole(start) and _whole(stop) and 0 <= start < stop <= len(text)):
+            problem = f"the span {label!r} from {start!r} to {stop!r} is not in the text, which has "
+            problem += f"{len(text)} characters"
+            raise InputError(place, problem, "count characters from 0; the stop is one past the last one")
+        # Tokens that have a character in common with the span.
+        first, past = bisect_right(stops, start), bisect_left(starts, stop)
+        if first >= past:
+            problem = (
+                f"the span {label!r} from {start} to {stop} ({text[start:stop][:_SHOWN]!r}) holds no token"
+            )
+            raise InputError(place, problem, "remove it")
+        for at, end in ((first, starts[first] < start), (past - 1, stops[past - 1] > stop)):
+            if end and not snap:
+                word = text[starts[at] : stops[at]]
+                problem = (
+                    f"the span {label!r} from {start} to {stop} ({text[start:stop][:_SHOWN]!r}) cuts the "
+                )
+                problem += f"token {word[:_SHOWN]!r} from {starts[at]} to {stops[at]}"
+                raise InputError(
+                    place, problem, "correct the span, give tokens, or let it grow with snap=True"
+                )
+        found.append((first, past, str(label)))
+    return found
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""People in the loop: a page to label in, and the service behind it, which also serves a fixed model."""

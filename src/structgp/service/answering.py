@@ -1,0 +1,172 @@
+"""Answers of one model to many who ask at once: a worker thread takes all that waits as one batch.
+
+Answers do not depend on who else asks: every batch function gives the same answer whatever the batch."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from structgp.errors import InputError, StructgpError
+
+if TYPE_CHECKING:
+    from structgp.answers.ask import Asked
+
+AT_ONCE = 4000
+"""Tokens that are answered together, at most: what waits beyond that is the next batch. Their potentials
+are kept while they are answered, some 50 MB for ten labels."""
+DETAILS = ("labels", "probabilities", "all", "page")
+"""What an answer holds: labels; the probability of the labelling and of each label too; of every label of
+each token too; uncertainty and spans too, as the page shows them."""
+LEAST_SPAN = 0.02
+"""Spans with a lower probability are not worth naming."""
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    X: Sequence[Any]
+    detail: str
+    future: Future[list[dict[str, Any]]]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(x) if isinstance(x, list) else 1 for x in self.X)
+
+
+class Answerer:
+    """Asks ``tagger``, a fitted classifier or None, until ``close``. number : of the fit that it is."""
+
+    def __init__(self, tagger: Any = None, number: int | None = None) -> None:
+        self.tagger, self.number = tagger, number
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
+        self._thread.start()
+
+    def replace(self, tagger: Any, number: int | None = None, try_on: Sequence[Any] = ()) -> None:
+        """From now on this model answers. It is tried on some sequences first, while the earlier one still
+        answers: the first answer makes the draws, which the others use again."""
+        list(answers_of(tagger, try_on, "page"))
+        self.tagger, self.number = tagger, number
+
+    def ask(self, X: Sequence[Any], detail: str = "probabilities") -> Future[list[dict[str, Any]]]:
+        """One answer per sequence, or in the future's exception the InputError of this X alone."""
+        future: Future[list[dict[str, Any]]] = Future()
+        if self._closed:
+            future.set_exception(StructgpError("the service is ending"))
+        else:
+            self._queue.put(_Waiting(X, detail, future))
+        return future
+
+    def close(self) -> None:
+        """Answers what waits, and ends."""
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        rest: _Waiting | None = None
+        while True:
+            first = rest if rest is not None else self._queue.get()
+            if first is None:
+                return
+            batch, n, rest, ending = [first], first.n_tokens, None, False
+            with suppress(queue.Empty):
+                while n < AT_ONCE:
+                    more = self._queue.get_nowait()
+                    if more is None:
+                        ending = True
+                        break
+                    if more.detail != first.detail or n + more.n_tokens > AT_ONCE:
+                        rest = more
+                        break
+                    batch.append(more)
+                    n += more.n_tokens
+            self._answer(batch)
+            if ending:
+                return
+
+    def _answer(self, batch: list[_Waiting]) -> None:
+        tagger, number = self.tagger, self.number
+        try:
+            found = iter(list(answers_of(tagger, [x for w in batch for x in w.X], batch[0].detail, number)))
+        except Exception as error:
+            if len(batch) == 1:
+                _fail(batch[0].future, error)
+                return
+            for waiting in batch:  # one of them is at fault, and the others need not know
+                self._answer([waiting])
+            return
+        for waiting in batch:
+            own = [next(found) for _ in waiting.X]
+            if waiting.future.set_running_or_notify_cancel():
+                waiting.future.set_result(own)
+
+
+def _fail(future: Future[Any], error: Exception) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)
+
+
+def answers_of(
+    tagger: Any, X: Sequence[Any], detail: str, number: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """One dict per sequence, see ``DETAILS``; number : what is said under 'model'."""
+    if detail not in DETAILS:
+        raise InputError("detail", f"{detail!r} is not known", f"use one of {', '.join(DETAILS[:3])}")
+    asked = tagger.ask(X).keeping()
+    labels = tagger.labels_of(asked)
+    if detail == "labels":
+        yield from ({"labels": shown} for shown in asked.shaped(labels))
+        return
+    marginals, log_probs = tagger.marginals_of(asked), log_probs_of(asked, labels)
+    shown, on_page = asked.shaped(labels), detail == "page"
+    uncertainty: Sequence[Any] = asked.token_uncertainty() if on_page else [()] * len(X)
+    spans = asked.spans(LEAST_SPAN) if on_page and asked.model.spec.form == "sequence" else [[]] * len(X)
+    for n, at in enumerate(marginals):
+        value = log_probs[n]
+        found: dict[str, Any] = {
+            "labels": shown[n],
+            "probability": None if value is None else _rounded(math.exp(min(0.0, value))),
+            "probabilities": [_rounded(p[y]) for p, y in zip(at, labels[n], strict=True)],
+        }
+        if detail == "all":
+            found["marginals"] = [{name: _rounded(p) for name, p in token.items()} for token in at]
+        if on_page:
+            ranked = [sorted(token.items(), key=lambda item: -item[1]) for token in at]
+            found["alternatives"] = [[[name, _rounded(p)] for name, p in token[:9]] for token in ranked]
+            found["uncertainty"] = [[_rounded(u) for u in token] for token in uncertainty[n]]
+            found["spans"] = [[start, stop, name, _rounded(p)] for start, stop, name, p in spans[n]]
+            found["model"] = number
+        yield found
+
+
+def log_probs_of(asked: Asked, labels: Sequence[Sequence[str]]) -> list[float | None]:
+    """``asked.log_probs`` of a chain's own labels, from the potentials that are kept."""
+    import torch  # when there is a model, it is there
+
+    from structgp.answers import labellings
+
+    if asked.links is not None:
+        return asked.log_probs(labels)
+    found: list[float | None] = [0.0] * len(labels)
+    encoded = asked.model.labels.transform(labels)
+    for batch, at in asked.potentials():
+        y = torch.zeros(at.mask.shape, dtype=torch.int64, device=at.mask.device)
+        places = batch.index.tolist()
+        for b, i in enumerate(places):
+            y[b, at.mask[b]] = torch.from_numpy(encoded[i]).to(y.device)
+        for i, value in zip(places, labellings.log_prob(at, y).tolist(), strict=True):
+            found[i] = value
+    return found
+
+
+def _rounded(value: float) -> float:
+    return round(float(value), DIGITS)

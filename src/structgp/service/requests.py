@@ -1,0 +1,86 @@
+"""From a request to Python values and back: JSON in and out, and mistakes as status 400."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from structgp.errors import InputError, StructgpError
+
+Handler = Callable[[Request], Awaitable[Response]]
+NAME = re.compile(r"\S(.{0,62}\S)?")
+"""Names of annotators and requests: up to 64 characters, not blank at the ends."""
+
+
+def answering(function: Callable[[Any], Any], needs_body: bool = False) -> Handler:
+    """A handler that calls ``function`` in a thread with what was asked, a dict from the body or the
+    query, and answers with what it returns as JSON. An InputError is status 400."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            given: Any = await body_of(request) if needs_body else dict(request.query_params)
+            return JSONResponse(await run_in_threadpool(function, given))
+        except InputError as error:
+            return wrong(error)
+        except StructgpError as error:
+            return JSONResponse({"error": str(error)}, 503)
+
+    return handle
+
+
+def wrong(error: InputError) -> JSONResponse:
+    told = {"place": error.place, "problem": error.problem, "remedy": error.remedy}
+    return JSONResponse({"error": str(error), **told}, 400)
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    body = await request.body()
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError("body", f"not JSON ({error})", "send one JSON object") from None
+    if not isinstance(given, dict):
+        problem = f"expected an object, got a {type(given).__name__}"
+        raise InputError("body", problem, "send one JSON object")
+    return given
+
+
+def name_in(given: dict[str, Any], key: str) -> str:
+    """A name of up to 64 characters."""
+    value = given.get(key)
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        problem = (
+            "missing" if value is None else f"must be 1 to 64 characters in one line, got {value!r:.80}"
+        )
+        raise InputError(key, problem, f'give a short name, such as "{key}": "ann"')
+    return value
+
+
+def number_in(given: dict[str, Any], key: str, kind: type[int] | type[float]) -> Any:
+    """A number, from JSON or from the text of a query."""
+    value: Any = given.get(key)
+    if isinstance(value, str):
+        try:
+            value = kind(value)
+        except ValueError:
+            raise InputError(key, f"not a number: {value[:40]!r}", f"give {key}=1, for example") from None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (kind is int and value != int(value))
+    ):
+        raise InputError(key, "missing" if value is None else "not a number", "give a number")
+    return kind(value)
+
+
+def only(given: dict[str, Any], *keys: str) -> None:
+    """InputError for keys that are not known: a typo is not ignored."""
+    for key in given:
+        if key not in keys and key != "token":
+            raise InputError(key[:64], "is not known here", f"use {', '.join(keys)}")

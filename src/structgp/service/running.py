@@ -1,0 +1,112 @@
+"""Runs an application with uvicorn until SIGTERM or Ctrl-C, on a port that is known before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from structgp.errors import InputError
+from structgp.service.guard import Guard
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+FIRST_BYTES = 10.0
+"""Seconds that a client has for the head of its first request."""
+SHUTDOWN = 5
+"""Seconds that requests under way have to be answered when the service ends."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a service listens, and for whom. token : '' for a random one, None for no token; hosts : names
+    that it answers to beside those of the loopback, '*' for any."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = ""
+    hosts: tuple[str, ...] = ()
+
+
+def check_installed() -> None:
+    """InputError, with the command to install them, where Starlette or uvicorn is missing."""
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        problem = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        raise InputError("label, serve", problem, 'run: pip install "structgp[label]"')
+
+
+def run(app: Any, listening: socket.socket, place: Place, ready: Callable[[str], None]) -> None:
+    """Serves ``app`` until it is told to end; ``ready`` is called with the address once it answers.
+    listening : from :func:`listen`, and closed at the end."""
+    import uvicorn
+
+    token = secrets.token_urlsafe(18) if place.token == "" else place.token
+    hosts = None if "*" in place.hosts else frozenset(map(str.lower, (*LOOPBACK, place.host, *place.hosts)))
+    config = uvicorn.Config(
+        Guard(app, token, hosts),
+        http=_protocol(),
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN,
+        server_header=False,
+    )
+    host, port = listening.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/{f'?token={token}' if token else ''}"
+    # uvicorn raises the signal that ended it once more when it is done: that should not be an error.
+    before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        asyncio.run(_serve(uvicorn.Server(config), listening, lambda: ready(address)))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        listening.close()
+
+
+async def _serve(server: Any, listening: socket.socket, ready: Callable[[], None]) -> None:
+    serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if not serving.done():
+        ready()
+    await serving
+
+
+def listen(place: Place) -> socket.socket:
+    """The socket of a service: a port that is taken is found out before anything else is done."""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((place.host.strip("[]"), place.port))
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        problem = f"cannot listen on {place.host} ({error.strerror or error})"
+        raise InputError(f"--port {place.port}", problem, "use another one, or 0 for any") from error
+    return found
+
+
+def _protocol() -> Any:
+    """uvicorn's, with a limit on the time that a client may take for its first head. Once a request is
+    there, ``Guard`` watches the time, and uvicorn's own limit holds between requests."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Timely(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(FIRST_BYTES, self._late)
+
+        def _late(self) -> None:
+            if self.cycle is None and not self.transport.is_closing():
+                with suppress(OSError):
+                    self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n\r\n")
+                self.transport.close()
+
+    return Timely

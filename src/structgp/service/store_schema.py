@@ -1,0 +1,54 @@
+"""The tables of the file that labels live in. Nothing in ``events`` is ever changed or removed."""
+
+from __future__ import annotations
+
+VERSION = 1
+
+SCHEMA = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+
+CREATE TABLE sequences (
+  id    INTEGER PRIMARY KEY,  -- place in the pool, from 0
+  place TEXT NOT NULL,        -- file and line
+  words TEXT NOT NULL         -- JSON list of strings
+);
+
+CREATE TABLE events (
+  id        INTEGER PRIMARY KEY AUTOINCREMENT,
+  request   TEXT NOT NULL,    -- chosen by who asked; the same again changes nothing
+  time      TEXT NOT NULL,    -- UTC, ISO 8601
+  annotator TEXT NOT NULL,
+  kind      TEXT NOT NULL CHECK (kind IN ('label', 'undo')),
+  sequence  INTEGER NOT NULL REFERENCES sequences (id),
+  stream    TEXT NOT NULL,    -- why this sequence: chosen, random, audit, search, review, bulk, file
+  labels    TEXT,             -- JSON list, null for 'don't know'; NULL for an undo
+  undoes    INTEGER UNIQUE REFERENCES events (id),
+  suggested TEXT,             -- JSON: model, labels, probability, as they were when the sequence was shown
+  UNIQUE (request, sequence),
+  CHECK ((kind = 'label') = (labels IS NOT NULL)),
+  CHECK ((kind = 'undo') = (undoes IS NOT NULL))
+);
+CREATE INDEX events_of_sequence ON events (sequence, annotator, id);
+
+CREATE TRIGGER events_stay BEFORE UPDATE ON events
+BEGIN SELECT RAISE(ABORT, 'events are never changed'); END;
+CREATE TRIGGER events_last BEFORE DELETE ON events
+BEGIN SELECT RAISE(ABORT, 'events are never removed'); END;
+
+CREATE TABLE fits (
+  id        INTEGER PRIMARY KEY AUTOINCREMENT,
+  time      TEXT NOT NULL,
+  sequences INTEGER NOT NULL, -- labelled ones that it was fitted to
+  figures   TEXT NOT NULL     -- JSON: seconds, expected error and F1 with intervals
+);
+
+-- The latest labels that each annotator gave each sequence and did not take back.
+CREATE VIEW labels AS
+SELECT e.id, e.sequence, e.annotator, e.time, e.stream, e.labels
+FROM events e
+WHERE e.id = (
+  SELECT max(n.id) FROM events n
+  WHERE n.kind = 'label' AND n.sequence = e.sequence AND n.annotator = e.annotator
+    AND NOT EXISTS (SELECT 1 FROM events u WHERE u.undoes = n.id)
+);
+"""

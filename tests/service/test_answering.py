@@ -1,0 +1,108 @@
+"""Answers from one worker thread: those of the classifier, whoever else asks and whatever goes wrong."""
+
+from __future__ import annotations
+
+from math import exp
+
+import pytest
+
+from structgp import StructuredGPClassifier
+from structgp.data.documents import Document, token_features
+from structgp.data.formats.document_reader import DocumentReader
+from structgp.data.sources import ColumnReader, JsonReader
+from structgp.errors import InputError, StructgpError
+from structgp.plan.options import Prior
+from structgp.service.answering import Answerer, answers_of
+from structgp.service.tag_requests import documents_of, tokens_of
+
+
+@pytest.fixture
+def answerer(tagger):
+    made = Answerer()
+    made.replace(tagger, 3)
+    yield made
+    made.close()
+
+
+def test_answers_are_those_of_the_classifier(answerer, tagger, pool):
+    X = pool.features()[:6]
+    labels = tagger.predict(X)
+    found = answerer.ask(X, "page").result()
+    uncertainty, log_probs = tagger.predict_uncertainty(X), tagger.sequence_log_probs(X, labels)
+    for n, one in enumerate(found):
+        assert one["labels"] == labels[n]
+        assert one["model"] == 3
+        assert one["probability"] == pytest.approx(exp(log_probs[n]), abs=1e-6)
+        assert [u[0] for u in one["uncertainty"]] == pytest.approx(list(uncertainty.total[n]), abs=1e-6)
+        p = tagger.predict_marginals([X[n]])[0]
+        assert one["probabilities"] == pytest.approx(
+            [at[y] for at, y in zip(p, labels[n], strict=True)], abs=1e-6
+        )
+        for start, stop, label, q in one["spans"]:
+            assert q == pytest.approx(tagger.span_probability(X[n], start, stop, label), abs=1e-6)
+
+
+def test_kept_potentials_change_no_answer(tagger, pool):
+    X = pool.features()[:10]
+    asked, kept = tagger.ask(X), tagger.ask(X).keeping()
+    for _ in range(2):
+        for a, b in zip(asked.marginals(), kept.marginals(), strict=True):
+            assert a.tolist() == b.tolist()
+        assert [y.tolist() for y in asked.labels()] == [y.tolist() for y in kept.labels()]
+    known = [[None] * len(x) for x in X]
+    known[0][0] = "B-QTY"
+    for a, b in zip(asked.marginals(known), kept.marginals(known), strict=True):
+        assert a.tolist() == b.tolist()
+    assert kept.some([3]).kept is None
+
+
+def test_one_bad_request_among_others_fails_alone(answerer, pool, monkeypatch):
+    X = pool.features()
+    futures = [answerer.ask([X[0]], "labels")]
+    futures += [answerer.ask([[("only", "two")]], "labels"), answerer.ask([X[1]], "labels")]
+    assert len(futures[0].result()) == len(futures[2].result()) == 1
+    with pytest.raises(InputError):
+        futures[1].result()
+    with pytest.raises(InputError, match="detail"):
+        answerer.ask([X[0]], "everything").result()
+
+
+def test_what_waits_is_answered_before_the_end(tagger, pool):
+    answerer = Answerer(tagger)
+    futures = [answerer.ask([x], "labels") for x in pool.features()[:20]]
+    answerer.close()
+    assert [f.result()[0]["labels"] for f in futures] == tagger.predict(pool.features()[:20])
+    with pytest.raises(StructgpError, match="ending"):
+        answerer.ask([pool.features()[0]]).result()
+
+
+def test_texts_for_models_of_documents():
+    documents = [
+        Document.from_text("Ann Lee left Rome.", [(0, 7, "PER"), (13, 17, "LOC")]),
+        Document.from_text("Bo left Paris.", [(0, 2, "PER"), (8, 13, "LOC")]),
+    ]
+    X = [token_features(d.words) for d in documents]
+    tagger = StructuredGPClassifier(prior=Prior(data_weight=8.0)).fit(
+        X, [list(d.labels) for d in documents]
+    )
+    reader = DocumentReader("text")
+    (found,) = documents_of(["Ann Lee left Paris."], reader)
+    assert [found.text[a:b] for a, b in found.tokens] == ["Ann", "Lee", "left", "Paris", "."]
+    (answer,) = answers_of(tagger, [reader.tokens(found)], "labels")
+    assert answer["labels"] == tagger.predict([token_features(found.words)])[0]
+    with pytest.raises(InputError, match="not trained on documents"):
+        documents_of(["a"], JsonReader())
+    with pytest.raises(InputError, match="list of strings"):
+        documents_of([1], reader)
+
+
+def test_tokens_are_checked(corpus):
+    reader = ColumnReader(corpus.template, 5)
+    assert tokens_of([[]], reader) == [[]]
+    assert tokens_of([[["a"] * 5]], reader) == [corpus.template.expand([("a",) * 5])]
+    assert tokens_of([[{"word": "a"}]], JsonReader()) == [[{"word": "a"}]]
+    for given, at in (([["a"]], r"\[0\]\[0\]"), ([[["a"] * 4]], r"\[0\]\[0\]"), ([3], r"\[0\]")):
+        with pytest.raises(InputError, match=rf"sequences{at}"):
+            tokens_of(given, reader)
+    with pytest.raises(InputError, match="not a list of tokens"):
+        tokens_of([["a"]], JsonReader())

@@ -1,0 +1,204 @@
+"""The page in a real browser: the keyboard alone, reloads, two annotators, bulk, and how it looks."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from structgp.service.store import Store
+from structgp.service.tag_set import TagSet
+
+KEYS = {"QTY": "q", "UNIT": "u", "NAME": "n", "PREP": "p", "COMMENT": "c", "O": "0"}
+# What a screen reader calls everything that can be used.
+NAMES = """
+[...document.querySelectorAll('button, input, summary, [role=option], [role=listbox], [role=group]')]
+  .filter((e) => e.offsetParent)
+  .map((e) => e.getAttribute('aria-label') || e.textContent.trim() || (e.labels && e.labels.length))
+"""
+PLACES = [(width, dark) for width in (1280, 400) for dark in (False, True)]
+
+
+def in_file(path: Path) -> dict[tuple[int, str], list[str | None]]:
+    with sqlite3.connect(path) as db:
+        rows = db.execute("SELECT sequence, annotator, labels FROM labels").fetchall()
+    db.close()
+    return {(s, who): json.loads(labels) for s, who, labels in rows}
+
+
+@pytest.fixture
+def window(label_browser):
+    """``window()`` opens a browser of its own."""
+    opened = []
+
+    def make():
+        opened.append(label_browser.LabelPage(label_browser.browser.find(), 300.0))
+        opened[-1].window(1280)
+        return opened[-1]
+
+    yield make
+    for page in opened:
+        page.close()
+
+
+def kinds_of(labels: list[str]) -> list[str]:
+    return ["outside" if label == "O" else label[2:] for label in labels]
+
+
+def test_twenty_lines_with_the_keyboard_alone(labelling, window, truth, tmp_path, label_browser):
+    """Two annotators in two browsers; undo, don't-know and a reload in the middle; at the end the file
+    holds exactly what was acknowledged."""
+    service, expected = labelling(), {}
+    ann, bo = window(), window()
+    ann.visit(service.url + "&annotator=ann")
+    bo.visit(service.url + "&annotator=bo")
+    assert ann.sequence != bo.sequence
+    for k in range(20):
+        page, who = (bo, "bo") if k % 4 == 3 else (ann, "ann")
+        i = int(page.sequence)
+        labels = list(truth[i])
+        page.label(labels, KEYS)
+        if k == 5:  # not O, but unknown; then a reload before it is saved
+            page.press("Home")
+            page.press("?")
+            labels[0] = None
+            labels[1:2] = ["B" + y[1:] if y[0] == "I" else y for y in labels[1:2]]
+            page.reload()
+        told = page.kinds()
+        assert [t.split()[0] for t in told] == [
+            "unknown" if y is None else kind
+            for y, kind in zip(labels, kinds_of(map(str, labels)), strict=True)
+        ]
+        page.accept()
+        expected[i, who] = labels
+        if k == 10:  # taken back and given again, with another label
+            page.accept("z", label_browser.CONTROL)
+            assert int(page.sequence) == i
+            assert in_file(tmp_path / "labels.db") == {k: v for k, v in expected.items() if k != (i, who)}
+            page.press("Home")
+            page.press("0")
+            page.accept()
+            labels[0] = "O"
+            labels[1:2] = ["B" + y[1:] if y[0] == "I" else y for y in labels[1:2]]
+    assert in_file(tmp_path / "labels.db") == expected
+    assert len(expected) == 20
+    assert ann.errors == bo.errors == []
+    assert all(url.startswith(("http://127.0.0.1", "data:")) for url in ann.requests)
+
+
+@pytest.fixture(scope="module")
+def with_model(service, files, tagger, pool, tmp_path_factory):
+    """A service whose model is there from the start, and its database."""
+    db = tmp_path_factory.mktemp("page") / "labels.db"
+    store = Store(str(db))
+    words = [(pool.place(i), s.words) for i, s in enumerate(pool.sequences)]
+    store.open_pool(pool.digest, TagSet(tuple(KEYS)[:5], True), words)
+    scores = tagger.expected_scores(pool.features()).as_dict()
+    for n in (10, 20, 30, 40, 50):
+        error = {k: v * (20 / n) ** 0.3 for k, v in scores["error"].items()}
+        store.add_fit(n, {"error": error, "f1": scores["f1"]})
+    store.close()
+    tagger.save(db.with_suffix(".sgp"), {})
+    options = ["--template", str(files / "template"), "--db", str(db), "--no-browser"]
+    started = service("label", str(files / "pool.conll"), *options)
+    yield started, db
+    started.end()
+
+
+@pytest.fixture(scope="module")
+def page(label_browser, with_model):
+    opened = label_browser.LabelPage(label_browser.browser.find(), 300.0)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "dark"), PLACES)
+def test_the_page_fits_and_is_readable(with_model, page, width, dark):
+    page.window(width, dark=dark)
+    page.visit(with_model[0].url + "&annotator=ann")
+    page.until("document.querySelector('#tiles dd')")
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    scroll, inner = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert scroll <= inner == width
+    names = page.evaluate(NAMES)
+    assert len(names) > 20
+    assert all(names), "everything that can be used has a name"
+    assert page.errors == []
+
+
+@pytest.mark.slow
+def test_suggestions_alternatives_and_reasons(with_model, page, tagger, pool):
+    page.window(1280)
+    page.visit(with_model[0].url + "&annotator=ann")
+    while page.evaluate("document.getElementById('stream').textContent.startsWith('Audit')"):
+        page.accept()
+    i = int(page.sequence)
+    suggested = tagger.predict([pool.sequences[i].tokens])[0]
+    assert [k.split()[0] for k in page.kinds()] == kinds_of(suggested)
+    shown = page.evaluate("[...document.querySelectorAll('#alternatives .p')].map((p) => p.textContent)")
+    assert len(shown) >= 2
+    second = page.evaluate("document.querySelectorAll('#alternatives .words')[1].textContent")
+    page.press("2")
+    taken = page.evaluate("document.querySelector('#alternatives li.now .words').textContent")
+    assert taken == second
+    page.press("Escape")
+    assert [k.split()[0] for k in page.kinds()] == kinds_of(suggested)
+    page.press(".")
+    page.until("document.querySelectorAll('#reasons tr').length > 4")
+    assert "rather than" in page.evaluate("document.getElementById('reasons').textContent")
+    page.press("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+    for character in pool.sequences[5].words[0]:
+        page.press(character)
+    page.press("Enter")
+    page.until("document.querySelectorAll('#search-found button').length > 0")
+    page.press("Tab")
+    page.press("Tab")
+    page.press("Enter")
+    page.until("document.getElementById('stream').textContent.startsWith('Looked up')")
+    assert page.evaluate("document.activeElement.id") == "tokens"
+    assert page.errors == []
+
+
+@pytest.mark.slow
+def test_bulk_accept_and_its_undo(with_model, page, label_browser):
+    db = with_model[1]
+    before = in_file(db)
+    page.visit(with_model[0].url + "&annotator=ann")
+    page.evaluate("document.getElementById('bulk-box').open = true")
+    page.evaluate("document.getElementById('least').value = '0.6'; document.getElementById('look').click()")
+    page.until("document.getElementById('bulk').textContent.includes('unlabelled')")
+    told = page.evaluate("document.getElementById('bulk').textContent")
+    assert "No audit has measured this yet" in told
+    page.evaluate(
+        "document.getElementById('least').value = '0.05'; document.getElementById('look').click()"
+    )
+    page.until("document.getElementById('bulk-accept')")
+    n = int(page.evaluate("document.getElementById('bulk-accept').textContent.split(' ')[1]"))
+    page.evaluate("document.getElementById('bulk-accept').click()")
+    page.until("document.getElementById('bulk').textContent.startsWith('Accepted')")
+    assert len(in_file(db)) == len(before) + n > len(before)
+    page.evaluate("document.getElementById('tokens').focus()")
+    page.press("z", label_browser.CONTROL)
+    page.until("document.getElementById('said').textContent.startsWith('Took back')")
+    assert in_file(db) == before
+
+
+@pytest.mark.slow
+def test_spans_by_mouse(with_model, page):
+    page.visit(with_model[0].url)
+    while len(page.words()) < 3:
+        page.accept()
+    boxes = page.evaluate(
+        "[...document.querySelectorAll('.token')].map((t) => { const b = t.getBoundingClientRect();"
+        " return [b.x + b.width / 2, b.y + b.height / 3]; })"
+    )
+    held = {"button": "left", "buttons": 1, "clickCount": 1}
+    for kind, at in (("mousePressed", 0), ("mouseMoved", 1), ("mouseReleased", 1)):
+        x, y = boxes[at]
+        page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **held)
+    page.press("c")
+    assert page.kinds()[:2] == ["COMMENT 1 of 2", "COMMENT 2 of 2"]
