@@ -30,9 +30,9 @@ SCORED = 300
 SWEPT = 500
 """Sequences per part of a sweep over the pool."""
 AGAIN = 2
-"""Growth of the number of labelled sequences after which settings are chosen anew. That takes some ten times
-as long as a fit from the last posterior. With 4, the settings of 20 recipes were kept up to 80, and the model
-was too timid meanwhile: the intervals of its expected error were above the true error."""
+"""Growth of the number of labelled sequences after which settings are chosen anew, which takes some ten
+times as long as a fit from the last posterior. With 4, the settings of 20 recipes were kept up to 80, and
+the model was too timid meanwhile: the intervals of its expected error were above the true error."""
 PRIORITY = 5
 """Niceness of the process: other work comes first, but cannot stop it."""
 FEWEST_TO_CHOOSE = 20
