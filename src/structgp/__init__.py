@@ -12,9 +12,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from structgp.api.active import select
     from structgp.api.annotate import annotate
+    from structgp.api.asking import who_to_ask
+    from structgp.api.batch_tagger import BatchTagger
     from structgp.api.describe import describe
     from structgp.api.estimator import StructuredGPClassifier, load
     from structgp.api.explain import explain
+    from structgp.data.annotations import Annotations
     from structgp.data.graphs import Graph
     from structgp.evaluation import metrics
     from structgp.inference import Adam, Minibatch, Natural, SecondOrder
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Adam",
+    "Annotations",
+    "BatchTagger",
     "Custom",
     "Graph",
     "Inducing",
@@ -64,10 +69,13 @@ __all__ = [
     "segments",
     "select",
     "tree",
+    "who_to_ask",
 ]
 
 _ROOMS = {
     "Adam": "inference",
+    "Annotations": "data.annotations",
+    "BatchTagger": "api.batch_tagger",
     "Custom": "structures",
     "Inducing": "plan.options",
     "Minibatch": "inference",
@@ -93,6 +101,7 @@ _ROOMS = {
     "load": "api.estimator",
     "metrics": "evaluation",
     "select": "api.active",
+    "who_to_ask": "api.asking",
 }
 
 

@@ -405,7 +405,7 @@ def test_columns_of_which_none_was_seen_before() -> None:
 def test_many_calls_add_up(data: Generated) -> None:
     model = StructuredGPClassifier(n_draws=8)
     for n in range(0, 24, 6):
-        model.partial_fit(data.X[n : n + 6], data.y[n : n + 6])
+        model.partial_fit(data.X[n : n + 6], data.y[n : n + 6], remember=False)
         model.model_.extra.setdefault("mine", n)
     whole = StructuredGPClassifier(n_draws=8).fit(data.X, data.y)
     for name in ("n_sequences", "n_tokens", "label_counts"):
@@ -420,7 +420,7 @@ def test_going_on_after_a_file(begun: StructuredGPClassifier, data: Generated, t
     model.save(tmp_path / "model")
     loaded = structgp.load(tmp_path / "model")
     for one in (model, loaded):
-        one.partial_fit(data.X[16:], data.y[16:])
+        one.partial_fit(data.X[16:], data.y[16:], remember=False)
     assert same(model, loaded)
     assert loaded.predict_marginals(data.X) == model.predict_marginals(data.X)
     assert loaded.model_.info["n_sequences"] == 24
@@ -453,7 +453,7 @@ def test_functions_do_not_go_on(change: Any, parameters: Any, data: Generated) -
     model = StructuredGPClassifier(n_draws=4, **parameters).partial_fit(X, data.y[:8])
     before = state(model)
     with pytest.raises(InputError, match=r"^partial_fit: the model has dense features, or inducing inputs"):
-        model.partial_fit(X, data.y[:8])
+        model.partial_fit(X, data.y[:8], remember=False)
     assert state(model).keys() == before.keys()
 
 
@@ -464,16 +464,17 @@ def test_likelihoods_that_cannot_go_on(data: Generated, fitted: StructuredGPClas
         return f.log_softmax(-1)[:, torch.arange(len(y)), y].sum(-1) + 0 * g.sum((-1, -2))
 
     with pytest.raises(InputError, match=r"^partial_fit: BlackBox offers no curvature"):
-        model.set_params(structure=softmax).partial_fit(data.X, data.y)
+        model.set_params(structure=softmax).partial_fit(data.X, data.y, remember=False)
 
     def shifts(f: Any, g: Any, y: Any) -> Any:
         f = np.asarray(f)
         return -np.square(f - np.eye(f.shape[-1])[np.asarray(y)]).sum((1, 2))
 
+    custom = Custom(shifts, predict_with="chain")
     with pytest.raises(
         InputError, match=r"^partial_fit: BlackBox.*may depend on a direction that was left out"
     ):
-        model.set_params(structure=Custom(shifts, predict_with="chain")).partial_fit(data.X, data.y)
+        model.set_params(structure=custom).partial_fit(data.X, data.y, remember=False)
 
 
 def test_a_part_of_nothing(data: Generated, fitted: StructuredGPClassifier) -> None:

@@ -150,7 +150,7 @@ def test_a_posterior_in_a_larger_world(fitted: StructuredGPClassifier) -> None:
 def test_partial_fit_takes_new_values_and_labels(data: Any) -> None:
     model = StructuredGPClassifier(structure=SPEC, n_draws=16).partial_fit(*data)
     X, y = sequences(30, 3, "ynm", ["A", "B", "C"])
-    model.partial_fit(X, y)
+    model.partial_fit(X, y, remember=False)
     assert model.classes_.tolist() == ["A", "B", "C"]
     assert model.training_log_["optimizer"] == "minibatch"
     new = sequences(20, 4, "ynm", ["A", "B", "C"])

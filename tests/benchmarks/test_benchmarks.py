@@ -12,7 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks.record import Options, log_plot, table
 from torch import Tensor
 
-from benchmarks import chain, clock, encoding, fit, growth, memory, predict
+from benchmarks import answering, chain, clock, encoding, fit, growth, memory, predict
 
 
 @pytest.fixture(autouse=True)
@@ -190,3 +190,15 @@ def test_encoding(tmp_path: Path) -> None:
     for form in ("dicts", "columns", "sparse"):
         vocabulary = encoding.FeatureEncoder().fit(encoding.known(form, 1_000))
         assert max(vocabulary.n_sparse, sum(map(len, vocabulary.values))) == 1_000
+
+
+def test_answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pycrfsuite")
+    monkeypatch.setattr(answering, "QUICK", (6, 10))
+    monkeypatch.setattr(answering, "FORMS", ("sparse",))
+    monkeypatch.setattr(answering, "CRF_STEPS", 3)
+    rows, _ = outcome("answering", tmp_path)
+    assert [row["what"] for row in rows] == ["predict", "predict_marginals"]
+    for row in rows:
+        assert row["nll_auto"] == pytest.approx(row["nll_draws"], rel=0.1)
+        assert row["of_crf"] > 0

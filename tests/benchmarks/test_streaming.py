@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import pace, streaming
+from benchmarks import pace, processes, streaming
 
 
 @pytest.mark.slow
@@ -22,3 +22,13 @@ def test_each_pace_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--sequences", "20", "--values", "10", "--batch-tokens", "200", "--steps", "2", "3"]
     assert pace.main(words) == 0
     assert capsys.readouterr().out.count("batch   200, steps") == 2
+
+
+@pytest.mark.slow
+def test_one_process_and_two_of_which_one_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
+    processes.main(["--sequences", "600", "--kill"])
+    out = capsys.readouterr().out
+    nll = [float(line.split("NLL ")[1].split(",")[0]) for line in out.splitlines()[1:]]
+    assert len(nll) == 3
+    assert max(nll) < 1.01 * min(nll)
+    assert "went on from step" in out

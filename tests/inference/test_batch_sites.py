@@ -92,6 +92,7 @@ def test_a_run_that_goes_on_cuts_what_its_checkpoint_does_not_know(tmp_path: Pat
     sites.next_pass()
     sites[0] = sites_of(3)
     again = SitesOnDisk(**known)
+    again.go_on()
     assert [p.name for p in (tmp_path / "s").iterdir()] == ["0.sites"]
     assert_equal(again[0], sites_of(0))
     assert again[1] is None
@@ -99,7 +100,7 @@ def test_a_run_that_goes_on_cuts_what_its_checkpoint_does_not_know(tmp_path: Pat
     assert_equal(again[1], sites_of(4))
     (tmp_path / "s" / "0.sites").unlink()
     with pytest.raises(InputError, match="sites of the fit are missing in it; remove the checkp"):
-        SitesOnDisk(**known)
+        SitesOnDisk(**known).go_on()
 
 
 def test_damage_is_told(tmp_path: Path) -> None:

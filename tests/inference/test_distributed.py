@@ -18,8 +18,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from structgp import InputError, StructuredGPClassifier
+from structgp import InputError, StructuredGPClassifier, load
 from structgp.cli import main as cli
+from structgp.data import shards
 from structgp.data.examples import read_examples
 from structgp.inference.distributed import ALONE, Processes, joined
 from structgp.inference.loop import make_batches
@@ -52,7 +53,8 @@ with joined() as together:
     assert torch.allclose(m, together.sum(m)[0] / together.size, rtol=1e-12, atol=0)
     if len(sys.argv) > 3:  # the command line, in processes that have been joined
         from structgp.cli import main
-        main(sys.argv[3:], standalone_mode=False)
+        for words in json.loads(sys.argv[3]):
+            main(words, standalone_mode=False)
     if together.is_first:
         print(json.dumps([model.training_log_["elbo"], model.training_log_["fresh_elbo"]]))
 """
@@ -162,9 +164,21 @@ def test_two_processes_fit_and_tag_as_one_does(tmp_path):
         found = CliRunner().invoke(cli, [str(word) for word in words])
         assert found.exit_code == 0, found.output
     before = sorted(tmp_path.iterdir())
-    out = run(2, tmp_path / "training.py", tmp_path / "checkpoint", 0, *tag, tmp_path / "2.txt")
+    on_shards = ["train", "--shards", tmp_path / "shards", tmp_path / "template", tmp_path / "train.txt"]
+    commands = [[*tag, tmp_path / "2.txt"], [*on_shards, "-o", tmp_path / "sharded"]]
+    told = json.dumps([[str(word) for word in words] for words in commands])
+    out = run(2, tmp_path / "training.py", tmp_path / "checkpoint", 0, told)
     assert (tmp_path / "1.txt").read_text() == (tmp_path / "2.txt").read_text()
-    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "2.txt"])
+    left = [tmp_path / name for name in ("2.txt", "shards", "sharded")]
+    assert sorted(tmp_path.iterdir()) == sorted([*before, *left])
+    expected, sharded = (load(tmp_path / name).predict_marginals(made.X) for name in ("model", "sharded"))
+    away = [
+        abs(p[v] - q[v])
+        for x, z in zip(expected, sharded, strict=True)
+        for p, q in zip(x, z, strict=True)
+        for v in p
+    ]
+    assert np.mean(away) < 0.05
     made = generate(40, n_labels=4, mean_length=8, n_templates=4, n_values=20, seed=0)
     log = StructuredGPClassifier().fit(made.X, made.y).training_log_
     two = json.loads(out.splitlines()[-1])
@@ -189,3 +203,56 @@ def test_a_killed_worker_loses_no_more_than_what_came_after_the_last_checkpoint(
     assert not again.startswith("step 0")
     whole = eval(run(1, script, tmp_path / "other").splitlines()[-1])
     np.testing.assert_allclose(eval(again.splitlines()[-1]), whole, rtol=1e-4)
+
+
+ON_SHARDS = """\
+import json, sys, time
+import torch
+torch.set_num_threads(1)
+from structgp import StructuredGPClassifier
+from structgp.data import shards
+from structgp.inference import Minibatch
+from structgp.inference.checkpoint import Checkpoint
+from structgp.inference.distributed import joined
+
+Checkpoint.__init__.__defaults__ = (0.0,)  # after every round
+fast = Minibatch(batch_tokens=100, n_draws=16, steps=6, learning_rounds=1)
+with joined() as together:
+
+    def told(info):
+        if together.is_first:
+            print("step", info.iteration, flush=True)
+        time.sleep(float(sys.argv[3]))
+
+    model = StructuredGPClassifier(inference=fast)
+    model.fit(shards.read(sys.argv[1]), callback=told, checkpoint=sys.argv[2], together=together)
+    if together.is_first:
+        model.save(sys.argv[4])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", [1, 3])
+def test_a_killed_worker_on_shards_costs_no_more_than_a_round(tmp_path, then):
+    """And the run goes on with as many processes as one likes, to the NLL of an undisturbed one."""
+    made = generate(300, n_labels=4, mean_length=8, n_templates=4, n_values=20, seed=0)
+    pairs = list(zip(made.X, made.y, strict=True))
+    shards.write(pairs[:200], tmp_path / "shards", shard_tokens=500)
+    script, kept = tmp_path / "training.py", tmp_path / "kept"
+    script.write_text(ON_SHARDS)
+    process = start(2, script, tmp_path / "shards", kept, 0.3, tmp_path / "never")
+    while not kept.exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.2)
+    time.sleep(2)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode != 0
+    reached = int(out.split()[-1])
+    again = run(then, script, tmp_path / "shards", kept, 0, tmp_path / "again")
+    assert int(again.split()[1]) in (reached, reached + 1)
+    run(1, script, tmp_path / "shards", tmp_path / "other", 0, tmp_path / "whole")
+    X, y = (list(part) for part in zip(*pairs[200:], strict=True))
+    nll = [load(tmp_path / name).evaluate(X, y).token_nll for name in ("again", "whole")]
+    assert nll[0] == pytest.approx(nll[1], rel=0.005)

@@ -517,7 +517,8 @@ def test_impossible_weights(value: Any) -> None:
 def test_fits_that_go_on_keep_it(data: Generated, chosen: StructuredGPClassifier) -> None:
     for method in ("fit", "partial_fit"):
         model = copy.deepcopy(chosen).set_params(warm_start=True)
-        getattr(model, method)(data.X, data.y)
+        forgets = {"remember": False} if method == "partial_fit" else {}
+        getattr(model, method)(data.X, data.y, **forgets)
         plan = model.training_log_["plan"]["data_weight"]
         assert plan == {"value": weight_of(chosen), "reason": "as in the earlier fit"}
         assert model.held_out_ is None
@@ -554,7 +555,7 @@ def test_a_trial_that_goes_astray_is_not_chosen(
     found = folds.predict(Candidate(8.0))[1.0]
     assert np.isfinite(found.loss)
     assert found.loss > 100
-    assert held_out._sums(np.full((2, 3), np.nan), np.array([0, 1]), np.ones(2, bool))[1] > 1000
+    assert held_out.sums_of(np.full((2, 3), np.nan), np.array([0, 1]), np.ones(2, bool))[1] > 1000
 
 
 def test_tails_stay_with_the_model() -> None:
@@ -584,5 +585,5 @@ def test_tails_of_the_plan_are_those_of_the_kernel(examples: Examples) -> None:
 def test_labels_that_the_fit_has_not_seen_are_counted_apart() -> None:
     p = np.array([[0.7, 0.3, 0.0], [0.6, 0.4, 0.0], [0.2, 0.8, 0.0], [0.5, 0.5, 0.0]])
     y, judged = np.array([0, 2, 0, -1]), np.array([True, False, True, False])
-    found = held_out._sums(p, y, judged)
+    found = held_out.sums_of(p, y, judged)
     assert found == pytest.approx([2, -np.log(0.7) - np.log(0.2), 1.5, 1, 1, 0.4])

@@ -18,7 +18,8 @@ from structgp.inference import Adam, Minibatch, Natural, Problem, SecondOrder
 from structgp.inference.estimators import Pathwise
 from structgp.inference.loop import History, train
 from structgp.paper import LbfgsBlocks, MixtureFit, Saga
-from structgp.plan.choices import gradient_of, learns_on_bound, optimizer_of
+from structgp.plan.choices import learns_on_bound, optimizer_of
+from structgp.plan.gradient_choice import gradient_of
 from structgp.plan.options import (
     ESTIMATORS,
     GRADIENTS,
@@ -78,7 +79,7 @@ def chosen(inference: Any, likelihood: str | Structure, family: Any = None) -> C
         ("chain", SecondOrder(), ESTIMATORS["pathwise"], "the structure gives its curvature"),
         ("piecewise", SecondOrder(), ESTIMATORS["pathwise"], "the structure gives its curvature"),
         ("torch", Natural(), Pathwise(n_draws=32), "pathwise gradients"),
-        ("numpy", Natural(), ESTIMATORS["surrogate"], "gradients from values alone"),
+        ("numpy", Natural(), ESTIMATORS["surrogate"].with_draws(256), "gradients from values alone"),
     ],
 )
 def test_auto_follows_the_structure(likelihood: str, optimizer: Any, estimator: Any, reason: str) -> None:
@@ -208,7 +209,7 @@ def test_draws() -> None:
     assert draws("natural") == draws("lbfgs") == draws("auto") == 32
     assert draws("auto", family=Mixture(2)) == 32
     assert draws("adam") == draws("saga") == draws(Adam()) == ESTIMATORS["pathwise"].n_draws
-    assert draws("natural", "numpy") == ESTIMATORS["surrogate"].n_draws
+    assert draws("natural", "numpy") == 256
     for optimizer in NAMED.values():
         assert draws(replace(optimizer, n_draws=10)) == 10
 

@@ -490,7 +490,7 @@ def test_a_function_that_cannot_travel_to_a_pool() -> None:
 def test_what_a_black_box_is_made_of() -> None:
     with pytest.raises(InputError, match="a int cannot be called"):
         BlackBox(3)  # type: ignore[arg-type]
-    for n_jobs in (0, 1.5, None):
+    for n_jobs in (0, 1.5, "all"):
         with pytest.raises(InputError, match="n_jobs: must be an integer other than 0"):
             BlackBox(chain_of_one, n_jobs=n_jobs)  # type: ignore[arg-type]
-    assert repr(BlackBox(chain_of_one)) == "BlackBox(chain_of_one, batched=False, n_jobs=1)"
+    assert repr(BlackBox(chain_of_one)) == "BlackBox(chain_of_one, batched=False, n_jobs=None)"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -14,14 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from structgp.answers import labellings
+from structgp.answers.annotators import Annotators
 from structgp.answers.best_spans import SpanDecoder
 from structgp.answers.conformal import Calibration
-from structgp.answers.encoded import Encoded, Known
+from structgp.answers.encoded import BATCH_TOKENS, Encoded, Known
+from structgp.answers.local_points import LocalPoints
 from structgp.answers.potentials import Draws, Potentials, mean, sample
 from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
+from structgp.data.batch import by_length
 from structgp.data.encode import FeatureEncoder, FeatureSplit
 from structgp.data.examples import MISSING, UNSEEN, LabelEncoder, links_of
 from structgp.data.graphs import shape_of
@@ -45,13 +49,15 @@ class Question:
     n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. shift :
     (V,), added to the node scores of every token. device : where the answer is computed. decode : what
     labels are chosen for: 'accuracy', 'f1', 'sequence' or 'cost'. costs : (V, V) of predicted labels
-    (columns) where others are true (rows), for 'cost'."""
+    (columns) where others are true (rows), for 'cost'. local : whether probabilities of single labels come
+    from ``local_points`` where the model has them, rather than from the draws."""
 
     n_draws: int = 128
     shift: Tensor | None = None
     device: str = "cpu"
     decode: str = "accuracy"
     costs: np.ndarray | None = None
+    local: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,8 @@ class Model:
     (bound, time, versions). extra : what the caller wants kept with the model, such as the source of a
     feature template; JSON values only. constraints : on labellings, in every answer. spread : factor on how
     far draws lie from the posterior mean. calibration : what sets with a guarantee need, None before it is
-    known. own : encoders of the features that edges have of their own, by template."""
+    known. own : encoders of the features that edges have of their own, by template. annotators : what is
+    known of those whose labels it was fitted to, None where labels were taken for true."""
 
     encoder: FeatureEncoder
     labels: LabelEncoder
@@ -80,6 +87,7 @@ class Model:
     spread: float = 1.0
     calibration: Calibration | None = None
     own: dict[str, FeatureEncoder] = field(default_factory=dict)
+    annotators: Annotators | None = None
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False, compare=False)
     _kept: dict[tuple[int, str], Draws] = field(default_factory=dict, init=False, repr=False, compare=False)
     _placed: dict[str, Posterior] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -101,6 +109,11 @@ class Model:
         if self.spec.is_chain:
             return FeatureSplit(self.encoder, self.spec)
         return GraphSplit(self.encoder, self.spec, self.own, self.labels.classes)
+
+    @cached_property
+    def local_points(self) -> LocalPoints | None:
+        """A quick way to label probabilities, where there is one."""
+        return LocalPoints.of(self)
 
     @cached_property
     def rules(self) -> Rules | None:
@@ -140,7 +153,19 @@ class Asked(Encoded):
 
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
+        quick = self._local_points(known)
+        if quick is not None:
+            return quick.marginals(self.rows, self.question.shift)
         return self._each(known, np.empty((0, len(self.model.labels.classes))), Potentials.marginals)
+
+    def _local_points(self, known: Known | None) -> LocalPoints | None:
+        """What answers in the place of draws, if anything does."""
+        question = self.question
+        if not question.local or known is not None or torch.device(question.device).type != "cpu":
+            return None
+        if self.model.rules is not None:
+            self._checked(None)
+        return self.model.local_points
 
     def monte_carlo_error(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) standard errors of ``marginals`` that come from sampling labellings, for a likelihood of
@@ -153,10 +178,8 @@ class Asked(Encoded):
     def best_tokens(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices: the labelling with the most tokens right in expectation, of those that the
         constraints allow."""
-        rules, none = self.model.rules, np.empty(0, dtype=np.int64)
-        return self._each(
-            known, none, lambda at: labellings.best_tokens(at.marginals(), at.layout, rules, at.structure)
-        )
+        rules = self.model.rules
+        return self._chosen(known, lambda p, at, by: labellings.best_tokens(p, at, rules, by))
 
     def labels(self, known: Known | None = None) -> list[np.ndarray]:
         """(T,) label indices of each sequence, chosen as the question says."""
@@ -172,9 +195,18 @@ class Asked(Encoded):
         """(T,) label indices: the labelling with the highest expected span F1, of those that the
         constraints allow."""
         self.require("has_spans", "spans", "decode", "accuracy")
-        model, rules = self.model, self.model.rules
+        model, rules, quick = self.model, self.model.rules, self._local_points(known)
         decoder = SpanDecoder.of(model.labels.classes, model.info.get("threshold"), model.constraints)
         found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
+        if quick is not None:
+            p_of = self.marginals()
+            usual_of = self._chosen_by(p_of, lambda p, at, by: labellings.best_tokens(p, at, rules, by))
+            for index, at in quick.potentials(self.rows, self.question.shift):
+                for i, spans in zip(
+                    index, likely_spans(at, decoder.boundaries, decoder.least), strict=True
+                ):
+                    found[i] = decoder.labels(spans, p_of[i], usual_of[i])
+            return found
         for batch, at in self.potentials(known):
             at = at.on_host()
             each, p = likely_spans(at, decoder.boundaries, decoder.least), at.marginals()
@@ -190,12 +222,35 @@ class Asked(Encoded):
         that the constraints allow."""
         assert self.question.costs is not None
         costs, rules = torch.from_numpy(self.question.costs), self.model.rules
+        return self._chosen(known, lambda p, at, by: labellings.cheapest_tokens(p, at, rules, costs, by))
+
+    def _chosen(
+        self, known: Known | None, choose: Callable[[Tensor, Any, Structure | None], Tensor]
+    ) -> list[np.ndarray]:
+        """(T,) label indices of each sequence: what ``choose`` takes by marginals (B, T, V), layout and
+        structure."""
+        if self._local_points(known) is not None:
+            return self._chosen_by(self.marginals(known), choose)
         none = np.empty(0, dtype=np.int64)
-        return self._each(
-            known,
-            none,
-            lambda at: labellings.cheapest_tokens(at.marginals(), at.layout, rules, costs, at.structure),
-        )
+        return self._each(known, none, lambda at: choose(at.marginals(), at.layout, at.structure))
+
+    def _chosen_by(
+        self, found: list[np.ndarray], choose: Callable[[Tensor, Any, Structure | None], Tensor]
+    ) -> list[np.ndarray]:
+        """The same from the marginals (T, V) of each sequence."""
+        if self.model.rules is None:  # one token after the other, whatever the sequence
+            p = torch.from_numpy(np.concatenate([np.empty((0, len(self.model.labels.classes))), *found]))
+            labels = choose(p[None], None, None)[0].numpy()
+            return np.split(labels, np.cumsum([len(r) for r in self.rows])[:-1])
+        answers = [np.empty(0, dtype=np.int64)] * len(found)
+        for index in by_length([len(p) for p in found], BATCH_TOKENS):
+            padded = pad_sequence([torch.from_numpy(found[i]) for i in index], batch_first=True)
+            lengths = torch.tensor([len(found[i]) for i in index])
+            mask = torch.arange(padded.shape[1]) < lengths[:, None]
+            labels = choose(padded, mask, self.model.structure).numpy()
+            for b, i in enumerate(index):
+                answers[i] = labels[b, : len(found[i])]
+        return answers
 
     def _obeyed(self, i: int, labels: np.ndarray) -> bool:
         """Whether labels of example i obey the rules on templates that are not those of a chain."""
@@ -251,7 +306,7 @@ class Asked(Encoded):
         found = self._each(known, np.empty((0, V, V)), labellings.transition_marginals)
         return [p[: max(0, len(r) - 1)] for p, r in zip(found, self.rows, strict=True)]
 
-    def log_probs(self, y: Known) -> list[float | None]:
+    def log_probs(self, y: Sequence[Sequence[str | None]]) -> list[float | None]:
         """log p(y | x) of each labelling, of its known part where there are None in it; None where a label
         was never seen in training. -inf for one that the constraints forbid."""
         model, question = self.model, self.question
@@ -273,14 +328,22 @@ class Asked(Encoded):
         for i, at in self.one_by_one():
             yield i, at.ask("marginals")[:, 0]
 
-    def spans(self, least: float, known: Known | None = None) -> list[list[tuple[int, int, str, float]]]:
-        """Spans (start, stop, label) with a probability of at least ``least``, and that probability."""
+    def spans(
+        self, least: float, known: Known | None = None, *, as_decoded: bool = False
+    ) -> list[list[tuple[int, int, str, float]]]:
+        """Spans (start, stop, label) with a probability of at least ``least``, and that probability.
+        as_decoded : with the probabilities that ``best_spans`` goes by, which may come from fewer draws."""
         self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
-        for batch, at in self.potentials(known):
-            each = likely_spans(at.on_host(), boundaries, least)
-            for i, spans in zip(batch.index.tolist(), each, strict=True):
+        quick = self._local_points(known) if as_decoded else None
+        parts: Iterable[tuple[list[int], Potentials]]
+        if quick is None:
+            parts = ((batch.index.tolist(), at.on_host()) for batch, at in self.potentials(known))
+        else:
+            parts = quick.potentials(self.rows, self.question.shift)
+        for index, at in parts:
+            for i, spans in zip(index, likely_spans(at, boundaries, least), strict=True):
                 found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
         return found
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from torch import Tensor
 
+from structgp.answers.confusions import evidence_of
 from structgp.answers.potentials import Potentials
+from structgp.data.annotations import Annotations, Given
 from structgp.data.batch import Batch, by_length, pad
 from structgp.data.examples import UNSEEN, by_layer, check_labels, node_labels
 from structgp.data.graphs import Shape
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from structgp.answers.ask import Model, Question
 
-Known: TypeAlias = Sequence[Sequence[str | None]]
+Known: TypeAlias = Sequence[Sequence[str | None]] | Annotations
 
 BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
 """Most tokens of a batch, and most node scores of all its draws, so that they fit into a cache."""
@@ -129,9 +131,13 @@ class Encoded:
             raise InputError(place, problem, f"use {use!r}")
 
     def _checked(self, known: Known | None) -> list[np.ndarray] | None:
-        """The labels that are known, as numbers. InputError where they or the constraints leave a sequence
-        without labelling."""
+        """The labels that are known, as numbers; of annotations, the evidence that they are. InputError
+        where they or the constraints leave a sequence without labelling."""
         model, encoded = self.model, None
+        if isinstance(known, Annotations):
+            if model.rules is not None and not isinstance(model.structure, Declared):
+                self._check_possible(None)
+            return self._weighed(known)
         if known is not None:
             self.require("handles_missing", "answers where labels are known")
             given = self.labels_given(known, "known")
@@ -145,6 +151,32 @@ class Encoded:
         if model.rules is not None and not isinstance(model.structure, Declared):
             self._check_possible(encoded)
         return encoded
+
+    def _weighed(self, known: Annotations) -> list[np.ndarray]:
+        """(N, V) of each example, the log-likelihood of what annotators said of each variable given its
+        label, as the fit has learned to weigh it."""
+        model, flat = self.model, []
+        if model.annotators is None:
+            problem = "annotations, and the model was fitted to labels that were taken for true"
+            raise InputError("known", problem, "pass lists of labels, or fit it to annotations")
+        if len(known) != len(self.rows):
+            problem = f"annotations of {len(known)} sequences for {len(self.rows)} sequences of tokens"
+            raise InputError("known", problem, "pass one dict per sequence")
+        self.require("takes_evidence", "answers where annotations are known")
+        for name in known.names:
+            model.annotators.place(name)
+        flat = known.flat(lambda n, y: self.some([n]).labels_given([y], "known")[0])
+        seen = set(model.labels.classes)
+        for n, of in enumerate(flat):
+            for name, labels in of.items():
+                strange = next((v for v in labels if v is not None and v not in seen), None)
+                if strange is not None:
+                    problem = f"{strange!r} is not a label of the training data"
+                    remedy = f"use None, or one of {', '.join(model.labels.classes)}"
+                    raise InputError(f"known[{n}][{name!r}]", problem, remedy)
+        table, sequential = model.annotators.known, model.annotators.counts.shape[1] > 1
+        given = Given.read(flat, model.annotators.names, model.labels.classes, sequential)
+        return evidence_of(given, [self.n_layers * len(rows) for rows in self.rows], table)
 
     def _check_graphs(self, batch: Batch, at: Potentials, given: bool) -> None:
         """InputError where the labels that are known or the constraints leave an example of the batch

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from structgp import __version__
+from structgp.answers.annotators import Annotators
 from structgp.answers.ask import Model
 from structgp.answers.conformal import Calibration
 from structgp.data.atomic import atomic_write
@@ -56,6 +57,7 @@ def save(model: Model, path: str | Path) -> None:
         "seed": model.seed,
         "spread": model.spread,
         "calibration": None if model.calibration is None else model.calibration.to_json(),
+        "annotators": None if model.annotators is None else model.annotators.to_json(),
         "info": model.info,
         "extra": model.extra,
     }
@@ -107,6 +109,7 @@ def load(path: str | Path, structure: Any = None) -> Model:
         predictor=predictor,
         constraints=Allowed.from_json(header["constraints"]),
         calibration=calibration,
+        annotators=Annotators.from_json(header.get("annotators")),
         own={name: FeatureEncoder.from_json(state) for name, state in header["own"].items()},
     )
 

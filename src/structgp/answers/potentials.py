@@ -109,9 +109,10 @@ class Potentials:
         return len(self.share)
 
     def given(self, y: Tensor) -> Potentials:
-        """The same given labels y (B, T) that are known, negative where none is: an answer is then its
-        probability together with them, divided by theirs, and a draw counts as much as it expected them."""
-        if not bool(((y >= 0) & self.mask).any()):
+        """The same given labels y (B, T) that are known, negative where none is, or given evidence y (B, T,
+        V): an answer is then its probability together with them, divided by theirs, and a draw counts as
+        much as it expected them."""
+        if not y.is_floating_point() and not bool(((y >= 0) & self.mask).any()):
             return self
         with torch.no_grad():
             share = self.log_prob(y).softmax(0) if self.n_draws > 1 else self.share

@@ -53,7 +53,8 @@ def calibrated(asked: Asked, y: Sequence[Sequence[str]], kinds: Sequence[str] | 
 def settings(asked: Asked) -> dict[str, Any]:
     """What probabilities depend on beside the model and the sequences."""
     shift = asked.question.shift
-    return {"n_draws": asked.question.n_draws, "shift": None if shift is None else shift.tolist()}
+    settings = {"n_draws": asked.question.n_draws, "shift": None if shift is None else shift.tolist()}
+    return settings | ({"local": True} if asked.question.local else {})
 
 
 def check_kind(kind: str) -> None:

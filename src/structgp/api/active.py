@@ -22,7 +22,10 @@ from scipy.special import entr
 from torch import Tensor
 
 from structgp.answers.ask import Asked
+from structgp.api.diverse import most_diverse
 from structgp.api.estimator import StructuredGPClassifier
+from structgp.data.examples import as_list
+from structgp.data.graphs import length_of
 from structgp.errors import InputError
 
 N_BEST = 10
@@ -34,7 +37,7 @@ Scores = Callable[[Asked], np.ndarray]
 
 
 def select(
-    model: StructuredGPClassifier,
+    model: StructuredGPClassifier | None,
     pool: Iterable[Any],
     n: int,
     strategy: str = "batch",
@@ -46,10 +49,12 @@ def select(
 
     Parameters
     ----------
+    model : a fitted one; None before the first labels, for the strategies 'diverse' and 'random'.
     strategy : 'least-confidence' (the best labelling is improbable), 'margin' (it is hardly more probable
         than the second), 'token-entropy' (summed over tokens), 'n-best-entropy' (of the ten best
         labellings), 'bald' (the model's part of the tokens' uncertainty: what labels would tell about the
-        functions), 'batch' (the same for the n sequences together, which avoids near-duplicates), or
+        functions), 'batch' (the same for the n sequences together, which avoids near-duplicates),
+        'diverse' (sequences whose tokens are frequent in the pool and new beside those chosen), or
         'random'.
     cost : 'sequence', each costs the same to label; 'token', a sequence costs its length, and what counts
         is the gain per token.
@@ -58,6 +63,8 @@ def select(
         raise InputError("n", f"must be a number of sequences, got {n!r}", "use 1 or more")
     if cost not in ("sequence", "token"):
         raise InputError("cost", f"{cost!r} is not known", "use 'sequence' or 'token'")
+    if model is None or strategy == "diverse":
+        return _without_model(as_list(pool), n, strategy, cost == "token", random_state)
     asked = model.ask(pool)
     lengths = np.array([len(rows) for rows in asked.rows])
     there = np.flatnonzero(lengths)
@@ -68,10 +75,20 @@ def select(
     if strategy == "batch":
         return _batch(asked, n, price)
     if strategy not in STRATEGIES:
-        known = ", ".join(map(repr, (*STRATEGIES, "batch", "random")))
+        known = ", ".join(map(repr, (*STRATEGIES, "batch", "diverse", "random")))
         raise InputError("strategy", f"{strategy!r} is not known", f"use one of {known}")
     gain = STRATEGIES[strategy](asked)[there] / price[there]
     return there[np.argsort(-gain, kind="stable")[:n]].tolist()
+
+
+def _without_model(pool: list[Any], n: int, strategy: str, by_token: bool, seed: int) -> list[int]:
+    """What can be chosen before anything is labelled."""
+    if strategy == "diverse":
+        return most_diverse(pool, n, by_token)
+    if strategy != "random":
+        raise InputError("strategy", f"{strategy!r} needs a model", "use 'diverse' or 'random'")
+    there = [i for i, x in enumerate(pool) if length_of(x)]
+    return np.random.default_rng(seed).permutation(there)[:n].tolist()
 
 
 def _best(asked: Asked, n: int) -> list[list[float]]:

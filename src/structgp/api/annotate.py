@@ -52,10 +52,7 @@ def annotate(
     """
     given = list(documents)
     X = [token_features(document.words) for document in given] if X is None else X
-    for name, entries in (("X", X), ("known", known)):
-        if entries is not None and len(entries) != len(given):
-            problem = f"{len(entries)} entries for {len(given)} documents"
-            raise InputError(name, problem, "give one for each document, in the same order")
+    _check_numbers(len(given), X=X, known=known)
     asked = tagger.ask(X)
     spec = asked.model.spec
     if spec.form != "sequence" or spec.layers:
@@ -75,13 +72,17 @@ def annotate(
             document.text_span(*span, _share(asked, i, span, shares, kept))
             for span in labels_to_spans(shown[i])
         ]
-        found.append(
-            replace(
-                document,
-                prediction=Prediction(tuple(shown[i]), p, tuple(spans), sum(p) / len(p) if p else None),
-            )
-        )
+        score = sum(p) / len(p) if p else None
+        found.append(replace(document, prediction=Prediction(tuple(shown[i]), p, tuple(spans), score)))
     return found
+
+
+def _check_numbers(n: int, **given: Sequence[Any] | None) -> None:
+    """InputError for an argument that has not one entry for each of n documents."""
+    for name, entries in given.items():
+        if entries is not None and len(entries) != n:
+            problem = f"{len(entries)} entries for {n} documents"
+            raise InputError(name, problem, "give one for each document, in the same order")
 
 
 def _likely(asked: Asked, known: Any) -> list[dict[tuple[int, int, str], float]] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from structgp.answers.annotators import Annotators
 from structgp.answers.ask import Model
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.data.sources import Coverage
@@ -45,7 +46,8 @@ class Summary:
     are none; length_scales : of the kernel on dense columns, in their units: one number where all columns
     share one after scaling (for a typical column), else one per column, None for a constant one; None
     where there are none; tables : of every template but the nodes, by name, for structures beyond the
-    chain; layer_templates : as ``templates``, by layer, where there are several."""
+    chain; layer_templates : as ``templates``, by layer, where there are several; annotators : how
+    reliable they are, None where labels were taken for true."""
 
     templates: dict[str, float]
     classes: list[str]
@@ -58,6 +60,7 @@ class Summary:
     length_scales: float | list[float | None] | None = None
     tables: dict[str, Table] = field(default_factory=dict)
     layer_templates: dict[str, dict[str, float]] = field(default_factory=dict)
+    annotators: Annotators | None = None
 
     def __str__(self) -> str:
         of_tuples = {f"{name!r}": table.scales for name, table in self.tables.items()}
@@ -73,6 +76,8 @@ class Summary:
                 *(f"  {line}" for line in held_out_lines(self.held_out)),
                 "",
             ]
+        if self.annotators is not None:
+            lines += ["annotators", *(f"  {line}" for line in self.annotators.lines()), ""]
         for name, scales in scaled.items():
             if scales:
                 lines.append(f"{name} weights (prior variance)")
@@ -141,6 +146,7 @@ def describe(model: StructuredGPClassifier) -> Summary:
         fitted.info.get("length_scales"),
         {} if fitted.spec.is_chain else tables_of(fitted),
         _by_layer(fitted),
+        fitted.annotators,
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,26 @@ from sklearn.utils.validation import check_is_fitted
 from structgp.answers import model_file
 from structgp.answers.ask import Asked, Model
 from structgp.api.fitted import Fitted, read_as
+from structgp.api.hearing import heard, logger
+from structgp.api.memory import GROWTH, Memory
+from structgp.data.annotations import Annotations
 from structgp.data.examples import Examples, as_list, read_examples
+from structgp.data.odd_labels import warn_of_odd_labels
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
 from structgp.inference import StepInfo
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback
+from structgp.inference.votes import weigh_votes
 from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
-from structgp.plan.options import Options, check_class_weight, to_json
+from structgp.plan.options import Options, answer_draws, check_class_weight, to_json
+from structgp.plan.part_check import warn_of_part
 from structgp.plan.programs import graph_of, refuse_graph
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
-
-logger = logging.getLogger("structgp")
 
 
 class StructuredGPClassifier(Fitted, BaseEstimator):
@@ -90,7 +93,9 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         like), else 'accuracy'.
     costs : with decode='cost', a dict {true label: {predicted label: cost}}, in which an error costs 1
         unless it is named and a right label nothing; or a (V, V) array ordered as ``classes_``, row = true.
-    n_draws : draws of the potentials that a prediction averages over; 0 plugs in the posterior mean.
+    n_draws : draws of the potentials that an answer averages over; 0 plugs in the posterior mean. 'auto' is
+        128, but for probabilities of single labels, and labels chosen by them, it takes a quicker way of
+        the same quality where the structure is a chain (``structgp.answers.local_points``).
     device : where fit and answers are computed: 'cpu', a torch device such as 'cuda', or 'auto', the GPU
         where there is one. The fitted model itself is kept in main memory.
     random_state : seed; equal seeds give equal fits.
@@ -158,7 +163,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
     def fit(
         self,
         X: Iterable[Any] | Shards,
-        y: Iterable[Sequence[str | None]] | None = None,
+        y: Iterable[Sequence[str | None]] | Annotations | None = None,
         X_dev: Iterable[Any] | None = None,
         y_dev: Iterable[Sequence[str]] | None = None,
         *,
@@ -170,6 +175,9 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
     ) -> StructuredGPClassifier:
         """Fits the posterior. A label may be None: all its values are summed over. Dev data is scored at
         the end, into ``training_log_['dev']``.
+
+        y may be :class:`structgp.Annotations`, labels of several annotators. The true labels are then
+        summed over, and how reliable each annotator is is learned with the rest (``annotators_``).
 
         X may be :class:`structgp.data.shards.Shards`, which hold labels too: data that is too much for
         memory is then read batch by batch, with 'minibatch' inference.
@@ -188,30 +196,49 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         dev = None if X_dev is None or y_dev is None else (as_list(X_dev), list(y_dev))
         before = getattr(self, "model_", None) if self.warm_start else None
         if isinstance(X, Shards):
-            check_shards(y, sample_weight, early_stopping, before is not None, together)
+            check_shards(y, sample_weight, early_stopping, before is not None)
             refuse_graph(options, "shards")
             examples: Examples | ShardedExamples = read_sharded(X, declared(options))
-            plan = resolve(options, examples)
+            plan = resolve(options, examples, together)
         else:
             if y is None:
                 raise InputError("y", "no labels", "pass one list of labels per sequence, or shards")
-            X, y = as_list(X), list(y)
-            given = {"features": self.features, "constraints": declared(options), "weights": sample_weight}
-            given["spec"] = graph_of(options)
-            known = {} if before is None else {"encoder": before.encoder, "classes": before.labels.classes}
-            examples = read_examples(X, y, **given, **known)
-            plan = resolve(options, examples, together)
-            if before is not None and not can_go_on(plan, before, examples):
-                message = "warm_start: the earlier fit had other labels, other columns or another kind of "
-                message += "posterior; this one starts from the prior"
-                warnings.warn(message, StructgpWarning, stacklevel=2)
-                before, examples = None, read_examples(X, y, **given)
-                plan = resolve(options, examples, together)
+            X, y = as_list(X), y if isinstance(y, Annotations) else list(y)
+            examples, plan, before = self._read(options, X, y, sample_weight, before, together)
         if together.size > 1:
             check_together(together, plan)
         plan, examples = adopt(options, plan, examples)
-        extras = {"dev": dev, "early_stopping": early_stopping, "checkpoint": checkpoint}
+        warn_of_odd_labels(examples)
+        extras: dict[str, Any] = {"dev": dev, "early_stopping": early_stopping, "checkpoint": checkpoint}
+        if isinstance(X, list) and isinstance(y, list) and isinstance(examples, Examples):
+            extras["memory"] = Memory.of(X, y, examples)
         return self._run(options, examples, plan, before, callback, together=together, **extras)
+
+    def _read(
+        self,
+        options: Options,
+        X: list[Any],
+        y: Any,
+        weights: Any,
+        before: Model | None,
+        together: Processes,
+    ) -> tuple[Examples, Plan, Model | None]:
+        """The data as examples, the plan of their fit, and the model to start from; None where ``before``
+        cannot be that, of which a warning says so."""
+        given: dict[str, Any] = {"features": self.features, "constraints": declared(options)}
+        given |= {"weights": weights, "spec": graph_of(options)}
+        known: dict[str, Any] = {}
+        if before is not None:
+            known = {"encoder": before.encoder, "classes": before.labels.classes}
+        examples = read_examples(X, y, **given, **known, stacklevel=5)
+        plan = resolve(options, examples, together)
+        if before is not None and not can_go_on(plan, before, examples):
+            message = "warm_start: the earlier fit had other labels, other columns or another kind of "
+            message += "posterior; this one starts from the prior"
+            warnings.warn(message, StructgpWarning, stacklevel=3)
+            before, examples = None, read_examples(X, y, **given)
+            plan = resolve(options, examples, together)
+        return examples, plan, before
 
     def partial_fit(
         self,
@@ -220,30 +247,48 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         classes: Sequence[str] | None = None,
         *,
         sample_weight: Any = None,
+        remember: bool = True,
         callback: Callback | None = None,
     ) -> StructuredGPClassifier:
-        """Learns from more data, with what has been learned so far as the prior: the earlier data are not
-        needed again. New features and new labels are taken in; new labels come last in ``classes_``.
+        """Learns from more data. New features and new labels are taken in; new labels come last in
+        ``classes_``. The first call is a fit; ``classes`` may then name labels that are still to come.
 
-        For posteriors of weights (``training_log_['posterior']``). The first call is a fit; ``classes`` may
-        then name labels that are still to come. About a new label that it did not name, earlier data say
-        nothing: not even that it did not occur in them."""
+        remember : whether all data are kept in the estimator, up to 20,000 tokens, and fitted together: the
+        result is that of one fit. Otherwise, with more data, and in a model from a file, which keeps none,
+        what has been learned so far is the prior of the new data, and earlier data are known through their
+        posterior alone. That is for posteriors of weights (``training_log_['posterior']``); a warning says
+        where it makes predictions worse, as far as the new data tell. About a new label that the first call
+        did not name, earlier data then say nothing: not even that it did not occur in them."""
         options = self._options()
         refuse_graph(options, "partial_fit")
         if isinstance(X, Shards):
             raise InputError("partial_fit", "shards are fitted as a whole", "use fit, or pass X and y")
-        before = getattr(self, "model_", None)
-        given = {"features": self.features, "constraints": declared(options), "weights": sample_weight}
+        if isinstance(y, Annotations):
+            remedy = "use fit with all of them, or pass one labelling"
+            raise InputError("partial_fit", "annotations are fitted as a whole", remedy)
+        before, X, y = getattr(self, "model_", None), as_list(X), [] if y is None else list(y)
+        given = {"features": self.features, "constraints": declared(options)}
         known: dict[str, Any] = {"classes": [] if classes is None else [str(label) for label in classes]}
         if before is not None:
             known = {"encoder": before.encoder, "classes": before.labels.classes}
-        examples = read_examples(as_list(X), [] if y is None else list(y), **given, **known)
+        examples = read_examples(X, y, weights=sample_weight, **given, **known)
+        warn_of_odd_labels(examples, before and before.info["label_counts"])
+        new = Memory.of(X, y, examples) if remember else None
         if before is None:
             plan, examples = adopt(options, resolve(options, examples), examples)
-            return self._run(options, examples, plan, None, callback)
+            return self._run(options, examples, plan, None, callback, memory=new)
+        whole = new and new.after(getattr(self, "memory_", None))
+        if whole:
+            examples = read_examples(whole.X, whole.y, weights=whole.weights, **given, **known)
+            plan, examples = adopt(options, resolve(options, examples), examples, before.info)
+            settled = None if examples.n_tokens > GROWTH * whole.weighed else before.info
+            self._run(options, examples, plan, None, callback, settled=settled, memory=whole)
+            self.model_ = replace(self.model_, extra=dict(before.extra))
+            return self
         plan, examples = adopt(
             options, going_on(options, examples, before.posterior), examples, before.info
         )
+        warn_of_part(options, as_before(plan, options, before.info), before, examples)
         return self._run(options, examples, plan, before, callback, seen_before=before)
 
     def _run(
@@ -253,9 +298,14 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         plan: Plan,
         before: Model | None,
         callback: Callback | None,
+        *,
+        settled: Mapping[str, Any] | None = None,
+        memory: Memory | None = None,
         **extras: Any,
     ) -> StructuredGPClassifier:
-        """What every fit does: a posterior to start from, the optimiser, the fitted attributes."""
+        """What every fit does: a posterior to start from, the optimiser, the fitted attributes. settled :
+        log of an earlier fit, whose data weight, spread and threshold stay. memory : what to remember of
+        the data."""
 
         def report(info: StepInfo) -> bool | None:
             logger.info("step %d: bound %.2f", info.iteration + 1, info.elbo)
@@ -264,29 +314,36 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         if self.class_weight is not None:
             check_class_weight(self.class_weight, examples.labels.classes)
         generator, found = torch.Generator().manual_seed(int(self.random_state)), None
-        with _heard() if self.verbose else nullcontext():
+        if isinstance(examples, Examples) and examples.given is not None:
+            examples, extras["confusions"] = weigh_votes(examples)
+        with heard() if self.verbose else nullcontext():
             if before is None:
-                if isinstance(examples, Examples):
+                if settled is not None:
+                    plan = as_before(plan, options, settled)
+                elif isinstance(examples, Examples):
                     plan, found = held_out.choose(options, plan, examples, extras.get("together", ALONE))
                 start = start_of(options, plan, examples, generator)
             else:
                 assert isinstance(examples, Examples)
                 start = start_from(as_before(plan, options, before.info), before, examples)
-            ratio = None if before is None else before.info.get("error_ratio")
+            earlier = settled if before is None else before.info
+            ratio = None if earlier is None else earlier.get("error_ratio")
             fit = Fit(options, examples, start, generator, held_out=found, error_ratio=ratio, **extras)
-            heard = logger.isEnabledFor(logging.INFO)
-            for line in plan_lines(start.plan.to_json()) if heard else ():
+            is_heard = logger.isEnabledFor(logging.INFO)
+            for line in plan_lines(start.plan.to_json()) if is_heard else ():
                 logger.info(line)
             self._fitting = fit
             try:
-                self.model_, self.training_log_ = fit.run(report if heard else callback)
+                self.model_, self.training_log_ = fit.run(report if is_heard else callback)
             finally:
                 del self._fitting
             between = self.training_log_.get("log_z")
-            if heard and between is not None:
+            if is_heard and between is not None:
                 told = "log Z of a training example is between %.2f and %.2f, on average over %d of them"
                 logger.info(told, between["low"], between["high"], between["n_examples"])
-        self.classes_ = np.array(examples.labels.classes)
+        self.classes_, self.memory_ = np.array(examples.labels.classes), memory
+        if memory is not None and settled is None and isinstance(examples, Examples):
+            self.memory_ = replace(memory, weighed=examples.n_tokens)
         if fit.dev is not None:
             self.training_log_["dev"] = self.evaluate(*fit.dev).as_dict()
         return self
@@ -338,23 +395,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         JSON values to keep with it, in ``model_.extra``."""
         check_is_fitted(self, "model_")
         kept = self.model_.extra | (extra or {}) | {"params": to_json(self.get_params(deep=False))}
-        model_file.save(replace(self.model_, extra=kept, n_draws=int(self.n_draws)), path)
-
-
-@contextmanager
-def _heard() -> Iterator[None]:
-    """Makes the logger heard on standard error, unless somebody listens already."""
-    if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
-        yield
-        return
-    handler, level = logging.StreamHandler(sys.stderr), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+        model_file.save(replace(self.model_, extra=kept, n_draws=answer_draws(self.n_draws)), path)
 
 
 def _is_option(value: Any) -> bool:

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from structgp.answers import model_file
+from structgp.answers.annotators import Annotators
 from structgp.answers.ask import Asked, Model, Question
 from structgp.api.questions import Answers, class_shift
 from structgp.data.examples import as_list
-from structgp.errors import StructgpWarning
+from structgp.errors import InputError, StructgpWarning
 from structgp.plan.decisions import decoder_of
 from structgp.plan.options import Options, Parameters, check_class_weight, from_json
 
@@ -34,6 +35,14 @@ class Fitted(Answers, Parameters):
         """The parameters as they are now, checked."""
         return Options(**{f.name: getattr(self, f.name) for f in fields(Parameters)})
 
+    @property
+    def annotators_(self) -> Annotators:
+        """How reliable annotators are, of a model that was fitted to :class:`structgp.Annotations`."""
+        if self.model_.annotators is None:
+            problem = "the model was fitted to labels that were taken for true"
+            raise InputError("annotators_", problem, "fit it to structgp.Annotations")
+        return self.model_.annotators
+
     def ask(self, X: Iterable[Any]) -> Asked:
         """X, encoded once, to be asked several questions under the parameters as they are now. Answers are
         arrays of label indices, see :class:`structgp.answers.ask.Asked`."""
@@ -43,7 +52,9 @@ class Fitted(Answers, Parameters):
             check_class_weight(options.class_weight, model.labels.classes)
             shift = class_shift(options.class_weight, model)
         decide = decoder_of(options, model.info, model.labels.classes)
-        return model.ask(as_list(X), Question(int(options.n_draws), shift, options.torch_device, *decide))
+        return model.ask(
+            as_list(X), Question(options.draws, shift, options.torch_device, *decide, local=options.local)
+        )
 
 
 def read_as(kind: type[F], path: str | Path, structure: Any) -> F:

@@ -81,7 +81,8 @@ class Answers:
     """The questions of :class:`structgp.StructuredGPClassifier`. All average over the posterior.
 
     ``known`` : labels that are given, for each sequence a list with None where there is none; every answer
-    is then given those."""
+    is then given those. Or :class:`structgp.Annotations`, of a model that was fitted to some: every answer
+    is then given what these annotators said, as much as each is to be trusted."""
 
     def ask(self, X: Iterable[Any]) -> Asked:
         """X, encoded once, to be asked several questions under the parameters as they are now."""
@@ -143,7 +144,7 @@ class Answers:
     def marginals_of(asked: Asked, known: Given = None) -> list[list[dict[str, float]]]:
         """``predict_marginals`` for sequences that are encoded already."""
         classes, found = asked.model.labels.classes, asked.marginals(known)
-        return [[dict(zip(classes, map(float, p), strict=True)) for p in sequence] for sequence in found]
+        return [[dict(zip(classes, p, strict=True)) for p in sequence.tolist()] for sequence in found]
 
     def monte_carlo_error(self, X: Iterable[Any], known: Given = None) -> list[np.ndarray]:
         """(T, V) standard errors of the probabilities of ``predict_marginals`` that come from sampling

@@ -11,6 +11,7 @@ from structgp import __version__
 from structgp.cli import early_checks as checks
 from structgp.cli.flags import (
     DOCUMENTS,
+    FORMATS,
     INFERENCE,
     KERNELS,
     STRATEGIES,
@@ -24,6 +25,7 @@ from structgp.cli.flags import (
     place_options,
     reading_options,
     snap_option,
+    vectors_option,
 )
 from structgp.cli.group import Group
 from structgp.errors import InputError
@@ -63,6 +65,21 @@ def main() -> None:
     help="NEXT never follows LABEL; ^ is the start of a sequence, $ its end. May be repeated.",
 )
 @click.option("--missing", metavar="TEXT", help="Text in the label column of a token without a label.")
+@click.option(
+    "--annotators",
+    metavar="NAME,...",
+    help="The last columns of TRAIN are the labels of these annotators, --missing where they gave none; of "
+    'JSON lines, those under "annotations" with these names, or all. How reliable each of them is is '
+    "learned, and the model's labels are the true ones.",
+)
+@click.option(
+    "--from",
+    "from_path",
+    type=click.Path(),
+    metavar="MODEL",
+    help="Start from a model of the same template, trained on a part of TRAIN: how often sequences count "
+    "is not chosen anew, which takes most of the time.",
+)
 @click.option(
     "--class-weight",
     multiple=True,
@@ -204,22 +221,54 @@ def tag(**given: Any) -> None:
 
 
 @main.command("next")
-@model_option
+@click.option("-m", "--model", "model_path", type=click.Path(), help="Model; none before the first labels.")
 @click.argument("files", metavar="POOL", nargs=-1, required=True, type=click.Path())
 @click.option("-n", "--number", default=10, show_default=True, help="Number of sequences.")
-@choice("--strategy", ["batch", *STRATEGIES, "random"], "How to choose; 'batch' avoids near-duplicates.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["batch", *STRATEGIES, "diverse", "random"]),
+    help="How to choose; 'batch' avoids near-duplicates, 'diverse' and 'random' need no model.  [default: "
+    "batch; without a model diverse]",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="Leave out the sequences of FILE, whatever their labels: those that are labelled already. May be "
+    "repeated.",
+)
+@click.option(
+    "-v",
+    "--verbose",
+    "level",
+    type=click.IntRange(0, 2),
+    default=0,
+    help="1: with probabilities, as 'tag -v 1' writes them; 2: of every label too.",
+)
+@click.option(
+    "--format",
+    type=click.Choice(FORMATS),
+    help="Format of POOL: without a model columns, crfsuite or jsonl; with a model of documents, one of "
+    "theirs.  [default: columns, or as the model was trained]",
+)
 @choice("--cost", ["sequence", "token"], "Cost of labelling: the same per sequence, or per token.")
 @click.option("--seed", default=0, show_default=True, help="Seed of --strategy random.")
 @click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
-@reading_options
+@vectors_option
+@snap_option
+@device_option
+@encoding_option
 def next_command(**given: Any) -> None:
     """Choose the sequences of POOL to label next, most useful first.
 
     They are written with the model's labels in the last column, to be corrected; the place of each in its
-    file goes to standard error. Labels in POOL are ignored."""
-    checks.check_model(given["model_path"])
-    checks.check_there(*given["files"])
-    from structgp.cli.tagging import choose
+    file goes to standard error. Labels in POOL are ignored.
+
+    Before there is a model, leave -m out: then POOL has no labels yet, and the sequences are written with a
+    question mark in the place of each label."""
+    checks.check_next(**given)
+    from structgp.cli.choosing import choose
 
     choose(**given)
 

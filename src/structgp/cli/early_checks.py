@@ -40,9 +40,22 @@ def check_writable(path: str) -> None:
 
 
 def check_train(
-    paths: Sequence[str], output: str, dev_path: str | None, early_stopping: bool, format: str, **_: Any
+    paths: Sequence[str],
+    output: str,
+    dev_path: str | None,
+    early_stopping: bool,
+    format: str,
+    annotators: str | None,
+    from_path: str | None,
+    shards_folder: str | None,
+    **_: Any,
 ) -> None:
     check_writable(output)
+    _check_annotators(annotators, format, shards_folder)
+    if from_path is not None:
+        if shards_folder is not None:
+            raise InputError("--from", "a fit on shards starts from nothing", "leave one of them out")
+        check_model(from_path)
     if early_stopping and not dev_path:
         raise InputError("--early-stopping", "needs a labelled file", "name one with --dev")
     given = f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
@@ -54,9 +67,23 @@ def check_train(
         raise InputError("train", problem, f"leave TEMPLATE out: {what} are already features")
     if format == "columns" and len(paths) != 2:
         problem = f"{given}, but TEMPLATE and TRAIN are needed"
-        remedy = "give both, or --format: crfsuite for attributes, jsonl for JSON lines, conll for words"
+        remedy = "give both, or --format crfsuite, jsonl or conll for files that need no TEMPLATE"
         raise InputError("train", problem, remedy)
     check_there(*paths, dev_path)
+
+
+def _check_annotators(annotators: str | None, format: str, shards_folder: str | None) -> None:
+    if annotators is None:
+        return
+    names = annotators.split(",")
+    if not all(names) or len(set(names)) < len(names):
+        problem = f"must be different names with commas between them, got {annotators!r}"
+        raise InputError("--annotators", problem, "write NAME,NAME,...")
+    if format == "crfsuite":
+        problem = "CRFsuite's files have one label per line"
+        raise InputError("--annotators", problem, "use columns or JSON lines")
+    if shards_folder is not None:
+        raise InputError("--annotators", "shards hold one labelling", "leave out --shards")
 
 
 def check_tag(
@@ -80,6 +107,34 @@ def check_tag(
             raise InputError(option, f"cannot be combined with {others}", "use one of them")
     check_model(model_path)
     check_there(*files)
+
+
+def check_next(
+    model_path: str | None,
+    files: Sequence[str],
+    strategy: str | None,
+    exclude: Sequence[str],
+    level: int,
+    format: str | None,
+    vectors_path: str | None,
+    snap: bool,
+    **_: Any,
+) -> None:
+    if model_path is None:
+        if strategy not in (None, "diverse", "random"):
+            raise InputError("--strategy", f"{strategy!r} needs a model", "add -m MODEL, or use 'diverse'")
+        for option, value in (("-v", level), ("--vectors", vectors_path), ("--snap", snap)):
+            if value:
+                raise InputError(option, "needs a model", "add -m MODEL, or leave it out")
+        if format in DOCUMENTS:
+            raise InputError(
+                "--format", f"{format} needs a model", "use 'structgp label', or convert to conll"
+            )
+    else:
+        check_model(model_path)
+        if format is not None and format not in DOCUMENTS:
+            raise InputError("--format", "is known to the model", "leave it out")
+    check_there(*files, *exclude)
 
 
 def check_evaluate(

@@ -11,16 +11,18 @@ import click
 
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.cli import shared
+from structgp.cli.annotated_files import read_json as read_json_annotations
+from structgp.cli.annotated_files import split_columns
 from structgp.cli.flags import DOCUMENTS, FEATURES, KERNELS
 from structgp.cli.progress import fit_with_progress, say_fit
 from structgp.cli.scoring import print_details, print_reports, score
 from structgp.cli.structure_files import check_format, declared_in, features_named, read_json, structure_of
 from structgp.data import shards, sources
+from structgp.data.graphs import length_of
 from structgp.data.span_labels import SCHEMES
 from structgp.errors import InputError
-from structgp.inference.distributed import Processes, joined, n_started
+from structgp.inference.distributed import Processes, joined
 from structgp.plan.options import Inducing, Parameters, Prior, device_of
-from structgp.plan.resolve import check_alone
 from structgp.structures import Spec
 
 
@@ -33,37 +35,46 @@ def train(
     restart: bool,
     encoding: str,
     missing: str | None,
+    annotators: str | None,
+    from_path: str | None,
     **given: Any,
 ) -> None:
     """The command train."""
-    if shards_folder is not None:
-        check_alone(Processes(size=n_started()))
     features = {name: given.pop(name) for name in FEATURES}
     spec = declared_in(given["structure"])
     check_format(spec, features["format"], shards_folder)
     features |= _of_structure(spec, features["format"]) | _of_documents(given["constraints"], features)
-    reader, X, y, counts, places = _training_data(paths, encoding, missing, shards_folder, features)
-    dev = reader.read(dev_path, encoding=encoding) if dev_path else None
-    y_dev = shared.all_labels(dev, missing) if dev is not None else []
-    estimator = _classifier(reader, spec, **given)
+    names = annotators.split(",") if annotators else []
     checkpoint = Path(f"{output}.checkpoint")
-    if restart:
-        checkpoint.unlink(missing_ok=True)
-    watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True} if dev and early_stopping else {}
-    try:
-        with joined(device_of(given["device"])) as together, shared.in_files(places):
-            fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
-    except InputError as error:
-        if error.place == str(checkpoint):
-            raise InputError(error.place, error.problem, "use --restart to start again") from error
-        raise
+    with joined(device_of(given["device"])) as together:
+        read = _training_data(paths, encoding, missing, shards_folder, features, names, together)
+        reader, X, y, counts, places = read
+        dev = reader.read(dev_path, encoding=encoding) if dev_path else None
+        y_dev = shared.all_labels(dev, missing) if dev is not None else []
+        estimator = _classifier(reader, spec, **given)
+        if from_path is not None:
+            _start_from(estimator, reader, from_path)
+        if restart:
+            checkpoint.unlink(missing_ok=True)
+            together.wait()  # or another process might still find it
+        watched = {"X_dev": dev.X, "y_dev": y_dev, "early_stopping": True} if dev and early_stopping else {}
+        try:
+            with shared.in_files(places):
+                fit_with_progress(estimator, X, y, checkpoint=checkpoint, together=together, **watched)
+        except InputError as error:
+            if error.place == str(checkpoint):
+                raise InputError(error.place, error.problem, "use --restart to start again") from error
+            raise
     if not together.is_first:
         return
+    estimator.warm_start = False
     estimator.save(output, reader.to_json())
     checkpoint.unlink(missing_ok=True)
     say_fit(estimator, *counts)
     if reader.vectors is not None:
         click.echo(f"{reader.vectors.vectors.name}: {reader.vectors.coverage}", err=True)
+    if names:
+        click.echo(str(estimator.annotators_), err=True)
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
         reports = score(estimator, dev, y_dev)
@@ -134,8 +145,14 @@ def _scheme(name: str | None) -> Any:
 
 
 def _training_data(
-    paths: Sequence[str], encoding: str, missing: str | None, folder: str | None, features: dict[str, Any]
-) -> tuple[sources.Reader, Any, list[Any] | None, tuple[int, int], list[tuple[str, int]]]:
+    paths: Sequence[str],
+    encoding: str,
+    missing: str | None,
+    folder: str | None,
+    features: dict[str, Any],
+    annotators: Sequence[str],
+    together: Processes,
+) -> tuple[sources.Reader, Any, Any, tuple[int, int], list[tuple[str, int]]]:
     """The reader that the arguments ask for, X and y as ``fit`` takes them, the numbers of sequences and
     tokens, and the places of JSON lines. A file is read once, since it may be a pipe, and with shards never
     held whole."""
@@ -152,32 +169,59 @@ def _training_data(
         dialect = features["dialect"] or "crf++"
         template = sources.Template.read(paths[0], encoding=encoding, dialect=dialect)
         file = sources.read_columns(train, encoding=encoding) if hold else train
+        if annotators:
+            file, said = split_columns(file, annotators, missing)
         if template.bigrams and not hold:
             problem = "shards cannot hold features of transitions"
             remedy = "leave out --shards, or write a plain B line"
             raise InputError(f"{template.name}:{template.bigrams[0].line}", problem, remedy)
     reader = sources.learn(file, template=template, missing=missing, encoding=encoding, **features)
     if folder is not None:
-        found = _shards_of(reader.stream(train, encoding), folder)
+        found = _shards_of(reader.stream(train, encoding), folder, together)
         return reader, found, None, (found.about["n_given"], found.n_tokens), []
+    if annotators and format_name == "jsonl":
+        X, said, places = read_json_annotations(reader, train, annotators, encoding)
+        return reader, X, said, (len(X), sum(map(length_of, X))), places
     data = reader.read(file, encoding=encoding)
+    if annotators:
+        return reader, data.X, said, (len(data.X), shared.n_tokens(data.y)), []
     shared.check_two_labels(data.y, data.name)
     places = shared.places_of(data) if reader.names_examples else []
     return reader, data.X, data.y, (len(data.X), shared.n_tokens(data.y)), places
 
 
-def _shards_of(stream: sources.Stream, folder: str) -> shards.Shards:
-    """The shards of a file: those in the folder if they belong to this file, else new ones."""
+def _start_from(estimator: StructuredGPClassifier, reader: sources.Reader, path: str) -> None:
+    """Makes the fit start from the model in a file."""
+    before, old = shared.load_with_reader(StructuredGPClassifier, path)
+    ours, theirs = ({**r.to_json(), "missing": None} for r in (reader, old))
+    for state in (ours, theirs):
+        state.pop("numeric", None)  # its scale is that of each training file
+    if ours != theirs:
+        problem = "was trained with another template, other columns or another format"
+        raise InputError(path, problem, "leave out --from, or use what it was trained with")
+    estimator.model_, estimator.training_log_ = before.model_, before.training_log_
+    estimator.classes_, estimator.warm_start = before.classes_, True
+
+
+def _shards_of(stream: sources.Stream, folder: str, together: Processes) -> shards.Shards:
+    """The shards of a file: those in the folder if they belong to this file, else new ones, which the first
+    of several processes writes."""
     digest = stream.digest
+    if not together.is_first:
+        together.wait()
     if (Path(folder) / "manifest.json").exists():
         found = shards.read(folder)
         if found.about["source"] != digest:
             problem = f"holds shards of other data than {stream.path}"
             raise InputError(folder, problem, "name another folder, or remove this one")
-        click.echo(f"{folder}: already written", err=True)
-        return found
-    click.echo(f"encoding {stream.path} into {folder}", err=True)
-    return shards.write(stream, folder, features="columns", source=digest, name=stream.path)
+        if together.is_first:
+            click.echo(f"{folder}: already written", err=True)
+    else:
+        click.echo(f"encoding {stream.path} into {folder}", err=True)
+        found = shards.write(stream, folder, features="columns", source=digest, name=stream.path)
+    if together.is_first:
+        together.wait()
+    return found
 
 
 def _class_weight(given: Sequence[str]) -> str | dict[str, float] | None:

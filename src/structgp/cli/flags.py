@@ -108,14 +108,15 @@ feature_options = combined(
         help="Column of the words to look up in --vectors.  [default: 0]",
     ),
 )
+vectors_option = click.option(
+    "--vectors",
+    "vectors_path",
+    type=click.Path(),
+    help="File of the word vectors that the model was trained with.  [default: its path in training]",
+)
 # Of commands that read files for a model.
 reading_options = combined(
-    click.option(
-        "--vectors",
-        "vectors_path",
-        type=click.Path(),
-        help="File of the word vectors that the model was trained with.  [default: its path in training]",
-    ),
+    vectors_option,
     click.option(
         "--format",
         "documents",

@@ -1,4 +1,4 @@
-"""The commands that read unlabelled files: tag and next."""
+"""The command tag."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import click
-
 from structgp.answers.ask import Asked
 from structgp.api.fitted import Fitted
 from structgp.cli.document_tagging import DocumentTagger, check_options, write_documents
 from structgp.cli.json_tagging import JsonTagger
-from structgp.cli.shared import in_files, load_with_reader, output_stream, sequences
+from structgp.cli.shared import load_with_reader, output_stream, sequences
 from structgp.data.formats.document_reader import DocumentReader
 from structgp.data.sources import FileSequence, Reader
 from structgp.data.sources.columns import format_sequence
@@ -54,18 +52,16 @@ def tag(
     estimator, reader = load_with_reader(Fitted, model_path, vectors_path, documents=documents, snap=snap)
     if decode is not None:
         estimator.decode, estimator.costs = decode, None
-    tagger: _Tagger | JsonTagger | DocumentTagger = _Tagger(
+    tagger: Tagger | JsonTagger | DocumentTagger = Tagger(
         estimator, reader, level, n_best, force, missing, defer, coverage
     )
     if reader.format == "jsonl":
         tagger = JsonTagger(estimator, level, n_best, force, defer, coverage)
     if isinstance(reader, DocumentReader):
         check_options(n_best, level, coverage, reader)
-        reader = reader.of_missing(missing)
-        tagger = DocumentTagger(estimator, force, defer)
+        reader, tagger = reader.of_missing(missing), DocumentTagger(estimator, force, defer)
     elif to is not None:
-        problem = f"is for documents, and {model_path} was trained on {reader.format}"
-        raise InputError("--to", problem, "leave it out")
+        raise InputError("--to", f"is for documents; {model_path} knows {reader.format}", "leave it out")
     end = "" if reader.format == "jsonl" else "\n"
     given: Sequence[Any] = files or [sys.stdin.buffer]
     with joined(device_of(device)) as together:
@@ -103,7 +99,7 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 
 @dataclass(frozen=True)
-class _Tagger:
+class Tagger:
     """Sequences -> blocks of lines, without the blank line after each. level : of ``--verbose``; n_best :
     of labellings, None for one without its rank; force : whether the labels in the file are kept; missing :
     the text of a missing label; defer, coverage : of these options."""
@@ -189,42 +185,3 @@ class _Tagger:
             every = [f"{name}{mark}{value:.6f}" for name, value in p.items()] if self.level == 2 else []
             found.append("\t".join([f"{named}{mark}{p[label]:.6f}", *every]))
         return found
-
-
-def choose(
-    model_path: str,
-    files: Sequence[str],
-    number: int,
-    strategy: str,
-    cost: str,
-    seed: int,
-    output: str | None,
-    vectors_path: str | None,
-    documents: str | None,
-    snap: bool,
-    device: str,
-    encoding: str,
-) -> None:
-    """The command next."""
-    # Tagging does without these.
-    from structgp.api.active import select
-    from structgp.api.estimator import StructuredGPClassifier
-
-    estimator, reader = load_with_reader(
-        StructuredGPClassifier, model_path, vectors_path, device, documents, snap
-    )
-    pool = list(sequences(reader, files, encoding))
-    X = [sequence.tokens for sequence in pool]
-    with in_files([(s.name, s.line) for s in pool] if reader.names_examples else []):
-        chosen = select(estimator, X, number, strategy, cost=cost, random_state=seed)
-    if isinstance(reader, DocumentReader):
-        picked: list[Any] = [pool[i] for i in chosen]
-        click.echo("\n".join(f"{s.name}:{s.line}" for s in picked), err=True)
-        write_documents(DocumentTagger(estimator).answer(picked), reader, None, output, encoding)
-        return
-    labels = estimator.predict([X[i] for i in chosen])
-    end = "" if reader.format == "jsonl" else "\n"
-    with output_stream(output, encoding) as out:
-        for i, y in zip(chosen, labels, strict=True):
-            click.echo(f"{pool[i].name}:{pool[i].line}", err=True)
-            out.write(reader.with_labels(pool[i], y) + end)

@@ -35,7 +35,8 @@ class GraphRows:
 class Batch:
     """B sequences, padded at the end to the longest one.
 
-    x : (B, T, W) rows; y : (B, T) labels, negative where one is missing, 0 at padding; mask : (B, T) true
+    x : (B, T, W) rows; y : (B, T) labels, negative where one is missing, 0 at padding, or (B, T, V)
+    evidence, the log-likelihood of what annotators said given each label; mask : (B, T) true
     at real positions; index : (B,) the place of each sequence in the data; weight : (B,) how often each
     counts, None for once; number : (B,) the number by which each sequence finds its noise, None for its
     place among the sequences of all batches; edges : (B, T - 1, W') the features of the transitions into
@@ -86,9 +87,9 @@ def pad(
     weights: np.ndarray | None = None,
     layers: int = 1,
 ) -> Batch:
-    """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,); None if all are missing)
-    as one batch, with their ``weights`` (N,). layers : labels per token; those of one layer come after
-    those of the other.
+    """The sequences ``index`` of ``rows`` (each (T, W)) and ``labels`` (each (T,), or (T, V) for evidence
+    about them; None if all are missing) as one batch, with their ``weights`` (N,). layers : labels per
+    token; those of one layer come after those of the other.
 
     pad_row : the row at padded positions, up to the sparse block. That block is filled up with unused
     entries, there and in narrower rows."""
@@ -97,11 +98,16 @@ def pad(
     width = max(rows[i].shape[1] for i in index)
     unused = np.tile(UNUSED, (width - len(pad_row)) // 2)
     x = np.tile(np.concatenate([pad_row, unused]), (B, T, 1))
-    y: np.ndarray = np.zeros((B, layers, T), dtype=np.int64)
+    told = labels is not None and any(of.ndim == 2 for of in labels)  # evidence
+    more = max(of.shape[-1] for of in labels if of.ndim == 2) if labels is not None and told else 0
+    y: np.ndarray = np.zeros((B, layers, T, more)) if told else np.zeros((B, layers, T), dtype=np.int64)
     for b, i in enumerate(index):
         x[b, : lengths[b], : rows[i].shape[1]] = rows[i]
-        y[b, :, : lengths[b]] = MISSING if labels is None else labels[i].reshape(layers, -1)
-    y = y.reshape(B, layers * T)
+        if labels is not None:
+            y[b, :, : lengths[b]] = labels[i].reshape(layers, lengths[b], *y.shape[3:])
+        else:
+            y[b, :, : lengths[b]] = MISSING
+    y = y.reshape(B, layers * T, *y.shape[3:])
     mask = np.arange(T) < np.array(lengths)[:, None]
     tensors = [torch.from_numpy(a) for a in (x, y, mask, np.array(index, dtype=np.int64))]
     if weights is not None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from structgp.data.annotations import Annotations, Given, majority
 from structgp.data.batch import MISSING, Batch
 from structgp.data.encode import FeatureEncoder
-from structgp.data.graphs import Shape, flat_labels, has_integers, length_of, shape_of
-from structgp.data.links import GraphSplit, Links
+from structgp.data.graphs import Shape, flat_labels, has_integers, shape_of
+from structgp.data.links import GraphSplit, Links, check_edges, own_encoders
 from structgp.data.rules import check_tuples, declared_rules
 from structgp.data.schemes import Allowed
 from structgp.data.vocabulary import length
@@ -42,7 +43,9 @@ class LabelEncoder:
         return [np.array([index.get(v, UNSEEN) for v in labels], dtype=np.int64) for labels in y]
 
     def names(self, indices: Iterable[int]) -> list[str]:
-        return [self.classes[i] for i in indices]
+        # Numbers of Python are quicker places in a list than those of NumPy.
+        places = indices.tolist() if isinstance(indices, np.ndarray) else indices
+        return list(map(self.classes.__getitem__, places))
 
 
 def as_list(X: Iterable[Any]) -> list[Any]:
@@ -101,6 +104,8 @@ class Examples:
     rows : one (T, W) matrix per sequence; y : one (T,) array of label indices, ``MISSING`` for missing
     labels; weights : (N,) how often each sequence counts, None for once; constraints : on labellings;
     split, links : of examples that are not chains, what each template sees, and the tuples of each example.
+    given : what several annotators said, where y is only the label most probable by that; evidence : (T, V)
+    of each sequence, the log-likelihood of what they said given each label.
 
     Of these: n_labels; n_sequences, those with tokens; n_tokens; typical_length, the mean over tokens of
     the length of their sequence; label_counts, (V,) how often each label occurs, sequences counted by their
@@ -115,6 +120,8 @@ class Examples:
     constraints: Allowed | None
     split: GraphSplit | None = None
     links: list[Links] | None = None
+    given: Given | None = None
+    evidence: list[np.ndarray] | None = None
     n_labels: int = field(init=False)
     n_sequences: int = field(init=False)
     n_tokens: int = field(init=False)
@@ -141,10 +148,13 @@ class Examples:
     def part(self, index: Sequence[int]) -> Examples:
         """Some of the sequences, with all labels and features: those that do not occur in them are like
         ones that were never seen."""
-        some = [self.rows[i] for i in index], [self.y[i] for i in index]
         weights = None if self.weights is None else self.weights[list(index)]
         links = None if self.links is None else [self.links[i] for i in index]
-        return Examples(self.encoder, self.labels, *some, weights, self.constraints, self.split, links)
+        given = None if self.given is None else self.given.part(index)
+        evidence = None if self.evidence is None else [self.evidence[i] for i in index]
+        rows, y = [self.rows[i] for i in index], [self.y[i] for i in index]
+        beside = {"weights": weights, "links": links, "given": given, "evidence": evidence}
+        return replace(self, rows=rows, y=y, **beside)  # type: ignore[arg-type]
 
     def as_graphs(self, batch: Batch) -> Batch:
         """The batch of nodes as one of whole examples."""
@@ -178,7 +188,7 @@ class Examples:
         """SHA-256 of all data."""
         digest = hashlib.sha256()
         linked = [array for link in self.links or () for array in (*link.tuples, *link.own)]
-        for array in (*self.rows, *self.y, self.weights, *linked):
+        for array in (*self.rows, *self.y, self.weights, *linked, *(self.evidence or ())):
             if array is not None:
                 digest.update(repr(array.shape).encode())
                 digest.update(np.ascontiguousarray(array).tobytes())
@@ -187,7 +197,7 @@ class Examples:
 
 def read_examples(
     X: Sequence[Any],
-    y: Sequence[Any],
+    y: Sequence[Any] | Annotations,
     *,
     features: str = "auto",
     weights: Any = None,
@@ -195,87 +205,93 @@ def read_examples(
     encoder: FeatureEncoder | None = None,
     classes: Sequence[str] = (),
     spec: Any = None,
+    stacklevel: int = 4,
 ) -> Examples:
-    """X and y as examples.
+    """X and y as examples; of annotations, y is the label that most annotators gave.
 
     spec : of a structure that is not a chain. encoder : a fitted one to extend by the new features, None
     for a new one; classes : labels besides those of y, which with an encoder come first, in their order.
-    Sequences without any label (with a warning) and those of weight 0 are replaced by empty ones."""
+    Sequences without any label (with a warning, at ``stacklevel``) and those of weight 0 are replaced by
+    empty ones."""
     shapes = None if spec is None else [shape_of(x, spec.form, f"X[{n}]") for n, x in enumerate(X)]
-    labels_of = check_labels(X, y) if shapes is None else node_labels(shapes, y, spec.layers)
-    X = X if shapes is None else [shape.nodes for shape in shapes]
+    annotations, y = (y, []) if isinstance(y, Annotations) else (None, y)
+    said = None if annotations is None else _flat(X, annotations, shapes, spec)
+    X, given_X = X if shapes is None else [shape.nodes for shape in shapes], X
+    if said is not None:
+        layers = 1 if spec is None else max(1, len(spec.layers))
+        labels_of = majority(said, [layers * length(x, f"X[{n}]") for n, x in enumerate(X)])
+    else:
+        labels_of = check_labels(given_X, y) if shapes is None else node_labels(shapes, y, spec.layers)
     counts = None if weights is None else _check_weights(weights, len(X))
-    if any(labels_of) and not any(v is not None for of in labels_of for v in of):
-        raise InputError("y", "no token has a label", "label some of them")
-    labelled = [i for i, of in enumerate(labels_of) if not of or any(v is not None for v in of)]
-    if len(labelled) < len(X):
-        message = f"{len(X) - len(labelled)} of {len(X)} sequences have no label at all and are left out"
-        warnings.warn(message, StructgpWarning, stacklevel=3)
-    used = {i for i in labelled if counts is None or counts[i] > 0}
+    used = _used(labels_of, counts, stacklevel)
     # Empty sequences keep the places of the others, which errors name.
     X = [x if i in used else [] for i, x in enumerate(X)]
     shapes = None if shapes is None else [s if i in used else Shape([]) for i, s in enumerate(shapes)]
     labels_of = [of if i in used else [] for i, of in enumerate(labels_of)]
-    if len(used) < len(X) and not any(labels_of):
-        raise InputError("y", "no token with a label is in a sequence with weight", "label some tokens")
-    if not any(labels_of):
-        raise InputError("X", "no tokens", "pass at least one sequence with one token")
-    known = classes if encoder is not None else ()
-    found = {label for labels in labels_of for label in labels if label is not None}
-    whole = spec is not None and spec.form == "grid" and all(map(has_integers, y))
+    said = None if said is None else [of if i in used else {} for i, of in enumerate(said)]
+    each = labels_of if said is None else [labels for of in said for labels in of.values()]
+    found = {label for labels in each for label in labels if label is not None}
+    as_given = y if annotations is None else [v for of in annotations.given for v in of.values()]
+    whole = spec is not None and spec.form == "grid" and all(map(has_integers, as_given))
     # Labels of one layer come together, whatever its name.
     order: Any = int if whole else (lambda label: label.split("=", 1)) if spec and spec.layers else None
+    known = classes if encoder is not None else ()
     labels = LabelEncoder([*known, *sorted({*classes, *found} - set(known), key=order)], whole)
     encoder = FeatureEncoder(features).fit(X) if encoder is None else encoder.extended(X)
     if len(labels.classes) < 2:
         raise only_one_class(labels.classes[0], "y")
-    encoded = labels.transform(labels_of)
+    encoded, given = labels.transform(labels_of), None
     rules = None if constraints is None else declared_rules(constraints, labels.classes, spec)
-    if rules is not None:
+    if annotations is not None and said is not None:
+        given = Given.read(said, annotations.names, labels.classes, annotations.sequential)
+    elif rules is not None:
         check_obeyed(rules, enumerate(encoded), labels.classes)
     rows = encoder.transform(X)
     if shapes is None:
-        return Examples(encoder, labels, rows, encoded, counts, rules)
+        return Examples(encoder, labels, rows, encoded, counts, rules, given=given)
     split = GraphSplit(encoder, spec, own_encoders(spec, shapes), labels.classes)
     links = links_of(split, rows, shapes)
     check_edges(spec, shapes)
-    if rules is not None and rules.more:
+    if rules is not None and rules.more and given is None:
         check_tuples(rules, split, encoded, links, labels.classes)
-    return Examples(encoder, labels, rows, encoded, counts, rules, split, links)
+    return Examples(encoder, labels, rows, encoded, counts, rules, split, links, given)
+
+
+def _flat(
+    X: Sequence[Any], y: Annotations, shapes: Sequence[Shape] | None, spec: Any
+) -> list[dict[str, list[str | None]]]:
+    """The labels of the variables of each example, by annotator, after checking that they fit."""
+    if len(X) != len(y):
+        problem = f"annotations of {len(y)} sequences for {len(X)} sequences of tokens"
+        raise InputError("y", problem, "pass one dict per sequence")
+    if shapes is None:
+        return y.flat(lambda n, labels: check_labels([X[n]], [labels])[0])
+    return y.flat(lambda n, labels: node_labels([shapes[n]], [labels], spec.layers)[0])
+
+
+def _used(
+    labels_of: Sequence[Sequence[str | None]], counts: np.ndarray | None, stacklevel: int
+) -> set[int]:
+    """The sequences that a fit uses: those with a label and a weight; InputError where there are none."""
+    if any(labels_of) and not any(v is not None for of in labels_of for v in of):
+        raise InputError("y", "no token has a label", "label some of them")
+    labelled = [i for i, of in enumerate(labels_of) if not of or any(v is not None for v in of)]
+    n, left_out = len(labels_of), len(labels_of) - len(labelled)
+    if left_out:
+        message = f"{left_out} of {n} sequences have no label at all and are left out"
+        warnings.warn(message, StructgpWarning, stacklevel=stacklevel)
+    used = {i for i in labelled if counts is None or counts[i] > 0}
+    if not any(labels_of[i] for i in used):
+        if len(used) < n:
+            raise InputError("y", "no token with a label is in a sequence with weight", "label some tokens")
+        raise InputError("X", "no tokens", "pass at least one sequence with one token")
+    return used
 
 
 def links_of(split: GraphSplit, rows: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[Links]:
     """The tuples of each example, whose nodes are encoded as rows."""
     parts = enumerate(zip(rows, shapes, strict=True))
     return [split.links(r, shape, f"X[{n}]") for n, (r, shape) in parts]
-
-
-def check_edges(spec: Any, shapes: Sequence[Shape]) -> None:
-    """InputError where no example has edges of a name that the structure declares."""
-    graphs = [shape.graph for shape in shapes if shape.graph is not None]
-    there = {name for graph in graphs for name, rows in graph.edges.items() if length_of(rows)}
-    for template in spec.templates:
-        if template.rule == "edge" and template.key not in there:
-            problem = f"no example has edges {template.key!r}"
-            found = ", ".join(map(repr, sorted(there))) or "none"
-            raise InputError("X", problem, f"pass some, or declare others; there are {found}")
-
-
-def own_encoders(spec: Any, shapes: Sequence[Shape]) -> dict[str, FeatureEncoder]:
-    """Encoders of the features that edges have of their own, by template."""
-    found = {}
-    for template in spec.templates:
-        if template.ends == "own":
-            graphs = [shape.graph for shape in shapes if shape.graph is not None]
-            given = [g.features[template.key] for g in graphs if template.key in g.features]
-            if not any(map(length_of, given)):
-                place = f"features[{template.key!r}]"
-                problem = f"no example has features of edges {template.key!r}"
-                raise InputError(
-                    place, problem, "pass Graph(..., features={name: (E, D)}), or features=False"
-                )
-            found[template.name] = FeatureEncoder().fit(given)
-    return found
 
 
 def by_layer(layers: Sequence[str], values: Sequence[Any]) -> dict[str, list[Any]]:

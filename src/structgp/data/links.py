@@ -15,7 +15,7 @@ from torch import Tensor
 
 from structgp.data.batch import UNUSED, Batch, GraphRows
 from structgp.data.encode import FeatureEncoder
-from structgp.data.graphs import Shape, edges_of, parents_of
+from structgp.data.graphs import Shape, edges_of, length_of, parents_of
 from structgp.data.layout import GraphLayout, Tuples
 from structgp.data.vocabulary import RowLayout
 from structgp.errors import InputError
@@ -251,3 +251,31 @@ def _padded_rows(rows: Sequence[np.ndarray], view: RowLayout, n: int) -> Tensor:
         if len(r):
             found[b, : len(r), : r.shape[1]] = r
     return torch.from_numpy(found)
+
+
+def check_edges(spec: Any, shapes: Sequence[Shape]) -> None:
+    """InputError where no example has edges of a name that the structure declares."""
+    graphs = [shape.graph for shape in shapes if shape.graph is not None]
+    there = {name for graph in graphs for name, rows in graph.edges.items() if length_of(rows)}
+    for template in spec.templates:
+        if template.rule == "edge" and template.key not in there:
+            problem = f"no example has edges {template.key!r}"
+            found = ", ".join(map(repr, sorted(there))) or "none"
+            raise InputError("X", problem, f"pass some, or declare others; there are {found}")
+
+
+def own_encoders(spec: Any, shapes: Sequence[Shape]) -> dict[str, FeatureEncoder]:
+    """Encoders of the features that edges have of their own, by template."""
+    found = {}
+    for template in spec.templates:
+        if template.ends == "own":
+            graphs = [shape.graph for shape in shapes if shape.graph is not None]
+            given = [g.features[template.key] for g in graphs if template.key in g.features]
+            if not any(map(length_of, given)):
+                place = f"features[{template.key!r}]"
+                problem = f"no example has features of edges {template.key!r}"
+                raise InputError(
+                    place, problem, "pass Graph(..., features={name: (E, D)}), or features=False"
+                )
+            found[template.name] = FeatureEncoder().fit(given)
+    return found

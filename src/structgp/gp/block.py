@@ -185,6 +185,16 @@ class Block(nn.Module):
             square = variance if self.has_own_functions else variance @ self.basis.T.square()
             return self.scores(mean[0, 0]), square.sqrt().unflatten(-1, self.labels)
 
+    def token_moments(self) -> Any:
+        """What gives mean and standard deviation (N, R) of the functions at single tokens (N, W), by its
+        method ``at``; None where that costs more than draws do."""
+        return None
+
+    def independent_functions(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation (R,) of the functions of all tuples, where those are independent of
+        each other and the same for all tuples; else None."""
+        return None
+
     def round_factor(self) -> None:
         """Rounds the spread to single precision, in place: a file may then hold it in half the space and
         still give the same answers to the last bit."""

@@ -4,9 +4,10 @@ A site is a precision and a linear term for each weight of one batch, one per bl
 rounded to single precision where that can hold them. The posterior is made of what is rounded, so that
 nothing drifts.
 
-On disk, sites of one pass are appended to one file. What a checkpoint knows is how far the files had come;
-a run that goes on from it cuts them there. So nothing that a checkpoint speaks of is ever written over, and
-what a killed run wrote after its last checkpoint is not taken for anything."""
+On disk, sites of one pass are appended to one file, and each of several processes has a file of its own.
+What a checkpoint knows is how far the files had come; a run that goes on from it cuts them there, or begins
+new ones where it has another number of processes. So nothing that a checkpoint speaks of is ever written
+over, and what a killed run wrote after its last checkpoint is not taken for anything."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from structgp.errors import InputError
+from structgp.inference.distributed import ALONE, Processes
 
 LARGEST_SINGLE = 1e37
 
@@ -62,39 +64,85 @@ class SitesOnDisk:
     """The sites of each batch, one per block, in files; None before its first visit. n_functions : R of
     each block. table : (n, 3 + 3 per block), of each batch the file of its sites (-1 before the first
     visit), from which byte on, a checksum, and for each block the weights F, the rows N and the bytes of a
-    number. length : bytes of the file ``current``, to which sites of this pass are appended."""
+    number. current : the first file of this pass; process k of ``size`` appends to the k-th after it.
+    length : bytes of this process's file."""
 
     folder: str
     n_functions: list[int]
     table: Tensor
     current: int = 0
     length: int = 0
+    size: int = 1
+    rank: int = field(default=0, init=False)
     _oldest: int = field(default=0, init=False)
 
     @staticmethod
-    def new(folder: str | os.PathLike[str], n: int, n_functions: list[int]) -> SitesOnDisk:
+    def new(
+        folder: str | os.PathLike[str], n: int, n_functions: list[int], together: Processes = ALONE
+    ) -> SitesOnDisk:
         """In a folder that is made; what another run has left there is removed."""
         path = Path(folder).absolute()
         try:
             path.mkdir(exist_ok=True)
-            for old in path.glob("*.sites"):
-                old.unlink()
-            (path / "0.sites").touch()
+            if together.is_first:
+                for old in path.glob("*.sites"):
+                    old.unlink()
+            together.wait()
+            (path / f"{together.rank}.sites").touch()
         except OSError as error:
             raise _cannot(str(folder), error) from error
         table = torch.full((n, 3 + 3 * len(n_functions)), -1, dtype=torch.int64)
-        return SitesOnDisk(str(path), n_functions, table)
+        found = SitesOnDisk(str(path), n_functions, table, size=together.size)
+        found.rank = together.rank
+        return found
 
-    def __post_init__(self) -> None:
-        """Files are cut to what is known of them: the rest is of a run that was killed."""
-        path, folder = self._file(self.current), Path(self.folder)
-        if not path.exists() or path.stat().st_size < self.length:
+    @staticmethod
+    def of(
+        sites: list[list[Site] | None],
+        folder: str | os.PathLike[str],
+        n_functions: list[int],
+        together: Processes,
+    ) -> SitesOnDisk:
+        """Sites that were in memory, and that all processes have; each writes those of its batches."""
+        found, own = SitesOnDisk.new(folder, len(sites), n_functions, together), together.range(len(sites))
+        for i in own:
+            kept = sites[i]
+            if kept is not None:
+                found[i] = kept
+        table = torch.zeros_like(found.table)
+        table[own.start : own.stop] = found.table[own.start : own.stop]
+        together.add_up(table)
+        found.table = table
+        return found
+
+    def go_on(self, together: Processes = ALONE) -> None:
+        """After a checkpoint has been read, in place: files are cut to what is known of them, and what a
+        killed run wrote later is removed. Several processes begin new files, and so does one that goes on
+        with what several have begun."""
+        first, last = self.current, self.current + self.size - 1
+        path, folder = self._file(first), Path(self.folder)
+        used = {int(number) for number in self.table[:, 0].unique() if number >= 0}
+        missing = [number for number in used if not self._file(number).exists()]
+        alone = self.size == together.size == 1
+        if missing or (alone and (not path.exists() or path.stat().st_size < self.length)):
             raise InputError(self.folder, "sites of the fit are missing in it", "remove the checkpoint")
-        os.truncate(path, self.length)
-        for other in folder.glob("*.sites"):
-            if int(other.stem) > self.current:
-                other.unlink()
+        together.wait()  # until all have looked
+        if together.is_first:
+            if alone:
+                os.truncate(path, self.length)
+            for other in folder.glob("*.sites"):
+                if int(other.stem) > last:
+                    other.unlink()
+        together.wait()
+        if not alone:
+            self.current, self.size, self.rank, self.length = last + 1, together.size, together.rank, 0
+            self._own.touch()
         self._oldest = min((int(p.stem) for p in folder.glob("*.sites")), default=0)
+
+    @property
+    def _own(self) -> Path:
+        """The file to which this process appends."""
+        return self._file(self.current + self.rank)
 
     def _file(self, number: int) -> Path:
         return Path(self.folder) / f"{number}.sites"
@@ -127,7 +175,7 @@ class SitesOnDisk:
     def __setitem__(self, i: int, sites: list[Site]) -> None:
         parts = [part for s in sites for part in (s.precision, s.linear, s.dual, s.scale)]
         content = b"".join(part.contiguous().cpu().numpy().tobytes() for part in parts)
-        path = self._file(self.current)
+        path = self._own
         try:
             with open(path, "r+b") as file:
                 file.seek(self.length)
@@ -135,14 +183,19 @@ class SitesOnDisk:
         except OSError as error:
             raise _cannot(str(path), error) from error
         sizes = [(len(s.precision), len(s.dual), s.precision.element_size()) for s in sites]
-        row = [self.current, self.length, zlib.crc32(content), *(n for some in sizes for n in some)]
+        row = [
+            self.current + self.rank,
+            self.length,
+            zlib.crc32(content),
+            *(n for some in sizes for n in some),
+        ]
         self.table[i] = torch.tensor(row)
         self.length += len(content)
 
     def next_pass(self) -> None:
         """Sites of the pass that has ended are the old ones now."""
-        self.current, self.length = self.current + 1, 0
-        self._file(self.current).touch()
+        self.current, self.length = self.current + self.size, 0
+        self._own.touch()
 
     def release(self) -> None:
         """Nothing will ask any more for what there was before the sites as they are now: files that no

@@ -29,7 +29,7 @@ from structgp.errors import InputError, StructgpWarning
 from structgp.inference import StepInfo
 from structgp.inference.latents import Sites
 
-FORMAT = 3
+FORMAT = 4
 
 LARGEST_SHARE = 0.05
 """Share of the time that writing checkpoints may take."""

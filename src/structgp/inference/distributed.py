@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from structgp.errors import InputError
+
+LONGEST_WAIT = timedelta(days=1)
+"""For the others: one process may encode a large corpus while they wait. torchrun notices sooner than this
+if one of them dies."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,22 @@ class Processes:
         dist.all_reduce(flat)
         parts = flat.split([t.numel() for t in tensors])
         return [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
+
+    def range(self, n: int, rank: int | None = None) -> range:
+        """The part of n things in a row that belongs to one process, by default this one: neighbours, as
+        many as others have, or one more."""
+        rank = self.rank if rank is None else rank
+        return range(n * rank // self.size, n * (rank + 1) // self.size)
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Sums a tensor over processes in place, without a copy of it."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+
+    def wait(self) -> None:
+        """Until all processes have come here."""
+        if self.size > 1:
+            dist.barrier()
 
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` is true in any process."""
@@ -78,7 +99,7 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
         raise InputError("WORLD_SIZE", "is set, but not MASTER_ADDR", "start it with torchrun")
     # Sums on the GPU go over nccl; objects and sums on the CPU over gloo.
     kind = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
-    dist.init_process_group(kind)
+    dist.init_process_group(kind, timeout=LONGEST_WAIT)
     try:
         yield Processes(dist.get_rank(), dist.get_world_size())
     finally:

@@ -17,12 +17,13 @@ from structgp.data.batch import Batch, by_length, pad
 from structgp.data.shards import ShardBatches
 from structgp.errors import InputError
 from structgp.gp import Entropy, Posterior
-from structgp.inference import Optimizer, Problem, StepInfo
+from structgp.inference import Minibatch, Optimizer, Problem, StepInfo
+from structgp.inference.annotated import Annotated
 from structgp.inference.batch_sites import SitesOnDisk
 from structgp.inference.checkpoint import Checkpoint, Reached
 from structgp.inference.distributed import ALONE, Processes, local_device
 from structgp.inference.estimators import Estimator, Pathwise
-from structgp.inference.minibatch import MinibatchState, known_value
+from structgp.inference.minibatch import MinibatchState, known_value, release
 from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
@@ -175,13 +176,14 @@ def train(
         batches = _placed(posterior, batches, local_device(device))
     saved = None if checkpoint is None else checkpoint.read(posterior, generator)
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
-    problem = Problem(posterior, structure, batches, estimator or Pathwise(), entropy, together=together)
-    if saved is None:
-        state, steps = optimizer.start(problem, generator), list[StepInfo]()
-    else:
-        state, steps, problem.memory = saved.state, saved.steps, saved.memory
-        if watch is not None and saved.best is not None:
-            watch.best = saved.best
+    given = posterior, structure, batches, estimator or Pathwise(), entropy
+    problem = Problem(*given, together=together, sees_all=isinstance(optimizer, Minibatch))
+    state = (
+        optimizer.start(problem, generator)
+        if saved is None
+        else _going_on(optimizer, problem, saved, watch)
+    )
+    steps: list[StepInfo] = [] if saved is None else saved.steps
     while True:
         state, info = optimizer.step(problem, state)
         steps.append(info)
@@ -193,7 +195,8 @@ def train(
             break
         best, elapsed = None if watch is None else watch.best, time.monotonic() - began
         reached, is_first = Reached(state, steps, elapsed, problem.memory, best), together.rank == 0
-        written = checkpoint.write(posterior, generator, reached) if checkpoint and is_first else True
+        # Without a checkpoint each process has a folder of its own; with one, the first process cleans up.
+        written = is_first and checkpoint.write(posterior, generator, reached) if checkpoint else True
         if written and isinstance(getattr(state, "sites", None), SitesOnDisk):
             state.sites.release()
     if watch is not None:
@@ -201,16 +204,31 @@ def train(
     if watch is not None or not info.finished:  # a kernel may have moved since the last refresh
         problem.refresh()
     fresh = _fresh_bound(problem, optimizer, state, generator) if on_fresh_draws else float("nan")
+    release(posterior, state)
     posterior.to(home)
     stopped = ("converged" if info.converged else "limit") if info.finished else "interrupted"
     names, evaluations = (optimizer.name, reason, problem.estimator.name), sum(s.evaluations for s in steps)
-    seconds = time.monotonic() - began
-    return History(*names, steps, info.elbo, fresh, seconds, stopped, evaluations)
+    return History(*names, steps, info.elbo, fresh, time.monotonic() - began, stopped, evaluations)
+
+
+def _going_on(optimizer: Optimizer, problem: Problem, saved: Reached, watch: Watch | None) -> Any:
+    """The optimiser's state where a checkpoint has left it; problem and watch are set, in place."""
+    problem.memory, state, folder = saved.memory, saved.state, getattr(optimizer, "sites_folder", None)
+    if isinstance(getattr(state, "sites", None), SitesOnDisk):
+        state.sites.go_on(problem.together)
+    elif isinstance(state, MinibatchState) and isinstance(state.sites, list) and folder is not None:
+        functions = [block.n_functions for block in problem.posterior.blocks]
+        state.sites = SitesOnDisk.of(state.sites, folder, functions, problem.together)
+    if watch is not None and saved.best is not None:
+        watch.best = saved.best
+    return saved.state
 
 
 def _fresh_bound(problem: Problem, optimizer: Optimizer, state: Any, generator: torch.Generator) -> float:
     """The bound on draws that nothing was fitted to."""
     fresh = problem.fresh_bound(4 if getattr(optimizer, "single", None) else 16, generator)
+    if isinstance(optimizer, Annotated):
+        fresh -= optimizer.penalty
     if isinstance(state, MinibatchState):
         fresh += known_value(problem.posterior, state) - state.known_at_start
     return fresh

@@ -11,11 +11,15 @@ of all slopes is zero: that is the optimum of the whole bound (partitioned varia
 A visit touches the weights of its batch alone: its cost does not depend on how many batches there are, nor
 on how many weights. Memory beside the features themselves: one batch of draws, a few numbers for each
 weight, and the sites, 2 R numbers for each weight that a batch has and R for each of its places, which may
-be on disk."""
+be on disk.
+
+Several processes visit batches of their own at once, and add up what has changed after each round of visits
+(``rounds``)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, maximum
@@ -26,6 +30,7 @@ from structgp.inference.batch_sites import Site, SitesOnDisk
 from structgp.inference.bound import lower_bound
 from structgp.inference.dual_lbfgs import Prior, climb
 from structgp.inference.problem import LearnScales, Problem, StepInfo
+from structgp.inference.rounds import Agreement, Round
 
 SALT = 1_000_003
 """Between the numbers of a sequence in one pass and in the next, so that each has noise of its own."""
@@ -70,7 +75,8 @@ def _expected(precision: Tensor, linear: Tensor, mean: Tensor, square: Tensor) -
 class MinibatchState:
     """sites : of each batch, one per block; None before its first visit. precision, linear : (M, R) of
     each block, of all sites together; known : the same of what the posterior knew at the start, which
-    stays. values : (n,) E[log p] of each batch at its last visit, nan before the first. scale : (R,) of
+    stays. held : (M, R) of each block, by how much its precision in ``known`` is raised during the fit.
+    values : (n,) E[log p] of each batch at its last visit, nan before the first. scale : (R,) of
     each block, by how much the functions' variances have grown. divergence : from the prior, less what was
     known. moved : whether the kernel has since the last pass. order : batches still to come in this pass.
     bounds : at the end of each pass since the kernel last moved. known_at_start : log of what ``known``
@@ -84,6 +90,7 @@ class MinibatchState:
     precision: list[Tensor]
     linear: list[Tensor]
     known: list[tuple[Tensor, Tensor]] | None = None
+    held: list[Tensor] | None = None
     order: list[int] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     passes: int = 0
@@ -109,6 +116,10 @@ class Minibatch:
     learning_rounds : with 'all', the kernel moves so often, after every second pass.
     goes_on : what the posterior knows at the start is the say of data seen before, and stays: the old
         posterior is the prior of the new data.
+    hold : with ``goes_on``, factor on the precision of what was known, at the same mean, while the new data
+        are fitted. Independent weights forget that features which come together are only sure together:
+        where all A features of a token move as one, the old data are up to A times as firm as their
+        weights' own precisions say. The posterior that comes out has the plain precisions.
     sites_folder : where sites are kept; None for in memory.
     single : whether a visit computes in single precision, with one draw of a weight for all of its batch;
         None for what suits the data."""
@@ -121,6 +132,7 @@ class Minibatch:
     learn_scales: LearnScales = "all"
     learning_rounds: int = 5
     goes_on: bool = False
+    hold: float = 1.0
     sites_folder: str | None = None
     single: bool | None = None
     name = "minibatch"
@@ -146,7 +158,8 @@ class Minibatch:
         noise = [block.visit_noise(half, generator) for block in q.blocks]
         sites: list[list[Site] | None] | SitesOnDisk = [None] * n
         if self.sites_folder is not None:
-            sites = SitesOnDisk.new(self.sites_folder, n, [b.n_functions for b in q.blocks])
+            functions = [b.n_functions for b in q.blocks]
+            sites = SitesOnDisk.new(self.sites_folder, n, functions, problem.together)
         shapes = [(len(block.prior_sds()), block.n_functions) for block in q.blocks]
         values, scale = q.node.m.new_full((n,), torch.nan), [q.node.m.new_ones(R) for _, R in shapes]
         precision, linear = ([q.node.m.new_zeros(shape) for shape in shapes] for _ in range(2))
@@ -154,18 +167,23 @@ class Minibatch:
         if self.goes_on:
             with torch.no_grad():
                 state.known = [block.knowledge() for block in q.blocks]
+                if self.hold != 1:
+                    _hold(q, state, self.hold)
                 state.precision = [precision.clone() for precision, _ in state.known]
                 state.linear = [linear.clone() for _, linear in state.known]
+                if state.held is not None:
+                    _place(q, state)
                 state.known_at_start = -_divergence(problem, state)
         return state
 
     def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
-        """One visit. Cost O(steps S B T (V^2 + A R)); O(M R) more at the end of a pass."""
+        """One visit, or of several processes one round of visits. Cost of a visit O(steps S B T (V^2 + A
+        R)); O(M R) more at the end of a pass, and of a round."""
         if not state.order:
             state.order = torch.randperm(len(problem.batches), generator=state.generator).tolist()
         settled = False
         with torch.no_grad():
-            evaluations = self._visit(problem, state, state.order.pop())
+            evaluations = self._round(problem, state)
             seen = ~state.values.isnan()  # in the first pass, batches to come stand as the others do
             share = problem.sizes[seen].sum() / problem.sizes.sum()
             value = state.values[seen].sum() / share - state.known_at_start
@@ -178,9 +196,30 @@ class Minibatch:
         finished = settled or (state.passes >= self.max_passes and not state.order)
         return state, StepInfo(state.iteration - 1, elbo, evaluations, finished, settled)
 
-    def _visit(self, problem: Problem, state: MinibatchState, i: int) -> int:
+    def _round(self, problem: Problem, state: MinibatchState) -> int:
+        """The visits of this process until it hears of the others again. Returns likelihoods computed, by
+        all processes."""
+        together, evaluations = problem.together, 0
+        n, n_blocks = len(problem.batches), len(problem.posterior.blocks)
+        next_ = Round.next(state.order, n, n_blocks, state.generator, together)
+        several = together.size > 1
+        agreement = Agreement([*state.precision, *state.linear], together) if several else None
+        for i, seeds in next_.own(together.rank):
+            evaluations += self._visit(problem, state, i, seeds)
+        visited = set(next_.batches)
+        state.order = [i for i in state.order if i not in visited] if several else state.order[:-1]
+        if agreement is not None:
+            evaluations = agreement.reach(next_, state.values, evaluations, state.sites)
+            _place(problem.posterior, state)
+            # That of the first process, so that all of them decide alike where their rounding differs.
+            own = _divergence(problem, state) if together.is_first else 0.0
+            (first,) = together.sum(state.values.new_tensor([own]))
+            state.divergence = float(first)
+        return evaluations
+
+    def _visit(self, problem: Problem, state: MinibatchState, i: int, seeds: list[int]) -> int:
         """Takes the sites of batch i out and puts new ones in. Returns likelihoods computed."""
-        visit = _Visit(problem, state, i, bool(self.single) and problem.structure.takes_single)
+        visit = _Visit(problem, state, i, seeds, bool(self.single) and problem.structure.takes_single)
         unsure = visit.is_again and (state.moved or not self.single)
         steps = self.steps or FEW[1]
         duals, functions, calls = climb(visit.likelihood, visit.priors, visit.duals, steps, unsure)
@@ -203,6 +242,8 @@ class Minibatch:
                 if state.known is not None:
                     precision, linear = state.known[k]
                     state.known[k] = precision * by, linear * by.sqrt()
+                if state.held is not None:
+                    state.held[k] = state.held[k] * by
             state.learned, state.bounds = state.learned + 1, []
         _place(problem.posterior, state)  # under the scales as they are now
         state.divergence = _divergence(problem, state)
@@ -216,7 +257,9 @@ class _Visit:
     """One batch under what all others say: the weights that occur in it, their priors without the batch's
     own sites, and draws of them."""
 
-    def __init__(self, problem: Problem, state: MinibatchState, i: int, single: bool) -> None:
+    def __init__(
+        self, problem: Problem, state: MinibatchState, i: int, seeds: list[int], single: bool
+    ) -> None:
         self.problem, self.state, self.i = problem, state, i
         self.blocks, self.batch = problem.posterior.blocks, problem.batches[i]
         found = [conditional.compact for conditional in problem.conditional(i)]
@@ -230,8 +273,7 @@ class _Visit:
         for k, (block, local) in enumerate(zip(self.blocks, self.before, strict=True)):
             prior = Prior(self.here[k].rows, *local.without(self.sites[k]))
             self.priors.append(prior.single if single else prior)
-            seed = int(torch.randint(2**31, (), generator=state.generator))
-            draws = local.sd, state.noise[k], keys, seed, single
+            draws = local.sd, state.noise[k], keys, seeds[k], single
             self.offsets.append(block.visit_offsets(self.here[k], *draws))
             self.duals.append(self.sites[k].dual.to(self.offsets[k]))
         self.n_draws = len(self.offsets[0])
@@ -268,6 +310,8 @@ class _Visit:
             new = site.at(state.scale[k])
             state.precision[k][self.index[k]] += new.precision - old.precision
             state.linear[k][self.index[k]] += new.linear - old.linear
+        if problem.together.size > 1:  # the posterior is placed after the round
+            return
         if state.iteration == 0:  # the posterior at the start is not of sites
             _place(problem.posterior, state)
             state.divergence = _divergence(problem, state)
@@ -304,6 +348,32 @@ def known_value(q: Posterior, state: MinibatchState) -> float:
             mean, sd = prior_sd * block.m.T, prior_sd * block.factor.T
             total += _expected(*known, mean, mean.square() + sd.square())
     return total
+
+
+def _hold(q: Posterior, state: MinibatchState, times: float) -> None:
+    """Raises the precision of what was known, at the same mean."""
+    assert state.known is not None
+    state.held = [(times - 1) * precision for precision, _ in state.known]
+    for k, block in enumerate(q.blocks):
+        precision, linear = state.known[k]
+        prior = block.prior_sds().square().reciprocal()[:, None]
+        more = precision + state.held[k]
+        state.known[k] = more, linear / (prior + precision) * (prior + more)
+
+
+@torch.no_grad()
+def release(q: Posterior, state: Any) -> None:
+    """After a fit: gives the posterior the precision that it has without ``Minibatch.hold``, at the same
+    mean. Nothing is done for the states of other fits."""
+    if not isinstance(state, MinibatchState) or state.held is None:
+        return
+    for k, block in enumerate(q.blocks):
+        prior_sd = block.prior_sds()
+        prior, held = prior_sd.square().reciprocal()[:, None], state.held[k]
+        mean = state.linear[k] / (prior + state.precision[k])
+        precision = (state.precision[k] - held).clamp(min=0)
+        index = torch.arange(len(prior_sd), device=prior_sd.device)
+        block.place(precision, mean * (prior + precision), prior_sd, index)
 
 
 def _place(q: Posterior, state: MinibatchState) -> None:

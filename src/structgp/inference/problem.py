@@ -54,9 +54,10 @@ class Problem:
 
     estimator : of the expected log-likelihood and its gradients. entropy : of a mixture. memory : the
     running quadratic of each batch, for estimators that use it. All of it is on one device, the
-    posterior's. together : with which other processes; batches are the share of this one. n_sequences :
+    posterior's. together : with which other processes; batches are the share of this one, unless
+    ``sees_all``: then they are those of all processes, and each visits its own (``own``). n_sequences :
     examples of all processes; n_counted : sum of their weights; starts : (n + 1) examples before each
-    batch, and in all, of this one; weights : of each batch, (B,) how often each example counts."""
+    batch, and in all; weights : of each batch, (B,) how often each example counts."""
 
     posterior: Posterior
     structure: Structure
@@ -65,6 +66,7 @@ class Problem:
     entropy: Entropy = "bhattacharyya"
     memory: dict[int, Sites] = field(default_factory=dict)
     together: Processes = ALONE
+    sees_all: bool = False
     n_sequences: int = field(init=False)
     n_counted: float = field(init=False)
     starts: list[int] = field(init=False)
@@ -86,7 +88,7 @@ class Problem:
         self._has_room = counts is None and numbers * 8 <= CACHE_BYTES
         self.starts = [0, *accumulate(len(w) for w in self.weights)]
         sums = like.new_tensor([float(self.starts[-1]), float(self.sizes.sum())])
-        if self.together.size > 1:
+        if self.together.size > 1 and not self.sees_all:
             (sums,) = self.together.sum(sums)
         self.n_sequences, self.n_counted = int(sums[0]), float(sums[1])
         self.refresh()
@@ -123,6 +125,11 @@ class Problem:
         if number is None:
             return torch.arange(*self.starts[i : i + 2], device=self.posterior.node.m.device)
         return number
+
+    @property
+    def own(self) -> range:
+        """The batches that this process computes."""
+        return self.together.range(len(self.batches)) if self.sees_all else range(len(self.batches))
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -177,7 +184,7 @@ class Problem:
             found = curvature(*scores, batch.y, batch.mask, *extra)
         except LikelihoodError as error:
             self._fail(i, error)
-        B, T, R, table = *batch.y.shape, node.n_functions, tuple(scores[1].shape[1:])
+        B, T, R, table = *batch.y.shape[:2], node.n_functions, tuple(scores[1].shape[1:])
         shapes = (B, R, T, T) if joint else (B, T, R), table if len(table) > 2 else (B, *table)
         for name, bend, shape in zip(("node", "next"), (found.node, found.next), shapes, strict=True):
             if bend.shape != shape:  # or it might be broadcast without an error
@@ -212,7 +219,8 @@ class Problem:
         return Latents.of(self.posterior, here, self.batches[i].masks)
 
     def target(self, i: int, latent: Latents) -> Target:
-        """log p of batch i as a function of standard normal numbers, components one after another."""
+        """log p of batch i as a function of standard normal numbers, components one after another.
+        Stand-ins are computed in single precision: their rounding is far below the noise of the draws."""
         batch, q, estimator = self.batches[i], self.posterior, self.estimator
         functions: Callable[..., Tensor] | None = PARTS.get(estimator.parts or "")
 
@@ -225,9 +233,9 @@ class Problem:
 
         def parts(noise: Noise) -> Tensor:
             assert functions is not None
-            scores, K = latent.place(noise), q.n_components
+            scores, K = latent.place([eps.float() for eps in noise]), q.n_components
             values = functions(*scores, batch.y.repeat(K, 1), batch.mask.repeat(K, 1))
-            return values * self.weights[i].repeat(K).to(values)[:, None]
+            return (values * self.weights[i].repeat(K).to(values)[:, None]).to(noise[0])
 
         ours = not isinstance(self.structure, BlackBox)
         single = ours and not estimator.needs_gradient and estimator.n_draws >= MANY_DRAWS
@@ -236,14 +244,21 @@ class Problem:
         return Target(log_prob, latent.groups, mixing.repeat_interleave(len(batch)), given, kind)
 
     def estimate(
-        self, i: int, latent: Latents, generator: Generator, memory: Sites | None = None
+        self,
+        i: int,
+        latent: Latents,
+        generator: Generator,
+        memory: Sites | None = None,
+        estimator: Estimator | None = None,
     ) -> Estimate:
         """E[log p] of batch i with slope and bend, in the posterior's precision. ``memory`` : what is known
-        of it already; by default the running quadratic of earlier estimates."""
-        uses, like = self.estimator.uses_memory, self.posterior.node.m
+        of it already; by default the running quadratic of earlier estimates. ``estimator`` : the problem's
+        with another number of draws."""
+        estimator = estimator or self.estimator
+        uses, like = estimator.uses_memory, self.posterior.node.m
         known = (self.memory.get(i) if memory is None else memory) if uses else None
         about = None if known is None else latent.moments(known.sensitivity(latent))
-        found = self.estimator(self.target(i, latent), generator, about)
+        found = estimator(self.target(i, latent), generator, about)
         moments, variance = (m.map(lambda a: a.to(like)) for m in (found.moments, found.variance))
         if uses and memory is None:
             new = Sites.of(latent, latent.sensitivity(moments))
@@ -267,7 +282,7 @@ class Problem:
         total = q.node.m.new_zeros(())
         with torch.no_grad():
             if q.n_components > 1:
-                for i in range(len(self.batches)):
+                for i in self.own:
                     target = self.target(i, self.latents(i))
                     shapes = [group.shape(half) for group in target.groups]
                     noise = [torch.randn(s, generator=generator, dtype=q.node.m.dtype) for s in shapes]
@@ -275,7 +290,7 @@ class Problem:
                     total += target.log_prob(mirrored).mean(0) @ target.weight
             else:
                 noise_of = self.fixed_noise(half, generator)
-                for i in range(len(self.batches)):
+                for i in self.own:
                     numbers = self.numbers(i)
                     parts = zip(q.blocks, self.conditional(i), noise_of, strict=True)
                     drawn = [(b, b.drawn_functions(here, eps, i, numbers)) for b, here, eps in parts]
@@ -287,9 +302,14 @@ class Problem:
 
     def fixed_noise(self, half: int, generator: Generator) -> list[Any]:
         """Random numbers of 2 x half draws, mirrored, one entry per block."""
-        masks = zip(*(batch.masks for batch in self.batches), strict=True)
-        blocks = zip(self.posterior.blocks, masks, strict=True)
-        return [block.fixed_noise(half, list(of_block), generator) for block, of_block in blocks]
+        blocks = self.posterior.blocks
+        masks: list[Any] = [()] * len(blocks)
+        if not all(
+            block.takes_minibatches for block in blocks
+        ):  # those need no masks, which may be on disk
+            masks = list(zip(*(batch.masks for batch in self.batches), strict=True))
+        parts = zip(blocks, masks, strict=True)
+        return [block.fixed_noise(half, list(of_block), generator) for block, of_block in parts]
 
     def learn_prior(self, learn: LearnScales, slopes: Sequence[Slopes] | None = None) -> list[Tensor]:
         """One step for the scales of every block's prior, at the posterior as it is, which should be close

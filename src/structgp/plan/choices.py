@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from gpytorch.kernels import Kernel
 
+from structgp.data.annotations import Given
 from structgp.data.examples import Examples
 from structgp.data.shards import ShardedExamples
 from structgp.data.vocabulary import Block
@@ -21,10 +22,9 @@ from structgp.gp.kernels.build import KernelChoice
 from structgp.gp.kernels.dense import BY_NAME
 from structgp.gp.low_rank_fit import PASSES
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
-from structgp.inference.estimators import Estimator, Pathwise
 from structgp.inference.minibatch import MANY_TOKENS
 from structgp.paper import LbfgsBlocks, MixtureFit, Preset
-from structgp.plan.options import ESTIMATORS, NAMED, Family, Inducing, Mixture, Options, Weights
+from structgp.plan.options import NAMED, Family, Inducing, Mixture, Options, Weights
 from structgp.structures import (
     BlackBox,
     Chain,
@@ -60,9 +60,6 @@ optimum: on 60 TRAINING announcements of ``experiments.seminars`` (18,000 tokens
 was -1,341 where the second-order fit has -952, and the NLL of 60 others .0549 against .0525, in a third of
 the time. A second-order fit to 100,000 tokens takes some four minutes of one core with the chain, and eight
 with links."""
-
-OPEN_DRAWS = 32
-"""Draws of pathwise gradients for natural gradients and L-BFGS, where the user names none."""
 
 MOST_BYTES = 1 << 29
 """Memory of the covariance factors. A round holds a few times as much."""
@@ -160,6 +157,20 @@ def check_transition_features(spec: Spec, optimizer: Optimizer, family: Family, 
     what = "transitions" if spec.is_chain else "tuples"
     problem = f"{spec} gives {what} features, and {problem}"
     raise InputError("structure", problem, f"{remedy}, or use chain() without features")
+
+
+def annotators_of(given: Given, structure: Structure, optimizer: Optimizer) -> Choice[str]:
+    """What is learned of annotators; InputError where structure or optimiser cannot learn from them."""
+    if not structure.takes_evidence:
+        problem = f"labels are those of several annotators, and {shown(structure)} cannot weigh them"
+        raise InputError("y", problem, "use 'chain' or another declared structure, or pass one labelling")
+    if not isinstance(optimizer, SecondOrder):
+        problem = f"the {optimizer.name!r} optimiser does not learn what annotators' labels are worth"
+        raise InputError("inference", problem, "use 'auto' or 'second-order', or pass one labelling")
+    each = "one confusion matrix for each"
+    if given.sequential:
+        each = "one confusion matrix for each and each label they gave before"
+    return Choice(f"{given.n_annotators}, {each}", "labels are those of several annotators")
 
 
 def learns_on_bound(options: Options, structure: Structure, blocks: Sequence[Block]) -> bool:
@@ -381,21 +392,3 @@ def spread_of(options: Options) -> Choice[float]:
     """Factor on how far draws lie from the posterior mean; 1 where it has yet to be chosen."""
     asked = options.prior.spread
     return PLAIN_SPREAD if isinstance(asked, str) else Choice(float(asked), ASKED)
-
-
-def gradient_of(first: Optimizer, structure: Structure) -> Choice[Estimator]:
-    """The gradient estimator of an optimiser's first stage: pathwise where the structure has a gradient,
-    else the surrogate."""
-    name, draws = getattr(first, "gradient", "auto"), getattr(first, "n_draws", None)
-    reason = ASKED
-    if name == "auto":
-        name = "pathwise" if structure.has_gradient else "surrogate"
-        can = "can" if structure.has_gradient else "cannot"
-        reason = f"the structure {can} be differentiated"
-    estimator = ESTIMATORS[name]
-    if estimator.needs_gradient and not structure.has_gradient:
-        problem = f"{name!r} needs a structure that can be differentiated"
-        raise InputError("gradient", problem, "use gradient='auto', or write the structure in torch")
-    if draws is None and isinstance(estimator, Pathwise) and isinstance(first, Natural | LbfgsBlocks):
-        draws = OPEN_DRAWS
-    return Choice(estimator if draws is None else estimator.with_draws(int(draws)), reason)

@@ -108,6 +108,8 @@ def _check_possible(plan: Plan, examples: Examples | ShardedExamples) -> None:
     structure = plan.structure.value
     if not isinstance(structure, Declared) or structure.rules is None or not isinstance(examples, Examples):
         return
+    if examples.given is not None:  # what annotators say never rules a label out
+        return
     missing = [len(y) if (y < 0).any() else 0 for y in examples.y]
     for index in by_length(missing, TOKENS_AT_ONCE):
         given = examples.rows, examples.y, examples.encoder.pad_row, index, None, examples.n_layers
@@ -149,7 +151,7 @@ def _shown(constraints: Any) -> Any:
 
 def _labels(examples: Examples | ShardedExamples) -> Iterable[np.ndarray]:
     if isinstance(examples, Examples):
-        return examples.y
+        return examples.y if examples.given is None else examples.given.labellings()
     return (labels for _, labels in examples.shards.labels())
 
 

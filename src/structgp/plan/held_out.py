@@ -53,9 +53,9 @@ of sparse features, and for the posteriors that cost more. The error of a mean l
 is a few hundredths, and the same tokens are used for every weight."""
 
 ANSWER_DRAWS = 32
-"""Draws of the predictions, a quarter of the default's: their error is the same for all weights, and small
-beside that of so few tokens. The fits have as many draws as the real one: under a large weight, fewer are
-overfitted, and large weights would look worse than they are."""
+"""Draws of the predictions where those come from draws, a quarter of the default's: their error is the same
+for all weights, and small beside that of so few tokens. The fits have as many draws as the real one: under
+a large weight, fewer are overfitted, and large weights would look worse than they are."""
 
 
 def choose(
@@ -198,19 +198,21 @@ class Fold:
         except torch.linalg.LinAlgError:
             nothing = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
             return [self._judge(nothing)] * len(spreads)
-        question, sums = Question(ANSWER_DRAWS, None, self.plan.device.value), []
+        question, sums = Question(ANSWER_DRAWS, None, self.plan.device.value, local=True), []
         for spread in spreads:
             some = self.left_out.rows, self.left_out.links
             asked = Asked(replace(model, spread=spread), question, *some)
             sums.append(self._judge(asked.marginals()))
             if self.plan.threshold is not None:
                 key = (*candidate.key, spread)
-                self.spans[key] = asked.spans(LEAST_COUNTED)
+                self.spans[key] = asked.spans(LEAST_COUNTED, as_decoded=True)
         return sums
 
     def _judge(self, marginals: list[np.ndarray]) -> np.ndarray:
-        parts = zip(marginals, self.left_out.y, self.judged, strict=True)
-        sums = np.array([_sums(p, y, judged) for p, y, judged in parts])
+        none: list[Any] = [None] * len(marginals)
+        evidence = none if self.left_out.evidence is None else self.left_out.evidence
+        parts = zip(marginals, self.left_out.y, self.judged, evidence, strict=True)
+        sums = np.array([sums_of(*part) for part in parts])
         weights = self.left_out.weights
         return sums if weights is None else weights[:, None] * sums
 
@@ -224,11 +226,22 @@ class Fold:
         return fit.model({})
 
 
-def _sums(p: np.ndarray, y: np.ndarray, judged: np.ndarray) -> list[float]:
-    """Of tokens with label probabilities p (T, V) and labels y (T,), negative where they are missing."""
+def sums_of(
+    p: np.ndarray, y: np.ndarray, judged: np.ndarray, evidence: np.ndarray | None = None
+) -> list[float]:
+    """Of tokens with label probabilities p (T, V) and labels y (T,), negative where they are missing.
+    evidence : (T, V) what annotators' labels say in the place of y. The loss is then that of their labels,
+    up to a constant, and a prediction is right as often as they and p together make it."""
     p = np.where(np.isfinite(p), p, 0.0)  # a weight under which the fit went astray is not chosen
     unseen = (y >= 0) & ~judged
     doubt = (1 - p[unseen].max(1)).sum()
     p, y = p[judged], y[judged]
+    if evidence is not None and len(y):
+        told = evidence[judged]
+        both = p * np.exp(told - told.max(1, keepdims=True))
+        whole = np.maximum(both.sum(1), 1e-300)
+        right = both[np.arange(len(y)), p.argmax(1)] / whole
+        loss = -np.log(whole).sum()
+        return [len(y), loss, p.max(1).sum(), right.sum(), unseen.sum(), doubt]
     loss = -np.log(np.maximum(p[np.arange(len(y)), y], 1e-300))
     return [len(y), loss.sum(), p.max(1).sum(), (p.argmax(1) == y).sum(), unseen.sum(), doubt]

@@ -23,13 +23,15 @@ from structgp.inference.estimators import Estimator
 from structgp.paper import Preset
 from structgp.plan import choices
 from structgp.plan.choices import ASKED, Choice
+from structgp.plan.gradient_choice import gradient_of
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
 from structgp.plan.predictor import answers_by, predictor_of
 from structgp.plan.programs import program_of
 from structgp.structures import ByValues, Chain, Custom, Declared, Segments, Spec, Structure, Template
 
-LATER_LEARNING_ROUNDS = 1
-"""How often the kernel moves in a ``partial_fit`` after the first."""
+LATER_LEARNING_ROUNDS = 0
+"""How often the kernel moves in a ``partial_fit`` that has nothing but the posterior of earlier data: with
+every part it would move a little further, and never back."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Plan:
     constraints : the scheme that all training labellings obey, or the user's. decode : what labels are
     chosen for unless the user says it. threshold : least probability of a span that is predicted for the
     best F1, None where labels are not spans. program : how labellings are summed over, None for a chain.
-    answers : how a likelihood of the user's own answers. spread : factor on how far draws lie from the
+    answers : how a likelihood of the user's own answers. annotators : what is learned of them, None where
+    labels are not those of several. spread : factor on how far draws lie from the
     posterior mean."""
 
     structure: Choice[Structure]
@@ -80,6 +83,7 @@ class Plan:
     threshold: Choice[float] | None = None
     program: Choice[str] | None = None
     answers: Choice[str] | None = None
+    annotators: Choice[str] | None = None
     shape: Any = None
     tails: float | None = None
     trial: bool = False
@@ -159,9 +163,13 @@ def resolve(options: Options, examples: Examples | ShardedExamples, together: Pr
         n_tokens = 0  # all at once
     if not on_disk and (together.size > 1 or not examples.in_many_parts):  # type: ignore[union-attr]
         n_tokens = 0
+    annotated = isinstance(examples, Examples) and examples.given is not None
+    n_tokens = 0 if annotated else n_tokens
     optimizer = choices.optimizer_of(options, structure, family.value, on_bound, n_tokens)
     if on_disk and asked is None:
         optimizer = replace(optimizer, reason="the data is on disk, and this way needs a batch at a time")
+    if isinstance(examples, Examples) and examples.given is not None:
+        model["annotators"] = choices.annotators_of(examples.given, structure, optimizer.value)
     if isinstance(optimizer.value, Minibatch):
         optimizer = replace(optimizer, value=optimizer.value.paced(examples.n_tokens))
     scales = "the fit learns the kernel" if on_bound else "the fit does not learn the kernel"
@@ -231,6 +239,13 @@ def all_at_once(plan: Plan, options: Options) -> Plan:
     return replace(plan, **_settings(options, optimizer, structure, reason))
 
 
+def features_per_token(examples: Examples) -> float:
+    """Mean number of features of a token: one of each template, and those of the sparse block."""
+    encoder = examples.encoder
+    rows = np.concatenate([r[:, len(encoder.pad_row) :: 2].ravel() for r in examples.rows if len(r)])
+    return max(1.0, len(encoder.templates) + float((rows >= 0).sum()) / examples.n_tokens)
+
+
 def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
     """The plan of a fit that learns from more data, with a posterior of weights as its prior."""
     if not old.node.takes_minibatches:
@@ -243,7 +258,9 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
         lacks = "offers no curvature" if shift else "may depend on a direction that was left out"
         raise InputError("partial_fit", f"{choices.shown(structure)} {lacks}", "fit all data at once")
     before = "as before"
-    onward = Minibatch(goes_on=True, learning_rounds=LATER_LEARNING_ROUNDS).paced(examples.n_tokens)
+    firm = features_per_token(examples)
+    onward = Minibatch(goes_on=True, hold=firm, learning_rounds=LATER_LEARNING_ROUNDS)
+    onward = onward.paced(examples.n_tokens)
     reason = "the earlier data are known through their posterior alone"
     optimizer: Choice[Optimizer] = Choice(onward, reason)
     return Plan(
@@ -254,7 +271,7 @@ def going_on(options: Options, examples: Examples, old: Posterior) -> Plan:
         has_weights=True,
         has_dense=False,
         on_bound=True,
-        **_settings(options, optimizer, structure, "the kernel moves once more"),
+        **_settings(options, optimizer, structure, "as they were learned on the first data"),
     )
 
 
@@ -270,7 +287,7 @@ def _settings(
     where = {"auto": "the GPU where there is one", Options.device: choices.DEFAULT}
     return {
         "optimizer": optimizer,
-        "gradient": choices.gradient_of(first, structure),
+        "gradient": gradient_of(first, structure),
         "learn_scales": Choice(getattr(first, "learn_scales", False), scales),
         "precision": precision,
         "device": Choice(options.torch_device, where.get(options.device, ASKED)),
@@ -291,18 +308,12 @@ def as_before(plan: Plan, options: Options, info: Mapping[str, Any]) -> Plan:
     return replace(plan, **found)
 
 
-def check_alone(together: Processes) -> None:
-    """InputError where several processes are to fit data on disk."""
-    if together.size > 1:
-        problem, remedy = "data on disk is for one process", "pass the data itself, or start one process"
-        raise InputError("torchrun", problem, remedy)
-
-
 def check_together(together: Processes, plan: Plan) -> None:
-    """InputError unless several processes can share the fit: of weights in closed form, in memory."""
+    """InputError unless several processes can share the fit: of weights, in closed form or batch by
+    batch."""
     optimizer = plan.optimizer.value
     alone = plan.has_dense or not plan.has_weights
-    if together.size > 1 and (alone or not isinstance(optimizer, SecondOrder)):
+    if together.size > 1 and (alone or not isinstance(optimizer, SecondOrder | Minibatch)):
         problem = f"the {optimizer.name} fit of this posterior is for one process"
         remedy = "use categorical or sparse features with the default fit, or start it without torchrun"
         raise InputError("torchrun", problem, remedy)

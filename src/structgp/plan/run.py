@@ -16,21 +16,25 @@ import numpy as np
 import torch
 
 from structgp import __version__
+from structgp.answers.annotators import Annotators
 from structgp.answers.ask import Model
+from structgp.answers.confusions import Confusions
 from structgp.data.batch import Batch
 from structgp.data.examples import Examples, all_labelled
 from structgp.data.shards import ShardedExamples
 from structgp.errors import InputError, StructgpWarning
 from structgp.gp.kernels.build import kernel_scales
-from structgp.inference import Minibatch
+from structgp.inference import Minibatch, Optimizer, SecondOrder
+from structgp.inference.annotated import Annotated
 from structgp.inference.batch_sites import remove_sites
 from structgp.inference.checkpoint import Checkpoint
 from structgp.inference.distributed import ALONE, Processes
 from structgp.inference.loop import Callback, History, Watch, make_batches, train
 from structgp.plan.decisions import settle_threshold
+from structgp.plan.foreseen import in_processes
 from structgp.plan.options import Options, fingerprint
 from structgp.plan.programs import bracket_of
-from structgp.plan.resolve import Plan, all_at_once, check_alone
+from structgp.plan.resolve import Plan, all_at_once
 from structgp.plan.start import Start
 from structgp.structures import Differences
 
@@ -62,9 +66,7 @@ def check_dev(X_dev: Any, y_dev: Any, early_stopping: Any) -> None:
         raise InputError("early_stopping", "there is no dev data to stop by", "pass X_dev and y_dev to fit")
 
 
-def check_shards(
-    y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool, together: Processes
-) -> None:
+def check_shards(y: Any, sample_weight: Any, early_stopping: bool, goes_on: bool) -> None:
     """InputError for what cannot go with data on disk."""
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
@@ -75,14 +77,14 @@ def check_shards(
     if goes_on:
         problem = "a fit on shards starts from nothing: their features are numbered anew"
         raise InputError("warm_start", problem, "use warm_start=False, or go on from a checkpoint")
-    check_alone(together)
 
 
 @dataclass(frozen=True)
 class Fit:
     """What goes into one fit. seen_before : the model whose data count too. dev : data to score;
     early_stopping : stop by their likelihood. checkpoint : file for the state of the fit. held_out : what
-    cross-validation has found, for the log; error_ratio : of it, from an earlier fit."""
+    cross-validation has found, for the log; error_ratio : of it, from an earlier fit. confusions : what is
+    known of annotators, moved in place by the fit."""
 
     options: Options
     examples: Examples | ShardedExamples
@@ -94,13 +96,15 @@ class Fit:
     checkpoint: str | Path | None = None
     together: Processes = ALONE
     held_out: dict[str, Any] | None = None
+    confusions: Confusions | None = None
     error_ratio: Sequence[float] | None = None
 
     def run(self, callback: Callback | None) -> tuple[Model, dict[str, Any]]:
         """Fits the posterior in place; returns the model and the log."""
         kept, plan = (None, self.start.plan) if self.checkpoint is None else self._kept()
         left = self.start.open_variance
-        history = self.train(plan, callback, kept)
+        with in_processes(plan, self.examples) as foreseen:
+            history = self.train(plan, callback, kept)
         if history.stopped == "limit":
             warnings.warn(
                 f"the {history.optimizer} optimiser stopped after {len(history.steps)} steps, before "
@@ -121,9 +125,11 @@ class Fit:
         for block in self.start.posterior.blocks:
             block.round_factor()
         plan = settle_threshold(plan, self.model({}), self.examples)
-        log = self._log(history, plan)
+        log = self._log(history, plan) | {"foreseen": None if foreseen is None else foreseen.to_json()}
         if kept is not None and self.together.is_first:
             kept.remove()
+            if isinstance(plan.optimizer.value, Minibatch):  # after the checkpoint, which needs them
+                remove_sites(f"{self.checkpoint}.sites")
         info = {k: v for k, v in log.items() if k != "steps"}
         threshold = plan.threshold and plan.threshold.value
         model = self.model(info | {"version": __version__, "threshold": threshold})
@@ -139,13 +145,12 @@ class Fit:
         on_fresh_draws: bool = True,
     ) -> History:
         """Fits the posterior in place, without warnings."""
-        on_disk = isinstance(self.examples, ShardedExamples)
-        with self._sites(plan) if on_disk else nullcontext(plan) as plan:
+        with self._sites(plan) if self._keeps_sites_on_disk(plan) else nullcontext(plan) as plan:
             return train(
                 self.start.posterior,
                 plan.structure.value,
                 self._batches(plan),
-                plan.optimizer.value,
+                self._optimizer(plan),
                 plan.optimizer.reason,
                 estimator=plan.gradient.value,
                 entropy=plan.entropy.value,  # type: ignore[arg-type]
@@ -172,6 +177,7 @@ class Fit:
                 counts[label] += count
             seen = {name: count + self.seen_before.info[name] for name, count in seen.items()}
         plan = self.start.plan
+        threshold = plan.threshold and plan.threshold.value
         decide = {
             "decode": plan.decode.value,
             "error_ratio": self.error_ratio if self.held_out is None else self.held_out["error_ratio"],
@@ -185,15 +191,34 @@ class Fit:
             examples.labels,
             posterior.requires_grad_(False),
             self.start.plan.spec,
-            int(self.options.n_draws),
+            self.options.draws,
             int(self.options.random_state),
-            info | seen | decide | {"label_counts": counts},
+            {"threshold": threshold} | info | seen | decide | {"label_counts": counts},
             {} if self.seen_before is None else dict(self.seen_before.extra),
             predictor=self.start.plan.predictor,
             constraints=examples.constraints,
             spread=self.start.plan.spread.value,
             own={} if isinstance(examples, ShardedExamples) or not examples.split else examples.split.own,
+            annotators=self._annotators(),
         )
+
+    def _annotators(self) -> Annotators | None:
+        """What is known of annotators now, where there are several."""
+        if (
+            self.confusions is None
+            or not isinstance(self.examples, Examples)
+            or self.examples.given is None
+        ):
+            return None
+        return Annotators.of(self.confusions, self.examples.given, self.examples.labels.classes)
+
+    def _optimizer(self, plan: Plan) -> Optimizer:
+        """That of the plan; with what annotators' labels are worth, where that is to be learned."""
+        optimizer, known = plan.optimizer.value, self.confusions
+        if known is None or not isinstance(self.examples, Examples) or self.examples.given is None:
+            return optimizer
+        assert isinstance(optimizer, SecondOrder)
+        return Annotated(optimizer, self.examples.given, known, plan.data_weight.value or 1.0)
 
     def _batches(self, plan: Plan) -> Sequence[Batch]:
         optimizer, examples = plan.optimizer.value, self.examples
@@ -210,8 +235,11 @@ class Fit:
             most_tokens = max(1, most_tokens // examples.n_labels)
         if examples.split is not None and any(examples.split.views[1:]):
             most_tokens = max(1, most_tokens // examples.n_labels)
-        data = examples.rows, examples.y, examples.encoder.pad_row, most_tokens
-        batches = make_batches(*data, plan.sequence_weights(examples), self.together, examples.n_layers)
+        labels = examples.y if examples.evidence is None else examples.evidence
+        data = examples.rows, labels, examples.encoder.pad_row, most_tokens
+        # With minibatches a process visits some of the batches that all have (``inference.rounds``).
+        together = ALONE if isinstance(optimizer, Minibatch) else self.together
+        batches = make_batches(*data, plan.sequence_weights(examples), together, examples.n_layers)
         return [plan.split(b) if examples.split is None else examples.as_graphs(b) for b in batches]
 
     def _watch(self, dev: Dev) -> Watch:
@@ -256,18 +284,25 @@ class Fit:
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
+    def _keeps_sites_on_disk(self, plan: Plan) -> bool:
+        """On shards; and where processes share a checkpoint, which another number of them may go on
+        from."""
+        optimizer = plan.optimizer.value
+        if not isinstance(optimizer, Minibatch) or optimizer.sites_folder is not None:
+            return False
+        shares = self.together.size > 1 and self.checkpoint is not None
+        return shares or isinstance(self.examples, ShardedExamples)
+
     @contextmanager
     def _sites(self, plan: Plan) -> Iterator[Plan]:
         """The plan with its sites on disk: beside the checkpoint, where they stay if the fit is cut off, or
-        in a folder of the shards' that is removed after the fit."""
-        assert isinstance(self.examples, ShardedExamples)
+        in a folder of the shards' that is removed after training, one per process."""
         optimizer = plan.optimizer.value
-        if not isinstance(optimizer, Minibatch) or optimizer.sites_folder is not None:
-            yield plan
-            return
+        assert isinstance(optimizer, Minibatch)
         with ExitStack() as stack:
             folder = f"{self.checkpoint}.sites"
             if self.checkpoint is None:
+                assert isinstance(self.examples, ShardedExamples)
                 beside = self.examples.shards.folder
                 try:
                     made = tempfile.TemporaryDirectory(prefix=".sites-", dir=beside)
@@ -278,8 +313,6 @@ class Fit:
                 folder = stack.enter_context(made)
             placed = replace(optimizer, sites_folder=folder)
             yield replace(plan, optimizer=replace(plan.optimizer, value=placed))
-            if self.checkpoint is not None:
-                remove_sites(folder)
 
     def _log(self, history: History, plan: Plan) -> dict[str, Any]:
         """``training_log_``."""

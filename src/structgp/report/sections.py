@@ -105,7 +105,7 @@ def _facts(findings: Findings) -> Markup:
         fitted += f" after {plural(int(trace[-1][0]), 'step')}"
     sizes = log["n_sequences"], log["n_tokens"], len(model.labels.classes)
     trained = ", ".join(map(plural, sizes, ("sequence", "token", "label")))
-    draws = plural(n, "draw") if (n := findings.estimator.n_draws) else "the mean"
+    draws = plural(n, "draw") if (n := findings.estimator.ask([]).question.n_draws) else "the mean"
     facts = (
         ("Trained on", trained),
         ("Structure", str(model.spec)),

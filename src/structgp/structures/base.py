@@ -52,12 +52,13 @@ class Structure(ABC):
 
     has_gradient : autograd can differentiate ``log_prob`` in f and in g. ignores_shift : ``log_prob`` does
     not change when a number is added to all labels of a position. handles_missing : ``log_prob`` accepts
-    negative y, a missing label. takes_single : f and g may come in single precision; not inherited. spec :
+    negative y, a missing label. takes_evidence : y may be a floating (B, T, V), evidence about each label
+    (``masks.keep_known``). takes_single : f and g may come in single precision; not inherited. spec :
     the templates that have scores. has_marginals and the like are set for each method that a class defines.
     """
 
     has_gradient = True
-    ignores_shift = handles_missing = takes_single = False
+    ignores_shift = handles_missing = takes_evidence = takes_single = False
     many_templates = False  # whether it takes scores and layout of a graph, see ``declared.Declared``
     has_marginals = has_decoder = has_walk = has_n_best = False
     has_sample = has_entropy = has_labellings = False
@@ -105,7 +106,8 @@ class Structure(ABC):
         raise NotImplementedError(f"{type(self).__name__} offers no decoder")
 
     def keep_known(self, scores: Sequence[Tensor], y: Tensor, mask: Any) -> tuple[Tensor, ...]:
-        """Scores with -inf at all labels but those of y (B, T) that are known (not negative)."""
+        """Scores with -inf at all labels but those of y (B, T) that are known (not negative), or with
+        evidence y (B, T, V) added."""
         return keep_known(scores[0], y, mask), *scores[1:]
 
     def shifted(self, scores: Sequence[Tensor], shift: Tensor) -> list[Tensor]:

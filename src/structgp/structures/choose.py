@@ -29,12 +29,13 @@ class Custom:
 
     log_prob : a function, or whatever else :func:`as_structure` takes. predict_with : 'auto' for the
     likelihood itself, by its values alone if it offers no marginals; 'chain'; or a Structure. n_jobs :
-    processes for a NumPy function, -1 for one per core. batched : whether a function computes a whole
+    processes for a NumPy function, -1 for one per core; None for one, or one per core where a fit would
+    take long. batched : whether a function computes a whole
     batch, ``function(f, g, y, mask)``; None to read its attribute ``batched``."""
 
     log_prob: Callable[..., Any] | Structure | Spec | str
     predict_with: str | Structure = "auto"
-    n_jobs: int = 1
+    n_jobs: int | None = None
     batched: bool | None = None
 
 
@@ -48,7 +49,7 @@ def structure_for(
     return Chain(rules, spec) if spec.is_chain else Declared(spec, rules, fitting)
 
 
-def as_structure(given: Any, n_jobs: int = 1) -> Structure:
+def as_structure(given: Any, n_jobs: int | None = None) -> Structure:
     """The likelihood to train with.
 
     given : 'chain' or 'piecewise'; a :class:`Spec`; a :class:`Structure`, which is returned as it is; any

@@ -19,7 +19,7 @@ from structgp.data.layout import GraphLayout
 from structgp.structures.base import Structure
 from structgp.structures.graph.factor_graph import GraphProgram
 from structgp.structures.graph.program_choice import choose_program
-from structgp.structures.masks import Rules, keep_known
+from structgp.structures.masks import Rules, keep_known, leaves_open, shrunk
 from structgp.structures.program import TRANSITIONS_AT_ONCE, variance
 from structgp.structures.semirings import LOG
 from structgp.structures.spec import Spec
@@ -33,7 +33,7 @@ class Declared(Structure):
     program chosen for each example (``graph.program_choice``). fitting : True for the likelihood of a fit,
     which needs log Z: where answers are to be sampled, it is summed as if nothing had been asked for."""
 
-    ignores_shift = handles_missing = many_templates = True
+    ignores_shift = handles_missing = takes_evidence = many_templates = True
     has_marginals = has_decoder = has_n_best = has_local_curvature = has_curvature = True
 
     def __init__(self, spec: Spec, rules: Rules | None = None, fitting: bool = False) -> None:
@@ -79,12 +79,16 @@ class Declared(Structure):
         return self.program(layout, scores, climbing).log_prob(self.gathered(scores, layout), y)
 
     def keep_known(self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout) -> tuple[Tensor, ...]:
-        """Scores with -inf at all labels but those of y that are known (not negative)."""
+        """Scores with -inf at all labels but those of y that are known (not negative), or with evidence y
+        (B, N, V) added."""
         found, T = list(scores), scores[self.nodes[0]].shape[2]
         for layer, k in enumerate(self.nodes):
             start = self._first_label(k, scores)
             some = slice(layer * T, (layer + 1) * T)
-            own = torch.where(y[:, some] >= 0, y[:, some] - start, y[:, some])
+            if y.is_floating_point():
+                own = y[:, some, start : start + scores[k].shape[-1]]
+            else:
+                own = torch.where(y[:, some] >= 0, y[:, some] - start, y[:, some])
             found[k] = keep_known(found[k], own, layout.mask[:, some])
         return tuple(found)
 
@@ -192,21 +196,22 @@ class Declared(Structure):
         wanted too, (B, R, T, T)."""
         with torch.no_grad():
             found = self._variances(scores, layout, bases)
-            if bool(((y < 0) & layout.mask).any()):
+            if leaves_open(y, layout.mask):
                 told = self._variances(self.keep_known(scores, y, layout), layout, bases)
                 found = [a - b for a, b in zip(found, told, strict=True)]
             found = [bend.clamp(min=0) for bend in found]
             for layer, k in enumerate(self.nodes):
                 if any(joint) and joint[k]:
-                    found[k] = self._covariances(scores, y, layout, layer, bases[k])
+                    whole = self._covariances(scores, y, layout, layer, bases[k])
+                    found[k] = shrunk(whole, found[k]) if y.is_floating_point() else whole
             return found
 
     def _covariances(
         self, scores: Sequence[Tensor], y: Tensor, layout: GraphLayout, layer: int, basis: Tensor | None
     ) -> Tensor:
         """(B, R, T, T) of the labels of one layer, averaged over draws: how marginals move with the scores
-        of each node, by differences. Nodes whose label is missing count as flat. Cost: 2 T R times that of
-        the marginals."""
+        of each node, by differences. Nodes whose label is missing count as flat, none under evidence. Cost:
+        2 T R times that of the marginals."""
         k, program = self.nodes[layer], self.program(layout, scores)
         _, B, T, V = scores[k].shape
         basis = torch.eye(V).to(scores[k]) if basis is None else basis.to(scores[k])
@@ -223,7 +228,8 @@ class Declared(Structure):
                     own = p[:, :, layer * T : (layer + 1) * T, start : start + V]
                     ends.append((own @ basis[:, r]).mean(0))  # (B, T)
                 found[:, r, t] = (ends[0] - ends[1]) / (2 * STEP)
-        known = ((y >= 0) & layout.mask)[:, layer * T : (layer + 1) * T]
+        known = layout.mask if y.is_floating_point() else (y >= 0) & layout.mask
+        known = known[:, layer * T : (layer + 1) * T]
         both = known[:, None, :, None] & known[:, None, None]
         return 0.5 * (found + found.mT) * both
 

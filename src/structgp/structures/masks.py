@@ -2,7 +2,8 @@
 
 A rule that label j never follows i puts -inf at g[i, j]; one on how a sequence begins or ends, or a label
 that is known, puts -inf at the other labels of its position. What remains is summed over or maximised as
-before.
+before. Evidence about a label, such as what annotators said of it, adds a finite number to the score of
+each label: a known label is the limit where all others get -inf, a missing one has 0 everywhere.
 """
 
 from __future__ import annotations
@@ -68,11 +69,28 @@ class Rules:
         return bool(free and all(rule.all() for rule in self.more.values()))
 
 
+def leaves_open(y: Tensor, mask: Tensor) -> bool:
+    """Whether y leaves labels to be summed over: labels (B, T) of which some are missing, or evidence (B,
+    T, V) in the place of labels."""
+    return y.is_floating_point() or bool(((y < 0) & mask).any())
+
+
 def keep_known(f: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """f (S, B, T, V) with -inf at all labels but y (B, T), where y is known (not negative)."""
+    """f (S, B, T, V) with -inf at all labels but y (B, T), where y is known (not negative); or with
+    evidence y (B, T, V) added, the log-likelihood of what was seen given each label."""
+    if y.is_floating_point():
+        return f + torch.where(mask[..., None], y, 0).to(f)
     known = (y >= 0) & mask
     others = torch.arange(f.shape[-1], device=f.device) != y[..., None]
     return f.masked_fill(others & known[..., None], -torch.inf)
+
+
+def shrunk(whole: Tensor, local: Tensor) -> Tensor:
+    """Curvature (B, R, T, T) of fully known labels, its rows and columns scaled so that the diagonal is
+    that which evidence leaves, ``local`` (B, T, R), 0 or more: positive semi-definite, as it was."""
+    full = whole.diagonal(dim1=-1, dim2=-2)  # (B, R, T)
+    share = torch.where(full > 0, local.mT / full.clamp(min=1e-300), 0).clamp(max=1).sqrt()
+    return whole * share[..., :, None] * share[..., None, :]
 
 
 def steps_to_anywhere(follows: Tensor) -> int | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from structgp.structures.masks import Rules, keep_known
+from structgp.structures.masks import Rules, keep_known, leaves_open
 from structgp.structures.semirings import LOG, MAX, KMax, Sampling, Semiring
 from structgp.structures.spec import Spec
 
@@ -72,9 +72,10 @@ class Program(ABC):
         return self.log_total(self.restrict(scores), semiring)
 
     def log_prob(self, scores: Scores, y: Tensor) -> Tensor:
-        """(S, B) log p(y); labels that are missing (negative) are summed out."""
+        """(S, B) log p(y); labels that are missing (negative) are summed out. Of evidence y (B, T, V), see
+        ``masks.keep_known``, the log of its expected likelihood, log Z(f + y) - log Z(f)."""
         scores, mask = self.restrict(scores), self.layout.mask
-        if bool(((y < 0) & mask).any()):
+        if leaves_open(y, mask):
             told = self.log_total((keep_known(scores[0], y, mask), *scores[1:]), LOG)
         else:
             told = self.score(scores, torch.where(mask, y, 0))

@@ -60,7 +60,7 @@ def likelihood_checks(
     n_jobs : the number of processes that a function is to be used with; unless 1, it must survive pickling.
     """
     structure = as_structure(likelihood, n_jobs)
-    in_processes = isinstance(structure, BlackBox) and structure.n_jobs != 1
+    in_processes = isinstance(structure, BlackBox) and structure.n_jobs not in (None, 1)
     names = ["shape", "deterministic", "draws", "inputs", "finite", "large", "gradient"]
     optional = {
         "padding": not isinstance(structure, BlackBox) or structure.batched,

@@ -1,16 +1,17 @@
 """JSON lines: one example per line, for every kind of structure.
 
-=========  ==============================================================================================
-tokens     of a sequence, or nodes of a tree or graph: a list of objects, lists of strings, or lists of
-           numbers. In an object, a list of numbers is a vector
-pixels     of a grid, in place of tokens: rows of objects, of lists of numbers, or of numbers
-labels     one per token, null where it is missing; rows of them for a grid; an object by layer where tokens
-           have several. May be left out of files that are yet to be labelled
-parents    of a tree: the number of each node's parent, counted from 0; -1 or null for a root
-edges      of a graph: ``{"cites": [[0, 2], [1, 2]]}``, numbers of nodes
-features   of edges: ``{"cites": [[0.5, 1], [2, 0]]}`` or a list of objects, one per edge
-id         anything; it is kept
-=========  ==============================================================================================
+===========  ==============================================================================================
+tokens       of a sequence, or nodes of a tree or graph: a list of objects, lists of strings, or lists of
+             numbers. In an object, a list of numbers is a vector
+pixels       of a grid, in place of tokens: rows of objects, of lists of numbers, or of numbers
+labels       one per token, null where it is missing; rows of them for a grid; an object by layer where
+             tokens have several. May be left out of files that are yet to be labelled
+annotations  labels of several annotators, by name, each in the form of ``labels``
+parents      of a tree: the number of each node's parent, counted from 0; -1 or null for a root
+edges        of a graph: ``{"cites": [[0, 2], [1, 2]]}``, numbers of nodes
+features     of edges: ``{"cites": [[0.5, 1], [2, 0]]}`` or a list of objects, one per edge
+id           anything; it is kept
+===========  ==============================================================================================
 
 What ``structgp tag`` adds to a line (``ANSWERS``) is skipped when it is read again."""
 
@@ -27,7 +28,7 @@ from structgp.data.graphs import Graph, edges_of, parents_of
 from structgp.data.sources.lines import FileSequence, Source, iter_lines, name_of
 from structgp.errors import InputError
 
-KEYS = ("tokens", "pixels", "labels", "parents", "edges", "features", "id")
+KEYS = ("tokens", "pixels", "labels", "annotations", "parents", "edges", "features", "id")
 ANSWERS = ("probability", "probabilities", "labellings", "sets")
 FORMS = ("sequence", "grid", "tree", "graph")
 SHOWN = ("word", "token", "form", "text")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from structgp.gp.block import AXIS_PRIOR_COUNT, LARGEST_FACTOR, LEAST_PRECISION, Block, Entropy, Seen, ratio
 from structgp.gp.kernels import active_features, weight_parts, weight_variances
+from structgp.gp.token_moments import TokenMoments
 from structgp.gp.weight_rows import Constant, WeightConditional, noise_table
 
 PRIOR_COUNT = 10.0
@@ -135,6 +136,12 @@ class Weights(Block):
     def mean_draw(self) -> WeightDraws:
         return WeightDraws(self.prior_factor(), None)
 
+    def token_moments(self) -> TokenMoments | None:
+        with torch.no_grad():
+            sd = self.scale * self.prior_factor()
+            variances = (sd * self.factor).square()
+            return TokenMoments(self.kernel, (sd * self.m).T, variances.T, float(self.scale.square()))
+
     def curvature_sum(self) -> WeightCurvature:
         return WeightCurvature(self, torch.zeros_like(self.m))
 
@@ -244,6 +251,13 @@ class Table(Weights):
 
     def conditional(self, rows: Tensor | None, mask: Tensor, factor: Tensor) -> Constant:
         return Constant(self)
+
+    def token_moments(self) -> None:
+        return None
+
+    def independent_functions(self) -> tuple[Tensor, Tensor] | None:
+        with torch.no_grad():
+            return self.scale * self.m[:, 0], self.scale * self.spread.abs()
 
     @property
     def spread(self) -> Tensor:

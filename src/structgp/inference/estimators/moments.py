@@ -206,17 +206,29 @@ def path_moments(target: Target, noise: Noise, function: Function) -> tuple[Mome
     leaves = tuple(eps.detach().requires_grad_() for eps in noise)
     with torch.enable_grad():
         values = function(leaves)
-        weight = target.weight.to(values)
-        total = (values * weight).sum()
-        grads: Sequence[Tensor | None] = [None] * len(leaves)
-        # A function may happen not to depend on its latent values at all.
-        if total.requires_grad:
-            grads = torch.autograd.grad(total, leaves, allow_unused=True)
+        total = (values * target.weight.to(values)).sum()
+    found = slopes_at(total, leaves)
+    values = values.detach()
+    return moments_along(target, noise, found, values), values
+
+
+def slopes_at(total: Tensor, leaves: Noise) -> Noise:
+    """Derivatives of a number in the noise; 0 where it happens not to depend on its latent values at
+    all."""
+    found: Sequence[Tensor | None] = [None] * len(leaves)
+    if total.requires_grad:
+        found = torch.autograd.grad(total, leaves, allow_unused=True)
+    both = zip(leaves, found, strict=True)
+    return tuple(torch.zeros_like(eps) if grad is None else grad for eps, grad in both)
+
+
+def moments_along(target: Target, noise: Noise, grads: Noise, values: Tensor) -> Moments:
+    """The pathwise form from derivatives at the noise of the values (S, B), summed with their weights."""
+    weight = target.weight.to(values)
     # What has no weight has no gradient here either: 0, and not 0 / 0.
     share = torch.where(weight > 0, weight, 1)[:, None, None]
     slopes, bends = [], []
-    for group, eps, found in zip(target.groups, noise, grads, strict=True):
-        grad = torch.zeros_like(eps) if found is None else found
+    for group, eps, grad in zip(target.groups, noise, grads, strict=True):
         if group.mask is None:
             bend = eps.T @ grad / len(eps) if group.full else (eps * grad).mean(0)
             bends.append(0.5 * (bend + bend.T) if group.full else bend)
@@ -225,8 +237,7 @@ def path_moments(target: Target, noise: Noise, function: Function) -> tuple[Mome
             bend = (eps.permute(1, 3, 2, 0) @ grad.permute(1, 3, 0, 2)) / len(eps)
             bends.append(0.5 * (bend + bend.mT))
         slopes.append(grad.mean(0))
-    values = values.detach()
-    return masked(target, Moments(values.mean(0), tuple(slopes), tuple(bends))), values
+    return masked(target, Moments(values.mean(0), tuple(slopes), tuple(bends)))
 
 
 def masked(target: Target, moments: Moments) -> Moments:

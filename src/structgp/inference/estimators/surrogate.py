@@ -24,13 +24,16 @@ from structgp.inference.estimators.designs import Design, draw, replicate_sizes,
 from structgp.inference.estimators.moments import (
     Estimate,
     Estimator,
+    Function,
     Moments,
     Noise,
     Target,
     combine,
     masked,
+    moments_along,
     path_moments,
     score_moments,
+    slopes_at,
     variance_of_mean,
 )
 
@@ -44,6 +47,9 @@ MANY_DRAWS = 32
 PATHWISE_SHARE, LEAST_PATHWISE = 2, 64
 """Pathwise gradients of the parts are surer than scores of the residual, and dear: half the draws of a
 replicate will do, but not fewer than 64."""
+
+MOST_AT_ONCE = 1 << 20
+"""Random numbers of all replicates that one call of the likelihood may get."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +86,15 @@ class Surrogate(Estimator):
         sizes = replicate_sizes(self.n_draws, REPLICATES, "iid")
         quadratic = _Quadratic(target, memory) if memory is not None and self.uses_memory else None
         draws = list(draw(target, "iid", sizes, generator))
-        values = [target.log_prob(d) for d in draws]
-        features = [_features(target, d, quadratic) for d in draws]
+        values = _at_once(target.log_prob, draws)
+        stand_ins = _StandIns(target, draws, quadratic)
+        fits = list(_regressions(values, stand_ins.features))
+        found = stand_ins.moments([beta for _, beta in fits])
         estimates = []
-        fits = _regressions(values, features)
-        for d, l, c, (less, beta) in zip(draws, values, features, fits, strict=True):
-            residual = score_moments(target, d, l - less - (c * beta).sum(-1))
-            some = tuple(eps[: max(len(l) // PATHWISE_SHARE, LEAST_PATHWISE)] for eps in d)
-            estimates.append(residual + _surrogate_moments(target, some, beta, quadratic))
+        for d, l, c, (less, beta), about in zip(
+            draws, values, stand_ins.features, fits, found, strict=True
+        ):
+            estimates.append(score_moments(target, d, l - less - (c * beta).sum(-1)) + about)
         return Estimate.of(estimates, sizes, values, variance_of_mean(torch.cat(values)))
 
 
@@ -119,6 +126,19 @@ class PathwiseSurrogate(Estimator):
             stands = _surrogate_moments(target, extra, beta, None)
             estimates.append(found - _surrogate_moments(target, d, beta, None) + stands)
         return Estimate.of(estimates, sizes, values, combine(moments, sizes)[1].value)
+
+
+def _at_once(function: Function, draws: Sequence[Noise]) -> list[Tensor]:
+    """A function at the draws of each replicate, in one call where these are few: a likelihood in Python
+    costs as much for ten draws as for a hundred."""
+    if not _fit_at_once(draws):
+        return [function(noise) for noise in draws]
+    whole = function(tuple(torch.cat(of_group) for of_group in zip(*draws, strict=True)))
+    return list(whole.split([len(noise[0]) for noise in draws]))
+
+
+def _fit_at_once(draws: Sequence[Noise]) -> bool:
+    return sum(eps.numel() for noise in draws for eps in noise) <= MOST_AT_ONCE
 
 
 class _Quadratic:
@@ -164,6 +184,51 @@ class _Quadratic:
                 slopes.append(m.slopes[k] * linear[:, None, None])
                 bends.append(m.bends[k] * square[:, None, None, None])
         return masked(target, Moments(torch.zeros_like(m.value), tuple(slopes), tuple(bends)))
+
+
+class _StandIns:
+    """The parts and the quadratic at the draws of each replicate. features : (S, B, C) of each. Where draws
+    are few, the parts of all are computed once and kept with what their derivatives need."""
+
+    def __init__(self, target: Target, draws: Sequence[Noise], quadratic: _Quadratic | None) -> None:
+        self.target, self.draws, self.quadratic = target, draws, quadratic
+        self.sizes, self.parts = [len(noise[0]) for noise in draws], target.parts
+        self.at_once = max(self.sizes) <= LEAST_PATHWISE and _fit_at_once(draws) and self.parts is not None
+        if not self.at_once:
+            self.features = _at_once(lambda d: _features(target, d, quadratic), draws)
+            return
+        assert self.parts is not None
+        whole = (torch.cat(of_group) for of_group in zip(*draws, strict=True))
+        self.leaves = tuple(eps.requires_grad_() for eps in whole)
+        with torch.enable_grad():
+            self.values = self.parts(self.leaves)
+        self.features = list(self.values.detach().split(self.sizes))
+        if quadratic is not None:
+            both = zip(self.features, draws, strict=True)
+            self.features = [torch.cat([c, quadratic(noise)], -1) for c, noise in both]
+
+    def moments(self, betas: Sequence[Tensor]) -> list[Moments]:
+        """Slope and bend of beta c for each replicate, with coefficients (B, C)."""
+        quadratic, target = self.quadratic, self.target
+        if not self.at_once:
+            most = max(max(self.sizes) // PATHWISE_SHARE, LEAST_PATHWISE)
+            some = [tuple(eps[:most] for eps in noise) for noise in self.draws]
+            both = zip(some, betas, strict=True)
+            return [_surrogate_moments(target, noise, beta, quadratic) for noise, beta in both]
+        C = self.values.shape[-1]
+        each = torch.cat(
+            [beta[None, :, :C].expand(n, -1, -1) for beta, n in zip(betas, self.sizes, strict=True)]
+        )
+        with torch.enable_grad():
+            sums = (self.values * each).sum(-1)  # (S, B)
+            total = (sums * target.weight.to(sums)).sum()
+        grads = zip(*(grad.split(self.sizes) for grad in slopes_at(total, self.leaves)), strict=True)
+        found = []
+        parts = zip(self.draws, grads, sums.detach().split(self.sizes), betas, strict=True)
+        for noise, slopes, values, beta in parts:
+            about = moments_along(target, noise, slopes, values)
+            found.append(about if quadratic is None else about + quadratic.moments(target, beta[:, C:]))
+        return found
 
 
 def _features(target: Target, noise: Noise, quadratic: _Quadratic | None) -> Tensor:

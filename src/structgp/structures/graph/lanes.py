@@ -1,8 +1,9 @@
-"""Eight numbers at a time for compiled loops: the same place in eight draws, side by side in memory.
+"""Eight numbers at a time for compiled loops, or sixteen in single precision: the same place in as many
+draws, side by side in memory.
 
 Each function is a few vector instructions: numba does not make them of eight statements in a row, and for a
-loop of eight it first asks whether arrays overlap. Places are those of the first number, in flat float64
-arrays.
+loop of eight it first asks whether arrays overlap. Places are those of the first number, in flat arrays,
+all of one type. Docstrings have L for the number of lanes.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 8
+LANES, SINGLE_LANES = 8, 16
+"""Numbers in double and in single precision that fill 64 bytes."""
 
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)
+_SINGLE = ir.VectorType(ir.FloatType(), SINGLE_LANES)
 _CONTRACT = ("contract",)
 
 
@@ -26,20 +29,42 @@ class _Code:
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
         self.context, self.builder, self.types, self.arguments = context, builder, signature.args, arguments
+        self.vector = _SINGLE if signature.args[0].dtype == types.float32 else _VECTOR
+        self.lanes = ir.Constant(ir.IntType(64), self.vector.count)
+
+    def constant(self, value: float) -> Any:
+        """The same number in all lanes."""
+        return ir.Constant(self.vector, [value] * self.vector.count)
 
     def pointer(self, array: int, place: Any) -> Any:
-        """To eight numbers of an array, both by their number among the arguments, or to a place given."""
+        """To the lanes of an array, both by their number among the arguments, or to a place given."""
         given = self.context.make_array(self.types[array])(
             self.context, self.builder, self.arguments[array]
         )
         place = self.arguments[place] if isinstance(place, int) else place
-        return self.builder.bitcast(self.builder.gep(given.data, [place]), _VECTOR.as_pointer())
+        return self.builder.bitcast(self.builder.gep(given.data, [place]), self.vector.as_pointer())
+
+    def number(self, array: int, place: Any) -> Any:
+        """One number of an array."""
+        given = self.context.make_array(self.types[array])(
+            self.context, self.builder, self.arguments[array]
+        )
+        return self.builder.load(self.builder.gep(given.data, [place]))
+
+    def spread(self, value: Any) -> Any:
+        """The lanes that all have a number which is known when the code runs."""
+        first = self.builder.insert_element(
+            ir.Constant(self.vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0)
+        )
+        nowhere = ir.Constant(self.vector, ir.Undefined)
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.vector.count), [0] * self.vector.count)
+        return self.builder.shuffle_vector(first, nowhere, zeros)
 
     def load(self, array: int, place: Any) -> Any:
-        return self.builder.load(self.pointer(array, place), align=8)
+        return self.builder.load(self.pointer(array, place), align=4)
 
     def store(self, value: Any, array: int, place: Any) -> None:
-        self.builder.store(value, self.pointer(array, place), align=8)
+        self.builder.store(value, self.pointer(array, place), align=4)
 
     def times(self, a: Any, b: Any) -> Any:
         return self.builder.fmul(a, b, flags=_CONTRACT)
@@ -48,8 +73,8 @@ class _Code:
         return self.builder.fadd(a, b, flags=_CONTRACT)
 
     def fold(self, count: int, start: float, step: Callable[[Any, Any], Any]) -> Any:
-        """step(so far, m) for m = 0, 1, ... below an argument, from eight times ``start``."""
-        so_far = cgutils.alloca_once_value(self.builder, constant(start))
+        """step(so far, m) for m = 0, 1, ... below an argument, from ``start`` in all lanes."""
+        so_far = cgutils.alloca_once_value(self.builder, self.constant(start))
         with cgutils.for_range(self.builder, self.arguments[count]) as loop:
             self.builder.store(step(self.builder.load(so_far), loop.index), so_far)
         return self.builder.load(so_far)
@@ -57,13 +82,6 @@ class _Code:
     def after(self, place: int, m: Any, step: Any) -> Any:
         """The place that is m steps after an argument."""
         return self.builder.add(self.arguments[place], self.builder.mul(m, step))
-
-
-def constant(value: float) -> Any:
-    return ir.Constant(_VECTOR, [value] * LANES)
-
-
-_EIGHT = ir.Constant(ir.IntType(64), LANES)
 
 
 def _written(*given: Any) -> Callable[[Callable[[_Code], None]], tuple[Any, Any]]:
@@ -108,7 +126,7 @@ def divide(_: Any, out: Any, o: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
     @_written(out, types.int64, a, types.int64, b, types.int64)
     def found(to: _Code) -> None:
         by = to.times(to.load(2, 3), to.load(4, 5))
-        by = to.builder.select(to.builder.fcmp_ordered("==", by, constant(0)), constant(1), by)
+        by = to.builder.select(to.builder.fcmp_ordered("==", by, to.constant(0)), to.constant(1), by)
         to.store(to.builder.fdiv(to.load(0, 1), by), 0, 1)
 
     return found
@@ -144,12 +162,12 @@ def add_product(
 
 @intrinsic
 def dot(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: Any) -> Any:
-    """out[o] <- the sum of a[8 m] b[j + step m] over m < n."""
+    """out[o] <- the sum of a[L m] b[j + step m] over m < n."""
 
     @_written(out, types.int64, types.int64, a, b, types.int64, types.int64)
     def found(to: _Code) -> None:
         def term(so_far: Any, m: Any) -> Any:
-            first = to.load(3, to.builder.mul(m, _EIGHT))
+            first = to.load(3, to.builder.mul(m, to.lanes))
             return to.plus(so_far, to.times(first, to.load(4, to.after(5, m, to.arguments[6]))))
 
         to.store(to.fold(2, 0, term), 0, 1)
@@ -159,29 +177,29 @@ def dot(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: Any) -> 
 
 @intrinsic
 def row_sum(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any) -> Any:
-    """out[o] <- the sum of a[i + 8 m] over m < n."""
+    """out[o] <- the sum of a[i + L m] over m < n."""
 
     @_written(out, types.int64, types.int64, a, types.int64)
     def found(to: _Code) -> None:
-        to.store(to.fold(2, 0, lambda x, m: to.plus(x, to.load(3, to.after(4, m, _EIGHT)))), 0, 1)
+        to.store(to.fold(2, 0, lambda x, m: to.plus(x, to.load(3, to.after(4, m, to.lanes)))), 0, 1)
 
     return found
 
 
 @intrinsic
 def extremes(_: Any, high: Any, low: Any, n: Any, a: Any, i: Any) -> Any:
-    """high[0] <- the largest of a[i + 8 m] over m < n, or 0; low[0] <- the smallest above 0, or inf."""
+    """high[0] <- the largest of a[i + L m] over m < n, or 0; low[0] <- the smallest above 0, or inf."""
 
     @_written(high, low, types.int64, a, types.int64)
     def found(to: _Code) -> None:
         def larger(so_far: Any, m: Any) -> Any:
-            here = to.load(3, to.after(4, m, _EIGHT))
+            here = to.load(3, to.after(4, m, to.lanes))
             return to.builder.select(to.builder.fcmp_ordered(">", here, so_far), here, so_far)
 
         def smaller(so_far: Any, m: Any) -> Any:
-            here = to.load(3, to.after(4, m, _EIGHT))
+            here = to.load(3, to.after(4, m, to.lanes))
             here = to.builder.select(
-                to.builder.fcmp_ordered(">", here, constant(0)), here, constant(float("inf"))
+                to.builder.fcmp_ordered(">", here, to.constant(0)), here, to.constant(float("inf"))
             )
             return to.builder.select(to.builder.fcmp_ordered("<", here, so_far), here, so_far)
 
@@ -194,15 +212,15 @@ def extremes(_: Any, high: Any, low: Any, n: Any, a: Any, i: Any) -> Any:
 
 @intrinsic
 def four_dots(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: Any, across: Any) -> Any:
-    """out[o + 8 r] <- the sum of a[8 m] b[j + across r + step m] over m < n, for r = 0, 1, 2, 3: a number
+    """out[o + L r] <- the sum of a[L m] b[j + across r + step m] over m < n, for r = 0, 1, 2, 3: a number
     of a that is loaded serves all four."""
     i64 = types.int64
 
     @_written(out, i64, i64, a, b, i64, i64, i64)
     def found(to: _Code) -> None:
-        sums = [cgutils.alloca_once_value(to.builder, constant(0)) for _ in range(4)]
+        sums = [cgutils.alloca_once_value(to.builder, to.constant(0)) for _ in range(4)]
         with cgutils.for_range(to.builder, to.arguments[2]) as loop:
-            first = to.load(3, to.builder.mul(loop.index, _EIGHT))
+            first = to.load(3, to.builder.mul(loop.index, to.lanes))
             place = to.after(5, loop.index, to.arguments[6])
             for so_far in sums:
                 product = to.times(first, to.load(4, place))
@@ -211,19 +229,46 @@ def four_dots(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, j: Any, step: An
         place = to.arguments[1]
         for so_far in sums:
             to.store(to.builder.load(so_far), 0, place)
-            place = to.builder.add(place, _EIGHT)
+            place = to.builder.add(place, to.lanes)
+
+    return found
+
+
+@intrinsic
+def four_sums(
+    _: Any, out: Any, o: Any, apart: Any, n: Any, x: Any, i: Any, step: Any, across: Any, b: Any, j: Any,
+    along: Any,
+) -> Any:  # fmt: skip
+    """out[o + apart r] <- the sum of x[i + across r + step m] b[j + along m] over m < n, for r = 0, 1, 2,
+    3. x has numbers, not lanes: each multiplies all lanes of b."""
+    i64 = types.int64
+
+    @_written(out, i64, i64, i64, x, i64, i64, i64, b, i64, i64)
+    def found(to: _Code) -> None:
+        sums = [cgutils.alloca_once_value(to.builder, to.constant(0)) for _ in range(4)]
+        with cgutils.for_range(to.builder, to.arguments[3]) as loop:
+            lanes = to.load(8, to.after(9, loop.index, to.arguments[10]))
+            place = to.after(5, loop.index, to.arguments[6])
+            for so_far in sums:
+                product = to.times(to.spread(to.number(4, place)), lanes)
+                to.builder.store(to.plus(to.builder.load(so_far), product), so_far)
+                place = to.builder.add(place, to.arguments[7])
+        place = to.arguments[1]
+        for so_far in sums:
+            to.store(to.builder.load(so_far), 0, place)
+            place = to.builder.add(place, to.arguments[2])
 
     return found
 
 
 @intrinsic
 def product_sum(_: Any, out: Any, o: Any, n: Any, a: Any, b: Any, c: Any, i: Any) -> Any:
-    """out[o] <- the sum of a[i + 8 m] b[i + 8 m] c[i + 8 m] over m < n."""
+    """out[o] <- the sum of a[i + L m] b[i + L m] c[i + L m] over m < n."""
 
     @_written(out, types.int64, types.int64, a, b, c, types.int64)
     def found(to: _Code) -> None:
         def term(so_far: Any, m: Any) -> Any:
-            place = to.after(6, m, _EIGHT)
+            place = to.after(6, m, to.lanes)
             return to.plus(
                 so_far, to.times(to.times(to.load(3, place), to.load(4, place)), to.load(5, place))
             )
@@ -240,9 +285,9 @@ def invert(_: Any, out: Any, o: Any, a: Any, i: Any) -> Any:
     @_written(out, types.int64, a, types.int64)
     def found(to: _Code) -> None:
         by = to.load(2, 3)
-        nothing = to.builder.fcmp_ordered("==", by, constant(0))
-        found = to.builder.fdiv(constant(1), to.builder.select(nothing, constant(1), by))
-        to.store(to.builder.select(nothing, constant(0), found), 0, 1)
+        nothing = to.builder.fcmp_ordered("==", by, to.constant(0))
+        found = to.builder.fdiv(to.constant(1), to.builder.select(nothing, to.constant(1), by))
+        to.store(to.builder.select(nothing, to.constant(0), found), 0, 1)
 
     return found
 
@@ -264,7 +309,7 @@ def agree_two(_: Any, node: Any, i: Any, j: Any, a: Any, b: Any, factor: Any, ga
         def larger(x: Any, y: Any) -> Any:
             return build.select(build.fcmp_ordered(">", x, y), x, y)
 
-        floor = constant_of(build, to.arguments[7])
+        floor = to.spread(to.arguments[7])
         p, nodes = [], []
         for place, k in ((1, 0), (2, LANES)):
             nodes.append(to.load(0, place))
@@ -272,7 +317,7 @@ def agree_two(_: Any, node: Any, i: Any, j: Any, a: Any, b: Any, factor: Any, ga
             p.append(to.times(product, to.load(5, ir.Constant(ir.IntType(64), k))))
         zero = ir.Constant(ir.IntType(64), 0)
         apart = build.fsub(p[0], p[1])
-        apart = to.times(larger(apart, build.fsub(constant(0), apart)), constant(0.5))
+        apart = to.times(larger(apart, build.fsub(to.constant(0), apart)), to.constant(0.5))
         to.store(larger(apart, to.load(6, zero)), 6, zero)
         one, other = (larger(x, floor) for x in p)
         both = to.times(one, other)
@@ -280,12 +325,4 @@ def agree_two(_: Any, node: Any, i: Any, j: Any, a: Any, b: Any, factor: Any, ga
         to.store(to.times(nodes[0], to.times(by, other)), 0, 1)
         to.store(to.times(nodes[1], to.times(by, one)), 0, 2)
 
-    return found
-
-
-def constant_of(builder: Any, value: Any) -> Any:
-    """Eight times a number that is known when the code runs."""
-    found = ir.Constant(_VECTOR, ir.Undefined)
-    for lane in range(LANES):
-        found = builder.insert_element(found, value, ir.Constant(ir.IntType(32), lane))
     return found

@@ -20,7 +20,7 @@ from structgp.structures.linear_chain.messages import (
     pass_messages,
 )
 from structgp.structures.linear_chain.second_moments import chain_curvature
-from structgp.structures.masks import Rules, keep_known
+from structgp.structures.masks import Rules, keep_known, leaves_open, shrunk
 from structgp.structures.program import Layout, Program, Scores, compile, draws_at_once, variance
 from structgp.structures.semirings import LOG, Semiring, draw
 from structgp.structures.spec import Spec
@@ -31,7 +31,7 @@ class Chain(Structure):
     ``spec`` declares. Labels y that are missing (negative) are summed out. With ``chain(order=0)`` tokens
     are independent and g is not read. Cost O(S B T V^2) unless a method says otherwise."""
 
-    ignores_shift = handles_missing = takes_single = True
+    ignores_shift = handles_missing = takes_evidence = takes_single = True
     rules: Rules | None = None
     _n_scores = 2  # templates of the spec
 
@@ -85,9 +85,13 @@ class Chain(Structure):
         """Exact second moments of nodes, the same for every y without a missing label, and of a shared
         table; cost O(S B T^2 V^3). Tables by position have those of ``local_curvature``, and so have
         transitions of sequences with a missing label. Positions whose label is missing count as flat, so
-        that what they leave is concave."""
+        that what they leave is concave. Evidence shrinks the moments to what it takes away of each
+        position's (``masks.shrunk``)."""
         with torch.no_grad():
             found = chain_curvature(*self.walk(f, g, mask), mask, basis)
+            if y.is_floating_point():
+                left = self.local_curvature(f, g, y, mask, basis)
+                return Curvature(shrunk(found.node, left.node), left.next)
             known = (y >= 0) & mask
             part = (known != mask).any(-1)  # (B,) some label is missing
             exact = g.dim() == 3 and self.spec.next is not None
@@ -102,13 +106,13 @@ class Chain(Structure):
     def local_curvature(
         self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None
     ) -> Curvature:
-        """Variances of each label, and of each label with the next one. With labels missing, what those
-        variances lose by the labels that are known; what they gain counts as flat."""
+        """Variances of each label, and of each label with the next one. With labels missing, or evidence in
+        their place, what those variances lose by what is known; what they gain counts as flat."""
         with torch.no_grad():
             program = compile(self.spec, Layout(mask), self.rules)
             scores = program.restrict((f, g)[: self._n_scores])
             node, transition = program.variances(scores, basis)
-            if bool(((y < 0) & mask).any()):
+            if leaves_open(y, mask):
                 told = keep_known(scores[0], y, mask), *scores[1:]
                 node_left, left = program.variances(told, basis)
                 node, transition = node - node_left, transition - left

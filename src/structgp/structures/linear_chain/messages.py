@@ -169,6 +169,13 @@ def restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     return spread * _detour(g, bool(within.any()), f.shape[2])
 
 
+def steps_back(g: Tensor) -> float:
+    """Steps after which every label can follow every label under tables (..., V, V) with -inf at what is
+    forbidden; inf where there is no such number."""
+    steps = steps_to_anywhere(~(g == -torch.inf).flatten(0, -3).any(0))
+    return torch.inf if steps is None else steps
+
+
 def _detour(g: Tensor, is_barred: bool, T: int) -> int:
     """Steps after which every label can follow every label, at most T. is_barred : labels are ruled out in
     the middle of a sequence."""
@@ -306,6 +313,13 @@ class Logs:
 
     def node_marginals(self) -> Tensor:
         return self._backward()[0]
+
+    def rest(self) -> Tensor:
+        """(S, B, T, V) logs of what all other positions say of each one, in any scale."""
+        before = torch.zeros_like(self.f)
+        for t in range(1, self.f.shape[2]):
+            before[:, :, t] = torch.logsumexp(self.alpha[:, :, t - 1, :, None] + self._table(t), -2)
+        return before + self._backward()[1]
 
     def walk(self) -> tuple[Tensor, Tensor]:
         nodes, beta = self._backward()

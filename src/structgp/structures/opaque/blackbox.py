@@ -6,6 +6,7 @@ Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 from __future__ import annotations
 
 import math
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any, cast
@@ -42,16 +43,18 @@ class BlackBox(Structure):
         errors. NumPy functions are given read-only arrays, torch functions copies.
     batched : the function computes a whole batch, ``function(f, g, y, mask)`` with f (S, B, T, V),
         g (S, V, V), y and mask (B, T) -> (S, B). Where the mask is false, f and y are 0 and must not count.
-    n_jobs : processes that share the sequences of a batch, -1 for one per core. Only for NumPy
-        functions of one sequence; ignored for others. joblib must be able to pickle the function, which it
-        can for most closures and lambdas.
+    n_jobs : processes that share the sequences of a batch, -1 for one per core; None for one, unless a fit
+        would take long (``plan.foreseen``). Only for NumPy functions of one sequence; ignored for others.
+        joblib must be able to pickle the function, which it can for most closures and lambdas.
     """
 
-    def __init__(self, function: Callable[..., Any], *, batched: bool = False, n_jobs: int = 1) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, batched: bool = False, n_jobs: int | None = None
+    ) -> None:
         if not callable(function):
             problem = f"a {type(function).__name__} cannot be called"
             raise InputError("structure", problem, "pass a function")
-        if not isinstance(n_jobs, int | np.integer) or n_jobs == 0:
+        if n_jobs is not None and (not isinstance(n_jobs, int | np.integer) or n_jobs == 0):
             problem = f"must be an integer other than 0, got {n_jobs!r}"
             raise InputError("n_jobs", problem, "pass 1 or more, or -1")
         self.function, self.batched, self.n_jobs = function, batched, n_jobs
@@ -74,6 +77,22 @@ class BlackBox(Structure):
                 text = f"{self._caller.place}: {said}; only its values are used"
                 warnings.warn(text, StructgpWarning, stacklevel=2)
         return self._kind
+
+    @property
+    def kind(self) -> Kind:
+        """What ``probe`` found, with 3 labels if it was not called before."""
+        return self.probe(3)
+
+    @property
+    def can_be_sent(self) -> bool:
+        """Whether joblib can send the function to other processes."""
+        from joblib import wrap_non_picklable_objects
+
+        try:
+            pickle.dumps(wrap_non_picklable_objects(self.function, keep_wrapper=False))
+        except Exception:  # whatever a user's object does when it is pickled
+            return False
+        return True
 
     @property
     def has_gradient(self) -> bool:  # type: ignore[override]
@@ -127,7 +146,7 @@ class BlackBox(Structure):
             return self._caller, g[draws], [(b, f[draws, b, :n], y[b, :n]) for b, n in group]
 
         S, n = len(f), len(ends)
-        n_jobs = effective_n_jobs(self.n_jobs) if self.n_jobs != 1 else 1
+        n_jobs = effective_n_jobs(self.n_jobs) if self.n_jobs not in (None, 1) else 1
         if n_jobs == 1:
             return _work(*task(slice(None), ends))
         pieces = min(S, math.ceil(n_jobs / n)) if n < n_jobs else 1

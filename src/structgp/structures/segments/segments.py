@@ -13,7 +13,7 @@ from structgp.data.layout import GraphLayout
 from structgp.errors import InputError
 from structgp.structures.base import Curvature, Structure
 from structgp.structures.declare import segments
-from structgp.structures.masks import Rules, keep_known
+from structgp.structures.masks import Rules, keep_known, leaves_open
 from structgp.structures.program import Layout, Scores
 from structgp.structures.segments.semi_markov import SegmentsProgram
 from structgp.structures.segments.span_scheme import SpanScheme
@@ -39,7 +39,7 @@ class Segments(Structure):
     usual schemes. The labels alone are not a Markov chain: ``spans`` has the probabilities of spans, and
     ``walk`` is the chain with the same probabilities of neighbouring labels."""
 
-    ignores_shift = handles_missing = many_templates = True
+    ignores_shift = handles_missing = takes_evidence = many_templates = True
     rules: Rules | None = None
 
     def __init__(self, scheme: SpanScheme, rules: Rules | None = None, spec: Spec | None = None) -> None:
@@ -119,13 +119,14 @@ class Segments(Structure):
         self, f: Tensor, g: Tensor, h: Tensor, y: Tensor, mask: Tensor, basis: Tensor | None = None,
         segment: Tensor | None = None,
     ) -> SegmentsCurvature:  # fmt: skip
-        """Variances of each label, each label with the next one, and each span. With labels missing, what
-        those variances lose by the labels that are known; what they gain counts as flat."""
+        """Variances of each label, each label with the next one, and each span. With labels missing, or
+        evidence in their place, what those variances lose by what is known; what they gain counts as
+        flat."""
         with torch.no_grad():
             program = self.program(mask)
             scores = program.restrict(self._scores(f, g, h, segment))
             found = program.variances(scores, basis)
-            if bool(((y < 0) & mask).any()):
+            if leaves_open(y, mask):
                 left = program.variances((keep_known(scores[0], y, mask), *scores[1:]), basis)
                 found = tuple(a - b for a, b in zip(found, left, strict=True))
             return SegmentsCurvature(*(x.clamp(min=0) for x in found))

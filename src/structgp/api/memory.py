@@ -1,0 +1,59 @@
+"""Training data that an estimator remembers, so that ``partial_fit`` can refit it with what is new.
+
+A posterior of independent weights is a poor memory of few sequences: it knows how sure each weight is, and
+not that several of them are only sure together, so that a handful of new sequences undoes what earlier ones
+taught. As long as there is little data, the data themselves are the better memory, and a refit takes
+seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from structgp.data.examples import Examples
+from structgp.data.graphs import length_of
+
+MOST_TOKENS = 20_000
+"""As many are remembered: some ten seconds of a fit. Parts that follow on more data than that are large
+themselves, or change little."""
+
+GROWTH = 1.5
+"""By this factor the data may grow before it is chosen anew how often they count."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """X, y, weights : all the data that a model was fitted to, as they were given. weighed : tokens when it
+    was last chosen how often the data count."""
+
+    X: list[Any]
+    y: list[Any]
+    weights: np.ndarray | None
+    weighed: int
+
+    @classmethod
+    def of(cls, X: Sequence[Any], y: Sequence[Any], examples: Examples) -> Memory | None:
+        """The sequences of X and y that were used, encoded as examples; None where there are too many to be
+        remembered."""
+        if examples.n_tokens > MOST_TOKENS:
+            return None
+        used = [i for i, rows in enumerate(examples.rows) if len(rows)]
+        weights = None if examples.weights is None else examples.weights[used]
+        return cls([X[i] for i in used], [y[i] for i in used], weights, examples.n_tokens)
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(map(length_of, self.X))
+
+    def after(self, earlier: Memory | None) -> Memory | None:
+        """Earlier data and this; None where not all of it is remembered."""
+        if earlier is None or earlier.n_tokens + self.n_tokens > MOST_TOKENS:
+            return None
+        weights = None
+        if self.weights is not None or earlier.weights is not None:
+            each = (earlier, self)
+            weights = np.concatenate([np.ones(len(m.X)) if m.weights is None else m.weights for m in each])
+        return Memory([*earlier.X, *self.X], [*earlier.y, *self.y], weights, earlier.weighed)

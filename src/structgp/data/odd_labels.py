@@ -1,0 +1,101 @@
+"""Labels that look like slips: seen once, or one letter from another that is far more frequent."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from structgp.errors import StructgpWarning
+
+SLIPS, TIMES = 3, 10
+"""A slip is made so often at most, and what was meant is so many times as frequent at least."""
+
+SHORTEST = 3
+"""Letters that a name has to have: of shorter ones, too many are a letter apart on purpose."""
+
+ENOUGH_TOKENS = 200
+"""From so many labelled tokens on, a label whose name occurs once is worth a word."""
+
+MOST_NAMED = 5
+"""Labels that a warning names."""
+
+
+def warn_of_odd_labels(
+    examples: Any, before: Mapping[str, float] | None = None, stacklevel: int = 3
+) -> None:
+    """One warning for all of them. examples : with classes, how often each occurs, and ``given`` where they
+    are those of several annotators. before : how often labels occurred in earlier data."""
+    numbers, given = examples.label_counts, getattr(examples, "given", None)
+    if given is not None:
+        numbers = np.bincount(given.label, minlength=len(numbers))
+    counts = dict(zip(examples.labels.classes, numbers.tolist(), strict=True))
+    for label, count in (before or {}).items():
+        counts[label] = counts.get(label, 0) + count
+    slips = meant_by(counts)
+    told = [f"{slip!r} ({_times(counts[slip])}) is close to {meant!r}" for slip, meant in slips.items()]
+    told = _some(told)
+    once = [repr(label) for label in single(counts) if label not in slips]
+    if once and sum(counts.values()) >= ENOUGH_TOKENS:
+        told.append(f"{', '.join(_some(once))} {'occurs' if len(once) == 1 else 'occur'} once")
+    if told:
+        message = f"labels: {'; '.join(told)}; check them for slips"
+        warnings.warn(message, StructgpWarning, stacklevel=stacklevel)
+
+
+def _times(count: float) -> str:
+    return "once" if count == 1 else f"{count:g} times"
+
+
+def _some(told: list[str]) -> list[str]:
+    more = len(told) - MOST_NAMED
+    return [*told[:MOST_NAMED], f"{more} more"] if more > 0 else told
+
+
+def single(counts: Mapping[str, float]) -> list[str]:
+    """Labels whose name occurs once, whatever the prefix."""
+    names = Counter[str]()
+    for label, count in counts.items():
+        names[_parts(label)[1]] += count  # type: ignore[assignment]
+    return [label for label, count in counts.items() if count == names[_parts(label)[1]] == 1]
+
+
+def meant_by(counts: Mapping[str, float]) -> dict[str, str]:
+    """For each label that looks like a slip, the label that was meant. Cost O(V^2)."""
+    found = {}
+    frequent = sorted(counts, key=lambda label: -counts[label])
+    for slip in (label for label in counts if 0 < counts[label] <= SLIPS):
+        for meant in frequent:
+            if counts[meant] < TIMES * counts[slip]:
+                break
+            if _is_close(slip, meant):
+                found[slip] = meant
+                break
+    return found
+
+
+def _is_close(one: str, other: str) -> bool:
+    """Whether two labels with the same prefix of a tagging scheme have names that differ in one letter:
+    another, one more, one less, two exchanged, or capitals."""
+    (prefix, a), (other_prefix, b) = _parts(one), _parts(other)
+    if prefix != other_prefix or min(len(a), len(b)) < SHORTEST or a == b:
+        return False
+    if a.lower() == b.lower():
+        return True
+    start = 0
+    while start < min(len(a), len(b)) and a[start] == b[start]:
+        start += 1
+    end = 0
+    while end < min(len(a), len(b)) - start and a[-1 - end] == b[-1 - end]:
+        end += 1
+    x, y = a[start : len(a) - end], b[start : len(b) - end]
+    exchanged = len(x) == 2 and x == y[::-1]
+    return (max(len(x), len(y)) == 1 or exchanged) and (x + y).isalpha()
+
+
+def _parts(label: str) -> tuple[str, str]:
+    """A prefix such as B- and the name after it; no prefix where there is none."""
+    return (label[:2], label[2:]) if label[1:2] == "-" else ("", label)

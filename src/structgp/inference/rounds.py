@@ -1,0 +1,91 @@
+"""Rounds of visits: what several processes visit between two sums, and how they come to agree again.
+
+All processes hold the same sums of sites. In a round each of them visits some batches of its own and sees
+at once what its own visits change, but not what the others' do. Then the changes are added up, and all
+processes hold the same sums again, to the last bit. A site belongs to its batch and not to a process, so no
+data are counted twice, and where a fit settles does not depend on who visits what.
+
+Letters: n batches, P processes; M weights and R functions of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from structgp.inference.batch_sites import SitesOnDisk
+from structgp.inference.distributed import Processes
+
+ROUNDS_A_PASS = 16
+"""At least, where there are batches enough: the more rounds, the less old is what a visit knows of the
+others' batches, and the more sums of 2 M R numbers are sent. Not chosen on data."""
+
+MOST_VISITS = 32
+"""Visits of a process in one round, at most: checkpoints are written between rounds."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """visits : of each process, the batches that it visits in this round. seeds : (all visits, blocks), of
+    their draws, those of the first process first."""
+
+    visits: list[list[int]]
+    seeds: Tensor
+
+    @staticmethod
+    def next(
+        order: Sequence[int], n: int, n_blocks: int, generator: torch.Generator, together: Processes
+    ) -> Round:
+        """From the end of ``order``, the batches still to come of n in this pass. The same in all
+        processes."""
+        if together.size == 1:
+            visits = [[order[-1]]]
+        else:
+            most = min(MOST_VISITS, -(-n // (ROUNDS_A_PASS * together.size)))
+            visits = []
+            for rank in range(together.size):
+                own = together.range(n, rank)
+                visits.append([i for i in order if i in own][::-1][:most])
+        shape = sum(map(len, visits)), n_blocks
+        return Round(visits, torch.randint(2**31, shape, generator=generator))
+
+    @property
+    def batches(self) -> list[int]:
+        """Of all processes."""
+        return [i for own in self.visits for i in own]
+
+    def own(self, rank: int) -> list[tuple[int, list[int]]]:
+        """The batches of one process, with the seeds of each."""
+        before = sum(map(len, self.visits[:rank]))
+        seeds = self.seeds[before : before + len(self.visits[rank])].tolist()
+        return list(zip(self.visits[rank], seeds, strict=True))
+
+
+class Agreement:
+    """The sums of sites at the start of a round, so that what has changed can be told and added up. Memory:
+    a copy of them. sums : (M, R) tensors, precision and linear of each block."""
+
+    def __init__(self, sums: Sequence[Tensor], together: Processes) -> None:
+        self.sums, self.together = list(sums), together
+        self.before = [x.clone() for x in self.sums]
+
+    def reach(self, round_: Round, values: Tensor, evaluations: int, sites: object) -> int:
+        """Adds up what the processes have changed, in place: the sums, the values (n,) of the batches
+        visited, and where sites on disk are. Returns the evaluations of all. Cost O(n + M R) of traffic."""
+        for now, before in zip(self.sums, self.before, strict=True):
+            now.sub_(before)
+            self.together.add_up(now)
+            now.add_(before)
+        batches, own = round_.batches, round_.visits[self.together.rank]
+        told = values.new_zeros(len(values) + 1)
+        told[own], told[-1] = values[own], float(evaluations)
+        self.together.add_up(told)
+        values[batches] = told[batches]
+        if isinstance(sites, SitesOnDisk):
+            rows = torch.zeros_like(sites.table)
+            rows[own] = sites.table[own]
+            self.together.add_up(rows)
+            sites.table[batches] = rows[batches]
+        return int(told[-1])
