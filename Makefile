@@ -1,4 +1,4 @@
-# make demo | make test | make check | make docs | make map | make bench; each makes .venv and installs what it needs when it is not there.
+# make demo | make test | make check | make docs | make map | make bench | make fuzz; each makes .venv and installs what it needs when it is not there.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Compiled modules are kept: without them every process that a test starts compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-all check format docs map bench clean
+.PHONY: install demo test test-all check format docs map bench fuzz clean
 
 install: $(STAMP)
 
@@ -59,6 +59,10 @@ bench: $(VENV)/.bench-installed
 $(VENV)/.bench-installed: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@
+
+# Attacks, with a seed: FUZZ="--seed 3 --scale 2 models". What fails is kept in build/fuzz.
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz $(FUZZ)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -58,7 +58,7 @@ def warm_start() -> dict[str, float]:
 
 
 # %% [markdown]
-# `partial_fit`: each part is met once, and what has been learned is the prior of the next.
+# `partial_fit`: each part is passed once; the tagger remembers those before.
 
 
 # %%

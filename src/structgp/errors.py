@@ -8,6 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
+MOST_CHARACTERS = 400
+"""Of each part of an error. Errors quote the data, and a cell of a broken file may have a megabyte."""
+
+
+def cut(text: str, most: int = MOST_CHARACTERS) -> str:
+    """A text on one line, without its middle where it is long."""
+    text = " ".join(text.splitlines()) if text.isprintable() is False else text
+    if len(text) <= most:
+        return text
+    return f"{text[: most * 2 // 3]} [...] {text[-most // 4 :]}"
+
 
 class StructgpError(ValueError):
     """Base of every error that is the input's fault, not the program's."""
@@ -24,7 +35,7 @@ class InputError(StructgpError):
     """
 
     def __init__(self, place: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{place}: {problem}; {remedy}")
+        super().__init__(f"{cut(place)}: {cut(problem)}; {cut(remedy)}")
         self.place = place
         self.problem = problem
         self.remedy = remedy
@@ -53,3 +64,6 @@ class LikelihoodError(InputError):
 
 class StructgpWarning(UserWarning):
     """Something the user should know that does not stop the work."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message, 2 * MOST_CHARACTERS))

@@ -212,9 +212,9 @@ def test_every_posterior_comes_back_to_the_last_bit(name, fitted, data, tmp_path
 def test_transitions_with_features_come_back(fitted, tmp_path):
     """The block of every template, with the kernel of its own features."""
     old = fitted.model_
-    kernel = RelevanceKernel([4, 2], rare=True).double()
+    kernel, spec = RelevanceKernel([4, 2], rare=True).double(), structgp.chain(features=["0", "1"])
     blocks = {"node": old.posterior.node, "next": Weights(kernel, (3, 3))}
-    model = Model(old.encoder, old.labels, away_from_the_start(copy.deepcopy(Posterior(blocks))))
+    model = Model(old.encoder, old.labels, away_from_the_start(copy.deepcopy(Posterior(blocks))), spec)
     model_file.save(model, tmp_path / "model")
     after = model_file.load(tmp_path / "model").posterior
     assert list(after) == ["node", "next"]

@@ -667,6 +667,7 @@ class Counting:
         return state + 1, StepInfo(state, -10.0 / (state + 1), 1, state + 1 == self.n, True)
 
 
+@pytest.mark.filterwarnings("ignore:the fitted scores hardly depend")
 @pytest.mark.parametrize("n", [1, 3, 5000])
 def test_the_trace_has_the_bound_of_every_step_or_of_some(n, train):
     trace = StructuredGPClassifier(inference=Counting(n)).fit(*train).training_log_["trace"]

@@ -264,7 +264,7 @@ def test_vectors_that_have_moved(files, tmp_path):
     table = ok("evaluate", "-m", files.model, files.test).stdout
     files.vectors.rename(moved)
     try:
-        says = [files.model, f"no longer at {files.vectors}", "--vectors"]
+        says = [files.model, "not in its folder", "--vectors"]
         refused("tag", "-m", files.model, files.bare, says=says)
         refused("evaluate", "-m", files.model, files.test, says=says)
         options = ("--vectors", moved)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from structgp.answers.potentials import Potentials
+from structgp.errors import InputError
 from structgp.structures import Chain, Declared, Rules, Structure
 from structgp.structures.program import draws_at_once
 
@@ -75,6 +76,16 @@ def _best(gain: Tensor, p: Tensor, layout: Any, rules: Rules | None, structure: 
     return Chain(rules).decode(scores, free, mask)[0]
 
 
+MOST_NUMBERS = 1 << 28
+"""That the recursion for the n best labellings may keep, 2 GB: n T V^2 of each sequence."""
+
+
+def at_most(n: int, at: Potentials) -> int:
+    """n, or the number of labellings of the longest sequence where those are fewer."""
+    T, V = at.mask.shape[1], at.f.shape[-1]
+    return min(n, V**T) if T * math.log(max(1, V)) < 30 else n
+
+
 def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]:
     """The n most probable labellings: labels (B, n, T) and log-probabilities (B, n), best first; -inf where
     there are fewer.
@@ -84,8 +95,12 @@ def n_best(at: Potentials, plugged: Potentials, n: int) -> tuple[Tensor, Tensor]
     draw, or n is at least the number of labellings. Cost O(B T V n (V + n)), and for S draws O(S B T V^2 (S
     + n))."""
     B, T = at.mask.shape
-    n_all = at.f.shape[-1] ** T if T * math.log(at.f.shape[-1]) < 30 else math.inf
-    wanted = int(min(2 * n, n_all)) if len(at.f) > 1 else n
+    V = at.f.shape[-1]
+    wanted = at_most(2 * n, at) if len(at.f) > 1 else n
+    most = MOST_NUMBERS // max(1, B * T * V**2 * (1 + (len(at.f) > 1)))
+    if n > max(1, most):
+        problem = f"{n:,} labellings of {T} tokens with {V} labels would take too much memory"
+        raise InputError("n", problem, f"ask for at most {max(1, most):,}")
     if n == 1 and not _lists_best(plugged):
         labels = plugged.ask("decode")[:, :, None]
         scores = at.f.new_zeros((1, B, 1))

@@ -7,6 +7,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,16 +22,18 @@ from structgp import __version__
 from structgp.answers.annotators import Annotators
 from structgp.answers.ask import Model
 from structgp.answers.conformal import Calibration
+from structgp.answers.file_checks import check_block_size, check_header, check_scores, read_tensors
 from structgp.data.atomic import atomic_write
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import LabelEncoder
+from structgp.data.json_form import FormError, check_form, read_object
 from structgp.data.schemes import Allowed
-from structgp.errors import ModelFileError
+from structgp.errors import InputError, ModelFileError
 from structgp.gp import FAMILIES, Posterior
 from structgp.gp.kernels.kernel_json import describe, rebuild
 from structgp.structures import ByValues, Custom, Spec, Structure, answers_of, as_structure
 
-FORMAT = 9
+FORMAT = 10
 
 
 def save(model: Model, path: str | Path) -> None:
@@ -74,28 +78,20 @@ def load(path: str | Path, structure: Any = None) -> Model:
     to have the chain answer in its place."""
     place = str(path)
     header, tensors = _read(place)
-    name, predictor = header["predictor"], _predictor(structure)
-    given = _name_of(predictor)
-    short, given_short = (n and n.split(".")[-1] for n in (name, given))
-    if name is None and given is not None:
-        raise ModelFileError(place, "answers by the chain", "leave structure out")
-    if short != given_short and not _is_chain(structure):
-        problem = f"answers by {name}, which a file does not hold"
-        problem += "" if given is None else f", and was given {given}"
-        remedy = f"pass it: load(path, structure={short}())"
-        if header.get("by_values"):
-            remedy = f"pass it: load(path, structure={short}), or structure='chain' for the chain's answers"
-        raise ModelFileError(place, problem, remedy)
+    predictor = _given_predictor(place, header, structure)
     for family in (block["family"] for block in header["posterior"]):
         if family not in FAMILIES:
-            problem = f"a posterior of family {family!r}, which structgp {__version__} does not know"
+            problem = f"a posterior of family {family[:50]!r}, which structgp {__version__} does not know"
             raise ModelFileError(place, problem, f"update structgp (it was written by {header['version']})")
     try:
-        calibration = Calibration.from_json(header.get("calibration"))
-    except (KeyError, TypeError, ValueError):
-        raise ModelFileError(
-            place, "its calibration cannot be read", "train and calibrate it again"
-        ) from None
+        model = _built(header, tensors, predictor)
+        check_scores(model)
+    except Exception as error:  # whatever the parts of a damaged file make a constructor raise
+        raise _unfit(place, error) from error
+    return model
+
+
+def _built(header: dict[str, Any], tensors: dict[str, Tensor], predictor: Structure | None) -> Model:
     return Model(
         encoder=FeatureEncoder.from_json(header["encoder"]),
         labels=LabelEncoder(header["labels"], header["integer_labels"]),
@@ -108,18 +104,46 @@ def load(path: str | Path, structure: Any = None) -> Model:
         extra=header["extra"],
         predictor=predictor,
         constraints=Allowed.from_json(header["constraints"]),
-        calibration=calibration,
+        calibration=Calibration.from_json(header["calibration"]),
         annotators=Annotators.from_json(header.get("annotators")),
         own={name: FeatureEncoder.from_json(state) for name, state in header["own"].items()},
     )
 
 
+def _given_predictor(place: str, header: dict[str, Any], structure: Any) -> Structure | None:
+    """What answers in the place of the declared structure; ModelFileError if it is not what the file
+    names."""
+    name, predictor = header["predictor"], _predictor(structure)
+    given = _name_of(predictor)
+    short, given_short = (n and n.split(".")[-1] for n in (name, given))
+    if name is None and given is not None:
+        raise ModelFileError(place, "answers by the chain", "leave structure out")
+    if short != given_short and not _is_chain(structure):
+        problem = f"answers by {name}, which a file does not hold"
+        problem += "" if given is None else f", and was given {given}"
+        remedy = f"pass it: load(path, structure={short}())"
+        if header["by_values"]:
+            remedy = f"pass it: load(path, structure={short}), or structure='chain' for the chain's answers"
+        raise ModelFileError(place, problem, remedy)
+    return predictor
+
+
+def _unfit(place: str, error: Exception) -> ModelFileError:
+    """The error for a file whose digest is right and whose content is not."""
+    told = f"{error.place}: {error.problem}" if isinstance(error, InputError) else str(error)
+    told = told.split("\n")[0][:200] if isinstance(error, FormError | InputError) else type(error).__name__
+    return ModelFileError(place, f"does not hold a model ({told})", "get it again, or train it again")
+
+
 def _read(place: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON and the tensors of a file."""
     try:
+        if not stat.S_ISREG(os.stat(place).st_mode):  # a pipe would be waited for
+            reason = "a folder" if os.path.isdir(place) else "not a regular file"
+            raise ModelFileError(place, reason, "pass a file that structgp wrote")
         with safetensors.safe_open(place, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = read_tensors(file) if "structgp" in metadata else {}
     except FileNotFoundError:
         raise ModelFileError(place, "no such file", "check the path") from None
     except OSError as error:
@@ -128,22 +152,35 @@ def _read(place: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except safetensors.SafetensorError:
         problem = "not a structgp model, or cut short"
         raise ModelFileError(place, problem, "train it again, or copy it again") from None
+    except FormError as error:
+        raise _unfit(place, error) from None
     if "structgp" not in metadata:
         problem = "a safetensors file of another program"
         raise ModelFileError(place, problem, "pass a file that structgp wrote")
     text = metadata["structgp"]
     if metadata.get("digest") != _digest(text, tensors):
         raise ModelFileError(place, "altered since it was written", "copy or train it again")
-    header = json.loads(text)
-    version = header["format"]
+    try:
+        header = read_object(text)
+        check_form(header, {"format": int, "version": str})
+    except FormError as error:
+        raise _unfit(place, error) from None
+    _check_version(place, header["format"], header["version"][:50])
+    try:
+        check_header(header, tensors)
+    except Exception as error:
+        raise _unfit(place, error) from error
+    return header, tensors
+
+
+def _check_version(place: str, version: int, written_by: str) -> None:
     if version < FORMAT:
         problem = f"format {version}, written by an earlier development version of structgp"
         raise ModelFileError(place, problem, "train it again")
     if version > FORMAT:
-        problem = f"format {version}, written by structgp {header['version']}"
+        problem = f"format {version}, written by structgp {written_by}"
         remedy = f"update structgp (this is {__version__}, which reads up to format {FORMAT})"
         raise ModelFileError(place, problem, remedy)
-    return header, tensors
 
 
 def _is_chain(structure: Any) -> bool:
@@ -186,14 +223,15 @@ def _block_to_json(template: str, block: Any) -> dict[str, Any]:
 
 def _block_from_json(state: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     family: Any = FAMILIES[state["family"]]
-    options = state["options"]
-    if "kernel" not in state:
+    options, prefix = state["options"], f"{state['template']}."
+    basis, inducing = (tensors.get(prefix + name) for name in ("basis", "inducing"))
+    kernel = rebuild(state["kernel"]) if "kernel" in state else None
+    n_functions = math.prod(state["labels"]) if basis is None else basis.shape[1]
+    check_block_size(family.size(kernel, inducing, n_functions, options), state["template"], tensors)
+    if kernel is None:
         return family(state["labels"], **options)
-    prefix = f"{state['template']}."
-    inducing = tensors.get(prefix + "inducing")
     rows = () if inducing is None else (inducing,)
-    basis = tensors[prefix + "basis"]
-    return family(rebuild(state["kernel"]), *rows, state["labels"], basis=basis, **options)
+    return family(kernel, *rows, state["labels"], basis=basis, **options)
 
 
 def _recode(

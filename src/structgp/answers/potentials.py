@@ -14,11 +14,16 @@ import torch
 from torch import Tensor
 
 from structgp.data.batch import Batch
+from structgp.errors import InputError
 from structgp.gp import Posterior
 from structgp.structures import ByValues, Structure
 
 SALT = 1_000_003
 """Between the seeds of one block and of the next: what their draws leave open has nothing in common."""
+
+
+LARGEST_SCORE = 1e15
+"""Double precision rounds larger scores to whole numbers, and their probabilities mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,10 @@ class Draws:
             if self.spread != 1:
                 parts = zip(self._scores(self.middle, batch), scores, strict=True)
                 scores = [torch.lerp(middle, drawn, self.spread) for middle, drawn in parts]
+        if not all(map(_is_sound, scores)):
+            problem = f"scores are not finite, or beyond {LARGEST_SCORE:g}"
+            remedy = "rescale the features and fit again; the model may also be damaged"
+            raise InputError("X", problem, remedy)
         if shift is not None:
             scores = structure.shifted(scores, shift)
         share = scores[0].new_full(scores[0].shape[:2], 1 / len(scores[0]))
@@ -66,6 +75,10 @@ def mean(posterior: Posterior) -> Draws:
     """The posterior mean as one 'draw'."""
     with torch.no_grad():
         return Draws(posterior, tuple(block.mean_draw() for block in posterior.blocks))
+
+
+def _is_sound(scores: Tensor) -> bool:
+    return not scores.numel() or all(-LARGEST_SCORE <= float(v) <= LARGEST_SCORE for v in scores.aminmax())
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,14 @@ from structgp.inference.votes import weigh_votes
 from structgp.plan import held_out
 from structgp.plan.decisions import adopt, declared
 from structgp.plan.grow_posterior import can_go_on, start_from
+from structgp.plan.label_cost import warn_of_labels
 from structgp.plan.options import Options, answer_draws, check_class_weight, to_json
 from structgp.plan.part_check import warn_of_part
 from structgp.plan.programs import graph_of, refuse_graph
 from structgp.plan.resolve import Plan, as_before, check_together, going_on, plan_lines, resolve
 from structgp.plan.run import Fit, check_dev, check_shards
 from structgp.plan.start import start_of
+from structgp.plan.usefulness import numbers_in_bounds
 
 
 class StructuredGPClassifier(Fitted, BaseEstimator):
@@ -209,6 +211,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
             check_together(together, plan)
         plan, examples = adopt(options, plan, examples)
         warn_of_odd_labels(examples)
+        warn_of_labels(plan, examples)
         extras: dict[str, Any] = {"dev": dev, "early_stopping": early_stopping, "checkpoint": checkpoint}
         if isinstance(X, list) and isinstance(y, list) and isinstance(examples, Examples):
             extras["memory"] = Memory.of(X, y, examples)
@@ -316,7 +319,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         generator, found = torch.Generator().manual_seed(int(self.random_state)), None
         if isinstance(examples, Examples) and examples.given is not None:
             examples, extras["confusions"] = weigh_votes(examples)
-        with heard() if self.verbose else nullcontext():
+        with heard() if self.verbose else nullcontext(), numbers_in_bounds():
             if before is None:
                 if settled is not None:
                     plan = as_before(plan, options, settled)

@@ -16,7 +16,7 @@ from structgp.answers.annotators import Annotators
 from structgp.answers.ask import Asked, Model, Question
 from structgp.api.questions import Answers, class_shift
 from structgp.data.examples import as_list
-from structgp.errors import InputError, StructgpWarning
+from structgp.errors import InputError, ModelFileError, StructgpWarning
 from structgp.plan.decisions import decoder_of
 from structgp.plan.options import Options, Parameters, check_class_weight, from_json
 
@@ -61,10 +61,16 @@ def read_as(kind: type[F], path: str | Path, structure: Any) -> F:
     """The model in a file; ``structure`` : see :func:`structgp.load`."""
     model = model_file.load(path, structure)
     structure = None if isinstance(structure, str) else structure
-    params = {"kernel": model.posterior.node.kernel} | from_json(model.extra.get("params", {}))
+    params = {"kernel": model.posterior.node.kernel}
+    try:
+        params |= from_json(model.extra.get("params", {}))
+        found = kind(**params)
+        found._options()
+    except Exception as error:  # a file may hold anything
+        problem = f"does not hold the parameters of a fit ({str(error)[:200]})"
+        raise ModelFileError(str(path), problem, "get it again, or train it again") from error
     if structure is not None:
-        params["structure"] = structure
-    found = kind(**params)
+        params["structure"] = found.structure = structure
     found.model_, found.training_log_ = model, dict(model.info)
     if "vectors" in model.extra:
         found.training_log_["vectors"] = model.extra["vectors"].get("coverage")

@@ -29,6 +29,13 @@ def check_there(*paths: str | None) -> None:
         raise cannot_read(path, error) from error
 
 
+def check_not_input(output: str, *paths: str | None) -> None:
+    """InputError if the output is one of the files to be read, which would be lost."""
+    for path in filter(None, paths):
+        if os.path.isfile(output) and os.path.isfile(path) and os.path.samefile(output, path):
+            raise InputError(output, "would be overwritten, and is to be read", "name another output")
+
+
 class _UnwrittenError(Exception):
     """Ends a write before the file is replaced."""
 
@@ -50,6 +57,9 @@ def check_train(
     shards_folder: str | None,
     **_: Any,
 ) -> None:
+    if not output:
+        raise InputError("--output", "no name", "name the model file to write")
+    check_not_input(output, *paths, dev_path)
     check_writable(output)
     _check_annotators(annotators, format, shards_folder)
     if from_path is not None:
@@ -89,6 +99,7 @@ def _check_annotators(annotators: str | None, format: str, shards_folder: str | 
 def check_tag(
     model_path: str,
     files: Sequence[str],
+    output: str | None,
     n_best: int | None,
     level: int,
     decode: str | None,
@@ -107,6 +118,8 @@ def check_tag(
             raise InputError(option, f"cannot be combined with {others}", "use one of them")
     check_model(model_path)
     check_there(*files)
+    if output:
+        check_not_input(output, model_path)  # a file may be tagged in place
 
 
 def check_next(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from structgp.cli import shared
 from structgp.cli.annotated_files import read_json as read_json_annotations
 from structgp.cli.annotated_files import split_columns
 from structgp.cli.flags import DOCUMENTS, FEATURES, KERNELS
+from structgp.cli.group import INTERRUPTED
+from structgp.cli.one_writer import one_writer
 from structgp.cli.progress import fit_with_progress, say_fit
 from structgp.cli.scoring import print_details, print_reports, score
 from structgp.cli.structure_files import check_format, declared_in, features_named, read_json, structure_of
@@ -21,12 +23,20 @@ from structgp.data import shards, sources
 from structgp.data.graphs import length_of
 from structgp.data.span_labels import SCHEMES
 from structgp.errors import InputError
-from structgp.inference.distributed import Processes, joined
+from structgp.inference.distributed import Processes, joined, n_started
 from structgp.plan.options import Inducing, Parameters, Prior, device_of
 from structgp.structures import Spec
 
 
-def train(
+def train(output: str, **given: Any) -> None:
+    """The command train."""
+    with one_writer(output) if n_started() == 1 else nullcontext():
+        stopped = _train(output=output, **given)
+    if stopped == "interrupted":  # what was reached is saved, and scripts should know
+        click.get_current_context().exit(INTERRUPTED)
+
+
+def _train(
     paths: Sequence[str],
     output: str,
     dev_path: str | None,
@@ -38,8 +48,8 @@ def train(
     annotators: str | None,
     from_path: str | None,
     **given: Any,
-) -> None:
-    """The command train."""
+) -> str:
+    """How the fit was stopped."""
     features = {name: given.pop(name) for name in FEATURES}
     spec = declared_in(given["structure"])
     check_format(spec, features["format"], shards_folder)
@@ -65,8 +75,9 @@ def train(
             if error.place == str(checkpoint):
                 raise InputError(error.place, error.problem, "use --restart to start again") from error
             raise
+    stopped = str(estimator.training_log_["stopped"])
     if not together.is_first:
-        return
+        return stopped
     estimator.warm_start = False
     estimator.save(output, reader.to_json())
     checkpoint.unlink(missing_ok=True)
@@ -80,6 +91,7 @@ def train(
         reports = score(estimator, dev, y_dev)
         print_reports(reports)
         print_details(reports)
+    return stopped
 
 
 def _of_structure(spec: Spec | None, format: str) -> dict[str, Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -21,13 +24,21 @@ _ARGUMENT = re.compile(
 )
 
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 and the number of the signal."""
+
+
 class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _ended_cleanly():
                 warnings.simplefilter("always", StructgpWarning)
                 warnings.showwarning = show_warning
                 return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("structgp: interrupted", err=True)
+            silence_stdout()
+            ctx.exit(INTERRUPTED)
         except StructgpError as error:
             click.echo(f"structgp: error: {_in_options(error)}", err=True)
             ctx.exit(2)
@@ -40,6 +51,24 @@ class Group(click.Group):
             # The reader of our output is gone, so there is nobody to tell.
             sys.stderr.close()
             ctx.exit(1)
+
+
+@contextmanager
+def _ended_cleanly() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the program as an exception does: temporary files are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

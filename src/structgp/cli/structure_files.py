@@ -24,7 +24,7 @@ def read_json(path: str, encoding: str = "utf-8") -> Any:
             return json.load(file)
     except OSError as error:
         raise cannot_read(path, error) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(path, f"not JSON ({error})", "correct it") from error
 
 

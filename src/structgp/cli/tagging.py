@@ -13,6 +13,7 @@ from typing import Any
 
 from structgp.answers.ask import Asked
 from structgp.api.fitted import Fitted
+from structgp.cli.arriving import arriving
 from structgp.cli.document_tagging import DocumentTagger, check_options, write_documents
 from structgp.cli.json_tagging import JsonTagger
 from structgp.cli.shared import load_with_reader, output_stream, sequences
@@ -68,9 +69,9 @@ def tag(
         if together.size > 1 and not files:
             raise InputError("torchrun", "several processes cannot share a pipe", "name a file")
         estimator.device = local_device(device_of(device))  # each process its own
-        # Sequences from a pipe are answered one by one.
         found = sequences(reader, given, encoding, quiet=not together.is_first)
-        parts = _chunks(found, _CHUNK if files else 1)
+        # A pipe may be someone typing: nobody waits for more than there is.
+        parts = _chunks(found, _CHUNK) if files else arriving(found, _CHUNK)
 
         def answered() -> Iterator[Any]:
             """All answers in order, in the first process; nothing in others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,10 @@ LARGEST = 1e100
 
 ARRAYS = (np.ndarray, torch.Tensor)
 """What a matrix or vector of dense numbers may be."""
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, ARRAYS)
 
 
 def is_dense(x: Any) -> bool:
@@ -47,8 +52,19 @@ def as_csr(x: Any) -> Any:
     return matrix
 
 
+def refuse_odd(x: Any, place: str) -> None:
+    """InputError for arrays that NumPy would turn into numbers and that are none: dates and times, and
+    arrays with masked values."""
+    for part in [x] if isinstance(x, ARRAYS) else x:
+        if isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part):
+            raise InputError(place, "a masked array, with values that are missing", "fill them in")
+        if getattr(getattr(part, "dtype", None), "kind", "") in ("m", "M"):
+            raise InputError(place, "dates or times", "convert them to numbers of the size that you mean")
+
+
 def as_dense(x: Any, place: str) -> np.ndarray:
     """(T, D) the rows of an array, a tensor or a list of either."""
+    refuse_odd(x, place)
     x = (
         as_numpy(x, place)
         if isinstance(x, ARRAYS)
@@ -77,7 +93,17 @@ def check_finite(rows: np.ndarray, place: str, name: Callable[[int], str]) -> No
     wrong = ~(np.abs(rows) <= LARGEST)
     if wrong.any():
         t, d = map(int, np.argwhere(wrong)[0])
-        problem, remedy = f"{name(d)} is {rows[t, d]}", "replace NaN and infinite values"
-        if np.isfinite(rows[t, d]):
-            problem, remedy = f"{problem}, too large", "rescale the feature"
-        raise InputError(f"{place}[{t}]", problem, remedy)
+        raise not_usable(name(d), rows[t, d], f"{place}[{t}]")
+
+
+def not_usable(name: str, value: Any, place: str) -> InputError:
+    """The error for a number that is not finite, or cannot be squared."""
+    if isinstance(value, int) or math.isfinite(value):
+        size = "beyond 1e300" if isinstance(value, int) and abs(value) > 10**300 else f"{value:.3g}"
+        return InputError(place, f"{name} is {size}, too large", "rescale the feature")
+    return InputError(place, f"{name} is {value}", "replace NaN and infinite values")
+
+
+def is_usable(value: Any) -> bool:
+    """Whether a number is finite and can be squared."""
+    return abs(value) <= LARGEST if isinstance(value, int) else abs(float(value)) <= LARGEST

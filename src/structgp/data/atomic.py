@@ -43,6 +43,9 @@ def atomic_write(
     if mode not in ("w", "wb"):
         raise ValueError(f"mode {mode!r}; use 'w' or 'wb'")
     text = {} if mode == "wb" else {"encoding": encoding, "newline": ""}
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        problem = "no name" if path == "" else f"expected a path, got a {type(path).__name__}"
+        raise InputError("path", problem, "name the file to write")
     place = os.fspath(path)
     target = os.path.realpath(place)
     temporary = os.path.join(os.path.dirname(target), f".structgp-{secrets.token_hex(8)}.tmp")

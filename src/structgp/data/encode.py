@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from structgp.data import vocabulary
-from structgp.data.arrays import ARRAYS, as_csr, as_dense, as_vector, check_finite
+from structgp.data.arrays import LARGEST, as_csr, as_dense, as_vector, check_finite, is_array, not_usable
 from structgp.data.batch import UNUSED, Batch
+from structgp.data.token_forms import form_of
 from structgp.data.vocabulary import MOST_PLACES, RowLayout, Vocabulary
 from structgp.errors import InputError
 
@@ -93,10 +93,12 @@ class FeatureEncoder(Vocabulary):
         columns: list[Sequence[Sequence[Any]]] = []
         blocks: list[list[np.ndarray]] = []
         for place, x in given:
-            empty = not vocabulary.form_of(x, place, self.form)
+            empty = not form_of(x, place, self.form)
             columns.append([()] * len(self.templates) if empty else self._columns(x, place))
             blocks.append([] if empty else self._dense_and_sparse(x, place))
         if self.templates:
+            if self.form == "dicts":
+                self.check_values(columns, [place for place, _ in given])
             blocks = [[ids, *own] for ids, own in zip(self._template_ids(columns), blocks, strict=True)]
         return [np.concatenate(own, 1) if len(own) > 1 else own[0] if own else _EMPTY for own in blocks]
 
@@ -135,12 +137,11 @@ class FeatureEncoder(Vocabulary):
     def _encode_sparse(self, x: Any, place: str) -> np.ndarray:
         matrix = as_csr(x)
         self._check_width(matrix.shape[1], place)
-        bad = ~np.isfinite(matrix.data)
+        bad = ~(np.abs(matrix.data) <= np.float64(LARGEST))  # which float32 cannot hold
         if bad.any():
             first = int(np.argmax(bad))
             t = int(np.searchsorted(matrix.indptr, first, side="right")) - 1
-            problem = f"column {matrix.indices[first]} is {matrix.data[first]}"
-            raise InputError(f"{place}[{t}]", problem, "replace NaN and infinite values")
+            raise not_usable(f"column {matrix.indices[first]}", matrix.data[first], f"{place}[{t}]")
         return entries(np.diff(matrix.indptr), self._column_ids(matrix.indices), matrix.data)
 
     def _column_ids(self, columns: np.ndarray) -> np.ndarray:
@@ -165,7 +166,7 @@ class FeatureEncoder(Vocabulary):
         rows = np.empty((len(x), width))
         for t, token in enumerate(x):
             value = token.get(name)
-            if isinstance(value, ARRAYS):
+            if is_array(value):
                 value = as_vector(value, name, f"{place}[{t}]")
                 found = len(value)
                 problem = f"vector {name!r} has {found} numbers, but the first in training had {width}"

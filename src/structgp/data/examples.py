@@ -18,7 +18,7 @@ from structgp.data.graphs import Shape, flat_labels, has_integers, shape_of
 from structgp.data.links import GraphSplit, Links, check_edges, own_encoders
 from structgp.data.rules import check_tuples, declared_rules
 from structgp.data.schemes import Allowed
-from structgp.data.vocabulary import length
+from structgp.data.token_forms import length
 from structgp.errors import InputError, StructgpWarning
 
 UNSEEN = -2
@@ -50,6 +50,9 @@ class LabelEncoder:
 
 def as_list(X: Iterable[Any]) -> list[Any]:
     """X with generators read out; what is not a sequence is left for the encoder to name."""
+    if not isinstance(X, Iterable) and not hasattr(X, "__getitem__"):
+        problem = f"expected a list of sequences, got a {type(X).__name__}"
+        raise InputError("X", problem, "pass one sequence of tokens per example, in a list")
     return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
 
 
@@ -63,7 +66,7 @@ def check_labels(
         raise InputError(name, problem, "pass one per sequence")
     for n, (x, labels) in enumerate(zip(X, y, strict=True), first):
         place = f"{name}[{n}]"
-        if isinstance(labels, str | Mapping) or not hasattr(labels, "__len__"):
+        if isinstance(labels, str | Mapping | set | frozenset) or not hasattr(labels, "__len__"):
             kind = type(labels).__name__
             raise InputError(place, f"expected a list of labels, got a {kind}", "pass a list")
         n_tokens = length(x, f"X[{n}]")

@@ -1,19 +1,18 @@
-"""The forms that tokens may have (dicts, strings, arrays), how each is read, and the id of every feature
-value."""
+"""How tokens of each form (dicts, strings, arrays) are read, and the id of every feature value."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse
 
-from structgp.data.arrays import ARRAYS, as_csr, as_dense, as_vector, is_dense
+from structgp.data.arrays import ARRAYS, as_csr, as_dense, as_vector
+from structgp.data.flat_features import flatten
+from structgp.data.token_forms import check_strings, form_of, not_empty
 from structgp.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,11 +25,8 @@ MOST_PLACES = 1 << 26
 """Columns of scipy-sparse matrices up to which a table has the id of each, 4 bytes per column: 256 MB at
 most. In wider ones, as hashing makes them, a column is searched for among those seen."""
 
-# Types that need no closer look.
-_PLAIN, _USUAL = {str}, {list, tuple, set, frozenset}
-
-LISTS = (Sequence, *ARRAYS, set, frozenset)
-"""What a token that is a list of strings may be."""
+_TEXTS = {str, type(None)}
+"""Types that the values of a template have."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +131,7 @@ class Vocabulary(RowLayout):
 
     def learn_more(self, X: Iterable[Any]) -> None:
         """Add the values of X behind the known ones; templates stay."""
+        self.__dict__.pop("mixed_keys", None)
         if self.form == "sparse":
             self._learn_columns(X)
         elif self.form != "dense":
@@ -242,6 +239,25 @@ class Vocabulary(RowLayout):
         check_strings(x, place)
         return [dict.fromkeys(token, 1.0) for token in x]
 
+    @cached_property
+    def mixed_keys(self) -> set[str]:
+        """Templates whose keys had other values than strings too in training."""
+        keys = set(self.templates)
+        return {name for attribute in self.attributes for name in (attribute, *_starts(attribute))} & keys
+
+    def check_values(self, columns: Sequence[Sequence[Sequence[Any]]], places: Sequence[str]) -> None:
+        """InputError for what is neither text nor None, nor a flag, where training had text alone: it would
+        count for nothing. columns : of each sequence, the values under each template."""
+        for own, place in zip(columns, places, strict=True):
+            for name, values in zip(self.templates, own, strict=True):
+                if set(map(type, values)) <= _TEXTS or name in self.mixed_keys:
+                    continue
+                odd = [not isinstance(v, str | bool | np.bool_ | None) for v in values]
+                if any(odd):
+                    kind = type(values[odd.index(True)]).__name__
+                    problem = f"feature {name!r} is a {kind}, but training had text"
+                    raise InputError(f"{place}[{odd.index(True)}]", problem, "pass a string or None")
+
     def to_json(self) -> dict[str, Any]:
         """All that ``from_json`` needs; ids are positions in the lists."""
         plain = ("features", "form", "templates", "has_sparse", "width", "columns")
@@ -263,6 +279,11 @@ class Vocabulary(RowLayout):
         vocabulary = cls(**given)
         vocabulary.lay_out()
         return vocabulary
+
+
+def _starts(attribute: str) -> list[str]:
+    """What may be the key of an attribute: all that stands before a colon."""
+    return [attribute[:i] for i, character in enumerate(attribute) if character == ":"]
 
 
 def reads_columns(features: str, widths: set[int], ordered: bool) -> bool:
@@ -304,98 +325,3 @@ def _by_key(x: Iterable[Any], keys: Sequence[str]) -> Sequence[Sequence[Any]]:
         return tuple(map(token.get, keys))
 
     return list(zip(*map(values, x), strict=True))
-
-
-def not_empty(X: Iterable[Any], form: str = "") -> Iterator[tuple[str, Any]]:
-    """The sequences with tokens, all of one form, and what errors call them."""
-    for n, x in enumerate(X):
-        if form_of(x, place := f"X[{n}]", form):
-            yield place, x
-
-
-def length(x: Any, place: str) -> int:
-    if not (len(x.shape) if hasattr(x, "shape") else hasattr(x, "__len__")):
-        raise _not_a_sequence(x, place)
-    return int(x.shape[0]) if hasattr(x, "shape") else len(x)
-
-
-def _not_a_sequence(x: Any, place: str) -> InputError:
-    problem = f"expected a sequence of tokens, got a {type(x).__name__}"
-    remedy = "pass a list of feature dicts, a list of lists of strings, or a 2-D array or tensor"
-    return InputError(place, problem, remedy)
-
-
-def form_of(x: Any, place: str, expected: str = "") -> str:
-    """'dicts', 'strings', 'dense' or 'sparse': the form of a sequence, '' if it has no tokens. InputError
-    if it is not the expected one."""
-    if not length(x, place):
-        return ""
-    if scipy.sparse.issparse(x):
-        form = "sparse"
-    elif is_dense(x):
-        form = "dense"
-    elif isinstance(x, str) or not isinstance(x, Sequence | np.ndarray):
-        raise _not_a_sequence(x, place)
-    elif is_dense(token := x[0]):
-        form = "dense"
-    elif isinstance(token, Mapping):
-        form = "dicts"
-    elif isinstance(token, LISTS) and not isinstance(token, str):
-        form = "strings" if issubclass(next((type(v) for v in token), str), str) else "dense"
-    else:
-        problem = f"expected the features of a token, got a {type(token).__name__}"
-        remedy = "make each token a dict, a list of strings, or a row of numbers"
-        raise InputError(f"{place}[0]", problem, remedy)
-    if expected not in ("", form):
-        problem = f"tokens are {form}, but training had {expected}"
-        raise InputError(place, problem, "use one form throughout")
-    if form == "sparse" and x.ndim != 2:
-        raise InputError(place, f"{x.ndim} dimensions", "pass a 2-D array, one row per token")
-    if form == "dicts":
-        check_dicts(x, place)
-    return form
-
-
-def check_dicts(x: Iterable[Any], place: str) -> None:
-    """InputError for a token that is not a feature dict."""
-    for t, token in enumerate(x):
-        if type(token) is not dict and not isinstance(token, Mapping):
-            problem = f"expected a feature dict, got a {type(token).__name__}"
-            raise InputError(f"{place}[{t}]", problem, "use one form throughout")
-        if set(map(type, token)) != _PLAIN and (stray := [k for k in token if not isinstance(k, str)]):
-            problem = f"feature name {stray[0]!r} is not a string"
-            raise InputError(f"{place}[{t}]", problem, "convert it with str()")
-
-
-def check_strings(x: Iterable[Any], place: str) -> None:
-    """InputError for a token that is not a list or set of strings."""
-    for t, token in enumerate(x):
-        if type(token) in _USUAL and set(map(type, token)) <= _PLAIN:
-            continue
-        if isinstance(token, str) or not isinstance(token, LISTS):
-            problem = f"{token!r} is not a list of strings"
-            raise InputError(f"{place}[{t}]", problem, "use one form throughout")
-        if stray := [value for value in token if not isinstance(value, str)]:
-            raise InputError(f"{place}[{t}]", f"{stray[0]!r} is not a string", "use strings throughout")
-
-
-def flatten(items: Iterable[tuple[str, Any]], place: str, prefix: str = "") -> dict[str, float]:
-    """Features -> {name: value}, with strings, flags, lists and dicts read as python-crfsuite does."""
-    found: dict[str, float] = {}
-    for key, value in items:
-        name = f"{prefix}{key}"
-        if isinstance(value, str):
-            found[f"{name}:{value}"] = 1.0
-        elif isinstance(value, Mapping):
-            found.update(flatten(value.items(), place, f"{name}:"))
-        elif isinstance(value, bool | np.bool_ | int | float | np.integer | np.floating):
-            if not math.isfinite(value):
-                raise InputError(place, f"feature {name!r} is {value}", "replace NaN and infinite values")
-            if value != 0:
-                found[name] = float(value)
-        elif isinstance(value, list | tuple | set | frozenset):
-            found.update({f"{name}:{v}": 1.0 for v in value})
-        elif value is not None:
-            problem = f"feature {name!r} is a {type(value).__name__}"
-            raise InputError(place, problem, "use strings, numbers, flags, lists of strings or dicts")
-    return found

@@ -66,7 +66,8 @@ class Block(nn.Module):
     """What all families share.
 
     labels : shape of a tuple's joint labels, (V,) for nodes and (V, V) for transitions. basis : (P, R),
-    None for one function per score. amplitude : factor on the prior variance of all functions; its
+    None for one function per score, and then kept as the identity for nodes alone: for transitions that
+    would take V^4 numbers. amplitude : factor on the prior variance of all functions; its
     logarithm is the parameter ``log_amplitude``, -inf where the block is silent (all scores 0). ``m`` :
     whitened means, ``factor`` : of their covariance.
 
@@ -122,14 +123,22 @@ class Block(nn.Module):
         P = math.prod(self.labels)
         if basis is not None and basis.shape[:1] != (P,):
             raise InputError("basis", f"{tuple(basis.shape)} for {P} scores", "give it one row per score")
-        # A copy: the amplitudes of its columns are learned in place.
-        eye = torch.eye(P, dtype=torch.float64)
-        basis = eye if basis is None else basis.to(torch.float64, copy=True)
-        self.has_own_functions = basis.shape == eye.shape and bool((basis == eye).all())
+        if basis is None and len(self.labels) == 1:
+            basis = torch.eye(P, dtype=torch.float64)
+        self.has_own_functions = basis is None or _is_identity(basis)
         """Whether each score has a function of its own."""
-        self.register_buffer("basis", basis)
-        self.n_scores, self.n_functions = basis.shape
+        # A copy: the amplitudes of its columns are learned in place.
+        self.register_buffer("basis", None if basis is None else basis.to(torch.float64, copy=True))
+        self.n_scores, self.n_functions = (P, P) if basis is None else basis.shape
         self.log_amplitude = nn.Parameter(torch.tensor(amplitude, dtype=torch.float64).log())
+
+    @classmethod
+    def size(
+        cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
+    ) -> int:
+        """How many numbers such a block holds beside its kernel, told before one is built: a file may name
+        any sizes. The arguments are those of the constructor."""
+        raise NotImplementedError
 
     @property
     def mixing(self) -> Tensor:
@@ -220,6 +229,11 @@ class Block(nn.Module):
     def kernel_parameters(self) -> list[nn.Parameter]:
         """Those of the kernel, made to take gradients; none where there is no kernel."""
         return [] if self.kernel is None else list(self.kernel.requires_grad_(True).parameters())
+
+
+def _is_identity(matrix: Tensor) -> bool:
+    P, R = matrix.shape
+    return P == R and bool((matrix == torch.eye(P, dtype=matrix.dtype, device=matrix.device)).all())
 
 
 class Posterior(nn.ModuleDict):

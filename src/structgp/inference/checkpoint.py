@@ -3,33 +3,49 @@ continues.
 
 What an optimiser carries from step to step is a tree of dataclasses, lists and tensors. It is written as
 one safetensors file with the tree as JSON, as a model is, and is read without pickle: only dataclasses of
-this package are built from it."""
+this package's inference are built from it, with fields of their types. Whoever can write the file can sign
+it, so nothing in it is believed before it is checked."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
 import math
+import os
+import stat
+import sys
 import time
+import types
+import typing
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from structgp.answers.file_checks import check_values, read_tensors
 from structgp.data.atomic import atomic_write
+from structgp.data.json_form import FormError, check_form, read_object
 from structgp.errors import InputError, StructgpWarning
 from structgp.inference import StepInfo
 from structgp.inference.latents import Sites
 
 FORMAT = 4
+
+KINDS = ("list", "tuple", "dict", "ago", "tensor", "generator", "optimizer", "dataclass")
+"""What a tree is made of, beside plain values."""
+
+ROOMS = ("structgp.inference.", "structgp.paper.", "structgp.gp.")
+"""Where the dataclasses of a state are."""
+
+MOST_DRAWS = 1 << 20
+"""That a state may ask for."""
 
 LARGEST_SHARE = 0.05
 """Share of the time that writing checkpoints may take."""
@@ -85,9 +101,9 @@ class Checkpoint:
     def is_there(self) -> bool:
         """True if the file exists and belongs to this data and these parameters."""
         try:
-            with safetensors.safe_open(str(self.path), framework="pt") as file:
-                tree = json.loads((file.metadata() or {}).get("checkpoint", "{}"))
-        except (OSError, safetensors.SafetensorError):
+            with safetensors.safe_open(_regular(self.path), framework="pt") as file:
+                tree = read_object((file.metadata() or {}).get("checkpoint", "{}"))
+        except (OSError, safetensors.SafetensorError, FormError):
             return False
         return bool(tree.get("fingerprint") == self.fingerprint)
 
@@ -97,28 +113,49 @@ class Checkpoint:
         if not Path(self.path).exists():
             return None
         try:
-            with safetensors.safe_open(str(self.path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, safetensors.SafetensorError):
+            with safetensors.safe_open(_regular(self.path), framework="pt") as file:
+                metadata, tensors = file.metadata() or {}, read_tensors(file)
+        except (OSError, safetensors.SafetensorError, FormError):
             metadata, tensors = {}, {}
         text = metadata.get("checkpoint", "{}")
         if metadata.get("digest") != _digest(text, tensors):
             raise InputError(str(self.path), "no checkpoint, or a damaged one", "remove it")
-        tree = json.loads(text)
+        try:
+            tree = read_object(text)
+            check_form(tree, {"format": int, "fingerprint": str})
+        except FormError as error:
+            raise self.unfit(error) from None
         if tree["format"] != FORMAT:
             raise InputError(str(self.path), "a checkpoint of another version", "remove it")
         if tree["fingerprint"] != self.fingerprint:
             remedy = "remove it, or name another file"
             raise InputError(str(self.path), "of other data or other parameters", remedy)
         unpack = _Unpack(tensors, dict(posterior.named_parameters()), generator)
-        posterior.load_state_dict(unpack(tree["posterior"]))
-        reached: Reached = unpack(tree["reached"])
-        unpack(tree["generator"])
+        try:
+            state, reached = unpack(tree["posterior"]), unpack(tree["reached"])
+            check_values(state)
+            posterior.load_state_dict(state)
+            if not isinstance(reached, Reached) or not all(isinstance(s, StepInfo) for s in reached.steps):
+                raise FormError("it does not say what was reached")
+            unpack(tree["generator"])
+        except Exception as error:  # whatever the parts of a damaged file make a constructor raise
+            raise self.unfit(error) from error
         return reached
+
+    def unfit(self, error: Exception) -> InputError:
+        """The error for a file whose digest is right and whose content is not."""
+        told = str(error).split("\n")[0][:200] if isinstance(error, FormError) else type(error).__name__
+        return InputError(str(self.path), f"a fit cannot go on from it ({told})", "remove it")
 
     def remove(self) -> None:
         Path(self.path).unlink(missing_ok=True)
+
+
+def _regular(path: str | Path) -> str:
+    """The path of a regular file; FormError for others, such as a pipe, which would be waited for."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise FormError("not a regular file")
+    return str(path)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -177,6 +214,8 @@ class _Unpack:
         if not isinstance(tree, dict):
             return tree
         ((kind, value),) = tree.items()
+        if kind not in KINDS:
+            raise FormError("values of an unknown kind")
         if kind in ("list", "tuple"):
             return (list if kind == "list" else tuple)(self(v) for v in value)
         if kind == "dict":
@@ -185,7 +224,10 @@ class _Unpack:
             return time.monotonic() - value
         if kind == "tensor":
             # A copy: how a tensor of the file lies in memory may change sums in their last bit.
-            return self.tensors[value].clone().to(next(iter(self.parameters.values())).device)
+            found = self.tensors[value]
+            if found.is_floating_point() and bool(found.isnan().any()):
+                raise FormError("a tensor has values that are not numbers")
+            return found.clone().to(next(iter(self.parameters.values())).device)
         if kind == "generator":
             return self.generator.set_state(self.tensors[value].to(torch.uint8))
         return self._optimizer(*value) if kind == "optimizer" else self._dataclass(*value)
@@ -199,9 +241,28 @@ class _Unpack:
         return made
 
     def _dataclass(self, module: str, name: str, fields: dict[str, Any]) -> Any:
-        if not module.startswith("structgp."):
-            raise InputError("checkpoint", f"{module} does not belong to structgp", "remove the file")
-        kind = getattr(importlib.import_module(module), name, None)
-        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-            raise InputError("checkpoint", f"{module}.{name} is not a dataclass", "remove the file")
-        return kind(**{k: self(v) for k, v in fields.items()})
+        kind = getattr(sys.modules.get(module), name, None) if module.startswith(ROOMS) else None
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == module):
+            raise FormError(f"{module}.{name} is not a state of a fit"[:100])
+        found = {k: self(v) for k, v in fields.items()}
+        hints = get_type_hints(kind)
+        for field_name, value in found.items():
+            if not _has_type(value, hints[field_name]):
+                raise FormError(f"{name}.{field_name} is of another type"[:100])
+        n_draws = found.get("n_draws")
+        if isinstance(n_draws, int) and n_draws > MOST_DRAWS:
+            raise FormError(f"{name}.n_draws is too large"[:100])
+        return kind(**found)
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Whether a value can be what a field is declared as, as far as single types tell; a whole number may
+    stand for a float."""
+    hint = get_origin(hint) or hint
+    if hint in (Any, typing.Union, types.UnionType):
+        return True
+    if hint is float:
+        return isinstance(value, int | float)
+    if hint is int:
+        return type(value) is int
+    return not isinstance(hint, type) or isinstance(value, hint)

@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController
 
 from structgp.data.batch import Batch, by_length, pad
 from structgp.data.shards import ShardBatches
-from structgp.errors import InputError
+from structgp.errors import InputError, StructgpError
 from structgp.gp import Entropy, Posterior
 from structgp.inference import Minibatch, Optimizer, Problem, StepInfo
 from structgp.inference.annotated import Annotated
@@ -178,14 +178,11 @@ def train(
     began = time.monotonic() - (0.0 if saved is None else saved.elapsed)
     given = posterior, structure, batches, estimator or Pathwise(), entropy
     problem = Problem(*given, together=together, sees_all=isinstance(optimizer, Minibatch))
-    state = (
-        optimizer.start(problem, generator)
-        if saved is None
-        else _going_on(optimizer, problem, saved, watch)
-    )
+    state = _first_state(optimizer, problem, generator, saved, watch)
     steps: list[StepInfo] = [] if saved is None else saved.steps
+    resumed = -1 if saved is None else len(steps)
     while True:
-        state, info = optimizer.step(problem, state)
+        state, info = _step(optimizer, problem, state, checkpoint if len(steps) == resumed else None)
         steps.append(info)
         # A batch of many says little of whether the fit as a whole gets better.
         within_pass = isinstance(state, MinibatchState) and bool(state.order)
@@ -211,8 +208,17 @@ def train(
     return History(*names, steps, info.elbo, fresh, time.monotonic() - began, stopped, evaluations)
 
 
-def _going_on(optimizer: Optimizer, problem: Problem, saved: Reached, watch: Watch | None) -> Any:
-    """The optimiser's state where a checkpoint has left it; problem and watch are set, in place."""
+def _first_state(
+    optimizer: Optimizer,
+    problem: Problem,
+    generator: torch.Generator,
+    saved: Reached | None,
+    watch: Watch | None,
+) -> Any:
+    """The optimiser's state at its start, or where a checkpoint has left it; then problem and watch are set
+    too, in place."""
+    if saved is None:
+        return optimizer.start(problem, generator)
     problem.memory, state, folder = saved.memory, saved.state, getattr(optimizer, "sites_folder", None)
     if isinstance(getattr(state, "sites", None), SitesOnDisk):
         state.sites.go_on(problem.together)
@@ -222,6 +228,21 @@ def _going_on(optimizer: Optimizer, problem: Problem, saved: Reached, watch: Wat
     if watch is not None and saved.best is not None:
         watch.best = saved.best
     return saved.state
+
+
+def _step(
+    optimizer: Optimizer, problem: Problem, state: Any, kept: Checkpoint | None
+) -> tuple[Any, StepInfo]:
+    """One step. kept : the checkpoint that the state has just come from; a state that no step can be made
+    of is its fault."""
+    try:
+        return optimizer.step(problem, state)
+    except (StructgpError, MemoryError):
+        raise
+    except Exception as error:
+        if kept is None:
+            raise
+        raise kept.unfit(error) from error
 
 
 def _fresh_bound(problem: Problem, optimizer: Optimizer, state: Any, generator: torch.Generator) -> float:

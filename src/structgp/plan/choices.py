@@ -24,6 +24,7 @@ from structgp.gp.low_rank_fit import PASSES
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.inference.minibatch import MANY_TOKENS
 from structgp.paper import LbfgsBlocks, MixtureFit, Preset
+from structgp.plan.label_cost import MANY_TRANSITIONS, n_transitions
 from structgp.plan.options import NAMED, Family, Inducing, Mixture, Options, Weights
 from structgp.structures import (
     BlackBox,
@@ -376,6 +377,7 @@ def data_weight_of(
     why_not = {
         "the data is on disk": on_disk,
         "there is much data": has_much_data(examples),
+        "there are many labels": n_transitions(structure, examples) > MANY_TRANSITIONS,
         f"there are fewer than {FEWEST_SEQUENCES} sequences": examples.n_sequences < FEWEST_SEQUENCES,
         "the posterior is a mixture": isinstance(options.family, Mixture),
         "the structure is your own": type(structure) not in (Chain, Piecewise, Declared, Segments)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from structgp.answers.ask import MOST_DRAWS
 from structgp.errors import InputError
 from structgp.gp.kernels.build import KernelChoice
 from structgp.inference import Adam, Minibatch, Natural, Optimizer, SecondOrder
@@ -238,11 +239,15 @@ def answer_draws(n_draws: int | str) -> int:
 WHOLE = {"n_draws": 0, "random_state": 0, "n_components": 1, "n_inducing": 1, "rank": 1}
 """Whole numbers and the least that each may be; None leaves the last two open."""
 
+LARGEST_AMPLITUDE = 1e6
+"""Prior variance of a score: beyond scores of 1000 every probability is 0 or 1, and no bound can be
+estimated from draws."""
+
 _POSSIBLE: dict[str, Callable[[Any], bool]] = {
     "prior": lambda v: isinstance(v, Prior),
     "posterior": lambda v: isinstance(v, str | Family),
     "inference": lambda v: isinstance(v, str) or callable(getattr(v, "step", None)),
-    "amplitude": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
+    "amplitude": lambda v: (isinstance(v, Real) and 0 < float(v) <= LARGEST_AMPLITUDE) or v == "auto",
     "data_weight": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
     "spread": lambda v: (isinstance(v, Real) and 0 < float(v) < np.inf) or v == "auto",
     "transition_sd": lambda v: isinstance(v, Real) and 0 <= float(v) < np.inf,
@@ -256,7 +261,7 @@ _WORDS = {
         "'auto', 'weights', 'inducing', structgp.Weights, Inducing or Mixture",
     ),
     "inference": ("a name or an optimiser", f"one of {', '.join(INFERENCE)}"),
-    "amplitude": ("a variance above 0", "a number above 0, or 'auto'"),
+    "amplitude": ("a variance above 0, at most 1e6", "a number above 0, or 'auto'"),
     "data_weight": ("a number above 0", "a number above 0, or 'auto'"),
     "spread": ("a number above 0", "a number above 0, or 'auto'"),
     "transition_sd": ("a standard deviation of at least 0", "a number, 0 or more"),
@@ -279,7 +284,9 @@ def _check_fields(owner: Any) -> None:
             least = WHOLE[name]
             possible = isinstance(value, Integral) and least <= int(value) < 2**63
             what, remedy = f"a whole number of at least {least}", f"{least} or more"
-            if name == "n_draws":
+            if possible and name == "n_draws" and int(value) > MOST_DRAWS:
+                possible, what, remedy = False, f"at most {MOST_DRAWS:,}", f"{MOST_DRAWS:,} or fewer"
+            elif name == "n_draws":
                 possible, remedy = (
                     possible or (isinstance(value, str) and value == "auto"),
                     "'auto', or 0 or more",

@@ -36,6 +36,7 @@ from structgp.plan.options import Options, fingerprint
 from structgp.plan.programs import bracket_of
 from structgp.plan.resolve import Plan, all_at_once
 from structgp.plan.start import Start
+from structgp.plan.usefulness import warn_of_useless
 from structgp.structures import Differences
 
 BATCH_TOKENS = {"weights": 4_000, "inducing": 1_000}
@@ -122,6 +123,8 @@ class Fit:
                 StructgpWarning,
                 stacklevel=4,
             )
+        if history.stopped == "converged":
+            warn_of_useless(self.start.posterior, plan.split.node, self.examples, history)
         for block in self.start.posterior.blocks:
             block.round_factor()
         plan = settle_threshold(plan, self.model({}), self.examples)

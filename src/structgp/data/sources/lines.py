@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, BinaryIO, TypeVar
 
 from structgp.data.opening import cannot_read, check_encoding
@@ -83,10 +84,19 @@ def iter_lines(source: Source, *, encoding: str = "utf-8", name: str | None = No
 
     Arguments and errors are those of :func:`structgp.data.sources.iter_columns`."""
     name = name_of(source) if name is None else name
-    mark = BOM
-    for line in _raw_lines(source, encoding, name):
-        yield line.removeprefix(mark).removesuffix("\r")
-        mark = ""
+    found = _raw_lines(source, encoding, name)
+    first = next(found, None)
+    if first is None:
+        return
+    first = first.removeprefix(BOM)
+    if first.rstrip("\r").count("\r") > 1:  # text of a token, or the ends of all lines
+        second = next(found, "")
+        if not second:
+            problem = "lines end in carriage returns alone, as on old Macs"
+            raise InputError(f"{name}:1", problem, r"convert them, for example with tr '\r' '\n'")
+        found = chain([second], found)
+    for line in chain([first], found):
+        yield line.removesuffix("\r")
 
 
 def _raw_lines(source: Source, encoding: str, name: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ from structgp.data.sources.columns import ColumnFile, format_sequence, iter_colu
 from structgp.data.sources.json_lines import format_json, iter_json
 from structgp.data.sources.lines import FileSequence, Labelled, Source, digest_of_file, name_of, read_all
 from structgp.data.sources.reader_arguments import DOCUMENTS, check_arguments
+from structgp.data.sources.reader_state import check_state
 from structgp.data.sources.templates import Template, columns_that_exist
 from structgp.data.sources.vectors import ColumnVectors, Coverage, NumericColumns, WordVectors
 from structgp.errors import InputError
@@ -361,8 +362,8 @@ def _check_column(column: int, argument: str, n_columns: int, name: str) -> None
 def from_json(state: Mapping[str, Any], model: str = "model", vectors: Path | None = None) -> Reader:
     """The reader whose ``to_json`` is among the entries of ``state``, such as a model's ``extra``.
 
-    model : what errors call the model; vectors : where its word vectors are now, by default where they
-    were in training.
+    model : its path, or what errors call it; vectors : where its word vectors are now, by default in the
+    model's folder or below.
 
     Example
     -------
@@ -372,6 +373,7 @@ def from_json(state: Mapping[str, Any], model: str = "model", vectors: Path | No
     >>> sources.from_json(reader.to_json()).read(["figs NAME"]).X
     [[('figs',)]]
     """
+    check_state(state, model)
     if vectors is not None and "vectors" not in state:
         raise InputError("vectors", f"{model} was trained without word vectors", "leave it out")
     if state.get("format") == "crfsuite":

@@ -9,8 +9,10 @@ from structgp.data.sources.attributes import format_attributes, iter_attributes
 from structgp.data.sources.columns import format_sequence, iter_columns
 from structgp.data.sources.json_lines import format_json, iter_json
 from structgp.data.sources.lines import FileSequence
-from structgp.data.sources.readers import FORMATS, Input, Reader
+from structgp.data.sources.readers import Input, Reader
 from structgp.errors import InputError
+
+FORMATS = ("columns", "crfsuite", "jsonl")
 
 
 class PlainReader(Reader):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -62,7 +63,7 @@ class WordVectors:
 
     path : the file, which must not change while it is used. encoding : of its words; any in which spaces
     and line ends are those of ASCII. lower_case : False to look words up only as they are written.
-    dimension : D. digest : SHA-256 of the file, in hexadecimal.
+    dimension : D. digest : SHA-256 of the file, in hexadecimal. size : of the file, in bytes.
 
     An InputError names ``path:line`` for a line that does not have D numbers (each number is checked when
     its word is asked for), and ``path`` for a file that cannot be read or has no vectors.
@@ -89,6 +90,7 @@ class WordVectors:
         self._places: dict[bytes, tuple[int, int]] = {}
         self._known: dict[str, np.ndarray] = {}
         try:
+            self.size = _regular_size(self.name)
             with open(self.name, "rb") as file:
                 self._index(file)
         except OSError as error:
@@ -169,6 +171,27 @@ class WordVectors:
         return np.array([parse_number(v, place, f"number {i}") for i, v in enumerate(text, 1)])
 
 
+def _regular_size(path: str) -> int:
+    """Bytes of a file. InputError for a pipe or a device, which cannot be read twice, and may have no
+    end."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # a folder cannot be opened
+        raise InputError(path, "not a regular file", "write the vectors to a file")
+    return found.st_size
+
+
+def _beside(model: str, path: str) -> str | None:
+    """Where a model may open the file that it calls ``path`` without being told: at that path, if it is in
+    the model's own folder or below, else under the same name in that folder. A model file is not trusted to
+    choose what else is opened."""
+    folder = os.path.dirname(os.path.realpath(model))
+    for place in (path, os.path.join(folder, os.path.basename(path))):
+        found = os.path.realpath(place)
+        if os.path.commonpath([folder, found]) == folder and os.path.isfile(found):
+            return found
+    return None
+
+
 def _is_number(field: bytes) -> bool:
     try:
         float(field)
@@ -215,6 +238,7 @@ class ColumnVectors:
         return {
             "path": os.path.abspath(self.vectors.name),
             "sha256": self.vectors.digest,
+            "size": self.vectors.size,
             "encoding": self.vectors.encoding,
             "lower_case": self.vectors.lower_case,
             "column": self.column,
@@ -224,18 +248,25 @@ class ColumnVectors:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any], model: str, path: str | None) -> ColumnVectors:
-        """The vectors that ``model`` was trained with, now at ``path`` (None: where they were then)."""
-        if path is None and not os.path.exists(state["path"]):
-            problem = f"its word vectors are no longer at {state['path']}"
+        """The vectors that ``model`` was trained with, now at ``path``; None to look for them in
+        the model's folder and below."""
+        path = _beside(model, state["path"]) if path is None else path
+        if path is None:
+            problem = f"its word vectors, in training {state['path']!r}, are not in its folder"
             raise InputError(model, problem, "say where they are with vectors=")
+        if "size" in state and os.path.isfile(path) and os.path.getsize(path) != state["size"]:
+            raise _other_vectors(path, model)  # before all of it is read
         # Models from before words were looked up in lower case do not know coverage either.
         lower_case, coverage = state.get("lower_case", False), state.get("coverage")
-        vectors = WordVectors(path or state["path"], encoding=state["encoding"], lower_case=lower_case)
+        vectors = WordVectors(path, encoding=state["encoding"], lower_case=lower_case)
         if vectors.digest != state["sha256"]:
-            problem = f"not the word vectors that {model} was trained with"
-            remedy = "give those with vectors=, or train again with these"
-            raise InputError(vectors.name, problem, remedy)
+            raise _other_vectors(path, model)
         return cls(vectors, state["column"], state["scale"], Coverage(**coverage) if coverage else None)
+
+
+def _other_vectors(path: str, model: str) -> InputError:
+    remedy = "give those with vectors=, or train again with these"
+    return InputError(path, f"not the word vectors that {model} was trained with", remedy)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
+from structgp.data.sources.linear_match import Pattern
 from structgp.errors import InputError
 
 COMMAND = re.compile(r'%([xtmXTM])\[(@?) *([+-]?[0-9]{1,9}), *([0-9]{1,9})(?:,"((?:[^"\\]|\\.)*)")?\]')
@@ -79,11 +80,11 @@ class Command:
         cells += [row[self.column] for row in rows[max(0, start) : max(0, stop)]]
         cells += [self._beyond("+", position - n + 1) for position in range(max(n, start), stop)]
         if self.kind != "x":
-            found = [_compiled(self.expression).search(cell) for cell in cells]
+            found = [find(self.expression, cell) for cell in cells]
             if self.kind == "t":
                 cells = ["false" if part is None else "true" for part in found]
             else:
-                cells = ["" if part is None else part.group() for part in found]
+                cells = [part or "" for part in found]
         return [cell.lower() for cell in cells] if self.lower else cells
 
     def _beyond(self, sign: str, distance: int) -> str:
@@ -120,13 +121,17 @@ def translate(expression: str) -> str:
     repeats it as few times as will do. ``^`` at the start and ``$`` at the end are the ends of the cell.
 
     A ValueError says where ``*`` or ``?`` have nothing to repeat, or nothing follows a backslash."""
-    parts, at = [], 0
-    if expression.startswith("^"):
-        parts, at = [r"\A"], 1
+    return parse(expression).source
+
+
+@lru_cache
+def parse(expression: str) -> Pattern:
+    """The same as a pattern."""
+    items, at, at_end = [], int(expression.startswith("^")), False
     while at < len(expression):
         character = expression[at]
         if character == "$" and at == len(expression) - 1:
-            parts.append(r"\Z")
+            at_end = True
             break
         if character in "*?":
             raise ValueError(f"{character!r} has nothing to repeat")
@@ -134,14 +139,23 @@ def translate(expression: str) -> str:
             at += 1
             if at == len(expression):
                 raise ValueError("nothing follows the backslash")
-            parts.append(_escaped(expression[at]))
+            single = _escaped(expression[at])
         else:
-            parts.append("." if character == "." else re.escape(character))
+            single = "." if character == "." else re.escape(character)
         at += 1
-        if expression[at : at + 1] in ("*", "?"):
-            parts.append("*?" if expression[at] == "*" else "?")
-            at += 1
-    return "".join(parts)
+        often = expression[at : at + 1] if expression[at : at + 1] in ("*", "?") else ""
+        at += len(often)
+        items.append((single, often))
+    return Pattern(tuple(items), expression.startswith("^"), at_end)
+
+
+def find(expression: str, cell: str) -> str | None:
+    """The part of a cell that an expression finds first, None if it finds none."""
+    pattern = parse(expression)
+    if pattern.may_backtrack(cell):
+        return pattern.find(cell)
+    found = _compiled(expression).search(cell)
+    return None if found is None else found.group()
 
 
 def _escaped(character: str) -> str:

@@ -7,7 +7,7 @@ curvature of each tuple by itself. Letters as in ``gp.block``; F dense features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,6 +104,14 @@ class DenseWeights(Block):
         self.m = nn.Parameter(torch.zeros((R, self.n_values), dtype=torch.float64))
         self.factor = nn.Parameter(torch.ones((R, self.n_loose), dtype=torch.float64))
         self.root = nn.Parameter(torch.eye(F, dtype=torch.float64).repeat(R, 1, 1))
+
+    @classmethod
+    def size(
+        cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
+    ) -> int:
+        loose, dense, _ = split_kernel(kernel)
+        n_loose = 0 if loose is None else max(span.stop for _, _, span in weight_parts(loose))
+        return n_functions * (2 * n_loose + dense.n_features * (1 + dense.n_features))
 
     @property
     def n_inducing(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,12 @@ class FullTable(Table):
     def __init__(self, labels: Sequence[int], sd: float = 1.0) -> None:
         super().__init__(labels, sd)
         self.factor = nn.Parameter(torch.eye(self.n_scores, dtype=torch.float64))
+
+    @classmethod
+    def size(
+        cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
+    ) -> int:
+        return n_functions * (1 + n_functions)
 
     def conditional(self, rows: Tensor | None, mask: Tensor, factor: Tensor) -> Constant:
         return JointConstant(self)

@@ -3,7 +3,7 @@ covariance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -69,6 +69,15 @@ class InducingBlock(Block):
         self.factor = nn.Parameter(prior.expand(*shape, *prior.shape).clone())
         if covariance == "low-rank":
             self.directions = nn.Parameter(torch.zeros(*shape, M, self.rank, dtype=dtype))
+
+    @classmethod
+    def size(
+        cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
+    ) -> int:
+        assert inducing is not None
+        M, rank = len(inducing), min(len(inducing), options.get("rank", 0))
+        spread = {"full": M, "low-rank": 1 + rank}.get(options.get("covariance", "full"), 1)
+        return options.get("n_components", 1) * n_functions * M * (1 + spread)
 
     @property
     def spread(self) -> Spread:

@@ -11,7 +11,7 @@ of them is left out. Letters as in ``gp.block``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +57,13 @@ class Weights(Block):
         shape = (self.n_functions, self.n_values)
         self.m = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
         self.factor = nn.Parameter(torch.ones(shape, dtype=torch.float64))
+
+    @classmethod
+    def size(
+        cls, kernel: Any, inducing: Tensor | None, n_functions: int, options: Mapping[str, Any]
+    ) -> int:
+        n_values = 1 if kernel is None else max(span.stop for _, _, span in weight_parts(kernel))
+        return 2 * n_functions * n_values
 
     def prior_factor(self) -> Tensor:
         """(M,) prior standard deviations of the weights, before the amplitude."""

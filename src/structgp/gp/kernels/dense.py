@@ -159,7 +159,8 @@ class DenseKernel(Kernel):
         numbers = [1, self.n_columns if self.linear else 0, len(inducing) if self.has_nystrom else 0]
         if self.whole:
             numbers = [0, len(inducing), 0] if self.smooth is None else [0, 0, len(inducing)]
-        component = torch.arange(3).repeat_interleave(torch.tensor(numbers)).to(inducing.device)
+        component = torch.arange(3).repeat_interleave(torch.tensor(numbers), output_size=sum(numbers))
+        component = component.to(inducing.device)
         self.register_buffer("component", component, persistent=False)
 
     def standardise(self, rows: Tensor) -> None:

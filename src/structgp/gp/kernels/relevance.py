@@ -85,7 +85,8 @@ class RelevanceKernel(Kernel):
         self.sizes, self.sparse, self.rare = [int(n) for n in sizes], bool(sparse), bool(rare)
         self.tails = float(tails or (HEAVY_TAILS if sparse else LIGHT_TAILS))
         groups = torch.arange(len(self.sizes) + 1)
-        known = groups[:-1].repeat_interleave(torch.tensor(self.sizes, dtype=torch.int64))
+        repeats = torch.tensor(self.sizes, dtype=torch.int64)
+        known = groups[:-1].repeat_interleave(repeats, output_size=sum(self.sizes))
         if rare:
             self.register_buffer("seldom", torch.zeros(len(known), dtype=torch.bool))
         group = torch.cat([known, groups if rare else groups[-1:]])

@@ -1,0 +1,74 @@
+"""A word about fits that have converged and are of no use: features say nothing under the kernel, or the
+bound holds for the draws that it was fitted to and for no others."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from structgp.data.examples import Examples
+from structgp.errors import InputError, StructgpWarning
+
+SOME = 100
+"""Tokens that are looked at."""
+
+FEW = 20
+"""Tokens below which nothing is said: so few teach little under any kernel."""
+
+FLAT = 1e-3
+"""Standard deviation, over tokens, below which scores do not depend on features: no probability then moves
+by more than a tenth of a percent. Not chosen on data."""
+
+FARTHEST = 10.0
+"""Nats per token by which the bound on fresh draws may be lower than on those of the fit. Not chosen on
+data."""
+
+
+@contextmanager
+def numbers_in_bounds() -> Iterator[None]:
+    """A fit whose numbers leave all bounds ends with an error that names a remedy."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:
+        remedy = "rescale the features, or leave kernel, amplitude and inference at 'auto'"
+        raise InputError("fit", f"its numbers are out of bounds ({error})", remedy) from error
+
+
+def warn_of_useless(posterior: Any, node: Any, examples: Any, history: Any) -> None:
+    """Warnings about a fit that has ended. node : the view of the features that nodes have."""
+    gap = history.elbo - history.fresh_elbo
+    if math.isfinite(gap) and gap > FARTHEST * examples.n_tokens:
+        message = (
+            f"the bound is {history.elbo:.4g} on the draws of the fit and {history.fresh_elbo:.4g} on "
+        )
+        message += "fresh ones: the fit has followed its draws, and its answers are not to be relied on; "
+        message += "rescale the features, or use a smaller amplitude"
+        warnings.warn(message, StructgpWarning, stacklevel=5)
+    if isinstance(examples, Examples) and _is_flat(posterior.node, node, examples):
+        message = "the fitted scores hardly depend on the features: predictions are little more than label "
+        message += "frequencies; check the features and their scale, and the length-scales of the kernel"
+        warnings.warn(message, StructgpWarning, stacklevel=5)
+
+
+def _is_flat(block: Any, node: Any, examples: Examples) -> bool:
+    """Whether tokens that differ have equal scores."""
+    parts, n = [], 0
+    for rows in examples.rows:
+        if len(rows) and n < SOME:
+            parts.append(rows)
+            n += len(rows)
+    if n < FEW or block.is_silent:
+        return False
+    if len({rows.shape[1] for rows in parts}) > 1:  # sparse rows, padded when they are batched
+        parts = [rows for rows in parts if rows.shape[1] == parts[0].shape[1]]
+    rows = node.select(torch.from_numpy(np.concatenate(parts)))
+    if len(torch.unique(rows, dim=0)) < 2:
+        return False
+    mean, _ = block.scores_at(rows.to(block.m.device))
+    return float(mean.std(0).max()) < FLAT
