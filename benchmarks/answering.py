@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.clock import Times, take_turns
 from benchmarks.conll_sized import TEMPLATE, corpus
-from benchmarks.record import Options, Row, keep, table
+from benchmarks.record import Options, Row, keep, log_plot, table
 from structgp import StructuredGPClassifier, metrics
 from structgp.data.sources.templates import Template
 
@@ -136,7 +136,12 @@ def tables(rows: list[Row]) -> str:
 
 
 def plots(rows: list[Row]) -> dict[str, str]:
-    return {}
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for name in ("tokens_a_second", "crf_tokens_a_second"):
+            who = "CRFsuite" if name.startswith("crf") else "structgp"
+            lines.setdefault(f"{who}, {row['what']}", []).append((row["sentences"], row[name]))
+    return {"answering": log_plot(lines, "training sentences", "tokens per second", "Answers")}
 
 
 def main(words: Sequence[str] | None = None) -> None:

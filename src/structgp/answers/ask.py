@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -338,22 +338,14 @@ class Asked(Encoded):
         for i, at in self.one_by_one():
             yield i, at.ask("marginals")[:, 0]
 
-    def spans(
-        self, least: float, known: Known | None = None, *, as_decoded: bool = False
-    ) -> list[list[tuple[int, int, str, float]]]:
-        """Spans (start, stop, label) with a probability of at least ``least``, and that probability.
-        as_decoded : with the probabilities that ``best_spans`` goes by, which may come from fewer draws."""
+    def spans(self, least: float, known: Known | None = None) -> list[list[tuple[int, int, str, float]]]:
+        """Spans (start, stop, label) with a probability of at least ``least``, and that probability."""
         self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
-        quick = self._local_points(known) if as_decoded else None
-        parts: Iterable[tuple[list[int], Potentials]]
-        if quick is None:
-            parts = ((batch.index.tolist(), at.on_host()) for batch, at in self.potentials(known))
-        else:
-            parts = quick.potentials(self.rows, self.question.shift)
-        for index, at in parts:
-            for i, spans in zip(index, likely_spans(at, boundaries, least), strict=True):
+        for batch, at in self.potentials(known):
+            each = likely_spans(at.on_host(), boundaries, least)
+            for i, spans in zip(batch.index.tolist(), each, strict=True):
                 found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
         return found
 

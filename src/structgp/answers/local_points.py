@@ -25,7 +25,7 @@ from structgp.structures.linear_chain.averages import N_DRAWS, ChainAverages, Ga
 if TYPE_CHECKING:
     from structgp.answers.ask import Model
 
-N_POINTS, N_POSITIONS = 32, 64
+N_POINTS, N_POSITIONS = 64, 64
 """Points for the scores of a token, mirrored; and positions of a sequence that have noise of their own.
 
 The number of points and ``N_DRAWS`` were chosen on left-out thirds of the TRAINING data of four tasks, two

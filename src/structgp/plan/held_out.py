@@ -53,9 +53,9 @@ of sparse features, and for the posteriors that cost more. The error of a mean l
 is a few hundredths, and the same tokens are used for every weight."""
 
 ANSWER_DRAWS = 32
-"""Draws of the predictions where those come from draws, a quarter of the default's: their error is the same
-for all weights, and small beside that of so few tokens. The fits have as many draws as the real one: under
-a large weight, fewer are overfitted, and large weights would look worse than they are."""
+"""Draws of the predictions, a quarter of the default's: their error is the same for all weights, and small
+beside that of so few tokens. The fits have as many draws as the real one: under a large weight, fewer are
+overfitted, and large weights would look worse than they are."""
 
 
 def choose(
@@ -198,14 +198,14 @@ class Fold:
         except torch.linalg.LinAlgError:
             nothing = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
             return [self._judge(nothing)] * len(spreads)
-        question, sums = Question(ANSWER_DRAWS, None, self.plan.device.value, local=True), []
+        question, sums = Question(ANSWER_DRAWS, None, self.plan.device.value), []
         for spread in spreads:
             some = self.left_out.rows, self.left_out.links
             asked = Asked(replace(model, spread=spread), question, *some)
             sums.append(self._judge(asked.marginals()))
             if self.plan.threshold is not None:
                 key = (*candidate.key, spread)
-                self.spans[key] = asked.spans(LEAST_COUNTED, as_decoded=True)
+                self.spans[key] = asked.spans(LEAST_COUNTED)
         return sums
 
     def _judge(self, marginals: list[np.ndarray]) -> np.ndarray:
