@@ -41,7 +41,7 @@ def one_token(tagger: StructuredGPClassifier, t: int) -> dict[str, float]:
         "three parts": why.unary + why.left + why.right,
         "features": sum(part.score for part in why.features),
         "unary": why.unary,
-        "witnesses": sum(witness.score for witness in why.witnesses),
+        "witnesses": sum(witness.score for witness in why.witnesses[:3]),
     }
 
 

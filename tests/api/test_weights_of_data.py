@@ -167,7 +167,8 @@ def test_what_estimators_see(name: str, data: Generated) -> None:
     close(weighted, times * plain)
     if targets[0].parts is not None and targets[1].parts is not None:
         plain, weighted = (target.parts(draws) for target in targets)
-        close(weighted, times[:, None] * plain)
+        # Stand-ins are computed in single precision.
+        torch.testing.assert_close(weighted, times[:, None] * plain, rtol=1e-6, atol=1e-6)
 
 
 @spaces

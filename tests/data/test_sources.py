@@ -53,6 +53,7 @@ def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "reader_arguments",
         "reader_state",
         "readers",
+        "unlabelled",
         "wapiti",
     )
     assert found.attempted or name in without

@@ -287,7 +287,7 @@ def test_readers_of_documents(tmp_path: Path) -> None:
         data = reader.read(lines)
     assert data.y == [["S-QTY", "O"]]
     assert data.X[0][0]["vector"].tolist() == [1, 0]
-    again = sources.from_json(reader.to_json())
+    again = sources.from_json(reader.to_json(), vectors=vectors)
     with pytest.warns(StructgpWarning):
         assert [y for _, y in again.labelled(lines, "utf-8", "x")] == [["S-QTY", "O"]]
     with pytest.raises(InputError, match="vector_column: is for column files"):

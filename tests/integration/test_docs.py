@@ -147,7 +147,8 @@ def test_reference_has_every_method_and_name() -> None:
         if not name.startswith("_") and member.__module__.startswith("structgp.")
     }
     documented = set(re.findall(r"StructuredGPClassifier\.(\w+)", reference))
-    assert own == documented
+    told = {name for name in documented if isinstance(getattr(StructuredGPClassifier, name), property)}
+    assert own == documented - told
     for public in set(structgp.__all__) - {"__version__", *vars(structgp.errors)}:
         assert re.search(rf":: structgp\.(\w+\.)*{public}\b", reference), public
 

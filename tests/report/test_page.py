@@ -280,6 +280,7 @@ def nasty(corpus):
     )
 
 
+@pytest.mark.filterwarnings("ignore:labels")
 def test_nothing_from_the_data_is_read_as_html(nasty, page, parse):
     source = render(nasty)
     other = parse(source)

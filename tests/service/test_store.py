@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -148,3 +152,50 @@ def test_unknown_is_not_outside():
     assert TAGS.tags == ("O", "B-A", "I-A", "B-B", "I-B")
     assert TagSet.from_labels(["O", "B-A", "I-A", None], "file").types == ("A",)
     assert TagSet.from_labels(["O", "N", "V"], "file") == TagSet(("N", "O", "V"), False)
+
+
+WRITER = """
+import sys
+from structgp.service.store import Store
+store = Store(sys.argv[1])
+for k in range(100_000):
+    request = f"{sys.argv[2]}-{k}"
+    store.label(request, "ann", "chosen", {k % 4: ["B-A", None]})
+    if k % 5 == 4:
+        store.undo(request + "-undo", "ann")
+        request += "-undo"
+    print(request, flush=True)
+"""
+
+
+def kill_writers(folder: Path, n: int) -> None:
+    """A process writes and says what has been acknowledged, until it is killed."""
+    opened(folder / "db").close()
+    acknowledged: list[str] = []
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    for round in range(n):
+        command = [sys.executable, "-c", WRITER, str(folder / "db"), str(round)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as writer:
+            assert writer.stdout is not None
+            first = writer.stdout.readline()
+            time.sleep(0.05 * (round * 0.618 % 1))
+            writer.kill()
+            acknowledged += [
+                first.strip(),
+                *(line.strip() for line in writer.stdout if line.endswith("\n")),
+            ]
+        with sqlite3.connect(folder / "db") as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            found = {request for (request,) in db.execute("SELECT request FROM events")}
+        db.close()
+        assert set(acknowledged) <= found
+    assert len(acknowledged) > 2 * n
+
+
+def test_killed_writers_lose_nothing(tmp_path):
+    kill_writers(tmp_path, 4)
+
+
+@pytest.mark.slow
+def test_fifty_killed_writers_lose_nothing(tmp_path):
+    kill_writers(tmp_path, 50)

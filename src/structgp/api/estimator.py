@@ -120,7 +120,8 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         'length_scales' (of the kernel on dense features, in the units of the columns: one number where all
         columns share one after scaling, else a list), 'shape' (how it was learned: 'bound', 'regression'),
         'amplitude_factor', 'transition_sd', 'template_sds' (prior sd of a score, by template but the
-        nodes), 'n_inducing', 'inducing_residual', 'evaluations', 'seconds', 'log_z' for structures beyond
+        nodes), 'n_inducing', 'inducing_residual', 'evaluations', 'seconds', 'foreseen' (of a
+        function of values alone, how long the fit was to take), 'log_z' for structures beyond
         the chain (bounds of it from below and above, 'low' and 'high', where the tree-reweighted one stands
         in for it, else None), 'dev' if dev data was passed, and 'vectors' in a model from a file that was
         trained with word vectors (numbers of training tokens with and without one).

@@ -37,8 +37,10 @@ def choose(
 ) -> None:
     """The command next."""
     estimator: StructuredGPClassifier | None = None
-    reader: Reader = PlainReader(format or "columns")
-    if model_path is not None:
+    reader: Reader
+    if model_path is None:
+        reader = PlainReader(format or "columns")
+    else:
         estimator, reader = load_with_reader(
             StructuredGPClassifier, model_path, vectors_path, device, format, snap
         )

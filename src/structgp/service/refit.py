@@ -29,9 +29,12 @@ SCORED = 300
 """Unlabelled sequences, drawn at random, whose expected error is shown."""
 SWEPT = 500
 """Sequences per part of a sweep over the pool."""
-AGAIN = 4
-"""Growth of the number of labelled sequences after which settings are chosen anew. On 200 recipes that
-takes 17 s of one core, where a fit from the last posterior takes 1.4 s, for the same error."""
+AGAIN = 2
+"""Growth of the number of labelled sequences after which settings are chosen anew, which takes some ten
+times as long as a fit from the last posterior. With 4, the settings of 20 recipes were kept up to 80, and
+the model was too timid meanwhile: the intervals of its expected error were above the true error."""
+PRIORITY = 5
+"""Niceness of the process: other work comes first, but cannot stop it."""
 FEWEST_TO_CHOOSE = 20
 """Labelled sequences before settings are chosen for the first time: of fewer, cross-validation can tell
 little, and there should be suggestions soon."""
@@ -174,7 +177,7 @@ def serve_tasks(
 ) -> None:
     """The main function of the background process: tasks in, parts of answers out, until the other end is
     closed or the process ``parent`` is gone. An error is an answer too."""
-    os.nice(10)
+    os.nice(PRIORITY)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     import torch
 

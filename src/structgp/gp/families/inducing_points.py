@@ -170,7 +170,8 @@ class InducingBlock(Block):
         """Largest curvature of the bound in a whitened mean if each tuple bends by at most 1/4, as a
         softmax does: 1 + 1/4 of the largest eigenvalue of sum_n A_n^T A_n, by power iteration. batches :
         conditional, mask, weight (B,) of the examples."""
-        scale = float(self.log_amplitude.detach().exp() * self.basis.square().sum(0).max())
+        widest = 1.0 if self.basis is None else float(self.basis.square().sum(0).max())
+        scale = float(self.log_amplitude.detach().exp()) * widest
         v, size = self.m.new_ones(self.n_values), 0.0
         for _ in range(20):
             v = v / v.norm().clamp(min=1e-300)

@@ -6,7 +6,6 @@ Letters: S draws, B sequences in a batch, T positions (padded), V labels.
 from __future__ import annotations
 
 import math
-import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any, cast
@@ -86,10 +85,12 @@ class BlackBox(Structure):
     @property
     def can_be_sent(self) -> bool:
         """Whether joblib can send the function to other processes."""
+        from multiprocessing.reduction import ForkingPickler
+
         from joblib import wrap_non_picklable_objects
 
         try:
-            pickle.dumps(wrap_non_picklable_objects(self.function, keep_wrapper=False))
+            ForkingPickler.dumps(wrap_non_picklable_objects(self.function, keep_wrapper=False))
         except Exception:  # whatever a user's object does when it is pickled
             return False
         return True
