@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import re
 from collections import Counter
@@ -23,6 +24,7 @@ def name_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
+@functools.cache
 def trees() -> list[tuple[str, ast.Module]]:
     return [(name_of(p), ast.parse(p.read_text(encoding="utf-8"))) for p in MODULES]
 

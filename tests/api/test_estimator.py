@@ -1140,7 +1140,7 @@ def test_one_likelihood_in_every_form_is_one_fit(custom, test):
     assert len(own["function_scales"]) == 3
     found = custom("torch").training_log_
     assert len(found["function_scales"]) == 2
-    assert own["elbo"] - 0.5 < found["elbo"] < own["elbo"] + 5
+    assert own["elbo"] - 1 < found["elbo"] < own["elbo"] + 5  # on the draws of the last step
 
 
 def test_a_likelihood_by_name_or_as_an_object(custom, fitted, few, test):

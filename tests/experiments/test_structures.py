@@ -83,7 +83,7 @@ def sentences(n: int) -> tuple[list[list[str]], list[list[str]], list[list[str]]
     return tuple([items[i % 3] for i in range(n)] for items in (words, tags, chunks))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("method", ["words", "cascade", "layers"])
+@pytest.mark.parametrize("method", ["words", pytest.param("cascade", marks=pytest.mark.slow), "layers"])
 def test_chunks_of_generated_sentences(method: str) -> None:
     words, tags, y = sentences(12)
     X = [two_layers.features(row) for row in words]

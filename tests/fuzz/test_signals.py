@@ -21,6 +21,14 @@ from structgp.cli.one_writer import one_writer
 from structgp.data.atomic import atomic_write
 
 
+@pytest.fixture(autouse=True)
+def not_in_the_background():
+    """A shell makes the commands that it starts in the background ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def run_and_signal(number: int, path: Path) -> Result:
     """A command that is signalled while it writes a file."""
 

@@ -28,7 +28,15 @@ PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 SHELL = {"tutorial.md"}
 """Pages whose commands are run. In the others it is checked that the options exist."""
 
-SLOW = {"active.md", "constraints.md", "decisions.md", "structures.md"}
+SLOW = {
+    "active.md",
+    "coming-from-crfsuite.md",
+    "constraints.md",
+    "decisions.md",
+    "going-on.md",
+    "structures.md",
+    "which-labels.md",
+}
 
 IMPORTED_ONCE = ["structgp.cli.showing"]
 

@@ -85,6 +85,7 @@ def where(f: np.ndarray, g: np.ndarray, y: np.ndarray) -> np.ndarray:
     return independent(f, g, y)
 
 
+@pytest.mark.slow
 def test_a_long_fit_uses_all_cores_and_says_how_long(monkeypatch, caplog, tmp_path):
     monkeypatch.setenv("STRUCTGP_SEEN", str(tmp_path))
     monkeypatch.setattr(foreseen, "_timed", lambda *given: (1.0, 0.0))

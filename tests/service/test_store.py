@@ -48,7 +48,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(actions)
 def test_memory_file_and_a_plain_replay_agree(steps):
     with tempfile.TemporaryDirectory() as folder:

@@ -31,6 +31,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
 on_kernels = pytest.mark.gpu
 
 
+@pytest.mark.slow
 def test_in_the_interpreter() -> None:
     """All tests below."""
     if importlib.util.find_spec("triton") is None:
