@@ -15,12 +15,12 @@ author = "The structgp developers"
 copyright = "The structgp developers"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings", "mathml"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "command_reference", "docstrings", "mathml"]
 exclude_patterns = ["_ext"]
 language = "en_GB"
 smartquotes = False
 
-myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "none"

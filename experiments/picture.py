@@ -9,8 +9,7 @@ import argparse
 from pathlib import Path
 
 from structgp import StructuredGPClassifier
-from structgp.data import ingredients
-from structgp.data.corpora import recipes
+from structgp.data import corpora
 from structgp.report.markup import Markup, join, tag
 
 LINE = "1 (14-ounce) can sweetened condensed milk, chilled if you like"
@@ -27,12 +26,12 @@ STEP, HEIGHT, TOP = 74, 120, 34
 
 def picture(seed: int = 0) -> Markup:
     """One column per token: a bar for each label, as high as its probability."""
-    corpus = recipes()
+    corpus = corpora.recipes()
     expand = corpus.template.expand
     tagger = StructuredGPClassifier(features="columns", random_state=seed)
     tagger.fit([expand(rows) for rows in corpus.X_train], corpus.y_train)
-    tokens = ingredients.tokenize(LINE)
-    marginals = tagger.predict_marginals_single(expand(ingredients.columns(tokens)))
+    tokens = corpora.tokenize(LINE)
+    marginals = tagger.predict_marginals_single(expand(corpora.columns(tokens)))
     parts = []
     for t, (token, p) in enumerate(zip(tokens, marginals, strict=True)):
         kinds: dict[str, float] = {}

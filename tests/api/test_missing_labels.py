@@ -98,7 +98,7 @@ def plain_softmax(f: Any, g: Any, y: Any) -> Any:
 
 def test_a_likelihood_that_does_not_know_them(data: Generated) -> None:
     y = some_missing(data.y)
-    for likelihood, name in ((plain_softmax, "BlackBox"), (Other(), "Other")):
+    for likelihood, name in ((plain_softmax, "plain_softmax"), (Other(), "Other")):
         with pytest.raises(InputError, match=rf"^y: labels are missing, and {name}"):
             StructuredGPClassifier(structure=likelihood).fit(data.X, y)
     quick = {"n_draws": 4, "prior": Prior(learn_kernel=False), "posterior": Inducing(n_inducing=6)}

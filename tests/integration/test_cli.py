@@ -770,12 +770,28 @@ def test_ctrl_c_keeps_what_has_been_reached(files, write, tmp_path):
 
 
 @pytest.mark.slow
-def test_demo():
-    result = ok("demo")
-    assert "token error" in result.stdout
-    assert "self-raising" in result.stdout
-    assert "Without looking at the labels it expects a token error of " in result.stdout
-    assert "A person who looks at these finds " in result.stdout
+@pytest.mark.held_out
+def test_demo(tmp_path):
+    """One screen, on which the model is ahead of the CRF; and a page."""
+    page = tmp_path / "page.html"
+    result = ok("demo", "3 ripe figs, halved", "-o", page)
+    lines = result.stdout.replace(str(page), "page.html").splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    scores = {line[:20].strip(): [float(v.strip("%")) for v in line[20:44].split()] for line in lines[4:8]}
+    own, crf = zip(*(scores[name] for name in ("token error", "span F1", "NLL per token")), strict=True)
+    assert own[0] < crf[0]
+    assert own[1] > crf[1]
+    assert own[2] < crf[2]
+    assert sum("% with probability 90%" in line for line in lines) == 2
+    assert re.search(r"\n  figs +B-NAME +0\.\d\d", result.stdout)
+    assert result.stdout.count("  whole line 0.") == 3
+    assert f"Open {page} in a browser" in result.stdout
+    assert page.read_bytes().startswith(b"<!DOCTYPE html>")
+
+
+def test_the_demo_says_at_once_where_it_cannot_write(tmp_path):
+    refused("demo", "-o", tmp_path / "none" / "page.html", says=["none"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")

@@ -447,6 +447,33 @@ def test_mistakes_in_patterns(files, write, tmp_path):
     refused("train", files.patterns, files.train, "-o", tmp_path / "m", says=[":2: the line starts"])
 
 
+# -- habits from other taggers ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    {
+        "model of crf_learn": ("train T F M", "use structgp train T F -o M"),
+        "its regulariser": (
+            "train -c 1.5 T F M",
+            "train -c: regularisation is learned from the data; leave it out",
+        ),
+        "its cut-off": ("train -f 3 T F -o M", "rare values share a feature"),
+        "its threads": ("train -p 4 T F -o M", "OMP_NUM_THREADS"),
+        "crf_test without -m": ("tag M F", "use structgp tag -m M F"),
+        "-m where it is not": ("describe -m M", "use structgp describe MODEL"),
+        "another name": ("test -m M F", "the command for this is 'tag'"),
+    }.values(),
+)
+def test_what_is_known_from_other_taggers_is_pointed_out(words, says):
+    refused(*words.split(), says=[says])
+
+
+@pytest.mark.parametrize("words", ["train T F", "train -x T F -o M", "label -m M F", "tag"])
+def test_what_is_not_known_from_them_is_as_it_was(words):
+    assert "Usage: " in run(*words.split()).stderr
+
+
 # -- models of old ---------------------------------------------------------------------------------
 
 

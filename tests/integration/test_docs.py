@@ -117,7 +117,7 @@ def test_commands_and_options_exist(page: Path) -> None:
 
 def test_readme_has_the_commands() -> None:
     found = {words[0] for block in blocks(README, "sh") for words in run_page.commands(block.text)}
-    assert found == {"train", "tag", "evaluate", "describe", "expect", "convert", "label", "serve"}
+    assert found == {"demo", "train", "tag", "evaluate", "expect", "report", "label"}
 
 
 def test_make_targets_exist() -> None:
@@ -131,6 +131,31 @@ def test_every_command_is_in_the_help() -> None:
     with click.Context(main) as context:
         known = "calibrate convert demo describe evaluate expect label next report serve tag train"
         assert sorted(main.list_commands(context)) == known.split()
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "command_reference", ROOT / "docs" / "_ext" / "command_reference.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PLACE in (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    sections = dict(
+        zip(*[iter(re.split(r"^## (.*)$", module.reference(), flags=re.MULTILINE)[1:])] * 2, strict=True)
+    )
+    assert sorted(sections) == sorted(main.commands)
+    for name, command in main.commands.items():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.opts[-1] in sections[name], (name, parameter.opts)
+
+
+def test_every_example_is_in_the_docs() -> None:
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    scripts = {p.name for p in (ROOT / "examples").glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"`(\w+\.py)`", page)) == scripts
 
 
 def test_every_page_is_linked() -> None:

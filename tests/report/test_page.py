@@ -144,8 +144,8 @@ def test_a_page_from_python(fitted, corpus, findings, tmp_path, parse):
     assert data_of(parse((tmp_path / "a.html").read_text(encoding="utf-8")))["sequences"][0][2][0] == "w"
     for y, words, problem in (
         ([*corpus.y_test[:39], [None]], None, "y: some labels are missing"),
-        (corpus.y_test[:3], None, "y: 3 examples where X has 40"),
-        (None, [], "words: 0 examples where X has 40"),
+        (corpus.y_test[:3], None, "y: 3 entries for 40 sequences"),
+        (None, [], "words: 0 entries for 40 sequences"),
     ):
         with pytest.raises(InputError, match=problem):
             fitted.report(X, y, tmp_path / "a.html", words=words)

@@ -165,7 +165,7 @@ class Answers:
     ) -> list[TupleMarginals]:
         """Probabilities of the joint labels of every tuple of a template of the structure, such as 'next',
         'parent', 'right' or 'edge cites' (``model_.spec.templates`` has the names): for each example the
-        tuples (E, a), numbers of nodes, and probabilities (E, *sizes) in the order of ``classes_``."""
+        tuples (E, a), numbers of nodes, and probabilities ``(E, *sizes)`` in the order of ``classes_``."""
         return template_marginals(self.ask(X), template, known)
 
     def sequence_log_probs(self, X: Iterable[Any], y: Iterable[Sequence[str | None]]) -> list[float | None]:

@@ -453,10 +453,21 @@ def convert(**given: Any) -> None:
 
 
 @main.command()
+@click.argument("line", default="1 (400 g) tin plum tomatoes, roughly chopped")
+@click.option(
+    "-o",
+    "--output",
+    default="structgp-demo.html",
+    show_default=True,
+    type=click.Path(),
+    help="Page to write.",
+)
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
 def demo(**given: Any) -> None:
-    """Train on the embedded corpus of recipe ingredients, score the model, say where its doubts are, and
-    label three new lines."""
-    from structgp.cli.showing import demo as run
+    """Show on one screen what the package is for: learn from the embedded corpus of recipe ingredients,
+    score the model beside a linear CRF, say how good it expects to be without labels, label LINE with
+    alternatives, and write a report page."""
+    checks.check_writable(given["output"])
+    from structgp.cli.demonstrating import demo as run
 
     run(**given)

@@ -112,7 +112,7 @@ vectors_option = click.option(
     "--vectors",
     "vectors_path",
     type=click.Path(),
-    help="File of the word vectors that the model was trained with.  [default: its path in training]",
+    help="File of the word vectors that the model was trained with.  [default: in the model's folder]",
 )
 # Of commands that read files for a model.
 reading_options = combined(

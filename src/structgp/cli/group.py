@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from structgp.cli.other_names import COMMANDS, Command
 from structgp.errors import InputError, StructgpError, StructgpWarning
 
 # Arguments of ``sources.learn`` and ``sources.from_json`` that are options here, as errors name them.
@@ -29,6 +30,18 @@ INTERRUPTED = 130
 
 
 class Group(click.Group):
+    command_class = Command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in COMMANDS and not ctx.resilient_parsing:
+            here = COMMANDS[args[0]]
+            raise InputError(
+                args[0], "not a command", f"the command for this is '{here}': structgp {here} -h"
+            )
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with warnings.catch_warnings(), _ended_cleanly():

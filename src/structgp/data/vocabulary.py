@@ -38,6 +38,12 @@ class Block:
     stop: int | None
     names: tuple[str, ...] = ()
 
+    @property
+    def said(self) -> str:
+        """Its kind, with the values that tokens have there, for messages."""
+        values = {"categorical": "strings", "sparse": "numbers and flags", "dense": "arrays"}
+        return f"{self.kind} features ({values[self.kind]})"
+
 
 class RowLayout:
     """What a row consists of: categorical templates, ``dense_width`` columns, and a sparse block or none.

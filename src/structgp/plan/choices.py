@@ -103,7 +103,7 @@ def shown(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: shown(v) for k, v in value.items()}
     if isinstance(value, Differences):
-        return repr(value.inner)
+        return shown(value.inner)
     if type(value) in (Chain, Piecewise, Declared, Segments):
         names = [name for name, spec in choose.NAMED.items() if spec == value.spec]
         return names[0] if names else repr(value.spec)

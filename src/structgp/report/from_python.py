@@ -38,8 +38,8 @@ def write_page(
         raise InputError("y", "some labels are missing", "leave these examples out, or pass y=None")
     for what, given in (("words", shown), ("y", labels)):
         if given is not None and len(given) != len(X):
-            problem = f"{len(given)} examples where X has {len(X)}"
-            raise InputError(what, problem, "give one for each of X, in the same order")
+            problem = f"{len(given)} entries for {len(X)} sequences"
+            raise InputError(what, problem, "pass one per sequence")
     if not any(shown):
         raise InputError("X", "no tokens", "give at least one")
     text = Text(name, shown, list(range(1, len(X) + 1)), labels)

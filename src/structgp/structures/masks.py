@@ -20,7 +20,7 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Rules:
     """follows : (V, V) bool, row = from, column = to; starts, ends : (V,) bool; more : by the name of a
-    template, (*sizes) bool. What is allowed."""
+    template, ``(*sizes)`` bool. What is allowed."""
 
     follows: Tensor
     starts: Tensor

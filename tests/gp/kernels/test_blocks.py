@@ -155,19 +155,19 @@ def test_a_kernel_object_keeps_its_own_scale() -> None:
         (
             "cosine",
             [DENSE],
-            "kernel: 'cosine' is not a kernel for dense features; use one of linear, linear+matern, "
-            "linear+rbf, linear+rbf-ard, matern, rbf, rbf-ard, or pass a GPyTorch kernel",
+            "kernel: 'cosine' is not a kernel for dense features (arrays); use one of linear, "
+            "linear+matern, linear+rbf, linear+rbf-ard, matern, rbf, rbf-ard, or pass a GPyTorch kernel",
         ),
         (
             {"categorical": "rbf"},
             [CATEGORICAL],
-            "kernel: 'rbf' is not a kernel for categorical features; "
+            "kernel: 'rbf' is not a kernel for categorical features (strings); "
             "use one of linear, relevance, template, template-product, or pass a GPyTorch kernel",
         ),
         (
             "template",
             [CATEGORICAL, SPARSE],
-            "kernel: 'template' is not a kernel for sparse features; "
+            "kernel: 'template' is not a kernel for sparse features (numbers and flags); "
             "use one of linear, rbf, relevance, or pass a GPyTorch kernel",
         ),
     ],
@@ -181,8 +181,8 @@ def test_choices_that_cannot_be(choice: Any, blocks: list[Block], message: str) 
 @pytest.mark.parametrize(
     ("kernel", "block", "message"),
     [
-        (RBFKernel(), CATEGORICAL, "a RBFKernel on categorical features, whose rows hold ids; use"),
-        (ScaleKernel(RBFKernel()), SPARSE, "a RBFKernel on sparse features, whose rows hold ids; use"),
+        (RBFKernel(), CATEGORICAL, "a RBFKernel on categorical features (strings), whose rows"),
+        (ScaleKernel(RBFKernel()), SPARSE, "a RBFKernel on sparse features (numbers and flags),"),
         (RBFKernel(ard_num_dims=7), DENSE, "RBFKernel does not work on these features"),
         (RBFKernel(active_dims=(99,)), DENSE, "RBFKernel does not work on these features"),
         (TemplateKernel(9), CATEGORICAL, "TemplateKernel does not work on these features"),

@@ -128,7 +128,7 @@ def _check_kind(kernel: Kernel, block: Block) -> None:
             names = " or ".join(k.__name__ for k in ours)
             raise InputError(
                 "kernel",
-                f"a {type(leaf).__name__} on {block.kind} features, whose rows hold ids",
+                f"a {type(leaf).__name__} on {block.said}, whose rows hold ids",
                 f"use {names}, or pass dense arrays",
             )
 
@@ -143,7 +143,7 @@ def _block_kernel(choice: str | Kernel, block: Block, rows: Tensor, amplitude: f
         known = sorted(BY_NAME) if block.kind == "dense" else known
         raise InputError(
             "kernel",
-            f"{choice!r} is not a kernel for {block.kind} features",
+            f"{choice!r} is not a kernel for {block.said}",
             f"use one of {', '.join(known)}, or pass a GPyTorch kernel",
         )
     if kernel is RelevanceKernel:

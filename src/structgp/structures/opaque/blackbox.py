@@ -62,6 +62,11 @@ class BlackBox(Structure):
         """Why the gradient that the function carries is not used; None if it is, or there is none."""
         self._caller, self._kind = Caller(function, batched), cast("Kind | None", None)
 
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return name_of(self.function)
+
     def __repr__(self) -> str:
         return f"BlackBox({name_of(self.function)}, batched={self.batched}, n_jobs={self.n_jobs})"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from structgp.errors import LikelihoodError
-from structgp.structures.opaque.user_function import Caller, told
+from structgp.structures.opaque.user_function import Caller, name_of, told
 
 Kind = Literal["torch with gradient", "numpy", "torch, values only"]
 
@@ -95,7 +95,8 @@ class Example:
         with_numpy, with_torch = failures
         problem = f"with torch tensors it {with_torch.problem}; with NumPy arrays it {with_numpy.problem}"
         problem = f"tried on {N_POSITIONS} positions and {self.n_labels} labels, {problem}"
-        remedy = f"make function(f, g, y{', mask' if self.mask else ''}) work with one of them"
+        name = name_of(self.caller.function)
+        remedy = f"make {name}(f, g, y{', mask' if self.mask else ''}) work with one of them"
         cause = with_torch.__cause__ or with_torch
         raise LikelihoodError(self.caller.place, problem, remedy) from cause
 

@@ -1,0 +1,66 @@
+"""What people type who know other taggers, and what to type here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from structgp.errors import InputError
+
+COMMANDS = {
+    "learn": "train",
+    "crf_learn": "train",
+    "fit": "train",
+    "test": "tag",
+    "crf_test": "tag",
+    "predict": "tag",
+}
+# Options of crf_learn and of wapiti train, with what to do instead.
+TRAIN = {
+    "-c": ("regularisation is learned from the data", "leave it out"),
+    "-f": ("rare values share a feature, so there is no cut-off", "leave it out"),
+    "-a": ("there is one model", "leave it out; --inference chooses another optimiser"),
+    "-e": ("the fit ends when its bound has settled", "leave it out; Ctrl-C keeps the model so far"),
+    "-m": ("the fit ends when its bound has settled", "leave it out; -o names the model"),
+    "-p": ("threads are set in the environment", "use OMP_NUM_THREADS=N structgp train ..."),
+    "-t": ("models have one format", "leave it out; 'structgp describe MODEL' prints a model"),
+    "-d": ("not an option of train", "use --dev FILE for labelled data to score"),
+}
+
+
+class Command(click.Command):
+    """A command that knows what users of crf_learn and crf_test mean."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if self.name == "train" and error.option_name in TRAIN:
+                raise InputError(f"train {error.option_name}", *TRAIN[error.option_name]) from error
+            stands_alone = any(
+                p.name == "model_path" and isinstance(p, click.Argument) for p in self.params
+            )
+            if error.option_name == "-m" and stands_alone:
+                usage = " ".join(self.collect_usage_pieces(ctx)[1:])
+                problem = "here the model stands without an option"
+                raise InputError(f"{self.name} -m", problem, f"use structgp {self.name} {usage}") from error
+            raise
+        except click.MissingParameter as error:
+            if named := _named(self.name, error.param, given):
+                raise InputError(*named) from error
+            raise
+
+
+def _named(command: str | None, missing: click.Parameter | None, given: list[str]) -> Any:
+    """Place, problem and remedy where a model was given without its option; else None."""
+    if missing is None or not given or given[-1].startswith("-"):
+        return None
+    if command == "train" and missing.name == "output" and len(given) > 2:
+        remedy = f"use structgp train {' '.join(given[:-1])} -o {given[-1]}"
+        return "train", "the model to write needs the option -o", remedy
+    if missing.name == "model_path" and len(given) > 1:
+        remedy = f"use structgp {command} -m {' '.join(given)}"
+        return str(command), "the model to read needs the option -m", remedy
+    return None
