@@ -47,4 +47,5 @@ def fill(_: Sphinx, __: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", fill)
+    app.connect("env-get-outdated", lambda *_: ["commands"])  # the commands may have changed, not the page
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -69,8 +69,8 @@ def main() -> None:
     "--annotators",
     metavar="NAME,...",
     help="The last columns of TRAIN are the labels of these annotators, --missing where they gave none; of "
-    'JSON lines, those under "annotations" with these names, or all. How reliable each of them is is '
-    "learned, and the model's labels are the true ones.",
+    'JSON lines, those under "annotations" with these names, or all. Their reliability is learned, '
+    "and the model's labels are the true ones.",
 )
 @click.option(
     "--from",

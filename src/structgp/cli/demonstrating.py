@@ -33,7 +33,7 @@ def demo(line: str, output: str, seed: int) -> None:
         f"Recipe ingredients: {len(X)} labelled lines to learn from, {len(X_test)} others to test on.\n"
         "Labels are quantity (QTY), unit, name, preparation (PREP) and comment. Nothing has to be tuned.\n"
     )
-    click.echo("learning, some 15 seconds on two free cores ...", err=True)
+    click.echo("learning, which takes about a quarter of a minute ...", err=True)
     tagger = StructuredGPClassifier(features="columns", random_state=seed)
     fit_with_progress(tagger, X, corpus.y_train)
     reports = {}
@@ -64,9 +64,7 @@ def _say_scores(found: Findings, others: dict[str, Report]) -> None:
     for title, key, form, meaning in SCORES:
         cells = [form.format(getattr(report, key)) for report in reports.values()]
         click.echo(f"{title:<20}" + "".join(f"{cell:>12}" for cell in cells) + f"   {meaning}")
-    click.echo(
-        "\nHow good is it on lines that nobody has labelled? Of the test lines it expects, without labels:"
-    )
+    click.echo("\nAnd where there are no labels? What it expects of the test lines before it sees theirs:")
     for title, guess in (("token error", found.expected.error), ("span F1", found.expected.f1)):
         interval = f"{guess.low:.1%} to {guess.high:.1%} with probability {found.expected.level:.0%}"
         click.echo(f"{title:<20}{guess.mean:>12.1%}   {interval}")
