@@ -1,4 +1,5 @@
-# make demo | make test | make check | make docs | make map | make bench | make fuzz; each makes .venv and installs what it needs when it is not there.
+# make demo | make test | make check | make docs | make map | make bench | make fuzz; each makes .venv and installs
+# what it needs when it is not there.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,13 +15,23 @@ unexport PYTHONDONTWRITEBYTECODE
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[dev]"
 	touch $@
 
-demo: $(STAMP)
-	$(BIN)/structgp demo
+# What the demo needs, which is a fraction of what tests need.
+demo: $(VENV)/.demo-installed
+	mkdir -p build
+	$(BIN)/structgp demo -o build/demo.html
+
+$(VENV)/.demo-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[fast,crf]"
+	touch $@
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -49,7 +60,7 @@ docs: $(VENV)/.docs-installed
 	@echo "build/docs/index.html"
 
 $(VENV)/.docs-installed: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(INSTALL) ".[docs]"
 	touch $@
 
 # Speed and memory beside named peers; all of it, or BENCH="chain --quick".
@@ -57,7 +68,7 @@ bench: $(VENV)/.bench-installed
 	$(BIN)/python -m benchmarks $(BENCH)
 
 $(VENV)/.bench-installed: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(INSTALL) ".[bench]"
 	touch $@
 
 # Attacks, with a seed: FUZZ="--seed 3 --scale 2 models". What fails is kept in build/fuzz.
