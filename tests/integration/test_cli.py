@@ -790,8 +790,9 @@ def test_demo(tmp_path):
     assert page.read_bytes().startswith(b"<!DOCTYPE html>")
 
 
-def test_the_demo_says_at_once_where_it_cannot_write(tmp_path):
+def test_the_demo_says_at_once_what_it_cannot_do(tmp_path):
     refused("demo", "-o", tmp_path / "none" / "page.html", says=["none"])
+    refused("demo", " ", says=["LINE: no words"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")

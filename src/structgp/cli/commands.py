@@ -467,6 +467,8 @@ def demo(**given: Any) -> None:
     """Show on one screen what the package is for: learn from the embedded corpus of recipe ingredients,
     score the model beside a linear CRF, say how good it expects to be without labels, label LINE with
     alternatives, and write a report page."""
+    if not given["line"].strip():
+        raise InputError("LINE", "no words", "give an ingredient, such as '3 ripe figs, halved'")
     checks.check_writable(given["output"])
     from structgp.cli.demonstrating import demo as run
 
