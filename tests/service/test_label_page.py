@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from benchmarks.label_browser import CONTROL, LabelPage
 
 from structgp.service.store import Store
 from structgp.service.tag_set import TagSet
@@ -29,12 +30,12 @@ def in_file(path: Path) -> dict[tuple[int, str], list[str | None]]:
 
 
 @pytest.fixture
-def window(label_browser):
+def window(chromium):
     """``window()`` opens a browser of its own."""
     opened = []
 
     def make():
-        opened.append(label_browser.LabelPage(label_browser.browser.find(), 300.0))
+        opened.append(LabelPage(chromium, 300.0))
         opened[-1].window(1280)
         return opened[-1]
 
@@ -47,7 +48,7 @@ def kinds_of(labels: list[str]) -> list[str]:
     return ["outside" if label == "O" else label[2:] for label in labels]
 
 
-def test_twenty_lines_with_the_keyboard_alone(labelling, window, truth, tmp_path, label_browser):
+def test_twenty_lines_with_the_keyboard_alone(labelling, window, truth, tmp_path):
     """Two annotators in two browsers; undo, don't-know and a reload in the middle; at the end the file
     holds exactly what was acknowledged."""
     service, expected = labelling(), {}
@@ -74,7 +75,7 @@ def test_twenty_lines_with_the_keyboard_alone(labelling, window, truth, tmp_path
         page.accept()
         expected[i, who] = labels
         if k == 10:  # taken back and given again, with another label
-            page.accept("z", label_browser.CONTROL)
+            page.accept("z", CONTROL)
             assert int(page.sequence) == i
             assert in_file(tmp_path / "labels.db") == {k: v for k, v in expected.items() if k != (i, who)}
             page.press("Home")
@@ -108,8 +109,8 @@ def with_model(service, files, tagger, pool, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(label_browser, with_model):
-    opened = label_browser.LabelPage(label_browser.browser.find(), 300.0)
+def page(chromium, with_model):
+    opened = LabelPage(chromium, 300.0)
     yield opened
     opened.close()
 
@@ -164,7 +165,7 @@ def test_suggestions_alternatives_and_reasons(with_model, page, tagger, pool):
 
 
 @pytest.mark.slow
-def test_bulk_accept_and_its_undo(with_model, page, label_browser):
+def test_bulk_accept_and_its_undo(with_model, page):
     db = with_model[1]
     before = in_file(db)
     page.visit(with_model[0].url + "&annotator=ann")
@@ -182,7 +183,7 @@ def test_bulk_accept_and_its_undo(with_model, page, label_browser):
     page.until("document.getElementById('bulk').textContent.startsWith('Accepted')")
     assert len(in_file(db)) == len(before) + n > len(before)
     page.evaluate("document.getElementById('tokens').focus()")
-    page.press("z", label_browser.CONTROL)
+    page.press("z", CONTROL)
     page.until("document.getElementById('said').textContent.startsWith('Took back')")
     assert in_file(db) == before
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
-from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+from benchmarks.browser import Browser
 
 CODES = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9, "Backspace": 8, "Home": 36}
 SHIFT, CONTROL = 8, 2
@@ -28,20 +27,7 @@ WATCH = """
 """
 
 
-def _browser() -> ModuleType:
-    path = Path(__file__).parents[1] / "report" / "browser.py"
-    spec = importlib.util.spec_from_file_location("structgp_tests.service.browser", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-browser = _browser()
-
-
-class LabelPage(browser.Browser):
+class LabelPage(Browser):
     """One annotator's window."""
 
     def visit(self, url: str) -> None:
