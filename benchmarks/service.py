@@ -17,13 +17,14 @@ PATIENCE = 300.0
 
 
 class Service:
-    """A command in a process of its own, and a client of it."""
+    """A command in a process of its own, and a client of it. folder : that it runs in."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, folder: str | None = None) -> None:
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "structgp", *arguments],
             env=environment,
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -22,6 +22,7 @@ function show(next) {
   by("reasons").replaceChildren();
   const none = next.sequence === null;
   for (const id of ["accept", "skip", "reset", "why", "shorter", "longer"]) by(id).disabled = none;
+  by("legend").hidden = !next.suggestion;
   by("tokens").dataset.sequence = none ? "none" : next.sequence;
   if (none) {
     state.labels = state.first = [];
@@ -93,7 +94,8 @@ function draw() {
     if (label !== state.first[t]) classes.push("changed");
     if (state.shown.doubts && state.shown.doubts.includes(t)) classes.push("doubted");
     const told = label === null ? "unknown" : span ? span.type : "outside";
-    const sure = suggestion ? `, model ${percent(1 - u)} sure` : "";
+    const [, p] = (suggestion && suggestion.alternatives[t].find(([other]) => other === label)) || [label, 0];
+    const sure = suggestion && label !== null ? `, ${percent(p)} by the model` : "";
     const part = span && span.stop - span.start > 1 ? ` ${t - span.start + 1} of ${span.stop - span.start}` : "";
     const style = `--u:${u.toFixed(3)};` + (span ? `--type:${colour(span.type)}` : "");
     const kind = begins ? span.type : label === null ? "?" : null;
