@@ -54,7 +54,7 @@ class LabelPage(Browser):
     def press(self, key: str, modifiers: int = 0) -> None:
         """A key as a hand presses it; characters come with their text."""
         given: dict[str, Any] = {"key": key, "modifiers": modifiers}
-        given["windowsVirtualKeyCode"] = CODES.get(key, ord(key[0].upper()))
+        given["windowsVirtualKeyCode"] = CODES.get(key) or (ord(key.upper()) if key.isalnum() else 0)
         silent = (key in CODES and key != "Enter") or modifiers == CONTROL
         text = {} if silent else {"text": "\r" if key == "Enter" else key}
         self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **given, **text)

@@ -203,3 +203,104 @@ def test_spans_by_mouse(with_model, page):
         page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **held)
     page.press("c")
     assert page.kinds()[:2] == ["COMMENT 1 of 2", "COMMENT 2 of 2"]
+
+
+# The ratio of brightness between letters and what is behind them (WCAG 2), for every text that is seen.
+CONTRASTS = """
+(() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const over = (top, below, a) => below.map((v, i) => a * top[i] + (1 - a) * v);
+  const behind = (e) => {
+    if (!e) return rgba(getComputedStyle(document.body).backgroundColor).slice(0, 3);
+    const own = rgba(getComputedStyle(e).backgroundColor);
+    return over(own, behind(e.parentElement), own[3]);
+  };
+  const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const light = (c) => c.map((v) => linear(v / 255))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const seen = (e) => e.checkVisibility() && !e.closest('.unseen, .skip, :disabled, script, style');
+  return [...document.body.querySelectorAll('*')]
+    .filter((e) => seen(e) && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
+    .map((e) => {
+      const ground = behind(e), style = getComputedStyle(e);
+      const ink = over(rgba(e.closest('svg') ? style.fill : style.color), ground, Number(style.opacity));
+      const [a, b] = [light(ink), light(ground)];
+      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.textContent.trim().slice(0, 40)];
+    })
+    .filter(([ratio]) => ratio < 4.5);
+})()
+"""
+# What has the focus, and whether one can see that.
+FOCUS = """
+(() => {
+  const at = document.activeElement, style = getComputedStyle(at);
+  const name = at.getAttribute('aria-label') || (at.labels && at.labels[0] || at).textContent.trim();
+  return [at.id || at.tagName, name, style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2];
+})()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_can_be_read(with_model, page, dark):
+    page.window(1280, dark=dark)
+    page.visit(with_model[0].url + "&annotator=ann")
+    page.until("document.querySelector('#tiles dd') && document.querySelector('#alternatives .p')")
+    page.press(".")
+    page.until("document.querySelectorAll('#reasons tr').length > 4")
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    page.evaluate("document.getElementById('trouble').hidden = false")
+    page.evaluate("document.getElementById('trouble').textContent = 'The service does not answer.'")
+    assert page.evaluate(CONTRASTS) == []
+
+
+@pytest.mark.slow
+def test_tab_reaches_everything_and_shows_where_it_is(with_model, page):
+    page.window(1280)
+    page.visit(with_model[0].url + "&annotator=ann")
+    page.until("document.querySelector('#tiles dd')")
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    usable = page.evaluate(
+        "[...document.querySelectorAll('button:not(:disabled), input, summary, #tokens')]"
+        ".filter((e) => e.checkVisibility()).length"
+    )
+    page.evaluate("document.querySelector('.skip').focus()")
+    found = []
+    for _ in range(usable):
+        page.press("Tab")
+        found.append(page.evaluate(FOCUS))
+    assert len({(place, name) for place, name, _ in found}) == usable
+    assert all(name for _, name, _ in found)
+    assert [name for _, name, is_seen in found if not is_seen] == []
+
+
+@pytest.mark.slow
+def test_bulk_accept_with_the_keyboard_alone(with_model, page):
+    before = in_file(with_model[1])
+    page.visit(with_model[0].url + "&annotator=ann")
+    page.evaluate("document.querySelector('#doubts-box summary').focus()")
+    page.press("Tab")
+    page.press("Enter")
+    assert page.evaluate("document.getElementById('bulk-box').open")
+    page.press("Tab")
+    page.evaluate("document.activeElement.select()")
+    for character in "0.05":
+        page.press(character)
+    page.press("Tab")
+    page.press("Enter")
+    page.until("document.getElementById('bulk-accept')")
+    while page.evaluate("document.activeElement.id") != "bulk-accept":
+        page.press("Tab")
+    page.press("Enter")
+    page.until("document.getElementById('bulk').textContent.startsWith('Accepted')")
+    assert len(in_file(with_model[1])) > len(before)
+    page.press("z", CONTROL)
+    page.until("document.getElementById('said').textContent.startsWith('Took back')")
+    assert in_file(with_model[1]) == before
