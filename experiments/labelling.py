@@ -75,7 +75,8 @@ def begun(labels: Sequence[str]) -> list[str]:
     others."""
     found: list[str] = []
     for label in labels:
-        stray = label.startswith("I-") and not (found and found[-1][0] in "BI" and found[-1][1:] == label[1:])
+        before = found[-1] if found else "O"
+        stray = label.startswith("I-") and (before == "O" or before[1:] != label[1:])
         found.append("B" + label[1:] if stray else label)
     return found
 
