@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from benchmarks.label_browser import CONTROL, LabelPage
+from benchmarks.label_browser import CONTROL, SHIFT, LabelPage
 
 from structgp.service.store import Store
 from structgp.service.tag_set import TagSet
@@ -304,3 +304,28 @@ def test_bulk_accept_with_the_keyboard_alone(with_model, page):
     page.press("z", CONTROL)
     page.until("document.getElementById('said').textContent.startsWith('Took back')")
     assert in_file(with_model[1]) == before
+
+
+@pytest.mark.slow
+def test_text_from_right_to_left(service, window, tmp_path):
+    """It begins at the right, arrows go where they point, and spans are those of the text."""
+    (tmp_path / "pool.txt").write_text("שלום 5 ירושלים היפה .\n", encoding="utf-8")
+    started = service("label", str(tmp_path / "pool.txt"), "--types", "PLACE", "--no-browser")
+    page = window()
+    page.visit(started.url + "&annotator=ann")
+    lefts = page.evaluate(
+        "[...document.querySelectorAll('.token')].map((t) => t.getBoundingClientRect().x)"
+    )
+    assert lefts == sorted(lefts, reverse=True)
+    page.press("Home")
+    page.press("ArrowLeft")
+    page.press("ArrowLeft")
+    page.press("ArrowLeft", SHIFT)
+    page.press("p")
+    page.press("ArrowRight")
+    page.press("?")
+    page.accept()
+    expected = ["O", "O", None, "I-PLACE", "O"]  # what is unknown may be where it begins
+    assert in_file(tmp_path / "pool.txt.labels.db") == {(0, "ann"): expected}
+    assert page.errors == []
+    started.end()
