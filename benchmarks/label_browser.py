@@ -7,16 +7,8 @@ from typing import Any
 
 from benchmarks.browser import Browser
 
-CODES = {
-    "Enter": 13,
-    "Escape": 27,
-    "ArrowLeft": 37,
-    "ArrowRight": 39,
-    "Tab": 9,
-    "Backspace": 8,
-    "Home": 36,
-    "End": 35,
-}
+CODES = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9, "Backspace": 8}
+CODES |= {"End": 35, "Home": 36}
 SHIFT, CONTROL = 8, 2
 # From the key that is pressed to the first frame with another sequence.
 WATCH = """
