@@ -70,6 +70,17 @@ def spans_of(labels: Labels, tags: TagSet) -> set[tuple[int, int, str]]:
     return set(found)
 
 
+def begun(labels: Sequence[str]) -> list[str]:
+    """The labels with a B where a span is not begun, as in two sequences of japanesene: the page takes no
+    others."""
+    found: list[str] = []
+    for label in labels:
+        before = found[-1] if found else "O"
+        stray = label.startswith("I-") and (before == "O" or before[1:] != label[1:])
+        found.append("B" + label[1:] if stray else label)
+    return found
+
+
 def keys(start: Labels, goal: Labels, tags: TagSet, told: dict[str, Any] | None) -> int:
     """Keys from labels to the true ones, and Enter. told : the model's answer with its alternatives."""
     have, want = spans_of(start, tags), spans_of(goal, tags)
@@ -99,6 +110,7 @@ def _alternatives(told: dict[str, Any], t: int, tags: TagSet) -> list[tuple[int,
 def run(task: str, data: str | None, seed: int, every: int) -> dict[str, Any]:
     """One annotator's way to 100 sequences."""
     X, y, X_test, y_test = load(task, data, seed)
+    y = [begun(labels) for labels in y]
     words = [[str(t) for t in range(len(x))] for x in X]
     parts = zip(X, words, strict=True)
     sequences = [FileSequence([()] * len(x), x, w, None, task, i) for i, (x, w) in enumerate(parts)]

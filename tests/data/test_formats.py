@@ -66,7 +66,7 @@ def documents(
 
 
 def through(found: Document, name: str, **how: str) -> Document:
-    """What comes back from a file with this document and another one."""
+    """What comes back from a file with this document and another one, whatever ends its lines."""
     reading = Reading(**how)  # type: ignore[arg-type]
     write = FORMATS[name].text
     assert write is not None
@@ -75,6 +75,8 @@ def through(found: Document, name: str, **how: str) -> Document:
     assert back[1].text == "Z"
     again = "".join(write(back, reading)).encode()
     assert again == content
+    with_crlf = formats.read(io.BytesIO(content.replace(b"\n", b"\r\n")), format=name, **how)
+    assert all(map(same, with_crlf, back))
     return back[0]
 
 

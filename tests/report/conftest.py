@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmarks.browser import Browser, find
 
 from structgp.api.estimator import StructuredGPClassifier
 from structgp.data.corpora import Recipes, recipes
@@ -128,24 +126,11 @@ def folder(
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    module = _load("browser.py")
-    program = module.find()
+    program = find()
     if program is None:
         pytest.skip("no Chromium on the path, and CHROMIUM names none")
-    opened = module.Browser(program)
+    opened = Browser(program)
     try:
         yield opened
     finally:
         opened.close()
-
-
-def _load(path: str) -> ModuleType:
-    """A module of this folder that is no test; importlib mode puts none on the path."""
-    name = "structgp_tests.report." + path.removesuffix(".py")
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

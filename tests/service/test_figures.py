@@ -82,6 +82,21 @@ def test_the_outlook_follows_a_power_law():
     level = figures.outlook(flat, 1000, 7.0)
     assert level is not None
     assert not level["pays"]
+    near = [{"sequences": n, "error": {"mean": 0.1}} for n in (40, 41, 42, 43)]
+    assert figures.outlook(near, 1000, 7.0) is None
+
+
+def test_the_outlook_does_not_look_past_a_change_of_settings():
+    """Before it, the model was too sure of itself: a curve through all fits would rise."""
+    sure = [{"sequences": n, "settings": 20, "error": {"mean": 0.2}} for n in range(20, 40, 2)]
+    fits = sure + [
+        {"sequences": n, "settings": 40, "error": {"mean": 2.0 * n**-0.5}} for n in (40, 44, 48, 52)
+    ]
+    found = figures.outlook(fits, 1000, 7.0)
+    assert found is not None
+    assert found["after"] == pytest.approx(2.0 * 78**-0.5)
+    assert found["pays"]
+    assert figures.outlook(fits[:-1], 1000, 7.0) is None
 
 
 def test_agreement_of_annotators_and_unchanged_suggestions():

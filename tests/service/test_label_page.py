@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from benchmarks.label_browser import CONTROL, SHIFT, LabelPage
 
 from structgp.service.store import Store
 from structgp.service.tag_set import TagSet
@@ -29,12 +30,12 @@ def in_file(path: Path) -> dict[tuple[int, str], list[str | None]]:
 
 
 @pytest.fixture
-def window(label_browser):
+def window(chromium):
     """``window()`` opens a browser of its own."""
     opened = []
 
     def make():
-        opened.append(label_browser.LabelPage(label_browser.browser.find(), 300.0))
+        opened.append(LabelPage(chromium, 300.0))
         opened[-1].window(1280)
         return opened[-1]
 
@@ -47,7 +48,7 @@ def kinds_of(labels: list[str]) -> list[str]:
     return ["outside" if label == "O" else label[2:] for label in labels]
 
 
-def test_twenty_lines_with_the_keyboard_alone(labelling, window, truth, tmp_path, label_browser):
+def test_twenty_lines_with_the_keyboard_alone(labelling, window, truth, tmp_path):
     """Two annotators in two browsers; undo, don't-know and a reload in the middle; at the end the file
     holds exactly what was acknowledged."""
     service, expected = labelling(), {}
@@ -74,7 +75,7 @@ def test_twenty_lines_with_the_keyboard_alone(labelling, window, truth, tmp_path
         page.accept()
         expected[i, who] = labels
         if k == 10:  # taken back and given again, with another label
-            page.accept("z", label_browser.CONTROL)
+            page.accept("z", CONTROL)
             assert int(page.sequence) == i
             assert in_file(tmp_path / "labels.db") == {k: v for k, v in expected.items() if k != (i, who)}
             page.press("Home")
@@ -108,8 +109,8 @@ def with_model(service, files, tagger, pool, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(label_browser, with_model):
-    opened = label_browser.LabelPage(label_browser.browser.find(), 300.0)
+def page(chromium, with_model):
+    opened = LabelPage(chromium, 300.0)
     yield opened
     opened.close()
 
@@ -164,7 +165,7 @@ def test_suggestions_alternatives_and_reasons(with_model, page, tagger, pool):
 
 
 @pytest.mark.slow
-def test_bulk_accept_and_its_undo(with_model, page, label_browser):
+def test_bulk_accept_and_its_undo(with_model, page):
     db = with_model[1]
     before = in_file(db)
     page.visit(with_model[0].url + "&annotator=ann")
@@ -182,7 +183,7 @@ def test_bulk_accept_and_its_undo(with_model, page, label_browser):
     page.until("document.getElementById('bulk').textContent.startsWith('Accepted')")
     assert len(in_file(db)) == len(before) + n > len(before)
     page.evaluate("document.getElementById('tokens').focus()")
-    page.press("z", label_browser.CONTROL)
+    page.press("z", CONTROL)
     page.until("document.getElementById('said').textContent.startsWith('Took back')")
     assert in_file(db) == before
 
@@ -202,3 +203,129 @@ def test_spans_by_mouse(with_model, page):
         page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **held)
     page.press("c")
     assert page.kinds()[:2] == ["COMMENT 1 of 2", "COMMENT 2 of 2"]
+
+
+# The ratio of brightness between letters and what is behind them (WCAG 2), for every text that is seen.
+CONTRASTS = """
+(() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const over = (top, below, a) => below.map((v, i) => a * top[i] + (1 - a) * v);
+  const behind = (e) => {
+    if (!e) return rgba(getComputedStyle(document.body).backgroundColor).slice(0, 3);
+    const own = rgba(getComputedStyle(e).backgroundColor);
+    return over(own, behind(e.parentElement), own[3]);
+  };
+  const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const light = (c) => c.map((v) => linear(v / 255))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const seen = (e) => e.checkVisibility() && !e.closest('.unseen, .skip, :disabled, script, style');
+  return [...document.body.querySelectorAll('*')]
+    .filter((e) => seen(e) && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
+    .map((e) => {
+      const ground = behind(e), style = getComputedStyle(e);
+      const ink = over(rgba(e.closest('svg') ? style.fill : style.color), ground, Number(style.opacity));
+      const [a, b] = [light(ink), light(ground)];
+      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.textContent.trim().slice(0, 40)];
+    })
+    .filter(([ratio]) => ratio < 4.5);
+})()
+"""
+# What has the focus, and whether one can see that.
+FOCUS = """
+(() => {
+  const at = document.activeElement, style = getComputedStyle(at);
+  const name = at.getAttribute('aria-label') || (at.labels && at.labels[0] || at).textContent.trim();
+  return [at.id || at.tagName, name, style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2];
+})()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_can_be_read(with_model, page, dark):
+    page.window(1280, dark=dark)
+    page.visit(with_model[0].url + "&annotator=ann")
+    page.until("document.querySelector('#tiles dd') && document.querySelector('#alternatives .p')")
+    page.press(".")
+    page.until("document.querySelectorAll('#reasons tr').length > 4")
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    page.evaluate("document.getElementById('trouble').hidden = false")
+    page.evaluate("document.getElementById('trouble').textContent = 'The service does not answer.'")
+    assert page.evaluate(CONTRASTS) == []
+
+
+@pytest.mark.slow
+def test_tab_reaches_everything_and_shows_where_it_is(with_model, page):
+    page.window(1280)
+    page.visit(with_model[0].url + "&annotator=ann")
+    page.until("document.querySelector('#tiles dd')")
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    usable = page.evaluate(
+        "[...document.querySelectorAll('button:not(:disabled), input, summary, #tokens')]"
+        ".filter((e) => e.checkVisibility()).length"
+    )
+    page.evaluate("document.querySelector('.skip').focus()")
+    found = []
+    for _ in range(usable):
+        page.press("Tab")
+        found.append(page.evaluate(FOCUS))
+    assert len({(place, name) for place, name, _ in found}) == usable
+    assert all(name for _, name, _ in found)
+    assert [name for _, name, is_seen in found if not is_seen] == []
+
+
+@pytest.mark.slow
+def test_bulk_accept_with_the_keyboard_alone(with_model, page):
+    before = in_file(with_model[1])
+    page.visit(with_model[0].url + "&annotator=ann")
+    page.evaluate("document.querySelector('#doubts-box summary').focus()")
+    page.press("Tab")
+    page.press("Enter")
+    assert page.evaluate("document.getElementById('bulk-box').open")
+    page.press("Tab")
+    page.evaluate("document.activeElement.select()")
+    for character in "0.05":
+        page.press(character)
+    page.press("Tab")
+    page.press("Enter")
+    page.until("document.getElementById('bulk-accept')")
+    while page.evaluate("document.activeElement.id") != "bulk-accept":
+        page.press("Tab")
+    page.press("Enter")
+    page.until("document.getElementById('bulk').textContent.startsWith('Accepted')")
+    assert len(in_file(with_model[1])) > len(before)
+    page.press("z", CONTROL)
+    page.until("document.getElementById('said').textContent.startsWith('Took back')")
+    assert in_file(with_model[1]) == before
+
+
+@pytest.mark.slow
+def test_text_from_right_to_left(service, window, tmp_path):
+    """It begins at the right, arrows go where they point, and spans are those of the text."""
+    (tmp_path / "pool.txt").write_text("שלום 5 ירושלים היפה .\n", encoding="utf-8")
+    started = service("label", str(tmp_path / "pool.txt"), "--types", "PLACE", "--no-browser")
+    page = window()
+    page.visit(started.url + "&annotator=ann")
+    lefts = page.evaluate(
+        "[...document.querySelectorAll('.token')].map((t) => t.getBoundingClientRect().x)"
+    )
+    assert lefts == sorted(lefts, reverse=True)
+    page.press("Home")
+    page.press("ArrowLeft")
+    page.press("ArrowLeft")
+    page.press("ArrowLeft", SHIFT)
+    page.press("p")
+    page.press("ArrowRight")
+    page.press("?")
+    page.accept()
+    expected = ["O", "O", None, "I-PLACE", "O"]  # what is unknown may be where it begins
+    assert in_file(tmp_path / "pool.txt.labels.db") == {(0, "ann"): expected}
+    assert page.errors == []
+    started.end()

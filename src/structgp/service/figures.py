@@ -21,6 +21,9 @@ SETTLED = 10
 """Sequences from which on their spread is known well enough to say how much a token counts."""
 FEWEST_POINTS = 4
 """Fits with different numbers of labels, at least, before a curve is drawn through their errors."""
+FEWEST_GROWTH = 1.25
+"""Growth of the number of labels, at least, from the first of these fits to the last: errors of fits that
+are closer together differ by chance."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +92,22 @@ def _interval(yes: float, no: float) -> tuple[float, float]:
 
 def outlook(fits: Sequence[dict[str, Any]], n_rest: int, mean_length: float) -> dict[str, Any] | None:
     """What the next labels should bring, by a power law through the expected errors of the later half of
-    the fits; None as long as there are few.
+    the fits; None as long as there are few. Only fits with the settings of the last one count: when
+    settings are chosen anew, the error that a model expects of itself can jump either way.
 
     removed : wrong tokens in the rest of the pool that one more labelled sequence takes away, beyond its
     own. Below 1, labelling does little but correct the sequences that are labelled: pays is False."""
-    points = {f["sequences"]: f["error"]["mean"] for f in fits if f.get("error")}
+    now = fits[-1].get("settings") if fits else None
+    points = {
+        f["sequences"]: f["error"]["mean"] for f in fits if f.get("error") and f.get("settings") == now
+    }
     later = (
-        sorted(points.items())[len(points) // 2 :] if len(points) > 2 * FEWEST_POINTS else points.items()
+        sorted(points.items())[len(points) // 2 :]
+        if len(points) > 2 * FEWEST_POINTS
+        else sorted(points.items())
     )
     kept = [(n, e) for n, e in later if n > 0 and e > 0]
-    if len(kept) < FEWEST_POINTS or n_rest <= 0:
+    if len(kept) < FEWEST_POINTS or n_rest <= 0 or kept[-1][0] < FEWEST_GROWTH * kept[0][0]:
         return None
     x, y = np.log(np.array(kept)).T
     slope = min(0.0, float(np.polyfit(x, y, 1)[0]))

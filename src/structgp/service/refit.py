@@ -98,7 +98,8 @@ class Refitter:
         self._fit(labels, choose_settings)
         seconds = time.process_time() - began
         self.tagger.save(self.model_path, self.keep | {FULL_AT: self.full_at})
-        yield "model", {"path": self.model_path, "sequences": len(labels), "seconds": seconds}
+        told = {"sequences": len(labels), "seconds": seconds, "settings": self.full_at}
+        yield "model", {"path": self.model_path, **told}
         if len(rest):
             yield "chosen", self._chosen(rng.permutation(rest)[:CANDIDATES])
 

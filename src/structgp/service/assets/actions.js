@@ -14,7 +14,7 @@ async function ask(path, body) {
   try {
     answer = await fetch(path, options);
   } catch {
-    throw new Error("The service does not answer. Nothing is lost: start it again, then press Enter.");
+    throw new Error("The service does not answer. What was saved is safe. Start it again and open the address that it prints; if that is this one, press Enter.");
   }
   const found = await answer.json();
   if (!answer.ok) throw new Error(found.error);
@@ -133,6 +133,12 @@ function startOver() {
 
 const moves = { ArrowLeft: -1, ArrowRight: 1, Home: "first", End: "last" };
 
+// An arrow goes where it points.
+function moveBy(key, extend) {
+  const step = moves[key];
+  move(typeof step === "number" && by("tokens").dir === "rtl" ? -step : step, extend);
+}
+
 function onKey(event) {
   const at = event.target;
   if (at.matches("input, textarea, select")) {
@@ -156,7 +162,7 @@ function onKey(event) {
 function actionOf(event) {
   const { key } = event;
   if (key === "Enter") return event.shiftKey ? skip : () => accept();
-  if (key in moves) return () => move(moves[key], event.shiftKey);
+  if (key in moves) return () => moveBy(key, event.shiftKey);
   if (key === "?") return () => give(null);
   if (key === "0" || key === "Delete" || key === "Backspace") return asSpans ? () => give("O") : () => give(null);
   if (key >= "1" && key <= "9") {

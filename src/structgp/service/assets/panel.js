@@ -29,6 +29,8 @@ function drawStatus(status) {
     const each = `Each of them takes away ${outlook.removed.toFixed(1)} errors in the rest of the pool.`;
     const verdict = outlook.pays ? each : `More labels hardly pay: ${each.toLowerCase()}`;
     by("outlook").textContent = `${gain} ${verdict}`;
+  } else {
+    by("outlook").textContent = "What more labels bring will be known after some more fits.";
   }
   const kept = status.suggestions;
   const asWere = kept.sequences ? ` ${kept.unchanged} of ${kept.sequences} suggestions were right as they were.` : "";

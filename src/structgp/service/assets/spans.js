@@ -58,7 +58,7 @@ function colour(type) {
   const n = types.indexOf(type);
   if (n < 0) return "var(--soft)";
   const hue = hues[n % hues.length];
-  return `light-dark(hsl(${hue} 65% 36%), hsl(${hue} 60% 70%))`;
+  return `light-dark(hsl(${hue} 65% 30%), hsl(${hue} 60% 70%))`;
 }
 
 function percent(p, digits = 0) {

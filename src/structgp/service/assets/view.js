@@ -22,12 +22,14 @@ function show(next) {
   by("reasons").replaceChildren();
   const none = next.sequence === null;
   for (const id of ["accept", "skip", "reset", "why", "shorter", "longer"]) by(id).disabled = none;
+  by("legend").hidden = !next.suggestion;
   by("tokens").dataset.sequence = none ? "none" : next.sequence;
   if (none) {
     state.labels = state.first = [];
     by("at").textContent = "All done";
     by("stream").textContent = "";
     by("tokens").replaceChildren(element("p", { class: "done" }, "Every sequence of the pool is labelled."));
+    by("card-title").textContent = "";
     by("alternatives").replaceChildren();
     by("types").replaceChildren();
     say("Every sequence is labelled.");
@@ -90,26 +92,37 @@ function draw() {
     if (span) classes.push("in");
     if (span && t + 1 < span.stop) classes.push("more");
     if (label === null) classes.push("unknown");
-    if (label !== state.first[t]) classes.push("changed");
+    if (label !== state.first[t] && (begins || !span)) classes.push("changed");
     if (state.shown.doubts && state.shown.doubts.includes(t)) classes.push("doubted");
     const told = label === null ? "unknown" : span ? span.type : "outside";
-    const sure = suggestion ? `, model ${percent(1 - u)} sure` : "";
+    const [, p] = (suggestion && suggestion.alternatives[t].find(([other]) => other === label)) || [label, 0];
+    const sure = suggestion && label !== null ? `, ${percent(p)} by the model` : "";
     const part = span && span.stop - span.start > 1 ? ` ${t - span.start + 1} of ${span.stop - span.start}` : "";
     const style = `--u:${u.toFixed(3)};` + (span ? `--type:${colour(span.type)}` : "");
     const kind = begins ? span.type : label === null ? "?" : null;
     return element(
       "span",
       {
-        class: classes.join(" "), id: `token-${t}`, role: "option", dir: "auto", style, "data-token": t,
+        class: classes.join(" "), id: `token-${t}`, role: "option", style, "data-token": t,
         "aria-selected": t >= start && t < stop ? "true" : "false", "aria-label": `${word}: ${told}${part}${sure}`,
       },
-      element("span", { class: "word" }, word),
+      element("span", { class: "word" }, element("bdi", {}, word)),
       element("span", { class: "kind", "aria-hidden": "true" }, kind || ""),
     );
   });
   by("tokens").replaceChildren(...nodes);
+  const fromRight = fromTheRight(words);
+  by("tokens").dir = fromRight ? "rtl" : "ltr";
+  by("longer").lastChild.textContent = `Shift ${fromRight ? "←" : "→"}`;
+  by("shorter").lastChild.textContent = `Shift ${fromRight ? "→" : "←"}`;
   by("tokens").setAttribute("aria-activedescendant", `token-${state.cursor}`);
   drawCard();
+}
+
+// Whether a text is written from right to left: its first letter says so.
+function fromTheRight(words) {
+  const [letter] = words.join(" ").match(/\p{L}/u) || [""];
+  return /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u.test(letter);
 }
 
 function drawTypes() {

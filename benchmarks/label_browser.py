@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-CODES = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9, "Backspace": 8, "Home": 36}
+from benchmarks.browser import Browser
+
+CODES = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9, "Backspace": 8}
+CODES |= {"End": 35, "Home": 36}
 SHIFT, CONTROL = 8, 2
 # From the key that is pressed to the first frame with another sequence.
 WATCH = """
@@ -28,20 +28,7 @@ WATCH = """
 """
 
 
-def _browser() -> ModuleType:
-    path = Path(__file__).parents[1] / "report" / "browser.py"
-    spec = importlib.util.spec_from_file_location("structgp_tests.service.browser", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-browser = _browser()
-
-
-class LabelPage(browser.Browser):
+class LabelPage(Browser):
     """One annotator's window."""
 
     def visit(self, url: str) -> None:
@@ -68,7 +55,7 @@ class LabelPage(browser.Browser):
     def press(self, key: str, modifiers: int = 0) -> None:
         """A key as a hand presses it; characters come with their text."""
         given: dict[str, Any] = {"key": key, "modifiers": modifiers}
-        given["windowsVirtualKeyCode"] = CODES.get(key, ord(key[0].upper()))
+        given["windowsVirtualKeyCode"] = CODES.get(key) or (ord(key.upper()) if key.isalnum() else 0)
         silent = (key in CODES and key != "Enter") or modifiers == CONTROL
         text = {} if silent else {"text": "\r" if key == "Enter" else key}
         self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **given, **text)
