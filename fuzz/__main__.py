@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from fuzz import checkpoints, damage, inputs, kills, models, stress
+from fuzz import checkpoints, damage, databases, inputs, kills, models, requests, stress
 from fuzz.trial import Tally, try_files
 
 Files = Iterator[tuple[str, bytes, str]]
@@ -56,10 +56,18 @@ def campaigns(scale: float, seed: int, folder: Path, kept: Path) -> dict[str, Ca
     def of_inputs() -> Tally:
         return try_files("inputs", input_files(times(3000), seed), inputs.answers, folder, kept)
 
+    def of_databases() -> Tally:
+        content = databases.write(folder / "labels")
+        some = (databases.changed(content, random.Random(f"{seed}-{k}")) for k in range(times(300)))
+        files = (("labels", found, f"{seed}-{k}, {done}") for k, (found, done) in enumerate(some))
+        return try_files("databases", files, databases.answers, folder, kept)
+
     return {
         "inputs": of_inputs,
         "models": of_models,
         "checkpoints": of_checkpoints,
+        "databases": of_databases,
+        "requests": lambda: requests.campaign(times(500), seed, folder),
         "saves": lambda: kills.saves(times(30), seed, folder),
         "kills": lambda: kills.fits(times(10), seed, folder),
         "disks": lambda: kills.full_disks(times(20), seed, folder),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -72,7 +73,7 @@ def json_value(tree: Any, rng: random.Random) -> str:
     if way <= 5 and isinstance(before, int | float) and not isinstance(before, bool):
         owner[key] = rng.choice(NUMBERS)
     else:
-        owner[key] = rng.choice(rng.choice([NUMBERS, TEXTS, OTHERS]))
+        owner[key] = copy.deepcopy(rng.choice(rng.choice([NUMBERS, TEXTS, OTHERS])))
     return f"{path} = {str(owner[key])[:40]!r}"
 
 

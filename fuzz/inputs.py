@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import structgp
-from fuzz import damage
+from fuzz import damage, documents
 from fuzz.readers import ORACLES
 from structgp.cli.structure_files import read_json
 from structgp.data import sources
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import check_labels
+from structgp.data.rules import declared_rules
 from structgp.data.sources import Template, WordVectors
 from structgp.structures import spec_from_words
 
@@ -39,7 +40,11 @@ SEEDS: dict[str, list[bytes]] = {
     "wapiti": [b'u:%x[0,0]\n*:%t[-1,0,"^\\u.*a?$"] # c\nb:%M[@1,0,"a*b?"]\n', b'U1:%m[0,0,"\\d*"]\nB\n'],
     "vectors": [b"2 3\neggs 0.1 -0.2 0.3\nmilk 0 .5 -.1\n", b"a 1 2\nb 3e2 4\n"],
     "structure": [b'{"chain": {"order": 2}, "same": {"key": "w"}}', b'{"tree": {}}', b'{"grid": {}}'],
-}
+    "rules": [
+        b'{"scheme": "BIO", "forbidden": {"next": [["O", "B-X"], [null, "O"]]}}',
+        b'{"allowed": {"next": [["O", "B-X"], ["B-X", "I-X"], ["O", "O"]]}}',
+    ],
+} | {name: documents.seeds(name) for name in documents.NAMES}
 """Files that are right, by format."""
 
 BITS = [
@@ -77,13 +82,17 @@ def mutated(format: str, rng: random.Random) -> bytes:
         way, at = rng.randrange(5), rng.randrange(len(content) + 1)
         if way == 0:
             content = damage.bytes_of(content, rng)
+        elif way == 1 and format in documents.NAMES:
+            content = documents.structured(content, format, rng)
         elif way <= 2:
             content = content[:at] + rng.choice(BITS) + content[at:]
-        elif way == 3:
+        elif way == 3 and format != "spacy":
             lines = content.split(b"\n")
             rng.shuffle(lines)
             content = b"\n".join(lines)
-        elif format in ("jsonl", "structure"):
+        elif format in documents.NAMES:
+            content = documents.structured(content, format, rng)
+        elif format in ("jsonl", "structure", "rules"):
             content = _json_changed(content, rng)
     return content
 
@@ -120,6 +129,8 @@ def _use(format: str, path: Path) -> None:
     elif format == "vectors":
         vectors = WordVectors(path)
         assert all(math.isfinite(v) for word in ("eggs", "a", "?") for v in vectors[word])
+    elif format == "rules":
+        declared_rules(read_json(str(path)), ["B-X", "I-X", "O"])
     else:
         spec_from_words(read_json(str(path)))
 
@@ -128,6 +139,8 @@ def answers(path: str, format: str) -> str:
     """'answered', or the error that is a user's to read; raises on anything else, misreadings included."""
     content = Path(path).read_bytes()
     try:
+        if format in documents.NAMES:
+            return documents.answers(path, format)
         if format not in ORACLES:
             _use(format, Path(path))
             return "answered"

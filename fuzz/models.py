@@ -89,6 +89,15 @@ COLUMNS = ["two 1 Q", "eggs 3 N", "", "figs 2 N"]
 """A file of columns, for a model that knows how to read it."""
 
 
+def columns_model(folder: Path) -> tuple[StructuredGPClassifier, Any]:
+    """A model of columns without numbers, and its reader."""
+    lines = [line.replace(" Q", "\tQ").replace(" N", "\tN") for line in COLUMNS]
+    reader = sources.learn(lines, template=sources.Template.parse("U:%x[0,0]\nB\n"))
+    data = reader.read(lines, name="text")
+    model = StructuredGPClassifier(features="columns", prior=Prior(data_weight=1.0), n_draws=8)
+    return model.fit(data.X, data.y, callback=lambda info: info.iteration == 2), reader
+
+
 def write_columns(folder: Path) -> Path:
     """A model as the command line writes it: with a template, numbers and word vectors."""
     (folder / "vectors.txt").write_text("two 1 0\neggs 0 1\n")

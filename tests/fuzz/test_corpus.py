@@ -17,7 +17,7 @@ FILES = sorted((Path(inputs.__file__).parent / "corpus").iterdir())
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_file_of_the_corpus(path: Path) -> None:
     began = time.process_time()
-    inputs.answers(str(path), path.name.partition("-")[0])
+    inputs.answers(str(path), next(f for f in inputs.SEEDS if path.name.startswith(f"{f}-")))
     assert time.process_time() - began < 10
 
 
@@ -27,7 +27,7 @@ def test_some_of_the_campaign(format: str, tmp_path: Path) -> None:
     for n, content in enumerate(inputs.SEEDS[format]):
         path.write_bytes(content)
         assert inputs.answers(str(path), format) == "answered", n
-    for k in range(60):
+    for k in range(20 if format in inputs.documents.NAMES else 60):
         content = inputs.mutated(format, random.Random(k))
         path.write_bytes(content)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import re
 import time
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import structgp
 from structgp import InputError, Prior, StructgpWarning, StructuredGPClassifier
+from structgp.answers import encoded
 from structgp.data import sources
 from structgp.data.sources.wapiti import find, parse, translate
 from structgp.errors import cut
@@ -174,3 +176,14 @@ def test_carriage_returns_alone() -> None:
     assert (
         sources.read_columns(io.BytesIO(b"a\rb\rc X\nd Y\n"), name="f").sequences[0].rows[0][0] == "a\rb\rc"
     )
+
+
+def test_a_sequence_that_would_take_too_much_memory(
+    fitted: StructuredGPClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoded, "MOST_SCORES", 2 * 128 * 50)
+    long = copy.copy(fitted).set_params(n_draws=128)
+    with pytest.raises(InputError, match=r"^X\[1\]: 60 tokens in one sequence .* of at most 50 tokens"):
+        long.predict_marginals([X[0], X[0] * 30])
+    assert len(long.predict_marginals([X[0] * 25])[0]) == 50
+    assert len(long.set_params(n_draws=0).predict_marginals([X[0] * 30])[0]) == 60

@@ -124,6 +124,17 @@ def test_a_start_that_has_become_far_too_much_is_shortened() -> None:
     assert value(climb(likelihood, priors, start(1e6), steps=0, unsure=True)) >= from_home
 
 
+@pytest.mark.parametrize("broken", [float("inf"), float("nan")])
+def test_a_start_that_is_not_finite_is_left(broken: float) -> None:
+    """Halves of infinity are no shorter."""
+    priors, likelihood, best = problem(2)
+    began = start(1.0)
+    began[1][0, 0] = broken
+    duals, _, _ = climb(likelihood, priors, began, steps=150, unsure=True)
+    for prior, a, expected in zip(priors, duals, best, strict=True):
+        torch.testing.assert_close(weights_of(prior, a), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_where_there_is_no_value_the_steps_are_shorter() -> None:
     priors, likelihood, best = problem(4)
     refused: list[int] = []

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structgp.errors import InputError
-from structgp.service.store import Store
+from structgp.service.store import Store, StoreError
 from structgp.service.tag_set import TagSet
 
 TAGS = TagSet(("A", "B"), True)
@@ -92,7 +92,7 @@ def test_events_are_never_changed(tmp_path):
 
 def test_a_failed_bulk_leaves_nothing(tmp_path):
     store = opened(tmp_path / "db")
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(StoreError, match="FOREIGN KEY constraint failed"):
         store.label("r", "ann", "bulk", {0: ["O", "O"], 99: ["O", "O"]})
     assert store.standing() == []
     assert store.last == 0
@@ -156,7 +156,7 @@ def test_unknown_is_not_outside():
 
 WRITER = """
 import sys
-from structgp.service.store import Store
+from structgp.service.store import Store, StoreError
 store = Store(sys.argv[1])
 for k in range(100_000):
     request = f"{sys.argv[2]}-{k}"

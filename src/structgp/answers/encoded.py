@@ -30,6 +30,9 @@ Known: TypeAlias = Sequence[Sequence[str | None]] | Annotations
 BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
 """Most tokens of a batch, and most node scores of all its draws, so that they fit into a cache."""
 
+MOST_SCORES = 1 << 26
+"""Scores of a sequence under all draws, at most: half a gigabyte, and an answer takes three times that."""
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -109,8 +112,10 @@ class Encoded:
         model, most, device = self.model, BATCH_TOKENS, self.question.device
         n_labels = len(model.labels.classes)
         featured = self.links is not None and any(model.split.views[1:])
+        scores = max(1, n_draws) * n_labels
         if model.split.next is not None or featured:  # a table of scores for each token
-            most = max(1, most // n_labels)
+            most, scores = max(1, most // n_labels), scores * n_labels
+        self._check_lengths(lengths, MOST_SCORES // scores)
         if device == "cpu" and labels is None:  # given labels, rounding depends on how they are padded
             most = min(most, max(1, CACHED_NUMBERS // (n_labels * max(1, n_draws))))
         for index in by_length(lengths, most):
@@ -177,6 +182,13 @@ class Encoded:
         table, sequential = model.annotators.known, model.annotators.counts.shape[1] > 1
         given = Given.read(flat, model.annotators.names, model.labels.classes, sequential)
         return evidence_of(given, [self.n_layers * len(rows) for rows in self.rows], table)
+
+    def _check_lengths(self, lengths: Sequence[int], most: int) -> None:
+        longest = max(range(len(lengths)), key=lengths.__getitem__, default=0)
+        if lengths and lengths[longest] > max(1, most):
+            problem = f"{lengths[longest]:,} tokens in one sequence would take too much memory"
+            remedy = f"split it into sequences of at most {max(1, most):,} tokens, or use fewer draws"
+            raise InputError(f"X[{longest}]", problem, remedy)
 
     def _check_graphs(self, batch: Batch, at: Potentials, given: bool) -> None:
         """InputError where the labels that are known or the constraints leave an example of the batch

@@ -116,11 +116,11 @@ class _Search:
 
     def nearest(self, x: Tensor) -> tuple[Tensor, float, list[Tensor]]:
         """The best of x and shorter ones: since they were found, the prior may have become so much wider
-        that the same numbers are far too much."""
+        that the same numbers are far too much. Of numbers that are not finite, 0 is the shorter one."""
         best = x, *self.look(x)
         while bool(x[0].any()):
             x = SHORTER * x
-            if float(x[1].abs().max()) < NEGLIGIBLE:
+            if not NEGLIGIBLE <= float(x[1].abs().max()) < float("inf"):
                 x = torch.zeros_like(x)
             tried = x, *self.look(x)
             if tried[1] >= best[1] and best[1] < float("inf"):

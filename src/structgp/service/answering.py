@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 4000
 """Tokens that are answered together, at most: what waits beyond that is the next batch. Their potentials
-are kept while they are answered, some 50 MB for ten labels."""
+are kept while they are answered, some 150 MB for ten labels."""
 DETAILS = ("labels", "probabilities", "all", "page")
 """What an answer holds: labels; the probability of the labelling and of each label too; of every label of
 each token too; uncertainty and spans too, as the page shows them."""
@@ -37,7 +37,24 @@ class _Waiting:
 
     @property
     def n_tokens(self) -> int:
-        return sum(len(x) if isinstance(x, list) else 1 for x in self.X)
+        return sum(map(_n_tokens, self.X))
+
+
+def _n_tokens(x: Any) -> int:
+    return len(x) if isinstance(x, list) else 1
+
+
+def _in_parts(X: Sequence[Any]) -> list[list[Any]]:
+    """The examples in order, in parts of at most ``AT_ONCE`` tokens, or of one example."""
+    parts: list[list[Any]] = [[]]
+    n = 0
+    for x in X:
+        if parts[-1] and n + _n_tokens(x) > AT_ONCE:
+            parts.append([])
+            n = 0
+        parts[-1].append(x)
+        n += _n_tokens(x)
+    return parts
 
 
 class Answerer:
@@ -96,7 +113,8 @@ class Answerer:
     def _answer(self, batch: list[_Waiting]) -> None:
         tagger, number = self.tagger, self.number
         try:
-            found = iter(list(answers_of(tagger, [x for w in batch for x in w.X], batch[0].detail, number)))
+            parts = _in_parts([x for w in batch for x in w.X])
+            found = iter([a for some in parts for a in answers_of(tagger, some, batch[0].detail, number)])
         except Exception as error:
             if len(batch) == 1:
                 _fail(batch[0].future, error)

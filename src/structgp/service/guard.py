@@ -81,7 +81,7 @@ class Guard:
         if self.token is not None and not self._has_token(scope, headers):
             raise Refused(401, "the token is missing or wrong: use the address that the command printed")
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self.most_bytes:
+        if not length.isdigit() or len(length) > 15 or int(length) > self.most_bytes:
             raise Refused(413, f"larger than {self.most_bytes} bytes; send less at a time")
 
     def _has_token(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:

@@ -11,7 +11,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from structgp.errors import InputError, StructgpError
+from structgp.errors import InputError, StructgpError, cut
+from structgp.service.store import StoreError
 
 Handler = Callable[[Request], Awaitable[Response]]
 NAME = re.compile(r"\S(.{0,62}\S)?")
@@ -26,6 +27,8 @@ def answering(function: Callable[[Any], Any], needs_body: bool = False) -> Handl
         try:
             given: Any = await body_of(request) if needs_body else dict(request.query_params)
             return JSONResponse(await run_in_threadpool(function, given))
+        except StoreError as error:
+            return JSONResponse({"error": str(error)}, 503)
         except InputError as error:
             return wrong(error)
         except StructgpError as error:
@@ -36,7 +39,8 @@ def answering(function: Callable[[Any], Any], needs_body: bool = False) -> Handl
 
 def wrong(error: InputError) -> JSONResponse:
     told = {"place": error.place, "problem": error.problem, "remedy": error.remedy}
-    return JSONResponse({"error": str(error), **told}, 400)
+    shown = {name: cut(text) for name, text in told.items()}
+    return JSONResponse({"error": str(error), **shown}, 400)
 
 
 async def body_of(request: Request) -> dict[str, Any]:
@@ -48,6 +52,12 @@ async def body_of(request: Request) -> dict[str, Any]:
     if not isinstance(given, dict):
         problem = f"expected an object, got a {type(given).__name__}"
         raise InputError("body", problem, "send one JSON object")
+    if b"\\u" in body:
+        try:
+            json.dumps(given, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"half of a character (\\u{ord(error.object[error.start]):x})"
+            raise InputError("body", half, "send whole characters") from None
     return given
 
 
@@ -73,7 +83,7 @@ def number_in(given: dict[str, Any], key: str, kind: type[int] | type[float]) ->
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or (kind is int and value != int(value))
+        or (kind is int and not float(value).is_integer())
     ):
         raise InputError(key, "missing" if value is None else "not a number", "give a number")
     return kind(value)

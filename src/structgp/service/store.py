@@ -7,16 +7,28 @@ may call; writes take turns."""
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from structgp.data.json_form import WHOLE, FormError, check_form
 from structgp.errors import InputError
-from structgp.service.store_schema import SCHEMA, VERSION
+from structgp.service.store_schema import (
+    FIGURES,
+    LABELS,
+    SCHEMA,
+    SUGGESTED,
+    TAG_SET,
+    VERSION,
+    check_schema,
+    statements,
+    value_of,
+)
 from structgp.service.tag_set import Labels, TagSet
 
 STREAMS = ("chosen", "random", "audit", "search", "review", "bulk", "file")
@@ -44,6 +56,10 @@ class Undone:
     last: int
 
 
+class StoreError(InputError):
+    """The file cannot be read or written: damaged, of something else, or on a full disk."""
+
+
 class Store:
     """The file at ``path``, made if it is not there.
 
@@ -55,22 +71,35 @@ class Store:
         self._lock = threading.RLock()
         self._standing: dict[int, Event] = {}
         self._of: dict[int, list[int]] = {}
-        try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise InputError(path, "not a regular file", "name another file")
+        with self._said(), ExitStack() as undo:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+            undo.callback(self._db.close)
+            self._db.execute("PRAGMA trusted_schema = OFF")
+            self._prepare()
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
-            self._prepare()
-        except sqlite3.Error as error:
-            remedy = "name a file that 'structgp label' wrote, or one that does not exist yet"
-            raise InputError(path, f"cannot hold labels ({error})", remedy) from error
-        self._read_events()
+            self._read_events()
+            undo.pop_all()
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """What SQLite finds wrong with the file is a StoreError."""
+        try:
+            yield
+        except (sqlite3.Error, FormError) as error:
+            remedy = (
+                "check the disk; name a file that 'structgp label' wrote, or one that does not exist yet"
+            )
+            raise StoreError(self.path, f"cannot hold labels ({error})", remedy) from error
 
     def _prepare(self) -> None:
         with self._write():
             tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master")}
             if not tables:
-                for statement in _statements(SCHEMA):
+                for statement in statements(SCHEMA):
                     self._db.execute(statement)
                 self._set("version", VERSION)
             elif "events" not in tables or "about" not in tables:
@@ -79,17 +108,27 @@ class Store:
         if version != VERSION:
             problem = f"written by another version ({version}, where this one writes {VERSION})"
             raise InputError(self.path, problem, "use the structgp that wrote it")
+        check_schema(self._db)
 
     def _read_events(self) -> None:
         undone = {u for (u,) in self._db.execute("SELECT undoes FROM events WHERE undoes IS NOT NULL")}
         rows = self._db.execute(
-            "SELECT id, request, annotator, sequence, stream, labels, suggested FROM events"
-            " WHERE kind = 'label' ORDER BY id"
+            "SELECT e.id, request, annotator, sequence, stream, labels, suggested, words FROM events e"
+            " LEFT JOIN sequences s ON s.id = e.sequence WHERE kind = 'label' ORDER BY e.id"
         )
-        for id, request, annotator, sequence, stream, labels, suggested in rows:
-            if id not in undone:
-                told = None if suggested is None else json.loads(suggested)
-                self._add(Event(id, request, annotator, sequence, stream, json.loads(labels), told))
+        for id, request, annotator, sequence, stream, text, suggested, words in rows:
+            if id in undone:
+                continue
+            place = f"event {id}"
+            check_form([request, annotator, stream], [str], place)
+            labels = value_of(text, LABELS, f"labels of {place}")
+            told = None if suggested is None else value_of(suggested, SUGGESTED, f"suggestion of {place}")
+            n_words = len(value_of(words, [str], f"words of {place}"))
+            if stream not in STREAMS or {len(labels), len(labels if told is None else told["labels"])} != {
+                n_words
+            }:
+                raise FormError(f"{place} does not fit its sequence")
+            self._add(Event(id, request, annotator, sequence, stream, labels, told))
 
     def close(self) -> None:
         with self._lock:
@@ -104,32 +143,38 @@ class Store:
         sequence. Returns the tag set: that of the file, with types that were added since. InputError if the
         file belongs to another pool."""
         with self._write():
-            known = self.about("pool")
+            known, words = (
+                self.about("pool"),
+                [json.dumps(list(w), ensure_ascii=False) for _, w in sequences],
+            )
             if known is None:
                 self._set("pool", digest)
                 self._set("tags", tags.to_json())
-                rows = (
-                    (i, place, json.dumps(list(words), ensure_ascii=False))
-                    for i, (place, words) in enumerate(sequences)
-                )
+                rows = ((i, place, words[i]) for i, (place, _) in enumerate(sequences))
                 self._db.executemany("INSERT INTO sequences VALUES (?, ?, ?)", rows)
                 return tags
-            if known != digest:
+            held = self._db.execute("SELECT words FROM sequences ORDER BY id")
+            if known != digest or [text for (text,) in held] != words:
                 problem = "holds labels of another pool, or the pool's words have changed"
                 raise InputError(self.path, problem, "name another file with --db, or restore the pool")
-            before = TagSet.from_json(self.about("tags"))
+            state = self.about("tags")
+            check_form(state, TAG_SET, "tags")
+            before = TagSet.from_json(state)
             if before.spans != tags.spans:
                 kind = "types of spans (--types)" if before.spans else "tags of tokens (--tags)"
                 raise InputError(self.path, f"its labels are {kind}", "use that option again")
             both = TagSet(tuple(dict.fromkeys([*before.types, *tags.types])), tags.spans)
+            for event in self._standing.values():
+                if not {None, *both.tags}.issuperset(event.labels):
+                    raise FormError(f"event {event.id} has a label that is not one of the pool's")
             self._set("tags", both.to_json())
             return both
 
     def about(self, key: str) -> Any:
         """What is known under a key, None if nothing is."""
-        with self._lock:
+        with self._lock, self._said():
             row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
-        return None if row is None else json.loads(row[0])
+            return None if row is None else value_of(row[0], object, key)
 
     def _set(self, key: str, value: Any) -> None:
         self._db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (key, json.dumps(value)))
@@ -229,14 +274,16 @@ class Store:
 
     def fits(self) -> list[dict[str, Any]]:
         """What was expected of the model after each fit, oldest first."""
-        with self._lock:
+        with self._lock, self._said():
             rows = self._db.execute("SELECT id, sequences, figures FROM fits ORDER BY id").fetchall()
-        return [{"fit": id, "sequences": n} | json.loads(figures) for id, n, figures in rows]
+            found = [(id, n, value_of(text, FIGURES, f"figures of fit {id}")) for id, n, text in rows]
+            check_form([n for _, n, _ in found], [WHOLE], "sequences of fits")
+        return [{"fit": id} | figures | {"sequences": n} for id, n, figures in found]
 
     @contextmanager
     def _write(self) -> Iterator[None]:
         """One transaction, on disk when it is left."""
-        with self._lock:
+        with self._lock, self._said():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -245,16 +292,6 @@ class Store:
                 with suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
                 raise
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script, one by one: ``executescript`` would end the transaction."""
-    part = ""
-    for line in script.splitlines():
-        part += line + "\n"
-        if sqlite3.complete_statement(part):
-            yield part
-            part = ""
 
 
 def _now() -> str:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+from structgp.data.json_form import NUMBER, WHOLE, FormError, check_form
+
 VERSION = 1
 
 SCHEMA = """
@@ -52,3 +59,42 @@ WHERE e.id = (
     AND NOT EXISTS (SELECT 1 FROM events u WHERE u.undoes = n.id)
 );
 """
+
+LABELS = [(None, str)]
+SUGGESTED = {"model": (None, WHOLE), "labels": [str], "probability": (None, NUMBER)}
+TAG_SET = {"types": [str], "spans": bool}
+FIGURES = {"error?": (None, {"mean": NUMBER}), "f1?": (None, {"mean": NUMBER})}
+"""Forms of the JSON in the tables."""
+
+
+def value_of(text: Any, form: Any, place: str) -> Any:
+    """The JSON value in a cell; FormError if it is not of this form."""
+    try:
+        found = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        raise FormError(f"{place} is not JSON") from None
+    check_form(found, form, place)
+    return found
+
+
+def statements(script: str) -> Iterator[str]:
+    """The statements of a script, one by one: ``executescript`` would end the transaction."""
+    part = ""
+    for line in script.splitlines():
+        part += line + "\n"
+        if sqlite3.complete_statement(part):
+            yield part
+            part = ""
+
+
+def check_schema(db: sqlite3.Connection) -> None:
+    """FormError for tables, views and triggers other than those of ``SCHEMA``: what a trigger or a view
+    does is up to whoever wrote it."""
+    fresh = sqlite3.connect(":memory:")
+    fresh.executescript(SCHEMA)
+    query = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_stat%'"
+    expected, found = set(fresh.execute(query)), set(db.execute(query))
+    fresh.close()
+    if expected != found:
+        name = sorted(str(name) for _, name, _ in expected ^ found)[0]
+        raise FormError(f"{name[:60]} is not what structgp makes")

@@ -18,8 +18,8 @@ from structgp.service.answering import DETAILS, Answerer
 from structgp.service.openapi import openapi
 from structgp.service.requests import body_of, only, wrong
 
-MOST_SEQUENCES = 1000
-"""Sequences per request: more would keep others waiting."""
+MOST_SEQUENCES, MOST_TOKENS = 1000, 50_000
+"""Per request: more would keep others waiting."""
 
 
 def tag_route(answerer: Answerer, reader: sources.Reader) -> Route:
@@ -35,6 +35,7 @@ def tag_route(answerer: Answerer, reader: sources.Reader) -> Route:
                 X = [reader.tokens(d) for d in documents]
             else:
                 X = tokens_of(given.get("sequences"), reader)
+            _check_tokens(X)
             if answerer.tagger is None:
                 return JSONResponse({"error": "there is no model yet: label more sequences"}, 503)
             found = await asyncio.wrap_future(answerer.ask(X, detail)) if X else []
@@ -48,6 +49,13 @@ def tag_route(answerer: Answerer, reader: sources.Reader) -> Route:
         return JSONResponse({"answers": found})
 
     return Route("/tag", tag, methods=["POST"])
+
+
+def _check_tokens(X: list[Any]) -> None:
+    n = sum(map(len, X))
+    if n > MOST_TOKENS:
+        problem = f"{n:,} tokens, where {MOST_TOKENS:,} is the most"
+        raise InputError("sequences", problem, "send several requests")
 
 
 def documents_of(given: Any, reader: sources.Reader) -> list[Document]:

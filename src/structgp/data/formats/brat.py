@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from structgp.data.atomic import atomic_write
 from structgp.data.documents import Document, tokenize
 from structgp.data.formats import format_parts as parts
 from structgp.data.formats.format_parts import Placed, Reading
@@ -20,7 +19,8 @@ from structgp.data.opening import cannot_read
 from structgp.data.sources.lines import iter_lines
 from structgp.errors import InputError
 
-_ENTITY = re.compile(r"(T\S+)\t(\S+) (\d+ \d+(?:;\d+ \d+)*)(?:\t.*)?")
+_NUMBER = "[0-9]{1,15}"
+_ENTITY = re.compile(rf"(T\S+)\t(\S+) ({_NUMBER} {_NUMBER}(?:;{_NUMBER} {_NUMBER})*)(?:\t.*)?")
 _NOTE = re.compile(r"#\S+\tAnnotatorNotes (T\S+)\tprobability (\S+)")
 _NAME = re.compile(r"[\w.-]+")
 
@@ -55,12 +55,19 @@ def _document(path: Path, how: Reading) -> Document:
             key, span = _entity(line, text, place)
             entities[key] = (*span, number)
         elif note := _NOTE.fullmatch(line):
-            shares[note[1]] = float(note[2])
+            shares[note[1]] = _probability(note[2], place)
     for start, stop, label, number in entities.values():  # each by itself, so that an error names its line
         parts.labelled(document, [(start, stop, label, None)], f"{beside}:{number}", how)
     spans = [(start, stop, label, shares.get(key)) for key, (start, stop, label, _) in entities.items()]
     predicted = bool(spans) and all(p is not None for *_, p in spans)
     return parts.labelled(document, spans, str(beside), how, predicted=predicted)
+
+
+def _probability(text: str, place: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(place, f"the probability is {text!r}", "write a number from 0 to 1") from None
 
 
 def _entity(line: str, text: str, place: str) -> tuple[str, tuple[int, int, str]]:
@@ -92,11 +99,9 @@ def write_brat(documents: Iterable[Document], path: str | os.PathLike[str], how:
             remedy = "give documents ids of letters, digits, - and _"
             raise InputError(f"document {number}", problem, remedy)
         used.add(name)
-        with atomic_write(folder / f"{name}.txt", "w", encoding=how.encoding) as out:
-            out.write(document.text)
+        parts.write_text_file(folder / f"{name}.txt", [document.text], how)
         if document.labels is not None or document.prediction is not None:
-            with atomic_write(folder / f"{name}.ann", "w", encoding=how.encoding) as out:
-                out.writelines(_annotations(document, f"document {name}"))
+            parts.write_text_file(folder / f"{name}.ann", _annotations(document, f"document {name}"), how)
 
 
 def _annotations(document: Document, place: str) -> Iterator[str]:

@@ -7,15 +7,19 @@ part of an entity has no label. Probabilities of predicted entities are the exte
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from structgp.data.atomic import atomic_write
 from structgp.data.documents import Document, spans_to_labels, tokenize
 from structgp.data.formats import format_parts as parts
 from structgp.data.formats.format_parts import Placed, Reading
 from structgp.data.opening import cannot_read
 from structgp.errors import InputError
 
+LARGEST, GROWTH = 100 << 20, 30
+"""Most bytes that a file may unpack to: so many, and so many times its size. Documents shrink less."""
 IDENTITY = "structgp_id"
 """Key of a document's name in spaCy's user data."""
 
@@ -36,15 +40,31 @@ def read_docbin(source: Any, name: str, how: Reading) -> Iterator[Placed]:
     if not isinstance(source, str | os.PathLike):
         raise InputError(name, "a DocBin is read from a file", "name the file")
     try:
-        docs = DocBin().from_disk(source).get_docs(spacy.blank("xx").vocab)
+        with open(source, "rb") as file:
+            content = _checked(file.read(), name)
+        docs = DocBin().from_bytes(content).get_docs(spacy.blank("xx").vocab)
         for number, doc in enumerate(docs, start=1):
             yield Placed(from_doc(doc, how.scheme, f"{name}[{number - 1}]"), number)
     except OSError as error:
         raise cannot_read(name, error) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # whatever the parts of a damaged file make spaCy raise
         if isinstance(error, InputError):
             raise
-        raise InputError(name, f"not a DocBin ({error})", "write it with DocBin.to_disk") from error
+        problem = f"not a DocBin ({type(error).__name__}: {error})"
+        raise InputError(name, problem, "write it with DocBin.to_disk") from error
+
+
+def _checked(content: bytes, name: str) -> bytes:
+    """The content of a file, if it does not unpack to much more: 1,000 bytes may stand for a million."""
+    unpacking, size, most = zlib.decompressobj(), 0, LARGEST + GROWTH * len(content)
+    rest = content
+    while rest and size <= most:
+        size += len(unpacking.decompress(rest, 1 << 20))
+        rest = unpacking.unconsumed_tail
+    if size > most:
+        problem = f"unpacks to more than {most >> 20} MB"
+        raise InputError(name, problem, "write the documents to several files")
+    return content
 
 
 def from_doc(doc: Any, scheme: str = "BIO", place: str = "doc") -> Document:
@@ -63,7 +83,8 @@ def from_doc(doc: Any, scheme: str = "BIO", place: str = "doc") -> Document:
         labels = [y if token.ent_iob else None for y, token in zip(labels, kept, strict=True)]
         labels = labels if not kept or any(labels) else None
     found = doc.user_data.get(IDENTITY)
-    return Document(doc.text, offsets, None if labels is None else tuple(labels), found)
+    identity = found if isinstance(found, str) else None
+    return Document(doc.text, offsets, None if labels is None else tuple(labels), identity)
 
 
 def to_doc(document: Document, vocab: Any) -> Any:
@@ -78,6 +99,8 @@ def to_doc(document: Document, vocab: Any) -> Any:
     if document.labels is None and document.prediction is None:
         return doc
     spans = parts.shown_spans(document)
+    if not all(span.label for span in spans):
+        raise InputError(document.name, "a span without a type", "name it: spaCy has none without")
     entities = [doc.char_span(span.start, span.stop, label=span.label) for span in spans]
     unknown = [doc.char_span(start, stop) for start, stop in parts.unknown_tokens(document)]
     doc.set_ents(entities, missing=unknown, default="outside")
@@ -111,10 +134,11 @@ def write_docbin(documents: Iterable[Document], path: str | os.PathLike[str], ho
     from spacy.tokens import DocBin
 
     vocab, found = spacy.blank("xx").vocab, DocBin(store_user_data=True)
-    for document in documents:
-        found.add(to_doc(document, vocab))
     try:
-        found.to_disk(path)
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror or error})"
-        raise InputError(os.fspath(path), problem, "check the path and the disk") from error
+        for document in documents:
+            found.add(to_doc(document, vocab))
+    except UnicodeEncodeError as error:
+        problem = f"half of a character (\\u{ord(error.object[error.start]):x})"
+        raise InputError(os.fspath(path), problem, "remove it from the documents") from None
+    with atomic_write(path, "wb") as file:
+        file.write(found.to_bytes())

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from structgp.data.atomic import atomic_write
 from structgp.data.documents import Document
+from structgp.data.formats import format_parts as parts
 from structgp.data.formats.brat import read_brat, write_brat
 from structgp.data.formats.conll import read_conll, write_conll
 from structgp.data.formats.conllu import read_conllu, write_conllu
@@ -108,13 +108,7 @@ def write(documents: Iterable[Document], path: Path, format: str | None = None, 
         found.save(documents, path, reading)
         return
     assert found.text is not None
-    with atomic_write(path, "w", encoding=reading.encoding) as out:
-        try:
-            out.writelines(found.text(documents, reading))
-        except UnicodeEncodeError as error:
-            lost = error.object[error.start : error.end]
-            problem = f"{lost!r} cannot be written in {reading.encoding}"
-            raise InputError(os.fspath(path), problem, "use utf-8, which has all characters") from None
+    parts.write_text_file(path, found.text(documents, reading), reading)
 
 
 def _reading(how: dict[str, Any]) -> Reading:

@@ -4,16 +4,20 @@ known."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from structgp.data.atomic import atomic_write
 from structgp.data.documents import Document, Prediction, TextSpan, spans_to_labels, token_spans, tokenize
 from structgp.data.sources.lines import Source, iter_lines
 from structgp.data.span_labels import known_scheme
 from structgp.errors import InputError
 
 DIGITS = 6
+_HALF = re.compile("[\ud800-\udfff]")
 UNKNOWN = "unlabelled"
 """Key of what these formats have no word for: (start, stop) of tokens whose label is not known."""
 
@@ -73,7 +77,16 @@ def text_of(given: Mapping[str, Any], key: str, place: str) -> str:
     if not isinstance(given[key], str):
         problem = f"expected a string, got {_what(given[key])}"
         raise InputError(f"{place}.{key}", problem, "put it in quotes")
-    return given[key]
+    return _whole_characters(given[key], f"{place}.{key}")
+
+
+def _whole_characters(text: str, place: str) -> str:
+    """A text that can be written again: JSON may hold halves of characters, which no encoding has."""
+    half = _HALF.search(text)
+    if half is not None:
+        problem = f"half of a character (\\u{ord(half[0]):x}) at {half.start()}"
+        raise InputError(place, problem, "remove it; a text was cut within a pair of UTF-16 units")
+    return text
 
 
 def list_of(given: Any, place: str) -> list[Any]:
@@ -89,10 +102,17 @@ def whole(given: Any, place: str) -> int:
     return given
 
 
+def share(given: Any, place: str) -> float | None:
+    """A probability, None where there is none."""
+    if given is not None and (type(given) not in (int, float) or not 0 <= given <= 1):
+        raise InputError(place, f"expected a probability, got {given!r}", "write a number from 0 to 1")
+    return given
+
+
 def name_of_label(given: Any, place: str) -> str:
     if not isinstance(given, str):
         raise InputError(place, f"expected the label as a string, got {given!r}", "put it in quotes")
-    return given
+    return _whole_characters(given, place)
 
 
 def identity(meta: dict[str, Any]) -> str | None:
@@ -150,7 +170,8 @@ def labelled(
     found = token_spans(document.text, document.tokens, spans, place, how.snap)
     labels: list[str | None] = [*spans_to_labels(found, len(document.tokens), how.scheme, place)]
     if predicted:
-        given = [document.text_span(*of, p) for of, (*_, p) in zip(found, spans, strict=True)]
+        given = [document.text_span(*of, share(p, place)) for of, (*_, p) in zip(found, spans, strict=True)]
+        score = share(score, f"{place}.score")
         return replace(document, prediction=Prediction(tuple(labels), (), tuple(sorted(given)), score))
     if unknown is not None:
         for at in map(list, offsets_of(unknown, document.text, f"{place}.{UNKNOWN}")):
@@ -173,6 +194,18 @@ def unknown_tokens(document: Document) -> list[list[int]]:
 
 def rounded(probability: float) -> float:
     return round(float(probability), DIGITS)
+
+
+def write_text_file(path: str | os.PathLike[str], pieces: Iterable[str], how: Reading) -> None:
+    """The file appears whole or not at all."""
+    with atomic_write(path, "w", encoding=how.encoding) as out:
+        try:
+            out.writelines(pieces)
+        except UnicodeEncodeError as error:
+            lost = error.object[error.start : error.end]
+            problem = f"{lost!r} cannot be written in {how.encoding}"
+            remedy = "use utf-8, which has all characters but halves of pairs (surrogates)"
+            raise InputError(os.fspath(path), problem, remedy) from None
 
 
 def as_line(given: Mapping[str, Any]) -> str:

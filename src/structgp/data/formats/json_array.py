@@ -124,6 +124,9 @@ class _Text:
                     continue
                 problem = f"not JSON ({error.msg} at character {at} of the item)"
                 raise InputError(f"{self._name}:{line}", problem, "check that the file is whole") from None
+            except ValueError:  # a number of thousands of digits
+                problem = "a number is too long to be read"
+                raise InputError(f"{self._name}:{line}", problem, "check the file") from None
             self._line += self._held.count("\n", self._at, end)
             self._at = end
             return value, line

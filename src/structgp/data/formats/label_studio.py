@@ -33,8 +33,7 @@ def read_label_studio(source: Source, name: str, how: Reading) -> Iterator[Place
 def _document(task: dict[str, Any], place: str, how: Reading) -> Document:
     data = parts.an_object(task.get("data"), f"{place}.data")
     text = parts.text_of(data, _text_key(data, f"{place}.data"), f"{place}.data")
-    more = task.get("meta") if isinstance(task.get("meta"), dict) else {}
-    assert more is not None
+    more = parts.an_object(task.get("meta") or {}, f"{place}.meta")
     offsets = parts.offsets_of(more.get("tokens"), text, f"{place}.meta.tokens")
     meta = {key: value for key, value in task.items() if key != "id" or not isinstance(value, str)}
     identity = None if task.get("id") is None else str(task["id"])
@@ -44,7 +43,9 @@ def _document(task: dict[str, Any], place: str, how: Reading) -> Document:
         annotation, at = chosen
         document = parts.labelled(document, _spans(annotation, text, at), at, how, more.get(UNKNOWN))
     predictions = parts.list_of(task.get("predictions", []), f"{place}.predictions")
-    own = [n for n, p in enumerate(predictions) if isinstance(p, dict) and p.get("model_version") == MODEL]
+    for n, given in enumerate(predictions):
+        parts.an_object(given, f"{place}.predictions[{n}]")
+    own = [n for n, p in enumerate(predictions) if p.get("model_version") == MODEL]
     if own:
         at, given = f"{place}.predictions[{own[-1]}]", predictions[own[-1]]
         document = parts.labelled(
@@ -84,7 +85,8 @@ def _spans(given: Mapping[str, Any], text: str, place: str) -> list[tuple[Any, .
         names = parts.list_of(value.get("labels", value.get("hypertextlabels")), f"{at}.value.labels")
         if len(names) != 1:
             raise InputError(f"{at}.value.labels", f"{len(names)} labels", "give a region one label")
-        offsets = value.get("globalOffsets", value)  # of HTML, where the others are paths
+        # Of HTML, where the others are paths.
+        offsets = parts.an_object(value.get("globalOffsets", value), f"{at}.value.globalOffsets")
         start, stop = (parts.whole(offsets.get(key), f"{at}.value.{key}") for key in ("start", "end"))
         start, stop = _in_characters(text, start, stop, value.get("text"), at)
         label = parts.name_of_label(names[0], f"{at}.value.labels[0]")
@@ -158,8 +160,8 @@ def _annotations(document: Document, task: Mapping[str, Any], names: Mapping[str
 def _names_in(task: Mapping[str, Any]) -> dict[str, str]:
     """How the project calls its labels and its text: as in the regions that the task has, else as usual."""
     for given in (*task.get("annotations", ()), *task.get("predictions", ())):
-        for region in given.get("result", ()):
-            if region.get("type") in _REGIONS:
+        for region in given.get("result") or ():
+            if isinstance(region, dict) and region.get("type") in _REGIONS:
                 return {key: region.get(key, usual) for key, usual in _NAMES.items()}
     return _NAMES
 
