@@ -55,8 +55,8 @@ def problem(seed: int) -> tuple[list[Prior], Likelihood, list[Tensor]]:
     for (prior, x), weight, aim in zip(blocks, weights, aims, strict=True):
         columns = []
         for r in range(aim.shape[1]):
-            precision = prior.precision[:, r].diag() + x.T @ (weight[:, r, None] * x)
-            linear = prior.precision[:, r] * prior.mean[:, r] + x.T @ (weight[:, r] * aim[:, r])
+            precision = prior.variance[:, r].reciprocal().diag() + x.T @ (weight[:, r, None] * x)
+            linear = prior.mean[:, r] / prior.variance[:, r] + x.T @ (weight[:, r] * aim[:, r])
             columns.append(torch.linalg.solve(precision, linear))
         best.append(torch.stack(columns, 1))
     return [prior for prior, _ in blocks], likelihood, best
@@ -68,7 +68,7 @@ def start(size: float = 0.0, seed: int = 2) -> list[Tensor]:
 
 def weights_of(prior: Prior, a: Tensor) -> Tensor:
     """(F, R) the weights that numbers a stand for."""
-    found: Tensor = prior.mean + prior.rows.transposed_times(a) / prior.precision
+    found: Tensor = prior.mean + prior.rows.transposed_times(a) * prior.variance
     return found
 
 
@@ -76,7 +76,8 @@ def weights_of(prior: Prior, a: Tensor) -> Tensor:
 @settings(max_examples=15, deadline=None)
 def test_the_best_weights_are_found_from_anywhere(seed: int, unsure: bool) -> None:
     priors, likelihood, best = problem(seed)
-    duals, values, _ = climb(likelihood, priors, start(3.0, seed), steps=150, unsure=unsure)
+    duals, values, reached, _ = climb(likelihood, priors, start(3.0, seed), steps=150, unsure=unsure)
+    assert reached == pytest.approx(likelihood(values)[0], rel=1e-6, abs=1e-6)
     for prior, a, functions, expected in zip(priors, duals, values, best, strict=True):
         weights = weights_of(prior, a)
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-5)
@@ -86,8 +87,8 @@ def test_the_best_weights_are_found_from_anywhere(seed: int, unsure: bool) -> No
 def test_a_block_that_its_prior_holds_stays_where_it_is() -> None:
     """As a silent table does; the others are found as if it were not there."""
     priors, likelihood, best = problem(3)
-    held = Prior(priors[1].rows, torch.full((1, P), 1e200, dtype=torch.float64), priors[1].mean)
-    duals, functions, _ = climb(likelihood, [priors[0], held, priors[2]], start(), steps=150)
+    held = Prior(priors[1].rows, torch.full((1, P), 1e-200, dtype=torch.float64), priors[1].mean)
+    duals, functions, *_ = climb(likelihood, [priors[0], held, priors[2]], start(), steps=150)
     torch.testing.assert_close(functions[1], held.mean)
     for k in (0, 2):
         weights = weights_of(priors[k], duals[k])
@@ -102,8 +103,8 @@ def test_single_precision_comes_close() -> None:
         value, slopes = likelihood([h.double() for h in functions])
         return value, [s.float() for s in slopes]
 
-    singles = [prior.single for prior in priors]
-    duals, _, _ = climb(narrow, singles, [a.float() for a in start()], steps=60)
+    singles = [Prior(p.rows.single, p.variance.float(), p.mean.float()) for p in priors]
+    duals, *_ = climb(narrow, singles, [a.float() for a in start()], steps=60)
     for prior, a, expected in zip(singles, duals, best, strict=True):
         torch.testing.assert_close(weights_of(prior, a).double(), expected, rtol=0.01, atol=0.01)
 
@@ -111,8 +112,8 @@ def test_single_precision_comes_close() -> None:
 def test_a_start_that_has_become_far_too_much_is_shortened() -> None:
     priors, likelihood, _ = problem(1)
 
-    def value(found: tuple[list[Tensor], list[Tensor], int]) -> float:
-        duals, values, _ = found
+    def value(found: tuple[list[Tensor], list[Tensor], float, int]) -> float:
+        duals, values, *_ = found
         spent = sum(
             float((a * (functions - prior.rows.times(prior.mean))).sum())
             for prior, a, functions in zip(priors, duals, values, strict=True)
@@ -146,7 +147,7 @@ def test_where_there_is_no_value_the_steps_are_shorter() -> None:
             raise LikelihoodError("likelihood", "log p is -inf", "check it")
         return likelihood(functions)
 
-    duals, _, _ = climb(holes, priors, start(), steps=150)
+    duals, *_ = climb(holes, priors, start(), steps=150)
     assert refused
     weights = weights_of(priors[0], duals[0])
     torch.testing.assert_close(weights, best[0], rtol=1e-5, atol=1e-5)
@@ -161,7 +162,7 @@ def test_calls_are_counted() -> None:
         calls += 1
         return likelihood(functions)
 
-    assert climb(counted, priors, start(1.0), steps=5, unsure=True)[2] == calls > 5
+    assert climb(counted, priors, start(1.0), steps=5, unsure=True)[3] == calls > 5
 
 
 def test_a_likelihood_without_any_value_is_told() -> None:

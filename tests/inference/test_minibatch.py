@@ -336,10 +336,12 @@ def test_draws_are_not_ignored() -> None:
     assert two[1] > 1.5 * two[0]
 
 
-def test_stopping_early_keeps_what_there_is() -> None:
+@pytest.mark.parametrize("single", [False, True])
+def test_stopping_early_keeps_what_there_is(single: bool) -> None:
     X, y = data()
-    model = StructuredGPClassifier(inference=Minibatch(batch_tokens=20), n_draws=8)
+    model = StructuredGPClassifier(inference=Minibatch(batch_tokens=20, single=single), n_draws=8)
     model.fit(X, y, callback=lambda info: True)
+    assert float(model.model_.posterior.node.m.abs().max()) > 0.1
     assert model.training_log_["stopped"] == "interrupted"
     assert model.training_log_["elbo"] < -10  # batches to come are not for free
     assert np.isfinite(model.training_log_["fresh_elbo"])

@@ -193,7 +193,7 @@ def test_wide_potentials_take_the_careful_way() -> None:
     assert isinstance(pass_messages(1000 * f, g, mask), Logs)
     assert isinstance(pass_messages(f, 1000 * g, mask), Logs)
     wide = (50 * f).float(), (50 * g).float(), mask
-    assert isinstance(pass_messages(*wide), messages._Narrowed)
+    assert not isinstance(pass_messages(*wide), Logs)
     assert isinstance(pass_messages((1000 * f).float(), g.float(), mask), Logs)
     g[0, 0, 0] = -torch.inf
     assert not isinstance(pass_messages(f, g, mask), Logs)
@@ -210,7 +210,7 @@ def test_single_precision_that_is_too_narrow_is_left_for_a_while() -> None:
     f, g = (30 * torch.randn(shape, generator=generator) for shape in ((3, 4, 6, 5), (3, 5, 5)))
     mask = torch.arange(6) < torch.tensor([[6], [4], [1], [5]])
     narrowed, logs = pass_messages(f, g, mask), pass_messages(f.double(), 1.0 * g.double(), mask)
-    assert isinstance(narrowed, messages._Narrowed)
+    assert not isinstance(narrowed, Logs)
     weight = torch.rand(3, 4, generator=generator)
     asked = [
         lambda m, w: (m.log_z,),

@@ -32,9 +32,18 @@ class SparseRows:
     ``squares_times`` : the same with the entries of X squared."""
 
     def __init__(self, x: scipy.sparse.csr_array, device: torch.device) -> None:
-        self._x, self._device, xt = x, device, x.T.tocsr()
-        self.times, self.transposed_times = _multiplier(x, device), _multiplier(xt, device)
-        self.squares_times = _multiplier(xt.multiply(xt).tocsr(), device)
+        self._x, self._device = x, device
+        self.times = _multiplier(x, device)
+
+    @cached_property
+    def transposed_times(self) -> Callable[[Tensor], Tensor]:
+        return _multiplier(self._x.T.tocsr(), self._device)
+
+    @cached_property
+    def squares_times(self) -> Callable[[Tensor], Tensor]:
+        if bool((self._x.data == 1).all()):
+            return self.transposed_times
+        return _multiplier(self._x.multiply(self._x).T.tocsr(), self._device)
 
     @cached_property
     def single(self) -> SparseRows:
@@ -82,6 +91,18 @@ class WeightConditional:
         index = found[unknown:]
         features = replace(self.features, place=local - unknown)
         return index, replace(self, features=features, prior_sd=self.prior_sd[index])
+
+    def under(self, prior_sd: Tensor) -> WeightConditional:
+        """The same where the kernel has moved. What is left as it was is the prior of a feature that is
+        unknown, and training data have none."""
+        found = replace(self, prior_sd=prior_sd)
+        known = vars(self)
+        if "rows" in known:
+            vars(found)["rows"] = self.rows
+        if "compact" in known:
+            index, here = self.compact
+            vars(found)["compact"] = index, here.under(prior_sd[index])
+        return found
 
     def times(self, m: Tensor) -> Tensor:
         """(B, T, R) A m of whitened weights (R, M)."""
@@ -164,6 +185,9 @@ class Constant:
     @property
     def compact(self) -> tuple[Tensor, Constant]:
         return torch.zeros(1, dtype=torch.int64, device=self.table.m.device), self
+
+    def under(self, prior_sd: Tensor) -> Constant:
+        return self
 
     def times(self, m: Tensor) -> Tensor:
         return m[:, 0]

@@ -39,8 +39,8 @@ class Site:
     dual: Tensor
 
     @staticmethod
-    def empty(n_weights: int, n_rows: int, scale: Tensor) -> Site:
-        weights, dual = (scale.new_zeros((n, len(scale))) for n in (n_weights, n_rows))
+    def empty(n_weights: int, n_rows: int, scale: Tensor, kind: torch.dtype = torch.float64) -> Site:
+        weights, dual = (scale.new_zeros((n, len(scale)), dtype=kind) for n in (n_weights, n_rows))
         return Site(weights, weights, scale, dual)
 
     def to(self, device: torch.device) -> Site:
@@ -48,15 +48,19 @@ class Site:
 
     def rounded(self) -> Site:
         """As it is kept."""
+        if self.precision.dtype == torch.float32:
+            return self
         fits = all(bool((x.abs() < LARGEST_SINGLE).all()) for x in (self.precision, self.linear))
         kind = torch.float32 if fits else torch.float64
         return Site(self.precision.to(kind), self.linear.to(kind), self.scale, self.dual.to(kind))
 
-    def at(self, scale: Tensor) -> Site:
-        """The same in double precision, where the functions' variances have grown to ``scale``."""
-        grown = scale / self.scale
-        linear, dual = (x.double() * grown.sqrt() for x in (self.linear, self.dual))
-        return Site(self.precision.double() * grown, linear, scale, dual)
+    def at(self, scale: Tensor, kind: torch.dtype = torch.float64) -> Site:
+        """The same in that precision, where the functions' variances have grown to ``scale``."""
+        precision, linear, dual = (x.to(kind) for x in (self.precision, self.linear, self.dual))
+        if not torch.equal(scale, self.scale):
+            grown = (scale / self.scale).to(kind)
+            precision, linear, dual = precision * grown, linear * grown.sqrt(), dual * grown.sqrt()
+        return Site(precision, linear, scale, dual)
 
 
 @dataclass

@@ -34,21 +34,15 @@ Step = tuple[Tensor, Tensor, float]
 
 @dataclass(frozen=True)
 class Prior:
-    """The prior of the F weights of one block that occur: precision and mean (F, R). rows : X (N, F)."""
+    """The prior of the F weights of one block that occur: variance and mean (F, R). rows : X (N, F)."""
 
     rows: Any
-    precision: Tensor
+    variance: Tensor
     mean: Tensor
-
-    @property
-    def single(self) -> Prior:
-        """The same in single precision."""
-        largest = torch.finfo(torch.float32).max
-        return Prior(self.rows.single, self.precision.clamp(max=largest).float(), self.mean.float())
 
     def image(self, a: Tensor) -> Tensor:
         """(N, R) X L^-1 X^T a."""
-        return self.rows.times(self.rows.transposed_times(a) / self.precision)
+        return self.rows.times(self.rows.transposed_times(a) * self.variance)
 
 
 def climb(
@@ -57,10 +51,10 @@ def climb(
     start: Sequence[Tensor],
     steps: int,
     unsure: bool = False,
-) -> tuple[list[Tensor], list[Tensor], int]:
+) -> tuple[list[Tensor], list[Tensor], float, int]:
     """Towards the most probable weights, from a as in ``start``, or if ``unsure`` from a part of it.
-    Returns a (N, R) of each block, the functions (N, R) of each block there, and the calls of the
-    likelihood. Cost of a step: a likelihood, O((nnz + F) R) products, and O(MEMORY N R)."""
+    Returns a (N, R) of each block, the functions (N, R) of each block and the log-likelihood there, and the
+    calls of the likelihood. Cost of a step: a likelihood, O((nnz + F) R) products, and O(MEMORY N R)."""
     search = _Search(likelihood, priors, start)
     x = search.vector(start)
     x, value, slopes = search.nearest(x) if unsure else (x, *search.look(x))
@@ -80,7 +74,7 @@ def climb(
         if curve > 0:
             history = [*history[1 - MEMORY :], (new - x, new_slope - slope, 1 / curve)]
         x, slope = new, new_slope
-    return search.apart(x[0]), search.functions(x), search.calls
+    return search.apart(x[0]), search.functions(x), 0.5 * _dot(x, x) - value, search.calls
 
 
 class _Search:

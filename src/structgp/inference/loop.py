@@ -23,7 +23,7 @@ from structgp.inference.batch_sites import SitesOnDisk
 from structgp.inference.checkpoint import Checkpoint, Reached
 from structgp.inference.distributed import ALONE, Processes, local_device
 from structgp.inference.estimators import Estimator, Pathwise
-from structgp.inference.minibatch import MinibatchState, known_value, release
+from structgp.inference.minibatch import MinibatchState, known_value, release, settle
 from structgp.structures import Structure
 
 Callback = Callable[[StepInfo], bool | None]
@@ -196,6 +196,7 @@ def train(
         written = is_first and checkpoint.write(posterior, generator, reached) if checkpoint else True
         if written and isinstance(getattr(state, "sites", None), SitesOnDisk):
             state.sites.release()
+    settle(posterior, state)
     if watch is not None:
         watch.restore()
     if watch is not None or not info.finished:  # a kernel may have moved since the last refresh

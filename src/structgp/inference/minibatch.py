@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, maximum
+from torch import Tensor
 
 from structgp.errors import InputError
 from structgp.gp import Posterior
-from structgp.inference.batch_sites import Site, SitesOnDisk
+from structgp.inference.batch_sites import LARGEST_SINGLE, Site, SitesOnDisk
 from structgp.inference.bound import lower_bound
 from structgp.inference.dual_lbfgs import Prior, climb
 from structgp.inference.problem import LearnScales, Problem, StepInfo
@@ -41,28 +41,37 @@ to change before a batch's own is worth knowing well."""
 
 MANY_TOKENS = 50_000
 
+AT_ONCE = 4_096
 
-class Local:
-    """The posterior of the F weights of one block that occur in one batch: precision, linear, sd (F, R),
-    and prior_precision (F, 1). sums : precision and linear (M, R), what all sites together say; index,
-    prior_sd : (F,)."""
 
-    def __init__(self, sums: tuple[Tensor, Tensor], index: Tensor, prior_sd: Tensor) -> None:
-        self.prior_precision = prior_sd.square().reciprocal()[:, None]
-        self.precision = sums[0][index].clamp_(min=0).add_(self.prior_precision)
-        self.linear, self.sd = sums[1][index], self.precision.rsqrt()
+class Others:
+    """What the prior and all other batches say of the F weights of one block that occur in a batch:
+    prior_precision (F, 1); precision and linear (F, R), without the prior's. sums : precision and linear
+    (M, R), what all sites together say; index, prior_sd : (F,); site : the batch's own, which is taken out.
+    Taken out in double precision; then computed with in that of the site."""
 
-    def without(self, site: Site) -> tuple[Tensor, Tensor]:
-        """Precision and mean (F, R) of what is left when a site is taken out."""
-        precision = maximum(self.precision - site.precision, self.prior_precision)
-        return precision, (self.linear - site.linear) / precision
+    def __init__(self, sums: tuple[Tensor, Tensor], index: Tensor, prior_sd: Tensor, site: Site) -> None:
+        prior_precision = prior_sd.square().reciprocal().clamp(max=LARGEST_SINGLE)[:, None]
+        self.prior_precision, self._sums, self._index = prior_precision.to(site.linear), sums, index
+        self._exact = sums[0][index].sub_(site.precision), sums[1][index].sub_(site.linear)
+        self.precision, self.linear = (x.to(site.linear) for x in self._exact)
 
-    def divergence(self, known: tuple[Tensor, Tensor] | None) -> float:
-        """From the prior, less the expectation of what was known at the start, a precision and a linear
-        term (F, R), up to a constant."""
-        mean = self.linear * self.sd.square()
-        square = mean.square() + self.sd.square()
-        kl = float(0.5 * (self.prior_precision * square).sum() - self.sd.log().sum())
+    def gaussian(self, site: Site | None = None) -> tuple[Tensor, Tensor]:
+        """Precision and mean (F, R), with a site put in or without."""
+        precision = self.precision.clamp(min=0) if site is None else self.precision + site.precision
+        precision = precision.clamp_(min=0).add_(self.prior_precision)
+        return precision, (self.linear if site is None else self.linear + site.linear) / precision
+
+    def put_in(self, site: Site) -> None:
+        """Into the sums."""
+        for whole, part, new in zip(self._sums, self._exact, (site.precision, site.linear), strict=True):
+            whole[self._index] = part.add_(new)
+
+    def divergence(self, precision: Tensor, mean: Tensor, known: tuple[Tensor, Tensor] | None) -> float:
+        """Of such a Gaussian from the prior, less the expectation of what was known at the start, a
+        precision and a linear term (F, R), up to a constant."""
+        square = mean.square().add_(precision.reciprocal())
+        kl = 0.5 * float((self.prior_precision * square).sum() + precision.log().sum())
         return kl if known is None else kl - _expected(*known, mean, square)
 
 
@@ -113,7 +122,8 @@ class Minibatch:
     tolerance : the bound has settled when a pass changes it by less, in nats per sequence.
     max_passes : stop here at the latest.
     learn_scales : as 'second-order' has it: False, 'transitions' or 'all'.
-    learning_rounds : with 'all', the kernel moves so often, after every second pass.
+    learning_rounds : with 'all', the kernel moves so often, after every second pass; of much data, after
+        each: with many batches one pass brings the posterior close enough.
     goes_on : what the posterior knows at the start is the say of data seen before, and stays: the old
         posterior is the prior of the new data.
     hold : with ``goes_on``, factor on the precision of what was known, at the same mean, while the new data
@@ -164,16 +174,16 @@ class Minibatch:
         values, scale = q.node.m.new_full((n,), torch.nan), [q.node.m.new_ones(R) for _, R in shapes]
         precision, linear = ([q.node.m.new_zeros(shape) for shape in shapes] for _ in range(2))
         state = MinibatchState(generator, noise, sites, values, scale, precision, linear)
-        if self.goes_on:
-            with torch.no_grad():
+        with torch.no_grad():
+            if self.goes_on:
                 state.known = [block.knowledge() for block in q.blocks]
                 if self.hold != 1:
                     _hold(q, state, self.hold)
                 state.precision = [precision.clone() for precision, _ in state.known]
                 state.linear = [linear.clone() for _, linear in state.known]
-                if state.held is not None:
-                    _place(q, state)
-                state.known_at_start = -_divergence(problem, state)
+            place(q, state)
+            state.divergence = _divergence(problem, state)
+            state.known_at_start = -state.divergence if self.goes_on else 0.0
         return state
 
     def step(self, problem: Problem, state: MinibatchState) -> tuple[MinibatchState, StepInfo]:
@@ -210,7 +220,7 @@ class Minibatch:
         state.order = [i for i in state.order if i not in visited] if several else state.order[:-1]
         if agreement is not None:
             evaluations = agreement.reach(next_, state.values, evaluations, state.sites)
-            _place(problem.posterior, state)
+            place(problem.posterior, state)
             # That of the first process, so that all of them decide alike where their rounding differs.
             own = _divergence(problem, state) if together.is_first else 0.0
             (first,) = together.sum(state.values.new_tensor([own]))
@@ -222,17 +232,21 @@ class Minibatch:
         visit = _Visit(problem, state, i, seeds, bool(self.single) and problem.structure.takes_single)
         unsure = visit.is_again and (state.moved or not self.single)
         steps = self.steps or FEW[1]
-        duals, functions, calls = climb(visit.likelihood, visit.priors, visit.duals, steps, unsure)
-        visit.put_back(duals, functions)
+        duals, functions, value, calls = climb(visit.likelihood, visit.priors, visit.duals, steps, unsure)
+        visit.put_back(duals, functions, value)
+        if problem.together.size == 1 and not self.single:
+            visit.place()
         return (calls + 1) * visit.n_draws * len(problem.batches[i])
 
     def _end_pass(self, problem: Problem, state: MinibatchState, elbo: float) -> bool:
         """Whether it is over."""
+        if self.single:
+            place(problem.posterior, state)
         if self.learn_scales:
             problem.posterior.fit_tables()
-        learns = self.learn_scales == "all" and state.learned < self.learning_rounds
         state.bounds.append(elbo)
-        state.moved = learns and len(state.bounds) >= 2
+        learns = self.learn_scales == "all" and state.learned < self.learning_rounds
+        state.moved = learns and len(state.bounds) >= (1 if self.single else 2)
         if state.moved:
             grown = problem.learn_prior(self.learn_scales)
             for k, by in enumerate(grown):
@@ -245,7 +259,7 @@ class Minibatch:
                 if state.held is not None:
                     state.held[k] = state.held[k] * by
             state.learned, state.bounds = state.learned + 1, []
-        _place(problem.posterior, state)  # under the scales as they are now
+        place(problem.posterior, state)  # under the scales as they are now
         state.divergence = _divergence(problem, state)
         if isinstance(state.sites, SitesOnDisk):
             state.sites.next_pass()
@@ -262,32 +276,45 @@ class _Visit:
     ) -> None:
         self.problem, self.state, self.i = problem, state, i
         self.blocks, self.batch = problem.posterior.blocks, problem.batches[i]
+        self.kind = torch.float32 if single else torch.float64
         found = [conditional.compact for conditional in problem.conditional(i)]
         self.index, self.here = zip(*found, strict=True)
         kept = state.sites[i]
         self.is_again = kept is not None
         self.sites = [self._site(k, kept) for k in range(len(found))]
-        self.before = [self._local(k) for k in range(len(found))]
+        self.others = [self._others(k) for k in range(len(found))]
         keys = problem.numbers(i) + SALT * (state.passes + 1)
-        self.priors, self.offsets, self.duals = [], [], []
-        for k, (block, local) in enumerate(zip(self.blocks, self.before, strict=True)):
-            prior = Prior(self.here[k].rows, *local.without(self.sites[k]))
-            self.priors.append(prior.single if single else prior)
-            draws = local.sd, state.noise[k], keys, seeds[k], single
-            self.offsets.append(block.visit_offsets(self.here[k], *draws))
-            self.duals.append(self.sites[k].dual.to(self.offsets[k]))
+        self.priors, self.offsets, self.duals, self.divergence = [], [], [], 0.0
+        for k, (block, others) in enumerate(zip(self.blocks, self.others, strict=True)):
+            here, site = self.here[k], self.sites[k]
+            precision, mean = others.gaussian()
+            self.priors.append(
+                Prior(here.rows.single if single else here.rows, precision.reciprocal_(), mean)
+            )
+            before = others.gaussian(site)
+            self.divergence += others.divergence(*before, self._known(k))
+            draws = before[0].rsqrt_(), state.noise[k], keys, seeds[k], single
+            self.offsets.append(block.visit_offsets(here, *draws))
+            self.duals.append(site.dual)
         self.n_draws = len(self.offsets[0])
 
     def _site(self, k: int, kept: list[Site] | None) -> Site:
         scale = self.state.scale[k]
         if kept is not None:
-            return kept[k].to(scale.device).at(scale)
+            return kept[k].to(scale.device).at(scale, self.kind)
         n_rows = 1 if self.blocks[k].shared else self.batch.masks[k].numel()
-        return Site.empty(len(self.index[k]), n_rows, scale)
+        return Site.empty(len(self.index[k]), n_rows, scale, self.kind)
 
-    def _local(self, k: int) -> Local:
+    def _others(self, k: int) -> Others:
         sums = self.state.precision[k], self.state.linear[k]
-        return Local(sums, self.index[k], self.here[k].prior_sd)
+        return Others(sums, self.index[k], self.here[k].prior_sd, self.sites[k])
+
+    def _known(self, k: int) -> tuple[Tensor, Tensor] | None:
+        """Of the batch's weights, what was known at the start."""
+        if self.state.known is None:
+            return None
+        precision, linear = self.state.known[k]
+        return precision[self.index[k]], linear[self.index[k]]
 
     def scores(self, functions: list[Tensor]) -> list[Tensor]:
         """The scores of every template at the draws, from mean functions (N, R) of each block."""
@@ -298,37 +325,33 @@ class _Visit:
         total, slopes = self.problem.slopes(self.i, self.scores(functions))
         return float(total), [s.reshape(h.shape) for s, h in zip(slopes, functions, strict=True)]
 
-    def put_back(self, duals: list[Tensor], functions: list[Tensor]) -> None:
-        """The new sites, in the place of the old ones, and the posterior that they make."""
+    def put_back(self, duals: list[Tensor], functions: list[Tensor], value: float) -> None:
+        """The new sites, in the place of the old ones. value : E[log p] there."""
         problem, state, i = self.problem, self.state, self.i
-        scores = self.scores(functions)
-        bends = problem.bends(i, scores)
-        state.values[i] = float(problem.log_prob(i, scores).mean(0).sum())
-        kept = [self._new_site(k, bend, duals[k]) for k, bend in enumerate(bends)]
-        state.sites[i] = kept
-        for k, (site, old) in enumerate(zip(kept, self.sites, strict=True)):
-            new = site.at(state.scale[k])
-            state.precision[k][self.index[k]] += new.precision - old.precision
-            state.linear[k][self.index[k]] += new.linear - old.linear
-        if problem.together.size > 1:  # the posterior is placed after the round
-            return
-        if state.iteration == 0:  # the posterior at the start is not of sites
-            _place(problem.posterior, state)
-            state.divergence = _divergence(problem, state)
-            return
+        bends = problem.bends(i, self.scores(functions))
+        state.values[i] = value
+        state.sites[i] = kept = [self._new_site(k, bend, duals[k]) for k, bend in enumerate(bends)]
+        divergence = 0.0
+        for k, (site, others) in enumerate(zip(kept, self.others, strict=True)):
+            new = site.at(state.scale[k], self.kind)
+            divergence += others.divergence(*others.gaussian(new), self._known(k))
+            others.put_in(new)
+        if problem.together.size == 1:
+            state.divergence += divergence - self.divergence
+
+    def place(self) -> None:
+        """The posterior that the sites make, at the weights of the batch."""
         for k, block in enumerate(self.blocks):
-            at, prior_sd = self.index[k], self.here[k].prior_sd
-            known = None if state.known is None else (state.known[k][0][at], state.known[k][1][at])
-            state.divergence += self._local(k).divergence(known) - self.before[k].divergence(known)
-            block.place(state.precision[k][at], state.linear[k][at], prior_sd, at)
+            at = self.index[k]
+            block.place(self.state.precision[k][at], self.state.linear[k][at], self.here[k].prior_sd, at)
 
     def _new_site(self, k: int, bend: Tensor, dual: Tensor) -> Site:
         prior = self.priors[k]
         if self.blocks[k].shared:
             bend = bend.sum(0).reshape(1, -1)
-        precision = prior.rows.squares_times(bend.reshape(dual.shape).contiguous()).clamp(min=0)
+        precision = prior.rows.squares_times(bend.reshape(dual.shape).contiguous()).clamp_(min=0)
         say = prior.rows.transposed_times(dual)
-        linear = precision * (prior.mean + say / prior.precision) + say
+        linear = torch.addcmul(prior.mean, say, prior.variance).mul_(precision).add_(say)
         return Site(precision, linear, self.state.scale[k], dual).rounded()
 
 
@@ -361,6 +384,13 @@ def _hold(q: Posterior, state: MinibatchState, times: float) -> None:
         state.known[k] = more, linear / (prior + precision) * (prior + more)
 
 
+def settle(q: Posterior, state: Any) -> None:
+    """After a fit that stopped within a pass: visits to much data leave the posterior as it was. Nothing is
+    done for the states of other fits."""
+    if isinstance(state, MinibatchState) and state.order:
+        place(q, state)
+
+
 @torch.no_grad()
 def release(q: Posterior, state: Any) -> None:
     """After a fit: gives the posterior the precision that it has without ``Minibatch.hold``, at the same
@@ -372,13 +402,15 @@ def release(q: Posterior, state: Any) -> None:
         prior, held = prior_sd.square().reciprocal()[:, None], state.held[k]
         mean = state.linear[k] / (prior + state.precision[k])
         precision = (state.precision[k] - held).clamp(min=0)
-        index = torch.arange(len(prior_sd), device=prior_sd.device)
-        block.place(precision, mean * (prior + precision), prior_sd, index)
+        block.place(precision, mean * (prior + precision), prior_sd, slice(None))
 
 
-def _place(q: Posterior, state: MinibatchState) -> None:
-    """The posterior that prior and sites make, at all weights."""
+@torch.no_grad()
+def place(q: Posterior, state: MinibatchState) -> None:
+    """The posterior that prior and sites make, at all weights; some at a time, which a cache has room
+    for."""
     for block, precision, linear in zip(q.blocks, state.precision, state.linear, strict=True):
         prior_sd = block.prior_sds()
-        index = torch.arange(len(prior_sd), device=prior_sd.device)
-        block.place(precision, linear, prior_sd, index)
+        for start in range(0, len(prior_sd), AT_ONCE):
+            at = slice(start, start + AT_ONCE)
+            block.place(precision[at], linear[at], prior_sd[at], at)

@@ -72,7 +72,7 @@ class Problem:
     starts: list[int] = field(init=False)
     weights: list[Tensor] = field(init=False)
     prior_factors: list[Tensor] = field(init=False)
-    _kept: dict[int, list[Any]] = field(init=False)
+    _kept: dict[int, list[Any]] = field(init=False, default_factory=dict)
     _has_room: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,10 +94,15 @@ class Problem:
         self.refresh()
 
     def refresh(self) -> None:
-        """Forgets the conditionals, which have to be computed anew whenever a kernel has moved."""
-        self._kept = {}
+        """After a kernel has moved. Forgets the conditionals, which then have to be computed anew; of
+        weights all but the prior stays."""
         with torch.no_grad():
             self.prior_factors = [block.prior_factor() for block in self.posterior.blocks]
+        kept = self._kept if all(block.takes_minibatches for block in self.posterior.blocks) else {}
+        self._kept = {
+            i: [c.under(sd) for c, sd in zip(found, self.prior_factors, strict=True)]
+            for i, found in kept.items()
+        }
 
     def conditional(self, i: int, *, move_kernel: bool = False) -> list[Any]:
         """p(h | values) of every block on batch i, under the kernels as they were at the last refresh; or

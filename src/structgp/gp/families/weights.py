@@ -33,6 +33,10 @@ PRIOR_SCORES = 4.0
 are few scores. Not chosen on data."""
 
 
+AT_ONCE = 8_192
+"""Weights of each function that are worked on together."""
+
+
 class Weights(Block):
     """kernel : one that ``has_weights``; None for the constant 1 alone, with a weight of variance 1.
     Parameters ``m`` and ``factor``, standard deviations of either sign, both (R, M), whitened."""
@@ -85,12 +89,14 @@ class Weights(Block):
 
     def kl(self, entropy: Entropy = "bhattacharyya") -> Tensor:
         """KL(q || p), exact."""
-        square = self.m.square() + self.factor.square() - 1
-        return 0.5 * square.sum() - self.factor.abs().log().sum()
+        # Some at a time: no copies of all weights.
+        parts = zip(self.m.split(AT_ONCE, -1), self.factor.split(AT_ONCE, -1), strict=True)
+        found = [0.5 * (m.square() + s.square() - 1).sum() - s.abs().log().sum() for m, s in parts]
+        return torch.stack(found).sum()
 
     def effective_parameters(self) -> Tensor:
         """() how many weights the data determine: the sum of 1 - variance / prior variance."""
-        return (1 - self.factor.square()).sum()
+        return self.factor.numel() - self.factor.square().sum()
 
     def root_times(self, v: Tensor) -> Tensor:
         return self.factor * v
@@ -162,8 +168,10 @@ class Weights(Block):
         (``gp.block``)."""
         axes = self.m.new_ones(self.n_functions)
         if not self.has_own_functions:
-            determined = (1 - self.factor.square()).clamp(min=0)
-            axes = ratio(self.m.square().sum(1), determined.sum(1), AXIS_PRIOR_COUNT)
+            energy, determined = torch.tensor(
+                [(m @ m, _determined(s).sum()) for m, s in zip(self.m, self.factor, strict=True)]
+            ).T
+            axes = ratio(energy.to(self.m), determined.to(self.m), AXIS_PRIOR_COUNT)
             self.basis.mul_(axes.sqrt())
         learn_relevances(self.kernel, self.m, self.factor, axes)
         return axes
@@ -177,15 +185,15 @@ class Weights(Block):
         prior_sd, m, s = self.prior_sds()[:, None], self.m.T, self.factor.T.square()
         return (s.reciprocal() - 1).clamp(min=0) / prior_sd.square(), m / (s * prior_sd)
 
-    def place(self, precision: Tensor, linear: Tensor, prior_sd: Tensor, index: Tensor) -> None:
+    def place(self, precision: Tensor, linear: Tensor, prior_sd: Tensor, index: Tensor | slice) -> None:
         """Sets q to prior times sites with precision and linear term (F, R), at the weights ``index``
         (F,) whose prior standard deviations are ``prior_sd`` (F,)."""
         if self.is_silent:
             return
         prior_sd = prior_sd[:, None]
-        total = 1 + prior_sd.square() * precision.clamp(min=0)
-        self.m[:, index] = (prior_sd * linear / total).T
-        self.factor[:, index] = total.rsqrt().T
+        total = precision.clamp(min=0).mul_(prior_sd.square()).add_(1)
+        self.m[:, index] = (prior_sd * linear).div_(total).T
+        self.factor[:, index] = total.rsqrt_().T
 
     def visit_noise(self, half: int, generator: torch.Generator) -> Tensor:
         return self.fixed_noise(half, (), generator)
@@ -212,10 +220,13 @@ def learn_relevances(kernel: Kernel | None, m: Tensor, factor: Tensor, axes: Ten
     """One step for the scales of feature groups, then for the relevances, of weights with whitened means m
     and standard deviations ``factor`` (R, M), after the variances of the functions have grown by ``axes``
     (R,); all in place."""
-    before, energy = weight_variances(kernel), m.square() / axes[:, None]
-    determined = (1 - factor.square()).clamp(min=0)
+    before = weight_variances(kernel)
+    energy, determined = torch.zeros_like(before), torch.zeros_like(before)
+    for r, axis in enumerate(axes):  # function by function: no copies of all weights
+        energy += m[r].square() / axis
+        determined += _determined(factor[r])
     for part, _, span in weight_parts(kernel):
-        spent, used = energy[:, span].sum(0), determined[:, span].sum(0)
+        spent, used = energy[span], determined[span]
         by_group = torch.zeros_like(part.log_scale)
         growth = ratio(
             by_group.index_add(0, part.group, spent), by_group.index_add(0, part.group, used), PRIOR_COUNT
@@ -225,10 +236,17 @@ def learn_relevances(kernel: Kernel | None, m: Tensor, factor: Tensor, axes: Ten
         new = (part.tails + old * left) / (part.tails + used[:-1])
         new = torch.minimum(torch.maximum(new, old / LARGEST_FACTOR), old * LARGEST_FACTOR)
         part.log_relevance.copy_(new.log())
-    grown = axes[:, None] * weight_variances(kernel) / before
-    m.div_(grown.sqrt())
-    precision = (factor.square().reciprocal() - 1).clamp(min=0)
-    factor.copy_((1 + grown * precision).rsqrt())
+    growth = weight_variances(kernel) / before
+    for r, axis in enumerate(axes):
+        grown = axis * growth
+        m[r].div_(grown.sqrt())
+        precision = factor[r].square().reciprocal_().sub_(1).clamp_(min=0)
+        factor[r] = precision.mul_(grown).add_(1).rsqrt_()
+
+
+def _determined(factor: Tensor) -> Tensor:
+    """How far the data determine weights with whitened standard deviations ``factor``, 0 to 1."""
+    return factor.square().neg_().add_(1).clamp_(min=0)
 
 
 class Table(Weights):

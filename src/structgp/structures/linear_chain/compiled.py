@@ -1,11 +1,12 @@
 """Forward-backward in probability space, compiled by numba: no Python within the loop.
 
 One chain at a time, all its numbers in the nearest cache: potentials are read and gradients written, and
-nothing else goes to memory. The backward pass does the forward pass again rather than keep its messages:
-fresh memory for them costs more than they do. A product of a message and the transitions is V sums along
-rows, which the compiler makes vector instructions of; they add in an order of their own, so results differ
-from those of ``Scaled`` by rounding. Threads share out units of whole chains: the result does not depend on
-how many there are.
+nothing else goes to memory. Messages are in double precision even where potentials are not: in a cache that
+costs next to nothing, and wide potentials need no second try. The backward pass does the forward pass again
+rather than keep its messages: fresh memory for them costs more than they do. A product of a message and the
+transitions is V sums along rows, which the compiler makes vector instructions of; they add in an order of
+their own, so results differ from those of ``Scaled`` by rounding. Threads share out units of whole chains:
+the result does not depend on how many there are.
 
 Needs numba (``structgp[fast]``), which compiles at the first use and keeps the result in a file.
 """
@@ -266,9 +267,8 @@ def _forward(
     f: Any, g: Any, shared: bool, lengths: Any, log_z: Any, spread: Any, first: int, last: int
 ) -> None:
     B, T, V = f.shape[1:]
-    node, alpha, prior = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
-    inverse = np.empty(T, f.dtype)
-    edge, edge_t = np.empty(g.shape[2:], f.dtype), np.empty(g.shape[2:], f.dtype)
+    node, alpha, prior = np.empty((T, V)), np.empty((T, V)), np.empty((T, V))
+    inverse, edge, edge_t = np.empty(T), np.empty(g.shape[2:]), np.empty(g.shape[2:])
     blocks = -(-B // CHAINS_AT_ONCE)
     for unit in range(first, last):
         s, start = unit // blocks, unit % blocks * CHAINS_AT_ONCE
@@ -291,9 +291,9 @@ def _backward(
 ) -> None:  # fmt: skip
     """Node marginals times weight, and one of GRADIENTS, STEPS and VARIANCES."""
     B, T, V = f.shape[1:]
-    node, alpha, prior = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype), np.empty((T, V), f.dtype)
-    beta, passed, inverse = np.empty((T, V), f.dtype), np.empty((T, V), f.dtype), np.empty(T, f.dtype)
-    edge, edge_t = np.empty(g.shape[2:], f.dtype), np.empty(g.shape[2:], f.dtype)
+    node, alpha, prior = np.empty((T, V)), np.empty((T, V)), np.empty((T, V))
+    beta, passed, inverse = np.empty((T, V)), np.empty((T, V)), np.empty(T)
+    edge, edge_t = np.empty(g.shape[2:]), np.empty(g.shape[2:])
     blocks, summed = -(-B // CHAINS_AT_ONCE), shared and what == GRADIENTS
     for unit in range(first, last):
         s, block = unit // blocks, unit % blocks

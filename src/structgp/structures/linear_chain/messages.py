@@ -94,7 +94,7 @@ def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
         spread = quick.spread
         if spread == torch.inf:  # not nan: every position has a label
             spread = quick.finite_spread * _detour(g, quick.is_barred, f.shape[2])
-        if spread <= SAFE_SPREAD[f.dtype] and not (quick.spread == torch.inf and quick.ends_nowhere):
+        if spread <= SAFE_SPREAD[torch.float64] and not (quick.spread == torch.inf and quick.ends_nowhere):
             return quick
     # Whatever stands at padding, infinite or nan, has no part in any of it.
     f = f.masked_fill(~mask[..., None], 0)
