@@ -465,8 +465,8 @@ def convert(**given: Any) -> None:
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
 def demo(**given: Any) -> None:
     """Show on one screen what the package is for: learn from the embedded corpus of recipe ingredients,
-    score the model beside a linear CRF, say how good it expects to be without labels, label LINE with
-    alternatives, and write a report page."""
+    label LINE with alternatives, score the model beside a linear CRF, say how good it expects to be without
+    labels, and write a report page."""
     if not given["line"].strip():
         raise InputError("LINE", "no words", "give an ingredient, such as '3 ripe figs, halved'")
     checks.check_writable(given["output"])
