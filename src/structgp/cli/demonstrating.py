@@ -33,7 +33,7 @@ def demo(line: str, output: str, seed: int) -> None:
         f"Recipe ingredients: {len(X)} labelled lines to learn from, {len(X_test)} others to test on.\n"
         "Labels are quantity (QTY), unit, name, preparation (PREP) and comment. Nothing has to be tuned.\n"
     )
-    click.echo("learning ...", err=True)
+    click.echo("learning; the first run also waits for loops to be compiled ...", err=True)
     tagger = StructuredGPClassifier(features="columns", random_state=seed)
     fit_with_progress(tagger, X, corpus.y_train)
     _say_line(tagger, line, corpus)
