@@ -68,9 +68,9 @@ def main() -> None:
 @click.option(
     "--annotators",
     metavar="NAME,...",
-    help="The last columns of TRAIN are the labels of these annotators, --missing where they gave none; of "
-    'JSON lines, those under "annotations" with these names, or all. Their reliability is learned, '
-    "and the model's labels are the true ones.",
+    help="The last columns of TRAIN are the labels of these annotators, with the text of --missing where "
+    'they gave none; in JSON lines they are under "annotations", and "all" takes every annotator. Their '
+    "reliability is learned, and the model predicts the true labels.",
 )
 @click.option(
     "--from",
@@ -438,7 +438,7 @@ def serve(**given: Any) -> None:
 @click.option(
     "--missing",
     metavar="TEXT",
-    help="Of columns: the text in the place of a label that is not known.  [default: ?]",
+    help="Text that stands in columns for a label that is not known.  [default: ?]",
 )
 @encoding_option
 def convert(**given: Any) -> None:
@@ -465,8 +465,8 @@ def convert(**given: Any) -> None:
 @click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
 def demo(**given: Any) -> None:
     """Show on one screen what the package is for: learn from the embedded corpus of recipe ingredients,
-    score the model beside a linear CRF, say how good it expects to be without labels, label LINE with
-    alternatives, and write a report page."""
+    label LINE with alternatives, score the model beside a linear CRF, say how good it expects to be without
+    labels, and write a report page."""
     if not given["line"].strip():
         raise InputError("LINE", "no words", "give an ingredient, such as '3 ripe figs, halved'")
     checks.check_writable(given["output"])

@@ -33,9 +33,10 @@ def demo(line: str, output: str, seed: int) -> None:
         f"Recipe ingredients: {len(X)} labelled lines to learn from, {len(X_test)} others to test on.\n"
         "Labels are quantity (QTY), unit, name, preparation (PREP) and comment. Nothing has to be tuned.\n"
     )
-    click.echo("learning, which takes about a quarter of a minute ...", err=True)
+    click.echo("learning; the first run also waits for loops to be compiled ...", err=True)
     tagger = StructuredGPClassifier(features="columns", random_state=seed)
     fit_with_progress(tagger, X, corpus.y_train)
+    _say_line(tagger, line, corpus)
     reports = {}
     try:
         click.echo("training a linear CRF, its regulariser cross-validated ...", err=True)
@@ -48,7 +49,6 @@ def demo(line: str, output: str, seed: int) -> None:
     found = examine(tagger, X_test, text, model_name="structgp demo", templates=lines)
     _say_scores(found, reports)
     _say_doubts(found)
-    _say_line(tagger, line, corpus)
     with atomic_write(output, "wb") as file:
         file.write(render(found).encode())
     click.echo(f"\nOpen {output} in a browser: the test lines shaded by doubt, and what was learned.")
@@ -60,7 +60,7 @@ def _say_scores(found: Findings, others: dict[str, Report]) -> None:
     assert found.truth is not None
     assert found.expected is not None
     reports = {"structgp": found.truth.scores, **others}
-    click.echo(f"{'on the test lines':<20}" + "".join(f"{name:>12}" for name in reports))
+    click.echo(f"\n{'on the test lines':<20}" + "".join(f"{name:>12}" for name in reports))
     for title, key, form, meaning in SCORES:
         cells = [form.format(getattr(report, key)) for report in reports.values()]
         click.echo(f"{title:<20}" + "".join(f"{cell:>12}" for cell in cells) + f"   {meaning}")
@@ -90,7 +90,7 @@ def _say_line(tagger: StructuredGPClassifier, line: str, corpus: corpora.Recipes
     """Labels of a line with their alternatives, by token and of the whole line."""
     tokens = corpora.tokenize(line)
     x = corpus.template.expand(corpora.columns(tokens))
-    click.echo(f"\nA new line, with what else it may be: {line}")
+    click.echo(f"A new line, with what else it may be: {line}")
     labels, marginals = tagger.predict_single(x), tagger.predict_marginals_single(x)
     for token, label, p in zip(tokens, labels, marginals, strict=True):
         others = sorted(set(p) - {label}, key=p.__getitem__, reverse=True)

@@ -63,12 +63,12 @@ def choice(option: str, values: Iterable[str], help: str) -> Any:
 
 
 snap_option = click.option(
-    "--snap", is_flag=True, help="Of documents: a span that cuts a token grows to hold all of it."
+    "--snap", is_flag=True, help="Let spans of documents that cut a token grow to hold all of it."
 )
 field_option = click.option(
     "--field",
     metavar="NAME",
-    help="Of CoNLL-U, where the labels are: upos, xpos, deprel, feats:NAME or misc:NAME, such as "
+    help="Where CoNLL-U has the labels: upos, xpos, deprel, feats:NAME or misc:NAME, such as "
     "misc:NER.  [default: upos]",
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
@@ -27,6 +28,9 @@ TRAIN = {
     "-t": ("models have one format", "leave it out; 'structgp describe MODEL' prints a model"),
     "-d": ("not an option of train", "use --dev FILE for labelled data to score"),
 }
+
+LONG = 200
+"""Characters of a command that a message does not repeat."""
 
 
 class Command(click.Command):
@@ -58,9 +62,12 @@ def _named(command: str | None, missing: click.Parameter | None, given: list[str
     if missing is None or not given or given[-1].startswith("-"):
         return None
     if command == "train" and missing.name == "output" and len(given) > 2:
-        remedy = f"use structgp train {' '.join(given[:-1])} -o {given[-1]}"
-        return "train", "the model to write needs the option -o", remedy
-    if missing.name == "model_path" and len(given) > 1:
-        remedy = f"use structgp {command} -m {' '.join(given)}"
-        return str(command), "the model to read needs the option -m", remedy
-    return None
+        words, usual = [*given[:-1], "-o", given[-1]], "TEMPLATE TRAIN -o MODEL"
+        problem = "the model to write needs the option -o"
+    elif missing.name == "model_path" and len(given) > 1:
+        words, usual = ["-m", *given], "-m MODEL FILE"
+        problem = "the model to read needs the option -m"
+    else:
+        return None
+    typed = shlex.join(words)
+    return str(command), problem, f"use structgp {command} {typed if len(typed) < LONG else usual}"
