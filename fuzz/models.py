@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,22 @@ def sparse(rng: random.Random, n: int = 8) -> tuple[list[Any], list[Any]]:
     return [scipy.sparse.csr_matrix(np.maximum(x, 0)) for x in X], y
 
 
+def grids(rng: random.Random, n: int = 6) -> tuple[list[Any], list[Any]]:
+    random_state = np.random.default_rng(rng.randrange(2**32))
+    X = [random_state.normal(size=(rng.randint(1, 3), 2, 3)) for _ in range(n)]
+    return X, [[["p" if pixel[0] > 0 else "q" for pixel in row] for row in x] for x in X]
+
+
+def layered(rng: random.Random, n: int = 8) -> tuple[list[Any], list[Any]]:
+    X, y = strings(rng, n)
+    return X, [{"a": labels, "b": [label[0] for label in labels]} for labels in y]
+
+
+def annotated(rng: random.Random, n: int = 8) -> tuple[list[Any], Any]:
+    X, y = strings(rng, n)
+    return X, structgp.Annotations([{"ann": labels, "bob": [*labels[:-1], None]} for labels in y])
+
+
 def trees(rng: random.Random, n: int = 8) -> tuple[list[Any], list[Any]]:
     X, y = strings(rng, n)
     nodes = [[{"w": w, "c": c} for w, c in x] for x in X]
@@ -69,6 +85,10 @@ KINDS: dict[str, tuple[Make, dict[str, Any]]] = {
     "segments": (strings, {"structure": structgp.segments()}),
     "tree": (trees, {"structure": structgp.tree()}),
     "features": (mixed, {"structure": structgp.chain(features=["w"])}),
+    "grid": (grids, {"structure": structgp.grid()}),
+    "layers": (layered, {"structure": structgp.layers(a=structgp.chain(), b=structgp.chain())}),
+    "same": (mixed, {"structure": structgp.chain() + structgp.same("w")}),
+    "annotators": (annotated, {}),
 }
 """By name: what makes data, and the parameters of the fit."""
 
@@ -120,6 +140,15 @@ def write_all(folder: Path, seed: int) -> dict[str, Path]:
     return found
 
 
+def _numbers(found: Any) -> Iterator[float]:
+    """The numbers in lists and dicts."""
+    if isinstance(found, list | dict):
+        for value in found.values() if isinstance(found, dict) else found:
+            yield from _numbers(value)
+    else:
+        yield found
+
+
 def answers(path: str, name: str) -> str:
     """What happens to a file: 'answered', or the error that is a user's to read; raises on anything else.
     name : of the kind, whose examples are asked about."""
@@ -133,6 +162,9 @@ def answers(path: str, name: str) -> str:
         p = model.predict_marginals(X)
         for ask in (model.predict, lambda X: model.predict_n_best(X, 2), model.predict_uncertainty):
             ask(X)
+        if name == "annotators":
+            str(model.annotators_)
+            y = strings(random.Random(1))[1]
         model.sequence_log_probs(X, y)
         str(structgp.describe(model))
         if name == "weights":
@@ -144,7 +176,6 @@ def answers(path: str, name: str) -> str:
         if "\n" in str(error) or len(str(error)) > 2000:
             raise RuntimeError(f"an error of {len(str(error))} characters or several lines") from error
         return f"refused: {error}"
-    values = np.array([v for x in p for token in x for v in token.values()])
-    if not np.isfinite(values).all():
+    if not np.isfinite(list(_numbers(p))).all():
         raise FloatingPointError("answers are not finite, and nothing was said")
     return "answered"

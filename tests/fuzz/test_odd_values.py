@@ -50,6 +50,10 @@ def fitted() -> StructuredGPClassifier:
         ([np.ma.masked_array(np.ones((2, 1)), [[1], [0]])], [["x", "y"]], "X[0]: a masked array"),
         ([DATES], [["x", "y"]], "X[0]: dates or times"),
         (X, [{"x", "y"}, ["y", "x"]], "y[0]: expected a list of labels, got a set"),
+        (X, 7, "y: expected a list of label sequences, got a int"),
+        (X, "xy", "y: expected a list of label sequences, got a str"),
+        (X, np.array(3), "y: expected a list of label sequences, got a ndarray"),
+        (np.array(3), y, "X: expected a list of sequences, got a ndarray"),
     ],
 )
 def test_data_that_cannot_be_fitted(data: Any, labels: Any, says: str) -> None:
@@ -67,11 +71,27 @@ def test_other_values_under_a_key_that_had_text(value: Any, fitted: StructuredGP
 
 
 def test_paths_that_are_none(fitted: StructuredGPClassifier) -> None:
-    for path in (None, 3, ""):
+    for path in (None, 3, "", "a\0b", np.ones(3)):
         with pytest.raises(InputError, match=r"^path: .*; name the file to write"):
             fitted.save(path)  # type: ignore[arg-type]
+    for path in ("a\0b", "\ud800"):
+        with pytest.raises(InputError, match="not a name of a file"):
+            structgp.load(path)
     with pytest.raises(InputError):
         fitted.predict(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("labels", [None, 7, "xy", {"x"}, [np.array(3)], [scipy.sparse.eye(2)]])
+def test_labels_that_are_no_labels(labels: Any, fitted: StructuredGPClassifier) -> None:
+    ask: Any
+    for ask in (fitted.sequence_log_probs, fitted.evaluate, fitted.score, fitted.calibrate):
+        with pytest.raises(InputError, match=r"^y"):
+            ask(X[:1], labels)
+    if labels is not None:
+        with pytest.raises(InputError, match=r"^known"):
+            fitted.predict(X[:1], known=labels)
+    with pytest.raises(InputError, match=r"^n: must be a number of labellings, got True"):
+        fitted.predict_n_best(X, True)
 
 
 def test_errors_are_short() -> None:
@@ -141,6 +161,10 @@ def test_a_word_about_fits_that_are_of_no_use() -> None:
     fixed = Prior(learn_kernel=False)
     with pytest.warns(StructgpWarning, match="the fitted scores hardly depend on the features"):
         StructuredGPClassifier(kernel=ScaleKernel(smooth), prior=fixed).fit(dense, labels)
+    broken = [x.copy() for x in dense]
+    broken[3][2, 1] = 1e6
+    with pytest.warns(StructgpWarning, match="the fitted scores hardly depend on the features"):
+        StructuredGPClassifier(kernel="linear", posterior=structgp.Inducing(6)).fit(broken, labels)
     with warnings.catch_warnings():
         warnings.simplefilter("error", StructgpWarning)
         StructuredGPClassifier(kernel="rbf").fit(dense, labels)

@@ -96,6 +96,31 @@ def test_an_output_that_is_an_input(tmp_path: Path) -> None:
     assert path.read_text() == "a A\nb B\n"
 
 
+def test_outputs_that_are_inputs_of_other_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("data", "m", "t", "d.jsonl"):
+        Path(name).write_text(name)
+    for command in (
+        "next data -o data",
+        "next -m m data -o m",
+        "report m data -o data",
+        "report m data -o m",
+        "calibrate m data -o data",
+        "convert d.jsonl d.jsonl",
+        "label data --template t --export data",
+        "label data --template t --model data",
+        "tag -m m data -o m",
+        "train t data -o m --vectors m",
+    ):
+        result = CliRunner().invoke(main, command.split())
+        assert result.exit_code == 2, command
+        assert "would be overwritten, and is to be read" in result.output, command
+    for command in ("tag -m m data -o", "next data -o", "report m data -o", "calibrate m data -o"):
+        result = CliRunner().invoke(main, [*command.split(), ""])
+        assert "--output: no name" in result.output, command
+    assert all(Path(name).read_text() == name for name in ("data", "m", "t", "d.jsonl"))
+
+
 def test_two_trainings_with_one_output(tmp_path: Path) -> None:
     output = str(tmp_path / "m")
     other = one_writer(output)

@@ -387,5 +387,5 @@ class Asked(Encoded):
 
 
 def _check_number(n: Any) -> None:
-    if not isinstance(n, int | np.integer) or n < 1:
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
         raise InputError("n", f"must be a number of labellings, got {n!r}", "use 1 or more")

@@ -14,7 +14,7 @@ from structgp.answers.confusions import evidence_of
 from structgp.answers.potentials import Potentials
 from structgp.data.annotations import Annotations, Given
 from structgp.data.batch import Batch, by_length, pad
-from structgp.data.examples import UNSEEN, by_layer, check_labels, node_labels
+from structgp.data.examples import UNSEEN, as_label_lists, by_layer, check_labels, node_labels
 from structgp.data.graphs import Shape
 from structgp.data.links import Links
 from structgp.errors import InputError
@@ -218,9 +218,9 @@ class Encoded:
 
     def labels_given(self, y: Any, name: str = "y") -> list[list[str | None]]:
         """Labels of each example as those of its nodes in order, after checking that they fit."""
+        y, layers = as_label_lists(y, name), self.model.spec.layers
         if self.shapes is None:
             return check_labels(self.rows, y, name)
-        y, layers = list(y), self.model.spec.layers
         if name == "known" and layers:  # of a layer that is not named nothing is known
             empty = [{layer: [None] * len(rows) for layer in layers} for rows in self.rows]
             if len(empty) == len(y):

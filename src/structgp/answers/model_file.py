@@ -149,6 +149,8 @@ def _read(place: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise ModelFileError(place, reason, "check the path and its permissions") from None
+    except ValueError:
+        raise ModelFileError(repr(place), "not a name of a file", "check the path") from None
     except safetensors.SafetensorError:
         problem = "not a structgp model, or cut short"
         raise ModelFileError(place, problem, "train it again, or copy it again") from None

@@ -22,7 +22,7 @@ from structgp.api.fitted import Fitted, read_as
 from structgp.api.hearing import heard, logger
 from structgp.api.memory import GROWTH, Memory
 from structgp.data.annotations import Annotations
-from structgp.data.examples import Examples, as_list, read_examples
+from structgp.data.examples import Examples, as_label_lists, as_list, read_examples
 from structgp.data.odd_labels import warn_of_odd_labels
 from structgp.data.shards import ShardedExamples, Shards, read_sharded
 from structgp.errors import InputError, StructgpWarning
@@ -196,7 +196,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         options = self._options()
         if early_stopping is not False or X_dev is not None or y_dev is not None:
             check_dev(X_dev, y_dev, early_stopping)
-        dev = None if X_dev is None or y_dev is None else (as_list(X_dev), list(y_dev))
+        dev = None if X_dev is None or y_dev is None else (as_list(X_dev), as_label_lists(y_dev, "y_dev"))
         before = getattr(self, "model_", None) if self.warm_start else None
         if isinstance(X, Shards):
             check_shards(y, sample_weight, early_stopping, before is not None)
@@ -206,7 +206,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         else:
             if y is None:
                 raise InputError("y", "no labels", "pass one list of labels per sequence, or shards")
-            X, y = as_list(X), y if isinstance(y, Annotations) else list(y)
+            X, y = as_list(X), y if isinstance(y, Annotations) else as_label_lists(y)
             examples, plan, before = self._read(options, X, y, sample_weight, before, together)
         if together.size > 1:
             check_together(together, plan)
@@ -270,7 +270,7 @@ class StructuredGPClassifier(Fitted, BaseEstimator):
         if isinstance(y, Annotations):
             remedy = "use fit with all of them, or pass one labelling"
             raise InputError("partial_fit", "annotations are fitted as a whole", remedy)
-        before, X, y = getattr(self, "model_", None), as_list(X), [] if y is None else list(y)
+        before, X, y = getattr(self, "model_", None), as_list(X), [] if y is None else as_label_lists(y)
         given = {"features": self.features, "constraints": declared(options)}
         known: dict[str, Any] = {"classes": [] if classes is None else [str(label) for label in classes]}
         if before is not None:

@@ -172,7 +172,7 @@ class Answers:
         """log p(y | x) of each whole labelling, averaged over the posterior; of its known part where it has
         None in it. None where a label was never seen in training."""
         asked = self.ask(as_list(X))
-        return asked.log_probs(asked.labels_given(list(y)))
+        return asked.log_probs(asked.labels_given(y))
 
     def span_probability(
         self,
@@ -245,7 +245,7 @@ class Answers:
         learned is kept in the model and its file, until the next fit. of : 'tokens', 'spans', 'labellings'
         or several of them; None for all that the structure can answer. Returns the estimator."""
         asked = self.ask(as_list(X))
-        truth = all_labelled(asked.labels_given(list(y)))
+        truth = all_labelled(asked.labels_given(y))
         kinds = [of] if isinstance(of, str) else of
         self.model_ = replace(asked.model, calibration=sets.calibrated(asked, truth, kinds))
         return self
@@ -280,14 +280,14 @@ class Answers:
     def score(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> float:
         """Token accuracy of ``predict``."""
         asked = self.ask(as_list(X))
-        truth = all_labelled(asked.labels_given(list(y)))
+        truth = all_labelled(asked.labels_given(y))
         return 1.0 - metrics.token_error(truth, self.labels_of(asked))
 
     def evaluate(self, X: Iterable[Any], y: Iterable[Sequence[str]]) -> metrics.Report:
         """Token error and span scores of ``predict``, NLL and calibration of the probabilities, on labelled
         data. X is encoded once. With layers, of all labels together, and of each layer in ``layers``."""
         asked = self.ask(as_list(X))
-        truth = all_labelled(asked.labels_given(list(y)))
+        truth = all_labelled(asked.labels_given(y))
         return report_of(asked, truth, self.labels_of(asked), self.marginals_of(asked))
 
 

@@ -318,6 +318,7 @@ def calibrate(**given: Any) -> None:
     """Calibrate MODEL on the labelled file DATA, so that its sets (tag --coverage, or predict_sets in
     Python) come with a guarantee. DATA has to be text like that to be tagged, and not part of the training
     data. The labels stay the same."""
+    checks.check_not_input(given["output"], given["data_path"])
     checks.check_writable(given["output"] or given["model_path"])
     checks.check_model(given["model_path"])
     checks.check_there(given["data_path"])
@@ -346,6 +347,7 @@ def report(**given: Any) -> None:
     """Show a model's answers for the file DATA on one HTML page.
 
     If all of DATA has labels, the page compares them with the answers."""
+    checks.check_not_input(given["output"], given["model_path"], given["data_path"])
     checks.check_writable(given["output"])
     checks.check_model(given["model_path"])
     checks.check_there(given["data_path"])
@@ -397,6 +399,8 @@ def label(**given: Any) -> None:
     if given["to"] is not None and given["export"] is None:
         raise InputError("--to", "is for --export", "leave it out, or name a file with --export")
     checks.check_there(*given["files"])
+    for name in ("export", "model_path"):
+        checks.check_not_input(given[name], *given["files"], given["db"], given["template"])
     given["place"] = place_of(given)
     from structgp.cli.labelling import label as run
 
@@ -447,6 +451,7 @@ def convert(**given: Any) -> None:
     The end of a file's name tells its format: .conll, .conllu, .jsonl (prodigy), .json (label-studio), .txt
     (text). OUT is a folder for brat; - is standard input or output."""
     checks.check_there(*[path for path in [given["source"]] if path != "-"])
+    checks.check_not_input(given["target"], given["source"])
     from structgp.cli.converting import convert as run
 
     run(**given)

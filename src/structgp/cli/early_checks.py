@@ -29,9 +29,13 @@ def check_there(*paths: str | None) -> None:
         raise cannot_read(path, error) from error
 
 
-def check_not_input(output: str, *paths: str | None) -> None:
-    """InputError if the output is one of the files to be read, which would be lost."""
-    for path in filter(None, paths):
+def check_not_input(output: str | None, *paths: str | None) -> None:
+    """InputError if the output is one of the files to be read, which would be lost; None for standard
+    output."""
+    if output == "":
+        raise InputError("--output", "no name", "name the file to write")
+    for path in filter(None, paths if output else ()):
+        assert output
         if os.path.isfile(output) and os.path.isfile(path) and os.path.samefile(output, path):
             raise InputError(output, "would be overwritten, and is to be read", "name another output")
 
@@ -55,11 +59,11 @@ def check_train(
     annotators: str | None,
     from_path: str | None,
     shards_folder: str | None,
-    **_: Any,
+    **more: Any,
 ) -> None:
-    if not output:
-        raise InputError("--output", "no name", "name the model file to write")
-    check_not_input(output, *paths, dev_path)
+    check_not_input(
+        output, *paths, dev_path, *(more.get(k) for k in ("vectors", "constraints", "structure"))
+    )
     check_writable(output)
     _check_annotators(annotators, format, shards_folder)
     if from_path is not None:
@@ -118,13 +122,13 @@ def check_tag(
             raise InputError(option, f"cannot be combined with {others}", "use one of them")
     check_model(model_path)
     check_there(*files)
-    if output:
-        check_not_input(output, model_path)  # a file may be tagged in place
+    check_not_input(output, model_path)  # a file may be tagged in place
 
 
 def check_next(
     model_path: str | None,
     files: Sequence[str],
+    output: str | None,
     strategy: str | None,
     exclude: Sequence[str],
     level: int,
@@ -148,6 +152,7 @@ def check_next(
         if format is not None and format not in DOCUMENTS:
             raise InputError("--format", "is known to the model", "leave it out")
     check_there(*files, *exclude)
+    check_not_input(output, model_path, *files, *exclude)
 
 
 def check_evaluate(

@@ -43,10 +43,12 @@ def atomic_write(
     if mode not in ("w", "wb"):
         raise ValueError(f"mode {mode!r}; use 'w' or 'wb'")
     text = {} if mode == "wb" else {"encoding": encoding, "newline": ""}
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        problem = "no name" if path == "" else f"expected a path, got a {type(path).__name__}"
+    if not isinstance(path, str | os.PathLike):
+        problem = f"expected a path, got a {type(path).__name__}"
         raise InputError("path", problem, "name the file to write")
     place = os.fspath(path)
+    if not place or "\0" in place:
+        raise InputError("path", "not a name of a file" if place else "no name", "name the file to write")
     target = os.path.realpath(place)
     temporary = os.path.join(os.path.dirname(target), f".structgp-{secrets.token_hex(8)}.tmp")
     try:

@@ -246,7 +246,7 @@ def _ids_of(values: Sequence[Any], known: Mapping[str, int], ends: Sequence[int]
     sequence; ends : where those begin and end among the values."""
     try:
         ids = list(map(known.get, values, repeat(_UNKNOWN)))
-    except TypeError:  # a value without a hash
+    except (TypeError, ValueError):  # a value without a hash
         ids = [known.get(v, _UNKNOWN) if isinstance(v, str) else _UNKNOWN for v in values]
     at, end = -1, 0
     for _ in range(ids.count(_UNKNOWN)):

@@ -50,10 +50,26 @@ class LabelEncoder:
 
 def as_list(X: Iterable[Any]) -> list[Any]:
     """X with generators read out; what is not a sequence is left for the encoder to name."""
-    if not isinstance(X, Iterable) and not hasattr(X, "__getitem__"):
-        problem = f"expected a list of sequences, got a {type(X).__name__}"
-        raise InputError("X", problem, "pass one sequence of tokens per example, in a list")
-    return [x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x) for x in X]
+    return [
+        x if hasattr(x, "__len__") or not isinstance(x, Iterable) else list(x)
+        for x in _listed(X, "X", "sequences", "pass one sequence of tokens per example, in a list")
+    ]
+
+
+def as_label_lists(y: Any, name: str = "y") -> list[Any]:
+    """y with a generator read out; InputError where it is not a list of anything."""
+    remedy = "pass one list of labels per sequence, in a list"
+    if isinstance(y, str | bytes | Mapping | set | frozenset):
+        raise InputError(name, f"expected a list of label sequences, got a {type(y).__name__}", remedy)
+    return _listed(y, name, "label sequences", remedy)
+
+
+def _listed(given: Any, name: str, what: str, remedy: str) -> list[Any]:
+    try:
+        return list(given)
+    except TypeError:
+        problem = f"expected a list of {what}, got a {type(given).__name__}"
+        raise InputError(name, problem, remedy) from None
 
 
 def check_labels(
@@ -66,7 +82,8 @@ def check_labels(
         raise InputError(name, problem, "pass one per sequence")
     for n, (x, labels) in enumerate(zip(X, y, strict=True), first):
         place = f"{name}[{n}]"
-        if isinstance(labels, str | Mapping | set | frozenset) or not hasattr(labels, "__len__"):
+        is_row = hasattr(labels, "__len__") and len(getattr(labels, "shape", (0,))) == 1
+        if isinstance(labels, str | Mapping | set | frozenset) or not is_row:
             kind = type(labels).__name__
             raise InputError(place, f"expected a list of labels, got a {kind}", "pass a list")
         n_tokens = length(x, f"X[{n}]")
