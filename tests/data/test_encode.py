@@ -713,8 +713,8 @@ def test_sequences_encoded_together_are_encoded_as_alone():
             known = encoder.values
             for p, key in enumerate(encoder.templates):
                 names = [t.get(key) for t in x]
-                new = list(dict.fromkeys(v for v in names if v is not None and v not in known[p]))
-                ids = {None: -1} | known[p] | {v: len(known[p]) + i for i, v in enumerate(new)}
+                new = [v for v in names if v not in known[p]]
+                ids = {v: len(known[p]) + new.index(v) for v in new} | known[p] | {None: -1}
                 assert rows[:, p].tolist() == [ids[v] for v in names]
 
 

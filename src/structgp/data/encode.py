@@ -16,10 +16,10 @@ two tokens of a new sentence that share an unknown word still agree in it."""
 from __future__ import annotations
 
 import copy
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice, pairwise, repeat
+from itertools import chain, count, islice, pairwise, repeat
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,14 +93,29 @@ class FeatureEncoder(Vocabulary):
         columns: list[Sequence[Sequence[Any]]] = []
         blocks: list[list[np.ndarray]] = []
         for place, x in given:
-            empty = not form_of(x, place, self.form)
-            columns.append([()] * len(self.templates) if empty else self._columns(x, place))
-            blocks.append([] if empty else self._dense_and_sparse(x, place))
+            plain = self._plain_columns(x)
+            empty = plain is None and not form_of(x, place, self.form)
+            columns.append(plain or ([()] * len(self.templates) if empty else self._columns(x, place)))
+            blocks.append([] if plain or empty else self._dense_and_sparse(x, place))
         if self.templates:
-            if self.form == "dicts":
+            found = self._template_ids(columns)
+            if self.form == "dicts" and any((ids < 0).any() for ids in found):
                 self.check_values(columns, [place for place, _ in given])
-            blocks = [[ids, *own] for ids, own in zip(self._template_ids(columns), blocks, strict=True)]
+            blocks = [[ids, *own] for ids, own in zip(found, blocks, strict=True)]
         return [np.concatenate(own, 1) if len(own) > 1 else own[0] if own else _EMPTY for own in blocks]
+
+    def _plain_columns(self, x: Any) -> list[tuple[Any, ...]] | None:
+        """The values under each template of a list of dicts that have the templates' keys and no others,
+        which leaves nothing to check but the values; None for anything else."""
+        n = len(self.templates)
+        if self.form != "dicts" or n < 2 or len(self.blocks) > 1 or type(x) is not list:
+            return None
+        if set(map(type, x)) != {dict} or set(map(len, x)) != {n}:
+            return None
+        try:
+            return list(zip(*map(itemgetter(*self.templates), x), strict=True))
+        except KeyError:
+            return None
 
     def _columns(self, x: Any, place: str) -> Sequence[Sequence[Any]]:
         return self.template_columns(x, place) if self.templates else ()
@@ -113,7 +128,7 @@ class FeatureEncoder(Vocabulary):
             columns[0] if len(columns) == 1 else [list(chain(*own)) for own in zip(*columns, strict=True)]
         )
         ids = [_ids_of(values, known, ends) for values, known in zip(together, self.values, strict=True)]
-        rows = np.array(ids, dtype=np.float64, order="F").T
+        rows = np.stack(ids, 1).astype(np.float64)
         return [rows[start:stop] for start, stop in pairwise(ends)]
 
     def _dense_and_sparse(self, x: Any, place: str) -> list[np.ndarray]:
@@ -241,18 +256,22 @@ def entries(counts: np.ndarray, ids: ArrayLike, values: ArrayLike) -> np.ndarray
     return rows
 
 
-def _ids_of(values: Sequence[Any], known: Mapping[str, int], ends: Sequence[int]) -> list[int]:
-    """The id of each value; what is not a string has -1. Unknown ones count on from the known, anew in each
-    sequence; ends : where those begin and end among the values."""
+def _ids_of(values: Sequence[Any], known: Mapping[str, int], ends: Sequence[int]) -> np.ndarray:
+    """The id of each value; what is not a string has -1. Ids of unknown ones begin behind the known, anew
+    in each sequence: the first of its unknown values has the first, and so on; a value that comes again
+    has the id that it had. ends : where sequences begin and end among the values."""
     try:
-        ids = list(map(known.get, values, repeat(_UNKNOWN)))
+        ids = np.fromiter(map(known.get, values, repeat(_UNKNOWN)), np.int64, len(values))
     except (TypeError, ValueError):  # a value without a hash
-        ids = [known.get(v, _UNKNOWN) if isinstance(v, str) else _UNKNOWN for v in values]
-    at, end = -1, 0
-    for _ in range(ids.count(_UNKNOWN)):
-        at = ids.index(_UNKNOWN, at + 1)
-        if at >= end:  # the first of its sequence
-            end, unseen = ends[bisect_right(ends, at)], dict[str, int]()
-        value = values[at]
-        ids[at] = unseen.setdefault(value, len(known) + len(unseen)) if isinstance(value, str) else -1
+        return _ids_of([v if isinstance(v, str) else None for v in values], known, ends)
+    at = np.flatnonzero(ids == _UNKNOWN)
+    if not len(at):
+        return ids
+    missing, found = list(map(values.__getitem__, at.tolist())), list[int]()
+    for start, stop in pairwise(np.searchsorted(at, ends).tolist()):
+        if start < stop:
+            found += map(dict[Any, int]().setdefault, missing[start:stop], count(len(known)))
+    ids[at] = found
+    if set(map(type, missing)) != {str}:
+        ids[at[[not isinstance(v, str) for v in missing]]] = -1
     return ids
