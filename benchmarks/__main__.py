@@ -3,7 +3,6 @@
 chain    log Z of a linear chain and its gradients, against torch-struct, pytorch-crf and a plain loop
 growth   time against the size of a chain, and of a whole fit, with exponents
 fit      time to a given loss on new data, against CRFsuite, slice sampling and the paper's settings
-predict  tokens tagged a second, against CRFsuite
 answering labels and probabilities of a chunker, in bulk and one sentence at a time, against CRFsuite
 memory   peak memory of a fit against the number of sequences
 encoding time to encode a token against the number of known features, by form of input
@@ -25,7 +24,7 @@ import torch
 from benchmarks.record import RESULTS, Options, keep
 
 # Each has run(options) -> rows, tables(rows) -> Markdown, plots(rows) -> name to SVG.
-NAMES = ("chain", "growth", "fit", "predict", "answering", "memory", "encoding")
+NAMES = ("chain", "growth", "fit", "answering", "memory", "encoding")
 ON_GPU = ("chain",)
 
 

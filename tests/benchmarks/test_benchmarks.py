@@ -12,7 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks.record import Options, log_plot, table
 from torch import Tensor
 
-from benchmarks import answering, chain, clock, encoding, fit, growth, memory, predict
+from benchmarks import answering, chain, clock, encoding, fit, growth, memory
 
 
 @pytest.fixture(autouse=True)
@@ -120,16 +120,6 @@ def test_first_to_reach_the_goal() -> None:
     assert "| crf | 8 | 0.5 | 1 | 8 | 4 |" in text
     assert "| structgp | 2 | 0.4 | 1 | 4 | 1 |" in text
     assert "| gp-ess | not reached | 0.7 | 1 | 50 |  |" in text
-
-
-def test_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pycrfsuite")
-    monkeypatch.setattr(predict, "QUICK_LINES", 8)
-    rows, _ = outcome("predict", tmp_path)
-    assert len(rows) == 6
-    for row in rows:
-        assert row["tokens_a_second"] == pytest.approx(row["tokens"] / row["seconds"])
-        assert row["over_crf"] == 1 or row["model"] != "crf"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
@@ -34,7 +35,7 @@ def inner_product(x1: Tensor, x2: Tensor) -> Tensor:
     """
     if x1.dim() == 2 and x2.dim() == 2:
         return torch.cat([_matrix_product(x1, rows) for rows in x2.split(_ROWS_AT_ONCE)], 1)
-    shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    shape = np.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])  # torch's imports a computer algebra system
     left, right = (x.expand(*shape, *x.shape[-2:]).flatten(0, -3) for x in (x1, x2))
     blocks = [_small_product(a, b) for a, b in zip(left, right, strict=True)]
     return torch.stack(blocks).reshape(*shape, x1.shape[-2], x2.shape[-2])
