@@ -6,8 +6,9 @@ Each client keeps one connection open, and sends recipe lines as fast as they ar
 them per request. All answers are compared with those that the model gives offline. Meanwhile somebody sends
 what has to be refused. At the end the service is told to end while all clients are still asking.
 
-The offline path reads the same columns from a file and answers with the same details, 4,000 tokens at a
-time, in one process with one thread. Memory is what the service's process holds, once a second.
+The offline path reads the same columns from a file and answers with the same details, 200 lines at a time
+as ``structgp tag`` does, in one process with one thread. Memory is what the service's process holds, once a
+second.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,32 +36,43 @@ from structgp import StructuredGPClassifier
 from structgp.data.corpora import Recipes, recipes
 from structgp.data.sources import ColumnReader, write_columns
 from structgp.data.sources.lines import read_all
-from structgp.service.answering import AT_ONCE, answers_of
+from structgp.service.answering import answers_of
 from structgp.service.guard import MOST_BYTES
 
 OFFLINE_SECONDS = 10.0
+CHUNK = 200
+"""Lines that the offline path answers together, as ``structgp tag`` does."""
 NEAR = 2e-6
 """Answers are rounded to six digits: those of another batch may be rounded to the next."""
 
 
-def offline(tagger: Any, reader: ColumnReader, path: Path, detail: str) -> tuple[list[Any], float]:
-    """The answers to all lines of a file, and lines per second."""
+class Rates(NamedTuple):
+    """Lines per second, and per second of processor: the latter is hardly disturbed by other work."""
+
+    wall: float
+    cpu: float
+
+
+def cpu_seconds(service: Service) -> float:
+    """Processor time of the service's process so far."""
+    fields = Path(f"/proc/{service.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def offline(tagger: Any, reader: ColumnReader, path: Path, detail: str) -> tuple[list[Any], Rates]:
+    """The answers to all lines of a file, and how fast they are found."""
     found: list[Any] = []
-    n, began = 0, time.perf_counter()
+    n, began, began_cpu = 0, time.perf_counter(), time.process_time()
     while not found or time.perf_counter() - began < OFFLINE_SECONDS:
         sequences = read_all(reader.sequences(str(path)), str(path))
         answers: list[Any] = []
-        part: list[Any] = []
-        for s in sequences:
-            part.append(s.tokens)
-            if sum(map(len, part)) > AT_ONCE:
-                answers += answers_of(tagger, part, detail)
-                part = []
-        answers += answers_of(tagger, part, detail) if part else []
+        for first in range(0, len(sequences), CHUNK):
+            part = [s.tokens for s in sequences[first : first + CHUNK]]
+            answers += answers_of(tagger, part, detail)
         json.dumps(answers)
         found = found or answers
         n += len(answers)
-    return found, n / (time.perf_counter() - began)
+    return found, Rates(n / (time.perf_counter() - began), n / (time.process_time() - began_cpu))
 
 
 def same(a: Any, b: Any) -> bool:
@@ -147,10 +159,12 @@ async def loaded(load: Load, clients: int, seconds: float) -> dict[str, Any]:
     """Runs the clients, and ends the service under them."""
     asking = [asyncio.ensure_future(load.client()) for _ in range(clients)]
     watching = asyncio.ensure_future(load.watch())
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), cpu_seconds(load.service)
     refusals = await asyncio.to_thread(refused, load.service)
     await asyncio.sleep(seconds - (time.perf_counter() - began))
     n, passed = len(load.seconds), time.perf_counter() - began
+    lines = n * load.size
+    rates = Rates(lines / passed, lines / (cpu_seconds(load.service) - began_cpu))
     watching.cancel()
     load.ending = True
     status, errors = await asyncio.to_thread(load.service.end)
@@ -159,7 +173,7 @@ async def loaded(load: Load, clients: int, seconds: float) -> dict[str, Any]:
     settled = load.memory[len(load.memory) // 4 :]
     return {
         "requests": n,
-        "rate": n * load.size / passed,
+        "rates": rates,
         "p50": float(np.percentile(load.seconds, 50)),
         "p95": float(np.percentile(load.seconds, 95)),
         "wrong": load.wrong,
@@ -169,13 +183,14 @@ async def loaded(load: Load, clients: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def told(found: dict[str, Any], rate: float, size: int) -> str:
+def told(found: dict[str, Any], alone: Rates, size: int) -> str:
     low, high, last = found["memory"]
     status, errors = found["exit"]
     return "\n  ".join(
         (
-            f"{size} lines per request: {found['requests']} requests, {found['rate']:.0f} lines a second, "
-            f"{found['rate'] / rate:.2f} of offline",
+            f"{size} lines per request: {found['requests']} requests, {found['rates'].wall:.0f} lines a "
+            f"second, {found['rates'].wall / alone.wall:.2f} of offline; per second of processor "
+            f"{found['rates'].cpu / alone.cpu:.2f} of offline",
             f"answered after {1000 * found['p50']:.0f} ms, 95th percentile {1000 * found['p95']:.0f} ms",
             f"errors and wrong answers: {'; '.join(found['wrong'][:5]) or 'none'}",
             f"memory: {low:.0f} MiB after a quarter of the time, at most {high:.0f}, {last:.0f} at the end",
@@ -211,13 +226,15 @@ def main(words: Sequence[str] | None = None) -> int:
         tagger, reader, corpus = saved(folder)
         lines = [*corpus.X_train, *corpus.X_test]
         write_columns(folder / "lines.conll", lines)
-        answers, rate = offline(tagger, reader, folder / "lines.conll", given.detail)
-        print(f"offline: {rate:.0f} lines a second", flush=True)
+        answers, rates = offline(tagger, reader, folder / "lines.conll", given.detail)
+        print(
+            f"offline: {rates.wall:.0f} lines a second, {rates.cpu:.0f} per second of processor", flush=True
+        )
         rows = [[list(row) for row in x] for x in lines]
         for size in given.lines:
             load = Load(Service("serve", str(folder / "model.sgp")), rows, answers, size, given.detail)
             found = asyncio.run(loaded(load, given.clients, given.seconds))
-            print(told(found, rate, size), flush=True)
+            print(told(found, rates, size), flush=True)
     return 0
 
 

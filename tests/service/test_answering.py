@@ -106,3 +106,18 @@ def test_tokens_are_checked(corpus):
             tokens_of(given, reader)
     with pytest.raises(InputError, match="not a list of tokens"):
         tokens_of([["a"]], JsonReader())
+
+
+def test_a_batch_waits_for_those_who_were_just_answered(answerer, pool, monkeypatch):
+    """And nobody waits alone, or for longer than is said."""
+    looked = []
+    monkeypatch.setattr("structgp.service.answering.time.sleep", looked.append)
+    answerer._gather(0, 10.0)
+    assert looked == []
+    answerer._gather(1, 0.0)
+    assert looked == []
+    answerer._gather(1, 0.02)
+    assert looked
+    answerer._closed = True
+    answerer._gather(1, 10.0)
+    answerer._closed = False

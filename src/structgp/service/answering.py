@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 AT_ONCE = 4000
 """Tokens that are answered together, at most: what waits beyond that is the next batch. Their potentials
 are kept while they are answered, some 150 MB for ten labels."""
+LINGER = 0.1
+"""Part of the time that the last batch took for which the next one waits for others to join. It bounds what
+a client can lose by it; who asks alone never waits."""
+STEP = 0.0005
+"""Seconds between two looks at who has joined."""
 DETAILS = ("labels", "probabilities", "all", "page")
 """What an answer holds: labels; the probability of the labelling and of each label too; of every label of
 each token too; uncertainty and spans too, as the page shows them."""
@@ -90,8 +96,11 @@ class Answerer:
 
     def _work(self) -> None:
         rest: _Waiting | None = None
+        crowd, seconds = 1, 0.0
         while True:
             first = rest if rest is not None else self._queue.get()
+            self._gather(crowd - 1, LINGER * seconds)
+            began = time.perf_counter()
             if first is None:
                 return
             batch, n, rest, ending = [first], first.n_tokens, None, False
@@ -106,9 +115,18 @@ class Answerer:
                         break
                     batch.append(more)
                     n += more.n_tokens
+            crowd = len(batch) + self._queue.qsize()
             self._answer(batch)
+            seconds = time.perf_counter() - began
             if ending:
                 return
+
+    def _gather(self, crowd: int, seconds: float) -> None:
+        """Waits until as many wait as did before, or for some seconds: those who were just answered often
+        ask again at once, and two half batches take longer than a whole one."""
+        until = time.perf_counter() + seconds
+        while self._queue.qsize() < crowd and not self._closed and time.perf_counter() < until:
+            time.sleep(STEP)
 
     def _answer(self, batch: list[_Waiting]) -> None:
         tagger, number = self.tagger, self.number
