@@ -60,6 +60,27 @@ def test_probabilities_are_those_of_many_draws(fitted: Any, tagger: Any, data: A
         assert np.abs(quick.sum(1) - 1).max() < 1e-12
 
 
+def test_no_span_is_more_probable_than_its_labels(tagger: Any, data: Any) -> None:
+    X = data[0][30:60]
+    seen = 0
+    for x, spans, p in zip(X, tagger.predict_spans(X, 0.02), tagger.predict_marginals(X), strict=True):
+        assert [span.probability for span in spans] == sorted((s.probability for s in spans), reverse=True)
+        for start, stop, label, probability in spans:
+            needed = [p[start][f"B-{label}"], *(p[t][f"I-{label}"] for t in range(start + 1, stop))]
+            assert 0.02 <= probability <= min(needed) + 1e-12
+            assert tagger.span_probability(x, start, stop, label) == pytest.approx(probability, abs=1e-9)
+            seen += 1
+    assert seen > 50
+
+
+def test_a_span_is_as_probable_as_under_many_draws(tagger: Any, data: Any) -> None:
+    X = data[0][30:60]
+    many = copy.copy(tagger).set_params(n_draws=2000).predict_spans(X, 0.2)
+    quick = {(i, *s[:3]): s[3] for i, spans in enumerate(tagger.predict_spans(X, 0.05)) for s in spans}
+    apart = [abs(quick.get((i, *s[:3]), 0) - s[3]) for i, spans in enumerate(many) for s in spans]
+    assert np.mean(apart) < 0.02
+
+
 def test_nothing_is_lost(fitted: Any, data: Any) -> None:
     X, y = data[0][30:], data[1][30:]
     loss = [

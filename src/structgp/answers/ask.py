@@ -23,7 +23,7 @@ from structgp.answers.conformal import Calibration
 from structgp.answers.encoded import BATCH_TOKENS, Encoded, Known
 from structgp.answers.local_points import LocalPoints
 from structgp.answers.potentials import Draws, Potentials, mean, sample
-from structgp.answers.spans import SENSES, Boundaries, likely_spans, span_probability
+from structgp.answers.spans import Boundaries, TokenRatios, likely_spans, span_probability
 from structgp.answers.uncertainty import Parts, event_uncertainty, sequence_uncertainty, token_uncertainty
 from structgp.data.batch import by_length
 from structgp.data.encode import FeatureEncoder, FeatureSplit
@@ -343,9 +343,15 @@ class Asked(Encoded):
         self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
+        told = None if self._local_points(known) is None else self.marginals()
         for batch, at in self.potentials(known):
-            each = likely_spans(at.on_host(), boundaries, least)
-            for i, spans in zip(batch.index.tolist(), each, strict=True):
+            at = at.on_host()
+            each = likely_spans(at, boundaries, least if told is None else least / 2)
+            q = None if told is None else at.marginals()
+            for b, (i, spans) in enumerate(zip(batch.index.tolist(), each, strict=True)):
+                if told is not None and q is not None:
+                    both = told[i], batch.real(q, b).numpy()
+                    spans = TokenRatios(*both, boundaries, self.model.constraints).agreeing(spans, least)
                 found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
         return found
 
@@ -353,24 +359,17 @@ class Asked(Encoded):
         self, start: int, stop: int, label: str | None, sense: str, known: Known | None = None
     ) -> tuple[float, Parts]:
         """Probability of a span in the only sequence, and the uncertainty whether it is there."""
-        if sense not in SENSES:
-            names = ", ".join(map(repr, SENSES))
-            raise InputError("sense", f"{sense!r} is not known", f"use one of {names}")
-        if (sense == "exact" and label is None) or (sense == "bounds" and label is not None):
-            problem = "'exact' needs a label" if label is None else "'bounds' is for any label"
-            raise InputError("label", problem, "use sense='bounds' without a label, 'exact' with one")
         self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
-        if label is not None and label not in boundaries.kinds:
-            kinds = ", ".join(map(repr, boundaries.kinds))
-            raise InputError("label", f"{label!r} is not a type of span", f"use one of {kinds}")
-        if not 0 <= start < stop <= len(self.rows[0]):
-            problem = f"{start} to {stop} is not a span of {len(self.rows[0])} tokens"
-            raise InputError("start, stop", problem, "count from 0; stop is one past the last token")
-        kind = None if label is None else boundaries.kinds.index(label)
+        kind = boundaries.kind_of(label, sense, start, stop, len(self.rows[0]))
         ((_, at),) = self.one_by_one(known)
         p = span_probability(at, boundaries, start, stop, sense, kind)
-        return float(at.average(p[:, None])[0]), event_uncertainty(p, at.share[:, 0])
+        average = float(at.average(p[:, None])[0])
+        if kind is not None and self._local_points(known) is not None:
+            both = self.marginals()[0], at.marginals()[0].numpy()
+            ratios = TokenRatios(*both, boundaries, self.model.constraints)
+            average *= ratios.smallest(start, stop, kind, sense == "exact")
+        return average, event_uncertainty(p, at.share[:, 0])
 
     def token_uncertainty(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, 2) total uncertainty of each token, and the part that is the data's, in nats."""

@@ -16,16 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from structgp.answers.exact_spans import likely_segments, span_by_sums, sums_exactly
 from structgp.answers.labellings import weighted_labellings
 from structgp.answers.potentials import Potentials
+from structgp.data.schemes import Allowed
+from structgp.errors import InputError
 from structgp.evaluation import metrics
 from structgp.structures import Chain
 
-Found = list[list[tuple[int, int, int, float]]]
+Spanned = tuple[int, int, int, float]
+Found = list[list[Spanned]]
 SENSES = ("covers", "bounds", "exact")
 
 
@@ -46,6 +50,54 @@ class Boundaries:
         parts = [[(0, 2) not in [s[:2] for s in metrics.chunks([i, j])] for j in classes] for i in classes]
         whether = torch.tensor(inside, dtype=torch.bool).view(len(kinds), len(classes))
         return Boundaries(kinds, whether, torch.tensor(parts))
+
+    def kind_of(self, label: str | None, sense: str, start: int, stop: int, n_tokens: int) -> int | None:
+        """The index of a label that is asked for, None for any; InputError if there is no such question."""
+        if sense not in SENSES:
+            names = ", ".join(map(repr, SENSES))
+            raise InputError("sense", f"{sense!r} is not known", f"use one of {names}")
+        if (sense == "exact" and label is None) or (sense == "bounds" and label is not None):
+            problem = "'exact' needs a label" if label is None else "'bounds' is for any label"
+            raise InputError("label", problem, "use sense='bounds' without a label, 'exact' with one")
+        if label is not None and label not in self.kinds:
+            kinds = ", ".join(map(repr, self.kinds))
+            raise InputError("label", f"{label!r} is not a type of span", f"use one of {kinds}")
+        if not 0 <= start < stop <= n_tokens:
+            problem = f"{start} to {stop} is not a span of {n_tokens} tokens"
+            raise InputError("start, stop", problem, "count from 0; stop is one past the last token")
+        return None if label is None else self.kinds.index(label)
+
+
+class TokenRatios:
+    """How much more probable labels of tokens are than under the draws that spans come from. p, q : (T, V)
+    probabilities of labels as users see them, which need not come from draws, and those under the draws.
+
+    A span's probability under the draws, times the smallest ratio of its tokens, is never above that of a
+    label that the span needs, so that the two answers agree."""
+
+    def __init__(self, p: np.ndarray, q: np.ndarray, boundaries: Boundaries, rules: Allowed | None) -> None:
+        inside, parts = boundaries.inside.numpy(), boundaries.parts.numpy()
+        follows, starts = (np.True_, np.True_) if rules is None else (rules.follows, rules.starts)
+        first = inside & (starts | (follows & parts).any(0))
+        later = np.array([row & (row[:, None] & follows & ~parts).any(0) for row in inside], bool)
+        self._first, self._later, self._any = (
+            _ratio(p @ labels.T, q @ labels.T) for labels in (first, later.reshape(inside.shape), inside)
+        )
+
+    def smallest(self, start: int, stop: int, kind: int, bounded: bool = True) -> float:
+        """Of the tokens of a span of one type, which begins at ``start`` if it is bounded."""
+        if not bounded:
+            return float(self._any[start:stop, kind].min())
+        return min([float(self._first[start, kind]), *self._later[start + 1 : stop, kind].tolist()])
+
+    def agreeing(self, spans: Sequence[Spanned], least: float) -> list[Spanned]:
+        """Spans with such probabilities, of at least ``least``, most probable first."""
+        found = [(start, stop, k, p * self.smallest(start, stop, k)) for start, stop, k, p in spans]
+        return sorted((span for span in found if span[3] >= least), key=lambda span: -span[3])
+
+
+def _ratio(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    return np.divide(p, q, out=np.ones_like(p), where=q > 0)
 
 
 def span_probability(
