@@ -195,7 +195,7 @@ def told(found: dict[str, Any], alone: Rates, size: int) -> str:
             f"errors and wrong answers: {'; '.join(found['wrong'][:5]) or 'none'}",
             f"memory: {low:.0f} MiB after a quarter of the time, at most {high:.0f}, {last:.0f} at the end",
             f"refused: {', '.join(f'{name} {code}' for name, code in found['refused'].items())}",
-            f"told to end: exit status {status}{', ' if errors else ''}{errors}",
+            f"told to end: exit status {status}{', ' if errors else ''}{errors[:200]}",
         )
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import signal
@@ -16,7 +17,7 @@ import pytest
 from structgp.data import sources
 from structgp.errors import InputError
 from structgp.service import running
-from structgp.service.guard import MOST_BYTES
+from structgp.service.guard import MOST_BYTES, Guard
 from structgp.service.openapi import openapi
 
 
@@ -127,6 +128,30 @@ def test_slow_requests_are_408(served):
         assert head.recv(1000).startswith(b"HTTP/1.1 408")
         assert body.recv(1000).startswith(b"HTTP/1.1 408")
     assert time.monotonic() - began < 20
+
+
+def test_what_is_not_answered_before_the_end_is_503():
+    sent = []
+
+    async def never(scope, receive, send):
+        await asyncio.sleep(3600)
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    async def cancelled():
+        guard = Guard(never, None, None)
+        asking = asyncio.ensure_future(guard({"type": "http", "headers": []}, receive, send))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await asking
+
+    asyncio.run(cancelled())
+    assert sent[0]["status"] == 503
+    assert json.loads(sent[1]["body"]) == {"error": "the service is ending"}
 
 
 def test_unknown_addresses_and_ways(served):

@@ -71,7 +71,18 @@ class Guard:
             given = True
             return {"type": "http.request", "body": whole, "more_body": False}
 
-        await self.app(scope, replay, _with_headers(send))
+        began = False
+
+        async def answer(message: dict[str, Any]) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            await self.app(scope, replay, _with_headers(answer))
+        except asyncio.CancelledError:  # the service was told to end, and this took longer than it waits
+            if not began:
+                await _answer(send, 503, "the service is ending")
 
     def _check(self, scope: Scope) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
