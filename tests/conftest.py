@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 
 with warnings.catch_warnings():
     # Warnings are errors here, and GPyTorch's import compiles a function in a way torch gives up.
-    warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
+    warnings.filterwarnings("ignore", "`torch.jit.script")  # of one category or another
     import gpytorch  # noqa: F401
 
 from structgp.plan import held_out  # noqa: E402

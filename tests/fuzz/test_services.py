@@ -108,6 +108,12 @@ def test_files_of_labels_that_do_not_fit(statement: str, says: str, tmp_path: Pa
     assert says in databases.answers(str(path), "")
 
 
+def test_a_name_of_a_table_that_is_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    path.write_bytes(databases.write(path).replace(b"events_stay", b"events\xa9stay", 1))
+    assert "cannot hold labels" in databases.answers(str(path), "")
+
+
 def test_a_label_that_the_pool_does_not_have(tmp_path: Path) -> None:
     path = tmp_path / "db"
     content = databases.write(path)

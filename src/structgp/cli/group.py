@@ -45,6 +45,8 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with warnings.catch_warnings(), _ended_cleanly():
+                for category in (DeprecationWarning, FutureWarning):  # of other packages, to their users
+                    warnings.simplefilter("ignore", category)
                 warnings.simplefilter("always", StructgpWarning)
                 warnings.showwarning = show_warning
                 return super().invoke(ctx)

@@ -1,5 +1,13 @@
 """Gaussian processes: kernels, inducing inputs, and posteriors of the potentials of templates."""
 
+import warnings
+
+with warnings.catch_warnings():
+    # linear_operator compiles some functions in a way that newer versions of torch call deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.simplefilter("ignore", FutureWarning)
+    import gpytorch  # noqa: F401
+
 from structgp.gp.block import Block, CovarianceForm, Entropy, Posterior, Seen, contrasts
 from structgp.gp.families import FAMILIES, DenseWeights, FullTable, Inducing, Mixture, Table, Weights
 from structgp.gp.families.inducing_points import RANK

@@ -89,7 +89,7 @@ class Store:
         """What SQLite finds wrong with the file is a StoreError."""
         try:
             yield
-        except (sqlite3.Error, FormError) as error:
+        except (sqlite3.Error, FormError, UnicodeDecodeError) as error:
             remedy = (
                 "check the disk; name a file that 'structgp label' wrote, or one that does not exist yet"
             )

@@ -160,7 +160,8 @@ def _annotations(document: Document, task: Mapping[str, Any], names: Mapping[str
 def _names_in(task: Mapping[str, Any]) -> dict[str, str]:
     """How the project calls its labels and its text: as in the regions that the task has, else as usual."""
     for given in (*task.get("annotations", ()), *task.get("predictions", ())):
-        for region in given.get("result") or ():
+        result = given.get("result")
+        for region in result if isinstance(result, list) else ():  # cancelled ones are not checked
             if isinstance(region, dict) and region.get("type") in _REGIONS:
                 return {key: region.get(key, usual) for key, usual in _NAMES.items()}
     return _NAMES
