@@ -24,7 +24,7 @@ from structgp import ModelFileError
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """One small model of some kinds, as bytes."""
     folder, found = tmp_path_factory.mktemp("models"), {}
-    for name in ("weights", "dense", "inducing"):
+    for name in ("weights", "dense", "inducing", "annotators"):
         models.fitted(name, random.Random(0)).save(folder / name)
         found[name] = (folder / name).read_bytes()
     return found
@@ -97,6 +97,8 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], None]]
     "an unknown form": ("weights", _set("trees", "encoder", "form")),
     "parameters of another program": ("weights", _set({"depth": 3}, "extra", "params")),
     "a calibration of text": ("weights", _set("", "calibration", "quartiles")),
+    "a count of minus infinity": ("annotators", _set(float("-inf"), "annotators", "counts", 0, 0, 1, 0)),
+    "annotators of other labels": ("annotators", _set(["x"], "annotators", "classes")),
     "a threshold of text": ("weights", _set("high", "info", "threshold")),
     "NaN as a mean": ("weights", _values("node.m", float("nan"))),
     "an infinite length-scale": ("dense", _values("node.kernel.log_length", float("inf"))),

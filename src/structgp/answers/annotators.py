@@ -13,6 +13,7 @@ from scipy.special import entr
 
 from structgp.answers.confusions import Confusions
 from structgp.data.annotations import Given
+from structgp.data.json_form import NUMBER, WHOLE, FormError, check_form
 from structgp.errors import InputError
 
 LEVEL, INTERVAL_DRAWS = 0.9, 4_000
@@ -24,6 +25,9 @@ DIGITS = 6
 
 
 _ARRAYS = ("counts", "n_given", "common", "agreed")
+_FORM = {"names": [str], "classes": [str], "counts": [[[[NUMBER]]]], "n_given": [WHOLE]}
+_FORM |= {"common": [[WHOLE]], "agreed": [[WHOLE]]}
+"""In a file."""
 
 
 class Reliability(NamedTuple):
@@ -139,7 +143,13 @@ class Annotators(Mapping[str, Reliability]):
     def from_json(cls, state: dict[str, Any] | None) -> Annotators | None:
         if state is None:
             return None
-        return cls(state["names"], state["classes"], *(np.array(state[name]) for name in _ARRAYS))
+        check_form(state, _FORM, "annotators")
+        counts, n_given, common, agreed = (np.array(state[name]) for name in _ARRAYS)
+        A, V = len(state["names"]), len(state["classes"])
+        shapes = [counts.shape[:1] + counts.shape[2:], n_given.shape, common.shape, agreed.shape]
+        if shapes != [(A, V, V), (A,), (A, A), (A, A)] or counts.min(initial=0) < 0:
+            raise FormError("annotators do not fit their names and labels")
+        return cls(state["names"], state["classes"], counts.astype(float), n_given, common, agreed)
 
 
 @dataclass(frozen=True)

@@ -135,10 +135,17 @@ def _unfit(place: str, error: Exception) -> ModelFileError:
     return ModelFileError(place, f"does not hold a model ({told})", "get it again, or train it again")
 
 
+def _mode(place: str) -> int:
+    try:
+        return os.stat(place).st_mode
+    except ValueError:
+        raise ModelFileError(repr(place), "not a name of a file", "check the path") from None
+
+
 def _read(place: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON and the tensors of a file."""
     try:
-        if not stat.S_ISREG(os.stat(place).st_mode):  # a pipe would be waited for
+        if not stat.S_ISREG(_mode(place)):  # a pipe would be waited for
             reason = "a folder" if os.path.isdir(place) else "not a regular file"
             raise ModelFileError(place, reason, "pass a file that structgp wrote")
         with safetensors.safe_open(place, framework="pt") as file:
@@ -149,8 +156,6 @@ def _read(place: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise ModelFileError(place, reason, "check the path and its permissions") from None
-    except ValueError:
-        raise ModelFileError(repr(place), "not a name of a file", "check the path") from None
     except safetensors.SafetensorError:
         problem = "not a structgp model, or cut short"
         raise ModelFileError(place, problem, "train it again, or copy it again") from None
