@@ -115,7 +115,7 @@ def test_what_is_refused_and_by_whom(pair: Any, data: Any) -> None:
         StructuredGPClassifier(structure=opaque_chain, constraints=anything).fit(*data)
     plan = own.training_log_["plan"]
     assert plan["constraints"]["value"] is None
-    assert plan["data_weight"]["reason"] == "the structure is your own"
+    assert "is not cross-validated: compare it with Prior(data_weight=1)" in plan["data_weight"]["reason"]
     assert plan["answers"]["value"] == "enumeration"
     by_chain = Custom(opaque_chain, predict_with="chain")
     fitted = StructuredGPClassifier(structure=by_chain, n_draws=DRAWS).fit(*data)

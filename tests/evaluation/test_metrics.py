@@ -375,6 +375,11 @@ def test_evaluate_by_hand():
     assert report.as_dict()["by_label"]["B"] == pytest.approx(expected)
     assert json.loads(json.dumps(report.as_dict()))["n_unseen_tokens"] == 1
     assert next(iter(report.as_dict())) == "token_error"
+    assert [line.split() for line in str(report).splitlines()][1::7] == [
+        ["token", "error", "66.67%"],
+        ["(2", "sequences,", "3", "tokens)"],
+        ["I", "0.00%", "0.00%", "0.00%", "1"],
+    ]
 
 
 def test_evaluate_where_every_label_is_unseen():

@@ -871,13 +871,14 @@ def test_the_weight_of_the_data(files, tmp_path, monkeypatch):
     train = ("train", files.template, files.train, "-o", tmp_path / "model")
     chosen = ok(*train)
     verdict = structgp.load(tmp_path / "model").held_out_["verdict"]
-    assert re.search(
-        r"^data weight [\d.]+, spread [\d.]+; in cross-validation token error .* folds\); Confidence",
-        chosen.stderr,
-        re.M,
-    )
+    counts = r"^every sequence counts (once|[\d.]+ times), chosen by cross-validation: token error"
+    assert re.search(counts + r" .* folds\); Confidence", chosen.stderr, re.M)
     assert verdict in chosen.stderr
-    assert verdict in ok("describe", tmp_path / "model").stdout
+    assert chosen.stderr.startswith("choosing how often sequences count, by cross-validation: try 1 (")
+    assert re.search(r"steps, [\d.]+ s \([\d.]+ s with cross-validation\); \d+ effective", chosen.stderr)
+    described = ok("describe", tmp_path / "model").stdout
+    assert verdict in described
+    assert re.search(r"^evidence lower bound\n  -[\d.]+ on the draws of the fit, -", described, re.M)
     assert "cross-validation" not in ok(*train, "--data-weight", "2").stderr
     assert structgp.load(tmp_path / "model").prior.data_weight == 2.0
     for wrong in ("0", "-1", "much"):

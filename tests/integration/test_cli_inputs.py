@@ -461,12 +461,17 @@ def test_mistakes_in_patterns(files, write, tmp_path):
         "its cut-off": ("train -f 3 T F -o M", "rare values share a feature"),
         "its threads": ("train -p 4 T F -o M", "OMP_NUM_THREADS"),
         "crf_test without -m": ("tag M F", "use structgp tag -m M F"),
-        "-m where it is not": ("describe -m M", "use structgp describe MODEL"),
         "another name": ("test -m M F", "the command for this is 'tag'"),
     }.values(),
 )
 def test_what_is_known_from_other_taggers_is_pointed_out(words, says):
     refused(*words.split(), says=[says])
+
+
+@pytest.mark.parametrize("words", ["M D -o P", "-m M D -o P", "D -o P --model M"])
+def test_a_model_that_is_an_argument_may_have_its_option(words):
+    given = main.commands["report"].make_context("report", words.split()).params
+    assert [given[name] for name in ("model_path", "data_path", "output")] == ["M", "D", "P"]
 
 
 @pytest.mark.parametrize("words", ["train T F", "train -x T F -o M", "label -m M F", "tag"])

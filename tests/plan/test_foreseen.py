@@ -58,6 +58,7 @@ def test_the_time_of_a_call_is_told_from_that_of_a_draw(clock):
     one = (0.002 + 256 * 1e-5) * sum(lengths) / lengths[5]
     assert found.seconds == pytest.approx((20 * one, 60 * one))
     assert found.processes == 1, "not worth the start of others"
+    assert str(found).startswith("timed takes ")
 
 
 def test_differences_are_counted_as_values(clock):

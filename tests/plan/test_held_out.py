@@ -475,9 +475,9 @@ class Mine(Chain):
         ({"inference": "natural"}, "the natural fit is not repeated to choose it"),
         ({"inference": "minibatch"}, "the minibatch fit is not repeated to choose it"),
         ({"posterior": Mixture(2)}, "the posterior is a mixture"),
-        ({"structure": by_hand}, "the structure is your own"),
-        ({"structure": Mine()}, "the structure is your own"),
-        ({"structure": Custom("chain", predict_with=Mine())}, "the structure is your own"),
+        ({"structure": by_hand}, choices.OWN),
+        ({"structure": Mine()}, choices.OWN),
+        ({"structure": Custom("chain", predict_with=Mine())}, choices.OWN),
         ({"prior": Prior(data_weight=3)}, "asked for"),
     ],
 )

@@ -118,6 +118,7 @@ def test_values_alone_give_the_fit_that_the_chain_gives() -> None:
         "weights",
     )
     assert "values alone" in log["reason"]
+    assert log["plan"]["gradient"]["value"] == log["gradient"]
     assert len(log["function_scales"]) == 1  # a shift of both labels was found to say nothing
     assert log["elbo"] == pytest.approx(white.training_log_["elbo"], abs=0.3)
     for p, q in zip(black.predict_marginals(X), white.predict_marginals(X), strict=True):

@@ -47,7 +47,8 @@ class Summary:
     share one after scaling (for a typical column), else one per column, None for a constant one; None
     where there are none; tables : of every template but the nodes, by name, for structures beyond the
     chain; layer_templates : as ``templates``, by layer, where there are several; annotators : how
-    reliable they are, None where labels were taken for true."""
+    reliable they are, None where labels were taken for true; bounds : the evidence lower bound on the draws
+    of the fit, and on fresh ones."""
 
     templates: dict[str, float]
     classes: list[str]
@@ -61,6 +62,7 @@ class Summary:
     tables: dict[str, Table] = field(default_factory=dict)
     layer_templates: dict[str, dict[str, float]] = field(default_factory=dict)
     annotators: Annotators | None = None
+    bounds: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         of_tuples = {f"{name!r}": table.scales for name, table in self.tables.items()}
@@ -76,6 +78,9 @@ class Summary:
                 *(f"  {line}" for line in held_out_lines(self.held_out)),
                 "",
             ]
+        if self.bounds is not None:
+            told = "  {:.1f} on the draws of the fit, {:.1f} on fresh draws".format(*self.bounds)
+            lines += ["evidence lower bound", told, ""]
         if self.annotators is not None:
             lines += ["annotators", *(f"  {line}" for line in self.annotators.lines()), ""]
         for name, scales in scaled.items():
@@ -147,6 +152,7 @@ def describe(model: StructuredGPClassifier) -> Summary:
         {} if fitted.spec.is_chain else tables_of(fitted),
         _by_layer(fitted),
         fitted.annotators,
+        (fitted.info["elbo"], fitted.info["fresh_elbo"]) if "fresh_elbo" in fitted.info else None,
     )
 
 

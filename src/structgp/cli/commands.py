@@ -40,7 +40,7 @@ def main() -> None:
     and the label in the last column. Templates are CRF++'s or Wapiti's. CRFsuite's files, with a label
     and attributes on each line, need no template. JSON lines, one example per line, hold any structure.
     Documents of annotation tools (Prodigy, doccano, Label Studio, brat), CoNLL-U and plain text need none
-    either."""
+    either. Where MODEL is an argument, -m MODEL is the same."""
 
 
 @main.command()

@@ -17,12 +17,13 @@ from structgp.cli.flags import DOCUMENTS, FEATURES, KERNELS
 from structgp.cli.group import INTERRUPTED
 from structgp.cli.one_writer import one_writer
 from structgp.cli.progress import fit_with_progress, say_fit
-from structgp.cli.scoring import print_details, print_reports, score
+from structgp.cli.scoring import score
 from structgp.cli.structure_files import check_format, declared_in, features_named, read_json, structure_of
 from structgp.data import shards, sources
 from structgp.data.graphs import length_of
 from structgp.data.span_labels import SCHEMES
 from structgp.errors import InputError
+from structgp.evaluation.score_table import table
 from structgp.inference.distributed import Processes, joined, n_started
 from structgp.plan.options import Inducing, Parameters, Prior, device_of
 from structgp.structures import Spec
@@ -88,9 +89,7 @@ def _train(
         click.echo(str(estimator.annotators_), err=True)
     click.echo(f"wrote {output}", err=True)
     if dev is not None:
-        reports = score(estimator, dev, y_dev)
-        print_reports(reports)
-        print_details(reports)
+        click.echo(table(score(estimator, dev, y_dev)))
     return stopped
 
 

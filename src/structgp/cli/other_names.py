@@ -38,23 +38,26 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
+        if any(p.name == "model_path" and isinstance(p, click.Argument) for p in self.params):
+            args = _model_first(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if self.name == "train" and error.option_name in TRAIN:
                 raise InputError(f"train {error.option_name}", *TRAIN[error.option_name]) from error
-            stands_alone = any(
-                p.name == "model_path" and isinstance(p, click.Argument) for p in self.params
-            )
-            if error.option_name == "-m" and stands_alone:
-                usage = " ".join(self.collect_usage_pieces(ctx)[1:])
-                problem = "here the model stands without an option"
-                raise InputError(f"{self.name} -m", problem, f"use structgp {self.name} {usage}") from error
             raise
         except click.MissingParameter as error:
             if named := _named(self.name, error.param, given):
                 raise InputError(*named) from error
             raise
+
+
+def _model_first(args: list[str]) -> list[str]:
+    """Where the model is an argument, ``-m MODEL`` is the same as MODEL."""
+    for n, word in enumerate(args[:-1]):
+        if word in ("-m", "--model"):
+            return [args[n + 1], *args[:n], *args[n + 2 :]]
+    return args
 
 
 def _named(command: str | None, missing: click.Parameter | None, given: list[str]) -> Any:

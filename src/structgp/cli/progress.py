@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -47,27 +48,44 @@ def fit_with_progress(
             click.echo(f"step {info.iteration + 1}: bound {info.elbo:.1f}", err=True)
         return interrupted
 
+    class Told(logging.Handler):
+        """Shows how far cross-validation has come."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if bar.disable:
+                click.echo(record.getMessage(), err=True)
+            else:
+                bar.set_postfix_str(record.getMessage())
+
     previous = signal.signal(signal.SIGINT, stop)
+    logger, told = logging.getLogger("structgp.held_out"), Told()
+    if not quiet:
+        logger.addHandler(told)
+        logger.setLevel(logging.INFO)
     try:
         estimator.fit(X, y, callback=show, together=together, **options)
     finally:
         signal.signal(signal.SIGINT, previous)
+        logger.removeHandler(told)
+        logger.setLevel(logging.NOTSET)
         bar.close()
 
 
 def say_fit(estimator: StructuredGPClassifier, n_sequences: int, n_tokens: int) -> None:
-    log = estimator.training_log_
+    log, found = estimator.training_log_, estimator.held_out_
     of = f"{log['n_inducing']} inducing inputs leave {log['inducing_residual']:.1%} of the variance"
     if log["posterior"] == "weights":
         of = f"{log['n_inducing']} weights"
+    took = f"{log['seconds']:.1f} s"
+    if found is not None:
+        took += f" ({log['seconds'] + found['seconds']:.1f} s with cross-validation)"
     click.echo(
         f"{n_sequences} sequences, {n_tokens} tokens, {len(estimator.classes_)} labels; {of}; "
         f"{log['optimizer']} ({log['reason']}): {log['stopped']} after {len(log['steps'])} steps, "
-        f"{log['seconds']:.1f} s; bound {log['elbo']:.1f} (fresh draws {log['fresh_elbo']:.1f}), "
-        f"{log['effective_parameters']:.0f} effective parameters",
+        f"{took}; {log['effective_parameters']:.0f} effective parameters",
         err=True,
     )
-    if log["held_out"] is not None:
-        weight, spread = (log["plan"][name]["value"] for name in ("data_weight", "spread"))
-        told = "; ".join(held_out_lines(log["held_out"]))
-        click.echo(f"data weight {weight:g}, spread {spread:g}; in cross-validation {told}", err=True)
+    if found is not None:
+        told, weight = "; ".join(held_out_lines(found)), log["plan"]["data_weight"]["value"]
+        often = "once" if weight == 1 else f"{weight:g} times"
+        click.echo(f"every sequence counts {often}, chosen by cross-validation: {told}", err=True)

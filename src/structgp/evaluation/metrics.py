@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from structgp.data.span_labels import chunks
 from structgp.errors import InputError
+from structgp.evaluation.score_table import table
 
 Labels = Sequence[Sequence[str]]
 Marginals = Sequence[Sequence[Mapping[str, float]]]
@@ -279,6 +280,10 @@ class Report:
     layers: dict[str, Report] = field(default_factory=dict)
     by_type: dict[str, SpanCounts] = field(default_factory=dict)
     by_label: dict[str, SpanCounts] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The table that ``structgp evaluate`` prints."""
+        return table({"all" if self.layers else "score": self, **self.layers})
 
     def as_dict(self) -> dict[str, Any]:
         """Name -> value, in the order of the fields; layers only where there are some."""

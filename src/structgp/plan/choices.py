@@ -91,6 +91,7 @@ UNCORRELATED = Choice("diagonal", "weights have no correlations")
 CORRELATED = Choice("full", "weights of dense features are correlated")
 PLAIN_BAYES: Choice[float | None] = Choice(1.0, "Bayes' rule")
 PLAIN_SPREAD = Choice(1.0, "Bayes' rule")
+OWN = "the structure is your own, and is not cross-validated: compare it with Prior(data_weight=1)"
 UNCONSTRAINED: Choice[Any] = Choice(None, DEFAULT)
 TOKENS = Choice("accuracy", "labels are not spans")
 TIGHTER = Choice("bhattacharyya", "exact for one component, and tighter than the paper's for several")
@@ -380,8 +381,7 @@ def data_weight_of(
         "there are many labels": n_transitions(structure, examples) > MANY_TRANSITIONS,
         f"there are fewer than {FEWEST_SEQUENCES} sequences": examples.n_sequences < FEWEST_SEQUENCES,
         "the posterior is a mixture": isinstance(options.family, Mixture),
-        "the structure is your own": type(structure) not in (Chain, Piecewise, Declared, Segments)
-        or predictor is not None,
+        OWN: type(structure) not in (Chain, Piecewise, Declared, Segments) or predictor is not None,
         f"the {optimizer.name} fit is not repeated to choose it": not isinstance(optimizer, SecondOrder),
     }
     for reason, holds in why_not.items():

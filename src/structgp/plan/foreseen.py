@@ -41,12 +41,14 @@ LONG = 60.0
 @dataclass(frozen=True)
 class Foreseen:
     """seconds : the shortest and the longest that calls of the function are likely to take in all.
-    per_call, per_draw : seconds, on a sequence of median length. processes : that share the sequences."""
+    per_call, per_draw : seconds, on a sequence of median length. processes : that share the sequences.
+    name : of the function."""
 
     seconds: tuple[float, float]
     per_call: float
     per_draw: float
     processes: int = 1
+    name: str = "the likelihood"
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "seconds": list(self.seconds)}
@@ -57,7 +59,7 @@ class Foreseen:
         of = f"{1e3 * call:.2g} ms" if call < 0.1 else f"{call:.1f} s"
         of += f" for {MANY} draws of a sequence"
         where = f", in {self.processes} processes" if self.processes > 1 else ""
-        return f"the likelihood takes {of}: the fit will take some {low} to {high}{where}"
+        return f"{self.name} takes {of}: the fit will take some {low} to {high}{where}"
 
 
 def foresee(plan: Plan, examples: Any) -> Foreseen | None:
@@ -82,7 +84,7 @@ def foresee(plan: Plan, examples: Any) -> Foreseen | None:
     else:
         S, times = float(plan.gradient.value.n_draws), NATURAL_STEPS
     one = float((per_call + S * per_draw) * lengths.sum() / lengths[n])
-    found = Foreseen((times[0] * one, times[1] * one), per_call, per_draw)
+    found = Foreseen((times[0] * one, times[1] * one), per_call, per_draw, name=box.name)
     return _shared(found, box)
 
 

@@ -13,6 +13,7 @@ which one to take."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -43,6 +44,8 @@ from structgp.plan.trials import (
     nearest,
     search,
 )
+
+logger = logging.getLogger("structgp.held_out")
 
 N_FOLDS = 3
 """At most; fewer where there are fewer sequences."""
@@ -140,9 +143,13 @@ class Folds:
             seed = (int(options.random_state) + n) % 2**63
             self.folds.append(Fold(replace(options, random_state=seed), plan, examples, *parts))
         self.n_judged = sum(int(judged.sum()) for fold in self.folds for judged in fold.judged)
+        self.n_tried = 0
 
     def predict(self, candidate: Candidate, spreads: Sequence[float] = (1.0,)) -> BySpread:
         """What all folds predict under a candidate, by spread."""
+        self.n_tried += 1
+        told = "choosing how often sequences count, by cross-validation: try %d (%g times)"
+        logger.info(told, self.n_tried, candidate.data_weight)
         found = [fold.predict(candidate, spreads) for fold in self.folds]
         parts = zip(spreads, zip(*found, strict=True), strict=True)
         return {spread: Predictions(*np.concatenate(sums).T) for spread, sums in parts}

@@ -27,7 +27,17 @@ from structgp.plan.gradient_choice import gradient_of
 from structgp.plan.options import Family, Inducing, Mixture, Options, Weights
 from structgp.plan.predictor import answers_by, predictor_of
 from structgp.plan.programs import program_of
-from structgp.structures import ByValues, Chain, Custom, Declared, Segments, Spec, Structure, Template
+from structgp.structures import (
+    ByValues,
+    Chain,
+    Custom,
+    Declared,
+    Differences,
+    Segments,
+    Spec,
+    Structure,
+    Template,
+)
 
 LATER_LEARNING_ROUNDS = 0
 """How often the kernel moves in a ``partial_fit`` that has nothing but the posterior of earlier data: with
@@ -129,6 +139,8 @@ class Plan:
             for f in fields(self)
             if isinstance(choice := getattr(self, f.name), Choice)
         }
+        if isinstance(self.structure.value, Differences):
+            found["gradient"] = {"value": "differences", "reason": "the function gives values alone"}
         if self.rank:
             found["covariance"]["rank"] = self.rank
         if self.tails is not None:

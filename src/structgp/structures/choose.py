@@ -30,8 +30,9 @@ class Custom:
     log_prob : a function, or whatever else :func:`as_structure` takes. predict_with : 'auto' for the
     likelihood itself, by its values alone if it offers no marginals; 'chain'; or a Structure. n_jobs :
     processes for a NumPy function, -1 for one per core; None for one, or one per core where a fit would
-    take long. batched : whether a function computes a whole
-    batch, ``function(f, g, y, mask)``; None to read its attribute ``batched``."""
+    take long; each of them imports the module that the function is in, unless that is the script itself.
+    batched : whether a function computes a whole batch, ``function(f, g, y, mask)``; None to read its
+    attribute ``batched``."""
 
     log_prob: Callable[..., Any] | Structure | Spec | str
     predict_with: str | Structure = "auto"
