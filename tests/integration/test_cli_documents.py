@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -211,10 +212,49 @@ def test_deferred_labels_are_not_known(folder: Path, tmp_path: Path) -> None:
     assert rows[2::3] == ["NONE"] * 3
 
 
+def test_the_name_of_a_file_tells_its_format(folder: Path, tmp_path: Path) -> None:
+    model, new = folder / "model", folder / "new.txt"
+    found = ok("tag", "-m", model, new)
+    assert found.stdout == ok("tag", "-m", model, "--format", "text", new).stdout
+    assert "new.txt: read as text, by its name" in found.stderr
+    assert "token error" in ok("expect", model, new).stdout
+    ok("report", model, new, "-o", tmp_path / "page.html")
+    assert not ok("tag", "-m", model, folder / "test.jsonl").stderr
+    assert formats.file_formats.format_by_name("a.jsonl", "doccano") == "doccano"
+    assert formats.file_formats.format_by_name("a.txt", "conll") == "conll"
+    assert formats.file_formats.format_by_name("a.doc", "brat") == "brat"
+
+
+def test_entities_do_not_take_the_place_of_parts_of_speech(folder: Path) -> None:
+    given = ("tag", "-m", folder / "model", folder / "new.txt")
+    row = ok(*given, "--to", "conllu").stdout.splitlines()[1].split("\t")
+    assert row[3] == "_"
+    assert re.search(r"\bNER=\S+\|Prob=", row[9])
+    row = ok(*given, "--to", "conllu", "--field", "xpos").stdout.splitlines()[1].split("\t")
+    assert row[4] != "_"
+    assert "NER=" not in row[9]
+    wrong = run(*given, "--field", "xpos")
+    assert wrong.exit_code == 2
+    assert "--field: is for conllu, not for prodigy" in wrong.stderr
+
+
+def test_a_model_with_vectors_needs_its_features() -> None:
+    documents = [Document.from_words(["two", "eggs"], ["B-QTY", "O"])] * 2
+    X = [[t | {"vector": np.ones(2)} for t in token_features(d.words)] for d in documents]
+    tagger = structgp.StructuredGPClassifier(prior=structgp.Prior(data_weight=1))
+    tagger.fit(X, [d.labels for d in documents])
+    with pytest.raises(InputError, match=r"^X: .* with vectors.*annotate\(tagger, documents, X\)"):
+        annotate(tagger, documents)
+    assert annotate(tagger, documents, X)[0].prediction is not None
+
+
 def test_what_documents_cannot_hold(folder: Path, tmp_path: Path) -> None:
     model, test = folder / "model", folder / "test.jsonl"
     refused("tag", "-m", model, test, "-n", "2", says="-n: prodigy has no place for it")
     refused("tag", "-m", model, test, "-v", "2", says="-v 2: prodigy has no place")
+    refused(
+        "tag", "-m", model, test, "-v", "2", "--to", "conll", says="-v 2: conll has no .*predict_marginals"
+    )
     refused("tag", "-m", model, test, "--to", "brat", says="-o: brat is not text for standard output")
     refused(
         "evaluate",
@@ -230,6 +270,8 @@ def test_what_documents_cannot_hold(folder: Path, tmp_path: Path) -> None:
     train = ("train", bad, "--format", "prodigy", "-o", tmp_path / "m")
     refused(*train, says=r"bad\.jsonl:1: the span .* or let it grow with --snap$")
     refused(*train, "--field", "xpos", says="--field: is for conllu")
+    features = ("train", bad, "--format", "jsonl", "-o", tmp_path / "m")
+    refused(*features, says="unknown key 'text'; .*--format doccano")
     refused(*train, "--numeric", "1", says="--numeric: is for column files; documents have words")
     refused(
         "train",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from tests.api.declared_cases import CASES
 
 from structgp.data.graphs import Graph, Shape
-from structgp.report import Findings, Text, examine, render
+from structgp.report import Findings, Text, examine, render, sections
 from structgp.report.findings import TokenUncertainty
 from structgp.report.markup import percent
 from structgp.report.pictures import MOST_NODES, MOST_SINGLE, order_of, pictures, positions
@@ -88,6 +89,13 @@ def fitted_grid() -> Findings:
     flat = [y.astype(str).ravel().tolist() for y in case.y]  # labels of nodes in order do as well
     text = Text("some.jsonl", [words_of(x) for x in case.X], list(range(1, len(case.X) + 1)), flat)
     return examine(case.fit(), case.X, text, model_name="some.model")
+
+
+def test_a_page_about_images_speaks_of_pixels(fitted_grid: Findings):
+    told = sections.headline, sections.confidence, sections.confusions, sections.fit
+    page = "".join(str(part(fitted_grid)) for part in told)
+    assert "pixels" in page
+    assert not re.search(r"\b(token|sequence)s?\b", page)
 
 
 def test_large_images_are_drawn_in_runs(fitted_grid: Findings, parse):

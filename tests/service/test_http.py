@@ -19,6 +19,7 @@ from structgp.errors import InputError
 from structgp.service import running
 from structgp.service.guard import MOST_BYTES, Guard
 from structgp.service.openapi import openapi
+from structgp.service.requests import name_in
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,12 @@ def test_unknown_addresses_and_ways(served):
         except json.JSONDecodeError:  # Starlette's own answer is text
             continue
         assert status == expected
+
+
+def test_a_request_without_a_name_is_told_to_take_a_new_one():
+    with pytest.raises(InputError, match="new random string"):
+        name_in({"annotator": "ann"}, "request")
+    assert name_in({"annotator": "ann"}, "annotator") == "ann"
 
 
 def test_openapi_names_every_address(served):

@@ -147,6 +147,11 @@ def test_labels_are_checked(labels, problem):
         TAGS.checked(labels, 2)
 
 
+def test_a_type_is_not_yet_a_label():
+    with pytest.raises(InputError, match="did you mean 'B-PERSON'"):
+        TagSet(("PERSON", "PLACE"), True).checked(["PERSON"], 1)
+
+
 def test_unknown_is_not_outside():
     assert TAGS.checked([None, "I-A"], 2) == [None, "I-A"]
     assert TAGS.tags == ("O", "B-A", "I-A", "B-B", "I-B")

@@ -51,6 +51,9 @@ def annotate(
     [(0, 3, 'QTY')]
     """
     given = list(documents)
+    if X is None and any(block.kind == "dense" for block in tagger.model_.encoder.blocks):
+        problem = "the model was trained with vectors, which the default features do not have"
+        raise InputError("X", problem, "pass the features as X: annotate(tagger, documents, X)")
     X = [token_features(document.words) for document in given] if X is None else X
     _check_numbers(len(given), X=X, known=known)
     asked = tagger.ask(X)

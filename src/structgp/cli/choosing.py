@@ -42,7 +42,7 @@ def choose(
         reader = PlainReader(format or "columns")
     else:
         estimator, reader = load_with_reader(
-            StructuredGPClassifier, model_path, vectors_path, device, format, snap
+            StructuredGPClassifier, model_path, vectors_path, device, format, snap, [*files, *exclude]
         )
     excluded = {key_of(reader, s) for s in sequences(reader, exclude, encoding, quiet=True)}
     every = list(sequences(reader, files, encoding))

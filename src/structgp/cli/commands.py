@@ -199,6 +199,12 @@ def train(**given: Any) -> None:
     type=click.Choice(DOCUMENTS),
     help="Format to write documents in.  [default: that of FILES; prodigy for text]",
 )
+@click.option(
+    "--field",
+    metavar="NAME",
+    help="Where CoNLL-U gets the labels: upos, xpos, deprel, feats:NAME or misc:NAME.  [default: as in "
+    "training, else upos; misc:NER for spans if neither FILES nor the training file are CoNLL-U]",
+)
 @reading_options
 def tag(**given: Any) -> None:
     """Label FILES, or standard input. Output looks like that of crf_test: the columns, a tab, the

@@ -39,7 +39,7 @@ def expect(
     encoding: str,
 ) -> None:
     """The command expect."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents, snap)
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents, snap, files)
     read = list(sequences(reader, files, encoding))
     with in_files([(s.name, s.line) for s in read] if reader.names_examples else []):
         found = estimator.expected_scores([s.tokens for s in read], level)
@@ -70,7 +70,7 @@ def calibrate(
 
     output = model_path if output is None else output
     estimator, reader = load_with_reader(
-        StructuredGPClassifier, model_path, vectors_path, device, documents, snap
+        StructuredGPClassifier, model_path, vectors_path, device, documents, snap, [data_path]
     )
     data = reader.read(data_path, encoding=encoding)
     y = all_labels(data, reader.missing)

@@ -11,6 +11,7 @@ from structgp.cli.shared import in_files, output_stream
 from structgp.data.documents import Document
 from structgp.data.formats.document_reader import DocumentReader, DocumentSequence
 from structgp.data.formats.file_formats import named
+from structgp.data.schemes import scheme_of
 from structgp.errors import InputError
 
 ANSWERED_AS = {"text": "prodigy"}
@@ -43,13 +44,28 @@ class DocumentTagger:
         return None if labels is None else list(labels)
 
 
-def check_options(n_best: int | None, level: int, coverage: float | None, reader: DocumentReader) -> None:
-    """InputError for options of tag whose answers documents cannot hold."""
+def check_options(
+    n_best: int | None, level: int, coverage: float | None, reader: DocumentReader, to: str | None
+) -> str:
+    """The format that tag writes, by default that of the reader; InputError for options whose answers
+    documents cannot hold."""
+    written = to or ANSWERED_AS.get(reader.documents, reader.documents)
     given = {"-n": n_best, "-v 2": level == 2, "--coverage": coverage is not None}
     for option, value in given.items():
         if value:
-            problem = f"{reader.documents} has no place for it"
-            raise InputError(option, problem, "convert the documents to conll, and train on columns")
+            remedy = "use predict_marginals in Python, or convert to conll and train on columns"
+            raise InputError(option, f"{written} has no place for it", remedy)
+    return written
+
+
+def field_of(estimator: Fitted, reader: DocumentReader, to: str, asked: str | None) -> str:
+    """Where CoNLL-U gets the labels. Spans from other documents are not put in the place of parts of
+    speech."""
+    if asked is not None and to != "conllu":
+        raise InputError("--field", f"is for conllu, not for {to}", "leave it out, or add --to conllu")
+    has_field = "conllu" in (reader.documents, estimator.model_.extra["documents"])
+    usual = reader.how.field if has_field or not scheme_of(estimator.classes_.tolist()) else "misc:NER"
+    return asked or usual
 
 
 def write_documents(
@@ -59,11 +75,13 @@ def write_documents(
     output: str | None,
     encoding: str,
     at_once: bool = False,
+    field: str | None = None,
 ) -> None:
     """Write documents in the format ``to``, by default that of the reader. at_once : whether each is to be
-    seen as soon as it is known."""
+    seen as soon as it is known; field : where CoNLL-U gets the labels, by default as in training."""
     name = to or ANSWERED_AS.get(reader.documents, reader.documents)
-    how, write, save = replace(reader.how, encoding=encoding), named(name).text, named(name).save
+    how = replace(reader.how, encoding=encoding, field=field or reader.how.field)
+    write, save = named(name).text, named(name).save
     if save is not None:
         if output is None:
             problem = f"{name} is not text for standard output"

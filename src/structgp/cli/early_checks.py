@@ -81,7 +81,8 @@ def check_train(
         raise InputError("train", problem, f"leave TEMPLATE out: {what} are already features")
     if format == "columns" and len(paths) != 2:
         problem = f"{given}, but TEMPLATE and TRAIN are needed"
-        remedy = "give both, or --format crfsuite, jsonl or conll for files that need no TEMPLATE"
+        remedy = "give both, or name a format that needs no TEMPLATE: --format doccano, prodigy, conllu or "
+        remedy += "another of documents, or crfsuite or jsonl"
         raise InputError("train", problem, remedy)
     check_there(*paths, dev_path)
 

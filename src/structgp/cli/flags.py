@@ -121,8 +121,8 @@ reading_options = combined(
         "--format",
         "documents",
         type=click.Choice(DOCUMENTS),
-        help="Format of the documents, for a model that was trained on some.  [default: that of its "
-        "training file]",
+        help="Format of the documents, for a model that was trained on some.  [default: by the name: .txt, "
+        ".conllu, .spacy, ...; else that of the training file]",
     ),
     snap_option,
     device_option,

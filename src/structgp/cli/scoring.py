@@ -30,7 +30,9 @@ def evaluate_files(
     encoding: str,
 ) -> None:
     """The command evaluate."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, device, documents, snap)
+    estimator, reader = load_with_reader(
+        Fitted, model_path, vectors_path, device, documents, snap, [test_path]
+    )
     test = reader.read(test_path, encoding=encoding)
     y_test = all_labels(test, reader.missing)
     if against and reader.format == "jsonl":

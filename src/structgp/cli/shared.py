@@ -16,6 +16,7 @@ from structgp.api.fitted import Fitted, read_as
 from structgp.cli.group import show_warning, silence_stdout
 from structgp.data.atomic import atomic_write
 from structgp.data.formats.document_reader import DocumentReader
+from structgp.data.formats.file_formats import format_by_name
 from structgp.data.sources import Coverage, FileSequence, Labelled, Reader, from_json
 from structgp.errors import InputError
 
@@ -30,14 +31,22 @@ def load_with_reader(
     device: str = "cpu",
     documents: str | None = None,
     snap: bool = False,
+    files: Sequence[str] = (),
 ) -> tuple[M, Reader]:
     """A model, on ``device``, and the reader of its files. kind : ``Fitted`` if it is only to be asked,
     which saves the import of scikit-learn; vectors_path : where its word vectors are; documents : the
-    format of the files, None for that of the training file; snap : whether spans that cut tokens grow."""
+    format of the files, None for the one that their names tell, else that of the training file; snap :
+    whether spans that cut tokens grow."""
     estimator = read_as(kind, path, None)
     estimator.device = device
     reader = from_json(estimator.model_.extra, path, vectors_path)
     if isinstance(reader, DocumentReader):
+        if documents is None:
+            told = {format_by_name(file, reader.documents) for file in files}
+            if len(told) == 1 and told != {reader.documents}:
+                (documents,) = told
+                said = f"read as {documents}, by its name; --format says otherwise"
+                click.echo(f"{files[0]}: {said}", err=True)
         return estimator, reader.of_format(documents, snap)
     if documents is not None or snap:
         problem = f"{path} was trained on {reader.format}, not on documents"

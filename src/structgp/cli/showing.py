@@ -31,7 +31,7 @@ def write_report(
 ) -> None:
     """The command report."""
     estimator, reader = shared.load_with_reader(
-        StructuredGPClassifier, model_path, vectors_path, device, documents, snap
+        StructuredGPClassifier, model_path, vectors_path, device, documents, snap, [data_path]
     )
     found = list(shared.sequences(reader, [data_path], encoding))
     every: list[Any] = [s.labels for s in found if s.labels is not None]

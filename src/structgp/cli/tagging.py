@@ -14,7 +14,7 @@ from typing import Any
 from structgp.answers.ask import Asked
 from structgp.api.fitted import Fitted
 from structgp.cli.arriving import arriving
-from structgp.cli.document_tagging import DocumentTagger, check_options, write_documents
+from structgp.cli.document_tagging import DocumentTagger, check_options, field_of, write_documents
 from structgp.cli.json_tagging import JsonTagger
 from structgp.cli.shared import load_with_reader, output_stream, sequences
 from structgp.data.formats.document_reader import DocumentReader
@@ -43,6 +43,7 @@ def tag(
     force: bool,
     missing: str,
     to: str | None,
+    field: str | None,
     vectors_path: str | None,
     documents: str | None,
     snap: bool,
@@ -50,7 +51,9 @@ def tag(
     encoding: str,
 ) -> None:
     """The command tag."""
-    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, documents=documents, snap=snap)
+    estimator, reader = load_with_reader(
+        Fitted, model_path, vectors_path, documents=documents, snap=snap, files=files
+    )
     if decode is not None:
         estimator.decode, estimator.costs = decode, None
     tagger: Tagger | JsonTagger | DocumentTagger = Tagger(
@@ -59,10 +62,12 @@ def tag(
     if reader.format == "jsonl":
         tagger = JsonTagger(estimator, level, n_best, force, defer, coverage)
     if isinstance(reader, DocumentReader):
-        check_options(n_best, level, coverage, reader)
+        to = check_options(n_best, level, coverage, reader, to)
+        field = field_of(estimator, reader, to, field)
         reader, tagger = reader.of_missing(missing), DocumentTagger(estimator, force, defer)
-    elif to is not None:
-        raise InputError("--to", f"is for documents; {model_path} knows {reader.format}", "leave it out")
+    elif to is not None or field is not None:
+        option = "--field" if to is None else "--to"
+        raise InputError(option, f"is for documents; {model_path} knows {reader.format}", "leave it out")
     end = "" if reader.format == "jsonl" else "\n"
     given: Sequence[Any] = files or [sys.stdin.buffer]
     with joined(device_of(device)) as together:
@@ -82,7 +87,7 @@ def tag(
         if isinstance(reader, DocumentReader):
             each = (document for some in answered() for document in some)
             if together.is_first:
-                write_documents(each, reader, to, output, encoding, at_once=not files)
+                write_documents(each, reader, to, output, encoding, at_once=not files, field=field)
             else:
                 deque(each, maxlen=0)
             return

@@ -44,8 +44,9 @@ def learning_curve(trace: Sequence[Sequence[float]], fresh: float, *, from_step:
     return plot.svg("Evidence bound by step" if from_step <= 1 else "Evidence bound, last steps")
 
 
-def reliability(calibration: Calibration) -> Markup:
-    """Accuracy over confidence: one dot per bin, with two standard errors."""
+def reliability(calibration: Calibration, one: str) -> Markup:
+    """Accuracy over confidence: one dot per bin, with two standard errors. one : 'token' or 'pixel', here
+    and below."""
     plot = Plot((0, 1), (0, 1), height=330)
     plot.y_axis("share that is right", _FIFTHS, "{:g}".format)
     plot.x_axis("confidence", _FIFTHS, "{:g}".format)
@@ -55,29 +56,29 @@ def reliability(calibration: Calibration) -> Markup:
         plot.line([(b.confidence, low), (b.confidence, high)], "whisker")
     plot.line([(b.confidence, b.accuracy) for b in calibration.bins], "curve")
     for b in calibration.bins:
-        plot.dot((b.confidence, b.accuracy), "point", 4, describe_bin(b))
+        plot.dot((b.confidence, b.accuracy), "point", 4, describe_bin(b, one))
     return plot.svg(f"Reliability: expected calibration error {decimal(calibration.ece, 3)}")
 
 
-def confidence_counts(calibration: Calibration) -> Markup:
+def confidence_counts(calibration: Calibration, one: str) -> Markup:
     """Tokens in each bin of confidence."""
     top = max(b.count for b in calibration.bins)
     plot = Plot((0, 1), (0, top * 1.02), height=130)
-    plot.y_axis("tokens", [t for t in ticks(0, top, 3) if t == int(t)], count)
+    plot.y_axis(f"{one}s", [t for t in ticks(0, top, 3) if t == int(t)], count)
     plot.x_axis("confidence", _FIFTHS, "{:g}".format)
     for b in calibration.bins:
-        plot.box((b.low + 0.004, 0), (b.high - 0.004, b.count), "bar", describe_bin(b))
-    return plot.svg("Number of tokens by confidence")
+        plot.box((b.low + 0.004, 0), (b.high - 0.004, b.count), "bar", describe_bin(b, one))
+    return plot.svg(f"Number of {one}s by confidence")
 
 
-def describe_bin(b: CalibrationBin) -> str:
+def describe_bin(b: CalibrationBin, one: str) -> str:
     return (
-        f"confidence {decimal(b.low, 2)} to {decimal(b.high, 2)}: {plural(b.count, 'token')}, "
+        f"confidence {decimal(b.low, 2)} to {decimal(b.high, 2)}: {plural(b.count, one)}, "
         f"{percent(b.accuracy)} right, {percent(b.confidence)} claimed"
     )
 
 
-def risk_curve(deferral: Deferral, risk: RiskCoverage | None) -> Markup:
+def risk_curve(deferral: Deferral, risk: RiskCoverage | None, one: str) -> Markup:
     """Error of the most confident share of the tokens, and beside it what the model expects; that alone
     where the true error is not known."""
     n = len(deferral.expected)
@@ -89,19 +90,19 @@ def risk_curve(deferral: Deferral, risk: RiskCoverage | None) -> Markup:
     plot = Plot((0, 1), (0, top), height=330, right=58)
     digits = 0 if top > 0.05 else 1
     plot.y_axis("error among them", ticks(0, top), lambda v: percent(v, digits))
-    plot.x_axis("most confident share of the tokens", _FIFTHS, lambda v: percent(v, 0))
+    plot.x_axis(f"most confident share of the {one}s", _FIFTHS, lambda v: percent(v, 0))
     plot.area(points, "under")
     plot.line(points, "curve")
     if risk is not None:
         plot.line(expected, "ideal", "what the model expects")
     for share in (0.5, 0.8, 1.0):
         error = at_share(errors, share)
-        said = "all tokens" if share == 1 else f"most confident {percent(share, 0)}"
+        said = f"all {one}s" if share == 1 else f"most confident {percent(share, 0)}"
         plot.dot((share, error), "point", 4, f"{said}: {percent(error)} {verb} wrong")
         # Where no line passes and no tick is: below the curve, or above it if what is expected lies below.
         below = at_share(deferral.expected, share) >= error > 0.08 * top
         plot.note((share, error), percent(error), *(("start", (8, 12)) if below else ("end", (-4, -9))))
-    return plot.svg("Error among the tokens that are answered, by their share")
+    return plot.svg(f"Error among the {one}s that are answered, by their share")
 
 
 def at_share(values: NDArray[np.float64], share: float) -> float:

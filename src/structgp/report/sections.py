@@ -10,7 +10,7 @@ import torch
 
 from structgp.answers.expected import Interval
 from structgp.api.describe import describe
-from structgp.evaluation.metrics import Calibration, Report
+from structgp.evaluation.metrics import Report
 from structgp.report import charts, tables
 from structgp.report.findings import LEVEL, Findings, Truth
 from structgp.report.markup import Markup, count, decimal, join, percent, plural, tag
@@ -104,7 +104,8 @@ def _facts(findings: Findings) -> Markup:
     if trace := log.get("trace"):
         fitted += f" after {plural(int(trace[-1][0]), 'step')}"
     sizes = log["n_sequences"], log["n_tokens"], len(model.labels.classes)
-    trained = ", ".join(map(plural, sizes, ("sequence", "token", "label")))
+    one, example = NOUNS[findings.form]
+    trained = ", ".join(map(plural, sizes, (example, one, "label")))
     draws = plural(n, "draw") if (n := findings.estimator.ask([]).question.n_draws) else "the mean"
     facts = (
         ("Trained on", trained),
@@ -124,7 +125,7 @@ def _facts(findings: Findings) -> Markup:
 
 def confidence(findings: Findings) -> Markup:
     truth, found = findings.truth, findings.estimator.held_out_
-    plots = [_risk(findings)] if truth is None else [_reliability(truth.calibration), _risk(findings)]
+    plots = [_risk(findings)] if truth is None else [_reliability(findings, truth), _risk(findings)]
     notes = [tag("div", *plots, class_="halves")]
     if truth is None:
         notes.append(_note("Only true labels show whether confidence is deserved; this file has none."))
@@ -134,14 +135,16 @@ def confidence(findings: Findings) -> Markup:
             said += f" and a span F1 of {_interval(findings.expected.f1)}"
         notes.append(_note(f"{said}."))
     if found is not None:
-        sizes = f"{plural(found['n_tokens'], 'token')} in {plural(found['n_folds'], 'fold')}"
+        sizes = (
+            f"{plural(found['n_tokens'], NOUNS[findings.form][0])} in {plural(found['n_folds'], 'fold')}"
+        )
         said = f"In cross-validation within the training data ({sizes}): "
         notes.append(_note(f"{said}error {percent(found['token_error'])}. {found['verdict']}"))
     return join(notes)
 
 
-def _reliability(calibration: Calibration) -> Markup:
-    rows = []
+def _reliability(findings: Findings, truth: Truth) -> Markup:
+    calibration, one, rows = truth.calibration, NOUNS[findings.form][0], []
     for b in calibration.bins:
         span = f"{decimal(b.low, 2)}\N{EN DASH}{decimal(b.high, 2)}"
         rows.append((span, count(b.count), decimal(b.confidence, 3), decimal(b.accuracy, 3)))
@@ -149,8 +152,8 @@ def _reliability(calibration: Calibration) -> Markup:
         "On the dashed line confidence equals accuracy; below it the model claims too much. "
         f"Upright lines: two standard errors. Expected calibration error {decimal(calibration.ece, 4)}."
     )
-    table = tables.figures(("bin", "tokens", "confidence", "accuracy"), rows, text_columns=1)
-    plots = charts.reliability(calibration), charts.confidence_counts(calibration)
+    table = tables.figures(("bin", f"{one}s", "confidence", "accuracy"), rows, text_columns=1)
+    plots = charts.reliability(calibration, one), charts.confidence_counts(calibration, one)
     return _figure("Is it right as often as it claims?", plots, said, "Figures of the bins", table)
 
 
@@ -165,13 +168,14 @@ def _risk(findings: Findings) -> Markup:
         )
         for share in _COVERAGES
     ]
-    said = "Error that the model expects among the tokens that it is most confident of. "
+    one = NOUNS[findings.form][0]
+    said = f"Error that the model expects among the {one}s that it is most confident of. "
     if risk is not None:
-        said = "Error among the tokens that the model is most confident of, and dashed what it expects. "
+        said = f"Error among the {one}s that the model is most confident of, and dashed what it expects. "
         said += f"Area under the curve {decimal(risk.area, 4)}; lower is better. "
-    said += "The table has the values of defer that leave the others to a person."
+    said += f"The table below gives, for each share, the value of defer that keeps just those {one}s."
     head = ("answered", "defer", "expected error", "error")[: 2 + len(columns)]
-    title, plots = "What if it answers only where it is sure?", [charts.risk_curve(left, risk)]
+    title, plots = "What if it answers only where it is sure?", [charts.risk_curve(left, risk, one)]
     return _figure(title, plots, said, "Figures of the curve", tables.figures(head, rows))
 
 
@@ -199,15 +203,16 @@ def by_type(scores: Report) -> Markup:
 def confusions(findings: Findings) -> Markup:
     if findings.truth is None:
         return _note("Only true labels show what is taken for what; this file has none.")
-    counts = findings.truth.confusion
+    counts, one = findings.truth.confusion, NOUNS[findings.form][0]
     table, left_out = tables.confusion(counts)
-    said = _note("Numbers of tokens, shaded by their share of the true label's.")
+    said = _note(f"Numbers of {one}s, shaded by their share of the true label's.")
     parts = [tag("h3", "What is taken for what"), said, table]
     if left_out:
-        parts.append(_note(f"The {plural(left_out, 'label')} with the fewest tokens left out."))
+        parts.append(_note(f"The {plural(left_out, 'label')} with the fewest {one}s left out."))
     columns = [tag("div", *parts)]
     if any(truth != guess for truth, guess in counts):
-        columns.append(tag("div", tag("h3", "Most frequent errors"), tables.worst_confusions(counts)))
+        worst = tables.worst_confusions(counts, one)
+        columns.append(tag("div", tag("h3", "Most frequent errors"), worst))
     return tag("div", *columns, class_="side")
 
 
@@ -261,7 +266,8 @@ def fit(findings: Findings) -> Markup:
         f"The bound of each step. At the end {decimal(last, 1)} on the draws of the fit and "
         f"{decimal(fresh, 1)} on fresh ones (the ring): in expectation the best bound lies between "
         f"them, {decimal(abs(last - fresh), 1)} nats apart, or "
-        f"{decimal(abs(last - fresh) / max(1, log['n_tokens']), 3)} per token of the training data."
+        f"{decimal(abs(last - fresh) / max(1, log['n_tokens']), 3)} per {NOUNS[findings.form][0]} of "
+        "the training data."
     )
     figures = [tag("figure", charts.learning_curve(trace, fresh), tag("figcaption", said))]
     start = _enlarged_from(trace, last, fresh)

@@ -88,15 +88,15 @@ def frequent(tokens: Mapping[str, int]) -> list[str]:
     return sorted(by_number[:MOST_LABELS])
 
 
-def worst_confusions(counts: Counter[tuple[str, str]], most: int = 8) -> Markup:
-    """The most frequent errors, as a list."""
+def worst_confusions(counts: Counter[tuple[str, str]], one: str, most: int = 8) -> Markup:
+    """The most frequent errors, as a list. one : 'token' or 'pixel'."""
     wrong = [(-n, truth, guess) for (truth, guess), n in counts.items() if truth != guess]
     total = -sum(n for n, _, _ in wrong)
     rows = (
         (tag("code", truth), tag("code", guess), count(-n), percent(-n / total, 0))
         for n, truth, guess in sorted(wrong)[:most]
     )
-    return figures(("true", "predicted", "tokens", "of errors"), rows, text_columns=2)
+    return figures(("true", "predicted", f"{one}s", "of errors"), rows, text_columns=2)
 
 
 def by_name(title: str, counts: Mapping[str, SpanCounts]) -> tuple[Markup, int]:

@@ -62,13 +62,16 @@ async def body_of(request: Request) -> dict[str, Any]:
 
 
 def name_in(given: dict[str, Any], key: str) -> str:
-    """A name of up to 64 characters."""
+    """A name of up to 64 characters, or the identifier of a request."""
     value = given.get(key)
     if not isinstance(value, str) or not NAME.fullmatch(value):
         problem = (
             "missing" if value is None else f"must be 1 to 64 characters in one line, got {value!r:.80}"
         )
-        raise InputError(key, problem, f'give a short name, such as "{key}": "ann"')
+        remedy = f'give a short name, such as "{key}": "ann"'
+        if key == "request":  # the same one again changes nothing
+            remedy = "give a new random string with every request that saves or undoes, such as a UUID"
+        raise InputError(key, problem, remedy)
     return value
 
 

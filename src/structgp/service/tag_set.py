@@ -63,7 +63,8 @@ class TagSet:
         known = set(self.tags)
         for t, label in enumerate(labels):
             if label is not None and (not isinstance(label, str) or label not in known):
-                near = difflib.get_close_matches(str(label), self.tags, 1)
+                begun = [f"B-{label}"] if self.spans and label in self.types else []
+                near = begun or difflib.get_close_matches(str(label), self.tags, 1)
                 remedy = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(self.tags)}"
                 raise InputError(f"{place}[{t}]", f"{label!r} is not a label of this pool", remedy)
         if self.spans:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +53,10 @@ FORMATS = {
 }
 
 
+_ALIKE = ({"conll", "text"}, {"conllu", "text"}, {"prodigy", "doccano", "label-studio"})
+"""Formats whose files may have the same names."""
+
+
 def named(name: str) -> Format:
     """The format with this name."""
     if name not in FORMATS:
@@ -67,6 +72,16 @@ def format_of(path: Any, option: str = "format") -> str:
             return found.name
     problem = f"the name {name_of(path)} does not tell the format"
     raise InputError(option, problem, f"say which: {', '.join(FORMATS)}")
+
+
+def format_by_name(path: str, usual: str) -> str:
+    """The format that the end of a file's name tells; ``usual`` where it tells none, or where files of the
+    usual format may be called so too: columns are often in .txt, and all JSON is in .json or .jsonl."""
+    with suppress(InputError):
+        found = format_of(path)
+        if not any({found, usual} <= alike for alike in _ALIKE):
+            return found
+    return usual
 
 
 def read(source: Source, format: str | None = None, **how: Any) -> Iterator[Document]:

@@ -128,7 +128,10 @@ def _parsed(line: str, place: str) -> dict[str, Any]:
         raise InputError(place, problem, 'write {"tokens": [...], "labels": [...]}')
     for key in given:
         if key not in KEYS and key not in ANSWERS:
-            raise InputError(place, f"unknown key {key!r}", f"use {', '.join(KEYS)}")
+            remedy = f"use {', '.join(KEYS)}"
+            if key == "text":
+                remedy = "this looks like documents of doccano or Prodigy: use --format doccano or prodigy"
+            raise InputError(place, f"unknown key {key!r}", remedy)
     return given
 
 

@@ -386,7 +386,8 @@ def from_json(state: Mapping[str, Any], model: str = "model", vectors: Path | No
         return DocumentReader.from_json(state, model, None if vectors is None else os.fspath(vectors))
     if "template" not in state:
         problem = "a model without a feature template, saved from Python"
-        raise InputError(model, problem, "use it from Python, or train one with 'structgp train'")
+        remedy = "save it with extra=reader.to_json() (docs/features.md#files), or use 'structgp train'"
+        raise InputError(model, problem, remedy)
     numbers = NumericColumns.from_json(state["numeric"]) if "numeric" in state else None
     words = None
     if "vectors" in state:
