@@ -463,7 +463,7 @@ def test_likelihoods_that_cannot_go_on(data: Generated, fitted: StructuredGPClas
     def softmax(f: Any, g: Any, y: Any) -> Any:
         return f.log_softmax(-1)[:, torch.arange(len(y)), y].sum(-1) + 0 * g.sum((-1, -2))
 
-    with pytest.raises(InputError, match=r"^partial_fit: BlackBox offers no curvature"):
+    with pytest.raises(InputError, match=r"^partial_fit: softmax offers no curvature"):
         model.set_params(structure=softmax).partial_fit(data.X, data.y, remember=False)
 
     def shifts(f: Any, g: Any, y: Any) -> Any:
@@ -472,7 +472,7 @@ def test_likelihoods_that_cannot_go_on(data: Generated, fitted: StructuredGPClas
 
     custom = Custom(shifts, predict_with="chain")
     with pytest.raises(
-        InputError, match=r"^partial_fit: BlackBox.*may depend on a direction that was left out"
+        InputError, match=r"^partial_fit: shifts may depend on a direction that was left out"
     ):
         model.set_params(structure=custom).partial_fit(data.X, data.y, remember=False)
 

@@ -227,10 +227,9 @@ def kills(labelling, truth, tmp_path, n):
     asked: set[str] = set()
     refused: list[object] = []
     for round in range(n):
-        service = labelling()
-        stop = time.monotonic() + 0.05 + 0.45 * (round * 0.618 % 1)
+        service, before = labelling(), len(acknowledged)
 
-        def work(who, service=service, stop=stop, round=round):
+        def work(who, service=service, round=round):
             k = 0
             try:
                 while True:
@@ -248,7 +247,10 @@ def kills(labelling, truth, tmp_path, n):
         threads = [threading.Thread(target=work, args=(who,)) for who in ("ann", "bo")]
         for thread in threads:
             thread.start()
-        time.sleep(max(0.0, stop - time.monotonic()))
+        late = time.monotonic() + 30
+        while len(acknowledged) <= before and time.monotonic() < late:  # a busy machine is slow to begin
+            time.sleep(0.01)
+        time.sleep(0.45 * (round * 0.618 % 1))
         service.end(signal.SIGKILL)
         for thread in threads:
             thread.join()
@@ -259,7 +261,7 @@ def kills(labelling, truth, tmp_path, n):
         in_file = {r: (who, i, json.loads(labels)) for r, who, i, labels in found}
         assert {r: in_file.get(r) for r in acknowledged} == acknowledged
         assert in_file.keys() <= asked
-    assert len(acknowledged) > n
+    assert len(acknowledged) >= n
     assert refused == []
 
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from structgp.structures import BlackBox, Chain, Differences, Piecewise, Rules, composite, keep_known
-from structgp.structures.linear_chain import messages
 from structgp.structures.linear_chain.messages import (
     SAFE_SPREAD,
     Logs,
@@ -559,7 +558,7 @@ def test_a_detour_that_costs_more_than_a_message_can_hold(
     f, g, _, mask = case.tensors(dtype)
     f_, g_ = restricted(case, f, g, mask)
     assert size < SAFE_SPREAD[dtype]
-    assert isinstance(pass_messages(f_, g_, mask), Logs | messages._Narrowed)
+    assert not isinstance(pass_messages(f_, g_, mask), Scaled)
     ((table,),) = Tables(case, oracles).free
     marginals = case.chain.marginals(f, g, mask)
     np.testing.assert_allclose(marginals[0, 0], table.nodes.astype(float), atol=1e-6)

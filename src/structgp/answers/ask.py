@@ -365,10 +365,11 @@ class Asked(Encoded):
         ((_, at),) = self.one_by_one(known)
         p = span_probability(at, boundaries, start, stop, sense, kind)
         average = float(at.average(p[:, None])[0])
-        if kind is not None and self._local_points(known) is not None:
+        if self._local_points(known) is not None:
             both = self.marginals()[0], at.marginals()[0].numpy()
             ratios = TokenRatios(*both, boundaries, self.model.constraints)
-            average *= ratios.smallest(start, stop, kind, sense == "exact")
+            kinds = range(len(boundaries.kinds)) if kind is None else [kind]
+            average = sum(ratios.probability(at, boundaries, start, stop, sense, k) for k in kinds)
         return average, event_uncertainty(p, at.share[:, 0])
 
     def token_uncertainty(self, known: Known | None = None) -> list[np.ndarray]:

@@ -90,6 +90,20 @@ class TokenRatios:
             return float(self._any[start:stop, kind].min())
         return min([float(self._first[start, kind]), *self._later[start + 1 : stop, kind].tolist()])
 
+    def probability(
+        self, at: Potentials, boundaries: Boundaries, start: int, stop: int, sense: str, kind: int
+    ) -> float:
+        """The probability of a span of one type, and for 'covers' never less than if it is that exactly."""
+
+        def times(sense: str, ratio: float) -> float:
+            p = span_probability(at, boundaries, start, stop, sense, kind)
+            return ratio * float(at.average(p[:, None])[0])
+
+        exact = times("exact", self.smallest(start, stop, kind))
+        if sense != "covers":
+            return exact
+        return max(exact, times("covers", self.smallest(start, stop, kind, bounded=False)))
+
     def agreeing(self, spans: Sequence[Spanned], least: float) -> list[Spanned]:
         """Spans with such probabilities, of at least ``least``, most probable first."""
         found = [(start, stop, k, p * self.smallest(start, stop, k)) for start, stop, k, p in spans]
