@@ -99,8 +99,8 @@ def test_richer_answers() -> None:
     found = example("richer_answers").main()
     assert 0 < found["right at once"] < found["right among ten"] <= found["lines"]
     assert found["exact"] < found["bounds"] < found["covers"]
-    # 2000 labellings: three standard deviations.
-    assert abs(found["counted"] - found["exact"]) < 0.034
+    # 2000 labellings, under 128 draws whose probabilities differ by .3: three standard deviations.
+    assert abs(found["counted"] - found["exact"]) < 0.087
 
 
 def test_uncertainty() -> None:

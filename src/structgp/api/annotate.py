@@ -51,10 +51,7 @@ def annotate(
     [(0, 3, 'QTY')]
     """
     given = list(documents)
-    if X is None and any(block.kind == "dense" for block in tagger.model_.encoder.blocks):
-        problem = "the model was trained with vectors, which the default features do not have"
-        raise InputError("X", problem, "pass the features as X: annotate(tagger, documents, X)")
-    X = [token_features(document.words) for document in given] if X is None else X
+    X = _default_features(tagger, given) if X is None else X
     _check_numbers(len(given), X=X, known=known)
     asked = tagger.ask(X)
     spec = asked.model.spec
@@ -78,6 +75,13 @@ def annotate(
         score = sum(p) / len(p) if p else None
         found.append(replace(document, prediction=Prediction(tuple(shown[i]), p, tuple(spans), score)))
     return found
+
+
+def _default_features(tagger: Fitted, documents: Sequence[Document]) -> list[Any]:
+    if any(block.kind == "dense" for block in tagger.model_.encoder.blocks):
+        problem = "the model was trained with vectors, which the default features do not have"
+        raise InputError("X", problem, "pass the features as X: annotate(tagger, documents, X)")
+    return [token_features(document.words) for document in documents]
 
 
 def _check_numbers(n: int, **given: Sequence[Any] | None) -> None:

@@ -51,20 +51,14 @@ def tag(
     encoding: str,
 ) -> None:
     """The command tag."""
-    estimator, reader = load_with_reader(
-        Fitted, model_path, vectors_path, documents=documents, snap=snap, files=files
-    )
+    estimator, reader = load_with_reader(Fitted, model_path, vectors_path, "cpu", documents, snap, files)
     if decode is not None:
         estimator.decode, estimator.costs = decode, None
-    tagger: Tagger | JsonTagger | DocumentTagger = Tagger(
-        estimator, reader, level, n_best, force, missing, defer, coverage
-    )
-    if reader.format == "jsonl":
-        tagger = JsonTagger(estimator, level, n_best, force, defer, coverage)
+    tagger = _tagger_of(estimator, reader, level, n_best, force, missing, defer, coverage)
     if isinstance(reader, DocumentReader):
         to = check_options(n_best, level, coverage, reader, to)
         field = field_of(estimator, reader, to, field)
-        reader, tagger = reader.of_missing(missing), DocumentTagger(estimator, force, defer)
+        reader = reader.of_missing(missing)
     elif to is not None or field is not None:
         option = "--field" if to is None else "--to"
         raise InputError(option, f"is for documents; {model_path} knows {reader.format}", "leave it out")
@@ -96,6 +90,24 @@ def tag(
                 if out is not None:
                     out.writelines(block + end for block in blocks)
                     out.flush()
+
+
+def _tagger_of(
+    estimator: Fitted,
+    reader: Reader,
+    level: int,
+    n_best: int | None,
+    force: bool,
+    missing: str,
+    defer: float | None,
+    coverage: float | None,
+) -> Tagger | JsonTagger | DocumentTagger:
+    """What answers about the sequences of a reader."""
+    if isinstance(reader, DocumentReader):
+        return DocumentTagger(estimator, force, defer)
+    if reader.format == "jsonl":
+        return JsonTagger(estimator, level, n_best, force, defer, coverage)
+    return Tagger(estimator, reader, level, n_best, force, missing, defer, coverage)
 
 
 def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -44,7 +44,7 @@ def learning_curve(trace: Sequence[Sequence[float]], fresh: float, *, from_step:
     return plot.svg("Evidence bound by step" if from_step <= 1 else "Evidence bound, last steps")
 
 
-def reliability(calibration: Calibration, one: str) -> Markup:
+def reliability(calibration: Calibration, one: str = "token") -> Markup:
     """Accuracy over confidence: one dot per bin, with two standard errors. one : 'token' or 'pixel', here
     and below."""
     plot = Plot((0, 1), (0, 1), height=330)
@@ -60,7 +60,7 @@ def reliability(calibration: Calibration, one: str) -> Markup:
     return plot.svg(f"Reliability: expected calibration error {decimal(calibration.ece, 3)}")
 
 
-def confidence_counts(calibration: Calibration, one: str) -> Markup:
+def confidence_counts(calibration: Calibration, one: str = "token") -> Markup:
     """Tokens in each bin of confidence."""
     top = max(b.count for b in calibration.bins)
     plot = Plot((0, 1), (0, top * 1.02), height=130)
@@ -71,14 +71,14 @@ def confidence_counts(calibration: Calibration, one: str) -> Markup:
     return plot.svg(f"Number of {one}s by confidence")
 
 
-def describe_bin(b: CalibrationBin, one: str) -> str:
+def describe_bin(b: CalibrationBin, one: str = "token") -> str:
     return (
         f"confidence {decimal(b.low, 2)} to {decimal(b.high, 2)}: {plural(b.count, one)}, "
         f"{percent(b.accuracy)} right, {percent(b.confidence)} claimed"
     )
 
 
-def risk_curve(deferral: Deferral, risk: RiskCoverage | None, one: str) -> Markup:
+def risk_curve(deferral: Deferral, risk: RiskCoverage | None, one: str = "token") -> Markup:
     """Error of the most confident share of the tokens, and beside it what the model expects; that alone
     where the true error is not known."""
     n = len(deferral.expected)
