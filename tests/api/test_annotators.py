@@ -192,6 +192,7 @@ def words(X: Any) -> list[Any]:
     return [[{"word": token[0], "more": token[1]} for token in x] for x in X]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", [chain() + same("word"), segments()], ids=str)
 def test_structures_that_sum_over_labellings(structure: Any, small: Crowd) -> None:
     X = words(small.X)

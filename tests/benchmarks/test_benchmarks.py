@@ -97,6 +97,7 @@ def test_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"| {kind} | {mine[0]['size']} to {mine[1]['size']} |" in text
 
 
+@pytest.mark.slow
 def test_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pycrfsuite")
     monkeypatch.setattr(fit, "QUICK_LINES", 8)

@@ -23,6 +23,8 @@ from structgp.errors import InputError
 from structgp.gp import contrasts
 from structgp.inference import SecondOrder
 
+pytestmark = pytest.mark.slow
+
 V, D = 2, 6
 
 

@@ -75,6 +75,7 @@ def test_the_truth_predicts_potts_labels_best() -> None:
     assert nll(1.0) < min(nll(0.3), nll(2.0))
 
 
+@pytest.mark.slow
 def test_potts_methods_are_compared() -> None:
     row = potts.compare(0.5, 0, n_pictures=12, side=3)
     assert row["programs"]["exact"] == "elimination"

@@ -146,6 +146,7 @@ def run(n_processes, *words):
     return out
 
 
+@pytest.mark.slow
 def test_two_processes_fit_and_tag_as_one_does(tmp_path):
     """In one start of them: most of the time is that of imports."""
     (tmp_path / "training.py").write_text(TRAINING.format(n=40))

@@ -309,6 +309,7 @@ def toy() -> Target:
     return Target(log_prob, (Group(mask, 2), Group(None, 4, True)), weight, parts)
 
 
+@pytest.mark.slow
 @every_kind
 def test_the_reported_variance_is_honest(name: str, memory: str) -> None:
     """Over 120 estimates of 130 draws, the variance that was seen over the mean of those that were reported
@@ -339,6 +340,7 @@ def total_variance(name: str, memory: str = "nothing", draws: int = 256) -> dict
     return {kind: variance for kind, variance in found.items() if kind != "value"}
 
 
+@pytest.mark.slow
 def test_the_order_of_variances() -> None:
     """At 256 draws each: raw scores are worst; the paper's control variate and leave-one-out do the same,
     but for the tenth of the draws that the first spends and the noise of what it learns from them;
@@ -354,6 +356,7 @@ def test_the_order_of_variances() -> None:
     assert path["slope"] < 0.02 * loo["slope"]
 
 
+@pytest.mark.slow
 def test_better_points_have_less_variance() -> None:
     """Mirror images take the odd part of l out of the bend, right angles its mean; Sobol points help a
     little with everything."""

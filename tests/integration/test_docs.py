@@ -35,6 +35,7 @@ SLOW = {
     "decisions.md",
     "going-on.md",
     "structures.md",
+    "weights.md",
     "which-labels.md",
 }
 
