@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from structgp.data import formats
 from structgp.data.documents import Document, Prediction, TextSpan, spans_to_labels, tokenize
-from structgp.data.formats.file_formats import FORMATS, Reading, format_of
+from structgp.data.formats.file_formats import FORMATS, Reading, format_by_name, format_of
 from structgp.data.formats.json_array import json_items
 from structgp.errors import InputError, StructgpWarning
 
@@ -447,3 +447,20 @@ def test_items_of_a_list_know_their_lines() -> None:
     assert list(json_items(["[]"], "x", "utf-8")) == []
     with pytest.raises(InputError, match=r"not utf-8 text after line"):
         list(json_items(io.BytesIO(b"[1,\n\xff"), "x", "utf-8"))
+
+
+def test_label_studio_with_ids_in_the_place_of_predictions(tmp_path):
+    task = {"id": 1, "data": {"text": "Ann left"}, "predictions": [12, 13], "meta": "imported"}
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([task]), encoding="utf-8")
+    (document,) = formats.read(path, "label-studio")
+    assert document.text == "Ann left"
+    formats.write([replace(document, labels=("O", "O"))], tmp_path / "again.json", "label-studio")
+    (again,) = formats.read(tmp_path / "again.json", "label-studio")
+    assert again.labels == ("O", "O")
+
+
+def test_names_that_do_not_tell_the_format():
+    assert format_by_name("more.conll", "conllu") == "conllu"
+    assert format_by_name("more.conllu", "conll") == "conllu"
+    assert format_by_name("more.txt", "doccano") == "text"

@@ -30,8 +30,9 @@ Known: TypeAlias = Sequence[Sequence[str | None]] | Annotations
 BATCH_TOKENS, CACHED_NUMBERS = 2_000, 800_000
 """Most tokens of a batch, and most node scores of all its draws, so that they fit into a cache."""
 
-MOST_SCORES = 1 << 26
-"""Scores of a sequence under all draws, at most: half a gigabyte, and an answer takes three times that."""
+MOST_SCORES = 1 << 28
+"""Scores of an example under all draws, at most: two gigabytes, and an answer takes up to
+three times that."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +187,8 @@ class Encoded:
     def _check_lengths(self, lengths: Sequence[int], most: int) -> None:
         longest = max(range(len(lengths)), key=lengths.__getitem__, default=0)
         if lengths and lengths[longest] > max(1, most):
-            problem = f"{lengths[longest]:,} tokens in one sequence would take too much memory"
-            remedy = f"split it into sequences of at most {max(1, most):,} tokens, or use fewer draws"
+            problem = f"an example of {lengths[longest]:,} tokens would take too much memory"
+            remedy = f"split it into parts of at most {max(1, most):,}, or use fewer draws (n_draws)"
             raise InputError(f"X[{longest}]", problem, remedy)
 
     def _check_graphs(self, batch: Batch, at: Potentials, given: bool) -> None:

@@ -111,7 +111,7 @@ class TokenRatios:
 
 
 def _ratio(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    return np.divide(p, q, out=np.ones_like(p), where=q > 0)
+    return np.divide(p, q, out=np.ones_like(p), where=q > 1e-300)
 
 
 def span_probability(

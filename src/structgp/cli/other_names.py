@@ -62,8 +62,8 @@ def _model_first(args: list[str]) -> list[str]:
 
 def _named(command: str | None, missing: click.Parameter | None, given: list[str]) -> Any:
     """Place, problem and remedy where a model was given without its option; else None."""
-    if missing is None or not given or given[-1].startswith("-"):
-        return None
+    if not isinstance(missing, click.Option) or any(word.startswith("-") for word in given):
+        return None  # whether a word is a file or the value of an option cannot be told
     if command == "train" and missing.name == "output" and len(given) > 2:
         words, usual = [*given[:-1], "-o", given[-1]], "TEMPLATE TRAIN -o MODEL"
         problem = "the model to write needs the option -o"

@@ -283,7 +283,8 @@ class Report:
 
     def __str__(self) -> str:
         """The table that ``structgp evaluate`` prints."""
-        return table({"all" if self.layers else "score": self, **self.layers})
+        whole = "score" if not self.layers else "all" if "all" not in self.layers else "all layers"
+        return table({whole: self, **self.layers})
 
     def as_dict(self) -> dict[str, Any]:
         """Name -> value, in the order of the fields; layers only where there are some."""

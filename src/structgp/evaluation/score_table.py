@@ -26,11 +26,12 @@ def table(reports: Mapping[str, Report]) -> str:
 
 
 def _figures(reports: Mapping[str, Report]) -> Iterator[str]:
-    yield f"{'':<16}" + "".join(f"{name:>14}" for name in reports)
+    widths = [max(14, len(name) + 2) for name in reports]
+    yield f"{'':<16}" + "".join(f"{name:>{w}}" for name, w in zip(reports, widths, strict=True))
     for title, key, form in ROWS:
         values = [getattr(report, key) for report in reports.values()]
         cells = ["-" if value is None else form.format(value) for value in values]
-        yield f"{title:<16}" + "".join(f"{cell:>14}" for cell in cells)
+        yield f"{title:<16}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
     first = next(iter(reports.values()))
     yield f"({first.n_sequences} sequences, {first.n_tokens} tokens)"
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 AT_ONCE = 4000
 """Tokens that are answered together, at most: what waits beyond that is the next batch. Their potentials
 are kept while they are answered, some 150 MB for ten labels."""
-LINGER = 0.1
-"""Part of the time that the last batch took for which the next one waits for others to join. It bounds what
-a client can lose by it; who asks alone never waits."""
+LINGER, LONGEST = 0.1, 0.02
+"""Part of the time that the last batch took for which the next one waits for others to join, and seconds at
+most. Only who asks right after a batch was answered waits."""
 STEP = 0.0005
 """Seconds between two looks at who has joined."""
 DETAILS = ("labels", "probabilities", "all", "page")
@@ -96,10 +96,12 @@ class Answerer:
 
     def _work(self) -> None:
         rest: _Waiting | None = None
-        crowd, seconds = 1, 0.0
+        crowd, seconds, ended = 1, 0.0, 0.0
         while True:
             first = rest if rest is not None else self._queue.get()
-            self._gather(crowd - 1, LINGER * seconds)
+            linger = min(LINGER * seconds, LONGEST)
+            if rest is None and time.perf_counter() - ended < linger:
+                self._gather(crowd - 1, linger)
             began = time.perf_counter()
             if first is None:
                 return
@@ -117,7 +119,8 @@ class Answerer:
                     n += more.n_tokens
             crowd = len(batch) + self._queue.qsize()
             self._answer(batch)
-            seconds = time.perf_counter() - began
+            ended = time.perf_counter()
+            seconds = ended - began
             if ending:
                 return
 
@@ -135,7 +138,7 @@ class Answerer:
             found = iter([a for some in parts for a in answers_of(tagger, some, batch[0].detail, number)])
         except Exception as error:
             if len(batch) == 1:
-                _fail(batch[0].future, error)
+                _fail(batch[0].future, _of_the_whole(tagger, batch[0].X, error))
                 return
             for waiting in batch:  # one of them is at fault, and the others need not know
                 self._answer([waiting])
@@ -144,6 +147,15 @@ class Answerer:
             own = [next(found) for _ in waiting.X]
             if waiting.future.set_running_or_notify_cancel():
                 waiting.future.set_result(own)
+
+
+def _of_the_whole(tagger: Any, X: Sequence[Any], error: Exception) -> Exception:
+    """The error about a request, if it is one about its sequences: parts count them from 0."""
+    try:
+        tagger.ask(X)
+    except Exception as whole:
+        return whole
+    return error
 
 
 def _fail(future: Future[Any], error: Exception) -> None:

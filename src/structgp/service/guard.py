@@ -81,8 +81,9 @@ class Guard:
         try:
             await self.app(scope, replay, _with_headers(answer))
         except asyncio.CancelledError:  # the service was told to end, and this took longer than it waits
-            if not began:
-                await _answer(send, 503, "the service is ending")
+            if began:
+                raise
+            await _answer(send, 503, "the service is ending")
 
     def _check(self, scope: Scope) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}

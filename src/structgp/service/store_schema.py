@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
@@ -93,8 +94,13 @@ def check_schema(db: sqlite3.Connection) -> None:
     fresh = sqlite3.connect(":memory:")
     fresh.executescript(SCHEMA)
     query = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_stat%'"
-    expected, found = set(fresh.execute(query)), set(db.execute(query))
+    expected, found = ({(*at, _plain(sql)) for *at, sql in some.execute(query)} for some in (fresh, db))
     fresh.close()
     if expected != found:
         name = sorted(str(name) for _, name, _ in expected ^ found)[0]
         raise FormError(f"{name[:60]} is not what structgp makes")
+
+
+def _plain(sql: str | None) -> str:
+    """Without comments and line breaks."""
+    return " ".join(re.sub(r"--[^\n]*", "", sql or "").split())

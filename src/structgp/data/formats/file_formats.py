@@ -79,7 +79,8 @@ def format_by_name(path: str, usual: str) -> str:
     usual format may be called so too: columns are often in .txt, and all JSON is in .json or .jsonl."""
     with suppress(InputError):
         found = format_of(path)
-        if not any({found, usual} <= alike for alike in _ALIKE):
+        alike = any({found, usual} <= names for names in _ALIKE)
+        if not alike and (found, usual) != ("conll", "conllu"):  # CoNLL-U is often in .conll
             return found
     return usual
 

@@ -33,7 +33,8 @@ def read_label_studio(source: Source, name: str, how: Reading) -> Iterator[Place
 def _document(task: dict[str, Any], place: str, how: Reading) -> Document:
     data = parts.an_object(task.get("data"), f"{place}.data")
     text = parts.text_of(data, _text_key(data, f"{place}.data"), f"{place}.data")
-    more = parts.an_object(task.get("meta") or {}, f"{place}.meta")
+    more = task.get("meta")
+    more = more if isinstance(more, dict) else {}
     offsets = parts.offsets_of(more.get("tokens"), text, f"{place}.meta.tokens")
     meta = {key: value for key, value in task.items() if key != "id" or not isinstance(value, str)}
     identity = None if task.get("id") is None else str(task["id"])
@@ -43,9 +44,8 @@ def _document(task: dict[str, Any], place: str, how: Reading) -> Document:
         annotation, at = chosen
         document = parts.labelled(document, _spans(annotation, text, at), at, how, more.get(UNKNOWN))
     predictions = parts.list_of(task.get("predictions", []), f"{place}.predictions")
-    for n, given in enumerate(predictions):
-        parts.an_object(given, f"{place}.predictions[{n}]")
-    own = [n for n, p in enumerate(predictions) if p.get("model_version") == MODEL]
+    # Exports may hold ids in the place of predictions.
+    own = [n for n, p in enumerate(predictions) if isinstance(p, dict) and p.get("model_version") == MODEL]
     if own:
         at, given = f"{place}.predictions[{own[-1]}]", predictions[own[-1]]
         document = parts.labelled(
@@ -120,7 +120,7 @@ def _task(document: Document) -> dict[str, Any]:
     names = _names_in(task)
     data = dict(task.get("data", {}))
     task["data"] = data | {_text_key(data, ""): document.text}
-    more = dict(task.get("meta") or {})
+    more = dict(task["meta"]) if isinstance(task.get("meta"), dict) else {}
     if document.tokens != tokenize(document.text):
         more["tokens"] = [list(token) for token in document.tokens]
     if document.labels is not None:
@@ -136,7 +136,11 @@ def _task(document: Document) -> dict[str, Any]:
             "result": _regions(document, document.prediction.spans, names),
         }
         own |= {} if score is None else {"score": parts.rounded(score)}
-        others = [p for p in task.get("predictions", []) if p.get("model_version") != MODEL]
+        others = [
+            p
+            for p in task.get("predictions", [])
+            if not isinstance(p, dict) or p.get("model_version") != MODEL
+        ]
         task["predictions"] = [*others, own]
     return task
 
@@ -160,7 +164,7 @@ def _annotations(document: Document, task: Mapping[str, Any], names: Mapping[str
 def _names_in(task: Mapping[str, Any]) -> dict[str, str]:
     """How the project calls its labels and its text: as in the regions that the task has, else as usual."""
     for given in (*task.get("annotations", ()), *task.get("predictions", ())):
-        result = given.get("result")
+        result = given.get("result") if isinstance(given, dict) else None  # or an id
         for region in result if isinstance(result, list) else ():  # cancelled ones are not checked
             if isinstance(region, dict) and region.get("type") in _REGIONS:
                 return {key: region.get(key, usual) for key, usual in _NAMES.items()}
