@@ -631,6 +631,7 @@ def test_a_bound_answers_what_it_can_and_refuses_the_rest_by_name(bounded):
             ask()
 
 
+@pytest.mark.slow
 def test_sampling_answers_after_a_fit_by_sums():
     case = CASES["grid 8"]
     settings: dict[str, Any] = {"n_draws": 0, "callback": lambda info: True}

@@ -460,6 +460,7 @@ def golden(value: Callable[[float], float], low: float, high: float) -> float:
     return 0.5 * (low + high)
 
 
+@pytest.mark.slow
 def test_amplitude_ends_where_the_bound_is_largest(cases: ModuleType) -> None:
     """Only the amplitude is left to move, with the whitened posterior held: the best one by search on
     many draws."""
@@ -601,6 +602,7 @@ def test_draws_are_doubled_where_rounds_go_back_and_forth(
     assert len(problem.fixed_noise(4, torch.Generator())[0][0]) == 8
 
 
+@pytest.mark.slow
 def test_a_large_amplitude_gets_more_draws_and_a_higher_bound(cases: ModuleType) -> None:
     bounds = {}
     for most in (4, 128):

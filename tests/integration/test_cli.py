@@ -796,6 +796,7 @@ def test_the_demo_says_at_once_what_it_cannot_do(tmp_path):
     refused("demo", " ", says=["LINE: no words"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_under_the_table_of_evaluate(files):
     command = [sys.executable, "-m", "structgp", "evaluate", "-m", str(files.model), str(files.test)]

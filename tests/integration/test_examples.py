@@ -103,6 +103,7 @@ def test_richer_answers() -> None:
     assert abs(found["counted"] - found["exact"]) < 0.087
 
 
+@pytest.mark.slow
 def test_uncertainty() -> None:
     found = example("uncertainty").main()
     assert found["model after 60"] < found["model after 15"]
@@ -112,6 +113,7 @@ def test_uncertainty() -> None:
     assert found["share of errors"] > 0.15  # a tenth at random
 
 
+@pytest.mark.slow
 def test_active_learning() -> None:
     found = example("active_learning").main(["--quick", "--seeds", "1"])
     assert found["random"][0] == found["batch"][0]

@@ -105,6 +105,7 @@ def test_a_long_fit_uses_all_cores_and_says_how_long(monkeypatch, caplog, tmp_pa
     assert model.training_log_["foreseen"]["processes"] == 2
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_stays_in_one_process(monkeypatch):
     lock = threading.Lock()
 
