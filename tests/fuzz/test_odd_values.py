@@ -207,7 +207,7 @@ def test_a_sequence_that_would_take_too_much_memory(
 ) -> None:
     monkeypatch.setattr(encoded, "MOST_SCORES", 2 * 128 * 50)
     long = copy.copy(fitted).set_params(n_draws=128)
-    with pytest.raises(InputError, match=r"^X\[1\]: an example of 60 tokens .* of at most 50, or use fewer draws"):
+    with pytest.raises(InputError, match=r"^X\[1\]: an example of 60 tokens .* at most 50, or use fewer"):
         long.predict_marginals([X[0], X[0] * 30])
     assert len(long.predict_marginals([X[0] * 25])[0]) == 50
     assert len(long.set_params(n_draws=0).predict_marginals([X[0] * 30])[0]) == 60
