@@ -53,7 +53,7 @@ def spans(tagger: StructuredGPClassifier) -> None:
 
 # %% [markdown]
 # One span in three senses, and the same by counting in labellings that are drawn from the
-# posterior: two ways to one number.
+# posterior: two ways to one number, up to Monte Carlo error.
 
 
 # %%

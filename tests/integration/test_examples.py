@@ -99,7 +99,8 @@ def test_richer_answers() -> None:
     found = example("richer_answers").main()
     assert 0 < found["right at once"] < found["right among ten"] <= found["lines"]
     assert found["exact"] < found["bounds"] < found["covers"]
-    # 2000 labellings, under 128 draws whose probabilities differ by .3: three standard deviations.
+    # They are of 128 draws, under which the probability has a standard deviation of .4: somewhat over two
+    # standard errors.
     assert abs(found["counted"] - found["exact"]) < 0.087
 
 
