@@ -205,11 +205,8 @@ class Asked(Encoded):
         if quick is not None:
             p_of = self.marginals()
             usual_of = self._chosen_by(p_of, lambda p, at, by: labellings.best_tokens(p, at, rules, by))
-            for index, at in quick.potentials(self.rows, self.question.shift):
-                for i, spans in zip(
-                    index, likely_spans(at, decoder.boundaries, decoder.least), strict=True
-                ):
-                    found[i] = decoder.labels(spans, p_of[i], usual_of[i])
+            for i, spans in quick.spans(self.rows, self.question.shift, decoder.boundaries, decoder.least):
+                found[i] = decoder.labels(spans, p_of[i], usual_of[i])
             return found
         for batch, at in self.potentials(known):
             at = at.on_host()
@@ -353,6 +350,17 @@ class Asked(Encoded):
                     both = told[i], batch.real(q, b).numpy()
                     spans = TokenRatios(*both, boundaries, self.model.constraints).agreeing(spans, least)
                 found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
+        return found
+
+    def decoded_spans(self, least: float) -> list[list[tuple[int, int, str, float]]]:
+        """The same from the draws that labels are chosen by for F1."""
+        quick = self._local_points(None)
+        if quick is None:
+            return self.spans(least)
+        boundaries = Boundaries.of(self.model.labels.classes)
+        found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
+        for i, spans in quick.spans(self.rows, self.question.shift, boundaries, least):
+            found[i] = [(start, stop, boundaries.kinds[k], p) for start, stop, k, p in spans]
         return found
 
     def span(

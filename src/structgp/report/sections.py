@@ -139,7 +139,11 @@ def confidence(findings: Findings) -> Markup:
             f"{plural(found['n_tokens'], NOUNS[findings.form][0])} in {plural(found['n_folds'], 'fold')}"
         )
         said = f"In cross-validation within the training data ({sizes}): "
-        notes.append(_note(f"{said}error {percent(found['token_error'])}. {found['verdict']}"))
+        notes.append(
+            _note(
+                f"{said}an error of {percent(found['token_error'])} is to be expected. {found['verdict']}"
+            )
+        )
     return join(notes)
 
 
