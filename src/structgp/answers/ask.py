@@ -157,12 +157,12 @@ class Asked(Encoded):
 
     def marginals(self, known: Known | None = None) -> list[np.ndarray]:
         """(T, V) label probabilities of each sequence."""
-        quick = self._local_points(known)
+        quick = self.local_points(known)
         if quick is not None:
             return quick.marginals(self.rows, self.question.shift)
         return self._each(known, np.empty((0, len(self.model.labels.classes))), Potentials.marginals)
 
-    def _local_points(self, known: Known | None) -> LocalPoints | None:
+    def local_points(self, known: Known | None = None) -> LocalPoints | None:
         """What answers in the place of draws, if anything does."""
         question = self.question
         if not question.local or known is not None or torch.device(question.device).type != "cpu":
@@ -199,7 +199,7 @@ class Asked(Encoded):
         """(T,) label indices: the labelling with the highest expected span F1, of those that the
         constraints allow."""
         self.require("has_spans", "spans", "decode", "accuracy")
-        model, rules, quick = self.model, self.model.rules, self._local_points(known)
+        model, rules, quick = self.model, self.model.rules, self.local_points(known)
         decoder = SpanDecoder.of(model.labels.classes, model.info.get("threshold"), model.constraints)
         found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.rows)
         if quick is not None:
@@ -230,7 +230,7 @@ class Asked(Encoded):
     ) -> list[np.ndarray]:
         """(T,) label indices of each sequence: what ``choose`` takes by marginals (B, T, V), layout and
         structure."""
-        if self._local_points(known) is not None:
+        if self.local_points(known) is not None:
             return self._chosen_by(self.marginals(known), choose)
         none = np.empty(0, dtype=np.int64)
         return self._each(known, none, lambda at: choose(at.marginals(), at.layout, at.structure))
@@ -340,7 +340,7 @@ class Asked(Encoded):
         self.require("has_spans", "spans")
         boundaries = Boundaries.of(self.model.labels.classes)
         found: list[list[tuple[int, int, str, float]]] = [[] for _ in self.rows]
-        told = None if self._local_points(known) is None else self.marginals()
+        told = None if self.local_points(known) is None else self.marginals()
         for batch, at in self.potentials(known):
             at = at.on_host()
             each = likely_spans(at, boundaries, least if told is None else least / 2)
@@ -354,7 +354,7 @@ class Asked(Encoded):
 
     def decoded_spans(self, least: float) -> list[list[tuple[int, int, str, float]]]:
         """The same from the draws that labels are chosen by for F1."""
-        quick = self._local_points(None)
+        quick = self.local_points()
         if quick is None:
             return self.spans(least)
         boundaries = Boundaries.of(self.model.labels.classes)
@@ -373,7 +373,7 @@ class Asked(Encoded):
         ((_, at),) = self.one_by_one(known)
         p = span_probability(at, boundaries, start, stop, sense, kind)
         average = float(at.average(p[:, None])[0])
-        if self._local_points(known) is not None:
+        if self.local_points(known) is not None:
             both = self.marginals()[0], at.marginals()[0].numpy()
             ratios = TokenRatios(*both, boundaries, self.model.constraints)
             kinds = range(len(boundaries.kinds)) if kind is None else [kind]

@@ -51,6 +51,9 @@ logger = logging.getLogger("structgp.held_out")
 N_FOLDS = 3
 """At most; fewer where there are fewer sequences."""
 
+HALVED = 2
+"""Folds that tell the learning curve, at most: a third one moved estimates by a hundredth."""
+
 CHEAP, COSTLY = (1_000, 20_000), (500, 2_000)
 """Folds are fitted until they have left out so many tokens, and to so many tokens each, about: for weights
 of sparse features, and for the posteriors that cost more. The error of a mean loss over a thousand tokens
@@ -172,10 +175,10 @@ class Folds:
     def curve(self, candidate: Candidate, spread: float) -> Curve | None:
         """How losses fall with more data, under a candidate that was tried: what fits to half as much lose
         on the same tokens, those whose label they have seen. None where there is nothing to halve. Cost: a
-        fit to half of a fold's tokens for each fold."""
+        fit to half of a fold's tokens for each of ``HALVED`` folds."""
         logger.info("choosing how often sequences count, by cross-validation: fits to half as much")
         key, few, many, tokens = (*candidate.key, spread), [], [], []
-        for fold, part in ((fold, fold.half()) for fold in self.folds if key in fold.answers):
+        for fold, part in ((fold, fold.half()) for fold in self.folds[:HALVED] if key in fold.answers):
             if part is not None:
                 few.append(part.predict(candidate, (spread,))[0])
                 many.append(fold.judge(fold.answers[key].marginals, part.judged))
@@ -245,17 +248,28 @@ class Fold:
         except torch.linalg.LinAlgError:
             nothing = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
             return [self.judge(nothing, self.judged)] * len(spreads)
-        question = Question(ANSWER_DRAWS, None, self.plan.device.value, local=self.options.local)
         sums = []
-        for spread in spreads:
-            some = self.left_out.rows, self.left_out.links
-            asked = Asked(replace(model, spread=spread), question, *some)
+        for spread, asked in zip(spreads, self._asked(model, spreads), strict=True):
             spans = [] if self.plan.threshold is None else asked.decoded_spans(LEAST_COUNTED)
-            found = Answers(asked.marginals(), spans)
-            key = (*candidate.key, spread)
+            key, found = (*candidate.key, spread), Answers(asked.marginals(), spans)
             self.answers[key] = found
             sums.append(self.judge(found.marginals, self.judged))
         return sums
+
+    def _asked(self, model: Model, spreads: Sequence[float]) -> Iterator[Asked]:
+        """The sequences left out, under each spread: as the fitted model will answer where that takes no
+        joint draws, else by the same few draws."""
+        question = Question(ANSWER_DRAWS, None, self.plan.device.value, local=self.options.local)
+
+        def under(spread: float) -> Asked:
+            return Asked(replace(model, spread=spread), question, self.left_out.rows, self.left_out.links)
+
+        if under(1.0).local_points() is not None:
+            yield from map(under, spreads)
+            return
+        kept = under(1.0).keeping()
+        for spread in spreads:
+            yield kept if spread == 1 else kept.narrowed(spread)
 
     def half(self) -> Fold | None:
         """The same sequences left out of a fit to about half as many tokens, drawn at random; None where

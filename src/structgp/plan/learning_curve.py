@@ -14,8 +14,10 @@ import numpy as np
 
 from structgp.plan.trials import Predictions
 
-USUAL_SLOPE, SLOPES_DIFFER = 0.3, 0.15
-"""Mean slope, and standard deviation between tasks."""
+USUAL_SLOPE, SLOPES_DIFFER = 0.28, 0.1
+"""Slope that is usual, and how far those of tasks may lie from it. Over ten random TRAINING sets of 60
+sequences, by left-out sequences of these sets, the mean slopes of four tasks were .25, .29, .24 and .33.
+This is their mean, and more than twice their standard deviation, as other tasks may differ more."""
 
 FARTHEST = 2.0
 """Factor in tokens that the law is followed for at most: as far as it was looked at."""
