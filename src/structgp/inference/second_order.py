@@ -262,7 +262,7 @@ def _fit_means(draws: Draws, steps: int, tolerance: float) -> Means:
         return found, slope
 
     zero = began[0].new_zeros(sum(sizes))
-    x, least = minimize(negative, zero, steps=steps, memory=20, tolerance=tolerance)
+    x, least = minimize(negative, zero, steps=steps, memory=10, tolerance=tolerance)
     return Means(place(x) - least, best[1], calls * draws.n_draws * draws.problem.n_sequences)
 
 

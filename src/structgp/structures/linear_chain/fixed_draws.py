@@ -42,7 +42,7 @@ class FixedDraws:
         if leaves_open(y, mask):
             self._open = _Totals(keep_known(f, y, mask), g, mask, weight)
             return
-        known = torch.where(mask, y, 0)
+        known, self._padding = torch.where(mask, y, 0), ~mask[..., None]
         self._told = weight @ program.score(scores, known).mean(0)
         hot = torch.nn.functional.one_hot(known, f.shape[-1]).to(f)
         self._nodes = hot * (mask * weight[:, None])[..., None]
@@ -58,7 +58,9 @@ class FixedDraws:
         if self._open is not None:
             told = self._open.value_and_slopes(f, g)
         else:
-            value = self._told + (self._nodes * f).sum() + (self._table * g).sum()
+            value = (
+                self._told + (self._nodes * f.masked_fill(self._padding, 0)).sum() + (self._table * g).sum()
+            )
             told = (value, self._nodes, self._table) if bool(value.isfinite()) else None
         if told is None:
             return None
