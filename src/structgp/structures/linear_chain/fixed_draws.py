@@ -108,13 +108,13 @@ class _Totals:
 
 def fixed_draws(program: Program, f: Tensor, g: Tensor, y: Tensor, weight: Tensor) -> FixedDraws | None:
     """None where compiled loops are not to be had, would not pay, or do not know such scores."""
-    draws = max(LANES, len(f))  # eight cost as much as one
+    draws = max(LANES, len(f))  # eight cost as much as one or two
     enough = draws * f[0].numel() * f.shape[-1] >= max(1, WORTH_COMPILING) and f.shape[-1] <= MOST_LABELS
     known = f.dtype == g.dtype == weight.dtype == torch.float64 and f.device.type == "cpu" and g.dim() == 3
     if not enough or not known or compiled_loops() is None:
         return None
-    if len(f) == 1:
-        f, g = f.expand(LANES, -1, -1, -1), g.expand(LANES, -1, -1)
+    if LANES % len(f) == 0:
+        f, g = f.repeat(LANES // len(f), 1, 1, 1), g.repeat(LANES // len(f), 1, 1)
     if len(f) % LANES:
         return None
     return FixedDraws(program, program.restrict((f, g)), y, weight)
