@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ from structgp.gp.kernels.sparse import inner_product, pack
 NOISE_ROWS, NOISE_NUMBERS = 1 << 13, 1 << 25
 """Rows of a table of noise, fewer where it would hold more numbers than the second figure (256 MB). Two
 features of one tuple share a row, and with it their noise, once in so many cases."""
+
+WORTH_COMPILING = 20_000
+"""Products of a number by a number from which compiled loops are used."""
 
 
 class SparseRows:
@@ -126,6 +129,9 @@ class WeightConditional:
         keys : (B,) numbers that give each example weights of its own; None for the same in all of them.
         Cost O(n B T A R).
         """
+        quick = self._compiled_spread(sd, table, keys)
+        if quick is not None:
+            return quick
         found, total = self.features, None
         deviation = torch.cat([(self.prior_sd * sd.abs()).T, sd.new_zeros((1, len(sd)))])  # (M + 1, R)
         for a in range(found.place.shape[-1]):
@@ -138,6 +144,22 @@ class WeightConditional:
         assert total is not None
         half = total.permute(3, 0, 1, 2)
         return torch.cat([half, -half])
+
+    def _compiled_spread(self, sd: Tensor, table: Tensor, keys: Tensor | None) -> Tensor | None:
+        """``spread`` by compiled loops; None where there are none, or they would not pay."""
+        found, (rows, R, n) = self.features, table.shape
+        given = found.value, found.unseen, self.prior_sd, sd, table
+        known = all(x.dtype == torch.float64 and x.device.type == "cpu" for x in given)
+        if not known or found.place.numel() * R * n < WORTH_COMPILING or compiled_spread() is None:
+            return None
+        B, T, _ = found.place.shape
+        deviation = (self.prior_sd * sd.abs()).T
+        keys = torch.zeros(B, dtype=torch.int64) if keys is None else keys
+        names = found.place, found.value, found.name, found.unseen
+        numbers = *names, deviation, table.reshape(rows, R * n), keys
+        out = np.empty((2 * n, B, T, R))
+        compiled_spread()(*(x.contiguous().numpy() for x in numbers), 0, B, out)
+        return torch.from_numpy(out)
 
     def mean(self, m: Tensor) -> Tensor:
         """(B, T, R) of whitened weights m (R, M), differentiable in them. Cost O(B T A R)."""
@@ -202,6 +224,16 @@ class Constant:
     def spread(self, sd: Tensor, noise: Tensor, keys: Tensor | None = None) -> Tensor:
         """(S, P), of noise (S, P)."""
         return sd[:, 0] * noise
+
+
+@cache
+def compiled_spread() -> Any:
+    """``compiled_spread.spread_tokens``; None where numba is not installed, or cannot work with what is."""
+    try:
+        from structgp.gp.compiled_spread import spread_tokens
+    except (ImportError, OSError, RuntimeError, SystemError):
+        return None
+    return spread_tokens
 
 
 def _row(name: Tensor, keys: Tensor | None, rows: int) -> Tensor:
