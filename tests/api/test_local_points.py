@@ -81,6 +81,21 @@ def test_a_span_is_as_probable_as_under_many_draws(tagger: Any, data: Any) -> No
     assert np.mean(apart) < 0.02
 
 
+def test_spans_that_labels_are_chosen_by_are_as_probable_as_under_many_draws(
+    tagger: Any, data: Any
+) -> None:
+    X = data[0][30:90]
+    quick, many = (copy.copy(tagger).set_params(n_draws=n).ask(X) for n in ("auto", 2000))
+    found = [{span[:3]: span[3] for span in spans} for spans in quick.decoded_spans(0.001)]
+    away = [
+        abs(found[i].get(span[:3], 0.0) - span[3])
+        for i, spans in enumerate(many.decoded_spans(0.05))
+        for span in spans
+    ]
+    assert len(away) > 60
+    assert np.mean(away) < 0.05
+
+
 def test_nothing_is_lost(fitted: Any, data: Any) -> None:
     X, y = data[0][30:], data[1][30:]
     loss = [
