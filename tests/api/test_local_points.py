@@ -56,7 +56,7 @@ def test_probabilities_are_those_of_many_draws(fitted: Any, tagger: Any, data: A
         quick = array(model.predict_marginals(X))
         many, mean = (array(copy.copy(model).set_params(n_draws=n).predict_marginals(X)) for n in (2000, 0))
         assert np.abs(quick - many).mean() < 0.01
-        assert np.abs(quick - many).mean() < 0.15 * np.abs(mean - many).mean()
+        assert np.abs(quick - many).mean() < 0.2 * np.abs(mean - many).mean()
         assert np.abs(quick.sum(1) - 1).max() < 1e-12
 
 
