@@ -142,6 +142,22 @@ def test_settings_of_a_question_are_kept(fitted: Any, data: Any) -> None:
     assert all(x[0]["L1"] == pytest.approx(1) for x in given)
 
 
+def test_draws_tell_new_values_apart_whatever_was_asked_before(fitted: Any) -> None:
+    """Probabilities of single labels do not need that; values are told apart when an answer does."""
+    new = [[[f"new{t}{p}" for p in range(4)] for t in range(5)], [["new", *"abc"]] * 5]
+    by_draws = copy.copy(fitted).set_params(n_draws=128).ask(new)
+    asked = fitted.ask(new)
+    one = asked.marginals()
+    sizes = [len(known) for known in fitted.model_.encoder.values]
+    assert (asked.rows[0] == sizes).all()
+    assert not (asked.rows_apart[0] == sizes).all()
+    for some, alone in ((asked.some([0]), by_draws.some([0])), (asked, by_draws)):
+        for p, q in zip(some.transition_marginals(), alone.transition_marginals(), strict=True):
+            np.testing.assert_array_equal(p, q)
+    assert all(np.array_equal(p, q) for p, q in zip(one, asked.marginals(), strict=True))
+    assert not np.allclose(asked.transition_marginals()[0], asked.transition_marginals()[1])
+
+
 def test_copies_and_files_answer_the_same(tagger: Any, data: Any, tmp_path: Path) -> None:
     X = data[0][30:40]
     tagger.save(tmp_path / "model")

@@ -63,6 +63,11 @@ class Question:
     costs: np.ndarray | None = None
     local: bool = False
 
+    @property
+    def by_tokens(self) -> bool:
+        """Whether ``local_points`` are wanted, and can answer."""
+        return self.local and torch.device(self.device).type == "cpu"
+
 
 @dataclass(frozen=True)
 class Model:
@@ -129,6 +134,8 @@ class Model:
         """The examples X, encoded once, to be asked several questions under the same settings."""
         question = question or Question(self.n_draws)
         if self.spec.is_chain:
+            if question.by_tokens and self.local_points is not None:
+                return Asked(self, question, self.encoder.transform(X, apart=False), given=X)
             return Asked(self, question, self.encoder.transform(X))
         shapes = [shape_of(x, self.spec.form, f"X[{n}]") for n, x in enumerate(X)]
         rows = self.encoder.transform([shape.nodes for shape in shapes])
@@ -164,8 +171,7 @@ class Asked(Encoded):
 
     def local_points(self, known: Known | None = None) -> LocalPoints | None:
         """What answers in the place of draws, if anything does."""
-        question = self.question
-        if not question.local or known is not None or torch.device(question.device).type != "cpu":
+        if known is not None or not self.question.by_tokens:
             return None
         if self.model.rules is not None:
             self._checked(None)
