@@ -69,13 +69,23 @@ class FeatureEncoder(Vocabulary):
         return EncoderView(self, self.columns_named(names), whole=False)
 
     def without(self, names: Sequence[str]) -> EncoderView:
-        """Rows without these categorical templates; dense and sparse blocks stay."""
+        """Rows without these categorical templates and their parts; dense and sparse blocks stay."""
         dropped = set(self.columns_named(names))
+        if self.parts is not None and self.parts.word in dropped:
+            dropped |= set(range(len(self.given), len(self.templates)))
         return EncoderView(self, [p for p in range(len(self.templates)) if p not in dropped], whole=True)
 
     def select(self, rows: Rows) -> Rows:
         """The rows as they are; those of an :class:`EncoderView` are a selection."""
         return rows
+
+    def with_parts(self, rows: np.ndarray) -> np.ndarray:
+        """(T, W + K) rows of known values that were encoded before ``add_parts``."""
+        if self.parts is None or not len(rows):
+            return rows
+        n, ids = len(self.given), rows[:, self.parts.word].astype(np.int64)
+        parts = np.where(ids[:, None] >= 0, self.parts.table[ids], -1)
+        return np.concatenate([rows[:, :n], parts, rows[:, n:]], 1)
 
     def transform(self, X: Iterable[Any]) -> list[np.ndarray]:
         """One (T, W) float64 matrix per sequence. Time linear in the number of feature values."""
@@ -95,7 +105,7 @@ class FeatureEncoder(Vocabulary):
         for place, x in given:
             plain = self._plain_columns(x)
             empty = plain is None and not form_of(x, place, self.form)
-            columns.append(plain or ([()] * len(self.templates) if empty else self._columns(x, place)))
+            columns.append(plain or ([()] * len(self.given) if empty else self._columns(x, place)))
             blocks.append([] if plain or empty else self._dense_and_sparse(x, place))
         if self.templates:
             found = self._template_ids(columns)
@@ -107,13 +117,14 @@ class FeatureEncoder(Vocabulary):
     def _plain_columns(self, x: Any) -> list[tuple[Any, ...]] | None:
         """The values under each template of a list of dicts that have the templates' keys and no others,
         which leaves nothing to check but the values; None for anything else."""
-        n = len(self.templates)
+        given = self.given
+        n = len(given)
         if self.form != "dicts" or n < 2 or len(self.blocks) > 1 or type(x) is not list:
             return None
         if set(map(type, x)) != {dict} or set(map(len, x)) != {n}:
             return None
         try:
-            return list(zip(*map(itemgetter(*self.templates), x), strict=True))
+            return list(zip(*map(itemgetter(*given), x), strict=True))
         except KeyError:
             return None
 
@@ -127,7 +138,10 @@ class FeatureEncoder(Vocabulary):
         together = (
             columns[0] if len(columns) == 1 else [list(chain(*own)) for own in zip(*columns, strict=True)]
         )
-        ids = [_ids_of(values, known, ends) for values, known in zip(together, self.values, strict=True)]
+        ids = [_ids_of(values, known, ends) for values, known in zip(together, self.values, strict=False)]
+        if self.parts is not None:
+            word = self.parts.word
+            ids += list(self.parts.ids(ids[word], together[word], ends, _ids_of).T)
         rows = np.stack(ids, 1).astype(np.float64)
         return [rows[start:stop] for start, stop in pairwise(ends)]
 
