@@ -81,7 +81,7 @@ class FeatureEncoder(Vocabulary):
 
     def with_parts(self, rows: np.ndarray) -> np.ndarray:
         """(T, W + K) rows of known values that were encoded before ``add_parts``."""
-        if self.parts is None or not len(rows):
+        if self.parts is None:
             return rows
         n, ids = len(self.given), rows[:, self.parts.word].astype(np.int64)
         parts = np.where(ids[:, None] >= 0, self.parts.table[ids], -1)
@@ -139,10 +139,10 @@ class FeatureEncoder(Vocabulary):
             columns[0] if len(columns) == 1 else [list(chain(*own)) for own in zip(*columns, strict=True)]
         )
         ids = [_ids_of(values, known, ends) for values, known in zip(together, self.values, strict=False)]
+        rows = np.stack(ids, 1).astype(np.float64)
         if self.parts is not None:
             word = self.parts.word
-            ids += list(self.parts.ids(ids[word], together[word], ends, _ids_of).T)
-        rows = np.stack(ids, 1).astype(np.float64)
+            rows = np.hstack([rows, self.parts.ids(ids[word], together[word], ends, _ids_of)])
         return [rows[start:stop] for start, stop in pairwise(ends)]
 
     def _dense_and_sparse(self, x: Any, place: str) -> list[np.ndarray]:

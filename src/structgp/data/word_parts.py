@@ -5,7 +5,7 @@ with the same parts have correlated scores: a kernel on strings, written as feat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,12 @@ PARTS = (
     "shape",
 )
 """Names of the parts, in the order of ``parts_of``."""
+
+
+def feature_name(name: str, lines: Mapping[str, str]) -> str:
+    """The name of a feature, or of a part of one, with the template's line in the place of its number."""
+    part, _, word = name.partition(" of ")
+    return f"{part} of {lines.get(word, word)}" if part in PARTS else lines.get(name, name)
 
 
 @lru_cache(maxsize=10_000)
