@@ -14,7 +14,7 @@ from structgp.data import corpora
 from structgp.data.documents import token_features
 from structgp.data.encode import FeatureEncoder
 from structgp.data.examples import Examples, read_examples
-from structgp.data.find_words import find_word, gains
+from structgp.data.find_words import evidence_of, find_word
 from structgp.data.word_parts import LONGEST, PARTS, parts_of
 from structgp.errors import InputError
 
@@ -22,8 +22,14 @@ CORPUS = corpora.recipes()
 LINES = [line for line in CORPUS.template.text.splitlines() if line.startswith("U")]
 
 
+def by_beginning(X: Any) -> list[list[str]]:
+    """Labels that the first letter of a token's word tells."""
+    each = [[token["w"] if isinstance(token, dict) else token[0] for token in x] for x in X]
+    return [["A" if word[0] in "abcd" else "B" for word in words] for words in each]
+
+
 def read(X: Any, y: Any = None, **given: Any) -> Examples:
-    y = [["a", "b"][: len(x)] + ["b"] * (len(x) - 2) for x in X] if y is None else y
+    y = by_beginning(X) if y is None else y
     return read_examples(X, y, **{"word_parts": True, **given})
 
 
@@ -77,28 +83,36 @@ def test_neither_joined_features_nor_closed_classes_nor_characters_are_words():
         for bs, s in zip(before, text, strict=True)
     ]
     names = templates_of(joined)
-    assert "shape of w" in names
+    assert "first letter of w" in names
     assert not any(name.endswith(("of w-1", "of w-1,w")) for name in names)
-    assert templates_of([[{"w": f"word{len(w) % 3}"} for w in s] for s in text]) == ["w"]
-    characters = [[{"w": c} for c in "".join(map(chr, range(20 * k + 40, 20 * k + 60)))] for k in range(9)]
+    closed = [[{"w": f"{w[0]}{w[0]}"} for w in s] for s in text]
+    assert templates_of(closed) == ["w"]
+    characters = [[{"w": chr(k + n)} for n in range(20)] for k in range(97, 500, 20)]
     assert templates_of(characters) == ["w"]
 
 
 def test_words_of_sequences_that_all_end_alike_are_told_by_their_labels():
-    rng = np.random.default_rng(1)
-    often = words(rng, 10)
-    text = [[*rng.permutation([*s, *rng.choice(often, 3)]).tolist(), "."] for s in sentences()]
+    text = [[*s, "."] for s in sentences(40)]
+    often = sorted({w for s in text[:3] for w in s[:-1]})
+    text = [[often[len(s[0]) * k % len(often)], *s] for k, s in enumerate(text)]
     after = [[*s[1:], "_"] for s in text]
     both = zip(after, text, strict=True)
     X = [[{"w+1": b, "w": w} for b, w in zip(bs, s, strict=True)] for bs, s in both]
-    y = [["A" if w in often[:5] else "O" for w in s] for s in text]
-    assert templates_of(X, y, word_parts=False) == ["w+1", "w"]
-    assert "first letter of w" in templates_of(X, y)
+    assert templates_of(X, word_parts=False) == ["w+1", "w"]
+    assert "first letter of w" in templates_of(X)
+
+
+def test_parts_are_left_out_where_a_feature_has_told_what_they_tell():
+    """As a part of speech has."""
+    X = [[{"w": w, "kind": "AB"[w[0] in "abcd"]} for w in s] for s in sentences()]
+    assert templates_of(X) == ["w", "kind"]
+    assert "first letter of w" in templates_of([[{"w": token["w"]} for token in x] for x in X])
+    assert "first letter of w" in templates_of(X, word_parts="w")
 
 
 def test_a_feature_may_be_named_and_an_unknown_one_is_an_error():
     X = [[{"w": w, "kind": "ab"} for w in s] for s in sentences()]
-    assert templates_of(X, word_parts="kind")[2:] == ["shape of kind"][:0]  # one value says nothing new
+    assert templates_of(X, word_parts="kind") == ["w", "kind"]  # one value says nothing
     assert "last 2 letters of w" in templates_of(X, word_parts="w")
     with pytest.raises(InputError, match="feature 'W'"):
         read(X, word_parts="W")
@@ -107,8 +121,8 @@ def test_a_feature_may_be_named_and_an_unknown_one_is_an_error():
 def test_a_feature_tells_as_much_as_other_tokens_with_its_value_do():
     ids, labels = np.array([0, 0, 1]), np.array([0, 0, 1])
     common = np.array([2 / 3, 1 / 3])
-    told = np.log([(1 + 2 / 3) / 2 / (2 / 3), (1 + 2 / 3) / 2 / (2 / 3), 1.0])
-    assert np.allclose(gains(ids, labels, common), told)
+    told = np.log([[(1 + 2 / 3) / 2 / (2 / 3), (1 / 3) / 2 / (1 / 3)], [1.0, 1.0]])
+    assert np.allclose(evidence_of(ids, labels, common, np.array([1, 2])), told)
 
 
 TOKENS = st.dictionaries(st.sampled_from(["w", "x"]), st.text("abA1", max_size=6), max_size=2)
@@ -158,13 +172,13 @@ def test_columns_of_strings_have_parts_too():
 
 
 def test_nodes_without_the_word_have_none_of_its_parts():
-    encoder = read([[{"w": w, "x": w[:3]} for w in s] for s in sentences(5)]).encoder
+    encoder = read([[{"w": w, "x": w[-3:]} for w in s] for s in sentences(5)]).encoder
     assert encoder.without(["w"]).templates == ["x"]
-    assert "shape of w" in encoder.without(["x"]).templates
+    assert "first letter of w" in encoder.without(["x"]).templates
 
 
 def test_labels_that_are_missing_are_not_looked_at():
     X = [[{"w": w} for w in s] for s in sentences(5)]
-    y = [[None, *["a", "b"] * 2, None] for _ in X]
+    y = [[None, *labels[1:]] for labels in by_beginning(X)]
     assert read(X, y).encoder.parts is not None
     assert find_word([["a"]], [np.zeros((1, 1))], [np.array([-1])]) is None

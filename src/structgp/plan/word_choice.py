@@ -11,7 +11,8 @@ from structgp.plan.options import Options, Weights
 
 def parts_wanted(options: Options) -> bool | str:
     """Whether words are looked for, to take them apart; or the name of the feature that is one. By default
-    where the fit learns the relevance of every feature: parts that tell nothing then cost nothing."""
+    where the fit learns the relevance of every feature, so that those of parts which tell little are
+    small."""
     if options.word_parts != "auto":
         return options.word_parts or False
     learned = options.optimizer is None or isinstance(options.optimizer, SecondOrder | Minibatch)
@@ -32,7 +33,7 @@ def words_of(options: Options, encoder: FeatureEncoder) -> Choice[str | None]:
         return Choice(encoder.templates[encoder.parts.word], reason)
     if options.word_parts is None:
         return Choice(None, ASKED)
-    return Choice(None, "no feature is a word whose parts are new" if parts_wanted(options) else UNLEARNED)
+    return Choice(None, "no feature is a word whose parts tell more than other features" if parts_wanted(options) else UNLEARNED)
 
 
 UNLEARNED = "the fit does not learn the relevance of single features"
