@@ -98,6 +98,14 @@ def main() -> None:
     "How templates count: one relevance per feature, or one scale per template, summed or multiplied.",
 )
 @click.option(
+    "--word-parts",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="Feature whose values are taken apart into beginnings, ends and shapes: the number or name of a "
+    "line of TEMPLATE, or a key; none leaves words whole, auto finds the token's word.",
+)
+@click.option(
     "--data-weight",
     default="auto",
     show_default=True,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, chain, count, islice, pairwise, repeat
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -67,13 +68,23 @@ class FeatureEncoder(Vocabulary):
         return EncoderView(self, self.columns_named(names), whole=False)
 
     def without(self, names: Sequence[str]) -> EncoderView:
-        """Rows without these categorical templates; dense and sparse blocks stay."""
+        """Rows without these categorical templates and their parts; dense and sparse blocks stay."""
         dropped = set(self.columns_named(names))
+        if self.parts is not None and self.parts.word in dropped:
+            dropped |= set(range(len(self.given), len(self.templates)))
         return EncoderView(self, [p for p in range(len(self.templates)) if p not in dropped], whole=True)
 
     def select(self, rows: Rows) -> Rows:
         """The rows as they are; those of an :class:`EncoderView` are a selection."""
         return rows
+
+    def with_parts(self, rows: np.ndarray) -> np.ndarray:
+        """(T, W + K) rows of known values that were encoded before ``add_parts``."""
+        if self.parts is None:
+            return rows
+        n, ids = len(self.given), rows[:, self.parts.word].astype(np.int64)
+        parts = np.where(ids[:, None] >= 0, self.parts.table[ids], -1)
+        return np.concatenate([rows[:, :n], parts, rows[:, n:]], 1)
 
     def transform(self, X: Iterable[Any], *, apart: bool = True) -> list[np.ndarray]:
         """One (T, W) float64 matrix per sequence. Time linear in the number of feature values. apart :
@@ -99,7 +110,7 @@ class FeatureEncoder(Vocabulary):
         blocks: list[list[np.ndarray]] = []
         for place, x in given:
             empty = not form_of(x, place, self.form)
-            columns.append([()] * len(self.templates) if empty else self._columns(x, place))
+            columns.append([()] * len(self.given) if empty else self._columns(x, place))
             blocks.append([] if empty else self._dense_and_sparse(x, place, apart))
         if self.templates:
             together = [list(chain(*own)) for own in zip(*columns, strict=True)]
@@ -112,14 +123,14 @@ class FeatureEncoder(Vocabulary):
     def _plain_rows(self, X: Sequence[Any], apart: bool) -> list[np.ndarray] | None:
         """The rows of lists of dicts that have a string under the key of every template and no other keys,
         which leaves nothing to check; None for anything else."""
-        n = len(self.templates)
+        n = len(self.given)
         if self.form != "dicts" or n < 2 or len(self.blocks) > 1 or set(map(type, X)) != {list}:
             return None
         tokens = list(chain(*X))
         if set(map(type, tokens)) != {dict} or set(map(len, tokens)) != {n}:
             return None
         try:
-            together = list(zip(*map(itemgetter(*self.templates), tokens), strict=True))
+            together = list(zip(*map(itemgetter(*self.given), tokens), strict=True))
         except KeyError:
             return None
         rows = self._template_ids(together, list(map(len, X)), apart)
@@ -133,10 +144,13 @@ class FeatureEncoder(Vocabulary):
     ) -> list[np.ndarray]:
         """(T, P) ids of each sequence, from the values of all of them under each template. All values of
         one template are looked up together, while its vocabulary is in a cache."""
-        ends = list(accumulate(lengths, initial=0))
-        rows = np.empty((ends[-1], len(together)))
-        for p, (values, known) in enumerate(zip(together, self.values, strict=True)):
+        ends, P = list(accumulate(lengths, initial=0)), len(together)
+        rows = np.empty((ends[-1], len(self.templates)))
+        for p, (values, known) in enumerate(zip(together, self.values, strict=False)):
             rows[:, p] = _ids_of(values, known, ends, apart)
+        if self.parts is not None:
+            word, find = self.parts.word, partial(_ids_of, apart=apart)
+            rows[:, P:] = self.parts.ids(rows[:, word].astype(np.int64), together[word], ends, find)
         return [rows[start:stop] for start, stop in pairwise(ends)]
 
     def _dense_and_sparse(self, x: Any, place: str, apart: bool) -> list[np.ndarray]:
