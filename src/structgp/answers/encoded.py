@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from structgp.answers.confusions import evidence_of
@@ -63,6 +64,15 @@ class Encoded:
         """The same examples, whose potentials are computed once for all questions without known labels:
         half of what an answer costs. Memory: a number per draw, token and label."""
         return replace(self, kept=[])
+
+    def narrowed(self, spread: float) -> Self:
+        """The same with draws that lie so many times as far from the posterior mean; for examples whose
+        potentials are kept. Draws come with their mirror images, so their average is the mean."""
+        found = []
+        for batch, at in self.potentials():
+            scores = tuple(torch.lerp(x.mean(0, keepdim=True), x, spread) for x in at.scores)
+            found.append((batch, replace(at, scores=scores)))
+        return replace(self, kept=found)
 
     def potentials(
         self, known: Known | None = None, n_draws: int | None = None

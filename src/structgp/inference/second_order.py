@@ -184,6 +184,27 @@ class Draws:
                 parts, numbers = zip(self.blocks, here, noise, strict=True), problem.numbers(i)
                 self.offsets.append([block.offsets(c, eps, i, numbers) for block, c, eps in parts])
         self.n_draws = len(self.offsets[0][0])
+        self._fixed = [self._fixed_draws(i) for i in range(len(self.offsets))]
+
+    def _fixed_draws(self, i: int) -> Any:
+        """What gives value and slopes of batch i in one go; None where the structure has no such thing."""
+        if self.problem.structure.many_templates:
+            return None
+        parts = zip(self.blocks, self.offsets[i], strict=True)
+        added = [block.scores(block.scale * offset) for block, offset in parts]
+        batch = self.problem.batches[i]
+        return self.problem.structure.fixed_draws(*added, batch.y, batch.mask, self.problem.weights[i])
+
+    def slopes(self, i: int) -> tuple[Tensor, list[Tensor]]:
+        """``Problem.slopes`` of batch i."""
+        if self._fixed[i] is not None:
+            parts = zip(self.blocks, self.problem.conditional(i), strict=True)
+            means = [block.scores(c.times(block.m).mul_(block.scale)) for block, c in parts]
+            found = self._fixed[i].value_and_slopes(*means)
+            if found is not None:
+                value, *slopes = found
+                return value, [b.pull_back(s) for b, s in zip(self.blocks, slopes, strict=True)]
+        return self.problem.slopes(i, self.scores(i))
 
     def scores(self, i: int) -> list[Tensor]:
         """The scores of every template on batch i."""
@@ -195,7 +216,7 @@ class Draws:
         value = self.problem.posterior.node.m.new_zeros(())
         grads = [torch.zeros_like(block.m) for block in self.blocks]
         for i in range(len(self.offsets)):
-            total, slopes = self.problem.slopes(i, self.scores(i))
+            total, slopes = self.slopes(i)
             value = value + total
             parts = zip(self.blocks, self.problem.conditional(i), slopes, grads, strict=True)
             for block, conditional, slope, grad in parts:
@@ -255,7 +276,7 @@ def _fit_covariances(draws: Draws, wants_slopes: bool = False) -> tuple[list[Slo
     wants_slopes = wants_slopes and any(block.learns_from_slopes for block in blocks)
     for i in range(len(problem.batches)):
         bends, here = problem.bends(i, draws.scores(i), joint), problem.conditional(i)
-        slopes = problem.slopes(i, draws.scores(i))[1] if wants_slopes else None
+        slopes = draws.slopes(i)[1] if wants_slopes else None
         for k, bend in enumerate(bends):
             sums[k].add(here[k], bend)
             if slopes is not None and blocks[k].learns_from_slopes:

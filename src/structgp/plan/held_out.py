@@ -213,13 +213,14 @@ class Fold:
             nothing = [np.zeros((len(judged), self.examples.n_labels)) for judged in self.judged]
             return [self._judge(nothing)] * len(spreads)
         question, sums = Question(ANSWER_DRAWS, None, self.plan.device.value), []
+        asked = Asked(replace(model, spread=1.0), question, self.left_out.rows, self.left_out.links)
+        asked = asked.keeping()
         for spread in spreads:
-            some = self.left_out.rows, self.left_out.links
-            asked = Asked(replace(model, spread=spread), question, *some)
-            sums.append(self._judge(asked.marginals()))
+            here = asked if spread == 1 else asked.narrowed(spread)
+            sums.append(self._judge(here.marginals()))
             if self.plan.threshold is not None:
                 key = (*candidate.key, spread)
-                self.spans[key] = asked.spans(LEAST_COUNTED)
+                self.spans[key] = here.spans(LEAST_COUNTED)
         return sums
 
     def _judge(self, marginals: list[np.ndarray]) -> np.ndarray:

@@ -97,6 +97,10 @@ class Structure(ABC):
         (S, B) log-probabilities.
         """
 
+    def fixed_draws(self, *given: Any) -> Any:
+        """``Chain.fixed_draws``; None for other structures."""
+        return None
+
     def marginals(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         """(S, B, T, V) probabilities of each label at each position; 0 at padding."""
         raise NotImplementedError(f"{type(self).__name__} offers no marginals")

@@ -1,12 +1,9 @@
-"""Where compiled loops over edges find their tables and leave gradients, and how threads share them out."""
+"""Where compiled loops over edges find their tables and leave gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +12,6 @@ from torch import Tensor
 from structgp.data.layout import GraphLayout, Tuples
 from structgp.structures.graph.cover import is_shared
 from structgp.structures.program import Scores
-
-WORTH_A_THREAD = 200_000
-"""Products of a number by a number, in one sweep, below which a second thread does not pay."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +94,3 @@ def slopes_of(
 def label_ranges(tuples: Tuples) -> list[slice]:
     """For each place of a tuple, its labels among all V."""
     return [slice(first, first + n) for first, n in zip(tuples.first, tuples.sizes, strict=True)]
-
-
-def share(work: Callable[..., object], units: int, cost: int, arrays: tuple[Any, ...]) -> None:
-    """Units first..last of the work to each thread, as many threads as torch uses."""
-    n = max(1, min(torch.get_num_threads(), units, cost // WORTH_A_THREAD))
-    first, *others = pairwise(units * i // n for i in range(n + 1))
-    if not others:
-        work(*arrays, *first)
-        return
-    with ThreadPoolExecutor(len(others)) as pool:
-        running = [pool.submit(work, *arrays, *ends) for ends in others]
-        work(*arrays, *first)
-    for part in running:
-        part.result()  # raises what went wrong there

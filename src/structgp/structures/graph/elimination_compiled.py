@@ -17,8 +17,7 @@ Needs numba (``structgp[fast]``), which compiles at the first use and keeps the 
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,9 +38,7 @@ from structgp.structures.graph.lanes import (
     row_sum,
 )
 from structgp.structures.linear_chain.lane_exp import exp_in_place
-
-WORTH_A_THREAD = 1_000_000
-"""Table entries of all draws below which a second thread does not pay."""
+from structgp.structures.threads import share
 
 SMALLEST = 1e-280
 """A table that may have smaller positive entries is not trusted; the smallest normal number is 2e-308."""
@@ -64,12 +61,7 @@ def totals(scores: Tensor, schedule: Schedule, with_gradient: bool) -> tuple[Ten
     gradient = np.empty((S, B, L) if with_gradient else (0, 0, 0), given.dtype)
     arguments: tuple[Any, ...] = (given, *_arrays(schedule), log_z, gradient)
     units = -(-S // LANES) * B
-    n = max(1, min(torch.get_num_threads(), units, S * schedule.entries // WORTH_A_THREAD))
-    first, *others = pairwise(units * i // n for i in range(n + 1))
-    with ThreadPoolExecutor(max(1, len(others))) as pool:
-        running = [pool.submit(_run, *arguments, *ends) for ends in others]
-        safe = _run(*arguments, *first)
-    safe = all([safe, *(part.result() for part in running)])
+    safe = all(share(partial(_run, *arguments), units, S * schedule.entries))
     return (torch.from_numpy(log_z).to(scores.dtype), torch.from_numpy(gradient)) if safe else None
 
 

@@ -326,3 +326,81 @@ def agree_two(_: Any, node: Any, i: Any, j: Any, a: Any, b: Any, factor: Any, ga
         to.store(to.times(nodes[1], to.times(by, one)), 0, 2)
 
     return found
+
+
+@intrinsic
+def scale_by(_: Any, out: Any, o: Any, a: Any, i: Any, factor: Any) -> Any:
+    """out[o] <- factor a[i], of a number ``factor``."""
+
+    @_written(out, types.int64, a, types.int64, types.float64)
+    def found(to: _Code) -> None:
+        to.store(to.times(to.load(2, 3), to.spread(to.arguments[4])), 0, 1)
+
+    return found
+
+
+def _outer(out: Any, a: Any, b: Any, times: int) -> tuple[Any, Any]:
+    """What ``add_outer`` and ``add_four_outers`` write."""
+
+    @_written(out, types.int64, types.int64, a, types.int64, b, types.int64, types.int64)
+    def found(to: _Code) -> None:
+        moves = [to.builder.mul(ir.Constant(ir.IntType(64), r), to.arguments[7]) for r in range(times)]
+        first = [to.load(3, to.builder.add(to.arguments[4], move)) for move in moves]
+        with cgutils.for_range(to.builder, to.arguments[2]) as loop:
+            place, here = to.after(1, loop.index, to.lanes), to.after(6, loop.index, to.lanes)
+            total = to.load(0, place)
+            for lanes, move in zip(first, moves, strict=True):
+                total = to.plus(total, to.times(lanes, to.load(5, to.builder.add(here, move))))
+            to.store(total, 0, place)
+
+    return found
+
+
+@intrinsic
+def add_outer(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any, b: Any, j: Any, step: Any) -> Any:
+    """out[o + L m] += a[i] b[j + L m] for each m < n."""
+    return _outer(out, a, b, 1)
+
+
+@intrinsic
+def add_four_outers(_: Any, out: Any, o: Any, n: Any, a: Any, i: Any, b: Any, j: Any, step: Any) -> Any:
+    """out[o + L m] += the sum of a[i + step r] b[j + step r + L m] over r < 4, for each m < n: a number of
+    ``out`` that is loaded serves all four."""
+    return _outer(out, a, b, 4)
+
+
+@intrinsic
+def multiply_and_split(_: Any, product: Any, exponent: Any, o: Any, a: Any, i: Any) -> Any:
+    """product[o] <- product[o] a[i], brought to between 1 and 2 by powers of 2, whose exponents are added
+    to exponent[o]. Of positive numbers in double precision."""
+
+    @_written(product, exponent, types.int64, a, types.int64)
+    def found(to: _Code) -> None:
+        build, whole = to.builder, ir.VectorType(ir.IntType(64), LANES)
+
+        def all_lanes(number: int) -> Any:
+            return ir.Constant(whole, [number] * LANES)
+
+        bits = build.bitcast(to.times(to.load(0, 2), to.load(3, 4)), whole)
+        power = build.sub(build.lshr(bits, all_lanes(52)), all_lanes(1023))
+        digits = build.or_(build.and_(bits, all_lanes((1 << 52) - 1)), all_lanes(1023 << 52))
+        to.store(build.bitcast(digits, _VECTOR), 0, 2)
+        to.store(to.plus(to.load(1, 2), build.sitofp(power, _VECTOR)), 1, 2)
+
+    return found
+
+
+@intrinsic
+def lane_sum(_: Any, a: Any, i: Any) -> Any:
+    """The sum of all lanes of a[i], in double precision."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to = _Code(context, builder, signature, arguments)
+        kind = ir.FunctionType(ir.DoubleType(), [ir.DoubleType(), _VECTOR])
+        add_up = cgutils.get_or_insert_function(
+            builder.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f64"
+        )
+        zero = ir.Constant(ir.DoubleType(), 0.0)
+        return builder.call(add_up, [zero, to.load(0, 1)], fastmath=("reassoc",))
+
+    return types.float64(a, types.int64), generate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from structgp.data.layout import GraphLayout
 from structgp.structures.graph.cover import Solution, factors_of, is_shared
-from structgp.structures.graph.edge_rows import EdgeRows, pool_of, share, slopes_of
+from structgp.structures.graph.edge_rows import EdgeRows, pool_of, slopes_of
 from structgp.structures.graph.tree_loops import solve
 from structgp.structures.program import Scores
+from structgp.structures.threads import WORTH_A_SWEEP, share
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def solve_compiled(
         index.n_up, index.is_root, moved, split is not None, sweeps, tolerance, log_z, nodes, joints,
         rows.out_row, gap, taken, failed,
     )  # fmt: skip
-    share(solve, S * B, S * len(rows.row) * V * V, given)
+    share(partial(solve, *given), S * B, S * len(rows.row) * V * V, WORTH_A_SWEEP)
     if failed.any():
         return None
     value, node, d, apart = (torch.from_numpy(x).to(f) for x in (log_z, nodes, moved, gap))

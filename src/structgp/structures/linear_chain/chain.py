@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from structgp.errors import InputError
 from structgp.structures.base import Curvature, Structure
+from structgp.structures.linear_chain.fixed_draws import FixedDraws, fixed_draws
 from structgp.structures.linear_chain.messages import (
     likely_spans,
     log_partition,
@@ -50,6 +51,16 @@ class Chain(Structure):
         value = compile(self.spec, Layout(mask), self.rules).log_prob((f, g)[: self._n_scores], y)
         # The engine asks for a gradient in g, which is 0 without transitions.
         return value + 0 * g.sum() if self.spec.next is None and g.requires_grad else value
+
+    def fixed_draws(
+        self, f: Tensor, g: Tensor, y: Tensor, mask: Tensor, weight: Tensor
+    ) -> FixedDraws | None:
+        """For draws that differ from their mean by fixed scores f and g: what gives the expected
+        log-likelihood and its slopes at any mean, several times as fast as ``log_prob`` and autograd; None
+        where it cannot."""
+        if self.spec.next is None or type(self).log_prob is not Chain.log_prob:
+            return None
+        return fixed_draws(compile(self.spec, Layout(mask), self.rules), f, g, y, weight)
 
     def marginals(self, f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
         return compile(self.spec, Layout(mask), self.rules).node_marginals((f, g)[: self._n_scores])

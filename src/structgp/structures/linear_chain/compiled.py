@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,10 @@ from numba import njit
 from torch import Tensor
 
 from structgp.structures.linear_chain.lane_exp import exp_in_place
+from structgp.structures.threads import share
 
 # A unit of work: up to so many chains of one draw. Gradients of a shared table are summed unit by unit.
 CHAINS_AT_ONCE = 16
-# Products of a number by a number below which a second thread does not pay.
-WORTH_A_THREAD = 1_000_000
 # What the backward pass leaves beside node marginals: gradients in g, transition matrices, or variances.
 GRADIENTS, STEPS, VARIANCES = range(3)
 
@@ -59,19 +57,10 @@ class Compiled:
         return np.empty(shape, self._given[0].dtype)
 
     def _share(self, work: Callable[..., object], *arrays: Any) -> None:
-        """Units first..last of the work to each thread, as many threads as torch uses."""
+        """Units first..last of the work to each thread."""
         S, B, T, V = self._shape
         units = S * -(-B // CHAINS_AT_ONCE)
-        n = min(torch.get_num_threads(), units, max(1, S * B * T * V * V // WORTH_A_THREAD))
-        first, *others = pairwise(units * i // n for i in range(n + 1))
-        if not others:
-            work(*self._given, *arrays, *first)
-            return
-        with ThreadPoolExecutor(len(others)) as pool:
-            running = [pool.submit(work, *self._given, *arrays, *ends) for ends in others]
-            work(*self._given, *arrays, *first)
-        for part in running:
-            part.result()  # raises what went wrong there
+        share(partial(work, *self._given, *arrays), units, S * B * T * V * V)
 
     @property
     def ends_nowhere(self) -> bool:

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.structures.linear_chain.compiled import WORTH_A_THREAD, _compiled, _reordered, _sum
+from structgp.structures.linear_chain.compiled import _compiled, _reordered, _sum
 from structgp.structures.linear_chain.lane_exp import exp_in_place
+from structgp.structures.threads import WORTH_A_THREAD
 
 Found = list[list[tuple[int, int, int, float]]]
 

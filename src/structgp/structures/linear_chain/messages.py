@@ -93,14 +93,14 @@ def pass_messages(f: Tensor, g: Tensor, mask: Tensor) -> Messages:
         quick = compiled_loops()(f, g, mask)
         spread = quick.spread
         if spread == torch.inf:  # not nan: every position has a label
-            spread = quick.finite_spread * _detour(g, quick.is_barred, f.shape[2])
+            spread = quick.finite_spread * detour(g, quick.is_barred, f.shape[2])
         if spread <= SAFE_SPREAD[torch.float64] and not (quick.spread == torch.inf and quick.ends_nowhere):
             return quick
     # Whatever stands at padding, infinite or nan, has no part in any of it.
     f = f.masked_fill(~mask[..., None], 0)
     if g.dim() > 3:
         g = g.masked_fill(~mask[:, 1:, None, None], 0)
-    spread = _widest(f, (-1,)) + _widest(g, (-1, -2))
+    spread = widest(f, (-1,)) + widest(g, (-1, -2))
     restricted = bool(spread == torch.inf)
     if restricted:
         spread = restricted_spread(f, g, mask)
@@ -126,14 +126,14 @@ def likely_spans(
         g = g.masked_fill(~mask[:, 1:, None, None], 0)
     f = f.contiguous()
     width, is_barred = node_width(f.numpy(), mask.sum(-1).numpy())
-    spread = width + _widest(g, (-1, -2), g.masked_fill(g == -torch.inf, torch.inf))
-    if not bool(spread * _detour(g, is_barred, f.shape[2]) <= SAFE_SPREAD[f.dtype]):
+    spread = width + widest(g, (-1, -2), g.masked_fill(g == -torch.inf, torch.inf))
+    if not bool(spread * detour(g, is_barred, f.shape[2]) <= SAFE_SPREAD[f.dtype]):
         return None
     found, possible = search_spans(f, g, mask, share, inside, parts, least)
     return found if possible else None
 
 
-def _widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Tensor:
+def widest(x: Tensor, dims: tuple[int, ...], lowest: Tensor | None = None) -> Tensor:
     """() largest difference between entries of x within ``dims``, with minima taken of ``lowest`` if given;
     inf where all entries are -inf."""
     if not x.numel():
@@ -163,10 +163,10 @@ def restricted_spread(f: Tensor, g: Tensor, mask: Tensor) -> Tensor:
     """
     spread = f.new_zeros(())
     for x, dims in ((f, (-1,)), (g, (-1, -2))):
-        spread = spread + _widest(x, dims, x.masked_fill(x == -torch.inf, torch.inf))
+        spread = spread + widest(x, dims, x.masked_fill(x == -torch.inf, torch.inf))
     # Padding has no -inf: what is followed by a position and is not the first is in the middle.
     within = (f[:, :, 1:-1] == -torch.inf).any(-1).any(0) & mask[:, 2:]
-    return spread * _detour(g, bool(within.any()), f.shape[2])
+    return spread * detour(g, bool(within.any()), f.shape[2])
 
 
 def steps_back(g: Tensor) -> float:
@@ -176,7 +176,7 @@ def steps_back(g: Tensor) -> float:
     return torch.inf if steps is None else steps
 
 
-def _detour(g: Tensor, is_barred: bool, T: int) -> int:
+def detour(g: Tensor, is_barred: bool, T: int) -> int:
     """Steps after which every label can follow every label, at most T. is_barred : labels are ruled out in
     the middle of a sequence."""
     banned = (g == -torch.inf).flatten(0, -3).any(0)

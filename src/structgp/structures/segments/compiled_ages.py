@@ -14,9 +14,6 @@ Needs numba (``structgp[fast]``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,9 +21,10 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from structgp.structures.linear_chain.compiled import WORTH_A_THREAD, _exponentiate
+from structgp.structures.linear_chain.compiled import _exponentiate
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 from structgp.structures.segments.span_scheme import SpanScheme
+from structgp.structures.threads import share
 
 SAFE = 1e150
 """Backward messages up to here are trusted: what forward messages lose, at most 1e-308 each, then has
@@ -59,23 +57,9 @@ def passes(
     shapes = (S, B), (S, B), (S, B, T, V), (S, B, steps, V, V), (S, B, K, width), (S, B, ends, K, width)
     found = [np.zeros(shape) for shape in shapes]
     work = S * B * T * V * (V + width)
-    _share(lambda *part: _passes(*given, *told, spread, *found, *part), S * B, work)
+    share(lambda *part: _passes(*given, *told, spread, *found, *part), S * B, work)
     log_z, safe, *rest = map(torch.from_numpy, found)
     return log_z, safe > 0, *rest
-
-
-def _share(work: Callable[[int, int], object], units: int, cost: int) -> None:
-    """Sequences first..last of all to each thread, as many threads as torch uses."""
-    n = max(1, min(torch.get_num_threads(), units, cost // WORTH_A_THREAD))
-    first, *others = pairwise(units * i // n for i in range(n + 1))
-    if not others:
-        work(*first)
-        return
-    with ThreadPoolExecutor(len(others)) as pool:
-        running = [pool.submit(work, *ends) for ends in others]
-        work(*first)
-    for part in running:
-        part.result()  # raises what went wrong there
 
 
 @_compiled
