@@ -440,6 +440,16 @@ def test_how_many_folds(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(firsts) > 1
 
 
+def test_long_sequences_are_not_judged_by_a_handful_of_them(
+    examples: Examples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_out, "CHEAP", (1, 1_000))
+    plan = resolve(Options(), examples)
+    assert [len(fold.left_out.rows) for fold in Folds(Options(), plan, examples).folds] == [3]  # all of it
+    monkeypatch.setattr(held_out, "FEWEST_LEFT_OUT", 1)
+    assert [len(fold.left_out.rows) for fold in Folds(Options(), plan, examples).folds] == [1]
+
+
 def test_transitions_with_features_need_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     X = [[["a", "x"]], [["b", "x"]], [["a", "x"], ["b", "y"]]]
     y = [["A"], ["B"], ["A", "B"]]
