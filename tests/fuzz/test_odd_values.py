@@ -132,6 +132,27 @@ def test_many_labels_are_announced_and_take_little_space(
     assert structgp.load(tmp_path / "model").predict(tokens[:1]) == model.predict(tokens[:1])
 
 
+def test_transitions_that_were_hardly_seen_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_cost, "MANY_TRANSITIONS", 1e4)
+    labels = [f"l{k}" for k in range(30)]
+    tokens, every = [[{"w": label} for label in labels]] * 2, [labels] * 2
+    with pytest.warns(StructgpWarning, match="30 labels: the structure has no transitions, as 60 tokens"):
+        model = StructuredGPClassifier(n_draws=2).fit(tokens, every, callback=lambda info: True)
+    plan = model.training_log_["plan"]["structure"]
+    assert plan["value"] == "chain(order=0)"
+    assert plan["reason"] == "the data can hold few of the 900 transitions"
+    assert model.model_.spec == structgp.chain(order=0)
+    with pytest.warns(StructgpWarning, match="the chain sums over 900 transitions"):
+        model = StructuredGPClassifier(structure=structgp.chain()).fit(
+            tokens, every, callback=lambda _: True
+        )
+    assert model.model_.spec == structgp.chain()
+    more = [x for x in tokens for _ in range(2)]
+    assert label_cost.SEEN_SHARE * 120 > 30**2
+    with pytest.warns(StructgpWarning, match="the chain sums over"):
+        StructuredGPClassifier(n_draws=2).fit(more, every * 2, callback=lambda info: True)
+
+
 def sparse_data(scale: float) -> tuple[list[Any], list[Any]]:
     rng = np.random.default_rng(3)
     words = [rng.integers(0, 12, 5) for _ in range(16)]

@@ -24,7 +24,7 @@ from structgp.gp.low_rank_fit import PASSES
 from structgp.inference import Adam, LearnScales, Minibatch, Natural, Optimizer, SecondOrder
 from structgp.inference.minibatch import MANY_TOKENS
 from structgp.paper import LbfgsBlocks, MixtureFit, Preset
-from structgp.plan.label_cost import MANY_TRANSITIONS, n_transitions
+from structgp.plan.label_cost import MANY_TRANSITIONS, leaves_out_transitions, n_transitions
 from structgp.plan.options import NAMED, Family, Inducing, Mixture, Options, Weights
 from structgp.structures import (
     BlackBox,
@@ -38,6 +38,7 @@ from structgp.structures import (
     Spec,
     Structure,
     as_structure,
+    chain,
     choose,
     structure_for,
 )
@@ -131,6 +132,10 @@ def structure_of(options: Options, examples: Examples | ShardedExamples) -> Choi
         raise InputError("y", problem, remedy)
     if type(structure) is Chain:
         reason = DEFAULT if structure.spec == Structure.spec else ASKED
+        is_open = isinstance(options.structure, str) and options.preset is None  # no spec was asked for
+        if is_open and leaves_out_transitions(examples):
+            why = f"the data can hold few of the {examples.n_labels**2:,} transitions"
+            return Choice(Chain(spec=chain(order=0)), why)
         if examples.constraints is not None:
             structure = Chain(Rules.of(examples.constraints), structure.spec)
         return Choice(structure, reason)

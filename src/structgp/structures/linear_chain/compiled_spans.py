@@ -9,6 +9,7 @@ Needs numba (``structgp[fast]``)."""
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,9 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgp.structures.linear_chain.compiled import _compiled, _reordered, _sum
+from structgp.structures.graph.lanes import LANES, dots_apart
+from structgp.structures.linear_chain.compiled import _compiled, _reordered
 from structgp.structures.linear_chain.lane_exp import exp_in_place
 from structgp.structures.threads import WORTH_A_THREAD
+
+TOGETHER = 4 * LANES
+"""Draws of which sums are taken at once."""
 
 Found = list[list[tuple[int, int, int, float]]]
 
@@ -35,6 +40,8 @@ def search_spans(
     and O(S) per span that is likely, or would be if it were longer."""
     pairs = (inside[:, :, None] & inside[:, None] & ~parts).nonzero().numpy()  # (P, 3): type, label, next
     shared, lengths = g.dim() == 3, mask.sum(-1).tolist()
+    shares = np.zeros((len(lengths), -(-len(f) // TOGETHER) * TOGETHER))
+    shares[:, : len(f)] = share.T.numpy()
     edge = _exponential(g[:, None]) if shared else None
     types, threads = inside.numpy(), torch.get_num_threads()
 
@@ -44,7 +51,7 @@ def search_spans(
         room = int(min(n * (n + 1) // 2 * len(types), n * (1 / max(least, 1e-9) + 1)))
         places, values = np.empty((room, 3), np.int64), np.empty(room)
         tables = edge if shared else _exponential(g[:, b, : max(0, n - 1)])
-        given = _exponential(f[:, b, :n]), tables, np.ascontiguousarray(share[:, b].numpy())
+        given = _exponential(f[:, b, :n]), tables, shares[b]
         count = _search(*given, types, pairs, least, places, values)
         if count < 0:
             return None
@@ -80,12 +87,31 @@ def node_width(f: Any, lengths: Any) -> tuple[float, bool]:
 
 
 def _exponential(scores: Tensor) -> np.ndarray:
-    """Scores (S, T, ...) -> (T, ..., S), 1 at the largest of each position and draw."""
-    x = np.ascontiguousarray(np.moveaxis(scores.numpy(), 0, -1))
-    if x.size:
-        x = x - x.max(tuple(range(1, x.ndim - 1)), keepdims=True)
-        exp_in_place(x.reshape(-1))
-    return x
+    """Scores (S, T, ...) -> (T, ..., S'), 1 at the largest of each position and draw. There is a
+    multiple of ``TOGETHER`` of draws, the last of them several times."""
+    T, S = scores.shape[1], -(-len(scores) // TOGETHER) * TOGETHER
+    out = np.empty((T, math.prod(scores.shape[2:]), S))
+    _exponentiate_draws(scores.flatten(2).numpy(), out)
+    return out.reshape(T, *scores.shape[2:], S)
+
+
+@_reordered
+def _exponentiate_draws(scores: Any, out: Any) -> None:
+    """out (T, K, S') <- what ``_exponential`` gives, of scores (S, T, K)."""
+    T, K, S = out.shape
+    last, high = len(scores) - 1, np.empty(LANES)
+    for first in range(0, S, LANES):
+        for t in range(T):
+            high.fill(-np.inf)
+            for k in range(K):
+                for s in range(LANES):
+                    x = scores[min(first + s, last), t, k]
+                    out[t, k, first + s] = x
+                    high[s] = x if x > high[s] else high[s]
+            for k in range(K):
+                for s in range(LANES):
+                    out[t, k, first + s] -= high[s]
+    exp_in_place(out.reshape(out.size))
 
 
 @_reordered
@@ -168,6 +194,14 @@ def _sweep(node: Any, edge: Any, pairs: Any, enter: Any, leave: Any, on: Any) ->
     return True
 
 
+@_compiled
+def _step(out: Any, told: Any, edge: Any, V: int, S: int, along: int, across: int) -> None:
+    """out (V, S) <- the sum over i of told (V, S) at i and edge[along i + across j], all of them flat."""
+    for j in range(V):
+        for s in range(0, S, TOGETHER):
+            dots_apart(out, j * S + s, V, told, s, S, edge, across * j + s, along)
+
+
 @_reordered
 def _forward_draws(node: Any, edge: Any, alpha: Any, prior: Any) -> bool:
     """alpha (T, V, S) <- the message at t, which sums to 1; prior (T, V, S) <- what t is told by the token
@@ -176,13 +210,12 @@ def _forward_draws(node: Any, edge: Any, alpha: Any, prior: Any) -> bool:
     total, smallest = np.empty(S), np.finfo(np.float64).tiny
     for t in range(n):
         total.fill(0)
+        if t == 0:
+            prior[0].fill(1)
+        else:
+            told, step = alpha[t - 1].reshape(V * S), edge[min(t - 1, len(edge) - 1)].reshape(V * V * S)
+            _step(prior[t].reshape(V * S), told, step, V, S, V * S, S)
         for j in range(V):
-            prior[t, j].fill(0 if t else 1)
-            for i in range(V if t else 0):
-                step = edge[min(t - 1, len(edge) - 1), i, j]
-                if step[0] > 0 or _sum(step) > 0:  # rules are the same for all draws
-                    for s in range(S):
-                        prior[t, j, s] += alpha[t - 1, i, s] * step[s]
             for s in range(S):
                 alpha[t, j, s] = prior[t, j, s] * node[t, j, s]
                 total[s] += alpha[t, j, s]
@@ -202,12 +235,11 @@ def _backward_draws(node: Any, edge: Any, beta: Any, passed: Any) -> None:
     """beta (T, V, S) <- what all that follows says of t; passed (T, V, S) <- what t then passes back."""
     n, V, S = node.shape
     for t in range(n - 1, -1, -1):
+        if t == n - 1:
+            beta[t].fill(1)
+        else:
+            told, step = passed[t + 1].reshape(V * S), edge[min(t, len(edge) - 1)].reshape(V * V * S)
+            _step(beta[t].reshape(V * S), told, step, V, S, S, V * S)
         for i in range(V):
-            beta[t, i].fill(0 if t < n - 1 else 1)
-            for j in range(V if t < n - 1 else 0):
-                step = edge[min(t, len(edge) - 1), i, j]
-                if step[0] > 0 or _sum(step) > 0:
-                    for s in range(S):
-                        beta[t, i, s] += step[s] * passed[t + 1, j, s]
             for s in range(S):
                 passed[t, i, s] = node[t, i, s] * beta[t, i, s]
