@@ -6,9 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import structgp
 from structgp import Prior, StructuredGPClassifier, describe, explain
+from structgp.answers.file_checks import _check_encoder
+from structgp.cli import main
+from structgp.data.json_form import FormError
+from structgp.data.word_parts import feature_name
 from structgp.errors import InputError
 
 BAYES = Prior(data_weight=1.0)
@@ -89,3 +94,34 @@ def test_any_feature_may_be_named():
     for wrong, said in (("befor", "feature 'befor'"), (3, "word_parts: must be the name of a feature")):
         with pytest.raises(InputError, match=said):
             StructuredGPClassifier(word_parts=wrong).fit(X, y)
+
+
+@pytest.mark.parametrize("parts", [[7, 0], [0, 9], [0, -1]])
+def test_a_file_with_other_parts_is_refused(parts):
+    header = {"templates": ["word"], "values": [["a"]], "form": "dicts", "vectors": [], "width": 0}
+    with pytest.raises(FormError, match=r"encoder\.parts are not parts of a template"):
+        _check_encoder(header | {"columns": [], "parts": parts}, "encoder", 10)
+    _check_encoder(header | {"columns": [], "parts": [0, 8]}, "encoder", 10)
+
+
+def test_parts_of_a_template_line_are_named_after_it():
+    lines = {"2": "U02:%x[0,0]"}
+    assert feature_name("shape of 2", lines) == "shape of U02:%x[0,0]"
+    assert feature_name("2", lines) == "U02:%x[0,0]"
+    assert feature_name("size of 2", lines) == "size of 2"
+
+
+@pytest.mark.parametrize(("given", "found"), [("none", None), ("U:%x[0,0]", "0"), ("0", "0")])
+def test_the_command_line_says_which_words_are_taken_apart(tmp_path, given, found):
+    X, y = data(8, 0)
+    rows = [
+        "\n".join(f"{t['word']} {label}" for t, label in zip(x, of, strict=True))
+        for x, of in zip(X, y, strict=True)
+    ]
+    (tmp_path / "train").write_text("\n\n".join(rows) + "\n")
+    (tmp_path / "template").write_text("U:%x[0,0]\nB\n")
+    words = ["train", str(tmp_path / "template"), str(tmp_path / "train"), "-o", str(tmp_path / "m.sgp")]
+    result = CliRunner().invoke(main, [*words, "--data-weight", "1", "--word-parts", given])
+    assert result.exit_code == 0, result.output
+    plan = structgp.load(tmp_path / "m.sgp").training_log_["plan"]
+    assert plan["word_parts"]["value"] == found

@@ -182,3 +182,9 @@ def test_labels_that_are_missing_are_not_looked_at():
     y = [[None, *labels[1:]] for labels in by_beginning(X)]
     assert read(X, y).encoder.parts is not None
     assert find_word([["a"]], [np.zeros((1, 1))], [np.array([-1])]) is None
+
+
+def test_labels_that_no_token_has_are_no_trouble():
+    """As where annotators disagree, or classes are named beforehand."""
+    X = [[{"w": w} for w in s] for s in sentences()]
+    assert templates_of(X, classes=["A", "AA", "B"]) == templates_of(X) != ["w"]

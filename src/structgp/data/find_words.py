@@ -130,7 +130,9 @@ def _tokens(
             n += len(row)
     ids, labels = (np.concatenate(of) for of in zip(*some, strict=True))
     edges = np.array([[own[at] for own, _ in some[1:]] for at in (0, -1)])
-    return ids[labels >= 0].astype(np.int64), labels[labels >= 0], edges
+    # Numbered anew: not every label need be the true one of a token.
+    _, numbered = np.unique(labels[labels >= 0], return_inverse=True)
+    return ids[labels >= 0].astype(np.int64), numbered, edges
 
 
 def _is_open(ids: np.ndarray, values: Sequence[str]) -> bool:

@@ -8,6 +8,9 @@ from structgp.inference import Minibatch, SecondOrder
 from structgp.plan.choices import ASKED, Choice
 from structgp.plan.options import Options, Weights
 
+NOT_NEW = "no feature is a word whose parts tell more than other features"
+UNLEARNED = "the fit does not learn the relevance of single features"
+
 
 def parts_wanted(options: Options) -> bool | str:
     """Whether words are looked for, to take them apart; or the name of the feature that is one. By default
@@ -33,12 +36,4 @@ def words_of(options: Options, encoder: FeatureEncoder) -> Choice[str | None]:
         return Choice(encoder.templates[encoder.parts.word], reason)
     if options.word_parts is None:
         return Choice(None, ASKED)
-    return Choice(
-        None,
-        "no feature is a word whose parts tell more than other features"
-        if parts_wanted(options)
-        else UNLEARNED,
-    )
-
-
-UNLEARNED = "the fit does not learn the relevance of single features"
+    return Choice(None, NOT_NEW if parts_wanted(options) else UNLEARNED)
